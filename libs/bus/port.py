@@ -1,0 +1,75 @@
+"""The bus port: what services ask of Kafka. One contract suite runs over the embedded broker and a real one."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from google.protobuf.message import Message
+
+from libs.contracts.topics import Topic
+
+
+@dataclass(frozen=True, slots=True)
+class BusCapabilities:
+    """What the broker behind the bus can do; the embedded one cannot do everything, and says so."""
+
+    name: Literal["embedded", "kafka"]
+    creates_topics: bool
+    read_committed: bool
+    """Transactions' isolation holds: aborted records are never read."""
+    durable: bool
+    """Records survive a restart of the broker."""
+    partition_bytes: int | None
+    """Unread records beyond this are silently lost; None: retention rules alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record read."""
+
+    topic: Topic
+    key: str
+    value: Message
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class BusStats:
+    """Counters since start."""
+
+    published: int
+    dropped: int
+    """Oldest records given up because the buffer was full while the broker was away."""
+    buffered: int
+    undecodable: int
+    """Records skipped because they are not the topic's message."""
+
+
+class Bus(Protocol):
+    """Publish and subscribe. Publishing never blocks and never raises for a broker that is away."""
+
+    @property
+    def capabilities(self) -> BusCapabilities:
+        """Valid after `start`."""
+        ...
+
+    async def start(self) -> None:
+        """Connect and make topics. Returns also when the broker is away: the bus then keeps trying in the background."""
+        ...
+
+    def publish(self, topic: Topic, value: Message) -> None:
+        """Queue a record; at the bound the oldest is dropped and counted."""
+        ...
+
+    def subscribe(self, topics: Sequence[Topic], *, from_start: bool = False) -> AsyncIterator[Record]:
+        """All partitions, without a group, from the end unless `from_start`; goes on through broker outages."""
+        ...
+
+    def stats(self) -> BusStats:
+        """Counters for metrics."""
+        ...
+
+    async def close(self) -> None:
+        """Send what is buffered, for a bounded time, and disconnect. Idempotent."""
+        ...

@@ -1,0 +1,121 @@
+"""One tree of errors. Each is mapped once to HTTP (OpenAI's shape) and once to gRPC.
+
+Over gRPC the class and message survive (in the status details as "code: message"); `param` and the traceback do not.
+"""
+
+from typing import ClassVar
+
+import grpc
+
+
+class FulcrumError(Exception):
+    """Something that a caller is told about in one line. `message` says what to do where there is something to do."""
+
+    code: ClassVar[str] = "internal_error"
+    error_type: ClassVar[str] = "server_error"
+    http_status: ClassVar[int] = 500
+    grpc_status: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(FulcrumError):
+    """The client's fault; repeating it unchanged cannot succeed."""
+
+    code = "invalid_request"
+    error_type = "invalid_request_error"
+    http_status = 400
+    grpc_status = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class UnsupportedField(InvalidRequest):
+    """A field of OpenAI's API that is not served, refused rather than ignored."""
+
+    code = "unsupported_field"
+
+
+class ContextTooLong(InvalidRequest):
+    """Prompt and output would not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class BodyTooLarge(InvalidRequest):
+    """The body is over the gateway's bound."""
+
+    code = "body_too_large"
+    http_status = 413
+
+
+class UnknownModel(FulcrumError):
+    """No such model here."""
+
+    code = "model_not_found"
+    error_type = "invalid_request_error"
+    http_status = 404
+    grpc_status = grpc.StatusCode.NOT_FOUND
+
+
+class Unauthenticated(FulcrumError):
+    """The token is missing or wrong."""
+
+    code = "unauthenticated"
+    error_type = "authentication_error"
+    http_status = 401
+    grpc_status = grpc.StatusCode.UNAUTHENTICATED
+
+
+class QueueFull(FulcrumError):
+    """A bounded queue is full: come back after `retry_after_s`."""
+
+    code = "queue_full"
+    error_type = "rate_limit_error"
+    http_status = 429
+    grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class NoWorkers(FulcrumError):
+    """No worker can take the request now."""
+
+    code = "no_workers"
+    error_type = "service_unavailable_error"
+    http_status = 503
+    grpc_status = grpc.StatusCode.UNAVAILABLE
+
+
+class StaleRole(FulcrumError):
+    """The call was made for an assignment that is no longer the worker's."""
+
+    code = "stale_role"
+    http_status = 409
+    grpc_status = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class KvLost(FulcrumError):
+    """KV blocks are gone: their holder died, evicted them, or its lease ended."""
+
+    code = "kv_lost"
+    grpc_status = grpc.StatusCode.DATA_LOSS
+
+
+class KvMismatch(FulcrumError):
+    """Two engines whose blocks cannot be exchanged."""
+
+    code = "kv_mismatch"
+    grpc_status = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class SequenceFailed(FulcrumError):
+    """A sequence could not be finished on any worker."""
+
+    code = "sequence_failed"
+
+
+class StartupError(FulcrumError):
+    """A service cannot start; the message is the one line that its user sees."""
+
+    code = "startup_failed"

@@ -1,0 +1,21 @@
+"""Redis keys, all in this one module. Every key starts with the cluster's name; commands used exist in Redis 6.2."""
+
+
+def workers(cluster: str) -> str:
+    """Set of registered worker ids; an id whose lease key is gone is dead."""
+    return f"fulcrum:{cluster}:workers"
+
+
+def worker(cluster: str, worker_id: str) -> str:
+    """A worker's lease: its serialized `Worker`, expiring unless renewed."""
+    return f"fulcrum:{cluster}:worker:{worker_id}"
+
+
+def worker_changes(cluster: str) -> str:
+    """Pub/sub channel that carries a worker's id when its registration changed."""
+    return f"fulcrum:{cluster}:worker-changes"
+
+
+def kv_blocks(cluster: str, model: str, worker_id: str) -> str:
+    """Set of the chained block hashes that a worker holds; it lives by the worker's lease."""
+    return f"fulcrum:{cluster}:kv:{model}:{worker_id}"

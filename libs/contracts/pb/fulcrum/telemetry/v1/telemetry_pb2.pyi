@@ -1,0 +1,152 @@
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
+    OUTCOME_OK: _ClassVar[Outcome]
+    OUTCOME_CLIENT_GONE: _ClassVar[Outcome]
+    OUTCOME_REJECTED: _ClassVar[Outcome]
+    OUTCOME_FAILED: _ClassVar[Outcome]
+OUTCOME_UNSPECIFIED: Outcome
+OUTCOME_OK: Outcome
+OUTCOME_CLIENT_GONE: Outcome
+OUTCOME_REJECTED: Outcome
+OUTCOME_FAILED: Outcome
+
+class StepBatch(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "sequence", "node", "gpus", "assignment", "covered_from_unix_ns", "covered_to_unix_ns", "steps", "kv_waits", "kv_transfers", "load", "dropped_batches", "engine")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    COVERED_FROM_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    COVERED_TO_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    KV_WAITS_FIELD_NUMBER: _ClassVar[int]
+    KV_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: int
+    sequence: int
+    node: str
+    gpus: int
+    assignment: _common_pb2.Assignment
+    covered_from_unix_ns: int
+    covered_to_unix_ns: int
+    steps: _containers.RepeatedCompositeFieldContainer[Step]
+    kv_waits: _containers.RepeatedCompositeFieldContainer[Interval]
+    kv_transfers: _containers.RepeatedCompositeFieldContainer[KvTransfer]
+    load: _common_pb2.Load
+    dropped_batches: int
+    engine: str
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., node: _Optional[str] = ..., gpus: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., covered_from_unix_ns: _Optional[int] = ..., covered_to_unix_ns: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., kv_waits: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., kv_transfers: _Optional[_Iterable[_Union[KvTransfer, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., dropped_batches: _Optional[int] = ..., engine: _Optional[str] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("start_unix_ns", "end_unix_ns", "prefill_tokens", "prefill_sequences", "prefill_context_tokens", "decode_sequences", "decode_kv_tokens", "epoch", "waiting", "waiting_prefill_tokens")
+    START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    DECODE_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    start_unix_ns: int
+    end_unix_ns: int
+    prefill_tokens: int
+    prefill_sequences: int
+    prefill_context_tokens: int
+    decode_sequences: int
+    decode_kv_tokens: int
+    epoch: int
+    waiting: int
+    waiting_prefill_tokens: int
+    def __init__(self, start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefill_sequences: _Optional[int] = ..., prefill_context_tokens: _Optional[int] = ..., decode_sequences: _Optional[int] = ..., decode_kv_tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ...) -> None: ...
+
+class Interval(_message.Message):
+    __slots__ = ("start_unix_ns", "end_unix_ns")
+    START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    start_unix_ns: int
+    end_unix_ns: int
+    def __init__(self, start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ...) -> None: ...
+
+class KvTransfer(_message.Message):
+    __slots__ = ("request_id", "from_worker_id", "blocks", "bytes", "start_unix_ns", "end_unix_ns", "prompt_tokens", "prompt_tokens_computed")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    from_worker_id: str
+    blocks: int
+    bytes: int
+    start_unix_ns: int
+    end_unix_ns: int
+    prompt_tokens: int
+    prompt_tokens_computed: int
+    def __init__(self, request_id: _Optional[str] = ..., from_worker_id: _Optional[str] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ...) -> None: ...
+
+class RequestEvent(_message.Message):
+    __slots__ = ("request_id", "gateway_id", "tenant", "service_class", "model", "arrival_unix_ns", "prompt_tokens", "output_tokens", "cached_tokens", "queue_ns", "ttft_ns", "decode_ns", "prefill_worker", "decode_worker", "outcome", "finish_reason", "error_code", "traceparent", "ttft_deadline_unix_ns", "tpot_target_us", "reroutes")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_CLASS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ARRIVAL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_NS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_NS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TTFT_DEADLINE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_TARGET_US_FIELD_NUMBER: _ClassVar[int]
+    REROUTES_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    gateway_id: str
+    tenant: str
+    service_class: str
+    model: str
+    arrival_unix_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    queue_ns: int
+    ttft_ns: int
+    decode_ns: int
+    prefill_worker: str
+    decode_worker: str
+    outcome: Outcome
+    finish_reason: str
+    error_code: str
+    traceparent: str
+    ttft_deadline_unix_ns: int
+    tpot_target_us: int
+    reroutes: int
+    def __init__(self, request_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., tenant: _Optional[str] = ..., service_class: _Optional[str] = ..., model: _Optional[str] = ..., arrival_unix_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_ns: _Optional[int] = ..., ttft_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., finish_reason: _Optional[str] = ..., error_code: _Optional[str] = ..., traceparent: _Optional[str] = ..., ttft_deadline_unix_ns: _Optional[int] = ..., tpot_target_us: _Optional[int] = ..., reroutes: _Optional[int] = ...) -> None: ...

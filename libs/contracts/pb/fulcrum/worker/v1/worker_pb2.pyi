@@ -1,0 +1,394 @@
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    PHASE_PREFILL: _ClassVar[Phase]
+    PHASE_DECODE: _ClassVar[Phase]
+    PHASE_BOTH: _ClassVar[Phase]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_ABORTED: _ClassVar[FinishReason]
+
+class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REFUSAL_CODE_UNSPECIFIED: _ClassVar[RefusalCode]
+    REFUSAL_CODE_STALE_ROLE: _ClassVar[RefusalCode]
+    REFUSAL_CODE_NO_CAPACITY: _ClassVar[RefusalCode]
+    REFUSAL_CODE_DRAINING: _ClassVar[RefusalCode]
+    REFUSAL_CODE_INVALID: _ClassVar[RefusalCode]
+    REFUSAL_CODE_KV_MISMATCH: _ClassVar[RefusalCode]
+
+class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAILURE_CODE_UNSPECIFIED: _ClassVar[FailureCode]
+    FAILURE_CODE_KV_LOST: _ClassVar[FailureCode]
+    FAILURE_CODE_ENGINE: _ClassVar[FailureCode]
+PHASE_UNSPECIFIED: Phase
+PHASE_PREFILL: Phase
+PHASE_DECODE: Phase
+PHASE_BOTH: Phase
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_ABORTED: FinishReason
+REFUSAL_CODE_UNSPECIFIED: RefusalCode
+REFUSAL_CODE_STALE_ROLE: RefusalCode
+REFUSAL_CODE_NO_CAPACITY: RefusalCode
+REFUSAL_CODE_DRAINING: RefusalCode
+REFUSAL_CODE_INVALID: RefusalCode
+REFUSAL_CODE_KV_MISMATCH: RefusalCode
+FAILURE_CODE_UNSPECIFIED: FailureCode
+FAILURE_CODE_KV_LOST: FailureCode
+FAILURE_CODE_ENGINE: FailureCode
+
+class GatewayFrame(_message.Message):
+    __slots__ = ("hello", "submits", "aborts", "demand", "returned_prefill", "returned_decode")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SUBMITS_FIELD_NUMBER: _ClassVar[int]
+    ABORTS_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_DECODE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    submits: _containers.RepeatedCompositeFieldContainer[Submit]
+    aborts: bytes
+    demand: Demand
+    returned_prefill: int
+    returned_decode: int
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., aborts: _Optional[bytes] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., returned_prefill: _Optional[int] = ..., returned_decode: _Optional[int] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("gateway_id", "cluster")
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    cluster: str
+    def __init__(self, gateway_id: _Optional[str] = ..., cluster: _Optional[str] = ...) -> None: ...
+
+class Demand(_message.Message):
+    __slots__ = ("waiting", "waiting_tokens", "head_deadline_unix_ns")
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DEADLINE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    waiting: int
+    waiting_tokens: int
+    head_deadline_unix_ns: int
+    def __init__(self, waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., head_deadline_unix_ns: _Optional[int] = ...) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("sequence", "request_id", "epoch", "phase", "token_ids", "prompt_tokens", "max_output_tokens", "sampling", "context", "kv", "model", "adapter")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    request_id: str
+    epoch: int
+    phase: Phase
+    token_ids: bytes
+    prompt_tokens: int
+    max_output_tokens: int
+    sampling: Sampling
+    context: RequestContext
+    kv: KvSource
+    model: str
+    adapter: str
+    def __init__(self, sequence: _Optional[int] = ..., request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., token_ids: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., context: _Optional[_Union[RequestContext, _Mapping]] = ..., kv: _Optional[_Union[KvSource, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
+
+class RequestContext(_message.Message):
+    __slots__ = ("tenant", "service_class", "arrival_unix_ns", "ttft_deadline_unix_ns", "tpot_target_us", "gateway_id", "traceparent")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_CLASS_FIELD_NUMBER: _ClassVar[int]
+    ARRIVAL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_DEADLINE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_TARGET_US_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    service_class: str
+    arrival_unix_ns: int
+    ttft_deadline_unix_ns: int
+    tpot_target_us: int
+    gateway_id: str
+    traceparent: str
+    def __init__(self, tenant: _Optional[str] = ..., service_class: _Optional[str] = ..., arrival_unix_ns: _Optional[int] = ..., ttft_deadline_unix_ns: _Optional[int] = ..., tpot_target_us: _Optional[int] = ..., gateway_id: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "top_logprobs", "stop_token_ids", "ignore_eos")
+    class LogitBiasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: _containers.ScalarMap[int, float]
+    logprobs: bool
+    top_logprobs: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    ignore_eos: bool
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
+
+class KvSource(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "address", "handle", "tokens", "blocks")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: int
+    address: str
+    handle: bytes
+    tokens: int
+    blocks: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., handle: _Optional[bytes] = ..., tokens: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+
+class WorkerFrame(_message.Message):
+    __slots__ = ("worker", "credit", "load", "token_sequences", "token_ids", "logprobs", "events")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    worker: _common_pb2.Worker
+    credit: Credit
+    load: _common_pb2.Load
+    token_sequences: bytes
+    token_ids: bytes
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    events: _containers.RepeatedCompositeFieldContainer[SequenceEvent]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., token_sequences: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[SequenceEvent, _Mapping]]] = ...) -> None: ...
+
+class Credit(_message.Message):
+    __slots__ = ("prefill_grant", "decode_grant", "prefill_recall", "decode_recall")
+    PREFILL_GRANT_FIELD_NUMBER: _ClassVar[int]
+    DECODE_GRANT_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_RECALL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_RECALL_FIELD_NUMBER: _ClassVar[int]
+    prefill_grant: int
+    decode_grant: int
+    prefill_recall: int
+    decode_recall: int
+    def __init__(self, prefill_grant: _Optional[int] = ..., decode_grant: _Optional[int] = ..., prefill_recall: _Optional[int] = ..., decode_recall: _Optional[int] = ...) -> None: ...
+
+class TokenLogprobs(_message.Message):
+    __slots__ = ("index", "logprob", "top_ids", "top_logprobs")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    logprob: float
+    top_ids: bytes
+    top_logprobs: bytes
+    def __init__(self, index: _Optional[int] = ..., logprob: _Optional[float] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
+
+class SequenceEvent(_message.Message):
+    __slots__ = ("sequence", "prefilled", "kv_pulling", "finished", "refused", "failed")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_FIELD_NUMBER: _ClassVar[int]
+    KV_PULLING_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    prefilled: Prefilled
+    kv_pulling: KvPulling
+    finished: Finished
+    refused: Refused
+    failed: Failed
+    def __init__(self, sequence: _Optional[int] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., kv_pulling: _Optional[_Union[KvPulling, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+
+class Prefilled(_message.Message):
+    __slots__ = ("kv", "cached_tokens", "computed_tokens")
+    KV_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    kv: KvSource
+    cached_tokens: int
+    computed_tokens: int
+    def __init__(self, kv: _Optional[_Union[KvSource, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ...) -> None: ...
+
+class KvPulling(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("reason", "output_tokens", "cached_tokens", "computed_prompt_tokens", "kv_bytes_received")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    reason: FinishReason
+    output_tokens: int
+    cached_tokens: int
+    computed_prompt_tokens: int
+    kv_bytes_received: int
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("code", "epoch", "detail")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    code: RefusalCode
+    epoch: int
+    detail: str
+    def __init__(self, code: _Optional[_Union[RefusalCode, str]] = ..., epoch: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("code", "detail")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    code: FailureCode
+    detail: str
+    def __init__(self, code: _Optional[_Union[FailureCode, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class PullFrame(_message.Message):
+    __slots__ = ("open", "ack")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    open: PullOpen
+    ack: PullAck
+    def __init__(self, open: _Optional[_Union[PullOpen, _Mapping]] = ..., ack: _Optional[_Union[PullAck, _Mapping]] = ...) -> None: ...
+
+class PullOpen(_message.Message):
+    __slots__ = ("handle", "incarnation", "receiver_id", "kv_layout", "from_block")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
+    KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    FROM_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    handle: bytes
+    incarnation: int
+    receiver_id: str
+    kv_layout: str
+    from_block: int
+    def __init__(self, handle: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., receiver_id: _Optional[str] = ..., kv_layout: _Optional[str] = ..., from_block: _Optional[int] = ...) -> None: ...
+
+class PullAck(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class KvChunk(_message.Message):
+    __slots__ = ("first_block", "blocks", "data", "data_bytes", "crc32", "last")
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    DATA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    first_block: int
+    blocks: int
+    data: bytes
+    data_bytes: int
+    crc32: int
+    last: bool
+    def __init__(self, first_block: _Optional[int] = ..., blocks: _Optional[int] = ..., data: _Optional[bytes] = ..., data_bytes: _Optional[int] = ..., crc32: _Optional[int] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeResponse(_message.Message):
+    __slots__ = ("worker", "load", "integrity")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    INTEGRITY_FIELD_NUMBER: _ClassVar[int]
+    worker: _common_pb2.Worker
+    load: _common_pb2.Load
+    integrity: Integrity
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., integrity: _Optional[_Union[Integrity, _Mapping]] = ...) -> None: ...
+
+class Integrity(_message.Message):
+    __slots__ = ("live_sequences", "referenced_blocks", "leased_handles", "attached_gateways")
+    LIVE_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    REFERENCED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LEASED_HANDLES_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_GATEWAYS_FIELD_NUMBER: _ClassVar[int]
+    live_sequences: int
+    referenced_blocks: int
+    leased_handles: int
+    attached_gateways: int
+    def __init__(self, live_sequences: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., leased_handles: _Optional[int] = ..., attached_gateways: _Optional[int] = ...) -> None: ...
+
+class SetRoleRequest(_message.Message):
+    __slots__ = ("expected_epoch", "role", "budget_tokens", "model", "reason")
+    EXPECTED_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    expected_epoch: int
+    role: _common_pb2.Role
+    budget_tokens: int
+    model: str
+    reason: str
+    def __init__(self, expected_epoch: _Optional[int] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., budget_tokens: _Optional[int] = ..., model: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SetRoleResponse(_message.Message):
+    __slots__ = ("assignment",)
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    assignment: _common_pb2.Assignment
+    def __init__(self, assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("deadline_ms",)
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    deadline_ms: int
+    def __init__(self, deadline_ms: _Optional[int] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("finished", "aborted")
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
+    finished: int
+    aborted: int
+    def __init__(self, finished: _Optional[int] = ..., aborted: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,47 @@
+"""Roles in words: `prefill`, `decode`, `mixed`, `standby`. On the wire, decode is MIXED with budget 0."""
+
+from typing import Final
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
+    ROLE_MIXED,
+    ROLE_PREFILL,
+    ROLE_STANDBY,
+    Assignment,
+    Role,
+)
+from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import PHASE_BOTH, PHASE_DECODE, PHASE_PREFILL, Phase
+
+ROLE_NAMES: Final = ("prefill", "decode", "mixed", "standby")
+
+
+def role_name(assignment: Assignment) -> str:
+    """One of `ROLE_NAMES`."""
+    if assignment.role == ROLE_PREFILL:
+        return "prefill"
+    if assignment.role == ROLE_MIXED:
+        return "mixed" if assignment.budget_tokens else "decode"
+    return "standby"
+
+
+def role_from_name(name: str, budget_tokens: int = 0) -> tuple[Role, int]:
+    """The wire's role and budget; raises ValueError naming what is allowed."""
+    if name == "prefill":
+        return ROLE_PREFILL, 0
+    if name == "decode":
+        return ROLE_MIXED, 0
+    if name == "mixed":
+        if budget_tokens < 1:
+            raise ValueError("role mixed needs a budget of at least 1 prompt token a step")
+        return ROLE_MIXED, budget_tokens
+    if name == "standby":
+        return ROLE_STANDBY, 0
+    raise ValueError(f"role {name!r} is not one of {', '.join(ROLE_NAMES)}")
+
+
+def serves(assignment: Assignment, phase: Phase) -> bool:
+    """Whether new work of `phase` fits the assignment; the worker refuses what does not with STALE_ROLE."""
+    if phase == PHASE_PREFILL:
+        return assignment.role == ROLE_PREFILL
+    if phase == PHASE_DECODE:
+        return assignment.role == ROLE_MIXED
+    return phase == PHASE_BOTH and assignment.role == ROLE_MIXED and assignment.budget_tokens > 0

@@ -1,0 +1,34 @@
+"""Kafka topics: names, keys, partitions, retention and value types, all in this one module."""
+
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
+
+HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One topic. The version in `stem` names the schema of its values; an incompatible change is a new topic."""
+
+    stem: str
+    value: type[Message]
+    key: str
+    """The field of the value whose text is the record's key, so that its order is kept."""
+    partitions: int
+    retention_ms: int
+
+    def name(self, cluster: str) -> str:
+        """The topic's name on the broker, e.g. "fulcrum.local.steps.v1"."""
+        return f"fulcrum.{cluster}.{self.stem}"
+
+
+STEPS = Topic("steps.v1", StepBatch, key="worker_id", partitions=4, retention_ms=HOUR_MS)
+REQUESTS = Topic("requests.v1", RequestEvent, key="request_id", partitions=4, retention_ms=24 * HOUR_MS)
+DECISIONS = Topic("decisions.v1", Decision, key="planner_id", partitions=1, retention_ms=7 * 24 * HOUR_MS)
+
+ALL = (STEPS, REQUESTS, DECISIONS)
+"""Made at start where the broker allows it (the embedded one makes topics on first use, with 4 partitions each)."""

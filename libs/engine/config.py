@@ -1,0 +1,29 @@
+"""What a worker's settings say about its engine, without the environment."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Defaults suit a laptop; `0` means the engine decides."""
+
+    model_path: Path | None
+    """Folder with config.json, safetensors and tokenizer.json; None: the sim engine's built-in model."""
+    model_name: str
+    device: str = "auto"
+    threads: int = 0
+    block_size_tokens: int = 16
+    kv_memory_mb: int = 512
+    max_sequences: int = 64
+    max_waiting: int = 1024
+    """Bound of the engine's own queue; credits keep it far below."""
+    prefill_chunk_tokens: int = 512
+    kv_lease_ms: int = 30_000
+    """How long blocks of a prefilled sequence wait for their receiver."""
+    sim_profile: str = "llama-8b-h100"
+    """Step-time model of the sim engine, by name."""
+    sim_speedup: float = 1.0
+    """How much faster than the modelled device the sim engine runs."""
+    sim_link_gbps: float = 100.0
+    """Modelled KV link, gigabits a second."""

@@ -1,0 +1,302 @@
+"""The engine port: what a worker may ask of any engine, in the field's words. One contract suite runs over all engines.
+
+A sequence is tokens of which the first `computed` have KV. Every step computes some tokens of some sequences; a
+sequence whose last token was computed gets a new one sampled. Prompt chunks, decodes and resumed sequences are the
+same thing.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Phase(Enum):
+    """What is asked for a sequence."""
+
+    PREFILL = "prefill"
+    """Compute the prompt, sample the first token where the engine's capabilities say so, keep the blocks."""
+    DECODE = "decode"
+    """Fetch the blocks of `EngineRequest.kv`, then go on to the end."""
+    BOTH = "both"
+    """From the prompt to the end, here."""
+
+
+class FinishReason(Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    PREFILLED = "prefilled"
+    """Phase PREFILL is done: blocks are held under `SequenceOutput.handle`."""
+    KV_LOST = "kv_lost"
+    """The blocks could not be fetched whole."""
+    FAILED = "failed"
+    """This engine cannot go on with the sequence; `SequenceOutput.detail` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do. `kv_layout` is equal where two engines can exchange blocks."""
+
+    block_size_tokens: int
+    kv_blocks: int
+    kv_block_bytes: int
+    max_context_tokens: int
+    max_sequences: int
+    kv_layout: str
+    moves_running_kv: bool = False
+    streams_kv: bool = False
+    first_token_from: Literal["prefill", "decode"] = "prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. Noise is a function of `seed` and the token's position alone, so a sequence can move."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    min_p: float = 0.0
+    seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    logprobs: bool = False
+    top_logprobs: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KvHandle:
+    """Where a sequence's blocks are. `opaque` means something to engines only; they may move the bytes themselves."""
+
+    worker_id: str
+    incarnation: int
+    address: str
+    opaque: bytes
+    tokens: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvChunk:
+    """Some consecutive blocks on their way."""
+
+    first_block: int
+    blocks: int
+    data: bytes
+    """blocks x [layers, 2, block_size, kv_heads, head_dim] in the engine's dtype; empty from the sim engine."""
+    data_bytes: int
+    """What the blocks weigh, also where `data` is only simulated."""
+
+
+class KvFetcher(Protocol):
+    """How an engine that does not move bytes itself gets the blocks of a handle; the worker provides it."""
+
+    def fetch(self, handle: KvHandle, kv_layout: str) -> AsyncIterator[KvChunk]:
+        """Chunks in order, checked. Leaving the iterator early keeps the sender's lease; the end acknowledges.
+
+        Raises KvLost when the source is gone, KvMismatch when layouts differ.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One sequence for the engine."""
+
+    key: int
+    """Unique in this engine while the sequence lives."""
+    request_id: str
+    phase: Phase
+    token_ids: NDArray[np.int32]
+    """[tokens] 1D int32: the prompt, then tokens already generated elsewhere."""
+    prompt_tokens: int
+    max_output_tokens: int
+    """Counted from the end of the prompt."""
+    sampling: SamplingParams
+    chain_root: bytes = b""
+    """Start of the block hash chain; empty switches prefix reuse off for the sequence."""
+    kv: KvHandle | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Of one sampled token, with the most likely tokens beside it, most likely first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """What one step brought for one sequence."""
+
+    key: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[Logprob, ...] = ()
+    """Aligned with `token_ids` where asked for."""
+    finish: FinishReason | None = None
+    handle: KvHandle | None = None
+    detail: str = ""
+    cached_tokens: int = 0
+    """With `finish`: prompt tokens whose KV was found here."""
+    computed_prompt_tokens: int = 0
+    """With `finish`: prompt tokens computed here."""
+    kv_bytes_received: int = 0
+    pulling: bool = False
+    """The first block was asked for: the decode worker is fixed from here on."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """Truth about one step, for telemetry. Times are Unix nanoseconds around the model call."""
+
+    start_unix_ns: int
+    end_unix_ns: int
+    """0: announced, still running."""
+    prefill_tokens: int
+    prefill_sequences: int
+    prefill_context_tokens: int
+    decode_sequences: int
+    decode_kv_tokens: int
+    waiting: int
+    waiting_prefill_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvTransferReport:
+    """Blocks that this engine received for one sequence."""
+
+    request_id: str
+    from_worker_id: str
+    blocks: int
+    data_bytes: int
+    start_unix_ns: int
+    end_unix_ns: int
+    prompt_tokens: int
+    prompt_tokens_computed: int
+    """Prompt tokens this engine has to compute because their KV did not come: 0 or 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvents:
+    """Chained hashes of blocks that became reusable here, and of those evicted."""
+
+    stored: tuple[bytes, ...] = ()
+    removed: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEvent:
+    """Everything since the last event: one a step, and one when something happened between steps."""
+
+    outputs: tuple[SequenceOutput, ...] = ()
+    step: StepReport | None = None
+    kv_waits: tuple[tuple[int, int], ...] = ()
+    """Ended intervals (start, end) in Unix ns in which no step ran and at least one sequence awaited KV."""
+    kv_transfers: tuple[KvTransferReport, ...] = ()
+    blocks: BlockEvents = BlockEvents()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """Depths now."""
+
+    running: int
+    waiting: int
+    waiting_prefill_tokens: int
+    awaiting_kv: int
+    free_kv_blocks: int
+    kv_wait_since_unix_ns: int = 0
+    """Start of a KV wait that goes on; 0 when none does."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineIntegrity:
+    """What must be zero when nothing runs."""
+
+    live_sequences: int
+    referenced_blocks: int
+    leased_handles: int
+
+
+Progress = Callable[[str, float], None]
+"""Called with a stage ("loading weights") and the share of it that is done, 0..1."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineIdentity:
+    """What an engine needs to know of its worker to make handles."""
+
+    worker_id: str
+    incarnation: int
+    address: str
+
+
+class Engine(Protocol):
+    """One engine in one worker. All methods are called on the event loop's thread."""
+
+    @property
+    def name(self) -> str:
+        """ "torch", "sim" or "vllm"."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """What it computes on, e.g. "cpu" or "cuda:NVIDIA H200"."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Valid after `start`."""
+        ...
+
+    async def start(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
+        """Load the model. Raises StartupError with one line that says what to do."""
+        ...
+
+    def submit(self, request: EngineRequest) -> None:
+        """Take a sequence. Raises InvalidRequest when it can never run here, QueueFull when the bound is reached."""
+        ...
+
+    def abort(self, key: int) -> None:
+        """End a sequence soon, with FinishReason.ABORTED and its blocks freed; unknown keys are ignored."""
+        ...
+
+    def set_prefill_budget(self, tokens: int) -> None:
+        """Prompt tokens that one step may compute beside decodes; takes effect with the next step."""
+        ...
+
+    def events(self) -> AsyncIterator[EngineEvent]:
+        """The engine's only output; one consumer. Raises when the engine died."""
+        ...
+
+    def export(self, opaque: bytes, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
+        """The blocks behind a handle. Raises KvLost for an unknown one, KvMismatch for another layout."""
+        ...
+
+    def release(self, opaque: bytes) -> None:
+        """The receiver has the blocks; unknown handles are ignored."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """Depths now."""
+        ...
+
+    def integrity(self) -> EngineIntegrity:
+        """Counters that must be zero when nothing runs."""
+        ...
+
+    async def close(self) -> None:
+        """Abort what runs and free the device. Idempotent."""
+        ...

@@ -1,0 +1,89 @@
+"""The runner port: the forward pass under the engine core. `torch` computes it, `sim` replaces it by a step-time model.
+
+Queue, blocks and batches (libs/engine/core.py and its neighbours) are the same code for both.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.engine.port import Capabilities, Logprob, Progress, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens of one sequence to compute in this step."""
+
+    key: int
+    token_ids: NDArray[np.int32]
+    """[n] 1D int32: the tokens to compute."""
+    start: int
+    """Position of the first of them; KV of positions [0, start) is in the blocks."""
+    block_table: NDArray[np.int32]
+    """[blocks] 1D int32: pool blocks that hold, or will hold, positions [0, start + n)."""
+    sample: bool
+    """Whether a token is sampled after the last position."""
+    sampling: SamplingParams
+    history: NDArray[np.int32]
+    """[start + n] 1D int32: all tokens so far (penalties, and the sim engine's next token)."""
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's work. Decodes first, then prompt chunks."""
+
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One sampled token."""
+
+    token_id: int
+    logprob: Logprob | None = None
+
+
+class Runner(Protocol):
+    """A device with weights and one KV pool."""
+
+    @property
+    def name(self) -> str:
+        """The engine's name, e.g. "torch"."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """What it computes on."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence."""
+        ...
+
+    async def load(self, progress: Progress) -> Capabilities:
+        """Load weights, allocate the pool. Raises StartupError."""
+        ...
+
+    async def run(self, batch: Batch) -> dict[int, Sampled]:
+        """Compute the batch; a token for each chunk with `sample`, by key."""
+        ...
+
+    def read_blocks(self, blocks: NDArray[np.int32]) -> bytes:
+        """The bytes of pool blocks, block after block; empty where KV is only simulated."""
+        ...
+
+    def write_blocks(self, blocks: NDArray[np.int32], data: bytes) -> None:
+        """The inverse of `read_blocks`."""
+        ...
+
+    async def transfer(self, data_bytes: int) -> None:
+        """Wait as long as the bytes would take where the link is only simulated; return at once otherwise."""
+        ...
+
+    async def close(self) -> None:
+        """Free the device. Idempotent."""
+        ...

@@ -1,0 +1,34 @@
+"""The registry port: which workers exist. A worker is there as long as it renews its lease."""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+
+
+class Registry(Protocol):
+    """Where workers announce themselves and others find them. Every method raises RegistryDown when it is away."""
+
+    async def announce(self, worker: Worker, *, lease_ms: int) -> None:
+        """Register or renew; the change is pushed to `watch` when anything but the lease differs."""
+        ...
+
+    async def withdraw(self, worker_id: str, incarnation: int) -> None:
+        """Remove a worker unless a newer incarnation has taken its place."""
+        ...
+
+    async def workers(self) -> list[Worker]:
+        """Those whose lease holds, by id."""
+        ...
+
+    def watch(self, *, poll_ms: int = 1000) -> AsyncIterator[list[Worker]]:
+        """The list now, then after every pushed change and at least every `poll_ms`; outages are waited out."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+        ...
+
+
+class RegistryDown(Exception):  # noqa: N818
+    """The store does not answer; callers go on with what they know."""

@@ -1,0 +1,99 @@
+"""gRPC servers and channels: TLS from settings, message bounds, keepalive, the admin token."""
+
+import hmac
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from libs.contracts.errors import FulcrumError, StartupError
+from libs.runtime.settings import CommonSettings
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+KEEPALIVE_MS = 2_000
+
+_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ("grpc.so_reuseport", 0),
+    ("grpc.enable_http_proxy", 0),  # peers are named by address; a proxy variable is meant for other traffic
+    # Each channel its own connection: a reconnect must not wait for another channel's back-off.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+def _read(path: str, variable: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise StartupError(f"{variable}={path!r} cannot be read: {error.strerror}") from None
+
+
+def make_server(settings: CommonSettings, address: str, *, token: str = "") -> tuple[grpc.aio.Server, int]:
+    """A server bound to `address` (port 0 picks one) and its port. Admin services need `token`."""
+    server = grpc.aio.server(options=_OPTIONS, interceptors=(TokenInterceptor(token),))
+    try:
+        if settings.tls_cert:
+            credentials = grpc.ssl_server_credentials(
+                [(_read(settings.tls_key, "FULCRUM_TLS_KEY"), _read(settings.tls_cert, "FULCRUM_TLS_CERT"))],
+                root_certificates=_read(settings.tls_ca, "FULCRUM_TLS_CA") if settings.tls_ca else None,
+                require_client_auth=bool(settings.tls_ca),
+            )
+            return server, server.add_secure_port(address, credentials)
+        return server, server.add_insecure_port(address)
+    except RuntimeError:
+        raise StartupError(
+            f"cannot listen on {address}: the port is in use or the address is not this host's"
+        ) from None
+
+
+def make_channel(settings: CommonSettings, address: str) -> grpc.aio.Channel:
+    """A channel to another process of the suite."""
+    if settings.tls_ca:
+        mutual = bool(settings.tls_cert)
+        credentials = grpc.ssl_channel_credentials(
+            root_certificates=_read(settings.tls_ca, "FULCRUM_TLS_CA"),
+            private_key=_read(settings.tls_key, "FULCRUM_TLS_KEY") if mutual else None,
+            certificate_chain=_read(settings.tls_cert, "FULCRUM_TLS_CERT") if mutual else None,
+        )
+        return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+
+
+class TokenInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses admin services without the suite's token; other services pass."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}" if token else ""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        """Let the call through, or answer UNAUTHENTICATED."""
+        if "AdminService/" not in str(handler_call_details.method):
+            return await continuation(handler_call_details)
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        given = str(metadata.get("authorization", ""))
+        if self._expected and hmac.compare_digest(given.encode(), self._expected.encode()):
+            return await continuation(handler_call_details)
+
+        async def refuse(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            await context.abort(
+                grpc.StatusCode.UNAUTHENTICATED, "admin calls need the suite's token as authorization: Bearer TOKEN"
+            )
+
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+async def abort_with(context: "grpc.aio.ServicerContext[Any, Any]", error: FulcrumError) -> None:
+    """Answer a call with a typed error: its gRPC status, and "code: message" as details."""
+    await context.abort(error.grpc_status, f"{error.code}: {error.message}")

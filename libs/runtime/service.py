@@ -1,0 +1,87 @@
+"""The life of a service process: settings, logging, signals, one main coroutine, one exit code."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import structlog
+import uvloop
+
+from libs.contracts.errors import StartupError
+from libs.runtime import status
+from libs.runtime.clock import Clock, SystemClock
+from libs.runtime.log import configure_logging
+from libs.runtime.settings import SettingsT, load_settings
+from libs.runtime.tasks import TaskOwner
+
+log = structlog.get_logger()
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_CANNOT_START = 2
+
+
+@dataclass
+class Service(Generic[SettingsT]):
+    """What `main` of a service works with."""
+
+    name: str
+    settings: SettingsT
+    clock: Clock
+    tasks: TaskOwner
+    stopping: asyncio.Event
+    """Set by SIGTERM, SIGINT or the failure of an owned task; `main` then drains and returns."""
+
+
+def run_service(
+    name: str, settings_class: type[SettingsT], main: Callable[[Service[SettingsT]], Coroutine[Any, Any, None]]
+) -> int:
+    """Run `main` until it returns; the exit code tells a failure to start (2) from one while running (1)."""
+    try:
+        settings = load_settings(settings_class)
+    except StartupError as error:
+        return _refuse(name, error)
+    configure_logging(name, level=settings.log_level, log_format=settings.log_format)
+    try:
+        return uvloop.run(_run(name, settings, main))
+    except StartupError as error:
+        return _refuse(name, error)
+
+
+async def _run(name: str, settings: SettingsT, main: Callable[[Service[SettingsT]], Coroutine[Any, Any, None]]) -> int:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    tasks = TaskOwner(on_failure=lambda _error: stopping.set())
+    service = Service(name, settings, SystemClock(), tasks, stopping)
+    work = loop.create_task(main(service), name=f"{name} main")
+    stop = loop.create_task(_interrupt_start(stopping, work), name="interrupt start")
+    try:
+        await work
+    except asyncio.CancelledError:
+        log.info("stopped while starting")
+    finally:
+        stop.cancel()
+        await tasks.close()
+    return EXIT_FAILED if tasks.error else EXIT_OK
+
+
+async def _interrupt_start(stopping: asyncio.Event, work: "asyncio.Task[None]") -> None:
+    """A `main` that does not watch `stopping` yet (loading a model, say) is cancelled after a grace period."""
+    await stopping.wait()
+    await asyncio.sleep(STOP_GRACE_S)
+    work.cancel()
+
+
+STOP_GRACE_S = 30.0
+"""Bound on everything a service does after it was told to stop; services' own drains are shorter."""
+
+
+def _refuse(name: str, error: StartupError) -> int:
+    status.emit("failed", error=error.message)
+    print(f"fulcrum {name}: {error.message}", file=sys.stderr)
+    return EXIT_CANNOT_START

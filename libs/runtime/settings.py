@@ -1,0 +1,63 @@
+"""Settings come from the environment only, through one class per service built on `CommonSettings`."""
+
+import os
+import socket
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, SecretStr, StringConstraints, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from libs.contracts.errors import StartupError
+
+ClusterName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
+
+
+class CommonSettings(BaseSettings):
+    """What every service reads. A service's own settings carry its prefix, e.g. FULCRUM_GATEWAY_PORT."""
+
+    model_config = SettingsConfigDict(extra="ignore", populate_by_name=True)
+
+    cluster: ClusterName = Field("local", validation_alias="FULCRUM_CLUSTER")
+    """Name in every topic and Redis key, so that clusters can share a broker."""
+    kafka: str = Field("127.0.0.1:9092", validation_alias="FULCRUM_KAFKA")
+    """Bootstrap servers HOST:PORT[,...], or embedded:FILE written by the embedded broker."""
+    redis: str = Field("redis://127.0.0.1:6379/0", validation_alias="FULCRUM_REDIS")
+    token: SecretStr = Field(SecretStr(""), validation_alias="FULCRUM_TOKEN")
+    """Bearer token of admin verbs; empty refuses them all."""
+    host: str = Field("127.0.0.1", validation_alias="FULCRUM_HOST")
+    """Address to listen on."""
+    node: str = Field(default_factory=socket.gethostname, validation_alias="FULCRUM_NODE")
+    """Name of this host in figures."""
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", validation_alias="FULCRUM_LOG_LEVEL")
+    log_format: Literal["json", "console"] = Field("json", validation_alias="FULCRUM_LOG_FORMAT")
+    tls_cert: str = Field("", validation_alias="FULCRUM_TLS_CERT")
+    """PEM file of this process's gRPC certificate; empty means plaintext."""
+    tls_key: str = Field("", validation_alias="FULCRUM_TLS_KEY")
+    tls_ca: str = Field("", validation_alias="FULCRUM_TLS_CA")
+    """PEM file of the authority that signs every process's certificate; peers must show one (mutual TLS)."""
+
+
+SettingsT = TypeVar("SettingsT", bound=CommonSettings)
+
+
+def load_settings(settings_class: type[SettingsT]) -> SettingsT:
+    """Read the environment; raises StartupError with one line that names variable, value and what is allowed."""
+    try:
+        return settings_class()
+    except ValidationError as error:
+        raise StartupError("; ".join(_explain(settings_class, item) for item in error.errors())) from None
+
+
+def variable_of(settings_class: type[CommonSettings], field_name: str) -> str:
+    """The environment variable behind a field."""
+    alias = settings_class.model_fields[field_name].validation_alias
+    return str(alias) if alias else f"{settings_class.model_config.get('env_prefix', '')}{field_name}".upper()
+
+
+def _explain(settings_class: type[CommonSettings], item: Any) -> str:
+    name = str(item["loc"][0]) if item["loc"] else ""
+    fields = settings_class.model_fields
+    variable = variable_of(settings_class, name) if name in fields else name
+    hidden = "TOKEN" in variable or "KEY" in variable
+    shown = "(hidden)" if hidden else repr(os.environ.get(variable, item.get("input")))
+    return f"{variable}={shown}: {item['msg']}"

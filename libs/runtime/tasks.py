@@ -1,0 +1,48 @@
+"""Owned tasks: every background task has a name and an owner, and one that fails stops its service."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+log = structlog.get_logger()
+
+
+class TaskOwner:
+    """Owns background tasks. The first failure is kept in `error` and reported once through `on_failure`."""
+
+    def __init__(self, on_failure: Callable[[BaseException], None] | None = None) -> None:
+        self._on_failure = on_failure
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.error: BaseException | None = None
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start `work` as a task of this owner."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def close(self) -> None:
+        """Cancel what still runs and wait for it; later failures are not reported."""
+        self._on_failure = None
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None or self.error is not None:
+            return
+        self.error = error
+        log.error("task failed", task=task.get_name(), error=repr(error), exc_info=error)
+        if self._on_failure is not None:
+            self._on_failure(error)

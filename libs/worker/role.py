@@ -1,0 +1,38 @@
+"""The role plug-in: what a worker does in one role. Services name theirs by dotted path, so none imports another."""
+
+import importlib
+from typing import Protocol
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
+from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import SequenceEvent, Submit
+from libs.engine.port import EngineRequest, SequenceOutput
+
+
+class Role(Protocol):
+    """Maps a gateway's work to the engine's and back. Sync and without I/O: the host does the rest."""
+
+    def request(self, submit: Submit, key: int, chain_root: bytes) -> EngineRequest:
+        """The engine's request for `submit`; raises InvalidRequest with what is wrong."""
+        ...
+
+    def event(self, sequence: int, output: SequenceOutput) -> SequenceEvent | None:
+        """What the gateway is told beside the tokens; None when the tokens say it all."""
+        ...
+
+    def prefill_budget(self, assignment: Assignment) -> int:
+        """Prompt tokens that one engine step may compute in this role."""
+        ...
+
+    def slots(self, assignment: Assignment, max_sequences: int) -> tuple[int, int]:
+        """How many (prefill, decode) requests the worker takes at once: the total of its credits."""
+        ...
+
+
+def load_role(dotted_path: str) -> Role:
+    """An instance of "package.module:Class"; raises ValueError that names the path."""
+    module_name, _, class_name = dotted_path.partition(":")
+    try:
+        role: Role = getattr(importlib.import_module(module_name), class_name)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"role plug-in {dotted_path!r} cannot be loaded: {error}") from error
+    return role
