@@ -30,5 +30,5 @@ class Registry(Protocol):
         ...
 
 
-class RegistryDown(Exception):  # noqa: N818
+class RegistryDown(Exception):
     """The store does not answer; callers go on with what they know."""
