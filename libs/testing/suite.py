@@ -1,0 +1,88 @@
+"""A whole suite of real processes for tests: `fulcrum up`, as a person would start it."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A running suite and where it is."""
+
+    process: "subprocess.Popen[str]"
+    ready_file: Path
+    ready: dict[str, Any]
+    env: dict[str, str]
+
+    @property
+    def gateway(self) -> str:
+        """Base URL of the first gateway."""
+        return str(self.ready["gateway"])
+
+    def fulcrum(self, *arguments: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
+        """Run the command line against this suite."""
+        return subprocess.run(
+            [sys.executable, "-m", "libs.cli.main", *arguments],
+            env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False,
+        )  # fmt: skip
+
+
+def free_port() -> int:
+    """A port that nothing listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def running_suite(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> Iterator[Suite]:
+    """`fulcrum up ARGUMENTS` until the context closes; fails with its stderr when it does not get ready."""
+    ready_file = folder / "ready.json"
+    full_env = {**os.environ, **(env or {}), "FULCRUM_READY": str(ready_file)}
+    command = [sys.executable, "-m", "libs.cli.main", "up", "--no-question", "--json-ready", str(ready_file)]
+    with (folder / "up.log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--gateway-port", str(free_port()), *arguments],
+            env=full_env, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            ready = _await_ready(process, ready_file, folder / "up.log")
+            yield Suite(process, ready_file, ready, full_env)
+        finally:
+            _stop(process)
+
+
+def _await_ready(process: "subprocess.Popen[str]", ready_file: Path, log: Path) -> dict[str, Any]:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        if ready_file.exists():
+            ready: dict[str, Any] = json.loads(ready_file.read_text())
+            return ready
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.05)
+            break
+    raise AssertionError(f"the suite did not get ready (exit code {process.poll()}):\n{log.read_text()[-4000:]}")
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the suite did not stop within {STOP_TIMEOUT_S} s of SIGTERM") from None

@@ -1,0 +1,137 @@
+"""The official `openai` client, unmodified, against a whole suite of processes on the sim engine."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from libs.testing.suite import Suite, running_suite
+
+pytestmark = pytest.mark.suite
+
+MODEL = "sim"
+MESSAGES = [{"role": "user", "content": "Say something."}]
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    folder = tmp_path_factory.mktemp("suite")
+    with running_suite(folder, "--engine", "sim", "--prefill", "2", "--decode", "2", "--gateways", "2") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(suite: Suite) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{suite.gateway}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+def test_models_are_listed_and_retrieved(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("no-such-model")
+
+
+def test_a_chat_answer_has_text_usage_and_a_reason(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=12)
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 12
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
+    assert answer.usage.prompt_tokens_details is not None
+
+
+def test_streamed_text_equals_the_text_in_one_piece(client: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, "temperature": 0.9, "seed": 7}
+    whole = client.chat.completions.create(**asked).choices[0].message.content
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 24
+
+
+def test_both_gateways_give_the_same_answer(suite: Suite) -> None:
+    answers = set()
+    for url in suite.ready["gateways"]:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=16, temperature=0)
+            answers.add(answer.choices[0].message.content)
+    assert len(answers) == 1
+
+
+def test_text_completions_take_strings_and_token_ids(client: openai.OpenAI) -> None:
+    text = client.completions.create(model=MODEL, prompt="Hello", max_tokens=8, temperature=0)
+    ids = client.completions.create(model=MODEL, prompt=list(b"Hello"), max_tokens=8, temperature=0)
+    assert text.choices[0].text == ids.choices[0].text
+    assert text.choices[0].finish_reason == "length"
+
+
+def test_n_choices_differ_and_are_counted(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=16, n=3, seed=1, temperature=1)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in answer.choices}) == 3
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 48
+
+
+def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 60, "temperature": 0}
+    full = client.chat.completions.create(**asked).choices[0].message.content or ""
+    stop = full[10:13]
+    cut = client.chat.completions.create(**asked, stop=[stop]).choices[0]
+    assert cut.finish_reason == "stop"
+    assert cut.message.content == full[: full.index(stop)]
+
+
+def test_logprobs_come_with_every_token(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=3)
+    found = answer.choices[0].logprobs
+    assert found is not None
+    assert found.content is not None
+    assert len(found.content) == 5
+    assert all(entry.logprob <= 0 and len(entry.top_logprobs) == 3 for entry in found.content)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 20_000}]}, "messages"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
+    ],
+)
+def test_a_bad_request_names_its_field(client: openai.OpenAI, change: dict[str, object], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**{"model": MODEL, "messages": MESSAGES, **change})
+    assert caught.value.param == param
+    assert caught.value.code
+    assert caught.value.type == "invalid_request_error"
+
+
+def test_an_unknown_model_is_a_404(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="nope", messages=MESSAGES)
+    assert caught.value.code == "model_not_found"
+
+
+def test_many_at_once_all_get_what_they_get_alone(client: openai.OpenAI) -> None:
+    def ask(i: int) -> str | None:
+        messages = [{"role": "user", "content": f"Question {i}"}]
+        answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=20, temperature=0)
+        return answer.choices[0].message.content
+
+    alone = [ask(i) for i in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(ask, range(16))) == alone

@@ -1,0 +1,118 @@
+"""The whole suite on the real model: what it answers is what transformers' `generate` answers."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from libs.bus.kafka import KafkaBus
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
+from libs.contracts.topics import STEPS
+from libs.testing.suite import Suite, running_suite
+
+pytestmark = [pytest.mark.suite, pytest.mark.torch, pytest.mark.timeout(600)]
+
+MODEL = "SmolLM2-135M-Instruct"
+LENGTHS = (1, 2, 3, 5, 8, 13, 15, 16, 17, 31, 32, 33, 47, 64, 100, 128, 200, 255, 384, 500)
+OUTPUT_TOKENS = 16
+BLOCK_SIZE_TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    with running_suite(tmp_path_factory.mktemp("suite"), "--engine", "torch") as found:
+        yield found
+
+
+def _prompts() -> list[list[int]]:
+    """Token ids drawn from words of a real text, one prompt a length, none a prefix of another."""
+    rng = np.random.default_rng(11)
+    return [[int(token) for token in rng.integers(200, 40_000, length)] for length in LENGTHS]
+
+
+def _reference(model_path: Path, prompts: list[list[int]]) -> list[list[int]]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=OUTPUT_TOKENS)
+        answers.append(out[0, len(prompt) :].tolist())
+    return answers
+
+
+def _ask(suite: Suite, prompt: list[int]) -> tuple[str, int]:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0}
+    answer = httpx.post(f"{suite.gateway}/v1/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"], answer.json()["usage"]["completion_tokens"]
+
+
+async def _transfers(suite: Suite, wanted: int) -> list[KvTransfer]:
+    bus = KafkaBus(suite.ready["kafka"], "local", "test")
+    await bus.start()
+    found: list[KvTransfer] = []
+    try:
+        async with asyncio.timeout(30):
+            async for record in bus.subscribe([STEPS], from_start=True):
+                assert isinstance(record.value, StepBatch)
+                found += record.value.kv_transfers
+                if len(found) >= wanted:
+                    break
+    finally:
+        await bus.close()
+    return found
+
+
+def test_greedy_tokens_equal_generate_and_kv_really_moved(suite: Suite) -> None:
+    from tokenizers import Tokenizer
+
+    model_path = Path(suite.ready["model_path"])
+    prompts = _prompts()
+    tokenizer = Tokenizer.from_file(str(model_path / "tokenizer.json"))
+    expected = _reference(model_path, prompts)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda prompt: _ask(suite, prompt), prompts))
+    for prompt, (text, tokens), reference in zip(prompts, answers, expected, strict=True):
+        assert text == tokenizer.decode(reference, skip_special_tokens=True), f"ISL {len(prompt)}"
+        assert tokens == len(reference)
+    moved = [len(prompt) for prompt, reference in zip(prompts, expected, strict=True) if len(reference) > 1]
+    transfers = asyncio.run(_transfers(suite, len(moved)))
+    block_bytes = _block_bytes(model_path)
+    assert sorted(transfer.prompt_tokens for transfer in transfers) == sorted(moved)
+    for transfer in transfers:
+        assert transfer.prompt_tokens_computed <= 1
+        assert transfer.blocks == -(-transfer.prompt_tokens // BLOCK_SIZE_TOKENS)
+        assert transfer.bytes == transfer.blocks * block_bytes
+
+
+def _block_bytes(model_path: Path) -> int:
+    import json
+
+    config = json.loads((model_path / "config.json").read_text())
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    float32_bytes = 4
+    per_token = config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head_dim * float32_bytes
+    return int(per_token * BLOCK_SIZE_TOKENS)
+
+
+def test_asked_for_the_capital_of_france_it_says_paris(suite: Suite) -> None:
+    done = suite.fulcrum("chat", "What is the capital of France?", "--max-tokens", "30", "--temperature", "0")
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+
+
+def test_a_seed_gives_the_same_text_again_and_another_seed_another(suite: Suite) -> None:
+    def ask(seed: int) -> str:
+        body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0.8, "seed": seed}
+        text: str = httpx.post(f"{suite.gateway}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
+        return text
+
+    assert ask(5) == ask(5)
+    assert ask(5) != ask(6)
