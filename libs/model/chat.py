@@ -1,0 +1,83 @@
+"""Chat templates: Jinja text that comes with a model, rendered in a sandbox with the names Hugging Face gives it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from libs.contracts.errors import InvalidRequest, StartupError
+
+MAX_RENDERED_CHARS = 16 * 1024 * 1024
+
+ChatMessage = Mapping[str, Any]
+"""role, content (text, or a list of {"type": "text", "text": ...}), and name where given."""
+
+
+class _Generation(Extension):
+    """Templates may mark what the model writes by {% generation %}; it means something to training only."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's own declaration)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """One template of one model."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """`special_tokens`: texts by name, e.g. {"bos_token": "<s>"}. Raises StartupError when it does not parse."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise StartupError(f"the model's chat template does not parse: {error}") from None
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        """The prompt, ending where the model's answer starts. Raises InvalidRequest when the template refuses."""
+        flat = [{**message, "content": _text_of(message.get("content"))} for message in messages]
+        try:
+            text = self._template.render(messages=flat, add_generation_prompt=True, **self._special_tokens)
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from None
+        if len(text) > MAX_RENDERED_CHARS:
+            raise InvalidRequest(f"the chat renders to over {MAX_RENDERED_CHARS} characters", param="messages")
+        return text
+
+
+def _text_of(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content or ())
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(template: str) -> str:
+    return datetime.now().astimezone().strftime(template)

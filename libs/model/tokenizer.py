@@ -1,0 +1,122 @@
+"""Text to tokens and back for one model, from its folder's own files and without the weights."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from libs.contracts.errors import InvalidRequest, StartupError
+from libs.model.builtin import CHATML_TEMPLATE, SIM_SPECIAL_TOKENS, byte_alphabet, sim_tokenizer
+from libs.model.chat import ChatMessage, ChatTemplate
+from libs.model.info import ModelInfo, read_json
+
+MAX_HELD_TOKENS = 64
+"""Tokens that may wait for the rest of a character; more of them are no character."""
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Tokenizer:
+    """Encodes prompts, renders chats, decodes streams. Safe to use from several threads."""
+
+    def __init__(self, inner: tokenizers.Tokenizer, template: ChatTemplate | None) -> None:
+        self._inner = inner
+        self._template = template
+        self._bytes_of_char = byte_alphabet()
+        self._added = inner.get_added_tokens_decoder()
+        self._byte_level = "ByteLevel" in repr(inner.decoder)  # alone, or one of a sequence
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids. `add_special_tokens`: as the model wants raw text to begin and end; a rendered chat has them."""
+        ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+        """The prompt text of a chat. Raises InvalidRequest where the model's template refuses the messages."""
+        if self._template is None:
+            raise InvalidRequest("this model has no chat template: use /v1/completions", param="model")
+        return self._template.render(messages)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the tokens, special ones left out."""
+        text: str = self._inner.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def decoder(self) -> "Decoder":
+        """A fresh incremental decoder, for one sequence."""
+        return Decoder(self._inner)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to the text, also where that is part of a character; empty for an unknown id."""
+        added = self._added.get(token_id)
+        if added is not None:
+            return str(added.content).encode()
+        token = self._inner.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._byte_level:
+            return bytes(self._bytes_of_char[char] for char in token)
+        match = _BYTE_TOKEN.fullmatch(token)
+        return bytes([int(match[1], 16)]) if match else str(token).replace("\u2581", " ").encode()
+
+
+class Decoder:
+    """Turns tokens into text as they come. What it emits joins to the text of all tokens; never half a character."""
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        self._inner = inner
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._held: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` completes; empty while a character is incomplete, or for a special token."""
+        text: str | None = self._stream.step(self._inner, token_id)
+        if text:
+            self._held.clear()
+            return text
+        self._held.append(token_id)
+        return self.flush() if len(self._held) >= MAX_HELD_TOKENS else ""
+
+    def flush(self) -> str:
+        """What was held back, with U+FFFD for bytes that are no character; the decoder starts anew."""
+        text: str = self._inner.decode(self._held, skip_special_tokens=True)
+        self._held.clear()
+        self._stream = DecodeStream(skip_special_tokens=True)
+        return text
+
+
+def load_tokenizer(model: ModelInfo) -> Tokenizer:
+    """The model's tokenizer and chat template; raises StartupError that names the file at fault."""
+    if model.path is None:
+        bos, eos, _start, _end = SIM_SPECIAL_TOKENS
+        return Tokenizer(sim_tokenizer(), ChatTemplate(CHATML_TEMPLATE, {"bos_token": bos, "eos_token": eos}))
+    file = model.path / "tokenizer.json"
+    try:
+        inner = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise StartupError(f"{file} cannot be loaded: {error}") from None
+    inner.no_truncation()
+    inner.no_padding()
+    return Tokenizer(inner, _chat_template(model.path))
+
+
+def _chat_template(folder: Path) -> ChatTemplate | None:
+    path = folder / "tokenizer_config.json"
+    config = read_json(path) if path.exists() else {}
+    special = {name: _text_of_token(config.get(name)) for name in _SPECIAL_NAMES}
+    named = {name: text for name, text in special.items() if text is not None}
+    separate = folder / "chat_template.jinja"
+    source = separate.read_text(encoding="utf-8") if separate.exists() else config.get("chat_template")
+    if isinstance(source, list):  # several by name: the default one is for plain chats
+        source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
+    return ChatTemplate(source, named) if isinstance(source, str) else None
+
+
+def _text_of_token(value: Any) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None

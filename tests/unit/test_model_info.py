@@ -1,0 +1,69 @@
+"""What is read of a model's folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from libs.contracts.errors import StartupError
+from libs.model.info import load_model_info
+
+CONFIG = {"max_position_embeddings": 2048, "vocab_size": 1000, "eos_token_id": 7, "hidden_size": 8}
+
+
+def make_folder(folder: Path, config: dict[str, object] = CONFIG, weights: bytes = b"w" * 300_000) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(weights)
+    return folder
+
+
+def test_builtin_model_needs_no_files() -> None:
+    info = load_model_info("builtin:sim")
+    assert (info.name, info.path, info.max_context_tokens, info.vocab_size) == ("sim", None, 8192, 260)
+    assert info.eos_token_ids == {257, 259}
+
+
+def test_a_folder_gives_context_vocabulary_and_name(tmp_path: Path) -> None:
+    info = load_model_info(make_folder(tmp_path / "tiny"))
+    assert (info.name, info.max_context_tokens, info.vocab_size) == ("tiny", 2048, 1000)
+    assert info.eos_token_ids == {7}
+    assert load_model_info(tmp_path / "tiny", "other").name == "other"
+
+
+def test_generation_config_decides_on_end_tokens(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "tiny")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 5]}))
+    assert load_model_info(folder).eos_token_ids == {2, 5}
+
+
+def test_revision_is_equal_for_copies_and_differs_for_other_weights_of_equal_size(tmp_path: Path) -> None:
+    first = load_model_info(make_folder(tmp_path / "a")).revision
+    copy = make_folder(tmp_path / "b", {"transformers_version": "9", **dict(reversed(CONFIG.items()))})
+    assert load_model_info(copy).revision == first
+    tuned = make_folder(tmp_path / "c", weights=b"w" * 150_000 + b"x" + b"w" * 149_999)
+    assert load_model_info(tuned).revision != first
+    assert load_model_info(make_folder(tmp_path / "d", {**CONFIG, "hidden_size": 9})).revision != first
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_one_line_that_names_it(tmp_path: Path, missing: str) -> None:
+    folder = make_folder(tmp_path / "tiny")
+    (folder / missing).unlink()
+    with pytest.raises(StartupError) as caught:
+        load_model_info(folder)
+    assert missing.removeprefix("model") in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"vocab_size": 3}', '{"vocab_size": 3, "n_positions": 4}'])
+def test_a_broken_config_is_refused(tmp_path: Path, text: str) -> None:
+    folder = make_folder(tmp_path / "tiny")
+    (folder / "config.json").write_text(text)
+    with pytest.raises(StartupError):
+        load_model_info(folder)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="no-such"):
+        load_model_info(tmp_path / "no-such")
