@@ -49,6 +49,8 @@ class Capabilities:
     max_context_tokens: int
     max_sequences: int
     kv_layout: str
+    vocab_size: int = 0
+    """Token ids in a request are below it; 0: any id is good. `submit` refuses others, since one would fail a step."""
     moves_running_kv: bool = False
     streams_kv: bool = False
     first_token_from: Literal["prefill", "decode"] = "prefill"
