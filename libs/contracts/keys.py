@@ -7,7 +7,7 @@ def workers(cluster: str) -> str:
 
 
 def worker(cluster: str, worker_id: str) -> str:
-    """A worker's lease: its serialized `Worker`, expiring unless renewed."""
+    """A worker's lease, a hash of `worker` (serialized) and `incarnation` (20 digits), expiring unless renewed."""
     return f"fulcrum:{cluster}:worker:{worker_id}"
 
 

@@ -22,7 +22,10 @@ class KvIndex(Protocol):
     async def longest_prefix(
         self, model: str, hashes: Sequence[Sequence[bytes]], worker_ids: Sequence[str]
     ) -> list[Mapping[str, int]]:
-        """For each prompt (its block hashes in order), how many leading blocks each worker holds; one round trip."""
+        """For each prompt (its block hashes in order), how many leading blocks each worker holds; one round trip.
+
+        Workers that hold none are left out, so a store that is away looks like one that holds nothing.
+        """
         ...
 
     async def close(self) -> None:

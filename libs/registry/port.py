@@ -10,7 +10,10 @@ class Registry(Protocol):
     """Where workers announce themselves and others find them. Every method raises RegistryDown when it is away."""
 
     async def announce(self, worker: Worker, *, lease_ms: int) -> None:
-        """Register or renew; the change is pushed to `watch` when anything but the lease differs."""
+        """Register or renew; the change is pushed to `watch` when anything but the lease differs.
+
+        Does nothing while a newer incarnation is registered.
+        """
         ...
 
     async def withdraw(self, worker_id: str, incarnation: int) -> None:

@@ -1,0 +1,24 @@
+"""Redis connections of which no call outlasts a bound, whatever state the server is in."""
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+MAX_CONNECTIONS = 16
+STALE_RETRIES = 1
+"""A pooled connection may have died with the last server: the first failure only shows that."""
+
+
+def make_redis(url: str, *, timeout_ms: float) -> "Redis":
+    """A client of `url` (binary replies) whose connects, sends and reads each end within `timeout_ms`."""
+    timeout_s = timeout_ms / 1000
+    client: Redis = Redis.from_url(
+        url,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        max_connections=MAX_CONNECTIONS,
+        retry=Retry(NoBackoff(), STALE_RETRIES, supported_errors=(RedisConnectionError,)),
+        decode_responses=False,
+    )
+    return client
