@@ -1,0 +1,168 @@
+"""Credits: a request is bound to a worker only against one, so work waits in gateways, not in workers. Pure.
+
+A slot of a worker is free, granted to a gateway, or in use by a sequence. Free slots are handed out at once, so that an
+idle system needs no round trip; when gateways compete, the one whose head is most urgent comes first, and what another
+holds unused is asked back.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MAX_PASSED_OVER = 16
+"""After so many grants to more urgent gateways a waiting one comes first, whatever its deadline."""
+NO_DEADLINE = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits in one gateway; `name` settles ties alike on every worker."""
+
+    name: str
+    requests: int = 0
+    head_deadline_ns: int = 0
+
+    @property
+    def urgency(self) -> tuple[int, str]:
+        """Smaller is more urgent. A strict order shared by all workers, so that two gateways never hold what the other
+        lacks for good."""
+        return self.head_deadline_ns or NO_DEADLINE, self.name
+
+
+@dataclass(slots=True)
+class _Account:
+    """What one gateway has of one kind of slot."""
+
+    held: int = 0
+    """Granted and told, neither used nor returned."""
+    granting: int = 0
+    """Granted, not told yet."""
+    recalling: int = 0
+    """To be asked back, not told yet."""
+    recalled: int = 0
+    """Asked back, not answered yet."""
+    passed_over: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.held + self.granting
+
+    @property
+    def keeps(self) -> int:
+        return self.total - self.recalling - self.recalled
+
+    def forget_recalls(self) -> None:
+        self.recalled = min(self.recalled, self.held)
+        self.recalling = min(self.recalling, self.held - self.recalled)
+
+
+@dataclass(slots=True)
+class CreditPool:
+    """Slots of one kind. After any call `settle` decides who gets what, and `take` is what a gateway is told."""
+
+    slots: int
+    in_use: int = 0
+    _accounts: dict[int, _Account] = field(default_factory=dict)
+
+    @property
+    def granted(self) -> int:
+        """Slots that gateways hold unused."""
+        return sum(account.total for account in self._accounts.values())
+
+    def attach(self, gateway: int) -> None:
+        """A gateway has come."""
+        self._accounts[gateway] = _Account()
+
+    def detach(self, gateway: int) -> None:
+        """It has gone, with what it held; its sequences stay in use until they end."""
+        self._accounts.pop(gateway, None)
+
+    def use(self, gateway: int) -> bool:
+        """Turn a held credit into a slot in use; False when the gateway holds none."""
+        account = self._accounts[gateway]
+        if not account.held:
+            return False
+        account.held -= 1
+        self.in_use += 1
+        # A recall that crossed with the use is settled by it: the gateway answers with what it still has.
+        account.forget_recalls()
+        return True
+
+    def free(self) -> None:
+        """A sequence has ended, or was refused."""
+        self.in_use -= 1
+
+    def returned(self, gateway: int, count: int) -> None:
+        """The gateway has given back `count` unused credits."""
+        account = self._accounts[gateway]
+        count = min(count, account.held)
+        account.held -= count
+        account.recalled = max(account.recalled - count, 0)
+        account.forget_recalls()
+
+    def take(self, gateway: int) -> tuple[int, int]:
+        """(grant, recall) to tell the gateway now."""
+        account = self._accounts[gateway]
+        grant, recall = account.granting, account.recalling
+        account.held += grant
+        account.recalled += recall
+        account.granting = account.recalling = 0
+        return grant, recall
+
+    def has_news(self, gateway: int) -> bool:
+        """Whether `take` would say anything."""
+        account = self._accounts[gateway]
+        return bool(account.granting or account.recalling)
+
+    def settle(self, waiting: Mapping[int, Waiting]) -> None:
+        """Grant what is free and ask back what is needed elsewhere; `waiting` has every attached gateway."""
+        free = self._free()
+        if free < 0:
+            self._recall(-free - self._pending(), sorted(self._accounts, key=lambda g: waiting[g].requests > 0))
+            return
+        unmet = sum(max(waiting[g].requests - account.keeps, 0) for g, account in self._accounts.items())
+        self._recall(unmet - free - self._pending(), [g for g in self._accounts if not waiting[g].requests])
+        if self._accounts:
+            for _ in range(self._free()):
+                self._grant(waiting)
+        if unmet:
+            self._relieve(waiting)
+
+    def _free(self) -> int:
+        return self.slots - self.in_use - self.granted
+
+    def _pending(self) -> int:
+        return sum(account.recalling + account.recalled for account in self._accounts.values())
+
+    def _grant(self, waiting: Mapping[int, Waiting]) -> None:
+        accounts = self._accounts
+        needy = [g for g, account in accounts.items() if waiting[g].requests > account.keeps]
+        if needy:
+            chosen = min(needy, key=lambda g: (accounts[g].passed_over < MAX_PASSED_OVER, waiting[g].urgency))
+            for gateway in needy:
+                accounts[gateway].passed_over += 1
+            accounts[chosen].passed_over = 0
+        else:
+            chosen = min(accounts, key=lambda g: (accounts[g].keeps, waiting[g].name))
+        accounts[chosen].granting += 1
+
+    def _recall(self, count: int, donors: list[int]) -> None:
+        for gateway in donors:
+            if count <= 0:
+                return
+            account = self._accounts[gateway]
+            untold = min(count, account.granting)
+            account.granting -= untold  # never told: free again without a round trip
+            asked = min(count - untold, account.held - account.recalling - account.recalled)
+            account.recalling += asked
+            count -= untold + asked
+
+    def _relieve(self, waiting: Mapping[int, Waiting]) -> None:
+        """A waiting gateway with nothing gets one from a less urgent one that waits too, but for something else."""
+        accounts = self._accounts
+        starving = [g for g in accounts if waiting[g].requests and not accounts[g].total]
+        donors = [g for g, account in accounts.items() if account.held > account.recalling + account.recalled]
+        if not starving or not donors or self._pending():
+            return
+        donor = max(donors, key=lambda g: waiting[g].urgency)
+        if min(waiting[g].urgency for g in starving) < waiting[donor].urgency:
+            accounts[donor].recalling += 1

@@ -1,0 +1,107 @@
+"""Settings of a worker, whichever role it starts in: the same variables for every worker service."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from libs.engine.config import EngineConfig
+from libs.runtime.settings import CommonSettings
+
+BUILTIN_MODEL = "builtin:sim"
+WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared against, never bound
+
+
+class WorkerSettings(CommonSettings):
+    """What a worker reads from the environment as FULCRUM_WORKER_<FIELD>."""
+
+    model_config = SettingsConfigDict(env_prefix="FULCRUM_WORKER_")
+
+    id: str = Field("worker-0", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Stable over restarts; unique in the cluster."""
+    port: int = Field(0, ge=0, le=65535)
+    """Port of the gRPC server; 0 picks one."""
+    advertise: str = ""
+    """host[:port] that others reach this worker by; empty means what it listens on."""
+    role: Literal["prefill", "decode", "mixed", "standby"] = "standby"
+    """The first role; later ones come from the planner."""
+    budget_tokens: int = Field(0, ge=0)
+    """Role mixed: prompt tokens that one engine step may compute beside decodes."""
+    prefill_role: str = "services.prefill.role:PrefillRole"
+    """Plug-in of the prompt phase, as package.module:Class."""
+    token_role: str = "services.decode.role:DecodeRole"
+    """Plug-in of the token phase."""
+    gpus: int = Field(1, ge=1)
+    """Weight in cluster figures; a CPU worker counts 1."""
+
+    lease_ms: int = Field(3000, ge=300)
+    """A worker that has not renewed its registration for so long is gone."""
+    kv_index_lease_ms: int = Field(10_000, ge=300)
+    """The same for its entries in the KV index."""
+    drain_s: float = Field(20.0, ge=0)
+    """How long running sequences may go on after SIGTERM."""
+    telemetry_ms: int = Field(100, ge=10)
+    """Time that one telemetry batch covers."""
+
+    engine: Literal["torch", "sim"] = "torch"
+    model_path: str = BUILTIN_MODEL
+    """Folder of a Hugging Face model, or builtin:sim (sim engine only)."""
+    model: str = ""
+    """Name that requests use; empty means the folder's own."""
+    device: str = "auto"
+    threads: int = Field(0, ge=0)
+    """Threads of the engine; 0 lets it decide."""
+    block_size_tokens: int = Field(16, ge=1)
+    kv_memory_mb: int = Field(512, ge=1)
+    max_sequences: int = Field(64, ge=1)
+    """Sequences in the running batch: the decode credits of this worker."""
+    max_waiting: int = Field(1024, ge=1)
+    prefill_chunk_tokens: int = Field(512, ge=1)
+    """Prompt tokens that one step of a prefill worker computes at most."""
+    kv_lease_ms: int = Field(30_000, ge=1)
+    """How long KV blocks of a prefilled sequence wait for their receiver."""
+    sim_profile: str = "llama-8b-h100"
+    sim_speedup: float = Field(1.0, gt=0)
+    sim_link_gbps: float = Field(100.0, gt=0)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "WorkerSettings":
+        if self.role == "mixed" and self.budget_tokens < 1:
+            raise ValueError("role mixed needs FULCRUM_WORKER_BUDGET_TOKENS of at least 1")
+        if self.engine != "sim" and self.model_path == BUILTIN_MODEL:
+            raise ValueError(f"engine {self.engine} needs a model folder in FULCRUM_WORKER_MODEL_PATH")
+        return self
+
+    def engine_config(self, model_name: str) -> EngineConfig:
+        """The engine's share of these settings."""
+        return EngineConfig(
+            model_path=None if self.model_path == BUILTIN_MODEL else Path(self.model_path),
+            model_name=model_name,
+            device=self.device,
+            threads=self.threads,
+            block_size_tokens=self.block_size_tokens,
+            kv_memory_mb=self.kv_memory_mb,
+            max_sequences=self.max_sequences,
+            max_waiting=self.max_waiting,
+            prefill_chunk_tokens=self.prefill_chunk_tokens,
+            kv_lease_ms=self.kv_lease_ms,
+            sim_profile=self.sim_profile,
+            sim_speedup=self.sim_speedup,
+            sim_link_gbps=self.sim_link_gbps,
+        )
+
+    def listen_address(self) -> str:
+        """Where the gRPC server binds."""
+        return _join(self.host or "0.0.0.0", self.port)  # noqa: S104 - what an empty FULCRUM_HOST asks for
+
+    def advertised_address(self, port: int) -> str:
+        """How others reach a server bound to `port`; on a wildcard address by the node's name."""
+        if self.advertise:
+            has_port = ":" in self.advertise.rpartition("]")[2]
+            return self.advertise if has_port else f"{self.advertise}:{port}"
+        return _join(self.node if self.host in WILDCARD_HOSTS else self.host, port)
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

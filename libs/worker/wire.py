@@ -1,0 +1,183 @@
+"""The engine port's words in protobuf and back. Pure."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.contracts.errors import InvalidRequest
+from libs.contracts.packing import pack_f32, pack_u32
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.port import (
+    Capabilities,
+    EngineLoad,
+    EngineRequest,
+    FinishReason,
+    KvHandle,
+    Logprob,
+    Phase,
+    SamplingParams,
+    SequenceOutput,
+)
+
+_FIRST_TOKEN = {"prefill": common.FIRST_TOKEN_FROM_PREFILL, "decode": common.FIRST_TOKEN_FROM_DECODE}
+_FINISHED = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.ABORTED: pb.FINISH_REASON_ABORTED,
+}
+_FAILED = {FinishReason.KV_LOST: pb.FAILURE_CODE_KV_LOST, FinishReason.FAILED: pb.FAILURE_CODE_ENGINE}
+
+
+def capabilities_message(capabilities: Capabilities) -> common.Capabilities:
+    """What gateways and the planner are told of an engine."""
+    return common.Capabilities(
+        block_size_tokens=capabilities.block_size_tokens,
+        kv_blocks=capabilities.kv_blocks,
+        kv_block_bytes=capabilities.kv_block_bytes,
+        max_context_tokens=capabilities.max_context_tokens,
+        max_sequences=capabilities.max_sequences,
+        moves_running_kv=capabilities.moves_running_kv,
+        streams_kv=capabilities.streams_kv,
+        first_token=_FIRST_TOKEN[capabilities.first_token_from],
+        kv_layout=capabilities.kv_layout,
+    )
+
+
+def load_message(load: EngineLoad) -> common.Load:
+    """Depths for frames and telemetry."""
+    return common.Load(
+        running=load.running,
+        waiting=load.waiting,
+        waiting_prefill_tokens=load.waiting_prefill_tokens,
+        awaiting_kv=load.awaiting_kv,
+        free_kv_blocks=load.free_kv_blocks,
+    )
+
+
+def kv_source(handle: KvHandle) -> pb.KvSource:
+    """A handle on its way to the receiver."""
+    return pb.KvSource(
+        worker_id=handle.worker_id,
+        incarnation=handle.incarnation,
+        address=handle.address,
+        handle=handle.opaque,
+        tokens=handle.tokens,
+        blocks=handle.blocks,
+    )
+
+
+def kv_handle(source: pb.KvSource) -> KvHandle:
+    """The inverse of `kv_source`."""
+    return KvHandle(
+        worker_id=source.worker_id,
+        incarnation=source.incarnation,
+        address=source.address,
+        opaque=source.handle,
+        tokens=source.tokens,
+        blocks=source.blocks,
+    )
+
+
+def engine_request(submit: pb.Submit, phase: Phase, key: int, chain_root: bytes) -> EngineRequest:
+    """The engine's request for `submit`; raises InvalidRequest with what is wrong."""
+    token_ids = _token_ids(submit.token_ids)
+    generated = len(token_ids) - submit.prompt_tokens
+    if submit.prompt_tokens < 1 or generated < 0:
+        raise InvalidRequest(f"prompt_tokens is {submit.prompt_tokens} of {len(token_ids)} tokens")
+    if submit.max_output_tokens <= generated:
+        raise InvalidRequest(f"max_output_tokens is {submit.max_output_tokens}, and {generated} are there already")
+    if phase is Phase.DECODE and not (submit.HasField("kv") and submit.kv.address and submit.kv.handle):
+        raise InvalidRequest("phase decode needs kv with an address and a handle")
+    return EngineRequest(
+        key=key,
+        request_id=submit.request_id,
+        phase=phase,
+        token_ids=token_ids,
+        prompt_tokens=submit.prompt_tokens,
+        max_output_tokens=submit.max_output_tokens,
+        sampling=_sampling(submit.sampling),
+        chain_root=chain_root,
+        kv=kv_handle(submit.kv) if phase is Phase.DECODE else None,
+    )
+
+
+def sequence_event(sequence: int, output: SequenceOutput) -> pb.SequenceEvent | None:
+    """What the gateway is told of `output` beside its tokens; None when they say it all."""
+    finish = output.finish
+    if finish is None:
+        return pb.SequenceEvent(sequence=sequence, kv_pulling=pb.KvPulling()) if output.pulling else None
+    if finish in _FAILED:
+        return pb.SequenceEvent(sequence=sequence, failed=pb.Failed(code=_FAILED[finish], detail=output.detail))
+    if finish is FinishReason.PREFILLED:
+        prefilled = pb.Prefilled(
+            kv=kv_source(output.handle) if output.handle else None,
+            cached_tokens=output.cached_tokens,
+            computed_tokens=output.computed_prompt_tokens,
+        )
+        return pb.SequenceEvent(sequence=sequence, prefilled=prefilled)
+    return pb.SequenceEvent(
+        sequence=sequence,
+        finished=pb.Finished(
+            reason=_FINISHED[finish],
+            cached_tokens=output.cached_tokens,
+            computed_prompt_tokens=output.computed_prompt_tokens,
+            kv_bytes_received=output.kv_bytes_received,
+        ),
+    )
+
+
+def logprobs_message(index: int, logprob: Logprob) -> pb.TokenLogprobs:
+    """Logprobs of the frame's token at `index`."""
+    return pb.TokenLogprobs(
+        index=index,
+        logprob=logprob.logprob,
+        top_ids=pack_u32([token_id for token_id, _ in logprob.top]),
+        top_logprobs=pack_f32(value for _, value in logprob.top),
+    )
+
+
+def check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
+    """Raise InvalidRequest for a token that the model does not have: engines index their tables by it unchecked."""
+    tokens = request.token_ids
+    if int(tokens.max()) >= vocab_size or int(tokens.min()) < 0:
+        raise InvalidRequest(f"token_ids must be below the vocabulary's {vocab_size}")
+    if any(token_id >= vocab_size for token_id in request.sampling.logit_bias):
+        raise InvalidRequest(f"logit_bias names a token beyond the vocabulary's {vocab_size}", param="logit_bias")
+
+
+def _token_ids(packed: bytes) -> NDArray[np.int32]:
+    if len(packed) % 4:
+        raise InvalidRequest(f"token_ids is {len(packed)} bytes, not a whole number of uint32")
+    return np.frombuffer(packed, dtype="<u4").astype(np.int32)
+
+
+def _sampling(sampling: pb.Sampling) -> SamplingParams:
+    # proto3 cannot tell 0 from absent; where 0 has no meaning of its own it is taken as "off".
+    params = SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p or 1.0,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty or 1.0,
+        logit_bias=dict(sampling.logit_bias),
+        logprobs=sampling.logprobs,
+        top_logprobs=sampling.top_logprobs,
+        stop_token_ids=frozenset(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+    )
+    penalties = (params.presence_penalty, params.frequency_penalty, *params.logit_bias.values())
+    fits = (
+        0 <= params.temperature < math.inf
+        and 0 < params.top_p <= 1
+        and 0 <= params.min_p <= 1
+        and 0 < params.repetition_penalty < math.inf
+        and all(map(math.isfinite, penalties))
+    )
+    if not fits:
+        raise InvalidRequest("sampling has a value out of range")
+    return params
