@@ -221,6 +221,9 @@ class EngineLoad:
     free_kv_blocks: int
     kv_wait_since_unix_ns: int = 0
     """Start of a KV wait that goes on; 0 when none does."""
+    reported_to_unix_ns: int = 0
+    """No step or ended KV wait that starts before this moment is still to come from `events`, whether it runs or its
+    event lies unread; a running step counts as come once it was announced. 0: now. Telemetry covers time up to here."""
 
 
 @dataclass(frozen=True, slots=True)
