@@ -1,0 +1,102 @@
+"""Named device profiles: a step-time model and what KV costs there.
+
+None is a measurement. They are rooflines: FLOPs and bytes of the model's published shape over the device's published
+peaks (H100 SXM: 989 TFLOP/s dense bf16, 3.35 TB/s, 80 GB), times the efficiency that each entry states.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from libs.contracts.errors import StartupError
+from libs.perfmodel.step_time import StepTimeModel
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One model on one kind of worker."""
+
+    name: str
+    step_time: StepTimeModel
+    kv_bytes_per_token: int
+    kv_memory_bytes: int
+    """What is left for KV beside weights and activations."""
+    gpus: int
+
+
+_LLAMA_8B_H100 = Profile(
+    name="llama-8b-h100",
+    step_time=StepTimeModel(
+        prefill_fixed_ns=5e6,  # launches of 32 layers and sampling
+        prefill_token_ns=27_000,  # 16.1 GFLOP a token at 60 % of peak
+        prefill_token_squared_ns=0.66,  # causal attention, 0.26 MFLOP a pair of tokens, at 40 % of peak
+        decode_fixed_ns=7e6,  # 16.1 GB of weights at 75 % of bandwidth, and 0.6 ms of launches
+        decode_sequence_ns=20_000,
+        decode_kv_token_ns=52,  # 128 KiB at 75 % of bandwidth
+        interference=0.3,  # between the two that a cluster design must survive: 0 overlaps, 1 adds
+    ),
+    kv_bytes_per_token=131_072,  # 32 layers x 2 x 8 heads x 128 x 2 bytes
+    kv_memory_bytes=54_000_000_000,
+    gpus=1,
+)
+
+_LLAMA_70B_TP4_H100 = Profile(
+    name="llama-70b-tp4-h100",
+    step_time=StepTimeModel(
+        prefill_fixed_ns=8e6,
+        prefill_token_ns=71_000,  # 141 GFLOP a token at 50 % of four peaks
+        prefill_token_squared_ns=0.95,  # 1.31 MFLOP a pair of tokens at 35 % of four peaks
+        decode_fixed_ns=17.5e6,  # 141 GB at 70 % of four bandwidths, and 160 all-reduces of 15 us
+        decode_sequence_ns=25_000,
+        decode_kv_token_ns=35,  # 320 KiB at 70 % of four bandwidths
+        interference=0.3,
+    ),
+    kv_bytes_per_token=327_680,  # 80 layers x 2 x 8 heads x 128 x 2 bytes
+    kv_memory_bytes=139_000_000_000,
+    gpus=4,
+)
+
+_SMOLLM2_135M_CPU = Profile(
+    name="smollm2-135m-cpu",
+    step_time=StepTimeModel(
+        prefill_fixed_ns=30e6,
+        prefill_token_ns=2_700_000,  # 0.27 GFLOP a token at 100 GFLOP/s, two cores with AVX
+        prefill_token_squared_ns=350,  # 35 kFLOP a pair of tokens at the same speed
+        decode_fixed_ns=45e6,  # 0.54 GB of float32 weights at 12 GB/s
+        decode_sequence_ns=2_700_000,
+        decode_kv_token_ns=3_800,  # 45 KiB at 12 GB/s
+        interference=0.7,
+    ),
+    kv_bytes_per_token=46_080,  # 30 layers x 2 x 3 heads x 64 x 4 bytes
+    kv_memory_bytes=512 * 1024 * 1024,
+    gpus=1,
+)
+
+_INSTANT = Profile(
+    name="instant",  # a device that costs nothing, so that what remains is the suite's own cost
+    step_time=StepTimeModel(
+        prefill_fixed_ns=0,
+        prefill_token_ns=0,
+        prefill_token_squared_ns=0,
+        decode_fixed_ns=0,
+        decode_sequence_ns=0,
+        decode_kv_token_ns=0,
+        interference=0,
+    ),
+    kv_bytes_per_token=1_024,
+    kv_memory_bytes=1_000_000_000,
+    gpus=1,
+)
+
+PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
+    {entry.name: entry for entry in (_LLAMA_8B_H100, _LLAMA_70B_TP4_H100, _SMOLLM2_135M_CPU, _INSTANT)}
+)
+
+
+def profile(name: str) -> Profile:
+    """The profile of that name; raises StartupError that lists the names."""
+    found = PROFILES.get(name)
+    if found is None:
+        raise StartupError(f"step-time profile {name!r} is not one of {', '.join(PROFILES)}")
+    return found
