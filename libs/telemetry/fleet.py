@@ -1,0 +1,70 @@
+"""The timelines of all workers, bounded in number."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.telemetry.timeline import PhaseTime, PrefillShare, Taken, Timeline, WorkerFacts
+
+MAX_WORKERS: Final = 256
+"""With `timeline.MAX_STEPS` at most 400 MB, typically 1 MB each (60 steps a second). The longest silent one goes."""
+MAX_AHEAD_NS: Final = 60 * 1_000_000_000
+"""A batch that claims to cover time further ahead than clocks can differ is malformed."""
+LISTED_NS: Final = 60 * 1_000_000_000
+"""A worker that has been silent this long is no longer listed."""
+
+
+class Fleet:
+    """What is known of every worker from its telemetry."""
+
+    def __init__(self, prefill_share: PrefillShare) -> None:
+        self._prefill_share = prefill_share
+        self._timelines: dict[str, Timeline] = {}
+        self.batches: Counter[Taken] = Counter()
+        self.latest_arrival_ns: int | None = None
+        """When the newest batch came, by the clock of this process."""
+
+    def add(self, batch: StepBatch, now_ns: int) -> Taken:
+        """Enter a worker's batch that came at `now_ns`."""
+        self.latest_arrival_ns = now_ns
+        taken = Taken.MALFORMED if batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS else self._add(batch)
+        self.batches[taken] += 1
+        return taken
+
+    def phases(self, worker_id: str, low_ns: int, high_ns: int) -> PhaseTime:
+        """How a worker spent [low, high); nothing is covered for one that is not known."""
+        timeline = self._timelines.get(worker_id)
+        return timeline.phases(low_ns, high_ns) if timeline else PhaseTime()
+
+    def facts(self, worker_id: str) -> WorkerFacts | None:
+        """What a worker last said of itself."""
+        timeline = self._timelines.get(worker_id)
+        return timeline.facts if timeline else None
+
+    def lost_batches(self, worker_id: str) -> int:
+        """Batches of a worker that never came, so far."""
+        timeline = self._timelines.get(worker_id)
+        return timeline.lost_batches if timeline else 0
+
+    def listed(self, now_ns: int) -> Iterator[WorkerFacts]:
+        """Workers heard of in the last `LISTED_NS`, by id."""
+        for _, timeline in sorted(self._timelines.items()):
+            if timeline.facts and timeline.facts.covered_to_unix_ns > now_ns - LISTED_NS:
+                yield timeline.facts
+
+    def _add(self, batch: StepBatch) -> Taken:
+        timeline = self._timelines.get(batch.worker_id)
+        if timeline is not None:
+            return timeline.add(batch)
+        timeline = Timeline(self._prefill_share)
+        taken = timeline.add(batch)
+        if taken is Taken.COUNTED:
+            if len(self._timelines) >= MAX_WORKERS:
+                del self._timelines[min(self._timelines, key=self._heard_ns)]
+            self._timelines[batch.worker_id] = timeline
+        return taken
+
+    def _heard_ns(self, worker_id: str) -> int:
+        facts = self.facts(worker_id)
+        return facts.covered_to_unix_ns if facts else 0

@@ -1,0 +1,213 @@
+"""One worker's wall time, cut into prefill, decode, KV wait and idle: whole nanoseconds that add up exactly."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step, StepBatch
+from libs.telemetry.intervals import Intervals
+from libs.telemetry.steps import FULL_SHARE, StepLog
+
+MAX_WINDOW_NS: Final = 600 * 1_000_000_000
+HISTORY_NS: Final = 660 * 1_000_000_000
+TRIM_NS: Final = 30 * 1_000_000_000
+"""History is dropped in pieces of this size, so that dropping costs little."""
+MAX_STEPS: Final = 65_536
+"""Of one worker: at 24 bytes a step, 1.6 MB. A worker with more of them in `HISTORY_NS` is remembered less long."""
+MAX_INTERVALS: Final = 16_384
+"""Covers, KV waits, and runs of batch numbers, each: 16 bytes an entry."""
+INT64_END: Final = 1 << 62
+"""Times and numbers from the wire must lie below."""
+
+PrefillShare = Callable[[str, Step], int]
+"""Which part of a step of the named engine is prefill, 0..`FULL_SHARE`."""
+
+
+class Taken(Enum):
+    """What became of a batch."""
+
+    COUNTED = "counted"
+    DUPLICATE = "duplicate"
+    VOID = "void"
+    """From an incarnation that a newer one has replaced."""
+    MALFORMED = "malformed"
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTime:
+    """Covered time and what it went into, in ns; `idle_ns` is what no step and no wait claims."""
+
+    covered_ns: int = 0
+    prefill_ns: int = 0
+    decode_ns: int = 0
+    kv_wait_ns: int = 0
+    provisional: bool = False
+    """Part of it is a step that still runs."""
+
+    @property
+    def idle_ns(self) -> int:
+        """Covered time that nothing claims."""
+        return self.covered_ns - self.prefill_ns - self.decode_ns - self.kv_wait_ns
+
+    def times(self, gpus: int) -> "PhaseTime":
+        """The same in GPU-nanoseconds of a worker of `gpus`."""
+        return PhaseTime(
+            self.covered_ns * gpus,
+            self.prefill_ns * gpus,
+            self.decode_ns * gpus,
+            self.kv_wait_ns * gpus,
+            self.provisional,
+        )
+
+    def __add__(self, other: "PhaseTime") -> "PhaseTime":
+        return PhaseTime(
+            self.covered_ns + other.covered_ns,
+            self.prefill_ns + other.prefill_ns,
+            self.decode_ns + other.decode_ns,
+            self.kv_wait_ns + other.kv_wait_ns,
+            self.provisional or other.provisional,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What a worker's newest batch says of it."""
+
+    worker_id: str
+    incarnation: int
+    node: str
+    gpus: int
+    engine: str
+    assignment: Assignment
+    load: Load
+    covered_to_unix_ns: int
+    dropped_batches: int
+
+
+class Timeline:
+    """History of one worker from its batches, in whatever order they come and however often."""
+
+    def __init__(self, prefill_share: PrefillShare) -> None:
+        self._prefill_share = prefill_share
+        self._covers = Intervals()
+        self._kv_waits = Intervals()
+        self._steps = StepLog()
+        self._seen = Intervals()
+        """Batch numbers of this incarnation that have come."""
+        self._seen_from = 0
+        """Numbers below are taken for duplicates."""
+        self._first = 0
+        """The number heard first: those below it were never missed."""
+        self._next = 0
+        """One past the highest of them."""
+        self._kept_from_ns = 0
+        self.facts: WorkerFacts | None = None
+        self.lost_batches = 0
+        """Numbers that were skipped and have not come since."""
+
+    def add(self, batch: StepBatch) -> Taken:
+        """Enter a batch; what was entered before is never counted twice."""
+        if not _well_formed(batch):
+            return Taken.MALFORMED
+        if self.facts is None or batch.incarnation > self.facts.incarnation:
+            self._start_anew(batch)
+        elif batch.incarnation < self.facts.incarnation:
+            return Taken.VOID
+        elif batch.sequence in self._seen or batch.sequence < self._seen_from:
+            return Taken.DUPLICATE
+        self._note_sequence(batch)
+        self._enter_times(batch)
+        self._forget_old()
+        return Taken.COUNTED
+
+    def phases(self, low_ns: int, high_ns: int) -> PhaseTime:
+        """How the covered part of [low, high) was spent; at most `MAX_WINDOW_NS` long."""
+        covers = self._covers.within(low_ns, high_ns)
+        busy = self._steps.busy(low_ns, high_ns, self._covers.reach)
+        steps_ns, prefill_ns = busy.between(covers)
+        waits = [wait for cover in covers for wait in self._kv_waits.within(*cover)]
+        steps_in_waits_ns, _ = busy.between(waits)
+        return PhaseTime(
+            covered_ns=_length(covers),
+            prefill_ns=prefill_ns,
+            decode_ns=steps_ns - prefill_ns,
+            kv_wait_ns=_length(waits) - steps_in_waits_ns,
+            provisional=busy.provisional,
+        )
+
+    def _start_anew(self, batch: StepBatch) -> None:
+        """A new incarnation: the old one's steps end where last seen, and its claims on later time are void."""
+        self._steps.settle(self._covers.reach)
+        for kept in (self._covers, self._kv_waits, self._steps):
+            kept.forget_from(batch.covered_from_unix_ns)
+        self._seen = Intervals()
+        self._seen_from = 0
+        self._first = self._next = batch.sequence
+
+    def _note_sequence(self, batch: StepBatch) -> None:
+        if batch.sequence >= self._next:
+            self.lost_batches += batch.sequence - self._next
+            self._next = batch.sequence + 1
+            self.facts = _facts(batch)
+        elif batch.sequence > self._first:
+            self.lost_batches -= 1
+        self._seen.add(batch.sequence, batch.sequence + 1)
+        if len(self._seen) > MAX_INTERVALS:
+            self._seen_from = self._seen.start_of_newest(MAX_INTERVALS)
+            self._seen.forget_before(self._seen_from)
+
+    def _enter_times(self, batch: StepBatch) -> None:
+        self._covers.add(max(batch.covered_from_unix_ns, self._kept_from_ns), batch.covered_to_unix_ns)
+        for wait in batch.kv_waits:
+            self._kv_waits.add(wait.start_unix_ns, wait.end_unix_ns)
+        for step in batch.steps:
+            share = min(max(self._prefill_share(batch.engine, step), 0), FULL_SHARE)
+            announced = step.end_unix_ns == 0
+            end_ns = max(step.start_unix_ns, batch.covered_to_unix_ns) if announced else step.end_unix_ns
+            self._steps.add(step.start_unix_ns, end_ns, share, announced=announced)
+
+    def _forget_old(self) -> None:
+        """Keep history within its bounds; what is forgotten is no longer covered, so it never turns idle."""
+        assert self.facts is not None
+        oldest_ns = self.facts.covered_to_unix_ns - HISTORY_NS
+        keep_from_ns = oldest_ns if oldest_ns > self._kept_from_ns + TRIM_NS else self._kept_from_ns
+        if len(self._steps) > MAX_STEPS:
+            keep_from_ns = max(keep_from_ns, self._steps.start_of_newest(MAX_STEPS * 15 // 16))
+        for intervals in (self._covers, self._kv_waits):
+            if len(intervals) > MAX_INTERVALS:
+                keep_from_ns = max(keep_from_ns, intervals.start_of_newest(MAX_INTERVALS * 15 // 16))
+        if keep_from_ns > self._kept_from_ns:
+            self._kept_from_ns = keep_from_ns
+            for kept in (self._covers, self._kv_waits, self._steps):
+                kept.forget_before(keep_from_ns)
+
+
+def _well_formed(batch: StepBatch) -> bool:
+    ends = [(step.start_unix_ns, step.end_unix_ns or step.start_unix_ns) for step in batch.steps]
+    ends += [(wait.start_unix_ns, wait.end_unix_ns) for wait in batch.kv_waits]
+    ends.append((batch.covered_from_unix_ns, batch.covered_to_unix_ns))
+    return (
+        bool(batch.worker_id)
+        and max(batch.sequence, batch.incarnation) < INT64_END
+        and all(0 < start <= end < INT64_END for start, end in ends)
+    )
+
+
+def _facts(batch: StepBatch) -> WorkerFacts:
+    return WorkerFacts(
+        worker_id=batch.worker_id,
+        incarnation=batch.incarnation,
+        node=batch.node,
+        gpus=max(batch.gpus, 1),
+        engine=batch.engine,
+        assignment=batch.assignment,
+        load=batch.load,
+        covered_to_unix_ns=batch.covered_to_unix_ns,
+        dropped_batches=batch.dropped_batches,
+    )
+
+
+def _length(spans: list[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in spans)

@@ -1,0 +1,61 @@
+"""Step telemetry for tests: batches of a worker, in milliseconds since an origin."""
+
+from collections.abc import Sequence
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Interval, Step, StepBatch
+from libs.contracts.roles import role_from_name
+
+ORIGIN_NS = 1_700_000_000_000_000_000
+MS = 1_000_000
+
+
+def at(ms: float) -> int:
+    """Unix ns of a moment `ms` after the origin."""
+    return ORIGIN_NS + round(ms * MS)
+
+
+def step(start_ms: float, end_ms: float | None, *, prefill: int = 0, decode: int = 0) -> Step:
+    """A step of `prefill` prompt tokens and `decode` sequences; without an end it is announced."""
+    return Step(
+        start_unix_ns=at(start_ms),
+        end_unix_ns=0 if end_ms is None else at(end_ms),
+        prefill_tokens=prefill,
+        prefill_sequences=1 if prefill else 0,
+        prefill_context_tokens=prefill,
+        decode_sequences=decode,
+        decode_kv_tokens=100 * decode,
+    )
+
+
+def step_batch(
+    sequence: int,
+    cover_ms: tuple[float, float],
+    steps: Sequence[Step] = (),
+    *,
+    waits_ms: Sequence[tuple[float, float]] = (),
+    worker: str = "decode-0",
+    role: str = "decode",
+    model: str = "sim",
+    gpus: int = 1,
+    incarnation: int = 1,
+    load: Load | None = None,
+    dropped_batches: int = 0,
+) -> StepBatch:
+    """What `worker` did in `cover_ms`."""
+    wire_role, budget_tokens = role_from_name(role, 64 if role == "mixed" else 0)
+    return StepBatch(
+        worker_id=worker,
+        incarnation=incarnation,
+        sequence=sequence,
+        node="node-a",
+        gpus=gpus,
+        engine="sim",
+        assignment=Assignment(model=model, role=wire_role, budget_tokens=budget_tokens, epoch=1),
+        covered_from_unix_ns=at(cover_ms[0]),
+        covered_to_unix_ns=at(cover_ms[1]),
+        steps=steps,
+        kv_waits=[Interval(start_unix_ns=at(start), end_unix_ns=at(end)) for start, end in waits_ms],
+        load=load,
+        dropped_batches=dropped_batches,
+    )
