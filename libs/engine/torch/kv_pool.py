@@ -1,0 +1,108 @@
+"""The KV pool: one tensor of blocks, each whole and contiguous, so that handing a block over is one copy."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from libs.contracts.errors import KvMismatch, StartupError
+
+MEMORY_HEADROOM = 0.9
+"""Share of the free memory that the pool may take at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What one block holds. Keys are stored rotated, as attention reads them."""
+
+    layers: int
+    block_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block: [layers, 2, block_size, kv_heads, head_dim]."""
+        return 2 * self.layers * self.block_size * self.kv_heads * self.head_dim * int(self.dtype.itemsize)
+
+    @property
+    def layout(self) -> str:
+        """Equal where blocks can be exchanged."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"kv1/{dtype}/{self.layers}x2x{self.block_size}x{self.kv_heads}x{self.head_dim}"
+
+
+class KvPool:
+    """Blocks [blocks, layers, 2, block_size, kv_heads, head_dim] on one device, zero at first.
+
+    Attention reads whole blocks and masks what a sequence has not written: those positions must be finite, since a
+    weight of zero times NaN is NaN. Zeros at first and written KV later are.
+    """
+
+    def __init__(self, shape: KvShape, memory_mb: int, device: torch.device) -> None:
+        """Raises StartupError where `memory_mb` is too small for two blocks or more than the device has free."""
+        self.shape = shape
+        self.blocks = memory_mb * 2**20 // shape.block_bytes
+        if self.blocks < 2:
+            raise StartupError(
+                f"kv_memory_mb={memory_mb} holds {self.blocks} KV blocks of {shape.block_bytes} bytes: raise it"
+            )
+        free = _free_bytes(device)
+        if free is not None and self.blocks * shape.block_bytes > free * MEMORY_HEADROOM:
+            raise StartupError(
+                f"kv_memory_mb={memory_mb} does not fit the {free >> 20} MB that {device} has free: lower it"
+            )
+        size = (self.blocks, shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
+        try:
+            self.tensor = torch.zeros(size, dtype=shape.dtype, device=device)
+        except (RuntimeError, MemoryError) as error:  # torch's OutOfMemoryError is a RuntimeError
+            raise StartupError(f"cannot allocate kv_memory_mb={memory_mb} on {device}: lower it") from error
+        # [blocks, block_bytes] uint8, sharing the pool's memory
+        self._bytes = self.tensor.view(self.blocks, -1).view(torch.uint8)
+        self._host: NDArray[np.uint8] | None = self._bytes.numpy() if device.type == "cpu" else None
+        # Copies on a stream of their own do not queue behind the step that runs.
+        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def read(self, blocks: NDArray[np.int32]) -> bytes:
+        """The bytes of `blocks`, one after the other."""
+        if self._host is not None:
+            return b"".join(self._host[block].data for block in blocks)
+        with self._copying():
+            return bytes(self._bytes[self._index(blocks)].cpu().numpy().tobytes())
+
+    def write(self, blocks: NDArray[np.int32], data: bytes) -> None:
+        """Fill `blocks` with what `read` gave. Raises KvMismatch for a wrong number of bytes."""
+        if len(data) != len(blocks) * self.shape.block_bytes:
+            raise KvMismatch(f"{len(data)} bytes for {len(blocks)} KV blocks of {self.shape.block_bytes}")
+        rows = np.frombuffer(data, np.uint8).reshape(len(blocks), self.shape.block_bytes)
+        if self._host is not None:
+            self._host[blocks] = rows
+            return
+        with self._copying():
+            self._bytes[self._index(blocks)] = torch.from_numpy(rows.copy()).to(self._bytes.device)
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _copying(self) -> Any:
+        return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
+
+    def _index(self, blocks: Sequence[int] | NDArray[np.int32]) -> torch.Tensor:
+        return torch.as_tensor(np.asarray(blocks, np.int64), device=self._bytes.device)
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    """Memory left on the device; None where it cannot be told."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    available_kb = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return int(available_kb) * 1024 if available_kb else None

@@ -1,0 +1,82 @@
+"""Loading a Hugging Face folder with transformers' model classes, and refusing what paged attention cannot serve."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.utils import logging
+
+from libs.contracts.errors import StartupError
+from libs.engine.torch.attention import ATTENTION_NAME, paged_attention
+from libs.engine.torch.kv_pool import KvShape
+
+CONTEXT_DEPENDENT_ROPE = ("dynamic", "longrope")
+"""Rotations that change with the longest sequence of a batch, so that stored keys would go stale."""
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device behind a setting like "auto", "cpu" or "cuda:1". Raises StartupError."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise StartupError(f"device={wanted} is unknown: use auto, cpu or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise StartupError(f"device={wanted} is not served: use auto, cpu or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise StartupError(
+            f"device={wanted} is not there (torch sees {torch.cuda.device_count()} CUDA devices): use cpu"
+        )
+    return device
+
+
+def load_model(folder: Path, device: torch.device) -> Any:
+    """The model on `device`, float32 on a CPU and bfloat16 on CUDA, attending through the pool. Raises StartupError."""
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
+    logging.disable_progress_bar()
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True, output_loading_info=True
+        )
+        model = model.to(device)
+    except Exception as error:  # transformers raises anything from KeyError to a safetensors error
+        raise StartupError(f"cannot load the model in {folder}: {_first_line(error)}") from error
+    absent = sorted(info["missing_keys"])
+    if absent:
+        raise StartupError(f"weights in {folder} lack {absent[0]} ({len(absent)} in all): copy the model again")
+    _refuse_unsupported(model)
+    return model.eval().requires_grad_(False)
+
+
+def kv_shape(model: Any, block_size_tokens: int) -> KvShape:
+    """What a block of the model's KV holds."""
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    return KvShape(
+        layers=config.num_hidden_layers,
+        block_size=block_size_tokens,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        dtype=model.dtype,
+    )
+
+
+def _refuse_unsupported(model: Any) -> None:
+    """What shows in the config; the warm-up step finds the rest."""
+    config = model.config.get_text_config()
+    name = type(model).__name__
+    if not model.is_backend_compatible():
+        raise StartupError(f"{name} has attention code of its own, which the torch engine cannot page: choose another")
+    odd = sorted(set(getattr(config, "layer_types", None) or []) - {"full_attention"})
+    if odd:
+        raise StartupError(f"{name} has layers of type {odd[0]}; the torch engine serves full attention only")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
+    if rope in CONTEXT_DEPENDENT_ROPE:
+        raise StartupError(f"{name} has rope_type {rope}, which depends on the batch; the torch engine cannot serve it")
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,120 @@
+"""The torch runner: transformers' model classes over a paged KV pool, on a CPU or one GPU.
+
+This module imports no torch, which takes seconds: `load` does, on the thread that then computes.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.contracts.errors import StartupError
+from libs.engine.config import EngineConfig
+from libs.engine.port import Capabilities, Progress
+from libs.engine.runner import Batch, Sampled
+
+if TYPE_CHECKING:
+    from libs.engine.torch.step import Loaded
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class TorchRunner:
+    """Implements the Runner port. All of torch's work runs on one thread of its own, so the event loop stays free.
+
+    Block copies run on the caller's thread: they touch blocks that no running step writes (see the port).
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
+        self._loaded: Loaded | None = None
+
+    @property
+    def name(self) -> str:
+        """The engine's name."""
+        return "torch"
+
+    @property
+    def device(self) -> str:
+        """ "cpu", or "cuda:" and the GPU's name. After `load`."""
+        return self._ready.device_name
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence. After `load`."""
+        return self._ready.info.eos_token_ids
+
+    async def load(self, progress: Progress) -> Capabilities:
+        """Load weights, allocate the pool, warm up. Raises StartupError."""
+        loop = asyncio.get_running_loop()
+
+        def report(stage: str, fraction: float) -> None:
+            loop.call_soon_threadsafe(progress, stage, fraction)
+
+        self._loaded = loaded = await self._on_thread(_load, self._config, report)
+        pool = loaded.pool
+        return Capabilities(
+            block_size_tokens=pool.shape.block_size,
+            kv_blocks=pool.blocks,
+            kv_block_bytes=pool.shape.block_bytes,
+            max_context_tokens=loaded.info.max_context_tokens,
+            max_sequences=self._config.max_sequences,
+            kv_layout=pool.shape.layout,
+            vocab_size=loaded.info.vocab_size,
+        )
+
+    async def run(self, batch: Batch) -> dict[int, Sampled]:
+        """Compute the batch; a token for each chunk with `sample`, by key."""
+        return await self._on_thread(_step, self._ready, batch)
+
+    def read_blocks(self, blocks: NDArray[np.int32]) -> bytes:
+        """The bytes of pool blocks, block after block."""
+        return self._ready.pool.read(blocks)
+
+    def write_blocks(self, blocks: NDArray[np.int32], data: bytes) -> None:
+        """The inverse of `read_blocks`. Raises KvMismatch for a wrong number of bytes."""
+        self._ready.pool.write(blocks, data)
+
+    async def transfer(self, data_bytes: int) -> None:
+        """Nothing to wait for: the bytes took their time."""
+
+    async def close(self) -> None:
+        """Wait for a step that runs, then free the device. Idempotent."""
+        await asyncio.to_thread(self._thread.shutdown)
+        self._loaded = None
+
+    @property
+    def _ready(self) -> "Loaded":
+        if self._loaded is None:
+            raise RuntimeError("the runner is not loaded")
+        return self._loaded
+
+    async def _on_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work` on torch's thread; a cancelled caller is held until it ends, since it cannot be stopped."""
+        future = asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **kwargs))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.gather(future, return_exceptions=True)
+            raise
+
+
+def _load(config: EngineConfig, progress: Progress) -> "Loaded":
+    progress("importing torch", 0.0)
+    try:
+        from libs.engine.torch.step import load  # noqa: PLC0415
+    except ImportError as error:
+        raise StartupError(f"the torch engine needs torch and transformers: {error}") from error
+    progress("importing torch", 1.0)
+    return load(config, progress)
+
+
+def _step(loaded: "Loaded", batch: Batch) -> dict[int, Sampled]:
+    from libs.engine.torch.step import step  # noqa: PLC0415
+
+    return step(loaded, batch)

@@ -1,0 +1,120 @@
+"""From logits to tokens. What a token depends on: its own logits, its own parameters, its seed and its position.
+
+The order is vLLM's: logit bias, repetition, frequency and presence penalties, then temperature, min-p, top-k, top-p.
+Log-probabilities are the model's own, before all of these.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from libs.engine.port import Logprob, SamplingParams
+from libs.engine.runner import Chunk, Sampled
+
+GREEDY_BELOW_TEMPERATURE = 1e-5
+"""Colder than this is greedy: logits divided by less overflow float32."""
+
+_Shaping = tuple[float, float, int, float]
+"""temperature, min_p, top_k, top_p: rows with equal ones are shaped together."""
+
+
+def sample(logits: torch.Tensor, chunks: Sequence[Chunk]) -> list[Sampled]:
+    """One token for each row of `logits` [rows, vocab] float32; `chunks[i].history` ends where row i begins."""
+    adjusted = _adjust(logits, chunks)
+    token_ids = adjusted.argmax(dim=-1)  # [rows] int64
+    groups: dict[_Shaping, list[int]] = {}
+    for row, chunk in enumerate(chunks):
+        params = chunk.sampling
+        if params.temperature >= GREEDY_BELOW_TEMPERATURE:
+            shaping = (params.temperature, params.min_p, params.top_k, params.top_p)
+            groups.setdefault(shaping, []).append(row)
+    for shaping, rows in groups.items():
+        draws = [uniform(chunks[row].sampling.seed, len(chunks[row].history)) for row in rows]
+        token_ids[rows] = _draw(adjusted[rows], shaping, draws)
+    logprobs = _logprobs(logits, token_ids, chunks)
+    return [Sampled(token, logprob) for token, logprob in zip(token_ids.tolist(), logprobs, strict=True)]
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that depends on nothing else (Philox is counter-based: any position costs the same)."""
+    bits = np.random.Philox(key=np.array([seed % 2**64, position], np.uint64)).random_raw()
+    return float(int(bits) >> 11) * 2.0**-53
+
+
+def _adjust(logits: torch.Tensor, chunks: Sequence[Chunk]) -> torch.Tensor:
+    """Bias and penalties, on a copy where there are any."""
+    rows = [row for row, chunk in enumerate(chunks) if _adjusts(chunk.sampling)]
+    if not rows:
+        return logits
+    adjusted = logits.clone()
+    for row in rows:
+        chunk, params = chunks[row], chunks[row].sampling
+        scores = adjusted[row]  # a view
+        if params.logit_bias:
+            scores[_ids(params.logit_bias, logits)] += scores.new_tensor(list(params.logit_bias.values()))
+        if params.repetition_penalty != 1.0:
+            penalise = RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty))
+            scores.copy_(penalise(_ids(chunk.history, logits)[None], scores[None])[0])
+        if params.frequency_penalty or params.presence_penalty:
+            seen, counts = np.unique(chunk.history[chunk.prompt_tokens :], return_counts=True)
+            penalty = counts * params.frequency_penalty + params.presence_penalty
+            scores[_ids(seen, logits)] -= scores.new_tensor(penalty)
+    return adjusted
+
+
+def _adjusts(params: SamplingParams) -> bool:
+    return bool(
+        params.logit_bias or params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
+    )
+
+
+def _ids(token_ids: object, like: torch.Tensor) -> torch.Tensor:
+    values = np.fromiter(token_ids, np.int64) if isinstance(token_ids, dict) else np.asarray(token_ids, np.int64)
+    return torch.from_numpy(values).to(like.device)
+
+
+def _draw(scores: torch.Tensor, shaping: _Shaping, draws: Sequence[float]) -> torch.Tensor:
+    """Inverse transform sampling: scores [rows, vocab] and one uniform number a row; returns [rows] int64.
+
+    In float64, where a cumulative sum over a large vocabulary keeps rare tokens' shares.
+    """
+    temperature, min_p, top_k, top_p = shaping
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(float(temperature))])
+    if min_p > 0.0:
+        warpers.append(MinPLogitsWarper(float(min_p)))
+    if top_k > 0:
+        warpers.append(TopKLogitsWarper(int(top_k)))
+    if top_p < 1.0:
+        warpers.append(TopPLogitsWarper(float(top_p)))
+    no_tokens = torch.empty(len(draws), 0, dtype=torch.int64, device=scores.device)  # warpers look at scores only
+    cumulative = warpers(no_tokens, scores).softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    points = torch.tensor(draws, dtype=torch.float64, device=scores.device)[:, None] * cumulative[:, -1:]
+    # The first token whose cumulative share is over the point: one with no share of its own never is.
+    chosen = torch.searchsorted(cumulative, points, right=True)[:, 0]
+    return chosen.clamp_(max=scores.shape[1] - 1)  # out of range only where the model gave NaN
+
+
+def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor, chunks: Sequence[Chunk]) -> list[Logprob | None]:
+    rows = [row for row, chunk in enumerate(chunks) if chunk.sampling.logprobs]
+    results: list[Logprob | None] = [None] * len(chunks)
+    if not rows:
+        return results
+    logprobs = logits[rows].log_softmax(dim=-1)
+    sampled = logprobs.gather(1, token_ids[rows][:, None])[:, 0].tolist()
+    most = max(chunks[row].sampling.top_logprobs for row in rows)
+    top = logprobs.topk(min(most, logits.shape[1]), dim=-1)
+    values, ids = top.values.tolist(), top.indices.tolist()
+    for index, row in enumerate(rows):
+        wanted = chunks[row].sampling.top_logprobs
+        pairs = tuple(zip(ids[index][:wanted], values[index][:wanted], strict=True))
+        results[row] = Logprob(sampled[index], pairs)
+    return results

@@ -1,0 +1,107 @@
+"""A loaded model and its KV pool, and what is done with them: one step, the warm-up."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from libs.contracts.errors import StartupError
+from libs.engine.config import EngineConfig
+from libs.engine.port import Progress, SamplingParams
+from libs.engine.runner import Batch, Chunk, Sampled
+from libs.engine.torch.attention import plan_step
+from libs.engine.torch.kv_pool import KvPool
+from libs.engine.torch.model import kv_shape, load_model, pick_device
+from libs.engine.torch.sampling import sample
+from libs.model.info import ModelInfo, load_model_info
+
+WARM_UP_TOKENS = 64
+"""Tokens of the prompt chunks that fill caches inside torch before the first request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Everything on the device."""
+
+    info: ModelInfo
+    device: torch.device
+    device_name: str
+    """ "cpu", or "cuda:" and the GPU's name."""
+    model: Any
+    pool: KvPool
+
+
+def load(config: EngineConfig, progress: Progress) -> Loaded:
+    """Weights, pool and warm-up. Raises StartupError."""
+    if config.model_path is None:
+        raise StartupError("the torch engine needs a model folder: set its model path")
+    info = load_model_info(config.model_path, config.model_name)
+    if config.threads:
+        torch.set_num_threads(config.threads)  # of this thread, which runs the steps too
+    device = pick_device(config.device)
+    name = f"cuda:{torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
+    progress("loading weights", 0.0)
+    model = load_model(config.model_path, device)
+    progress("loading weights", 1.0)
+    progress("allocating KV", 0.0)
+    pool = KvPool(kv_shape(model, config.block_size_tokens), config.kv_memory_mb, device)
+    progress("allocating KV", 1.0)
+    loaded = Loaded(info, device, name, model, pool)
+    progress("warming up", 0.0)
+    _warm_up(loaded)
+    progress("warming up", 1.0)
+    return loaded
+
+
+def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
+    """Compute the batch; a token for each chunk with `sample`, by key."""
+    chunks = batch.chunks
+    if not chunks:
+        return {}
+    last_rows = np.cumsum([len(chunk.token_ids) for chunk in chunks]) - 1
+    sampling = [(chunk, int(row)) for chunk, row in zip(chunks, last_rows, strict=True) if chunk.sample]
+    token_ids = torch.from_numpy(np.concatenate([chunk.token_ids for chunk in chunks]).astype(np.int64))
+    with torch.inference_mode():
+        plan = plan_step(chunks, loaded.pool)
+        output = loaded.model(
+            input_ids=token_ids[None].to(loaded.device),
+            position_ids=plan.positions[None],
+            use_cache=False,
+            # The head, over a large vocabulary, runs on the rows that sample only.
+            logits_to_keep=torch.tensor([row for _, row in sampling], dtype=torch.int64, device=loaded.device),
+            plan=plan,
+        )
+        logits = output.logits[0]  # [rows that sample, vocab]
+        if len(logits) != len(sampling):
+            raise StartupError("the model ignores logits_to_keep, which the torch engine needs: choose another model")
+        sampled = sample(logits.float(), [chunk for chunk, _ in sampling])
+    return {chunk.key: token for (chunk, _), token in zip(sampling, sampled, strict=True)}
+
+
+def _warm_up(loaded: Loaded) -> None:
+    """Two steps that go through every path of attention, and prove that the model attends through the pool."""
+    size, blocks = loaded.pool.shape.block_size, loaded.pool.blocks
+    tokens = min(WARM_UP_TOKENS, (blocks - 1) * size // 2)
+    table = np.arange(blocks, dtype=np.int32)
+    step(loaded, Batch((_warm_up_chunk(0, 0, tokens, table[:-1]),)))
+    step(loaded, Batch((_warm_up_chunk(1, 0, 1, table[-1:]), _warm_up_chunk(0, tokens, tokens, table[:-1]))))
+    written = loaded.pool.tensor[0, :, :, 0].flatten(2).any(dim=-1).all(dim=-1)  # [layers]
+    if not bool(written.all()):
+        layer = int(written.int().argmin())
+        raise StartupError(f"layer {layer} keeps no KV in the pool: the torch engine serves plain attention only")
+
+
+def _warm_up_chunk(key: int, start: int, tokens: int, block_table: NDArray[np.int32]) -> Chunk:
+    history = np.zeros(start + tokens, np.int32)
+    return Chunk(
+        key=key,
+        token_ids=history[start:],
+        start=start,
+        block_table=block_table,
+        sample=True,
+        sampling=SamplingParams(top_p=0.9),
+        history=history,
+        prompt_tokens=len(history),
+    )
