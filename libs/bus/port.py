@@ -55,7 +55,7 @@ class Bus(Protocol):
         ...
 
     async def start(self) -> None:
-        """Connect and make topics. Returns also when the broker is away: the bus then keeps trying in the background."""
+        """Connect and make topics. Returns also when the broker is away: it is then tried in the background."""
         ...
 
     def publish(self, topic: Topic, value: Message) -> None:

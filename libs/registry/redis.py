@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import structlog
@@ -12,6 +13,7 @@ from redis.exceptions import RedisError
 from libs.contracts import keys
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.registry.port import RegistryDown
+from libs.runtime.backoff import Backoff
 from libs.runtime.redis import make_redis
 
 log = structlog.get_logger()
@@ -76,19 +78,17 @@ class RedisRegistry:
 
     async def watch(self, *, poll_ms: int = 1000) -> AsyncGenerator[list[Worker], None]:
         """The list now, then after every pushed change and at least every `poll_ms`; outages are waited out."""
-        backoff_s = BACKOFF_FIRST_S
+        backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         while True:
-            lists = self._watch_once(poll_ms)
             try:
-                async for workers in lists:
-                    backoff_s = BACKOFF_FIRST_S
-                    yield workers
+                async with aclosing(self._watch_once(poll_ms)) as lists:
+                    async for workers in lists:
+                        backoff.reset()
+                        yield workers
             except RegistryDown as error:
-                log.warning("registry is away", error=str(error), retry_s=backoff_s)
-            finally:
-                await lists.aclose()
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+                wait_s = backoff.next_s()
+                log.warning("registry is away", error=str(error), retry_s=wait_s)
+                await asyncio.sleep(wait_s)
 
     async def close(self) -> None:
         """Disconnect. Idempotent."""

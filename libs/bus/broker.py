@@ -1,0 +1,52 @@
+"""Questions to the broker itself: which topics and partitions there are, and to make those that are missing."""
+
+from collections.abc import Mapping, Sequence
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError
+
+from libs.bus.servers import BrokerAway
+from libs.contracts.topics import Topic
+
+BROKER_DEFAULT_REPLICATION = -1
+_TOPIC_EXISTS = 36
+_OK = 0
+
+
+async def make_topics(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluster: str) -> None:
+    """Make the topics that are missing; raises KafkaError with the broker's reason when it refuses."""
+    there = await partitions(admin, topics, cluster)
+    missing = [
+        NewTopic(
+            topic.name(cluster),
+            topic.partitions,
+            BROKER_DEFAULT_REPLICATION,
+            topic_configs={"retention.ms": str(topic.retention_ms)},
+        )
+        for topic in topics
+        if topic.name(cluster) not in there
+    ]
+    if not missing:
+        return
+    try:
+        answer = await admin.create_topics(missing)
+    except AttributeError as error:  # aiokafka's, while the cluster has no controller
+        raise BrokerAway("the cluster has no controller") from error
+    for name, code, *reason in answer.topic_errors:
+        if code not in (_OK, _TOPIC_EXISTS):
+            raise KafkaError(f"topic {name} cannot be made: error {code} {' '.join(map(str, reason))}")
+
+
+async def touch_topics(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluster: str) -> None:
+    """Have the embedded broker make the topics, which it does for each that is named."""
+    await admin.describe_topics([topic.name(cluster) for topic in topics])
+
+
+async def partitions(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluster: str) -> Mapping[str, Sequence[int]]:
+    """Partition numbers by the name of each of `topics` that exists. Asked of all topics: naming one may create it."""
+    wanted = {topic.name(cluster) for topic in topics}
+    return {
+        entry["topic"]: sorted(partition["partition"] for partition in entry["partitions"])
+        for entry in await admin.describe_topics()
+        if entry["topic"] in wanted and entry["partitions"]
+    }

@@ -1,0 +1,27 @@
+"""A bus's counters for Prometheus."""
+
+from collections.abc import Iterator
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from libs.bus.port import Bus
+from libs.contracts import metric_names as names
+
+
+class BusCollector(Collector):
+    """Reads `Bus.stats` at each scrape."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    def collect(self) -> Iterator[Metric]:
+        """Records published, dropped, skipped, and waiting to be sent."""
+        stats = self._bus.stats()
+        yield CounterMetricFamily(names.BUS_PUBLISHED_TOTAL, "Records given to the bus.", stats.published)
+        yield CounterMetricFamily(
+            names.BUS_DROPPED_TOTAL, "Records given up because the buffer was full.", stats.dropped
+        )
+        yield CounterMetricFamily(names.BUS_UNDECODABLE_TOTAL, "Records skipped as unreadable.", stats.undecodable)
+        yield GaugeMetricFamily(names.BUS_BUFFERED_RECORDS, "Records that the broker has not taken.", stats.buffered)

@@ -1,0 +1,98 @@
+"""The bus over Kafka: a real cluster, or the embedded broker (libs/bus/embedded.py) with its declared limits.
+
+Delivery is at least once: a batch whose confirmation was lost with the broker is sent again, so readers tell repeats
+apart by what the message itself numbers.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import structlog
+from google.protobuf.message import Message
+
+from libs.bus.clients import quiet_client_log
+from libs.bus.codec import encode
+from libs.bus.port import BusCapabilities, BusStats, Record
+from libs.bus.sender import Sender
+from libs.bus.servers import Servers
+from libs.bus.subscription import Subscription
+from libs.contracts.topics import ALL, Topic
+from libs.runtime.tasks import TaskOwner
+
+log = structlog.get_logger()
+
+START_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 2.0
+"""How long `close` waits for the broker to take what is buffered."""
+
+EMBEDDED = BusCapabilities(
+    name="embedded", creates_topics=False, read_committed=False, durable=False, partition_bytes=5 * 1024 * 1024
+)
+KAFKA = BusCapabilities(name="kafka", creates_topics=True, read_committed=True, durable=True, partition_bytes=None)
+
+
+class KafkaBus:
+    """Bus over `servers`: HOST:PORT[,HOST:PORT...], or embedded:FILE with the file that the embedded broker writes."""
+
+    def __init__(self, servers: str, cluster: str, client_id: str, *, topics: Sequence[Topic] = ALL) -> None:
+        self._servers = Servers(servers)
+        self._cluster = cluster
+        self._client_id = client_id
+        self._sender = Sender(self._servers, cluster, client_id, topics)
+        self._undecodable = 0
+        self._tasks = TaskOwner()
+        self._sending: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def capabilities(self) -> BusCapabilities:
+        """What the broker can do."""
+        return EMBEDDED if self._servers.embedded else KAFKA
+
+    async def start(self) -> None:
+        """Connect and make topics; returns also when the broker is away, which is then tried in the background."""
+        quiet_client_log()
+        self._sending = self._tasks.spawn("bus sender", self._sender.run())
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._sender.tried.wait()
+        except TimeoutError:
+            log.warning("broker does not answer", timeout_s=START_TIMEOUT_S)
+
+    def publish(self, topic: Topic, value: Message) -> None:
+        """Queue a record; at the bound the oldest is dropped and counted."""
+        self._sender.put(encode(topic, self._cluster, value))
+
+    def subscribe(self, topics: Sequence[Topic], *, from_start: bool = False) -> AsyncIterator[Record]:
+        """All partitions, without a group; the end is where they end when reading has connected."""
+        subscription = Subscription(
+            self._servers,
+            topics,
+            self._cluster,
+            self._client_id,
+            from_start=from_start,
+            on_undecodable=self._count_undecodable,
+        )
+        return subscription.records(lambda: self._closed)
+
+    def stats(self) -> BusStats:
+        """Counters for metrics."""
+        return BusStats(
+            published=self._sender.published,
+            dropped=self._sender.dropped,
+            buffered=self._sender.buffered,
+            undecodable=self._undecodable,
+        )
+
+    async def close(self) -> None:
+        """Send what is buffered, for a bounded time, and disconnect; subscriptions end. Idempotent."""
+        self._closed = True
+        self._sender.finish()
+        if self._sending is not None:
+            await asyncio.wait([self._sending], timeout=CLOSE_TIMEOUT_S)
+        await self._tasks.close()
+        if self._sender.buffered:
+            log.warning("records were not sent", records=self._sender.buffered)
+
+    def _count_undecodable(self) -> None:
+        self._undecodable += 1

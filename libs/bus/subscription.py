@@ -1,0 +1,123 @@
+"""The reading half of the bus: every partition of some topics, from one client to the next without a gap."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+
+from libs.bus.broker import partitions
+from libs.bus.clients import CONNECTION_ERRORS, open_admin, open_consumer
+from libs.bus.codec import decode
+from libs.bus.port import Record
+from libs.bus.servers import Address, BrokerAway, Servers
+from libs.contracts.topics import Topic
+from libs.runtime.backoff import Backoff
+
+log = structlog.get_logger()
+
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 2.0
+CHECK_S = 1.0
+"""How soon a new partition, or a broker that has gone, is noticed."""
+POLL_MS = 500
+MAX_POLL_RECORDS = 500
+
+
+class Subscription:
+    """Reads topics without a group: positions are kept here, so they last as long as this object."""
+
+    def __init__(
+        self,
+        servers: Servers,
+        topics: Sequence[Topic],
+        cluster: str,
+        client_id: str,
+        *,
+        from_start: bool,
+        on_undecodable: Callable[[], None],
+    ) -> None:
+        self._servers = servers
+        self._topics = {topic.name(cluster): topic for topic in topics}
+        self._cluster = cluster
+        self._client_id = client_id
+        self._from_start = from_start
+        self._on_undecodable = on_undecodable
+        self._run = servers.run()
+        self._positions: dict[TopicPartition, int] = {}
+
+    async def records(self, closed: Callable[[], bool]) -> AsyncGenerator[Record, None]:
+        """Records in order of their partitions until `closed()`; outages are waited out."""
+        backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
+        while not closed():
+            try:
+                address = self._address()
+                async with (
+                    open_admin(address.bootstrap, self._client_id) as admin,
+                    open_consumer(address.bootstrap, self._client_id, embedded=self._servers.embedded) as consumer,
+                    aclosing(self._read(address, admin, consumer, closed)) as records,
+                ):
+                    async for record in records:
+                        backoff.reset()
+                        yield record
+            except CONNECTION_ERRORS as error:
+                wait_s = backoff.next_s()
+                log.warning("broker is away, reading waits", error=repr(error), retry_s=wait_s)
+                await asyncio.sleep(wait_s)
+
+    def _address(self) -> Address:
+        """Where to connect; a broker that has forgotten everything is read from its start."""
+        address = self._servers.address()
+        if address.run != self._run:
+            self._run = address.run
+            self._positions.clear()
+            self._from_start = True
+        return address
+
+    async def _read(
+        self, address: Address, admin: AIOKafkaAdminClient, consumer: AIOKafkaConsumer, closed: Callable[[], bool]
+    ) -> AsyncGenerator[Record, None]:
+        """Records over one connection; raises one of CONNECTION_ERRORS when it is of no more use."""
+        now_s = asyncio.get_running_loop().time
+        check_at_s = now_s()
+        assigned: set[TopicPartition] = set()
+        while not closed():
+            if now_s() >= check_at_s:
+                if self._servers.run() != address.run:
+                    raise BrokerAway("another broker has taken its place")
+                found = await self._partitions(admin)
+                if found != assigned:
+                    await self._assign(consumer, found)
+                    assigned = found
+                check_at_s = now_s() + CHECK_S
+            if not assigned:
+                await asyncio.sleep(CHECK_S)
+                continue
+            for partition, batch in (await consumer.getmany(timeout_ms=POLL_MS, max_records=MAX_POLL_RECORDS)).items():
+                topic = self._topics[partition.topic]
+                for raw in batch:
+                    self._positions[partition] = raw.offset + 1
+                    value = decode(topic, raw.value, raw.headers)
+                    if value is None:
+                        self._on_undecodable()
+                        continue
+                    key = (raw.key or b"").decode(errors="replace")
+                    yield Record(topic, key, value, partition.partition, raw.offset)
+
+    async def _partitions(self, admin: AIOKafkaAdminClient) -> set[TopicPartition]:
+        found = await partitions(admin, list(self._topics.values()), self._cluster)
+        return {TopicPartition(name, number) for name, numbers in found.items() for number in numbers}
+
+    async def _assign(self, consumer: AIOKafkaConsumer, found: set[TopicPartition]) -> None:
+        """Read exactly these partitions, the known ones on from where they are."""
+        new = sorted(found - self._positions.keys())
+        if new:
+            offsets = await (consumer.beginning_offsets(new) if self._from_start else consumer.end_offsets(new))
+            self._positions.update(offsets)
+        self._from_start = True  # what appears later is younger than the subscription
+        self._positions = {partition: self._positions[partition] for partition in found}
+        consumer.assign(sorted(found))
+        for partition, offset in self._positions.items():
+            consumer.seek(partition, offset)
