@@ -7,9 +7,9 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.engine.config import EngineConfig
+from libs.model.builtin import BUILTIN_SIM
 from libs.runtime.settings import CommonSettings
 
-BUILTIN_MODEL = "builtin:sim"
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared against, never bound
 
 
@@ -45,7 +45,7 @@ class WorkerSettings(CommonSettings):
     """Time that one telemetry batch covers."""
 
     engine: Literal["torch", "sim"] = "torch"
-    model_path: str = BUILTIN_MODEL
+    model_path: str = BUILTIN_SIM
     """Folder of a Hugging Face model, or builtin:sim (sim engine only)."""
     model: str = ""
     """Name that requests use; empty means the folder's own."""
@@ -69,14 +69,14 @@ class WorkerSettings(CommonSettings):
     def _fits(self) -> "WorkerSettings":
         if self.role == "mixed" and self.budget_tokens < 1:
             raise ValueError("role mixed needs FULCRUM_WORKER_BUDGET_TOKENS of at least 1")
-        if self.engine != "sim" and self.model_path == BUILTIN_MODEL:
+        if self.engine != "sim" and self.model_path == BUILTIN_SIM:
             raise ValueError(f"engine {self.engine} needs a model folder in FULCRUM_WORKER_MODEL_PATH")
         return self
 
     def engine_config(self, model_name: str) -> EngineConfig:
         """The engine's share of these settings."""
         return EngineConfig(
-            model_path=None if self.model_path == BUILTIN_MODEL else Path(self.model_path),
+            model_path=None if self.model_path == BUILTIN_SIM else Path(self.model_path),
             model_name=model_name,
             device=self.device,
             threads=self.threads,

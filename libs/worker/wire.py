@@ -138,19 +138,13 @@ def logprobs_message(index: int, logprob: Logprob) -> pb.TokenLogprobs:
     )
 
 
-def check_vocabulary(request: EngineRequest, vocab_size: int) -> None:
-    """Raise InvalidRequest for a token that the model does not have: engines index their tables by it unchecked."""
-    tokens = request.token_ids
-    if int(tokens.max()) >= vocab_size or int(tokens.min()) < 0:
-        raise InvalidRequest(f"token_ids must be below the vocabulary's {vocab_size}")
-    if any(token_id >= vocab_size for token_id in request.sampling.logit_bias):
-        raise InvalidRequest(f"logit_bias names a token beyond the vocabulary's {vocab_size}", param="logit_bias")
-
-
 def _token_ids(packed: bytes) -> NDArray[np.int32]:
     if len(packed) % 4:
         raise InvalidRequest(f"token_ids is {len(packed)} bytes, not a whole number of uint32")
-    return np.frombuffer(packed, dtype="<u4").astype(np.int32)
+    token_ids = np.frombuffer(packed, dtype="<i4").astype(np.int32)
+    if np.any(token_ids < 0):
+        raise InvalidRequest("token_ids holds a value of 2**31 or more")
+    return token_ids
 
 
 def _sampling(sampling: pb.Sampling) -> SamplingParams:

@@ -1,0 +1,350 @@
+"""The worker host: between the streams of gateways and one engine. Sync; gRPC, Redis and Kafka are around it."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+
+import structlog
+
+from libs.contracts.errors import InvalidRequest, QueueFull
+from libs.contracts.hashing import chain_root
+from libs.contracts.packing import unpack_u32
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.port import Engine, EngineEvent, FinishReason, SequenceOutput
+from libs.worker.assignment import AssignmentState
+from libs.worker.credits import CreditPool, Waiting
+from libs.worker.link import Link
+from libs.worker.role import Role
+from libs.worker.wire import load_message
+
+log = structlog.get_logger()
+
+MAX_GATEWAYS = 64
+_PROMPT_PHASES = (pb.PHASE_PREFILL, pb.PHASE_BOTH)
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One sequence in the engine."""
+
+    link: Link
+    number: int
+    """The gateway's."""
+    phase: pb.Phase
+    role: Role
+    output_tokens: int
+
+
+class WorkerHost:
+    """Maps gateways' work to the engine and its output back, within credits and the assignment."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        identity: common.Worker,
+        assignment: AssignmentState,
+        prefill_role: Role,
+        token_role: Role,
+        cluster: str,
+    ) -> None:
+        self.engine = engine
+        self.assignment = assignment
+        self._identity = identity
+        self._prefill_role = prefill_role
+        self._token_role = token_role
+        self._cluster = cluster
+        self._links: dict[int, Link] = {}
+        self._sequences: dict[int, _Sequence] = {}
+        self._keys = count(1)
+        self._link_ids = count(1)
+        self._budget = 0
+        self._prefill_credits = CreditPool(0)
+        self._decode_credits = CreditPool(0)
+        self._progress = asyncio.Event()
+        self._observers: list[Callable[[], None]] = []
+        self._apply_assignment()
+
+    # ------------------------------------------------------------ what the worker is
+
+    def on_change(self, observer: Callable[[], None]) -> None:
+        """Call `observer` whenever `worker()` differs from before."""
+        self._observers.append(observer)
+
+    def worker(self) -> common.Worker:
+        """This worker as registered."""
+        worker = common.Worker()
+        worker.CopyFrom(self._identity)
+        worker.assignment.CopyFrom(self.assignment.current)
+        worker.state = common.WORKER_STATE_DRAINING if self.assignment.draining else common.WORKER_STATE_READY
+        return worker
+
+    def integrity(self) -> pb.Integrity:
+        """Counters that are zero when nothing runs and nobody is attached."""
+        integrity = self.engine.integrity()
+        return pb.Integrity(
+            live_sequences=max(integrity.live_sequences, len(self._sequences)),
+            referenced_blocks=integrity.referenced_blocks,
+            leased_handles=integrity.leased_handles,
+            attached_gateways=len(self._links),
+        )
+
+    def set_role(self, request: pb.SetRoleRequest) -> common.Assignment:
+        """Change the assignment; raises StaleRole or InvalidRequest. What runs goes on to its end."""
+        assignment = self.assignment.set_role(
+            expected_epoch=request.expected_epoch,
+            role=request.role,
+            budget_tokens=request.budget_tokens,
+            model=request.model,
+        )
+        self._apply_assignment()
+        return assignment
+
+    def start_draining(self) -> None:
+        """Take no more work, tell everyone, ask credits back. Idempotent."""
+        if not self.assignment.draining:
+            self.assignment.draining = True
+            self._apply_assignment()
+
+    def _apply_assignment(self) -> None:
+        assignment = self.assignment.current
+        role = self._role(assignment)
+        slots = (0, 0)
+        if role is not None and not self.assignment.draining:
+            slots = role.slots(assignment, self.engine.capabilities.max_sequences)
+        self._prefill_credits.slots, self._decode_credits.slots = slots
+        self._apply_budget()
+        for link in self._links.values():
+            link.assignment_news = True
+            link.wake.set()
+        self._settle()
+        for observer in self._observers:
+            observer()
+
+    def _role(self, assignment: common.Assignment) -> Role | None:
+        if assignment.role == common.ROLE_PREFILL:
+            return self._prefill_role
+        return self._token_role if assignment.role == common.ROLE_MIXED else None
+
+    def _apply_budget(self) -> None:
+        """Give the engine the role's prompt budget; a smaller one waits until prompts taken before are computed."""
+        role = self._role(self.assignment.current)
+        wanted = role.prefill_budget(self.assignment.current) if role else 0
+        if wanted == self._budget:
+            return
+        if wanted > self._budget or not any(s.phase in _PROMPT_PHASES for s in self._sequences.values()):
+            self._budget = wanted
+            self.engine.set_prefill_budget(wanted)
+
+    # ------------------------------------------------------------ gateways
+
+    def attach(self, hello: pb.Hello) -> Link:
+        """Take a gateway in; raises InvalidRequest for one of another cluster, QueueFull at the bound."""
+        if hello.cluster != self._cluster:
+            raise InvalidRequest(f"this worker serves cluster {self._cluster!r}, not {hello.cluster!r}")
+        if len(self._links) >= MAX_GATEWAYS:
+            raise QueueFull(f"{MAX_GATEWAYS} gateways are attached already")
+        link = Link(next(self._link_ids), Waiting(hello.gateway_id))
+        self._links[link.id] = link
+        for pool in (self._prefill_credits, self._decode_credits):
+            pool.attach(link.id)
+        self._settle()
+        return link
+
+    def detach(self, link: Link) -> None:
+        """The gateway has gone: its credits are free and its sequences end."""
+        link.close()
+        del self._links[link.id]
+        for pool in (self._prefill_credits, self._decode_credits):
+            pool.detach(link.id)
+        for key in link.keys.values():
+            self.engine.abort(key)
+        self._settle()
+
+    def receive(self, link: Link, frame: pb.GatewayFrame) -> None:
+        """Act on a gateway's frame; raises InvalidRequest when it breaks the protocol, not for a bad submit."""
+        if frame.HasField("demand"):
+            demand = frame.demand
+            link.waiting = Waiting(link.waiting.name, demand.waiting, demand.head_deadline_unix_ns)
+        self._prefill_credits.returned(link.id, frame.returned_prefill)
+        self._decode_credits.returned(link.id, frame.returned_decode)
+        for submit in frame.submits:
+            self._submit(link, submit)
+        self._abort(link, frame.aborts)
+        self._settle()
+
+    def has_news(self, link: Link) -> bool:
+        """Whether `take_frame` would say more than the load."""
+        credit = self._prefill_credits.has_news(link.id) or self._decode_credits.has_news(link.id)
+        return credit or link.assignment_news or link.load_news or bool(link.outbox)
+
+    def take_frame(self, link: Link) -> pb.WorkerFrame:
+        """All that `link` is to be told now, as far as it fits one frame."""
+        frame = pb.WorkerFrame(load=load_message(self.engine.load()))
+        if link.assignment_news:
+            frame.worker.CopyFrom(self.worker())
+        prefill_grant, prefill_recall = self._prefill_credits.take(link.id)
+        decode_grant, decode_recall = self._decode_credits.take(link.id)
+        if prefill_grant or prefill_recall or decode_grant or decode_recall:
+            frame.credit.prefill_grant = prefill_grant
+            frame.credit.prefill_recall = prefill_recall
+            frame.credit.decode_grant = decode_grant
+            frame.credit.decode_recall = decode_recall
+        link.outbox.take(frame)
+        link.assignment_news = link.load_news = False
+        link.told_load = frame.load
+        return frame
+
+    def refresh_load(self) -> None:
+        """Tell gateways whose picture of the load is out of date."""
+        load = load_message(self.engine.load())
+        for link in self._links.values():
+            if link.told_load != load:
+                link.load_news = True
+                link.wake.set()
+
+    def _settle(self) -> None:
+        waiting = {link.id: link.waiting for link in self._links.values()}
+        self._prefill_credits.settle(waiting)
+        self._decode_credits.settle(waiting)
+        for link in self._links.values():
+            if self.has_news(link):
+                link.wake.set()
+
+    # ------------------------------------------------------------ sequences
+
+    def _submit(self, link: Link, submit: pb.Submit) -> None:
+        if submit.sequence in link.keys:
+            raise InvalidRequest(f"sequence {submit.sequence} is alive already")
+        link.drop(submit.sequence)
+        pool = self._prefill_credits if submit.phase == pb.PHASE_PREFILL else self._decode_credits
+        has_credit = pool.use(link.id)
+        refused = self._start(link, submit, has_credit=has_credit)
+        if refused is not None:
+            if has_credit:
+                pool.free()
+            refused.epoch = self.assignment.current.epoch
+            link.outbox.add_event(pb.SequenceEvent(sequence=submit.sequence, refused=refused))
+
+    def _start(self, link: Link, submit: pb.Submit, *, has_credit: bool) -> pb.Refused | None:
+        """Give a submit to the engine, or say why not."""
+        if submit.phase not in (pb.PHASE_PREFILL, pb.PHASE_DECODE, pb.PHASE_BOTH):
+            return pb.Refused(code=pb.REFUSAL_CODE_INVALID, detail="phase is missing")
+        model = self.assignment.current.model
+        if submit.model != model:
+            return pb.Refused(code=pb.REFUSAL_CODE_INVALID, detail=f"this worker has model {model!r}")
+        if submit.adapter:
+            return pb.Refused(code=pb.REFUSAL_CODE_INVALID, detail="adapters are not served")
+        code = self.assignment.refusal(submit.phase)
+        if code is not None:
+            return pb.Refused(code=code, detail="the phase does not fit the worker's assignment")
+        if not has_credit:
+            return pb.Refused(code=pb.REFUSAL_CODE_NO_CAPACITY, detail="no credit was held")
+        role = self._prefill_role if submit.phase == pb.PHASE_PREFILL else self._token_role
+        key = next(self._keys)
+        try:
+            self.engine.submit(role.request(submit, key, self._chain_root(submit)))
+        except InvalidRequest as error:
+            return pb.Refused(code=pb.REFUSAL_CODE_INVALID, detail=error.message)
+        except QueueFull as error:
+            return pb.Refused(code=pb.REFUSAL_CODE_NO_CAPACITY, detail=error.message)
+        generated = len(submit.token_ids) // 4 - submit.prompt_tokens
+        self._sequences[key] = _Sequence(link, submit.sequence, submit.phase, role, generated)
+        link.keys[submit.sequence] = key
+        return None
+
+    def _chain_root(self, submit: pb.Submit) -> bytes:
+        return chain_root(
+            model_revision=self._identity.model_revision,
+            kv_layout=self.engine.capabilities.kv_layout,
+            adapter=submit.adapter,
+            tenant_salt=submit.context.tenant,
+        )
+
+    def _abort(self, link: Link, packed: bytes) -> None:
+        try:
+            numbers = unpack_u32(packed)
+        except ValueError:
+            raise InvalidRequest("aborts is not a whole number of uint32") from None
+        for number in numbers:
+            key = link.keys.get(number)
+            if key is not None:
+                self.engine.abort(key)
+            elif (opaque := link.drop(number)) is not None:
+                self.release(opaque)
+
+    def release(self, opaque: bytes) -> None:
+        """The blocks behind a KV handle are not needed any more."""
+        self.engine.release(opaque)
+        self._progress.set()
+
+    def on_event(self, event: EngineEvent) -> None:
+        """Pass an engine event on to the gateways concerned."""
+        for output in event.outputs:
+            sequence = self._sequences.get(output.key)
+            if sequence is not None:
+                self._deliver(sequence, output)
+        self._apply_budget()
+        self._settle()
+        self._progress.set()
+
+    def _deliver(self, sequence: _Sequence, output: SequenceOutput) -> None:
+        link = sequence.link
+        sequence.output_tokens += len(output.token_ids)
+        if output.finish is not None:
+            self._end(sequence, output)
+        if link.closed.is_set():
+            return
+        link.outbox.add_tokens(sequence.number, output)
+        event = sequence.role.event(sequence.number, output)
+        if event is not None:
+            if event.HasField("finished"):
+                event.finished.output_tokens = sequence.output_tokens
+            link.outbox.add_event(event)
+        if link.outbox.overflowed:
+            log.warning("gateway does not read its stream", gateway=link.waiting.name)
+            link.close(QueueFull("the stream is not read fast enough"))
+
+    def _end(self, sequence: _Sequence, output: SequenceOutput) -> None:
+        del self._sequences[output.key]
+        sequence.link.keys.pop(sequence.number, None)
+        pool = self._prefill_credits if sequence.phase == pb.PHASE_PREFILL else self._decode_credits
+        pool.free()
+        if output.finish is FinishReason.PREFILLED and output.handle is not None:
+            if sequence.link.closed.is_set():
+                self.engine.release(output.handle.opaque)  # nobody is left who could have it pulled
+            else:
+                sequence.link.hold(sequence.number, output.handle.opaque)
+
+    # ------------------------------------------------------------ leaving
+
+    @property
+    def running(self) -> int:
+        """Sequences in the engine."""
+        return len(self._sequences)
+
+    async def wait_idle(self) -> None:
+        """Until no sequence runs and no KV handle waits for its receiver."""
+        while self._sequences or self.engine.integrity().leased_handles:
+            self._progress.clear()
+            await self._progress.wait()
+
+    async def wait_empty(self) -> None:
+        """Until no sequence runs."""
+        while self._sequences:
+            self._progress.clear()
+            await self._progress.wait()
+
+    def abort_all(self) -> int:
+        """End every sequence; how many there were."""
+        for key in self._sequences:
+            self.engine.abort(key)
+        return len(self._sequences)
+
+    def hang_up(self) -> None:
+        """End every gateway's stream, once it has been told all that is pending."""
+        for link in self._links.values():
+            link.leaving = True
+            link.wake.set()

@@ -1,0 +1,135 @@
+"""The gRPC way to fetch KV blocks, for engines that do not move bytes themselves."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import grpc
+import grpc.aio
+
+from libs.contracts.errors import KvLost, KvMismatch
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.engine.port import KvChunk, KvHandle
+from libs.runtime.rpc import make_channel
+from libs.runtime.settings import CommonSettings
+
+CHUNK_TIMEOUT_S = 5.0
+"""A sender that is silent for so long is given up."""
+ACK_TIMEOUT_S = 1.0
+MAX_CHANNELS = 64
+"""Channels kept open; those in use are never closed for it."""
+
+
+@dataclass(eq=False, slots=True)
+class _Channel:
+    channel: grpc.aio.Channel
+    users: int = 0
+
+
+class GrpcKvFetcher:
+    """KvFetcher over KvService.Pull."""
+
+    def __init__(self, settings: CommonSettings, receiver_id: str) -> None:
+        self._settings = settings
+        self._receiver_id = receiver_id
+        self._channels: OrderedDict[str, _Channel] = OrderedDict()
+
+    async def fetch(self, handle: KvHandle, kv_layout: str) -> AsyncGenerator[KvChunk, None]:
+        """Chunks in order, checked. Leaving early keeps the sender's lease; the end acknowledges.
+
+        Raises KvLost when the source is gone or bytes are damaged, KvMismatch when layouts differ.
+        """
+        pull = pb.PullOpen(
+            handle=handle.opaque,
+            incarnation=handle.incarnation,
+            receiver_id=self._receiver_id,
+            kv_layout=kv_layout,
+        )
+        async with self._channel(handle.address) as channel:
+            call: Any = pb_grpc.KvServiceStub(channel).Pull()  # type: ignore[no-untyped-call]
+            try:
+                await _within(CHUNK_TIMEOUT_S, call.write(pb.PullFrame(open=pull)))
+                blocks = 0
+                last = False
+                while not last:
+                    message: Any = await _within(CHUNK_TIMEOUT_S, call.read())
+                    if message is grpc.aio.EOF:
+                        raise KvLost(f"{handle.worker_id} ended the transfer after {blocks} of {handle.blocks} blocks")
+                    last = message.last
+                    blocks += message.blocks
+                    yield _checked(message, handle)
+                if blocks != handle.blocks:
+                    raise KvLost(f"{handle.worker_id} sent {blocks} of {handle.blocks} blocks")
+                await _acknowledge(call)
+            except grpc.aio.AioRpcError as error:
+                raise _typed(error, handle) from None
+            except (asyncio.InvalidStateError, TimeoutError) as error:
+                raise KvLost(f"{handle.worker_id} does not answer: {error!r}") from None
+            finally:
+                call.cancel()
+
+    async def close(self) -> None:
+        """Close every channel. Idempotent."""
+        while self._channels:
+            _, cached = self._channels.popitem()
+            await cached.channel.close()
+
+    @asynccontextmanager
+    async def _channel(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
+        cached = self._channels.get(address)
+        if cached is None:
+            cached = self._channels[address] = _Channel(make_channel(self._settings, address))
+        self._channels.move_to_end(address)
+        cached.users += 1
+        try:
+            yield cached.channel
+        except KvLost:
+            # A source that failed may come back elsewhere, or here behind a fresh connection without back-off.
+            if self._channels.get(address) is cached:
+                del self._channels[address]
+            raise
+        finally:
+            cached.users -= 1
+            await self._close_spare(address, cached)
+
+    async def _close_spare(self, address: str, used: _Channel) -> None:
+        if not used.users and self._channels.get(address) is not used:
+            await used.channel.close()
+        if len(self._channels) > MAX_CHANNELS:
+            idle = next((key for key, cached in self._channels.items() if not cached.users), None)
+            if idle is not None:
+                await self._channels.pop(idle).channel.close()
+
+
+async def _within(timeout_s: float, work: Any) -> Any:
+    async with asyncio.timeout(timeout_s):
+        return await work
+
+
+async def _acknowledge(call: Any) -> None:
+    """Tell the sender that all is here. Should that fail the blocks are here all the same; its lease will end."""
+    try:
+        async with asyncio.timeout(ACK_TIMEOUT_S):
+            await call.write(pb.PullFrame(ack=pb.PullAck()))
+            await call.done_writing()
+            await call.read()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+        return
+
+
+def _checked(message: pb.KvChunk, handle: KvHandle) -> KvChunk:
+    if crc32(message.data) != message.crc32:
+        raise KvLost(f"blocks from {handle.worker_id} arrived damaged")
+    return KvChunk(message.first_block, message.blocks, message.data, message.data_bytes)
+
+
+def _typed(error: grpc.aio.AioRpcError, handle: KvHandle) -> KvLost | KvMismatch:
+    details = error.details() or error.code().name
+    if details.startswith(KvMismatch.code):
+        return KvMismatch(details)
+    return KvLost(f"{handle.worker_id} at {handle.address}: {details}")

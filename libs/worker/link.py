@@ -1,0 +1,52 @@
+"""One attached gateway, as the worker host sees it."""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from libs.contracts.errors import FulcrumError
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
+from libs.worker.credits import Waiting
+from libs.worker.outbox import Outbox
+
+MAX_HELD_HANDLES = 1024
+"""Prefilled sequences of one gateway that an abort can still release early; older ones wait for their lease."""
+
+
+@dataclass(eq=False, slots=True)
+class Link:
+    """A gateway's stream: its sequences, what it waits for, and what it has yet to be told."""
+
+    id: int
+    """Unique in this worker: a gateway that comes back has a new one."""
+    waiting: Waiting
+    outbox: Outbox = field(default_factory=Outbox)
+    keys: dict[int, int] = field(default_factory=dict)
+    """Engine keys of live sequences, by the gateway's numbers."""
+    told_load: Load | None = None
+    assignment_news: bool = True
+    load_news: bool = True
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    leaving: bool = False
+    """The worker ends the stream once all is told."""
+    error: FulcrumError | None = None
+    """Why the worker closed it; None where the gateway left."""
+    _handles: "OrderedDict[int, bytes]" = field(default_factory=OrderedDict)
+
+    def close(self, error: FulcrumError | None = None) -> None:
+        """End the stream; the first reason counts."""
+        if not self.closed.is_set():
+            self.error = error
+            self.closed.set()
+
+    def hold(self, sequence: int, opaque: bytes) -> None:
+        """Remember the KV handle of a prefilled sequence."""
+        self._handles[sequence] = opaque
+        self._handles.move_to_end(sequence)
+        if len(self._handles) > MAX_HELD_HANDLES:
+            self._handles.popitem(last=False)
+
+    def drop(self, sequence: int) -> bytes | None:
+        """Forget and return the KV handle of a prefilled sequence."""
+        return self._handles.pop(sequence, None)

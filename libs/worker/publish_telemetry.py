@@ -1,0 +1,43 @@
+"""Sends step telemetry to the bus, one batch a period."""
+
+import asyncio
+
+from libs.bus.port import Bus
+from libs.contracts import topics
+from libs.engine.port import EngineEvent
+from libs.runtime.clock import Clock
+from libs.worker.host import WorkerHost
+from libs.worker.telemetry import StepBatchBuilder
+
+
+class TelemetryPublisher:
+    """Cuts and publishes batches; gateways hear of a changed load at the same pace."""
+
+    def __init__(self, builder: StepBatchBuilder, host: WorkerHost, bus: Bus, clock: Clock, *, period_ms: int) -> None:
+        self._builder = builder
+        self._host = host
+        self._bus = bus
+        self._clock = clock
+        self._period_s = period_ms / 1000
+
+    def on_event(self, event: EngineEvent) -> None:
+        """Take an engine event in."""
+        self._builder.add(event, self._host.assignment.current.epoch)
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        while True:
+            await asyncio.sleep(self._period_s)
+            self.publish()
+            self._host.refresh_load()
+
+    def publish(self) -> None:
+        """Publish what has gathered."""
+        batch = self._builder.cut(
+            self._clock.now_ns(),
+            self._host.engine.load(),
+            self._host.assignment.current,
+            dropped_batches=self._bus.stats().dropped,
+        )
+        if batch is not None:
+            self._bus.publish(topics.STEPS, batch)

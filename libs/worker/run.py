@@ -1,0 +1,178 @@
+"""The life of a worker process, from its settings and the adapters that its service has chosen."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import grpc.aio
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from libs.bus.port import Bus
+from libs.contracts.errors import StartupError
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.contracts.roles import role_from_name
+from libs.engine.port import Engine, EngineEvent, EngineIdentity
+from libs.kvindex.port import KvIndex
+from libs.model.info import ModelInfo
+from libs.registry.port import Registry
+from libs.runtime import status
+from libs.runtime.clock import Clock
+from libs.runtime.rpc import make_server
+from libs.runtime.tasks import TaskOwner
+from libs.worker.admin import AdminServicer
+from libs.worker.assignment import AssignmentState
+from libs.worker.block_publisher import BlockPublisher
+from libs.worker.drain import drain
+from libs.worker.host import WorkerHost
+from libs.worker.kv_client import GrpcKvFetcher
+from libs.worker.kv_server import KvServicer
+from libs.worker.publish_telemetry import TelemetryPublisher
+from libs.worker.registration import Registration
+from libs.worker.role import load_role
+from libs.worker.serve import WorkerServicer
+from libs.worker.settings import WorkerSettings
+from libs.worker.telemetry import StepBatchBuilder, TelemetrySource
+from libs.worker.wire import capabilities_message
+
+log = structlog.get_logger()
+
+SERVER_STOP_S = 1.0
+"""How long streams may end by themselves once the worker has drained."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPorts:
+    """What a worker stands on; the service's composition root builds it."""
+
+    engine: Engine
+    registry: Registry
+    kv_index: KvIndex
+    bus: Bus
+    model: ModelInfo
+
+
+async def run_worker(
+    settings: WorkerSettings, ports: WorkerPorts, clock: Clock, tasks: TaskOwner, stopping: asyncio.Event
+) -> None:
+    """Serve until `stopping`, then drain. Raises StartupError when the worker cannot start."""
+    async with open_worker(settings, ports, clock, tasks) as running:
+        status.emit("ready", grpc=running.address)
+        await stopping.wait()
+        if tasks.error is None:
+            await drain(running.host, settings.drain_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningWorker:
+    """A worker that serves."""
+
+    host: WorkerHost
+    address: str
+
+
+@asynccontextmanager
+async def open_worker(
+    settings: WorkerSettings, ports: WorkerPorts, clock: Clock, tasks: TaskOwner
+) -> AsyncIterator[RunningWorker]:
+    """A worker that serves while the context is open; leaving it stops at once what still runs."""
+    async with AsyncExitStack() as stack:
+        for close in (ports.kv_index.close, ports.registry.close):
+            stack.push_async_callback(close)
+        # Bound before the model loads: the engine's KV handles name this address, and a port in use shows at once.
+        server, port = make_server(settings, settings.listen_address(), token=settings.token.get_secret_value())
+        stack.push_async_callback(server.stop, None)
+        address = settings.advertised_address(port)
+        incarnation = clock.now_ns()
+        fetcher = GrpcKvFetcher(settings, settings.id)
+        stack.push_async_callback(fetcher.close)
+        stack.push_async_callback(ports.engine.close)
+        await ports.engine.start(EngineIdentity(settings.id, incarnation, address), fetcher, status.progress)
+        await ports.bus.start()
+        stack.push_async_callback(ports.bus.close)
+
+        host = _host(settings, ports, address, incarnation)
+        source = TelemetrySource(settings.id, incarnation, settings.node, settings.gpus, ports.engine.name)
+        builder = StepBatchBuilder(source, clock.now_ns())
+        telemetry = TelemetryPublisher(builder, host, ports.bus, clock, period_ms=settings.telemetry_ms)
+        blocks = BlockPublisher(ports.kv_index, ports.model.name, settings.id, lease_ms=settings.kv_index_lease_ms)
+        registration = Registration(ports.registry, host, lease_ms=settings.lease_ms)
+        stack.callback(telemetry.publish)
+        sinks = (host.on_event, telemetry.on_event, blocks.on_event)
+        _own(stack, tasks.spawn("engine events", _pump(ports.engine, sinks)))
+        _own(stack, tasks.spawn("telemetry", telemetry.run()))
+        stack.push_async_callback(blocks.forget)
+        _own(stack, tasks.spawn("kv index", blocks.run()))
+
+        await _add_services(server, host, incarnation, settings)
+        await server.start()
+        stack.push_async_callback(server.stop, SERVER_STOP_S)
+        stack.callback(host.hang_up)
+        stack.push_async_callback(registration.withdraw)
+        _own(stack, tasks.spawn("registration", registration.run()))
+        log.info("worker serves", id=settings.id, address=address)
+        yield RunningWorker(host, address)
+
+
+def _own(stack: AsyncExitStack, task: "asyncio.Task[None]") -> None:
+    """Cancel the task and wait for it where the stack unwinds; its failure has been reported by its owner."""
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    stack.push_async_callback(end)
+
+
+async def _pump(engine: Engine, sinks: Sequence[Callable[[EngineEvent], None]]) -> None:
+    async for event in engine.events():
+        for sink in sinks:
+            sink(event)
+    raise RuntimeError("the engine has ended")
+
+
+def _host(settings: WorkerSettings, ports: WorkerPorts, address: str, incarnation: int) -> WorkerHost:
+    engine, model = ports.engine, ports.model
+    try:
+        prefill_role, token_role = load_role(settings.prefill_role), load_role(settings.token_role)
+    except ValueError as error:
+        raise StartupError(str(error)) from None
+    identity = common.Worker(
+        id=settings.id,
+        incarnation=incarnation,
+        node=settings.node,
+        pid=os.getpid(),
+        address=address,
+        engine=engine.name,
+        device=engine.device,
+        gpus=settings.gpus,
+        nodes=1,
+        capabilities=capabilities_message(engine.capabilities),
+        model_revision=model.revision,
+        version=version("fulcrum"),
+    )
+    return WorkerHost(
+        engine=engine,
+        identity=identity,
+        assignment=AssignmentState(model.name, *role_from_name(settings.role, settings.budget_tokens)),
+        prefill_role=prefill_role,
+        token_role=token_role,
+        cluster=settings.cluster,
+    )
+
+
+async def _add_services(server: grpc.aio.Server, host: WorkerHost, incarnation: int, settings: WorkerSettings) -> None:
+    pb_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(host), server)  # type: ignore[no-untyped-call]
+    pb_grpc.add_KvServiceServicer_to_server(KvServicer(host, incarnation), server)  # type: ignore[no-untyped-call]
+    pb_grpc.add_WorkerAdminServiceServicer_to_server(AdminServicer(host, drain_s=settings.drain_s), server)  # type: ignore[no-untyped-call]
+    servicer = health.aio.HealthServicer()
+    await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    names = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
+    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)

@@ -1,0 +1,93 @@
+"""WorkerService over gRPC: one stream for each gateway, one frame for whatever is pending when the stream can write."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from libs.contracts.errors import FulcrumError, InvalidRequest
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.runtime.rpc import abort_with
+from libs.worker.host import WorkerHost
+from libs.worker.link import Link
+
+log = structlog.get_logger()
+
+HELLO_TIMEOUT_S = 5.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class WorkerServicer(pb_grpc.WorkerServiceServicer):
+    """Carries frames between gateways and the host; a stream that ends takes its sequences with it."""
+
+    def __init__(self, host: WorkerHost) -> None:
+        self._host = host
+
+    async def Serve(self, _frames: Any, context: Context) -> None:  # noqa: N802 - the service's name in proto
+        """Until the gateway leaves or the worker has a reason to close the stream."""
+        try:
+            first = await _hello(context)
+            link = self._host.attach(first.hello)
+        except FulcrumError as error:
+            await abort_with(context, error)
+            return
+        log.info("gateway attached", gateway=link.waiting.name)
+        try:
+            await self._carry(link, first, context)
+        finally:
+            self._host.detach(link)
+            log.info("gateway detached", gateway=link.waiting.name, reason=str(link.error or "left"))
+        if link.error is not None:
+            await abort_with(context, link.error)
+
+    async def _carry(self, link: Link, first: pb.GatewayFrame, context: Context) -> None:
+        name = link.waiting.name
+        tasks = [
+            asyncio.create_task(self._read(link, first, context), name=f"read {name}"),
+            asyncio.create_task(self._write(link, context), name=f"write {name}"),
+            asyncio.create_task(link.closed.wait(), name=f"closed {name}"),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, link: Link, first: pb.GatewayFrame, context: Context) -> None:
+        frame: Any = first
+        while frame is not grpc.aio.EOF:
+            try:
+                self._host.receive(link, frame)
+            except InvalidRequest as error:
+                link.close(error)
+                return
+            frame = await context.read()
+
+    async def _write(self, link: Link, context: Context) -> None:
+        while True:
+            await link.wake.wait()
+            link.wake.clear()
+            while self._host.has_news(link):
+                # Taken only now that the last write is done: what came meanwhile leaves as one frame.
+                await context.write(self._host.take_frame(link))
+            if link.leaving:
+                return
+
+
+async def _hello(context: Context) -> pb.GatewayFrame:
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            frame: Any = await context.read()
+    except TimeoutError:
+        raise InvalidRequest(f"no hello within {HELLO_TIMEOUT_S:g} s") from None
+    if frame is grpc.aio.EOF or not frame.HasField("hello"):
+        raise InvalidRequest("the first frame must carry hello")
+    assert isinstance(frame, pb.GatewayFrame)
+    return frame

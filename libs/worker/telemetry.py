@@ -1,0 +1,114 @@
+"""Step telemetry: contiguous covers of a worker's time, with everything that happened in them. Pure."""
+
+from dataclasses import dataclass
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Interval, KvTransfer, Step, StepBatch
+from libs.engine.port import EngineEvent, EngineLoad, KvTransferReport, StepReport
+from libs.worker.wire import load_message
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetrySource:
+    """Who a batch is from."""
+
+    worker_id: str
+    incarnation: int
+    node: str
+    gpus: int
+    engine: str
+
+
+class StepBatchBuilder:
+    """Gathers engine events and cuts them into batches: covers touch, and no interval is told twice."""
+
+    def __init__(self, source: TelemetrySource, start_unix_ns: int) -> None:
+        self._source = source
+        self._covered_to_ns = start_unix_ns
+        self._sequence = 0
+        self._steps: list[Step] = []
+        self._waits: list[tuple[int, int]] = []
+        self._transfers: list[KvTransfer] = []
+
+    def add(self, event: EngineEvent, epoch: int) -> None:
+        """Take an event in, with the epoch its step ran under."""
+        if event.step is not None:
+            self._add_step(_step(event.step, epoch))
+        self._waits.extend(event.kv_waits)
+        self._transfers.extend(map(_transfer, event.kv_transfers))
+
+    def cut(self, now_ns: int, load: EngineLoad, assignment: Assignment, dropped_batches: int = 0) -> StepBatch | None:
+        """The batch from where the last one ended until now, or until where the engine has told all.
+
+        None when that is no time at all; what was gathered then stays for the next one.
+        """
+        covered_from = self._covered_to_ns
+        covered_to = min(now_ns, load.reported_to_unix_ns or now_ns)
+        if covered_to <= covered_from:
+            return None
+        self._covered_to_ns = covered_to
+        self._sequence += 1
+        source = self._source
+        batch = StepBatch(
+            worker_id=source.worker_id,
+            incarnation=source.incarnation,
+            sequence=self._sequence,
+            node=source.node,
+            gpus=source.gpus,
+            engine=source.engine,
+            assignment=assignment,
+            covered_from_unix_ns=covered_from,
+            covered_to_unix_ns=covered_to,
+            steps=[step for step in self._steps if step.start_unix_ns < covered_to],
+            kv_waits=self._waits_between(covered_from, covered_to, load.kv_wait_since_unix_ns),
+            kv_transfers=self._transfers,
+            load=load_message(load),
+            dropped_batches=dropped_batches,
+        )
+        self._steps = [step for step in self._steps if step.start_unix_ns >= covered_to]
+        self._waits = [wait for wait in self._waits if wait[1] > covered_to]
+        self._transfers = []
+        return batch
+
+    def _add_step(self, step: Step) -> None:
+        """The end of an announced step replaces an announcement that nobody was told yet."""
+        last = self._steps[-1] if self._steps else None
+        if last is not None and not last.end_unix_ns and last.start_unix_ns == step.start_unix_ns:
+            self._steps.pop()
+        self._steps.append(step)
+
+    def _waits_between(self, covered_from: int, covered_to: int, ongoing_since: int) -> list[Interval]:
+        """A wait that crosses an edge of the cover is cut there; its other part belongs to the neighbouring batch."""
+        waits = self._waits
+        if ongoing_since:
+            waits = [*waits, (ongoing_since, covered_to)]
+        cut = ((max(start, covered_from), min(end, covered_to)) for start, end in waits)
+        return [Interval(start_unix_ns=start, end_unix_ns=end) for start, end in cut if start < end]
+
+
+def _step(report: StepReport, epoch: int) -> Step:
+    return Step(
+        start_unix_ns=report.start_unix_ns,
+        end_unix_ns=report.end_unix_ns,
+        prefill_tokens=report.prefill_tokens,
+        prefill_sequences=report.prefill_sequences,
+        prefill_context_tokens=report.prefill_context_tokens,
+        decode_sequences=report.decode_sequences,
+        decode_kv_tokens=report.decode_kv_tokens,
+        epoch=epoch,
+        waiting=report.waiting,
+        waiting_prefill_tokens=report.waiting_prefill_tokens,
+    )
+
+
+def _transfer(report: KvTransferReport) -> KvTransfer:
+    return KvTransfer(
+        request_id=report.request_id,
+        from_worker_id=report.from_worker_id,
+        blocks=report.blocks,
+        bytes=report.data_bytes,
+        start_unix_ns=report.start_unix_ns,
+        end_unix_ns=report.end_unix_ns,
+        prompt_tokens=report.prompt_tokens,
+        prompt_tokens_computed=report.prompt_tokens_computed,
+    )

@@ -1,0 +1,24 @@
+"""Composition root of the decode service: the only place that knows which adapters it stands on."""
+
+from libs.bus.kafka import KafkaBus
+from libs.engine.factory import make_engine
+from libs.kvindex.redis import RedisKvIndex
+from libs.model.info import load_model_info
+from libs.registry.redis import RedisRegistry
+from libs.runtime.service import Service
+from libs.worker.run import WorkerPorts, run_worker
+from services.decode.settings import DecodeSettings
+
+
+async def serve(service: Service[DecodeSettings]) -> None:
+    """Run a worker until the service is stopped."""
+    settings = service.settings
+    model = load_model_info(settings.model_path, settings.model or None)
+    ports = WorkerPorts(
+        engine=make_engine(settings.engine, settings.engine_config(model.name), service.clock),
+        registry=RedisRegistry(settings.redis, settings.cluster),
+        kv_index=RedisKvIndex(settings.redis, settings.cluster),
+        bus=KafkaBus(settings.kafka, settings.cluster, client_id=settings.id),
+        model=model,
+    )
+    await run_worker(settings, ports, service.clock, service.tasks, service.stopping)

@@ -1,0 +1,10 @@
+"""`python -m services.prefill`."""
+
+import sys
+
+from libs.runtime.service import run_service
+from services.prefill.app import serve
+from services.prefill.settings import PrefillSettings
+
+if __name__ == "__main__":
+    sys.exit(run_service("prefill", PrefillSettings, serve))
