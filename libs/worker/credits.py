@@ -126,6 +126,8 @@ class CreditPool:
                 self._grant(waiting)
         if unmet:
             self._relieve(waiting)
+        else:
+            self._level(waiting)
 
     def _free(self) -> int:
         return self.slots - self.in_use - self.granted
@@ -166,3 +168,15 @@ class CreditPool:
         donor = max(donors, key=lambda g: waiting[g].urgency)
         if min(waiting[g].urgency for g in starving) < waiting[donor].urgency:
             accounts[donor].recalling += 1
+
+    def _level(self, waiting: Mapping[int, Waiting]) -> None:
+        """Standing credits are spread evenly again, for one that came when all were handed out."""
+        accounts = self._accounts
+        idle = [g for g in accounts if not waiting[g].requests]
+        if not idle or self._pending():
+            return
+        richest = max(idle, key=lambda g: accounts[g].keeps)
+        surplus = accounts[richest].keeps - min(account.keeps for account in accounts.values())
+        self._recall(surplus // 2, [richest])
+        for _ in range(self._free()):
+            self._grant(waiting)

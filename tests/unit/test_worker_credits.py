@@ -95,3 +95,15 @@ def test_a_gateway_without_deadlines_is_not_passed_over_for_ever() -> None:
         pool.use(1)
         pool.free()
     raise AssertionError("never served")
+
+
+def test_a_gateway_that_comes_late_gets_its_share_of_standing_credit() -> None:
+    pool = pool_with(4, 1)
+    pool.settle(idle("a"))
+    assert pool.take(0) == (4, 0)
+    pool.attach(1)
+    pool.settle(idle("a", "b"))
+    assert pool.take(0) == (0, 2)
+    pool.returned(0, 2)
+    pool.settle(idle("a", "b"))
+    assert (pool.take(0), pool.take(1)) == ((0, 0), (2, 0))
