@@ -1,0 +1,45 @@
+"""Prometheus metrics of the control plane, all named here: dashboards and alerts are checked against this module.
+
+Units are Prometheus's base units, last in the name. `phase` is prefill, decode, kv_wait or idle; a ratio of phases is
+of covered time.
+"""
+
+from typing import Final
+
+WORKER_PHASE_RATIO: Final = "fulcrum_worker_phase_ratio"
+WORKER_COVERAGE_RATIO: Final = "fulcrum_worker_coverage_ratio"
+WORKER_GPUS: Final = "fulcrum_worker_gpus"
+WORKER_RUNNING_SEQUENCES: Final = "fulcrum_worker_running_sequences"
+WORKER_WAITING_SEQUENCES: Final = "fulcrum_worker_waiting_sequences"
+WORKER_WAITING_PREFILL_TOKENS: Final = "fulcrum_worker_waiting_prefill_tokens"
+WORKER_TELEMETRY_AGE_SECONDS: Final = "fulcrum_worker_telemetry_age_seconds"
+WORKER_LOST_BATCHES: Final = "fulcrum_worker_telemetry_lost_batches"
+WORKER_DROPPED_BATCHES: Final = "fulcrum_worker_telemetry_dropped_batches"
+
+MODEL_PHASE_RATIO: Final = "fulcrum_model_phase_ratio"
+MODEL_PREFILL_DECODE_RATIO: Final = "fulcrum_model_prefill_decode_ratio"
+CLUSTER_PHASE_RATIO: Final = "fulcrum_cluster_phase_ratio"
+CLUSTER_COVERAGE_RATIO: Final = "fulcrum_cluster_coverage_ratio"
+CLUSTER_PREFILL_DECODE_RATIO: Final = "fulcrum_cluster_prefill_decode_ratio"
+CLUSTER_GPUS: Final = "fulcrum_cluster_gpus"
+
+TELEMETRY_BATCHES_TOTAL: Final = "fulcrum_telemetry_batches_total"
+
+REQUESTS_TOTAL: Final = "fulcrum_requests_total"
+REQUEST_QUEUE_SECONDS: Final = "fulcrum_request_queue_seconds"
+REQUEST_TTFT_SECONDS: Final = "fulcrum_request_time_to_first_token_seconds"
+REQUEST_TPOT_SECONDS: Final = "fulcrum_request_time_per_output_token_seconds"
+REQUEST_PROMPT_TOKENS_TOTAL: Final = "fulcrum_request_prompt_tokens_total"
+REQUEST_CACHED_TOKENS_TOTAL: Final = "fulcrum_request_cached_tokens_total"
+REQUEST_OUTPUT_TOKENS_TOTAL: Final = "fulcrum_request_output_tokens_total"
+
+DECISIONS_SEEN_TOTAL: Final = "fulcrum_decisions_seen_total"
+DECISIONS_TOTAL: Final = "fulcrum_planner_decisions_total"
+PLANNER_WORKERS: Final = "fulcrum_planner_workers"
+PLANNER_COVERAGE_RATIO: Final = "fulcrum_planner_coverage_ratio"
+PLANNER_REGISTRY_AGE_SECONDS: Final = "fulcrum_planner_registry_age_seconds"
+
+BUS_PUBLISHED_TOTAL: Final = "fulcrum_bus_published_total"
+BUS_DROPPED_TOTAL: Final = "fulcrum_bus_dropped_total"
+BUS_UNDECODABLE_TOTAL: Final = "fulcrum_bus_undecodable_total"
+BUS_BUFFERED_RECORDS: Final = "fulcrum_bus_buffered_records"

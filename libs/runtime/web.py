@@ -1,0 +1,54 @@
+"""What HTTP services of the control plane answer alike: health, readiness, Prometheus, and errors in one shape."""
+
+from collections.abc import Callable
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from libs.contracts.errors import FulcrumError, InvalidRequest
+
+NotReady = Callable[[], str | None]
+"""Why a service's answers cannot be trusted now, in words; None when they can."""
+
+
+def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: CollectorRegistry) -> FastAPI:
+    """An app with /healthz, /readyz and /metrics; FulcrumErrors and bad parameters become {"error": {...}}."""
+    app = FastAPI(title=title, description=description)
+
+    @app.get("/healthz", tags=["operation"])
+    async def healthz() -> dict[str, str]:
+        """The process answers."""
+        return {"status": "ok"}
+
+    @app.get("/readyz", tags=["operation"], responses={503: {"description": "not ready, with the reason"}})
+    async def readyz() -> JSONResponse:
+        """Whether what is served is up to date."""
+        reason = not_ready()
+        if reason is None:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready", "reason": reason}, status_code=503)
+
+    @app.get("/metrics", tags=["operation"], response_class=PlainTextResponse)
+    async def prometheus() -> Response:
+        """Prometheus text format."""
+        return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
+
+    @app.exception_handler(FulcrumError)
+    async def fulcrum_error(_request: Request, error: FulcrumError) -> JSONResponse:
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def bad_parameter(_request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        name = str(first["loc"][-1])
+        return error_response(InvalidRequest(f"{name}: {first['msg']}", param=name))
+
+    return app
+
+
+def error_response(error: FulcrumError) -> JSONResponse:
+    """The error with its HTTP status, in the shape that OpenAI's API uses."""
+    body = {"message": error.message, "type": error.error_type, "code": error.code, "param": error.param}
+    return JSONResponse({"error": body}, status_code=error.http_status)

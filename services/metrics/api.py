@@ -1,0 +1,40 @@
+"""The routes of the metrics service."""
+
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query
+from prometheus_client import CollectorRegistry
+
+from libs.runtime.clock import Clock
+from libs.runtime.web import make_web_app
+from services.metrics.occupancy import ClusterOccupancy, cluster_occupancy
+from services.metrics.requests import RequestsReport
+from services.metrics.state import MetricsState
+from services.metrics.window import ALLOWED, parse_window_ns
+
+Window = Annotated[str, Query(description=f"How far to look back: {ALLOWED}.")]
+BAD_WINDOW: dict[int | str, dict[str, Any]] = {
+    400: {"description": "the window is not one; the error names what is allowed"}
+}
+
+
+def make_api(state: MetricsState, clock: Clock, registry: CollectorRegistry, *, lag_ns: int) -> FastAPI:
+    """The app over `state`. Windows end `lag_ns` before now, when telemetry has come in."""
+    app = make_web_app(
+        "Fulcrum metrics",
+        "True GPU time by phase, from step telemetry.",
+        not_ready=lambda: state.not_live(clock.now_ns()),
+        metrics=registry,
+    )
+
+    @app.get("/v1/occupancy", responses=BAD_WINDOW)
+    async def occupancy(window: Window = "2s") -> ClusterOccupancy:
+        """GPU time by phase: of each worker, each model and the cluster, as fractions of covered time."""
+        return cluster_occupancy(state.fleet, clock.now_ns() - lag_ns, parse_window_ns(window))
+
+    @app.get("/v1/requests/summary", responses=BAD_WINDOW)
+    async def requests_summary(window: Window = "1m") -> RequestsReport:
+        """Requests that ended in the window: counts, TTFT and TPOT percentiles in seconds, in all and by model."""
+        return state.requests.report(clock.now_ns(), parse_window_ns(window))
+
+    return app

@@ -1,0 +1,140 @@
+"""GPU time by phase over a window: of each worker, each model and the cluster. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from libs.contracts.roles import role_name
+from libs.telemetry.fleet import Fleet
+from libs.telemetry.timeline import PhaseTime, WorkerFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTime:
+    """GPU-nanoseconds: `prefill`, `decode`, `kv_wait` and `idle` add exactly to `covered`."""
+
+    covered: int
+    prefill: int
+    decode: int
+    kv_wait: int
+    idle: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """Fractions of covered time, null when nothing is covered."""
+
+    gpus: int
+    coverage: float
+    """Share of the window that telemetry tells of, 0..1."""
+    prefill: float | None
+    decode: float | None
+    kv_wait: float | None
+    idle: float | None
+    ratio: float | None
+    """Prefill GPU time : decode GPU time; null when decode is 0."""
+    provisional: bool
+    """A step that still runs is counted as far as it is known to have run."""
+    gpu_ns: GpuTime
+
+    @classmethod
+    def of(cls, time: PhaseTime, gpus: int, window_ns: int, **own: Any) -> Self:
+        """From GPU-nanoseconds of `gpus` in a window; `own` are the fields that a subclass adds."""
+        return cls(
+            gpus=gpus,
+            coverage=time.covered_ns / (gpus * window_ns) if gpus else 0.0,
+            prefill=_share(time.prefill_ns, time.covered_ns),
+            decode=_share(time.decode_ns, time.covered_ns),
+            kv_wait=_share(time.kv_wait_ns, time.covered_ns),
+            idle=_share(time.idle_ns, time.covered_ns),
+            ratio=_share(time.prefill_ns, time.decode_ns),
+            provisional=time.provisional,
+            gpu_ns=GpuTime(
+                covered=time.covered_ns,
+                prefill=time.prefill_ns,
+                decode=time.decode_ns,
+                kv_wait=time.kv_wait_ns,
+                idle=time.idle_ns,
+            ),
+            **own,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOccupancy(Occupancy):
+    """One worker, with its depths at its last report."""
+
+    id: str
+    node: str
+    model: str
+    role: str
+    running: int
+    waiting: int
+    waiting_prefill_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOccupancy(Occupancy):
+    """The workers assigned to one model now."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOccupancy(Occupancy):
+    """All workers weighed by their GPUs; those of which nothing is known in the window do not count."""
+
+    window_ms: int
+    as_of_unix_ns: int
+    """The end of the window."""
+    workers: list[WorkerOccupancy]
+    models: list[ModelOccupancy]
+
+
+def cluster_occupancy(fleet: Fleet, end_ns: int, window_ns: int) -> ClusterOccupancy:
+    """How the window that ends at `end_ns` was spent. A worker's time counts for the model it is assigned to now."""
+    spent = [
+        (facts, fleet.phases(facts.worker_id, end_ns - window_ns, end_ns).times(facts.gpus))
+        for facts in fleet.listed(end_ns)
+    ]
+    models = sorted({facts.assignment.model for facts, _ in spent})
+    return ClusterOccupancy.of(
+        *_sum(spent),
+        window_ns,
+        window_ms=window_ns // 1_000_000,
+        as_of_unix_ns=end_ns,
+        workers=[_worker(facts, time, window_ns) for facts, time in spent],
+        models=[
+            ModelOccupancy.of(
+                *_sum([(facts, time) for facts, time in spent if facts.assignment.model == model]),
+                window_ns,
+                model=model,
+            )
+            for model in models
+        ],
+    )
+
+
+def _worker(facts: WorkerFacts, time: PhaseTime, window_ns: int) -> WorkerOccupancy:
+    return WorkerOccupancy.of(
+        time,
+        facts.gpus,
+        window_ns,
+        id=facts.worker_id,
+        node=facts.node,
+        model=facts.assignment.model,
+        role=role_name(facts.assignment),
+        running=facts.load.running,
+        waiting=facts.load.waiting,
+        waiting_prefill_tokens=facts.load.waiting_prefill_tokens,
+    )
+
+
+def _sum(spent: Sequence[tuple[WorkerFacts, PhaseTime]]) -> tuple[PhaseTime, int]:
+    """GPU time, and how many GPUs it is of: those of workers with any coverage."""
+    known = [(facts, time) for facts, time in spent if time.covered_ns]
+    return sum((time for _, time in known), PhaseTime()), sum(facts.gpus for facts, _ in known)
+
+
+def _share(part_ns: int, whole_ns: int) -> float | None:
+    return part_ns / whole_ns if whole_ns else None

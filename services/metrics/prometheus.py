@@ -1,0 +1,151 @@
+"""The state as Prometheus metrics: gauges are computed at each scrape, requests are counted as they come."""
+
+from collections import Counter as Counts
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from libs.contracts import metric_names as names
+from libs.telemetry.fleet import Fleet
+from services.metrics.occupancy import ClusterOccupancy, Occupancy, cluster_occupancy
+from services.metrics.requests import Finished
+
+MAX_MODELS: Final = 64
+"""Model names come from clients: later ones are counted as `OTHER_MODEL`, so that labels stay bounded."""
+OTHER_MODEL: Final = "other"
+TTFT_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+TPOT_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+QUEUE_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
+WORKER_LABELS: Final = ("worker", "node", "model", "role")
+PHASES: Final = ("prefill", "decode", "kv_wait", "idle")
+
+
+class RequestMetrics:
+    """Counters and latency histograms of finished requests, by model."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._models: set[str] = set()
+        self._requests = Counter(names.REQUESTS_TOTAL, "Finished requests.", ("model", "outcome"), registry=registry)
+        self._prompt_tokens = _counter(names.REQUEST_PROMPT_TOKENS_TOTAL, "Prompt tokens.", registry)
+        self._cached_tokens = _counter(names.REQUEST_CACHED_TOKENS_TOTAL, "Prompt tokens found cached.", registry)
+        self._output_tokens = _counter(names.REQUEST_OUTPUT_TOKENS_TOTAL, "Tokens generated.", registry)
+        self._queue = _histogram(names.REQUEST_QUEUE_SECONDS, "Arrival until bound.", QUEUE_BUCKETS_S, registry)
+        self._ttft = _histogram(names.REQUEST_TTFT_SECONDS, "Arrival until first token.", TTFT_BUCKETS_S, registry)
+        self._tpot = _histogram(names.REQUEST_TPOT_SECONDS, "Mean time per output token.", TPOT_BUCKETS_S, registry)
+
+    def observe(self, finished: Finished) -> None:
+        """Count a request."""
+        if finished.model not in self._models and len(self._models) < MAX_MODELS:
+            self._models.add(finished.model)
+        model = finished.model if finished.model in self._models else OTHER_MODEL
+        self._requests.labels(model, finished.outcome).inc()
+        self._prompt_tokens.labels(model).inc(finished.prompt_tokens)
+        self._cached_tokens.labels(model).inc(finished.cached_tokens)
+        self._output_tokens.labels(model).inc(finished.output_tokens)
+        if finished.ttft_ns is not None:
+            self._queue.labels(model).observe(finished.queue_ns / 1e9)
+            self._ttft.labels(model).observe(finished.ttft_ns / 1e9)
+        if finished.tpot_ns is not None:
+            self._tpot.labels(model).observe(finished.tpot_ns / 1e9)
+
+
+class OccupancyCollector(Collector):
+    """GPU time by phase, depths, and how whole the telemetry is, over the window that ends at `end_ns()`."""
+
+    def __init__(self, fleet: Fleet, decisions: Counts[str], end_ns: Callable[[], int], window_ns: int) -> None:
+        self._fleet = fleet
+        self._decisions = decisions
+        self._end_ns = end_ns
+        self._window_ns = window_ns
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything as of this scrape."""
+        occupancy = cluster_occupancy(self._fleet, self._end_ns(), self._window_ns)
+        yield from _cluster(occupancy)
+        yield from _workers(occupancy)
+        yield from self._telemetry(occupancy)
+        decisions = CounterMetricFamily(names.DECISIONS_SEEN_TOTAL, "Planner decisions read.", labels=("action",))
+        for action, count in sorted(self._decisions.items()):
+            decisions.add_metric((action,), count)
+        yield decisions
+
+    def _telemetry(self, occupancy: ClusterOccupancy) -> Iterator[Metric]:
+        batches = CounterMetricFamily(names.TELEMETRY_BATCHES_TOTAL, "Step batches read.", labels=("result",))
+        for taken, count in self._fleet.batches.items():
+            batches.add_metric((taken.value,), count)
+        yield batches
+        age = GaugeMetricFamily(
+            names.WORKER_TELEMETRY_AGE_SECONDS,
+            "Since the end of the last cover, at the window's end.",
+            labels=("worker",),
+        )
+        lost = GaugeMetricFamily(names.WORKER_LOST_BATCHES, "Batches that have not come.", labels=("worker",))
+        dropped = GaugeMetricFamily(names.WORKER_DROPPED_BATCHES, "Batches given up unsent.", labels=("worker",))
+        for facts in self._fleet.listed(occupancy.as_of_unix_ns):
+            labels = (facts.worker_id,)
+            age.add_metric(labels, max(0, occupancy.as_of_unix_ns - facts.covered_to_unix_ns) / 1e9)
+            lost.add_metric(labels, self._fleet.lost_batches(facts.worker_id))
+            dropped.add_metric(labels, facts.dropped_batches)
+        yield from (age, lost, dropped)
+
+
+def _cluster(occupancy: ClusterOccupancy) -> Iterator[Metric]:
+    cluster = GaugeMetricFamily(names.CLUSTER_PHASE_RATIO, "Share of covered GPU time.", labels=("phase",))
+    _add_phases(cluster, (), occupancy)
+    yield cluster
+    yield GaugeMetricFamily(names.CLUSTER_COVERAGE_RATIO, "Share of time telemetry tells of.", occupancy.coverage)
+    yield GaugeMetricFamily(names.CLUSTER_GPUS, "GPUs of workers with any coverage.", occupancy.gpus)
+    if occupancy.ratio is not None:
+        yield GaugeMetricFamily(
+            names.CLUSTER_PREFILL_DECODE_RATIO, "Prefill GPU time : decode GPU time.", occupancy.ratio
+        )
+    phases = GaugeMetricFamily(names.MODEL_PHASE_RATIO, "Share of covered GPU time.", labels=("model", "phase"))
+    ratio = GaugeMetricFamily(
+        names.MODEL_PREFILL_DECODE_RATIO, "Prefill GPU time : decode GPU time.", labels=("model",)
+    )
+    for model in occupancy.models:
+        _add_phases(phases, (model.model,), model)
+        if model.ratio is not None:
+            ratio.add_metric((model.model,), model.ratio)
+    yield from (phases, ratio)
+
+
+def _workers(occupancy: ClusterOccupancy) -> Iterator[Metric]:
+    phases = GaugeMetricFamily(names.WORKER_PHASE_RATIO, "Share of covered time.", labels=(*WORKER_LABELS, "phase"))
+    coverage = _worker_gauge(names.WORKER_COVERAGE_RATIO, "Share of time telemetry tells of.")
+    gpus = _worker_gauge(names.WORKER_GPUS, "GPUs of the worker.")
+    running = _worker_gauge(names.WORKER_RUNNING_SEQUENCES, "Sequences in the running batch.")
+    waiting = _worker_gauge(names.WORKER_WAITING_SEQUENCES, "Sequences that do not run yet.")
+    tokens = _worker_gauge(names.WORKER_WAITING_PREFILL_TOKENS, "Prompt tokens still to compute.")
+    for worker in occupancy.workers:
+        labels = (worker.id, worker.node, worker.model, worker.role)
+        _add_phases(phases, labels, worker)
+        coverage.add_metric(labels, worker.coverage)
+        gpus.add_metric(labels, worker.gpus)
+        running.add_metric(labels, worker.running)
+        waiting.add_metric(labels, worker.waiting)
+        tokens.add_metric(labels, worker.waiting_prefill_tokens)
+    yield from (phases, coverage, gpus, running, waiting, tokens)
+
+
+def _add_phases(family: GaugeMetricFamily, labels: tuple[str, ...], occupancy: Occupancy) -> None:
+    """The four shares; a scope without coverage has no samples rather than zeros."""
+    shares = (occupancy.prefill, occupancy.decode, occupancy.kv_wait, occupancy.idle)
+    for phase, share in zip(PHASES, shares, strict=True):
+        if share is not None:
+            family.add_metric((*labels, phase), share)
+
+
+def _worker_gauge(name: str, documentation: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, documentation, labels=WORKER_LABELS)
+
+
+def _counter(name: str, documentation: str, registry: CollectorRegistry) -> Counter:
+    return Counter(name, documentation, ("model",), registry=registry)
+
+
+def _histogram(name: str, documentation: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, documentation, ("model",), buckets=buckets, registry=registry)

@@ -1,0 +1,20 @@
+"""Settings of the metrics service: FULCRUM_METRICS_* and the common ones."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from libs.runtime.settings import CommonSettings
+
+
+class MetricsSettings(CommonSettings):
+    """Read from the environment once, at start."""
+
+    model_config = SettingsConfigDict(env_prefix="FULCRUM_METRICS_", extra="ignore", populate_by_name=True)
+
+    port: int = Field(8002, ge=0, le=65535)
+    """HTTP port; 0 picks one."""
+    lag_ms: int = Field(400, ge=0, le=10_000)
+    """How long before now windows end. A worker sends every 100 ms, holds back a step of up to 100 ms before it
+    announces it, and the broker takes some milliseconds: with less, the end of a window is often not covered yet."""
+    gauge_window_ms: int = Field(15_000, ge=100, le=600_000)
+    """Window of the Prometheus gauges: the scrape interval, so that no time falls between two scrapes."""

@@ -1,0 +1,52 @@
+"""Everything the metrics service knows, entered record by record; time comes in as an argument."""
+
+from collections import Counter
+from typing import Final
+
+from libs.bus.port import Record
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Action, Decision
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
+from libs.telemetry.fleet import Fleet
+from libs.telemetry.timeline import PrefillShare
+from services.metrics.prometheus import RequestMetrics
+from services.metrics.requests import RequestLog
+
+STALE_NS: Final = 3_000_000_000
+"""Without a record for this long, figures are not live: workers send ten a second, the planner some."""
+
+
+class MetricsState:
+    """Workers' time, finished requests, and how many decisions were seen."""
+
+    def __init__(self, prefill_share: PrefillShare, request_metrics: RequestMetrics) -> None:
+        self.fleet = Fleet(prefill_share)
+        self.requests = RequestLog()
+        self.decisions: Counter[str] = Counter()
+        self._request_metrics = request_metrics
+        self._latest_ns: int | None = None
+
+    def take(self, record: Record, now_ns: int) -> None:
+        """Enter a record that came at `now_ns`."""
+        self._latest_ns = now_ns
+        value = record.value
+        if isinstance(value, StepBatch):
+            self.fleet.add(value, now_ns)
+        elif isinstance(value, RequestEvent):
+            finished = self.requests.add(value, now_ns)
+            if finished is not None:
+                self._request_metrics.observe(finished)
+        elif isinstance(value, Decision):
+            known = value.action in Action.values()
+            self.decisions[Action.Name(value.action).removeprefix("ACTION_").lower() if known else "unknown"] += 1
+
+    def not_live(self, now_ns: int) -> str | None:
+        """Why figures are not live, in words; None when they are."""
+        if self._latest_ns is None:
+            return "nothing has come from the broker yet: no worker and no planner sends, or the broker is away"
+        silent_ns = now_ns - self._latest_ns
+        if silent_ns <= STALE_NS:
+            return None
+        return (
+            f"nothing has come from the broker for {silent_ns / 1e9:.1f} s: nobody sends, or the broker is away; "
+            "figures are the last known"
+        )

@@ -1,0 +1,188 @@
+"""The metrics service's HTTP answers, over its real app and state."""
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from libs.bus.port import Record
+from libs.contracts import metric_names
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, Decision
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
+    OUTCOME_CLIENT_GONE,
+    OUTCOME_OK,
+    OUTCOME_REJECTED,
+    RequestEvent,
+)
+from libs.contracts.topics import DECISIONS, REQUESTS, STEPS
+from libs.runtime.clock import ManualClock
+from libs.telemetry.split import prefill_share
+from libs.testing.telemetry import MS, at, step, step_batch
+from services.metrics.api import make_api
+from services.metrics.prometheus import MAX_MODELS, OTHER_MODEL, OccupancyCollector, RequestMetrics
+from services.metrics.requests import MAX_REQUESTS, RequestLog, percentiles
+from services.metrics.state import MetricsState
+
+LAG_NS = 400 * MS
+
+
+class Metrics:
+    """A metrics service without its broker: records go straight in."""
+
+    def __init__(self):
+        self.clock = ManualClock(at(1400))
+        self.registry = CollectorRegistry()
+        self.state = MetricsState(prefill_share, RequestMetrics(self.registry))
+        self.registry.register(
+            OccupancyCollector(self.state.fleet, self.state.decisions, lambda: self.clock.now_ns() - LAG_NS, 1000 * MS)
+        )
+        app = make_api(self.state, self.clock, self.registry, lag_ns=LAG_NS)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://metrics")
+
+    def take(self, topic, value):
+        self.state.take(Record(topic, "key", value, 0, 0), self.clock.now_ns())
+
+    async def samples(self):
+        answer = await self.http.get("/metrics")
+        families = text_string_to_metric_families(answer.text)
+        return {(s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+@pytest.fixture
+async def metrics():
+    service = Metrics()
+    async with service.http:
+        yield service
+
+
+def finished(request_id="r1", *, model="sim", outcome=OUTCOME_OK, ttft_ms=100, tokens=11, decode_ms=200, end_ms=1000):
+    return RequestEvent(
+        request_id=request_id,
+        model=model,
+        outcome=outcome,
+        arrival_unix_ns=at(end_ms - ttft_ms - decode_ms),
+        prompt_tokens=50,
+        cached_tokens=16,
+        output_tokens=tokens,
+        queue_ns=5 * MS,
+        ttft_ns=ttft_ms * MS,
+        decode_ns=decode_ms * MS,
+    )
+
+
+async def test_occupancy_answers_every_field_with_its_window_ending_a_lag_before_now(metrics):
+    load = Load(running=1, waiting=2, waiting_prefill_tokens=30)
+    metrics.take(STEPS, step_batch(1, (0, 1400), [step(500, 750, decode=1), step(1000, 1400, prefill=8)], load=load))
+    answer = await metrics.http.get("/v1/occupancy", params={"window": "1s"})
+    assert answer.status_code == 200
+    body = answer.json()
+    assert body["as_of_unix_ns"] == at(1000)
+    shares = {"coverage": 1.0, "prefill": 0.0, "decode": 0.25, "kv_wait": 0.0, "idle": 0.75, "ratio": 0.0}
+    assert {**body, **shares, "window_ms": 1000, "gpus": 1} == body
+    depths = {"running": 1, "waiting": 2, "waiting_prefill_tokens": 30}
+    (worker,) = body["workers"]
+    named = {"id": "decode-0", "node": "node-a", "model": "sim", "role": "decode"}
+    assert {**worker, **shares, **depths, **named, "gpus": 1} == worker
+    assert [model["model"] for model in body["models"]] == ["sim"]
+
+
+async def test_a_bad_window_is_a_400_that_names_the_parameter_and_what_is_allowed(metrics):
+    for path in ("/v1/occupancy", "/v1/requests/summary"):
+        answer = await metrics.http.get(path, params={"window": "soon"})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["param"], error["type"]) == ("window", "invalid_request_error")
+        assert "from 100ms to 10m" in error["message"]
+
+
+async def test_readiness_says_in_words_whether_figures_are_live(metrics):
+    answer = await metrics.http.get("/readyz")
+    assert (answer.status_code, "nothing has come" in answer.json()["reason"]) == (503, True)
+    metrics.take(STEPS, step_batch(1, (0, 100)))
+    assert (await metrics.http.get("/readyz")).json() == {"status": "ready"}
+    metrics.clock.advance_ms(3500)
+    answer = await metrics.http.get("/readyz")
+    assert (answer.status_code, "for 3.5 s" in answer.json()["reason"]) == (503, True)
+    assert (await metrics.http.get("/healthz")).status_code == 200
+    assert len((await metrics.http.get("/v1/occupancy", params={"window": "10s"})).json()["workers"]) == 1
+
+
+async def test_request_summary_counts_outcomes_and_gives_percentiles_by_model(metrics):
+    for number in range(10):
+        metrics.take(REQUESTS, finished(f"r{number}", ttft_ms=10 * (number + 1)))
+    metrics.take(REQUESTS, finished("gone", model="other", outcome=OUTCOME_CLIENT_GONE, tokens=1, decode_ms=0))
+    metrics.take(REQUESTS, finished("bad", outcome=OUTCOME_REJECTED, ttft_ms=0, tokens=0, decode_ms=0))
+    body = (await metrics.http.get("/v1/requests/summary", params={"window": "5s"})).json()
+    assert body["complete"] is True
+    assert body["total"]["requests"] == 12
+    assert body["total"]["outcomes"] == {"client_gone": 1, "ok": 10, "rejected": 1}
+    other, sim = body["models"]
+    assert other["summary"]["tpot_s"] == {"count": 0, "p50": None, "p90": None, "p99": None}
+    assert sim["summary"]["ttft_s"] == {"count": 10, "p50": 0.05, "p90": 0.09, "p99": 0.1}
+    assert sim["summary"]["tpot_s"]["p50"] == 0.02
+    assert (sim["summary"]["output_tokens"], sim["summary"]["cached_tokens"]) == (110, 176)
+
+
+async def test_a_request_event_that_is_delivered_twice_counts_once_and_choices_of_one_request_each(metrics):
+    metrics.take(REQUESTS, finished("r1"))
+    metrics.take(REQUESTS, finished("r1"))
+    metrics.take(REQUESTS, finished("r1", ttft_ms=120))
+    body = (await metrics.http.get("/v1/requests/summary")).json()
+    assert body["total"]["requests"] == 2
+    assert (await metrics.samples())["fulcrum_requests_total", ("model", "sim"), ("outcome", "ok")] == 2
+
+
+def test_the_request_log_is_bounded_and_says_when_it_does_not_reach_back():
+    log = RequestLog()
+    for number in range(MAX_REQUESTS + 1):
+        log.add(finished(f"r{number}", end_ms=1000 + number / 100), at(0))
+    assert log.report(at(5000), 5000 * MS).total.requests == MAX_REQUESTS
+    assert not log.report(at(5000), 5000 * MS).complete
+    assert log.report(at(5000), 3999 * MS).complete
+
+
+def test_requests_older_than_the_history_are_forgotten():
+    log = RequestLog()
+    log.add(finished("old", end_ms=0), at(0))
+    log.add(finished("older still", end_ms=-1), at(700_000))
+    assert log.report(at(1), 1000 * MS).total.requests == 0
+
+
+def test_percentiles_are_latencies_that_some_request_had():
+    assert percentiles([4 * 10**9]).p99 == 4.0
+    assert percentiles([10**9, 3 * 10**9]).p50 == 1.0
+
+
+async def test_prometheus_shows_phases_requests_telemetry_and_decisions(metrics):
+    metrics.take(STEPS, step_batch(4, (0, 1000), [step(0, 250, decode=1), step(250, 750, prefill=8)]))
+    metrics.take(STEPS, step_batch(6, (1200, 1300), dropped_batches=1))
+    metrics.take(REQUESTS, finished())
+    metrics.take(DECISIONS, Decision(action=ACTION_KEEP))
+    samples = await metrics.samples()
+    worker = (("model", "sim"), ("node", "node-a"), ("phase", "decode"), ("role", "decode"), ("worker", "decode-0"))
+    assert samples["fulcrum_worker_phase_ratio", *worker] == 0.25
+    assert samples["fulcrum_cluster_phase_ratio", ("phase", "prefill")] == 0.5
+    assert samples[("fulcrum_cluster_prefill_decode_ratio",)] == 2.0
+    assert samples[("fulcrum_cluster_coverage_ratio",)] == 1.0
+    assert samples["fulcrum_worker_telemetry_lost_batches", ("worker", "decode-0")] == 1
+    assert samples["fulcrum_worker_telemetry_dropped_batches", ("worker", "decode-0")] == 1
+    assert samples["fulcrum_telemetry_batches_total", ("result", "counted")] == 2
+    assert samples["fulcrum_request_time_to_first_token_seconds_sum", ("model", "sim")] == 0.1
+    assert samples["fulcrum_decisions_seen_total", ("action", "keep")] == 1
+
+
+async def test_every_metric_shown_is_named_in_the_one_module(metrics):
+    metrics.take(STEPS, step_batch(1, (0, 1000), [step(0, 250, decode=1), step(250, 750, prefill=8)]))
+    metrics.take(REQUESTS, finished())
+    text = (await metrics.http.get("/metrics")).text
+    shown = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    named = {value for name, value in vars(metric_names).items() if name.isupper()}
+    assert {name for name in shown if not name.endswith("_created")} <= named
+
+
+async def test_model_labels_are_bounded_whatever_clients_ask_for(metrics):
+    for number in range(MAX_MODELS + 5):
+        metrics.take(REQUESTS, finished(f"r{number}", model=f"made-up-{number}", outcome=OUTCOME_REJECTED))
+    samples = await metrics.samples()
+    assert samples["fulcrum_requests_total", ("model", OTHER_MODEL), ("outcome", "rejected")] == 5

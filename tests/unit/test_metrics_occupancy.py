@@ -1,0 +1,161 @@
+import contextlib
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.contracts.errors import InvalidRequest
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
+from libs.telemetry.fleet import LISTED_NS, MAX_WORKERS, Fleet
+from libs.telemetry.split import prefill_share
+from libs.telemetry.timeline import Taken
+from libs.testing.telemetry import MS, at, step, step_batch
+from services.metrics.occupancy import cluster_occupancy
+from services.metrics.window import MIN_WINDOW_NS, parse_window_ns
+
+
+def fleet_of(*batches):
+    fleet = Fleet(prefill_share)
+    for batch in batches:
+        fleet.add(batch, at(0))
+    return fleet
+
+
+def test_figures_of_the_cluster_weigh_workers_by_their_gpus():
+    fleet = fleet_of(
+        step_batch(1, (0, 1000), [step(0, 800, prefill=8)], worker="prefill-0", role="prefill", gpus=4),
+        step_batch(1, (0, 1000), [step(0, 400, decode=1)], worker="decode-0", gpus=1),
+    )
+    cluster = cluster_occupancy(fleet, at(1000), 1000 * MS)
+    assert (cluster.gpus, cluster.coverage) == (5, 1.0)
+    assert cluster.prefill == pytest.approx(3.2 / 5)
+    assert cluster.decode == pytest.approx(0.4 / 5)
+    assert cluster.ratio == pytest.approx(8.0)
+    assert [worker.id for worker in cluster.workers] == ["decode-0", "prefill-0"]
+
+
+def test_ratio_is_null_when_nothing_was_decoded():
+    fleet = fleet_of(step_batch(1, (0, 1000), [step(0, 800, prefill=8)], worker="prefill-0", role="prefill"))
+    assert cluster_occupancy(fleet, at(1000), 1000 * MS).ratio is None
+
+
+def test_a_worker_without_coverage_is_null_and_counts_for_nothing():
+    fleet = fleet_of(
+        step_batch(1, (0, 1000), [step(0, 500, decode=1)], worker="silent", gpus=8),
+        step_batch(1, (1000, 2000), [step(1000, 1250, decode=1)], worker="heard", gpus=1),
+    )
+    cluster = cluster_occupancy(fleet, at(2000), 1000 * MS)
+    heard, silent = cluster.workers
+    assert (silent.coverage, silent.prefill, silent.decode, silent.kv_wait, silent.idle, silent.ratio) == (
+        0,
+        *[None] * 5,
+    )
+    assert (cluster.gpus, cluster.coverage, cluster.decode) == (1, 1.0, 0.25)
+    assert heard.decode == 0.25
+
+
+def test_lost_telemetry_lowers_coverage_and_leaves_the_fractions_of_what_is_known():
+    fleet = fleet_of(step_batch(1, (0, 500), [step(0, 500, decode=1)]))
+    (worker,) = cluster_occupancy(fleet, at(1000), 1000 * MS).workers
+    assert (worker.coverage, worker.decode, worker.idle) == (0.5, 1.0, 0.0)
+
+
+def test_models_are_summed_apart():
+    fleet = fleet_of(
+        step_batch(1, (0, 1000), [step(0, 100, decode=1)], worker="a", model="small"),
+        step_batch(1, (0, 1000), [step(0, 300, decode=1)], worker="b", model="large", gpus=2),
+        step_batch(1, (0, 1000), [step(0, 600, decode=1)], worker="c", model="large", gpus=1),
+    )
+    cluster = cluster_occupancy(fleet, at(1000), 1000 * MS)
+    assert [(model.model, model.gpus, model.decode) for model in cluster.models] == [
+        ("large", 3, pytest.approx(0.4)),
+        ("small", 1, pytest.approx(0.1)),
+    ]
+
+
+def test_depths_role_and_model_are_those_of_the_newest_batch():
+    busy = Load(running=3, waiting=2, waiting_prefill_tokens=700)
+    fleet = fleet_of(step_batch(2, (100, 200), role="mixed", load=busy), step_batch(1, (0, 100), load=Load(running=9)))
+    (worker,) = cluster_occupancy(fleet, at(200), 200 * MS).workers
+    assert (worker.role, worker.running, worker.waiting, worker.waiting_prefill_tokens) == ("mixed", 3, 2, 700)
+
+
+def test_nothing_known_is_no_gpus_and_no_fractions():
+    cluster = cluster_occupancy(Fleet(prefill_share), at(0), 1000 * MS)
+    assert (cluster.gpus, cluster.coverage, cluster.idle, cluster.workers, cluster.models) == (0, 0, None, [], [])
+
+
+def test_a_worker_that_fell_silent_is_listed_for_a_while_and_then_no_longer():
+    fleet = fleet_of(step_batch(1, (0, 100)))
+    last = at(100)
+    assert [facts.worker_id for facts in fleet.listed(last + LISTED_NS - 1)] == ["decode-0"]
+    assert list(fleet.listed(last + LISTED_NS)) == []
+
+
+def test_workers_are_bounded_and_the_longest_silent_goes_first():
+    batches = [step_batch(1, (index, index + 1), worker=f"worker-{index}") for index in range(MAX_WORKERS + 1)]
+    fleet = fleet_of(*batches)
+    listed = {facts.worker_id for facts in fleet.listed(at(MAX_WORKERS))}
+    assert len(listed) == MAX_WORKERS
+    assert "worker-0" not in listed
+
+
+def test_a_batch_from_a_clock_far_ahead_is_refused_and_does_not_drop_history():
+    fleet = fleet_of(step_batch(1, (0, 100)))
+    assert fleet.add(step_batch(2, (100, 10_000_000)), at(200)) is Taken.MALFORMED
+    assert fleet.phases("decode-0", at(0), at(100)).covered_ns == 100 * MS
+
+
+gpu_counts = st.integers(1, 8)
+worker_layouts = st.lists(
+    st.tuples(gpu_counts, st.integers(0, 1000), st.integers(0, 500), st.integers(0, 500), st.booleans()), max_size=6
+)
+
+
+@given(worker_layouts, st.integers(100, 1500))
+def test_fractions_add_to_one_and_gpu_time_adds_exactly_at_every_level(layouts, window_ms):
+    fleet = Fleet(prefill_share)
+    for index, (gpus, start, prefill_ms, decode_ms, lost) in enumerate(layouts):
+        middle, end = start + prefill_ms, start + prefill_ms + decode_ms
+        steps = [step(start, middle, prefill=7), step(middle, end, prefill=3, decode=2)]
+        batch = step_batch(1, (0, start if lost else 2000), steps, worker=f"w{index}", gpus=gpus, model=f"m{index % 2}")
+        fleet.add(batch, at(0))
+    cluster = cluster_occupancy(fleet, at(2000), window_ms * MS)
+    for scope in (cluster, *cluster.models, *cluster.workers):
+        parts = dataclasses.asdict(scope.gpu_ns)
+        covered = parts.pop("covered")
+        assert sum(parts.values()) == covered
+        assert min(parts.values()) >= 0
+        assert 0 <= scope.coverage <= 1
+        if covered:
+            assert abs(scope.prefill + scope.decode + scope.kv_wait + scope.idle - 1) < 1e-9
+        else:
+            assert (scope.prefill, scope.decode, scope.kv_wait, scope.idle, scope.ratio) == (None,) * 5
+    for field in dataclasses.fields(cluster.gpu_ns):
+        for scopes in (cluster.workers, cluster.models):
+            total = getattr(cluster.gpu_ns, field.name)
+            assert sum(getattr(scope.gpu_ns, field.name) for scope in scopes) == total
+    assert cluster.gpus == sum(worker.gpus for worker in cluster.workers if worker.coverage)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"), [("2s", 2000), ("500ms", 500), ("1m", 60_000), ("0.5s", 500), ("10m", 600_000)]
+)
+def test_windows_are_read_as_people_write_them(text, ms):
+    assert parse_window_ns(text) == ms * MS
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2", "s", "-2s", "2 s", "99ms", "601s", "11m", "1e3s", "2h", "nan s", "٢s", "9" * 99]
+)
+def test_a_bad_window_is_refused_with_what_is_allowed(text):
+    with pytest.raises(InvalidRequest, match="from 100ms to 10m") as refused:
+        parse_window_ns(text)
+    assert refused.value.param == "window"
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_window_within_bounds_or_refused(text):
+    with contextlib.suppress(InvalidRequest):
+        assert MIN_WINDOW_NS <= parse_window_ns(text) <= 600_000 * MS
