@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import grpc.aio
 from google.protobuf.message import Message
@@ -219,11 +219,25 @@ class GatewayProbe:
         return next(getattr(event, kind) for event in self.events[sequence] if event.HasField(kind))
 
 
+class Reachable(Protocol):
+    """A worker in this process or another."""
+
+    @property
+    def settings(self) -> WorkerSettings:
+        """How to talk to it."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """host:port of its gRPC server."""
+        ...
+
+
 @asynccontextmanager
-async def gateway_probe(worker: LocalWorker, name: str = "gateway-0") -> AsyncIterator[GatewayProbe]:
+async def gateway_probe(worker: Reachable, name: str = "gateway-0") -> AsyncIterator[GatewayProbe]:
     """A stream to `worker`, past its first frame; cancelled when the context closes."""
     async with make_channel(worker.settings, worker.address) as channel:
-        call = pb_grpc.WorkerServiceStub(channel).Serve()
+        call = pb_grpc.WorkerServiceStub(channel).Serve()  # type: ignore[no-untyped-call]
         probe = GatewayProbe(call)
         await probe.send(pb.GatewayFrame(hello=pb.Hello(gateway_id=name, cluster=worker.settings.cluster)))
         reading = asyncio.create_task(probe.read(), name=f"read {name}")

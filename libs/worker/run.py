@@ -35,7 +35,7 @@ from libs.worker.kv_client import GrpcKvFetcher
 from libs.worker.kv_server import KvServicer
 from libs.worker.publish_telemetry import TelemetryPublisher
 from libs.worker.registration import Registration
-from libs.worker.role import load_role
+from libs.worker.role import Role, load_role
 from libs.worker.serve import WorkerServicer
 from libs.worker.settings import WorkerSettings
 from libs.worker.telemetry import StepBatchBuilder, TelemetrySource
@@ -62,7 +62,19 @@ async def run_worker(
     settings: WorkerSettings, ports: WorkerPorts, clock: Clock, tasks: TaskOwner, stopping: asyncio.Event
 ) -> None:
     """Serve until `stopping`, then drain. Raises StartupError when the worker cannot start."""
-    async with open_worker(settings, ports, clock, tasks) as running:
+    async with AsyncExitStack() as stack:
+        opening = asyncio.ensure_future(stack.enter_async_context(open_worker(settings, ports, clock, tasks)))
+        stop = asyncio.ensure_future(stopping.wait())
+        try:
+            await asyncio.wait((opening, stop), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+            if not opening.done():  # told to stop while the model still loads
+                opening.cancel()
+                await asyncio.gather(opening, return_exceptions=True)
+        if opening.cancelled():
+            return
+        running = opening.result()
         status.emit("ready", grpc=running.address)
         await stopping.wait()
         if tasks.error is None:
@@ -82,6 +94,7 @@ async def open_worker(
     settings: WorkerSettings, ports: WorkerPorts, clock: Clock, tasks: TaskOwner
 ) -> AsyncIterator[RunningWorker]:
     """A worker that serves while the context is open; leaving it stops at once what still runs."""
+    roles = _roles(settings)
     async with AsyncExitStack() as stack:
         for close in (ports.kv_index.close, ports.registry.close):
             stack.push_async_callback(close)
@@ -97,7 +110,7 @@ async def open_worker(
         await ports.bus.start()
         stack.push_async_callback(ports.bus.close)
 
-        host = _host(settings, ports, address, incarnation)
+        host = _host(settings, ports, roles, address, incarnation)
         source = TelemetrySource(settings.id, incarnation, settings.node, settings.gpus, ports.engine.name)
         builder = StepBatchBuilder(source, clock.now_ns())
         telemetry = TelemetryPublisher(builder, host, ports.bus, clock, period_ms=settings.telemetry_ms)
@@ -137,12 +150,18 @@ async def _pump(engine: Engine, sinks: Sequence[Callable[[EngineEvent], None]]) 
     raise RuntimeError("the engine has ended")
 
 
-def _host(settings: WorkerSettings, ports: WorkerPorts, address: str, incarnation: int) -> WorkerHost:
-    engine, model = ports.engine, ports.model
+def _roles(settings: WorkerSettings) -> tuple[Role, Role]:
+    """The plug-ins of the prompt phase and of the token phase."""
     try:
-        prefill_role, token_role = load_role(settings.prefill_role), load_role(settings.token_role)
+        return load_role(settings.prefill_role), load_role(settings.token_role)
     except ValueError as error:
         raise StartupError(str(error)) from None
+
+
+def _host(
+    settings: WorkerSettings, ports: WorkerPorts, roles: tuple[Role, Role], address: str, incarnation: int
+) -> WorkerHost:
+    engine, model = ports.engine, ports.model
     identity = common.Worker(
         id=settings.id,
         incarnation=incarnation,
@@ -161,8 +180,8 @@ def _host(settings: WorkerSettings, ports: WorkerPorts, address: str, incarnatio
         engine=engine,
         identity=identity,
         assignment=AssignmentState(model.name, *role_from_name(settings.role, settings.budget_tokens)),
-        prefill_role=prefill_role,
-        token_role=token_role,
+        prefill_role=roles[0],
+        token_role=roles[1],
         cluster=settings.cluster,
     )
 

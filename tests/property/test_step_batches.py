@@ -90,6 +90,7 @@ def test_covers_touch_and_every_interval_is_told_once_within_its_cover(
     for number, batch in enumerate(batches, start=1):
         assert (batch.sequence, batch.covered_from_unix_ns) == (number, covered_to)
         assert batch.covered_to_unix_ns > covered_to
+        assert len({step.start_unix_ns for step in batch.steps}) == len(batch.steps)
         for step in batch.steps:
             if not step.end_unix_ns:
                 assert covered_to <= step.start_unix_ns < batch.covered_to_unix_ns

@@ -1,0 +1,43 @@
+"""Being told to stop before the model is loaded."""
+
+import asyncio
+
+from libs.engine.local import LocalEngine
+from libs.engine.port import EngineIdentity, KvFetcher, Progress
+from libs.engine.sim.runner import SimRunner
+from libs.model.info import load_model_info
+from libs.runtime.clock import SystemClock
+from libs.runtime.tasks import TaskOwner
+from libs.testing.worker import RecordingBus, RecordingKvIndex, RecordingRegistry
+from libs.worker.run import WorkerPorts, run_worker
+from libs.worker.settings import WorkerSettings
+
+
+class EndlessLoad(LocalEngine):
+    """An engine whose weights never arrive."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        config = settings.engine_config("sim")
+        super().__init__(SimRunner(config), config, SystemClock())
+        self.loading = asyncio.Event()
+
+    async def start(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
+        self.loading.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_worker_told_to_stop_while_it_loads_stops_at_once() -> None:
+    settings = WorkerSettings.model_validate({"engine": "sim"})
+    engine, registry = EndlessLoad(settings), RecordingRegistry()
+    model = load_model_info(settings.model_path)
+    ports = WorkerPorts(
+        engine=engine, registry=registry, kv_index=RecordingKvIndex(), bus=RecordingBus(), model=model
+    )  # fmt: skip
+    tasks, stopping = TaskOwner(), asyncio.Event()
+    worker = asyncio.create_task(run_worker(settings, ports, SystemClock(), tasks, stopping))
+    async with asyncio.timeout(5):
+        await engine.loading.wait()
+        stopping.set()
+        await worker
+    assert not registry.seen
+    assert not len(tasks)
