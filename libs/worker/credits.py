@@ -5,7 +5,7 @@ idle system needs no round trip; when gateways compete, the one whose head is mo
 holds unused is asked back.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 MAX_PASSED_OVER = 16
@@ -180,3 +180,40 @@ class CreditPool:
         self._recall(surplus // 2, [richest])
         for _ in range(self._free()):
             self._grant(waiting)
+
+
+class Credits:
+    """Both kinds of slots of a worker: prompts to prefill, and sequences that decode."""
+
+    def __init__(self) -> None:
+        self.prefill = CreditPool(0)
+        self.decode = CreditPool(0)
+        self._pools = (self.prefill, self.decode)
+
+    def resize(self, prefill_slots: int, decode_slots: int) -> None:
+        """The role has changed."""
+        self.prefill.slots, self.decode.slots = prefill_slots, decode_slots
+
+    def attach(self, gateway: int) -> None:
+        """A gateway has come."""
+        for pool in self._pools:
+            pool.attach(gateway)
+
+    def detach(self, gateway: int) -> None:
+        """It has gone, with what it held."""
+        for pool in self._pools:
+            pool.detach(gateway)
+
+    def settle(self, waiting: Mapping[int, Waiting]) -> Iterable[int]:
+        """Decide who gets what; the gateways that are to be told something."""
+        for pool in self._pools:
+            pool.settle(waiting)
+        return [gateway for gateway in waiting if self.has_news(gateway)]
+
+    def has_news(self, gateway: int) -> bool:
+        """Whether `take` would say anything."""
+        return any(pool.has_news(gateway) for pool in self._pools)
+
+    def take(self, gateway: int) -> tuple[int, int, int, int]:
+        """(prefill grant, prefill recall, decode grant, decode recall) to tell the gateway now."""
+        return *self.prefill.take(gateway), *self.decode.take(gateway)

@@ -8,13 +8,13 @@ from itertools import count
 import structlog
 
 from libs.contracts.errors import InvalidRequest, QueueFull
-from libs.contracts.hashing import chain_root
 from libs.contracts.packing import unpack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Engine, EngineEvent, FinishReason, SequenceOutput
+from libs.worker.admission import Roles, admit
 from libs.worker.assignment import AssignmentState
-from libs.worker.credits import CreditPool, Waiting
+from libs.worker.credits import CreditPool, Credits, Waiting
 from libs.worker.link import Link
 from libs.worker.role import Role
 from libs.worker.wire import load_message
@@ -46,23 +46,20 @@ class WorkerHost:
         engine: Engine,
         identity: common.Worker,
         assignment: AssignmentState,
-        prefill_role: Role,
-        token_role: Role,
+        roles: Roles,
         cluster: str,
     ) -> None:
         self.engine = engine
         self.assignment = assignment
         self._identity = identity
-        self._prefill_role = prefill_role
-        self._token_role = token_role
+        self._roles = roles
         self._cluster = cluster
         self._links: dict[int, Link] = {}
         self._sequences: dict[int, _Sequence] = {}
         self._keys = count(1)
         self._link_ids = count(1)
         self._budget = 0
-        self._prefill_credits = CreditPool(0)
-        self._decode_credits = CreditPool(0)
+        self._credits = Credits()
         self._progress = asyncio.Event()
         self._observers: list[Callable[[], None]] = []
         self._apply_assignment()
@@ -110,11 +107,10 @@ class WorkerHost:
 
     def _apply_assignment(self) -> None:
         assignment = self.assignment.current
-        role = self._role(assignment)
-        slots = (0, 0)
-        if role is not None and not self.assignment.draining:
-            slots = role.slots(assignment, self.engine.capabilities.max_sequences)
-        self._prefill_credits.slots, self._decode_credits.slots = slots
+        role = self._roles.of_assignment(assignment)
+        takes_work = role is not None and not self.assignment.draining
+        slots = role.slots(assignment, self.engine.capabilities.max_sequences) if role and takes_work else (0, 0)
+        self._credits.resize(*slots)
         self._apply_budget()
         for link in self._links.values():
             link.assignment_news = True
@@ -123,14 +119,9 @@ class WorkerHost:
         for observer in self._observers:
             observer()
 
-    def _role(self, assignment: common.Assignment) -> Role | None:
-        if assignment.role == common.ROLE_PREFILL:
-            return self._prefill_role
-        return self._token_role if assignment.role == common.ROLE_MIXED else None
-
     def _apply_budget(self) -> None:
         """Give the engine the role's prompt budget; a smaller one waits until prompts taken before are computed."""
-        role = self._role(self.assignment.current)
+        role = self._roles.of_assignment(self.assignment.current)
         wanted = role.prefill_budget(self.assignment.current) if role else 0
         if wanted == self._budget:
             return
@@ -148,8 +139,7 @@ class WorkerHost:
             raise QueueFull(f"{MAX_GATEWAYS} gateways are attached already")
         link = Link(next(self._link_ids), Waiting(hello.gateway_id))
         self._links[link.id] = link
-        for pool in (self._prefill_credits, self._decode_credits):
-            pool.attach(link.id)
+        self._credits.attach(link.id)
         self._settle()
         return link
 
@@ -157,8 +147,7 @@ class WorkerHost:
         """The gateway has gone: its credits are free and its sequences end."""
         link.close()
         del self._links[link.id]
-        for pool in (self._prefill_credits, self._decode_credits):
-            pool.detach(link.id)
+        self._credits.detach(link.id)
         for key in link.keys.values():
             self.engine.abort(key)
         self._settle()
@@ -168,30 +157,33 @@ class WorkerHost:
         if frame.HasField("demand"):
             demand = frame.demand
             link.waiting = Waiting(link.waiting.name, demand.waiting, demand.head_deadline_unix_ns)
-        self._prefill_credits.returned(link.id, frame.returned_prefill)
-        self._decode_credits.returned(link.id, frame.returned_decode)
+        self._credits.prefill.returned(link.id, frame.returned_prefill)
+        self._credits.decode.returned(link.id, frame.returned_decode)
         for submit in frame.submits:
             self._submit(link, submit)
         self._abort(link, frame.aborts)
+        self._bound(link)
         self._settle()
 
     def has_news(self, link: Link) -> bool:
         """Whether `take_frame` would say more than the load."""
-        credit = self._prefill_credits.has_news(link.id) or self._decode_credits.has_news(link.id)
-        return credit or link.assignment_news or link.load_news or bool(link.outbox)
+        return self._credits.has_news(link.id) or link.assignment_news or link.load_news or bool(link.outbox)
 
     def take_frame(self, link: Link) -> pb.WorkerFrame:
         """All that `link` is to be told now, as far as it fits one frame."""
         frame = pb.WorkerFrame(load=load_message(self.engine.load()))
         if link.assignment_news:
             frame.worker.CopyFrom(self.worker())
-        prefill_grant, prefill_recall = self._prefill_credits.take(link.id)
-        decode_grant, decode_recall = self._decode_credits.take(link.id)
-        if prefill_grant or prefill_recall or decode_grant or decode_recall:
-            frame.credit.prefill_grant = prefill_grant
-            frame.credit.prefill_recall = prefill_recall
-            frame.credit.decode_grant = decode_grant
-            frame.credit.decode_recall = decode_recall
+        if self._credits.has_news(link.id):
+            prefill_grant, prefill_recall, decode_grant, decode_recall = self._credits.take(link.id)
+            frame.credit.CopyFrom(
+                pb.Credit(
+                    prefill_grant=prefill_grant,
+                    prefill_recall=prefill_recall,
+                    decode_grant=decode_grant,
+                    decode_recall=decode_recall,
+                )
+            )
         link.outbox.take(frame)
         link.assignment_news = link.load_news = False
         link.told_load = frame.load
@@ -206,12 +198,8 @@ class WorkerHost:
                 link.wake.set()
 
     def _settle(self) -> None:
-        waiting = {link.id: link.waiting for link in self._links.values()}
-        self._prefill_credits.settle(waiting)
-        self._decode_credits.settle(waiting)
-        for link in self._links.values():
-            if self.has_news(link):
-                link.wake.set()
+        for link_id in self._credits.settle({link.id: link.waiting for link in self._links.values()}):
+            self._links[link_id].wake.set()
 
     # ------------------------------------------------------------ sequences
 
@@ -219,49 +207,47 @@ class WorkerHost:
         if submit.sequence in link.keys:
             raise InvalidRequest(f"sequence {submit.sequence} is alive already")
         link.drop(submit.sequence)
-        pool = self._prefill_credits if submit.phase == pb.PHASE_PREFILL else self._decode_credits
+        pool = self._pool(submit.phase)
         has_credit = pool.use(link.id)
         refused = self._start(link, submit, has_credit=has_credit)
         if refused is not None:
             if has_credit:
                 pool.free()
             refused.epoch = self.assignment.current.epoch
-            link.outbox.add_event(pb.SequenceEvent(sequence=submit.sequence, refused=refused))
+            self._tell(link, pb.SequenceEvent(sequence=submit.sequence, refused=refused))
 
     def _start(self, link: Link, submit: pb.Submit, *, has_credit: bool) -> pb.Refused | None:
         """Give a submit to the engine, or say why not."""
-        if submit.phase not in (pb.PHASE_PREFILL, pb.PHASE_DECODE, pb.PHASE_BOTH):
-            return pb.Refused(code=pb.REFUSAL_CODE_INVALID, detail="phase is missing")
-        model = self.assignment.current.model
-        if submit.model != model:
-            return pb.Refused(code=pb.REFUSAL_CODE_INVALID, detail=f"this worker has model {model!r}")
-        if submit.adapter:
-            return pb.Refused(code=pb.REFUSAL_CODE_INVALID, detail="adapters are not served")
-        code = self.assignment.refusal(submit.phase)
-        if code is not None:
-            return pb.Refused(code=code, detail="the phase does not fit the worker's assignment")
-        if not has_credit:
-            return pb.Refused(code=pb.REFUSAL_CODE_NO_CAPACITY, detail="no credit was held")
-        role = self._prefill_role if submit.phase == pb.PHASE_PREFILL else self._token_role
         key = next(self._keys)
+        request = admit(
+            submit,
+            assignment=self.assignment,
+            roles=self._roles,
+            has_credit=has_credit,
+            key=key,
+            model_revision=self._identity.model_revision,
+            kv_layout=self.engine.capabilities.kv_layout,
+        )
+        if isinstance(request, pb.Refused):
+            return request
         try:
-            self.engine.submit(role.request(submit, key, self._chain_root(submit)))
+            self.engine.submit(request)
         except InvalidRequest as error:
             return pb.Refused(code=pb.REFUSAL_CODE_INVALID, detail=error.message)
         except QueueFull as error:
             return pb.Refused(code=pb.REFUSAL_CODE_NO_CAPACITY, detail=error.message)
-        generated = len(submit.token_ids) // 4 - submit.prompt_tokens
+        generated = len(request.token_ids) - request.prompt_tokens
+        role = self._roles.of_phase(submit.phase)
         self._sequences[key] = _Sequence(link, submit.sequence, submit.phase, role, generated)
         link.keys[submit.sequence] = key
         return None
 
-    def _chain_root(self, submit: pb.Submit) -> bytes:
-        return chain_root(
-            model_revision=self._identity.model_revision,
-            kv_layout=self.engine.capabilities.kv_layout,
-            adapter=submit.adapter,
-            tenant_salt=submit.context.tenant,
-        )
+    def _pool(self, phase: pb.Phase) -> CreditPool:
+        return self._credits.prefill if phase == pb.PHASE_PREFILL else self._credits.decode
+
+    def _tell(self, link: Link, event: pb.SequenceEvent) -> None:
+        link.outbox.add_event(event)
+        link.wake.set()
 
     def _abort(self, link: Link, packed: bytes) -> None:
         try:
@@ -298,20 +284,23 @@ class WorkerHost:
         if link.closed.is_set():
             return
         link.outbox.add_tokens(sequence.number, output)
+        link.wake.set()
         event = sequence.role.event(sequence.number, output)
         if event is not None:
             if event.HasField("finished"):
                 event.finished.output_tokens = sequence.output_tokens
-            link.outbox.add_event(event)
-        if link.outbox.overflowed:
+            self._tell(link, event)
+        self._bound(link)
+
+    def _bound(self, link: Link) -> None:
+        if link.outbox.overflowed and not link.closed.is_set():
             log.warning("gateway does not read its stream", gateway=link.waiting.name)
             link.close(QueueFull("the stream is not read fast enough"))
 
     def _end(self, sequence: _Sequence, output: SequenceOutput) -> None:
         del self._sequences[output.key]
         sequence.link.keys.pop(sequence.number, None)
-        pool = self._prefill_credits if sequence.phase == pb.PHASE_PREFILL else self._decode_credits
-        pool.free()
+        self._pool(sequence.phase).free()
         if output.finish is FinishReason.PREFILLED and output.handle is not None:
             if sequence.link.closed.is_set():
                 self.engine.release(output.handle.opaque)  # nobody is left who could have it pulled

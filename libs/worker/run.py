@@ -27,6 +27,7 @@ from libs.runtime.clock import Clock
 from libs.runtime.rpc import make_server
 from libs.runtime.tasks import TaskOwner
 from libs.worker.admin import AdminServicer
+from libs.worker.admission import Roles
 from libs.worker.assignment import AssignmentState
 from libs.worker.block_publisher import BlockPublisher
 from libs.worker.drain import drain
@@ -35,7 +36,7 @@ from libs.worker.kv_client import GrpcKvFetcher
 from libs.worker.kv_server import KvServicer
 from libs.worker.publish_telemetry import TelemetryPublisher
 from libs.worker.registration import Registration
-from libs.worker.role import Role, load_role
+from libs.worker.role import load_role
 from libs.worker.serve import WorkerServicer
 from libs.worker.settings import WorkerSettings
 from libs.worker.telemetry import StepBatchBuilder, TelemetrySource
@@ -150,17 +151,15 @@ async def _pump(engine: Engine, sinks: Sequence[Callable[[EngineEvent], None]]) 
     raise RuntimeError("the engine has ended")
 
 
-def _roles(settings: WorkerSettings) -> tuple[Role, Role]:
+def _roles(settings: WorkerSettings) -> Roles:
     """The plug-ins of the prompt phase and of the token phase."""
     try:
-        return load_role(settings.prefill_role), load_role(settings.token_role)
+        return Roles(prefill=load_role(settings.prefill_role), token=load_role(settings.token_role))
     except ValueError as error:
         raise StartupError(str(error)) from None
 
 
-def _host(
-    settings: WorkerSettings, ports: WorkerPorts, roles: tuple[Role, Role], address: str, incarnation: int
-) -> WorkerHost:
+def _host(settings: WorkerSettings, ports: WorkerPorts, roles: Roles, address: str, incarnation: int) -> WorkerHost:
     engine, model = ports.engine, ports.model
     identity = common.Worker(
         id=settings.id,
@@ -180,8 +179,7 @@ def _host(
         engine=engine,
         identity=identity,
         assignment=AssignmentState(model.name, *role_from_name(settings.role, settings.budget_tokens)),
-        prefill_role=roles[0],
-        token_role=roles[1],
+        roles=roles,
         cluster=settings.cluster,
     )
 

@@ -211,6 +211,29 @@ async def test_a_handle_of_an_earlier_incarnation_or_an_unknown_one_is_kv_lost()
         assert a.host.integrity().leased_handles == 1
 
 
+async def test_an_abort_while_blocks_are_pulled_frees_the_receiver_and_keeps_the_senders_lease() -> None:
+    async with (
+        local_worker("prefill-0", "prefill") as a,
+        local_worker("decode-0", "decode", sim_speedup=1.0, sim_link_gbps=0.0001) as slow,
+        local_worker("decode-1", "decode") as fast,
+        gateway_probe(a) as prefill,
+        gateway_probe(slow) as first,
+        gateway_probe(fast) as second,
+    ):
+        await prefill.submit(submit(1, pb.PHASE_PREFILL, PROMPT))
+        rest = submit(1, pb.PHASE_DECODE, [*PROMPT, 5], prompt_tokens=len(PROMPT))
+        rest.kv.CopyFrom((await prefill.event(1, "prefilled")).kv)
+        await first.submit(rest)
+        await first.event(1, "kv_pulling")
+        await first.send(pb.GatewayFrame(aborts=pack_u32([1])))
+        await first.event(1, "finished")
+        await eventually(lambda: is_clean(slow))
+        assert a.host.integrity().leased_handles == 1
+        await second.submit(rest)
+        await second.event(1, "finished")
+        await eventually(lambda: is_clean(a) and is_clean(fast))
+
+
 async def test_two_gateways_share_the_credits_and_never_exceed_them() -> None:
     async with (
         local_worker("prefill-0", "prefill") as worker,
