@@ -1,0 +1,39 @@
+"""What one step computes, and how much work that is. Pure."""
+
+from collections.abc import Iterable
+
+from libs.engine.runner import Batch, Chunk
+from libs.engine.sequence import Sequence
+from libs.perfmodel import StepWork
+
+
+def compose(decodes: Iterable[Sequence], prompts: Iterable[Sequence], budget_tokens: int) -> Batch:
+    """Every decode, then prompt chunks in the given order up to the budget.
+
+    A transferred sequence computes at least one token a step whatever the budget: with budget 0 it would never start.
+    """
+    chunks = [sequence.chunk(1) for sequence in decodes]
+    for sequence in prompts:
+        tokens = min(sequence.pending, max(budget_tokens, 1 if sequence.request.kv else 0))
+        if tokens:
+            chunks.append(sequence.chunk(tokens))
+            budget_tokens = max(budget_tokens - tokens, 0)
+    return Batch(tuple(chunks))
+
+
+def is_decode(chunk: Chunk) -> bool:
+    """Whether a chunk is the next token of a running sequence rather than part of a prompt."""
+    return len(chunk.token_ids) == 1 and chunk.start >= chunk.prompt_tokens
+
+
+def work_of(batch: Batch) -> StepWork:
+    """A batch in the figures of the step-time model and of telemetry."""
+    decodes = [chunk for chunk in batch.chunks if is_decode(chunk)]
+    prompts = [chunk for chunk in batch.chunks if not is_decode(chunk)]
+    return StepWork(
+        prefill_tokens=sum(len(chunk.token_ids) for chunk in prompts),
+        prefill_sequences=len(prompts),
+        prefill_context_tokens=sum(len(chunk.history) for chunk in prompts),
+        decode_sequences=len(decodes),
+        decode_kv_tokens=sum(len(chunk.history) for chunk in decodes),
+    )

@@ -1,0 +1,353 @@
+"""The engine core: queue, blocks and batches of one engine. Pure: sync, no clock, no I/O.
+
+`plan` says what the next step computes, `begin` and `apply` bracket the model call. Whatever came of it, or of anything
+between steps, lies ready for `take_event`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from libs.contracts.errors import InvalidRequest, KvLost, QueueFull
+from libs.engine import batching
+from libs.engine.block_pool import BlockPool
+from libs.engine.config import EngineConfig
+from libs.engine.handles import HandleTable, Held
+from libs.engine.kv_wait import KvWait
+from libs.engine.port import (
+    BlockEvents,
+    Capabilities,
+    EngineEvent,
+    EngineIdentity,
+    EngineIntegrity,
+    EngineLoad,
+    EngineRequest,
+    FinishReason,
+    KvHandle,
+    KvTransferReport,
+    Logprob,
+    Phase,
+    SequenceOutput,
+    StepReport,
+)
+from libs.engine.runner import Batch, Sampled
+from libs.engine.sequence import Sequence, Stage
+from libs.engine.validation import check_request
+
+RETRY_AFTER_S = 1.0
+QUEUED = (Stage.QUEUED_TRANSFER, Stage.QUEUED_PROMPT)
+
+
+class Core:
+    """Sequences of one engine, from `submit` to their last output.
+
+    Prompts are admitted first come, first served, transferred sequences before them: their first token is out and
+    their blocks wait under a lease. Admission reserves all blocks a sequence can need, so nothing is ever preempted.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        capabilities: Capabilities,
+        eos_token_ids: frozenset[int],
+        identity: EngineIdentity,
+    ) -> None:
+        self._config = config
+        self._capabilities = capabilities
+        self._eos_token_ids = eos_token_ids
+        self._identity = identity
+        self._budget_tokens = config.prefill_chunk_tokens
+        self._pool = BlockPool(capabilities.kv_blocks)
+        self._handles = HandleTable(incarnation=identity.incarnation, lease_ns=config.kv_lease_ms * 1_000_000)
+        self._kv_wait = KvWait()
+        self._sequences: dict[int, Sequence] = {}
+        self._at: dict[Stage, dict[int, Sequence]] = {stage: {} for stage in Stage}
+        self._queued_prompt_tokens = 0
+        self._new_fetches: list[Sequence] = []
+        self._step: StepReport | None = None
+        self._outputs: list[SequenceOutput] = []
+        self._transfers: list[KvTransferReport] = []
+
+    # ------------------------------------------------------------------ requests
+
+    def submit(self, request: EngineRequest, now_ns: int) -> None:
+        """Queue a sequence. Raises InvalidRequest when it can never run here, QueueFull at the queue's bound."""
+        if request.key in self._sequences:
+            raise InvalidRequest(f"sequence key {request.key} is in use")
+        sequence = Sequence(
+            request,
+            block_size_tokens=self._capabilities.block_size_tokens,
+            max_context_tokens=self._capabilities.max_context_tokens,
+        )
+        check_request(sequence, self._capabilities)
+        if sum(len(self._at[stage]) for stage in QUEUED) >= self._config.max_waiting:
+            raise QueueFull("the engine's queue is full", retry_after_s=RETRY_AFTER_S)
+        self._handles.forget_key(request.key)
+        self._sequences[request.key] = sequence
+        self._move(sequence, Stage.QUEUED_TRANSFER if request.kv else Stage.QUEUED_PROMPT)
+        self.admit(now_ns)
+
+    def abort(self, key: int, now_ns: int) -> None:
+        """End a sequence, or the lease of what it left here; one that a step computes ends with the step."""
+        sequence = self._sequences.get(key)
+        if sequence is None:
+            self._free(self._handles.drop_key(key))
+        elif sequence.in_step:
+            sequence.aborting = True
+        else:
+            self._finish(sequence, FinishReason.ABORTED)
+        self.admit(now_ns)
+
+    def set_prefill_budget(self, tokens: int) -> None:
+        """Prompt tokens a step may compute, under the configured bound; at 0, prompts wait."""
+        self._budget_tokens = min(max(tokens, 0), self._config.prefill_chunk_tokens)
+
+    # ------------------------------------------------------------------ steps
+
+    def admit(self, now_ns: int) -> None:
+        """Give blocks to queued sequences while the head of the queue fits. Safe while a step runs."""
+        for held in self._handles.expire(now_ns):
+            self._free(held)
+        running = len(self._sequences) - sum(len(self._at[stage]) for stage in QUEUED)
+        for stage in QUEUED:
+            while self._at[stage]:
+                sequence = next(iter(self._at[stage].values()))
+                if running >= self._capabilities.max_sequences or not self._give_blocks(sequence):
+                    self._note_awaiting(now_ns)
+                    return
+                running += 1
+        self._note_awaiting(now_ns)
+
+    def plan(self, now_ns: int) -> Batch | None:
+        """The next step's work: every decode, then prompt chunks within the budget; None when there is none."""
+        self.admit(now_ns)
+        batch = batching.compose(self._at[Stage.DECODE].values(), self._at[Stage.PREFILL].values(), self._budget_tokens)
+        return batch if batch.chunks else None
+
+    def begin(self, batch: Batch, now_ns: int) -> StepReport:
+        """The step starts now; the answer is its announcement."""
+        for chunk in batch.chunks:
+            self._sequences[chunk.key].in_step = True
+        self._kv_wait.stepping(True, now_ns)
+        work = batching.work_of(batch)
+        self._step = StepReport(
+            start_unix_ns=now_ns,
+            end_unix_ns=0,
+            prefill_tokens=work.prefill_tokens,
+            prefill_sequences=work.prefill_sequences,
+            prefill_context_tokens=work.prefill_context_tokens,
+            decode_sequences=work.decode_sequences,
+            decode_kv_tokens=work.decode_kv_tokens,
+            waiting=self._waiting(),
+            waiting_prefill_tokens=self._waiting_prefill_tokens(),
+        )
+        return self._step
+
+    def apply(self, batch: Batch, sampled: Mapping[int, Sampled], now_ns: int) -> StepReport:
+        """The step ended now with these tokens; the answer is its report."""
+        assert self._step is not None
+        self._kv_wait.stepping(False, now_ns)
+        for chunk in batch.chunks:
+            sequence = self._sequences[chunk.key]
+            sequence.in_step = False
+            sequence.advance(len(chunk.token_ids))
+            sequence.register_full_blocks(self._pool)
+            if sequence.aborting:
+                self._finish(sequence, FinishReason.ABORTED)
+            elif chunk.sample:
+                self._take_token(sequence, sampled[chunk.key], now_ns)
+        report = replace(
+            self._step,
+            end_unix_ns=now_ns,
+            waiting=self._waiting(),
+            waiting_prefill_tokens=self._waiting_prefill_tokens(),
+        )
+        self._step = None
+        return report
+
+    # ------------------------------------------------------------------ KV from elsewhere
+
+    def take_fetches(self) -> list[Sequence]:
+        """Sequences that have got blocks and await their KV, since the last call."""
+        fetches, self._new_fetches = self._new_fetches, []
+        return [sequence for sequence in fetches if sequence.stage is Stage.FETCHING]
+
+    def kv_asked(self, sequence: Sequence) -> None:
+        """The first block was asked for."""
+        self._outputs.append(SequenceOutput(sequence.key, pulling=True))
+
+    def kv_arrived(self, sequence: Sequence, blocks: int, data_bytes: int, started_ns: int, now_ns: int) -> None:
+        """All blocks of the handle are in the pool."""
+        kv = sequence.request.kv
+        assert kv is not None
+        sequence.kv_bytes_received = data_bytes
+        sequence.receive(kv.tokens)
+        sequence.register_full_blocks(self._pool)
+        prompt_tokens = sequence.request.prompt_tokens
+        generated_only = sequence.pending == 1 and sequence.computed >= prompt_tokens
+        self._move(sequence, Stage.DECODE if generated_only else Stage.PREFILL)
+        self._note_awaiting(now_ns)
+        self._transfers.append(
+            KvTransferReport(
+                request_id=sequence.request.request_id,
+                from_worker_id=kv.worker_id,
+                blocks=blocks,
+                data_bytes=data_bytes,
+                start_unix_ns=started_ns,
+                end_unix_ns=now_ns,
+                prompt_tokens=prompt_tokens,
+                prompt_tokens_computed=max(prompt_tokens - sequence.computed, 0),
+            )
+        )
+
+    def kv_failed(self, sequence: Sequence, reason: FinishReason, detail: str, now_ns: int) -> None:
+        """The blocks will not come."""
+        self._finish(sequence, reason, detail=detail)
+        self.admit(now_ns)
+
+    # ------------------------------------------------------------------ KV for others
+
+    def held_blocks(self, opaque: bytes, now_ns: int) -> list[int]:
+        """Blocks behind a handle, its lease renewed; raises KvLost for an unknown or expired one."""
+        held = self._handles.use(opaque, now_ns)
+        if held is None:
+            raise KvLost("no such KV handle here: it was released, or its lease has ended")
+        return held.blocks
+
+    def release(self, opaque: bytes, now_ns: int) -> None:
+        """The receiver has the blocks."""
+        self._free(self._handles.drop(opaque))
+        self.admit(now_ns)
+
+    @property
+    def next_expiry_ns(self) -> int | None:
+        """When the next lease ends."""
+        return self._handles.next_expiry_ns
+
+    # ------------------------------------------------------------------ what came of it
+
+    def take_event(self, step: StepReport | None = None) -> EngineEvent | None:
+        """Everything since the last call, with the step that brought it; None when nothing happened."""
+        kv_waits = self._kv_wait.take_ended()
+        changes = self._pool.take_changes()
+        blocks = BlockEvents(tuple(changes.stored), tuple(changes.removed))
+        if not (step or self._outputs or kv_waits or self._transfers or blocks.stored or blocks.removed):
+            return None
+        event = EngineEvent(tuple(self._outputs), step, kv_waits, tuple(self._transfers), blocks)
+        self._outputs, self._transfers = [], []
+        return event
+
+    def load(self) -> EngineLoad:
+        """Depths now."""
+        return EngineLoad(
+            running=len(self._at[Stage.PREFILL]) + len(self._at[Stage.DECODE]),
+            waiting=self._waiting(),
+            waiting_prefill_tokens=self._waiting_prefill_tokens(),
+            awaiting_kv=len(self._at[Stage.FETCHING]),
+            free_kv_blocks=self._pool.available,
+            kv_wait_since_unix_ns=self._kv_wait.since_ns,
+        )
+
+    def integrity(self) -> EngineIntegrity:
+        """Counters that must be zero when nothing runs."""
+        return EngineIntegrity(len(self._sequences), self._pool.referenced, len(self._handles))
+
+    def drop_all(self, now_ns: int) -> None:
+        """Abort every sequence and end every lease; no step may run any more."""
+        self._step = None
+        self._kv_wait.stepping(False, now_ns)
+        for sequence in list(self._sequences.values()):
+            self._finish(sequence, FinishReason.ABORTED)
+        for held in self._handles.drop_all():
+            self._free(held)
+        self._note_awaiting(now_ns)
+
+    # ------------------------------------------------------------------ inner parts
+
+    def _give_blocks(self, sequence: Sequence) -> bool:
+        shared = self._pool.match(sequence.reusable_hashes())
+        blocks = self._pool.allocate(sequence.blocks_needed - len(shared), shared)
+        if blocks is None:
+            return False
+        sequence.admit(blocks, len(shared))
+        if sequence.request.kv:
+            self._new_fetches.append(sequence)
+            self._move(sequence, Stage.FETCHING)
+        else:
+            self._move(sequence, Stage.PREFILL)
+        return True
+
+    def _take_token(self, sequence: Sequence, token: Sampled, now_ns: int) -> None:
+        sequence.append(token.token_id)
+        reason = sequence.ended_by(token.token_id, self._eos_token_ids)
+        handle = None
+        if reason is None and sequence.request.phase is Phase.PREFILL:
+            reason, handle = FinishReason.PREFILLED, self._hold(sequence, now_ns)
+        if reason is not None:
+            self._finish(sequence, reason, token=token, handle=handle)
+            return
+        self._move(sequence, Stage.DECODE)
+        self._outputs.append(SequenceOutput(sequence.key, (token.token_id,), _logprobs(token)))
+
+    def _hold(self, sequence: Sequence, now_ns: int) -> KvHandle:
+        blocks, sequence.blocks = sequence.blocks, []
+        return KvHandle(
+            worker_id=self._identity.worker_id,
+            incarnation=self._identity.incarnation,
+            address=self._identity.address,
+            opaque=self._handles.hold(sequence.key, blocks, now_ns),
+            tokens=sequence.computed,
+            blocks=len(blocks),
+        )
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        *,
+        token: Sampled | None = None,
+        handle: KvHandle | None = None,
+        detail: str = "",
+    ) -> None:
+        self._pool.release(sequence.blocks)
+        sequence.blocks = []
+        self._move(sequence, None)
+        del self._sequences[sequence.key]
+        self._outputs.append(
+            SequenceOutput(
+                key=sequence.key,
+                token_ids=(token.token_id,) if token else (),
+                logprobs=_logprobs(token) if token else (),
+                finish=reason,
+                handle=handle,
+                detail=detail,
+                cached_tokens=sequence.cached_tokens,
+                computed_prompt_tokens=sequence.computed_prompt_tokens,
+                kv_bytes_received=sequence.kv_bytes_received,
+            )
+        )
+
+    def _free(self, held: Held | None) -> None:
+        if held is not None:
+            self._pool.release(held.blocks)
+
+    def _move(self, sequence: Sequence, stage: Stage | None) -> None:
+        if sequence.stage is not None:
+            del self._at[sequence.stage][sequence.key]
+        if Stage.QUEUED_PROMPT in (sequence.stage, stage):
+            self._queued_prompt_tokens += sequence.length if stage is Stage.QUEUED_PROMPT else -sequence.length
+        sequence.stage = stage
+        if stage is not None:
+            self._at[stage][sequence.key] = sequence
+
+    def _note_awaiting(self, now_ns: int) -> None:
+        self._kv_wait.awaiting(bool(self._at[Stage.FETCHING]), now_ns)
+
+    def _waiting(self) -> int:
+        return sum(len(self._at[stage]) for stage in QUEUED)
+
+    def _waiting_prefill_tokens(self) -> int:
+        return self._queued_prompt_tokens + sum(sequence.pending for sequence in self._at[Stage.PREFILL].values())
+
+
+def _logprobs(token: Sampled) -> tuple[Logprob, ...]:
+    return (token.logprob,) if token.logprob else ()

@@ -1,0 +1,90 @@
+"""The engine's one output: events in order, for one consumer, bounded without losing any."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+
+from libs.engine.block_pool import BlockChanges
+from libs.engine.port import BlockEvents, EngineEvent
+
+MAX_UNREAD_STEPS = 256
+"""A consumer this far behind stops the engine: a lost step would show as idle time."""
+
+
+class EventQueue:
+    """Steps stay single, up to `MAX_UNREAD_STEPS`; what happens between steps joins the last unread event."""
+
+    def __init__(self) -> None:
+        self._unread: deque[EngineEvent] = deque()
+        self._unread_steps = 0
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._ended = False
+        self._error: BaseException | None = None
+
+    def put(self, event: EngineEvent) -> None:
+        """Add an event; after `end` it is dropped."""
+        if self._ended:
+            return
+        if event.step is None and self._unread:
+            self._unread[-1] = merge(self._unread[-1], event)
+        else:
+            self._unread.append(event)
+            self._unread_steps += event.step is not None
+        if self._unread_steps >= MAX_UNREAD_STEPS:
+            self._room.clear()
+        self._changed.set()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """No more events: the consumer gets what is unread, then `error` if there is one."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._changed.set()
+
+    async def room(self) -> None:
+        """Wait until the consumer has caught up enough for another step."""
+        await self._room.wait()
+
+    async def get(self) -> EngineEvent | None:
+        """The next event; None at the end. Raises the error that ended the events. A cancelled call loses nothing."""
+        while not self._unread:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        event = self._unread.popleft()
+        self._unread_steps -= event.step is not None
+        if self._unread_steps < MAX_UNREAD_STEPS:
+            self._room.set()
+        return event
+
+    def oldest_start_ns(self) -> int:
+        """The earliest start of an unread step or KV wait; 0 without any."""
+        return min((start for event in self._unread for start in _starts(event)), default=0)
+
+
+def merge(first: EngineEvent, later: EngineEvent) -> EngineEvent:
+    """Both as one; `later` has no step."""
+    changes = BlockChanges(dict.fromkeys(first.blocks.stored), dict.fromkeys(first.blocks.removed))
+    for content in later.blocks.stored:
+        changes.store(content)
+    for content in later.blocks.removed:
+        changes.remove(content)
+    return replace(
+        first,
+        outputs=first.outputs + later.outputs,
+        kv_waits=first.kv_waits + later.kv_waits,
+        kv_transfers=first.kv_transfers + later.kv_transfers,
+        blocks=BlockEvents(tuple(changes.stored), tuple(changes.removed)),
+    )
+
+
+def _starts(event: EngineEvent) -> Iterator[int]:
+    if event.step is not None:
+        yield event.step.start_unix_ns
+    for start, _end in event.kv_waits:
+        yield start

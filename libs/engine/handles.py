@@ -1,0 +1,86 @@
+"""KV handles under a lease: blocks of prefilled sequences that wait for their receiver. Pure; time is passed in."""
+
+import struct
+from collections import OrderedDict
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Held:
+    """The blocks behind one handle."""
+
+    opaque: bytes
+    key: int
+    blocks: list[int]
+    expires_ns: int
+
+
+class HandleTable:
+    """Handles by their opaque bytes. All leases are equally long, so they expire in the order of their last use."""
+
+    def __init__(self, *, incarnation: int, lease_ns: int) -> None:
+        self._incarnation = incarnation
+        self._lease_ns = lease_ns
+        self._held: OrderedDict[bytes, Held] = OrderedDict()
+        self._by_key: dict[int, bytes] = {}
+        self._made = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def next_expiry_ns(self) -> int | None:
+        """When the first lease ends; None without any."""
+        first = next(iter(self._held.values()), None)
+        return first.expires_ns if first else None
+
+    def hold(self, key: int, blocks: list[int], now_ns: int) -> bytes:
+        """The opaque bytes of a new handle; no other incarnation makes the same."""
+        self._made += 1
+        opaque = struct.pack("<QQ", self._incarnation, self._made)
+        self._held[opaque] = Held(opaque, key, blocks, now_ns + self._lease_ns)
+        self._by_key[key] = opaque
+        return opaque
+
+    def use(self, opaque: bytes, now_ns: int) -> Held | None:
+        """A live handle, its lease renewed: it ends so long after the last block was read."""
+        held = self._held.get(opaque)
+        if held is None or held.expires_ns <= now_ns:
+            return None
+        held.expires_ns = now_ns + self._lease_ns
+        self._held.move_to_end(opaque)
+        return held
+
+    def drop(self, opaque: bytes) -> Held | None:
+        """End a lease; None when there is none."""
+        held = self._held.pop(opaque, None)
+        if held is not None and self._by_key.get(held.key) == opaque:
+            del self._by_key[held.key]
+        return held
+
+    def drop_key(self, key: int) -> Held | None:
+        """End the lease of the sequence that had `key`."""
+        opaque = self._by_key.get(key)
+        return self.drop(opaque) if opaque is not None else None
+
+    def forget_key(self, key: int) -> None:
+        """`key` means another sequence from now on; its old handle lives on."""
+        self._by_key.pop(key, None)
+
+    def expire(self, now_ns: int) -> list[Held]:
+        """End the leases that are over."""
+        over: list[Held] = []
+        while self._held:
+            first = next(iter(self._held.values()))
+            if first.expires_ns > now_ns:
+                break
+            self.drop(first.opaque)
+            over.append(first)
+        return over
+
+    def drop_all(self) -> list[Held]:
+        """End every lease."""
+        held = list(self._held.values())
+        self._held.clear()
+        self._by_key.clear()
+        return held

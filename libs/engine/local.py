@@ -1,0 +1,213 @@
+"""The engine port over the pure core and a runner: one loop of steps, one task a KV fetch, one queue of events."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from libs.contracts.errors import FulcrumError, KvLost, KvMismatch
+from libs.engine.config import EngineConfig
+from libs.engine.core import Core
+from libs.engine.events import EventQueue
+from libs.engine.kv_transfer import receive_blocks, send_blocks
+from libs.engine.port import (
+    Capabilities,
+    EngineEvent,
+    EngineIdentity,
+    EngineIntegrity,
+    EngineLoad,
+    EngineRequest,
+    FinishReason,
+    KvChunk,
+    KvFetcher,
+    Progress,
+    StepReport,
+)
+from libs.engine.runner import Batch, Runner
+from libs.engine.sequence import Sequence
+from libs.runtime.clock import Clock
+from libs.runtime.tasks import TaskOwner
+
+ANNOUNCE_AFTER_S = 0.1
+"""A step that runs so long is announced, so that telemetry can show it before it ends."""
+MAX_FETCHES = 16
+"""KV fetches at a time; others wait in order."""
+
+
+class LocalEngine:
+    """Runs sequences on one runner in this process."""
+
+    def __init__(self, runner: Runner, config: EngineConfig, clock: Clock) -> None:
+        self._runner = runner
+        self._config = config
+        self._clock = clock
+        self._started: tuple[Core, Capabilities, KvFetcher] | None = None
+        self._events = EventQueue()
+        self._tasks = TaskOwner(on_failure=self._events.end)
+        self._wake = asyncio.Event()
+        self._fetch_slots = asyncio.Semaphore(MAX_FETCHES)
+        self._fetches: dict[int, asyncio.Task[None]] = {}
+        self._unannounced_ns = 0
+        """Start of the running step as long as it is not announced, else 0."""
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """The runner's name."""
+        return self._runner.name
+
+    @property
+    def device(self) -> str:
+        """What the runner computes on."""
+        return self._runner.device
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Valid after `start`."""
+        return self._parts[1]
+
+    @property
+    def _core(self) -> Core:
+        return self._parts[0]
+
+    @property
+    def _parts(self) -> tuple[Core, Capabilities, KvFetcher]:
+        if self._started is None:
+            raise RuntimeError("the engine has not been started")
+        return self._started
+
+    async def start(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
+        """Load the runner and start the loop. Raises StartupError."""
+        capabilities = await self._runner.load(progress)
+        core = Core(self._config, capabilities, self._runner.eos_token_ids, identity)
+        self._started = (core, capabilities, fetcher)
+        self._tasks.spawn("engine loop", self._run())
+
+    def submit(self, request: EngineRequest) -> None:
+        """Take a sequence. Raises InvalidRequest when it can never run here, QueueFull when the bound is reached."""
+        self._core.submit(request, self._clock.now_ns())
+        self._settle()
+
+    def abort(self, key: int) -> None:
+        """End a sequence, or the lease of its blocks; unknown keys are ignored."""
+        # The task goes before the blocks: once cancelled it writes no more.
+        fetch = self._fetches.pop(key, None)
+        if fetch is not None:
+            fetch.cancel()
+        self._core.abort(key, self._clock.now_ns())
+        self._settle()
+
+    def set_prefill_budget(self, tokens: int) -> None:
+        """Prompt tokens a step may compute beside decodes, at most `prefill_chunk_tokens`; at 0, prompts wait."""
+        self._core.set_prefill_budget(tokens)
+        self._wake.set()
+
+    async def events(self) -> AsyncIterator[EngineEvent]:
+        """Events until the engine is closed; raises what made it fail. Iterating again goes on where it was left."""
+        while (event := await self._events.get()) is not None:
+            yield event
+
+    async def export(self, opaque: bytes, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
+        """The blocks behind a handle, its lease renewed with each chunk. Raises KvLost, KvMismatch."""
+        core, capabilities, _ = self._parts
+        if kv_layout != capabilities.kv_layout:
+            raise KvMismatch(f"KV layout {kv_layout!r} was asked for, this engine has {capabilities.kv_layout!r}")
+        chunks = send_blocks(
+            self._runner, capabilities, lambda: core.held_blocks(opaque, self._clock.now_ns()), from_block
+        )
+        async for chunk in chunks:
+            yield chunk
+
+    def release(self, opaque: bytes) -> None:
+        """The receiver has the blocks; unknown handles are ignored."""
+        self._core.release(opaque, self._clock.now_ns())
+        self._settle()
+
+    def load(self) -> EngineLoad:
+        """Depths now, and how far the events that were read account for the time."""
+        starts = (self._unannounced_ns, self._events.oldest_start_ns())
+        return replace(self._core.load(), reported_to_unix_ns=min((ns for ns in starts if ns), default=0))
+
+    def integrity(self) -> EngineIntegrity:
+        """Counters that must be zero when nothing runs."""
+        return self._core.integrity()
+
+    async def close(self) -> None:
+        """Abort what runs, end the events, free the device. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._tasks.close()
+        if self._started is not None:
+            self._core.drop_all(self._clock.now_ns())
+            self._publish()
+        self._events.end()
+        await self._runner.close()
+
+    async def _run(self) -> None:
+        while True:
+            await self._events.room()
+            self._wake.clear()
+            batch = self._core.plan(self._clock.now_ns())
+            if batch is None:
+                self._settle(wake=False)
+                await self._idle()
+            else:
+                await self._step(batch)
+                await asyncio.sleep(0)  # a runner that never waits must not starve the loop
+
+    async def _idle(self) -> None:
+        """Wait for something to do, at most until the next lease ends."""
+        expiry_ns = self._core.next_expiry_ns
+        timeout_s = None if expiry_ns is None else max(expiry_ns - self._clock.now_ns(), 0) / 1e9
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+
+    async def _step(self, batch: Batch) -> None:
+        announcement = self._core.begin(batch, self._clock.now_ns())
+        self._unannounced_ns = announcement.start_unix_ns
+        self._settle(wake=False)
+        timer = asyncio.get_running_loop().call_later(ANNOUNCE_AFTER_S, self._announce, announcement)
+        try:
+            sampled = await self._runner.run(batch)
+        finally:
+            timer.cancel()
+        report = self._core.apply(batch, sampled, self._clock.now_ns())
+        self._unannounced_ns = 0
+        self._publish(report)
+
+    def _announce(self, announcement: StepReport) -> None:
+        self._events.put(EngineEvent(step=announcement))
+        self._unannounced_ns = 0
+
+    def _settle(self, *, wake: bool = True) -> None:
+        """Act on what the core has decided: start fetches, publish what happened, run the loop."""
+        for sequence in self._core.take_fetches():
+            self._fetches[sequence.key] = self._tasks.spawn("KV fetch", self._fetch(sequence))
+        self._publish()
+        if wake:
+            self._wake.set()
+
+    def _publish(self, step: StepReport | None = None) -> None:
+        event = self._core.take_event(step)
+        if event is not None:
+            self._events.put(event)
+
+    async def _fetch(self, sequence: Sequence) -> None:
+        core, capabilities, fetcher = self._parts
+        handle = sequence.request.kv
+        assert handle is not None
+        async with self._fetch_slots:
+            started_ns = self._clock.now_ns()
+            core.kv_asked(sequence)
+            self._settle()
+            try:
+                data_bytes = await receive_blocks(self._runner, capabilities, fetcher, handle, sequence.blocks)
+            except FulcrumError as error:
+                reason = FinishReason.KV_LOST if isinstance(error, KvLost) else FinishReason.FAILED
+                core.kv_failed(sequence, reason, f"{error.code}: {error.message}", self._clock.now_ns())
+            else:
+                core.kv_arrived(sequence, handle.blocks, data_bytes, started_ns, self._clock.now_ns())
+        del self._fetches[sequence.key]
+        self._settle()

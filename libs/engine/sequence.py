@@ -1,0 +1,142 @@
+"""One sequence inside the engine: its tokens, how many of them have KV, and the blocks that hold it. Pure."""
+
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.contracts.hashing import block_hashes
+from libs.engine.block_pool import BlockPool
+from libs.engine.port import EngineRequest, FinishReason, Phase
+from libs.engine.runner import Chunk
+
+
+class Stage(Enum):
+    """Where a sequence stands. Blocks are held from FETCHING on."""
+
+    QUEUED_TRANSFER = "queued_transfer"
+    """Its KV is at another worker; waits for room here."""
+    QUEUED_PROMPT = "queued_prompt"
+    FETCHING = "fetching"
+    """Awaits KV."""
+    PREFILL = "prefill"
+    DECODE = "decode"
+    """One token is left to compute each step, and it is a generated one."""
+
+
+class Sequence:
+    """A request on its way through the engine."""
+
+    def __init__(self, request: EngineRequest, *, block_size_tokens: int, max_context_tokens: int) -> None:
+        self.request = request
+        self.stage: Stage | None = None
+        self.length = len(request.token_ids)
+        """Tokens so far."""
+        self.computed = 0
+        """Of them, how many have KV."""
+        self.max_length = min(request.prompt_tokens + request.max_output_tokens, max_context_tokens)
+        self.blocks: list[int] = []
+        self.cached_tokens = 0
+        self.computed_prompt_tokens = 0
+        self.kv_bytes_received = 0
+        self.in_step = False
+        """The running step computes it: its blocks may not change hands before the step ends."""
+        self.aborting = False
+        self._block_size = block_size_tokens
+        self._tokens = request.token_ids
+        self._table: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        self._hashes: list[bytes] = []
+        self._registered = 0
+
+    @property
+    def key(self) -> int:
+        """The request's key."""
+        return self.request.key
+
+    @property
+    def pending(self) -> int:
+        """Tokens left to compute before the next one can be sampled."""
+        return self.length - self.computed
+
+    @property
+    def blocks_needed(self) -> int:
+        """Blocks for everything that will ever be computed here; a last sampled token needs no KV."""
+        last = self.length if self.request.phase is Phase.PREFILL else self.max_length - 1
+        own = -(-last // self._block_size)
+        return max(own, self.request.kv.blocks) if self.request.kv else own
+
+    def reusable_hashes(self) -> list[bytes]:
+        """Hashes of the blocks that may come from the pool: full ones, and at least the last token stays to compute."""
+        if not self.request.chain_root or self.request.kv:
+            return []
+        self._extend_hashes(self.length // self._block_size)
+        return self._hashes[: (self.length - 1) // self._block_size]
+
+    def admit(self, blocks: list[int], shared: int) -> None:
+        """Take blocks, of which the first `shared` were found with their KV."""
+        self.blocks = blocks
+        self._table = np.array(blocks, dtype=np.int32)
+        tokens = np.empty(max(self.max_length, self.length + 1), dtype=np.int32)
+        tokens[: self.length] = self.request.token_ids
+        self._tokens = tokens
+        self.computed = shared * self._block_size
+        self.cached_tokens = min(self.computed, self.request.prompt_tokens)
+        self._registered = shared
+
+    def receive(self, tokens: int) -> None:
+        """KV of the first `tokens` has come from elsewhere; the last token is always computed here, to be sampled."""
+        self.computed = min(tokens, self.length - 1)
+
+    def table(self, tokens: int) -> NDArray[np.int32]:
+        """[blocks] 1D int32: the blocks of the first `tokens` positions."""
+        return self._table[: -(-tokens // self._block_size)]
+
+    def chunk(self, tokens: int) -> Chunk:
+        """The next `tokens` tokens as work for a step."""
+        end = self.computed + tokens
+        return Chunk(
+            key=self.key,
+            token_ids=self._tokens[self.computed : end],
+            start=self.computed,
+            block_table=self.table(end),
+            sample=end == self.length,
+            sampling=self.request.sampling,
+            history=self._tokens[:end],
+            prompt_tokens=self.request.prompt_tokens,
+        )
+
+    def advance(self, tokens: int) -> None:
+        """A step has computed `tokens` tokens."""
+        prompt_left = self.request.prompt_tokens - self.computed
+        self.computed_prompt_tokens += max(min(tokens, prompt_left), 0)
+        self.computed += tokens
+
+    def append(self, token_id: int) -> None:
+        """A token was sampled."""
+        self._tokens[self.length] = token_id
+        self.length += 1
+
+    def ended_by(self, token_id: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
+        """Why the sequence ends with `token_id`, its last; None when it goes on."""
+        sampling = self.request.sampling
+        if token_id in sampling.stop_token_ids or (token_id in eos_token_ids and not sampling.ignore_eos):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.length >= self.max_length else None
+
+    def register_full_blocks(self, pool: BlockPool) -> None:
+        """Let others reuse the blocks that are full and computed."""
+        full = self.computed // self._block_size
+        if not self.request.chain_root or full <= self._registered:
+            return
+        self._extend_hashes(full)
+        for index in range(self._registered, full):
+            pool.register(self.blocks[index], self._hashes[index])
+        self._registered = full
+
+    def _extend_hashes(self, blocks: int) -> None:
+        known = len(self._hashes)
+        if blocks <= known:
+            return
+        parent = self._hashes[-1] if known else self.request.chain_root
+        tokens = self._tokens[known * self._block_size : blocks * self._block_size]
+        self._hashes += block_hashes(parent, tokens, self._block_size)

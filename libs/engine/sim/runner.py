@@ -1,0 +1,103 @@
+"""The sim engine's runner: a step-time model in place of the forward pass.
+
+Modelled: how long a step takes by its prefill and decode work, cached context included (libs/perfmodel); the size of
+KV blocks and of the device's KV memory; a KV link of limited bandwidth, shared by all transfers into this worker.
+Real, because it is the other engines' code: queueing, blocks, prefix reuse, leases, batches, events.
+Not modelled: what tokens mean (they follow from prompt, position and seed; penalties, bias and cut-offs change
+nothing), the end of an answer (only stop tokens and lengths end one), link latency and the sender's side of a link,
+variance between equal steps, and steps shorter than a timer's tick except in the mean.
+"""
+
+import asyncio
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.contracts.errors import KvMismatch
+from libs.engine.batching import work_of
+from libs.engine.config import EngineConfig
+from libs.engine.port import Capabilities, Progress
+from libs.engine.runner import Batch, Sampled
+from libs.engine.sim.pacing import Pacer
+from libs.engine.sim.tokens import TokenSource
+from libs.model.builtin import BUILTIN_SIM
+from libs.model.info import ModelInfo, load_model_info, read_json
+from libs.perfmodel import profile
+
+
+class SimRunner:
+    """A device that only takes its time. `kv_memory_mb` is the profile's, not the configured one."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._profile = profile(config.sim_profile)
+        self._link_bytes_per_s = config.sim_link_gbps * 1e9 / 8 * config.sim_speedup
+        self._tokens = TokenSource.builtin()
+        self._eos_token_ids: frozenset[int] = frozenset()
+        self._device_pacer = Pacer()
+        self._link_pacer = Pacer()
+        self._link = asyncio.Lock()
+
+    @property
+    def name(self) -> str:
+        """ "sim"."""
+        return "sim"
+
+    @property
+    def device(self) -> str:
+        """The modelled device, e.g. "sim:llama-8b-h100"."""
+        return f"sim:{self._profile.name}"
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The model's, though none is ever sampled."""
+        return self._eos_token_ids
+
+    async def load(self, progress: Progress) -> Capabilities:
+        """Read the vocabulary of the model folder, if there is one. Raises StartupError."""
+        info = load_model_info(self._config.model_path or BUILTIN_SIM)
+        self._eos_token_ids = info.eos_token_ids
+        if info.path is not None:
+            self._tokens = TokenSource.ordinary(info.vocab_size, _special_token_ids(info))
+        block_size = self._config.block_size_tokens
+        block_bytes = block_size * self._profile.kv_bytes_per_token
+        progress("loading weights", 1.0)
+        return Capabilities(
+            block_size_tokens=block_size,
+            kv_blocks=self._profile.kv_memory_bytes // block_bytes,
+            kv_block_bytes=block_bytes,
+            max_context_tokens=info.max_context_tokens,
+            max_sequences=self._config.max_sequences,
+            kv_layout=f"sim/{self._profile.name}/block{block_size}",
+            vocab_size=info.vocab_size,
+        )
+
+    async def run(self, batch: Batch) -> dict[int, Sampled]:
+        """Take as long as the model says, divided by the speed-up, and name the next tokens."""
+        step_ns = self._profile.step_time.step_ns(work_of(batch))
+        await self._device_pacer.spend(step_ns / 1e9 / self._config.sim_speedup)
+        return {chunk.key: self._tokens.sample(chunk) for chunk in batch.chunks if chunk.sample}
+
+    def read_blocks(self, blocks: NDArray[np.int32]) -> bytes:
+        """Nothing: KV is only counted."""
+        return b""
+
+    def write_blocks(self, blocks: NDArray[np.int32], data: bytes) -> None:
+        """Nothing; raises KvMismatch when there is data after all."""
+        if data:
+            raise KvMismatch(f"the sim engine got {len(data)} bytes for {len(blocks)} blocks, it has no use for any")
+
+    async def transfer(self, data_bytes: int) -> None:
+        """Wait for the link, then as long as the bytes take on it."""
+        async with self._link:
+            await self._link_pacer.spend(data_bytes / self._link_bytes_per_s)
+
+    async def close(self) -> None:
+        """Nothing to free."""
+
+
+def _special_token_ids(info: ModelInfo) -> frozenset[int]:
+    assert info.path is not None
+    file = info.path / "tokenizer.json"
+    added = read_json(file).get("added_tokens", []) if file.exists() else []
+    return info.eos_token_ids | {entry["id"] for entry in added if entry.get("special")}

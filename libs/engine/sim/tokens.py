@@ -1,0 +1,71 @@
+"""Which token the sim engine "samples": a pure function of the sequence, so that a moved one goes on identically."""
+
+import struct
+from collections.abc import Iterable
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.engine.port import Logprob, SamplingParams
+from libs.engine.runner import Chunk, Sampled
+
+VOWELS = b"aeiou"
+CONSONANTS = b"bcdfghklmnprstvwy"
+LETTERS = frozenset(VOWELS + CONSONANTS)
+SPACE = 0x20
+PROMPT_EDGE_TOKENS = 32
+"""Tokens at each end of the prompt that its answer depends on, so that long prompts cost no more than short ones."""
+
+
+class TokenSource:
+    """Readable words for the built-in byte vocabulary; any token that is not special for others."""
+
+    def __init__(self, token_ids: Iterable[int], *, words: bool = False) -> None:
+        self._token_ids: NDArray[np.int32] = np.fromiter(token_ids, dtype=np.int32)
+        self._words = words
+
+    @classmethod
+    def builtin(cls) -> "TokenSource":
+        """Lowercase words, for the built-in model's bytes."""
+        return cls(sorted({*LETTERS, SPACE}), words=True)
+
+    @classmethod
+    def ordinary(cls, vocab_size: int, special_token_ids: frozenset[int]) -> "TokenSource":
+        """Everything that is not special."""
+        return cls(token for token in range(vocab_size) if token not in special_token_ids)
+
+    def sample(self, chunk: Chunk) -> Sampled:
+        """The token after a chunk's last position; greedy requests ignore the seed."""
+        seed = chunk.sampling.seed if chunk.sampling.temperature > 0 else 0
+        position, previous = len(chunk.history), int(chunk.history[-1])
+        noise = crc32(struct.pack("<QQQQ", seed, position, previous, _prompt_digest(chunk)))
+        token = _next_letter(previous, noise) if self._words else self._pick(noise)
+        return Sampled(token, self._logprob(token, noise, chunk.sampling) if chunk.sampling.logprobs else None)
+
+    def _pick(self, noise: int) -> int:
+        return int(self._token_ids[noise % len(self._token_ids)])
+
+    def _logprob(self, token: int, noise: int, sampling: SamplingParams) -> Logprob:
+        best = -(noise % 1000) / 1000
+        top = {token: best}
+        for rank in range(1, min(sampling.top_logprobs, len(self._token_ids))):
+            other = next(place for place in range(noise + rank, noise + 2 * rank + 2) if self._pick(place) not in top)
+            top[self._pick(other)] = best - rank
+        return Logprob(best, tuple(top.items())[: sampling.top_logprobs])
+
+
+def _prompt_digest(chunk: Chunk) -> int:
+    prompt = chunk.history[: chunk.prompt_tokens]
+    tail = prompt[-PROMPT_EDGE_TOKENS:].tobytes()
+    return crc32(tail, crc32(prompt[:PROMPT_EDGE_TOKENS].tobytes(), chunk.prompt_tokens))
+
+
+def _next_letter(previous: int, noise: int) -> int:
+    """Words of alternating consonants and vowels, a space after every third to fourth letter or so."""
+    choice, rest = noise % 100, noise // 100
+    if previous not in LETTERS:
+        return CONSONANTS[rest % len(CONSONANTS)] if choice < 75 else VOWELS[rest % len(VOWELS)]
+    if previous in VOWELS:
+        return SPACE if choice < 35 else CONSONANTS[rest % len(CONSONANTS)]
+    return SPACE if choice < 20 else VOWELS[rest % len(VOWELS)]

@@ -1,0 +1,116 @@
+"""Engines in tests without workers around them: a fetcher that asks the other engine directly, a reader of events."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from libs.contracts.errors import KvLost
+from libs.engine.port import Engine, EngineEvent, KvChunk, KvHandle, Logprob, SequenceOutput
+
+WAIT_S = 60.0
+"""Bound on everything a test waits for."""
+
+
+@dataclass
+class DirectFetcher:
+    """A `KvFetcher` over engines in this process, by worker id."""
+
+    engines: dict[str, Engine] = field(default_factory=dict)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    """Chunks come while it is set."""
+    lose_after_blocks: int | None = None
+    """The source dies after so many blocks."""
+    fetching: int = 0
+    """Transfers that are under way."""
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    async def fetch(self, handle: KvHandle, kv_layout: str) -> AsyncIterator[KvChunk]:
+        """The source's export, acknowledged at its end."""
+        source = self.engines.get(handle.worker_id)
+        if source is None:
+            raise KvLost(f"worker {handle.worker_id} is gone")
+        self.fetching += 1
+        try:
+            await self.gate.wait()
+            async for chunk in source.export(handle.opaque, kv_layout, 0):
+                if self.lose_after_blocks is not None and chunk.first_block >= self.lose_after_blocks:
+                    raise KvLost(f"worker {handle.worker_id} is gone")
+                yield chunk
+                await self.gate.wait()
+            source.release(handle.opaque)
+        finally:
+            self.fetching -= 1
+
+
+@dataclass
+class SequenceLog:
+    """What an engine said of one sequence."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    pulled: int = 0
+    """How often it was said that its first block was asked for."""
+    end: SequenceOutput | None = None
+
+
+class EventReader:
+    """Consumes an engine's events and sorts them by sequence."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.events: list[EngineEvent] = []
+        self._logs: dict[int, SequenceLog] = {}
+        self._engine = engine
+        self._news = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._read(), name="event reader")
+        self._task.add_done_callback(lambda _task: self._news.set())
+
+    def log(self, key: int) -> SequenceLog:
+        """Of one sequence, so far."""
+        return self._logs.setdefault(key, SequenceLog())
+
+    async def ended(self, key: int) -> SequenceLog:
+        """Of one sequence, once it has ended."""
+        await self.until(lambda: self.log(key).end is not None)
+        return self._logs.pop(key)
+
+    async def tokens(self, key: int, count: int) -> None:
+        """Wait until a sequence has at least `count` tokens here, or has ended."""
+        await self.until(lambda: len(self.log(key).token_ids) >= count or self.log(key).end is not None)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition` holds, tried after each event; raises what ended the events."""
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                if self._task.done():
+                    await self._task
+                    raise EOFError("the events have ended")
+                self._news.clear()
+                await self._news.wait()
+
+    async def finished(self) -> None:
+        """Wait until the events end; raises what ended them."""
+        async with asyncio.timeout(WAIT_S):
+            await self._task
+
+    async def close(self) -> None:
+        """Stop reading; what is unread stays with the engine."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _read(self) -> None:
+        async for event in self._engine.events():
+            self.events.append(event)
+            for output in event.outputs:
+                self._note(output)
+            self._news.set()
+
+    def _note(self, output: SequenceOutput) -> None:
+        log = self.log(output.key)
+        assert log.end is None, f"sequence {output.key} spoke after its end"
+        log.token_ids.extend(output.token_ids)
+        log.logprobs.extend(output.logprobs)
+        log.pulled += output.pulling
+        if output.finish is not None:
+            log.end = output
