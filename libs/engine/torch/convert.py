@@ -41,7 +41,7 @@ def convert(out_dir: Path) -> None:
             if shutil.disk_usage(folder).free < NEEDED_DISK_BYTES:
                 raise StartupError(f"the model needs {NEEDED_DISK_BYTES >> 20} MB of free disk at {out_dir.parent}")
             _write(gguf, folder)
-            _move(folder, out_dir)
+            move_into_place(folder, out_dir)
     except OSError as error:
         reason = error.strerror or str(error).splitlines()[0]
         raise StartupError(f"cannot write the model to {out_dir} ({reason}): choose another folder") from error
@@ -139,12 +139,13 @@ def _edit_json(path: Path, changes: dict[str, Any]) -> None:
     path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
 
 
-def _move(folder: Path, out_dir: Path) -> None:
+def move_into_place(folder: Path, out_dir: Path) -> None:
+    """Rename `folder`, unless another converter was first. Raises StartupError where something else is in the way."""
     try:
         folder.rename(out_dir)
     except OSError:
         if is_complete(out_dir):
-            return  # another converter was first
+            return
         if out_dir.exists():
             raise StartupError(f"{out_dir} exists and holds no whole model: remove it and try again") from None
         raise
