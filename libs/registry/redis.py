@@ -117,10 +117,10 @@ class RedisRegistry:
 
     async def _watch_once(self, poll_ms: int) -> AsyncGenerator[list[Worker], None]:
         """Lists over one connection, until it fails with RegistryDown."""
-        changes = self._redis.pubsub(ignore_subscribe_messages=True)
+        changes = self._redis.pubsub()
         try:
-            # Subscribed before the first list is read, so that no change falls between the two.
-            await _bounded(changes.subscribe(keys.worker_changes(self._cluster)))
+            # Confirmed before the first list is read, so that no change falls between the two.
+            await _bounded(_subscribe(changes, keys.worker_changes(self._cluster)))
             while True:
                 yield await self.workers()
                 await _wait_for_change(changes, poll_ms / 1000)
@@ -128,12 +128,20 @@ class RedisRegistry:
             await changes.aclose()  # type: ignore[no-untyped-call]
 
 
+async def _subscribe(changes: PubSub, channel: str) -> None:
+    await changes.subscribe(channel)
+    while await changes.get_message(timeout=CALL_TIMEOUT_S) is None:
+        pass  # `_bounded` ends it
+
+
 async def _wait_for_change(changes: PubSub, timeout_s: float) -> None:
-    """Return at a pushed change (all that came together count as one) or after `timeout_s`."""
+    """Return at a pushed change (all that came together count as one) or after `timeout_s`.
+
+    A subscription that redis-py renewed on a new connection counts as a change: there may have been some in between.
+    """
     deadline_s = asyncio.get_running_loop().time() + timeout_s
     try:
         while (left_s := deadline_s - asyncio.get_running_loop().time()) > 0:
-            # None also stands for the answer to the subscription itself.
             if await changes.get_message(timeout=left_s) is not None:
                 break
         for _ in range(MAX_COALESCED_CHANGES):

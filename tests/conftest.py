@@ -1,0 +1,80 @@
+"""Stores for every suite: one server of each kind for a whole run, started when a test first asks for it."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from libs.testing.kafka_install import KafkaUnavailable
+from libs.testing.stores import (
+    KafkaServer,
+    RedisServer,
+    RedisUnavailable,
+    embedded_kafka,
+    embedded_redis,
+    real_kafka,
+    real_redis,
+)
+
+
+def _unavailable(error: Exception) -> None:
+    """Skipped with the reason on a person's machine; a failure in CI, which must have it."""
+    if os.environ.get("CI", "").lower() in ("1", "true"):
+        pytest.fail(str(error), pytrace=False)
+    pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def embedded_kafka_server() -> Iterator[KafkaServer]:
+    with embedded_kafka() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def real_kafka_server() -> Iterator[KafkaServer]:
+    try:
+        context = real_kafka()
+        server = context.__enter__()
+    except KafkaUnavailable as error:
+        _unavailable(error)
+    else:
+        yield server
+        context.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def embedded_redis_server() -> Iterator[RedisServer]:
+    with embedded_redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def real_redis_server() -> Iterator[RedisServer]:
+    try:
+        context = real_redis()
+        server = context.__enter__()
+    except RedisUnavailable as error:
+        _unavailable(error)
+    else:
+        yield server
+        context.__exit__(None, None, None)
+
+
+@pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.kafka)])
+def kafka(request: pytest.FixtureRequest) -> KafkaServer:
+    """Each Kafka in turn."""
+    server: KafkaServer = request.getfixturevalue(f"{request.param}_kafka_server")
+    return server
+
+
+@pytest.fixture(params=["embedded", "real"])
+def redis(request: pytest.FixtureRequest) -> RedisServer:
+    """Each Redis in turn."""
+    server: RedisServer = request.getfixturevalue(f"{request.param}_redis_server")
+    return server
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> str:
+    """A cluster name of the test's own, so that tests share servers but nothing in them."""
+    return f"t{abs(hash(request.node.nodeid)) % 10**12}-{os.getpid()}"
