@@ -1,0 +1,95 @@
+"""One chat request over HTTP, streamed: what the person sees word by word, and what is known at the end."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from libs.cli.find import error_text, no_suite
+from libs.contracts.errors import StartupError
+
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 300.0
+"""A long prompt on a busy laptop takes its time."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """Filled while the stream runs, whole at its end."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
+    served: dict[str, Any] = field(default_factory=dict)
+    """Workers and times, as the gateway tells them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What `fulcrum chat --json` prints."""
+        return {
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "usage": self.usage,
+            "ttft_s": self._seconds("ttft_ms"),
+            "tpot_s": self._seconds("tpot_ms"),
+            "prefill_worker": self.served.get("prefill_worker"),
+            "decode_worker": self.served.get("decode_worker"),
+        }
+
+    def served_by(self) -> str:
+        """One line for people: who did what, how fast."""
+        workers = [str(self.served[key]) for key in ("prefill_worker", "decode_worker") if self.served.get(key)]
+        parts = [" → ".join(workers)] if workers else []
+        ttft_s, tpot_s = self._seconds("ttft_ms"), self._seconds("tpot_ms")
+        if ttft_s is not None:
+            parts.append(f"first token after {ttft_s * 1000:.0f} ms")
+        if tpot_s is not None:
+            parts.append(f"then {tpot_s * 1000:.1f} ms a token")
+        if self.usage:
+            parts.append(f"{self.usage['prompt_tokens']} + {self.usage['completion_tokens']} tokens")
+        return ", ".join(parts)
+
+    def _seconds(self, key: str) -> float | None:
+        value = self.served.get(key)
+        return None if value is None else round(float(value) / 1000, 6)
+
+
+async def ask(gateway: str, body: dict[str, Any], answer: Answer) -> AsyncIterator[str]:
+    """Pieces of text as they come; `answer` is filled on the way. Raises StartupError in one line."""
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+    headers = {"x-fulcrum-details": "1"}
+    try:
+        async with (
+            httpx.AsyncClient(timeout=timeout, trust_env=False) as client,
+            client.stream("POST", f"{gateway}/v1/chat/completions", json=asked, headers=headers) as response,
+        ):
+            if not response.is_success:
+                await response.aread()
+                raise StartupError(f"the gateway refused: {error_text(response)}")
+            async for line in response.aiter_lines():
+                piece = _take(line, answer)
+                if piece:
+                    yield piece
+    except httpx.ConnectError:
+        raise no_suite(gateway) from None
+    except httpx.TransportError as error:
+        raise StartupError(f"the gateway's answer broke off ({type(error).__name__}): ask again") from None
+
+
+def _take(line: str, answer: Answer) -> str:
+    """The text in one line of server-sent events."""
+    if not line.startswith("data: ") or line == "data: [DONE]":
+        return ""
+    chunk = json.loads(line.removeprefix("data: "))
+    if "error" in chunk:
+        raise StartupError(f"the gateway gave up: {chunk['error'].get('message', chunk['error'])}")
+    answer.usage = chunk.get("usage") or answer.usage
+    answer.served = chunk.get("fulcrum") or answer.served
+    text = ""
+    for choice in chunk.get("choices", ()):
+        text += choice.get("delta", {}).get("content") or ""
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+    answer.text += text
+    return text

@@ -1,0 +1,63 @@
+"""The `fulcrum` command: one module a command, each of which imports what it needs only when it runs."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from libs.cli.chat import chat
+from libs.cli.occupancy import occupancy
+from libs.cli.up import up
+from libs.cli.workers import workers
+
+app = typer.Typer(
+    name="fulcrum",
+    help="LLM serving split into prefill and decode, kept in balance.",
+    epilog='Example: fulcrum up --decode 2, then in another terminal: fulcrum chat "Why is the sky blue?"',
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(epilog="Example: fulcrum up --engine sim --prefill 2 --decode 2 --gateway-port 9000")(up)
+app.command(epilog='Example: fulcrum chat "What is the capital of France?" --max-tokens 32 --temperature 0')(chat)
+app.command(epilog="Example: fulcrum workers --json")(workers)
+app.command(epilog="Example: fulcrum occupancy --window 500ms")(occupancy)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version  # noqa: PLC0415 (only when asked)
+
+        print(version("fulcrum"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """LLM serving split into prefill and decode, kept in balance."""
+
+
+def main() -> None:
+    """Run the command line; what can go wrong for a person is one line on stderr and exit code 1."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)
+    except Exception as error:
+        from libs.contracts.errors import FulcrumError  # noqa: PLC0415 (start-up time)
+
+        if not isinstance(error, FulcrumError):
+            raise
+        print(f"fulcrum: {error.message}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

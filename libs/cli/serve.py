@@ -1,0 +1,122 @@
+"""What `fulcrum up` does once it runs: signals, the first question, the screen."""
+
+import asyncio
+import signal
+import sys
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from libs.cli.ask import Answer, ask
+from libs.cli.progress import Display, make_display
+from libs.contracts.errors import StartupError
+from libs.launch.options import SuiteOptions
+from libs.launch.ready import DEFAULT_GATEWAY_PORT, Ready, default_ready_file
+from libs.launch.settings import LaunchSettings
+from libs.launch.up import Up, logs_folder
+from libs.runtime.log import configure_logging
+from libs.runtime.settings import load_settings
+
+FIRST_QUESTION = "What is the capital of France?"
+FIRST_ANSWER_TOKENS = 48
+EXIT_OK = 0
+EXIT_STOPPED_EARLY = 130
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def serve(options: SuiteOptions, model: str | None, *, question: bool, as_json: bool) -> int:
+    """Until a signal; the exit code. Raises StartupError in one line when the suite cannot start, or ends by itself."""
+    settings = load_settings(LaunchSettings)
+    configure_logging("up", level="warning", log_format="console")
+    display = make_display()
+    run = _Run(Up(options, model, settings, display), display, options, question=question, as_json=as_json)
+    try:
+        return asyncio.run(run.main())
+    finally:
+        display.finish()
+
+
+class _Run:
+    """One `fulcrum up` as the terminal sees it."""
+
+    def __init__(self, up: Up, display: Display, options: SuiteOptions, *, question: bool, as_json: bool) -> None:
+        self._up = up
+        self._display = display
+        self._options = options
+        self._question = question
+        self._as_json = as_json
+        self._served = False
+        self._stopping = False
+        # With --json, stdout is for the one value.
+        self._out = Console(file=sys.stderr if as_json else sys.stdout, highlight=False, soft_wrap=True)
+
+    async def main(self) -> int:
+        """Until a signal or a StartupError."""
+        loop = asyncio.get_running_loop()
+        work = loop.create_task(self._up.run(self._on_ready), name="up")
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._stop, work)
+        try:
+            await work
+        except asyncio.CancelledError:
+            self._display.note("stopped")
+            return EXIT_OK if self._served else EXIT_STOPPED_EARLY
+        return EXIT_OK
+
+    def _stop(self, work: "asyncio.Task[Any]") -> None:
+        """The first signal drains, the second does not wait."""
+        if self._stopping:
+            self._up.kill()
+            return
+        self._stopping = True
+        self._display.finish()
+        self._display.note("stopping: requests may finish, a second signal ends them")
+        work.cancel()
+
+    async def _on_ready(self, ready: Ready) -> None:
+        self._served = True
+        self._display.finish()
+        self._show(ready)
+        if self._as_json:
+            print(msgspec.json.encode(ready).decode(), flush=True)
+        if self._question:
+            await self._ask(ready)
+        self._out.print("\nCtrl-C stops it. In another terminal:", style="dim")
+        find = "" if self._options.gateway_port == DEFAULT_GATEWAY_PORT else f"FULCRUM_READY={self._ready_file()} "
+        for command in ('chat "Why is the sky blue?"', "workers", "occupancy"):
+            self._out.print(f"  {find}fulcrum {command}", markup=False)
+
+    def _show(self, ready: Ready) -> None:
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
+        for number, gateway in enumerate(ready.gateways, start=1):
+            what = "OpenAI's API at /v1, described at /docs" if number == 1 else ""
+            table.add_row("gateway" if len(ready.gateways) == 1 else f"gateway {number}", gateway, what)
+        table.add_row("planner", ready.planner, "/v1/workers, /v1/decisions")
+        table.add_row("metrics", ready.metrics, "/v1/occupancy, /metrics")
+        table.add_row("logs", str(logs_folder(self._options.gateway_port)), "")
+        self._out.print(f"\n[bold]Fulcrum serves {ready.model}[/] ({ready.engine})")
+        self._out.print(table)
+
+    async def _ask(self, ready: Ready) -> None:
+        """A question that fails is told; the suite is there all the same, to be looked at."""
+        self._out.print(f"\n[bold]{FIRST_QUESTION}[/]")
+        body = {
+            "model": ready.model,
+            "messages": [{"role": "user", "content": FIRST_QUESTION}],
+            "max_tokens": FIRST_ANSWER_TOKENS,
+            "temperature": 0,
+        }
+        answer = Answer()
+        try:
+            async for piece in ask(ready.gateway, body, answer):
+                self._out.print(piece, end="", markup=False)
+        except StartupError as error:
+            self._display.note(f"the first question failed: {error.message}")
+            return
+        self._out.print()
+        self._out.print(answer.served_by(), style="dim", markup=False)
+
+    def _ready_file(self) -> str:
+        return str(self._options.json_ready or default_ready_file(self._options.gateway_port))

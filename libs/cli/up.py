@@ -1,0 +1,66 @@
+"""`fulcrum up`: a whole suite on this machine."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from libs.cli.options import Json
+
+MAX_PER_KIND = 64
+
+
+class Engine(StrEnum):
+    """What workers compute with."""
+
+    TORCH = "torch"
+    SIM = "sim"
+
+
+def up(
+    *,
+    engine: Annotated[Engine, typer.Option(help="torch computes; sim takes the time a GPU would.")] = Engine.TORCH,
+    prefill: Annotated[int, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", help="Prefill workers.")] = 1,
+    decode: Annotated[int, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", help="Decode workers.")] = 1,
+    mixed: Annotated[int, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", help="Workers that do both.")] = 0,
+    gateways: Annotated[int, typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Gateways.")] = 1,
+    gateway_port: Annotated[
+        int, typer.Option(min=1, max=65535, metavar="PORT", help="Of the first gateway; the others pick theirs.")
+    ] = 8000,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="M", help="A Hugging Face folder, or ORG/NAME on the hub; the bundled model by default."),
+    ] = None,
+    kafka: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="A running Kafka; an embedded broker by default.")
+    ] = None,
+    redis: Annotated[
+        str | None, typer.Option(metavar="URL", help="A running Redis; an embedded one by default.")
+    ] = None,
+    no_question: Annotated[bool, typer.Option("--no-question", help="Ask no first question.")] = False,
+    no_restart: Annotated[
+        bool, typer.Option("--no-restart", help="Stop when a process dies, instead of starting it again.")
+    ] = False,
+    json_ready: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the ready file here: addresses, pid, token.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Start gateways, workers, planner and metrics, and serve until Ctrl-C."""
+    from libs.cli.serve import serve  # noqa: PLC0415 (what only this command needs)
+    from libs.launch.options import SuiteOptions  # noqa: PLC0415
+
+    options = SuiteOptions(
+        engine=engine.value,
+        prefill=prefill,
+        decode=decode,
+        mixed=mixed,
+        gateways=gateways,
+        gateway_port=gateway_port,
+        kafka=kafka,
+        redis=redis,
+        restart=not no_restart,
+        json_ready=json_ready.absolute() if json_ready else None,
+    )
+    raise typer.Exit(serve(options, model, question=not no_question, as_json=json))

@@ -1,0 +1,39 @@
+"""What `fulcrum up` was asked for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from libs.contracts.errors import StartupError
+
+EngineName = Literal["torch", "sim"]
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteOptions:
+    """The command line of `fulcrum up`, as far as it concerns the suite."""
+
+    engine: EngineName = "torch"
+    prefill: int = 1
+    decode: int = 1
+    mixed: int = 0
+    gateways: int = 1
+    gateway_port: int = 8000
+    kafka: str | None = None
+    """HOST:PORT[,HOST:PORT...]; None starts the embedded broker."""
+    redis: str | None = None
+    """URL; None starts the embedded Redis."""
+    restart: bool = True
+    json_ready: Path | None = None
+
+    @property
+    def workers(self) -> int:
+        """Of all roles."""
+        return self.prefill + self.decode + self.mixed
+
+    def check(self) -> None:
+        """Raises StartupError for numbers that make no suite."""
+        if self.prefill + self.mixed < 1:
+            raise StartupError("nobody would compute prompts: ask for --prefill 1 or --mixed 1 at least")
+        if self.decode + self.mixed < 1:
+            raise StartupError("nobody would generate tokens: ask for --decode 1 or --mixed 1 at least")

@@ -1,0 +1,124 @@
+"""Which processes make a suite, and what each is told: a pure function of what was asked for."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from libs.launch.options import SuiteOptions
+from libs.launch.port import ChildSpec
+from libs.model.fetch import Model
+
+MIXED_BUDGET_TOKENS = 256
+"""Prompt tokens that one step of a mixed worker computes beside its decodes, until a planner sets it."""
+_REDIS_READY = "eady to accept connections"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the suite runs."""
+
+    folder: Path
+    """For the embedded stores; gone with the suite."""
+    redis_server: str
+    """Program of the embedded Redis; empty when one is given."""
+    planner_port: int
+    metrics_port: int
+    worker_threads: int
+    worker_drain_s: float
+    gateway_drain_s: int
+    token: str
+    cluster: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Stores start first and stop last, so that logs stay quiet; services would take any order."""
+
+    stores: tuple[ChildSpec, ...]
+    gateways: tuple[ChildSpec, ...]
+    workers: tuple[ChildSpec, ...]
+    observers: tuple[ChildSpec, ...]
+    """Planner and metrics."""
+    kafka: str
+    """As services are told it."""
+    redis: str
+
+
+def make_plan(options: SuiteOptions, model: Model, place: Place) -> Plan:
+    """Every process with its name, program and settings."""
+    kafka = options.kafka or f"embedded:{place.folder / 'kafka.json'}"
+    redis = options.redis or f"unix://{place.folder / 'redis.sock'}"
+    shared = {
+        "FULCRUM_KAFKA": kafka,
+        "FULCRUM_REDIS": redis,
+        "FULCRUM_TOKEN": place.token,
+        "FULCRUM_CLUSTER": place.cluster,
+    }
+    return Plan(
+        stores=_stores(options, place),
+        gateways=_gateways(options, model, {**shared, "FULCRUM_GATEWAY_DRAIN_S": str(place.gateway_drain_s)}),
+        workers=_workers(options, model, place, shared),
+        observers=(
+            _service("planner", shared, "FULCRUM_PLANNER_PORT", place.planner_port),
+            _service("metrics", shared, "FULCRUM_METRICS_PORT", place.metrics_port),
+        ),
+        kafka=kafka,
+        redis=redis,
+    )
+
+
+def _stores(options: SuiteOptions, place: Place) -> tuple[ChildSpec, ...]:
+    specs = []
+    if options.kafka is None:
+        command = ("python", "-m", "libs.bus.embedded", "--file", str(place.folder / "kafka.json"))
+        specs.append(ChildSpec("kafka", command, {}))
+    if options.redis is None:
+        # A socket in a folder of our own: no port to collide on, nobody else's business.
+        settings = {"port": "0", "unixsocket": str(place.folder / "redis.sock"), "unixsocketperm": "700"}
+        settings |= {"dir": str(place.folder), "save": "", "appendonly": "no", "daemonize": "no"}
+        words = [word for key, value in settings.items() for word in (f"--{key}", value)]
+        specs.append(ChildSpec("redis", (place.redis_server, *words), {}, ready_text=_REDIS_READY))
+    return tuple(specs)
+
+
+def _gateways(options: SuiteOptions, model: Model, shared: Mapping[str, str]) -> tuple[ChildSpec, ...]:
+    """The first has the port that was asked for, the others any."""
+    specs = []
+    for number in range(1, options.gateways + 1):
+        port = options.gateway_port if number == 1 else 0
+        env = {**shared, "FULCRUM_GATEWAY_ID": f"gateway-{number}"}
+        env["FULCRUM_GATEWAY_MODELS"] = json.dumps({model.name: model.path})
+        specs.append(_service("gateway", env, "FULCRUM_GATEWAY_PORT", port, name=f"gateway-{number}"))
+    return tuple(specs)
+
+
+def _service(service: str, env: Mapping[str, str], variable: str, port: int, *, name: str = "") -> ChildSpec:
+    command = ("python", "-m", f"services.{service}")
+    return ChildSpec(name or service, command, {**env, variable: str(port)}, port_variable=variable)
+
+
+def _workers(options: SuiteOptions, model: Model, place: Place, shared: Mapping[str, str]) -> tuple[ChildSpec, ...]:
+    own = {
+        **shared,
+        "FULCRUM_WORKER_PORT": "0",
+        "FULCRUM_WORKER_THREADS": str(place.worker_threads),
+        "FULCRUM_WORKER_DRAIN_S": str(place.worker_drain_s),
+        "FULCRUM_WORKER_ENGINE": options.engine,
+        "FULCRUM_WORKER_MODEL": model.name,
+        "FULCRUM_WORKER_MODEL_PATH": model.path,
+    }
+    kinds: tuple[tuple[str, int, str, dict[str, str]], ...] = (
+        ("prefill", options.prefill, "prefill", {}),
+        ("decode", options.decode, "decode", {}),
+        ("mixed", options.mixed, "decode", {"FULCRUM_WORKER_BUDGET_TOKENS": str(MIXED_BUDGET_TOKENS)}),
+    )
+    return tuple(
+        ChildSpec(
+            f"{role}-{number}",
+            ("python", "-m", f"services.{service}"),
+            {**own, **extra, "FULCRUM_WORKER_ROLE": role, "FULCRUM_WORKER_ID": f"{role}-{number}"},
+        )
+        for role, count, service, extra in kinds
+        for number in range(1, count + 1)
+    )

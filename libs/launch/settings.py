@@ -1,0 +1,26 @@
+"""What `fulcrum up` takes from the environment; everything in it goes on to the services."""
+
+import os
+
+from pydantic import Field
+
+from libs.runtime.settings import CommonSettings
+
+
+class LaunchSettings(CommonSettings):
+    """Read by `fulcrum up`."""
+
+    worker_threads: int = Field(0, ge=0, validation_alias="FULCRUM_WORKER_THREADS")
+    """Of each worker's engine; 0 shares the machine's cores out."""
+    worker_drain_s: float = Field(3.0, ge=0, validation_alias="FULCRUM_WORKER_DRAIN_S")
+    """How long workers let sequences go on when the suite stops."""
+    gateway_drain_s: int = Field(3, ge=0, validation_alias="FULCRUM_GATEWAY_DRAIN_S")
+    """The same for gateways, which stop first."""
+
+    def threads_of(self, workers: int) -> int:
+        """Threads that each of `workers` gets."""
+        return self.worker_threads or max(1, len(os.sched_getaffinity(0)) // workers)
+
+    def cluster_of(self, gateway_port: int, *, own_stores: bool) -> str:
+        """The name in topics and keys: suites that share a broker must not share it unless told to."""
+        return self.cluster if own_stores or "cluster" in self.model_fields_set else f"{self.cluster}-{gateway_port}"

@@ -1,0 +1,98 @@
+"""A suite's processes as one thing: up when all are, down in the order that lets requests finish."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from libs.contracts.errors import StartupError
+from libs.launch.plan import Plan
+from libs.launch.port import ChildSpec, Launcher
+from libs.launch.report import Reporter
+from libs.launch.status import StatusLine
+from libs.launch.supervisor import Supervisor
+from libs.runtime.tasks import TaskOwner
+
+START_TIMEOUT_S = 900.0
+"""A big model takes minutes to load; past this nobody believes in it any more."""
+GATEWAY_GRACE_S = 4.0
+SERVICE_GRACE_S = 3.5
+STORE_GRACE_S = 1.0
+"""Together under the 10 s in which a suite must be gone."""
+
+T = TypeVar("T")
+
+
+class Suite:
+    """Starts and stops the processes of a plan. `failure` is set when one of them ends the suite."""
+
+    def __init__(self, plan: Plan, launcher: Launcher, reporter: Reporter, *, restart: bool) -> None:
+        self.failure: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()
+        self._plan = plan
+        self._launcher = launcher
+        self._reporter = reporter
+        self._restart = restart
+        self._tasks = TaskOwner(lambda error: self._fail(StartupError(f"a fault in the launcher: {error!r}")))
+        self._stages: list[tuple[float, list[Supervisor]]] = []
+        """Grace and children, in the order of stopping."""
+
+    async def start(self) -> dict[str, StatusLine]:
+        """Status lines of all children by name, once they are ready. Raises StartupError from the first that fails."""
+        plan = self._plan
+        stores = await self._start_all((STORE_GRACE_S, plan.stores))
+        services = await self._start_all(
+            (SERVICE_GRACE_S, (*plan.workers, *plan.observers)), (GATEWAY_GRACE_S, plan.gateways)
+        )
+        return stores | services
+
+    async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`; raises StartupError as soon as the suite fails."""
+        task = asyncio.get_running_loop().create_task(work)
+        try:
+            both: set[asyncio.Future[Any]] = {task, self.failure}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if self.failure.done():
+                raise self.failure.result()
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+    async def stop(self) -> None:
+        """Gateways first, so that requests finish; then what serves them; the stores last."""
+        for grace_s, supervisors in reversed(self._stages):
+            await asyncio.gather(*(supervisor.stop(grace_s) for supervisor in supervisors))
+        await self._tasks.close()
+
+    def kill(self) -> None:
+        """End everything at once; a `stop` under way then returns."""
+        for _grace_s, supervisors in self._stages:
+            for supervisor in supervisors:
+                supervisor.kill()
+
+    async def _start_all(self, *stages: tuple[float, Sequence[ChildSpec]]) -> dict[str, StatusLine]:
+        started: list[Supervisor] = []
+        for grace_s, specs in stages:
+            supervisors = [self._supervise(spec) for spec in specs]
+            self._stages.append((grace_s, supervisors))
+            started += supervisors
+        for supervisor in started:
+            supervisor.start(self._tasks)
+        lines = await self.unless_failed(_all_ready(started))
+        return {supervisor.name: line for supervisor, line in zip(started, lines, strict=True)}
+
+    def _supervise(self, spec: ChildSpec) -> Supervisor:
+        return Supervisor(self._launcher, spec, self._reporter, restart=self._restart, on_death=self._fail)
+
+    def _fail(self, error: StartupError) -> None:
+        if not self.failure.done():
+            self.failure.set_result(error)
+
+
+async def _all_ready(supervisors: Sequence[Supervisor]) -> list[StatusLine]:
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            return await asyncio.gather(*(supervisor.first_ready for supervisor in supervisors))
+    except TimeoutError:
+        late = ", ".join(supervisor.name for supervisor in supervisors if not supervisor.first_ready.done())
+        raise StartupError(f"not ready after {START_TIMEOUT_S:g} s: {late}") from None

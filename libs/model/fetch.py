@@ -1,0 +1,62 @@
+"""From what a person names to a model folder: the bundled model, a folder, or a name on the Hugging Face hub."""
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from libs.contracts.errors import StartupError
+from libs.model.builtin import BUILTIN_SIM, SIM_NAME
+from libs.model.info import load_model_info
+from libs.runtime.paths import cache_dir
+
+BUNDLED_MODEL = "SmolLM2-135M-Instruct"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+Helper = Callable[[str, tuple[str, ...]], Awaitable[str]]
+"""Runs a command as a process of its own under a name that people see; the path it reports, if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is served: the name that requests use, and a folder or builtin:sim."""
+
+    name: str
+    path: str
+
+
+async def resolve_model(spec: str | None, *, engine: str, helper: Helper) -> Model:
+    """The model behind `--model`, fetched or converted where it is not there yet. Raises StartupError."""
+    if engine == "sim" and spec in (None, SIM_NAME, BUILTIN_SIM):
+        return Model(SIM_NAME, BUILTIN_SIM)
+    folder = _folder(spec) if spec is not None else None
+    if folder is not None:
+        return _checked(folder.name, folder)
+    if spec is None or spec == BUNDLED_MODEL:
+        return _checked(BUNDLED_MODEL, await _bundled(helper))
+    if _HUB_NAME.fullmatch(spec):
+        return _checked(spec, Path(await helper("download", ("python", "-m", "libs.model.hub", spec))))
+    raise StartupError(
+        f"there is no model {spec!r}: name a folder, a Hugging Face model as ORG/NAME, "
+        f"or leave --model out for {BUNDLED_MODEL}"
+    )
+
+
+def _folder(spec: str) -> Path | None:
+    folder = Path(spec).expanduser()
+    return folder.resolve() if folder.is_dir() else None
+
+
+def _checked(name: str, folder: Path) -> Model:
+    """Fails here, in one line, rather than in every process."""
+    load_model_info(folder)
+    if not (folder / "tokenizer.json").is_file():
+        raise StartupError(f"model folder {folder} lacks tokenizer.json: save it with a fast tokenizer")
+    return Model(name, str(folder))
+
+
+async def _bundled(helper: Helper) -> Path:
+    folder = cache_dir() / "models" / BUNDLED_MODEL
+    if not (folder / "config.json").is_file():
+        await helper("convert", ("python", "-m", "libs.engine.torch.convert", str(folder)))
+    return folder
