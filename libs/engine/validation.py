@@ -16,10 +16,9 @@ def check_request(sequence: Sequence, capabilities: Capabilities) -> None:
         )
     if sequence.length >= sequence.max_length:
         raise InvalidRequest(f"max_output_tokens {request.max_output_tokens} is already reached")
-    if capabilities.vocab_size and not 0 <= int(request.token_ids.min()) <= int(request.token_ids.max()) < (
-        capabilities.vocab_size
-    ):
-        raise InvalidRequest(f"token ids must be from 0 to {capabilities.vocab_size - 1}")
+    ids = {int(request.token_ids.min()), int(request.token_ids.max()), *request.sampling.logit_bias}
+    if capabilities.vocab_size and not 0 <= min(ids) <= max(ids) < capabilities.vocab_size:
+        raise InvalidRequest(f"token ids must be from 0 to {capabilities.vocab_size - 1}, in logit_bias too")
     _check_kv(sequence)
     if sequence.blocks_needed > capabilities.kv_blocks:
         raise InvalidRequest(
