@@ -1,0 +1,174 @@
+"""The routes of the planner."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated
+
+from fastapi import FastAPI, Query
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from libs.contracts import metric_names as names
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WorkerState
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision, Mode
+from libs.contracts.roles import role_name
+from libs.runtime.clock import Clock
+from libs.runtime.web import make_web_app
+from services.planner.core import ROLE_WORDS
+from services.planner.snapshot import WorkerView, gpus_of
+from services.planner.state import PlannerState, action_word
+
+MAX_LIMIT = 1_000
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many decisions, the newest first.")]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAnswer:
+    """A registered worker. Depths are null until its telemetry tells them."""
+
+    id: str
+    pid: int
+    node: str
+    role: str
+    budget_tokens: int
+    engine: str
+    model: str
+    device: str
+    gpus: int
+    epoch: int
+    state: str
+    running: int | None
+    waiting: int | None
+    address: str
+    coverage: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAnswer:
+    """The workers of a model in a role, as a decision saw them."""
+
+    model: str
+    role: str
+    workers: int
+    gpus: int
+    busy: float | None
+    running: int
+    waiting: int
+    waiting_prefill_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AlternativeAnswer:
+    """Something that was weighed: the imbalance it would leave, 0..1."""
+
+    name: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionAnswer:
+    """A decision with its inputs and its reason."""
+
+    planner_id: str
+    sequence: int
+    decided_unix_ns: int
+    mode: str
+    action: str
+    reason: str
+    window_ms: int
+    coverage: float
+    pools: list[PoolAnswer]
+    alternatives: list[AlternativeAnswer]
+
+
+def make_api(state: PlannerState, clock: Clock, registry: CollectorRegistry) -> FastAPI:
+    """The app over `state`."""
+    app = make_web_app(
+        "Fulcrum planner",
+        "Which worker does what, and why.",
+        not_ready=lambda: state.not_live(clock.now_ns()),
+        metrics=registry,
+    )
+
+    @app.get("/v1/workers")
+    async def workers() -> list[WorkerAnswer]:
+        """Registered workers, by id, with their latest depths."""
+        return [_worker(view) for view in state.views(clock.now_ns())]
+
+    @app.get("/v1/decisions")
+    async def decisions(limit: Limit = 20) -> list[DecisionAnswer]:
+        """The last decisions, the newest first."""
+        return [_decision(decision) for decision in islice(reversed(state.decisions), limit)]
+
+    return app
+
+
+class PlannerCollector(Collector):
+    """The planner's own figures for Prometheus."""
+
+    def __init__(self, state: PlannerState, clock: Clock) -> None:
+        self._state = state
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        """As of this scrape."""
+        now_ns = self._clock.now_ns()
+        decided = CounterMetricFamily(names.DECISIONS_TOTAL, "Decisions made.", labels=("action",))
+        decided.add_metric(("keep",), self._state.decided)
+        yield decided
+        yield GaugeMetricFamily(names.PLANNER_WORKERS, "Registered workers.", len(self._state.workers))
+        coverage = self._state.snapshot(now_ns).coverage
+        yield GaugeMetricFamily(names.PLANNER_COVERAGE_RATIO, "Share of GPU time that telemetry tells of.", coverage)
+        age_s = self._state.registry_age_ns(now_ns) / 1e9
+        yield GaugeMetricFamily(names.PLANNER_REGISTRY_AGE_SECONDS, "Since the registry answered.", age_s)
+
+
+def _worker(view: WorkerView) -> WorkerAnswer:
+    worker, assignment = view.worker, view.worker.assignment
+    known = worker.state in WorkerState.values()
+    return WorkerAnswer(
+        id=worker.id,
+        pid=worker.pid,
+        node=worker.node,
+        role=role_name(assignment),
+        budget_tokens=assignment.budget_tokens,
+        engine=worker.engine,
+        model=assignment.model,
+        device=worker.device,
+        gpus=gpus_of(worker),
+        epoch=assignment.epoch,
+        state=WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower() if known else "unknown",
+        running=view.load.running if view.load else None,
+        waiting=view.load.waiting if view.load else None,
+        address=worker.address,
+        coverage=view.coverage,
+    )
+
+
+def _decision(decision: Decision) -> DecisionAnswer:
+    return DecisionAnswer(
+        planner_id=decision.planner_id,
+        sequence=decision.sequence,
+        decided_unix_ns=decision.decided_unix_ns,
+        mode=Mode.Name(decision.mode).removeprefix("MODE_").lower(),
+        action=action_word(decision.action),
+        reason=decision.reason,
+        window_ms=decision.inputs.window_ms,
+        coverage=decision.inputs.coverage,
+        pools=[
+            PoolAnswer(
+                model=pool.model,
+                role=ROLE_WORDS.get(pool.role, "none"),
+                workers=pool.workers,
+                gpus=pool.gpus,
+                busy=pool.busy if pool.HasField("busy") else None,
+                running=pool.running,
+                waiting=pool.waiting,
+                waiting_prefill_tokens=pool.waiting_prefill_tokens,
+            )
+            for pool in decision.inputs.pools
+        ],
+        alternatives=[AlternativeAnswer(each.name, each.score) for each in decision.alternatives],
+    )

@@ -1,0 +1,52 @@
+"""Wiring of the planner."""
+
+from prometheus_client import CollectorRegistry
+
+from libs.bus.collector import BusCollector
+from libs.bus.kafka import KafkaBus
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY, MODE_OFF
+from libs.registry.redis import RedisRegistry
+from libs.runtime import status
+from libs.runtime.http import bind, serve_http
+from libs.runtime.service import Service
+from libs.telemetry.split import prefill_share
+from services.planner.api import PlannerCollector, make_api
+from services.planner.core import Limits
+from services.planner.loop import decide_forever, follow_telemetry, follow_workers
+from services.planner.settings import PlannerSettings
+from services.planner.state import Identity, PlannerState
+
+MS_NS = 1_000_000
+
+
+async def main(service: Service[PlannerSettings]) -> None:
+    """Serve until told to stop."""
+    settings, clock, tasks = service.settings, service.clock, service.tasks
+    sock = bind(settings.host, settings.port, "FULCRUM_PLANNER_PORT")
+    bus = KafkaBus(settings.kafka, settings.cluster, settings.id)
+    registry = RedisRegistry(settings.redis, settings.cluster)
+    mode = MODE_ADVISORY if settings.mode == "advisory" else MODE_OFF
+    state = PlannerState(
+        Identity(settings.id, clock.now_ns(), mode),
+        Limits(),
+        prefill_share,
+        lag_ns=settings.lag_ms * MS_NS,
+        window_ns=settings.window_ms * MS_NS,
+        kept_decisions=settings.kept_decisions,
+    )
+    metrics = CollectorRegistry()
+    metrics.register(PlannerCollector(state, clock))
+    metrics.register(BusCollector(bus))
+    try:
+        tasks.spawn("follow workers", follow_workers(registry, state, clock))
+        tasks.spawn("follow telemetry", follow_telemetry(bus, state, clock))
+        await bus.start()
+        if mode == MODE_ADVISORY:
+            tasks.spawn("decide", decide_forever(bus, state, clock, period_s=settings.period_ms / 1000))
+        async with serve_http(make_api(state, clock, metrics), sock) as url:
+            status.emit("ready", http=url)
+            await service.stopping.wait()
+    finally:
+        sock.close()
+        await bus.close()
+        await registry.close()

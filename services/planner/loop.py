@@ -1,0 +1,36 @@
+"""The planner's loops: what it hears, and a decision every period."""
+
+import asyncio
+from typing import Final
+
+from libs.bus.port import Bus
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.contracts.topics import DECISIONS, STEPS
+from libs.registry.port import Registry
+from libs.runtime.clock import Clock
+from services.planner.state import PlannerState
+
+REGISTRY_POLL_MS: Final = 1_000
+
+
+async def follow_workers(registry: Registry, state: PlannerState, clock: Clock) -> None:
+    """Keep the list of workers; an outage leaves the last one in place."""
+    async for workers in registry.watch(poll_ms=REGISTRY_POLL_MS):
+        state.take_workers(workers, clock.now_ns())
+
+
+async def follow_telemetry(bus: Bus, state: PlannerState, clock: Clock) -> None:
+    """Enter step telemetry from now on; ends with the bus."""
+    async for record in bus.subscribe((STEPS,)):
+        if isinstance(record.value, StepBatch):
+            state.fleet.add(record.value, clock.now_ns())
+
+
+async def decide_forever(bus: Bus, state: PlannerState, clock: Clock, *, period_s: float) -> None:
+    """Decide and publish every period. A late round is not made up for."""
+    loop = asyncio.get_running_loop()
+    due_s = loop.time()
+    while True:
+        bus.publish(DECISIONS, state.decide(clock.now_ns()))
+        due_s = max(due_s + period_s, loop.time())
+        await asyncio.sleep(due_s - loop.time())

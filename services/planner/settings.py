@@ -1,0 +1,29 @@
+"""Settings of the planner: FULCRUM_PLANNER_* and the common ones."""
+
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from libs.runtime.settings import CommonSettings
+
+
+class PlannerSettings(CommonSettings):
+    """Read from the environment once, at start."""
+
+    model_config = SettingsConfigDict(env_prefix="FULCRUM_PLANNER_", extra="ignore", populate_by_name=True)
+
+    port: int = Field(8001, ge=0, le=65535)
+    """HTTP port; 0 picks one."""
+    id: str = Field("planner-0", min_length=1, max_length=64)
+    """Name of this planner in its decisions."""
+    mode: Literal["off", "advisory"] = "advisory"
+    """off decides nothing; advisory publishes what it would weigh and acts on nothing."""
+    period_ms: int = Field(200, ge=20, le=60_000)
+    """A decision every so often."""
+    window_ms: int = Field(2_000, ge=100, le=600_000)
+    """How far back a decision looks."""
+    lag_ms: int = Field(400, ge=0, le=10_000)
+    """How long before now the window ends, so that telemetry of it has come in."""
+    kept_decisions: int = Field(1_000, ge=1, le=100_000)
+    """Decisions answered by /v1/decisions; some KB each."""

@@ -1,0 +1,131 @@
+"""What the planner knows: workers from the registry, their time from telemetry, and its last decisions."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
+    Action,
+    Alternative,
+    ClusterSummary,
+    Decision,
+    Mode,
+    PoolSummary,
+)
+from libs.telemetry.fleet import Fleet
+from libs.telemetry.timeline import PrefillShare
+from services.planner.core import Limits, Plan, decide
+from services.planner.snapshot import ClusterSnapshot, WorkerView, build_snapshot, view_worker
+
+STALE_NS: Final = 3_000_000_000
+"""Without news for this long, a source is taken to be away; what it said last stays in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who decides, and how far its decisions go."""
+
+    planner_id: str
+    incarnation: int
+    mode: Mode
+
+
+class PlannerState:
+    """Entered from the registry and the bus; time comes in as an argument."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        limits: Limits,
+        prefill_share: PrefillShare,
+        *,
+        lag_ns: int,
+        window_ns: int,
+        kept_decisions: int,
+    ) -> None:
+        self.identity = identity
+        self.fleet = Fleet(prefill_share)
+        self.workers: Sequence[Worker] = ()
+        self.decisions: deque[Decision] = deque(maxlen=kept_decisions)
+        self.decided = 0
+        self.started_ns = identity.incarnation
+        self._limits = limits
+        self._lag_ns = lag_ns
+        self._window_ns = window_ns
+        self._registry_ns: int | None = None
+
+    def take_workers(self, workers: Sequence[Worker], now_ns: int) -> None:
+        """The registry's list, as it came at `now_ns`."""
+        self.workers = workers
+        self._registry_ns = now_ns
+
+    def registry_age_ns(self, now_ns: int) -> int:
+        """Since the registry answered; since the start when it never has."""
+        return now_ns - (self.started_ns if self._registry_ns is None else self._registry_ns)
+
+    def views(self, now_ns: int) -> list[WorkerView]:
+        """Each registered worker with its telemetry."""
+        return [view_worker(worker, self.fleet, now_ns - self._lag_ns, self._window_ns) for worker in self.workers]
+
+    def snapshot(self, now_ns: int) -> ClusterSnapshot:
+        """The cluster over the last window."""
+        return build_snapshot(self.workers, self.fleet, now_ns - self._lag_ns, self._window_ns)
+
+    def decide(self, now_ns: int) -> Decision:
+        """Decide, and keep the decision."""
+        snapshot = self.snapshot(now_ns)
+        self.decided += 1
+        decision = decision_message(self.identity, self.decided, now_ns, snapshot, decide(snapshot, self._limits))
+        self.decisions.append(decision)
+        return decision
+
+    def not_live(self, now_ns: int) -> str | None:
+        """What the planner does not hear of, in words; None when all is well."""
+        reasons = []
+        age_ns = self.registry_age_ns(now_ns)
+        if self._registry_ns is None:
+            reasons.append("the registry has not answered yet")
+        elif age_ns > STALE_NS:
+            reasons.append(f"the registry has been silent for {age_ns / 1e9:.1f} s: workers are those last known")
+        heard_ns = self.fleet.latest_arrival_ns or self.started_ns
+        if self.workers and now_ns - heard_ns > STALE_NS:
+            reasons.append(f"no telemetry has come for {(now_ns - heard_ns) / 1e9:.1f} s: the broker may be away")
+        return "; ".join(reasons) or None
+
+
+def decision_message(identity: Identity, sequence: int, now_ns: int, snapshot: ClusterSnapshot, plan: Plan) -> Decision:
+    """The decision as it is published."""
+    return Decision(
+        planner_id=identity.planner_id,
+        incarnation=identity.incarnation,
+        sequence=sequence,
+        decided_unix_ns=now_ns,
+        mode=identity.mode,
+        action=plan.action,
+        reason=plan.reason,
+        inputs=ClusterSummary(
+            coverage=snapshot.coverage,
+            window_ms=snapshot.window_ms,
+            pools=[
+                PoolSummary(
+                    model=pool.model,
+                    role=pool.role,
+                    workers=len(pool.workers),
+                    gpus=pool.gpus,
+                    busy=pool.busy,
+                    running=pool.running,
+                    waiting=pool.waiting,
+                    waiting_prefill_tokens=pool.waiting_prefill_tokens,
+                )
+                for pool in snapshot.pools
+            ],
+        ),
+        alternatives=[Alternative(name=each.name, score=each.score) for each in plan.alternatives],
+    )
+
+
+def action_word(action: Action) -> str:
+    """keep, set_role, or unknown."""
+    return Action.Name(action).removeprefix("ACTION_").lower() if action in Action.values() else "unknown"
