@@ -1,0 +1,258 @@
+"""The planner without its stores: the pure core, the snapshot, and HTTP answers over the real app."""
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from libs.contracts import metric_names
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
+    WORKER_STATE_DRAINING,
+    WORKER_STATE_READY,
+    Assignment,
+    Load,
+    Worker,
+)
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, MODE_ADVISORY
+from libs.contracts.roles import role_from_name
+from libs.runtime.clock import ManualClock
+from libs.telemetry.fleet import Fleet
+from libs.telemetry.split import prefill_share
+from libs.testing.telemetry import MS, at, step, step_batch
+from services.planner.api import PlannerCollector, make_api
+from services.planner.core import KEEP, MAX_ALTERNATIVES, Limits, decide
+from services.planner.snapshot import build_snapshot
+from services.planner.state import Identity, PlannerState
+
+WINDOW_MS = 1000
+
+
+def worker(worker_id, role, *, gpus=1, model="sim", state=WORKER_STATE_READY, incarnation=1):
+    wire_role, budget_tokens = role_from_name(role, 64 if role == "mixed" else 0)
+    return Worker(
+        id=worker_id,
+        incarnation=incarnation,
+        node="node-a",
+        pid=42,
+        address="127.0.0.1:1",
+        engine="sim",
+        device="sim:h100",
+        gpus=gpus,
+        state=state,
+        assignment=Assignment(model=model, role=wire_role, budget_tokens=budget_tokens, epoch=3),
+    )
+
+
+def told(registered, busy_ms, *, load=None, incarnation=1, cover_ms=(0, WINDOW_MS)):
+    """What a registered worker sends that was busy for `busy_ms` of the window."""
+    steps = [step(0, busy_ms, decode=1)] if busy_ms else []
+    return step_batch(
+        1, cover_ms, steps, worker=registered.id, gpus=registered.gpus, load=load, incarnation=incarnation
+    )
+
+
+def snapshot_of(*workers_and_busy):
+    fleet = Fleet(prefill_share)
+    for registered, busy_ms in workers_and_busy:
+        if busy_ms is not None:
+            fleet.add(told(registered, busy_ms), at(WINDOW_MS))
+    return build_snapshot([registered for registered, _ in workers_and_busy], fleet, at(WINDOW_MS), WINDOW_MS * MS)
+
+
+def test_without_workers_it_keeps_and_says_so():
+    plan = decide(snapshot_of(), Limits())
+    assert (plan.action, plan.alternatives) == (ACTION_KEEP, ())
+    assert "no workers" in plan.reason
+
+
+def test_one_worker_a_pool_leaves_nothing_to_move():
+    plan = decide(snapshot_of((worker("p", "prefill"), 900), (worker("d", "decode"), 100)), Limits())
+    assert [(each.name, round(each.score, 6)) for each in plan.alternatives] == [(KEEP, 0.8)]
+    assert "90% busy" in plan.reason
+    assert "10% busy" in plan.reason
+    assert "too small" in plan.reason
+
+
+def test_each_single_move_is_scored_by_the_imbalance_it_would_leave():
+    snapshot = snapshot_of(
+        (worker("p", "prefill"), 900), (worker("d0", "decode"), 300), (worker("d1", "decode", gpus=2), 300)
+    )
+    plan = decide(snapshot, Limits())
+    scores = {each.name: round(each.score, 6) for each in plan.alternatives}
+    # Work in busy GPUs: prefill 0.9, decode 0.9. Pools of (1, 3) become (2, 2) or (3, 1).
+    assert scores == {KEEP: 0.6, "d0 to prefill": 0.0, "d1 to prefill": 0.6}
+    assert plan.action == ACTION_KEEP
+    assert "worth weighing: d0 to prefill, which would leave 0.00" in plan.reason
+
+
+def test_no_move_is_called_worth_it_for_a_small_gain():
+    snapshot = snapshot_of((worker("p0", "prefill"), 500), (worker("p1", "prefill"), 500), (worker("d", "decode"), 500))
+    assert "no single move" in decide(snapshot, Limits()).reason
+
+
+def test_workers_that_drain_or_stand_by_are_not_moved():
+    snapshot = snapshot_of(
+        (worker("p0", "prefill"), 500),
+        (worker("p1", "prefill", state=WORKER_STATE_DRAINING), 500),
+        (worker("d", "decode"), 100),
+        (worker("s", "standby"), 0),
+    )
+    assert [each.name for each in decide(snapshot, Limits()).alternatives] == [KEEP]
+
+
+def test_nothing_is_weighed_on_telemetry_that_is_not_there():
+    plan = decide(snapshot_of((worker("p", "prefill"), None), (worker("d", "decode"), 100)), Limits())
+    assert plan.alternatives == ()
+    assert "busy unknown" in plan.reason
+    assert "it tells of 50%" in plan.reason
+
+
+def test_mixed_workers_belong_to_the_decode_pool_and_models_are_pooled_apart():
+    snapshot = snapshot_of(
+        (worker("d", "decode"), 100), (worker("m", "mixed"), 300), (worker("x", "decode", model="other"), 900)
+    )
+    assert [(pool.model, len(pool.workers), pool.busy) for pool in snapshot.pools] == [
+        ("other", 1, 0.9),
+        ("sim", 2, 0.2),
+    ]
+
+
+def test_telemetry_of_an_older_incarnation_says_nothing_about_a_worker():
+    fleet = Fleet(prefill_share)
+    restarted = worker("d", "decode", incarnation=2)
+    fleet.add(told(restarted, 500, load=Load(running=5), incarnation=1), at(WINDOW_MS))
+    (pool,) = build_snapshot([restarted], fleet, at(WINDOW_MS), WINDOW_MS * MS).pools
+    assert (pool.busy, pool.coverage, pool.running) == (None, 0, 0)
+
+
+clusters = st.lists(
+    st.tuples(
+        st.sampled_from(["prefill", "decode", "mixed", "standby"]),
+        st.integers(0, 8),
+        st.sampled_from(["a", "b"]),
+        st.one_of(st.none(), st.integers(0, WINDOW_MS)),
+    ),
+    max_size=12,
+)
+
+
+@given(clusters)
+def test_whatever_the_cluster_it_keeps_first_and_moves_follow_from_best_to_worst(cluster):
+    snapshot = snapshot_of(
+        *((worker(f"w{i}", role, gpus=gpus, model=model), busy) for i, (role, gpus, model, busy) in enumerate(cluster))
+    )
+    plan = decide(snapshot, Limits())
+    assert plan.action == ACTION_KEEP
+    assert plan.reason.startswith("keep: ")
+    assert len(plan.alternatives) <= MAX_ALTERNATIVES + 1
+    if plan.alternatives:
+        assert plan.alternatives[0].name == KEEP
+        scores = [move.score for move in plan.alternatives[1:]]
+        assert scores == sorted(scores)
+        assert 0 <= plan.alternatives[0].score <= 1
+    assert 0 <= snapshot.coverage <= 1
+
+
+class Planner:
+    """A planner without its stores: what they would tell goes straight in."""
+
+    def __init__(self, kept_decisions=5):
+        self.clock = ManualClock(at(0))
+        self.state = PlannerState(
+            Identity("planner-0", at(0), MODE_ADVISORY),
+            Limits(),
+            prefill_share,
+            lag_ns=0,
+            window_ns=WINDOW_MS * MS,
+            kept_decisions=kept_decisions,
+        )
+        registry = CollectorRegistry()
+        registry.register(PlannerCollector(self.state, self.clock))
+        app = make_api(self.state, self.clock, registry)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://planner")
+
+
+@pytest.fixture
+async def planner():
+    service = Planner()
+    async with service.http:
+        yield service
+
+
+async def test_workers_are_answered_with_words_and_their_latest_depths(planner):
+    planner.clock.advance_ms(WINDOW_MS)
+    busy, silent = worker("m", "mixed", gpus=0), worker("p", "prefill", state=WORKER_STATE_DRAINING)
+    planner.state.take_workers([busy, silent], planner.clock.now_ns())
+    planner.state.fleet.add(told(busy, 500, load=Load(running=3, waiting=2)), planner.clock.now_ns())
+    mixed, prefill = (await planner.http.get("/v1/workers")).json()
+    assert mixed == {
+        "id": "m",
+        "pid": 42,
+        "node": "node-a",
+        "role": "mixed",
+        "budget_tokens": 64,
+        "engine": "sim",
+        "model": "sim",
+        "device": "sim:h100",
+        "gpus": 1,
+        "epoch": 3,
+        "state": "ready",
+        "running": 3,
+        "waiting": 2,
+        "address": "127.0.0.1:1",
+        "coverage": 1.0,
+    }
+    assert (prefill["role"], prefill["state"], prefill["running"], prefill["coverage"]) == (
+        "prefill",
+        "draining",
+        None,
+        0,
+    )
+
+
+async def test_decisions_are_answered_newest_first_and_kept_to_a_bound(planner):
+    planner.clock.advance_ms(WINDOW_MS)
+    prefill, decode = worker("p", "prefill"), worker("d", "decode")
+    planner.state.take_workers([prefill, decode], planner.clock.now_ns())
+    planner.state.fleet.add(told(decode, 250), planner.clock.now_ns())
+    for _ in range(8):
+        planner.state.decide(planner.clock.now_ns())
+    answer = (await planner.http.get("/v1/decisions", params={"limit": 3})).json()
+    assert [decision["sequence"] for decision in answer] == [8, 7, 6]
+    assert len((await planner.http.get("/v1/decisions", params={"limit": 1000})).json()) == 5
+    newest = answer[0]
+    assert (newest["action"], newest["mode"], newest["coverage"]) == ("keep", "advisory", 0.5)
+    assert [(pool["role"], pool["busy"]) for pool in newest["pools"]] == [("prefill", None), ("decode", 0.25)]
+
+
+async def test_a_bad_limit_is_a_400_that_names_the_parameter(planner):
+    for limit in ("0", "1001", "many"):
+        answer = await planner.http.get("/v1/decisions", params={"limit": limit})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
+
+
+async def test_readiness_says_in_words_which_source_is_silent_and_what_was_known_stays(planner):
+    assert "registry has not answered" in (await planner.http.get("/readyz")).json()["reason"]
+    registered = worker("d", "decode")
+    planner.state.take_workers([registered], planner.clock.now_ns())
+    planner.state.fleet.add(told(registered, 250), planner.clock.now_ns())
+    assert (await planner.http.get("/readyz")).json() == {"status": "ready"}
+    planner.clock.advance_ms(4000)
+    answer = await planner.http.get("/readyz")
+    assert answer.status_code == 503
+    assert "registry has been silent for 4.0 s" in answer.json()["reason"]
+    assert "no telemetry has come for 4.0 s" in answer.json()["reason"]
+    assert [each["id"] for each in (await planner.http.get("/v1/workers")).json()] == ["d"]
+    assert (await planner.http.get("/healthz")).status_code == 200
+
+
+async def test_planner_metrics_are_named_in_the_one_module(planner):
+    planner.state.take_workers([worker("d", "decode")], planner.clock.now_ns())
+    planner.state.decide(planner.clock.now_ns())
+    text = (await planner.http.get("/metrics")).text
+    samples = {s.name: s.value for family in text_string_to_metric_families(text) for s in family.samples}
+    assert samples[metric_names.DECISIONS_TOTAL] == 1
+    assert samples[metric_names.PLANNER_WORKERS] == 1
+    assert set(samples) <= {value for name, value in vars(metric_names).items() if name.isupper()}
