@@ -69,7 +69,7 @@ async def ask(gateway: str, body: dict[str, Any], answer: Answer) -> AsyncIterat
                 await response.aread()
                 raise StartupError(f"the gateway refused: {error_text(response)}")
             async for line in response.aiter_lines():
-                piece = _take(line, answer)
+                piece = take_line(line, answer)
                 if piece:
                     yield piece
     except httpx.ConnectError:
@@ -78,7 +78,7 @@ async def ask(gateway: str, body: dict[str, Any], answer: Answer) -> AsyncIterat
         raise StartupError(f"the gateway's answer broke off ({type(error).__name__}): ask again") from None
 
 
-def _take(line: str, answer: Answer) -> str:
+def take_line(line: str, answer: Answer) -> str:
     """The text in one line of server-sent events."""
     if not line.startswith("data: ") or line == "data: [DONE]":
         return ""

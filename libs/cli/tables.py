@@ -59,10 +59,10 @@ def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> No
 def _cells(figures: dict[str, Any]) -> list[Text | str]:
     shares = [_percent(figures[phase]) for phase in PHASES]
     ratio = "–" if figures["ratio"] is None else f"{figures['ratio']:.2f}"
-    return [_bar(figures), *shares, ratio, _percent(figures["coverage"])]
+    return [phase_bar(figures), *shares, ratio, _percent(figures["coverage"])]
 
 
-def _bar(figures: dict[str, Any]) -> Text:
+def phase_bar(figures: dict[str, Any]) -> Text:
     """The phases side by side; cells are dealt by largest remainder, so that they always fill the bar."""
     if figures["idle"] is None:
         return Text("no telemetry".ljust(BAR_CELLS), style="dim")

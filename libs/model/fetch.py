@@ -29,7 +29,7 @@ async def resolve_model(spec: str | None, *, engine: str, helper: Helper) -> Mod
     """The model behind `--model`, fetched or converted where it is not there yet. Raises StartupError."""
     if engine == "sim" and spec in (None, SIM_NAME, BUILTIN_SIM):
         return Model(SIM_NAME, BUILTIN_SIM)
-    folder = _folder(spec) if spec is not None else None
+    folder = _folder(spec) if spec else None
     if folder is not None:
         return _checked(folder.name, folder)
     if spec is None or spec == BUNDLED_MODEL:

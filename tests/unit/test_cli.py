@@ -1,0 +1,81 @@
+"""The command line itself, without a suite."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from libs.cli.ask import Answer, take_line
+from libs.cli.main import app
+from libs.cli.tables import BAR_CELLS, PHASES, phase_bar
+from libs.contracts.errors import StartupError
+
+COMMANDS = ("up", "chat", "workers", "occupancy")
+
+
+@pytest.mark.parametrize("arguments", [(), *((command,) for command in COMMANDS)])
+def test_help_has_an_example(arguments: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*arguments, "--help"])
+    assert result.exit_code == 0
+    assert "Example: fulcrum" in result.stdout
+
+
+def test_the_command_line_starts_without_loading_what_commands_need() -> None:
+    heavy = ("grpc", "httpx", "torch", "pydantic")
+    code = f"import sys, libs.cli.main; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", [("chat", "hi"), ("workers",), ("occupancy",)])
+def test_without_a_suite_there_is_one_line_that_says_how_to_start_one(command: tuple[str, ...], tmp_path: Path) -> None:
+    run = [sys.executable, "-m", "libs.cli.main", *command, "--json", "--ready", str(tmp_path / "none")]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert "fulcrum up" in done.stderr
+
+
+@given(st.tuples(*[st.integers(0, 10**9)] * len(PHASES)).filter(any))
+def test_a_bar_is_always_full(times_ns: tuple[int, ...]) -> None:
+    total_ns = sum(times_ns)
+    figures = {phase: time_ns / total_ns for phase, time_ns in zip(PHASES, times_ns, strict=True)}
+    assert len(phase_bar(figures).plain) == BAR_CELLS
+
+
+def test_a_worker_without_telemetry_has_no_bar() -> None:
+    assert "no telemetry" in phase_bar(dict.fromkeys(PHASES)).plain
+
+
+def test_an_answer_is_put_together_from_its_chunks() -> None:
+    chunks = [
+        {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+        {"choices": [{"delta": {"content": "Par"}}]},
+        {"choices": [{"delta": {"content": "is"}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}},
+        {"choices": [], "fulcrum": {"prefill_worker": "p", "decode_worker": "d", "ttft_ms": 90.0, "tpot_ms": None}},
+    ]
+    answer = Answer()
+    pieces = [take_line(f"data: {json.dumps(chunk)}", answer) for chunk in chunks]
+    assert [*pieces, take_line("data: [DONE]", answer), take_line("", answer)] == ["", "Par", "is", "", "", "", ""]
+    assert answer.to_json() == {
+        "text": "Paris",
+        "finish_reason": "stop",
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+        "ttft_s": 0.09,
+        "tpot_s": None,
+        "prefill_worker": "p",
+        "decode_worker": "d",
+    }
+    assert answer.served_by() == "p → d, first token after 90 ms, 3 + 2 tokens"
+
+
+def test_an_error_in_mid_stream_is_told() -> None:
+    with pytest.raises(StartupError, match="worker gone"):
+        take_line('data: {"error": {"message": "worker gone"}}', Answer())
