@@ -8,7 +8,8 @@ from aiokafka.errors import KafkaError
 from libs.bus.servers import BrokerAway
 from libs.contracts.topics import Topic
 
-BROKER_DEFAULT_REPLICATION = -1
+REPLICATION = 3
+"""Copies of each partition, where there are as many brokers."""
 _TOPIC_EXISTS = 36
 _OK = 0
 
@@ -16,20 +17,16 @@ _OK = 0
 async def make_topics(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluster: str) -> None:
     """Make the topics that are missing; raises KafkaError with the broker's reason when it refuses."""
     there = await partitions(admin, topics, cluster)
-    missing = [
-        NewTopic(
-            topic.name(cluster),
-            topic.partitions,
-            BROKER_DEFAULT_REPLICATION,
-            topic_configs={"retention.ms": str(topic.retention_ms)},
-        )
-        for topic in topics
-        if topic.name(cluster) not in there
-    ]
+    missing = [topic for topic in topics if topic.name(cluster) not in there]
     if not missing:
         return
+    copies = min(REPLICATION, len((await admin.describe_cluster())["brokers"]))
+    new = [
+        NewTopic(t.name(cluster), t.partitions, copies, topic_configs={"retention.ms": str(t.retention_ms)})
+        for t in missing
+    ]
     try:
-        answer = await admin.create_topics(missing)
+        answer = await admin.create_topics(new)
     except AttributeError as error:  # aiokafka's, while the cluster has no controller
         raise BrokerAway("the cluster has no controller") from error
     for name, code, *reason in answer.topic_errors:

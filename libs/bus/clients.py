@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
@@ -34,7 +35,7 @@ async def open_admin(bootstrap: str, client_id: str) -> AsyncIterator[AIOKafkaAd
     """A connected admin client; raises one of CONNECTION_ERRORS when the broker is away."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap, client_id=client_id, request_timeout_ms=REQUEST_TIMEOUT_MS)
     try:
-        await admin.start()
+        await _start(admin.start())
         yield admin
     finally:
         await admin.close()
@@ -53,7 +54,7 @@ async def open_producer(bootstrap: str, client_id: str) -> AsyncIterator[AIOKafk
         request_timeout_ms=REQUEST_TIMEOUT_MS,
     )
     try:
-        await producer.start()
+        await _start(producer.start())
         yield producer
     finally:
         await producer.stop()
@@ -75,10 +76,20 @@ async def open_consumer(bootstrap: str, client_id: str, *, embedded: bool) -> As
         metadata_max_age_ms=METADATA_AGE_MS,
     )
     try:
-        await consumer.start()
+        await _start(consumer.start())
         yield consumer
     finally:
         await _stop(consumer)
+
+
+async def _start(starting: Coroutine[Any, Any, None]) -> None:
+    """Connect. A cancellation waits for it, bounded by its own timeouts: aiokafka would leave its connection open."""
+    task = asyncio.get_running_loop().create_task(starting, name="kafka client start")
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 async def _stop(consumer: AIOKafkaConsumer) -> None:
