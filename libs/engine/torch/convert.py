@@ -87,7 +87,8 @@ def _write(gguf: Path, folder: Path) -> None:
             status.progress(stage, 0.4)
             model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     except ImportError as error:
-        raise StartupError(f"conversion needs torch, transformers, gguf and accelerate: {error}") from error
+        reason = str(error).splitlines()[0]
+        raise StartupError(f"conversion needs torch, transformers, gguf and accelerate: {reason}") from error
     status.progress(stage, 0.9)
     # The head is the embedding, tied; stored once. `save_pretrained` would refuse a model that came from GGUF.
     weights = {name: t.contiguous() for name, t in model.state_dict().items() if name != "lm_head.weight"}
@@ -114,29 +115,41 @@ def _write_config(model: Any, folder: Path) -> None:
 
 
 def _write_tokenizer(tokenizer: Any, max_context_tokens: int, folder: Path) -> None:
-    from tokenizers import pre_tokenizers  # noqa: PLC0415
+    from tokenizers import decoders, pre_tokenizers  # noqa: PLC0415
 
-    # GGUF names the pre-tokenizer ("smollm") without spelling it out, and transformers takes GPT-2's: the model was
-    # trained with digits split off first, which shows in spaces before numbers.
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    # GGUF names the way text is split ("smollm") without spelling it out, and versions of transformers guess it
+    # differently: a byte-level BPE, trained with digits split off first, which shows in spaces before numbers.
+    backend = tokenizer.backend_tokenizer
+    backend.normalizer = None
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    tokenizer.save_pretrained(folder, save_jinja_files=False)
-    changes = {
-        "backend": None,
-        "is_local": None,
-        "local_files_only": None,
+    backend.decoder = decoders.ByteLevel()
+    backend.model.unk_token = backend.model.continuing_subword_prefix = backend.model.end_of_word_suffix = None
+    backend.model.fuse_unk = backend.model.byte_fallback = False
+    backend.save(str(folder / "tokenizer.json"))
+    settings = {
+        "bos_token": "<|im_start|>",
+        "chat_template": tokenizer.chat_template,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<|im_end|>",
         "model_max_length": max_context_tokens,
+        "pad_token": "<|im_end|>",
         "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "<|endoftext|>",
     }
-    _edit_json(folder / "tokenizer_config.json", changes)
+    _write_json(folder / "tokenizer_config.json", settings)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _edit_json(path: Path, changes: dict[str, Any]) -> None:
     """Set keys of a JSON object; None takes one out."""
-    merged = json.loads(path.read_text()) | changes
+    merged = json.loads(path.read_text(encoding="utf-8")) | changes
     kept = {key: value for key, value in sorted(merged.items()) if value is not None or key not in changes}
-    path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
+    _write_json(path, kept)
 
 
 def move_into_place(folder: Path, out_dir: Path) -> None:

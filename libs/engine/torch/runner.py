@@ -109,7 +109,7 @@ def _load(config: EngineConfig, progress: Progress) -> "Loaded":
     try:
         from libs.engine.torch.step import load  # noqa: PLC0415
     except ImportError as error:
-        raise StartupError(f"the torch engine needs torch and transformers: {error}") from error
+        raise StartupError(f"the torch engine needs torch and transformers: {str(error).splitlines()[0]}") from error
     progress("importing torch", 1.0)
     return load(config, progress)
 
