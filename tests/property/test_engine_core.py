@@ -1,0 +1,295 @@
+"""Two engine cores under any schedule: tokens equal the sequential reference, every block comes back, waits are exact.
+
+The device is a checker: it keeps which token's KV lies in which slot, and refuses a step whose context is not there.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from numpy.typing import NDArray
+
+from libs.contracts.errors import InvalidRequest, KvLost, QueueFull
+from libs.engine.config import EngineConfig
+from libs.engine.core import Core
+from libs.engine.port import (
+    Capabilities,
+    EngineIdentity,
+    EngineRequest,
+    FinishReason,
+    KvHandle,
+    Phase,
+    SamplingParams,
+)
+from libs.engine.runner import Batch, Chunk, Sampled
+from libs.engine.sequence import Sequence
+from libs.engine.sim.tokens import SPACE, TokenSource
+
+BLOCK = 4
+BLOCKS = 16
+CONTEXT = 48
+LEASE_MS = 20
+CONFIG = EngineConfig(
+    None, "sim", block_size_tokens=BLOCK, max_waiting=4, prefill_chunk_tokens=16, kv_lease_ms=LEASE_MS
+)
+CAPABILITIES = Capabilities(
+    block_size_tokens=BLOCK,
+    kv_blocks=BLOCKS,
+    kv_block_bytes=64,
+    max_context_tokens=CONTEXT,
+    max_sequences=3,
+    kv_layout="check",
+    vocab_size=260,
+)
+SOURCE = TokenSource.builtin()
+EOS = frozenset({ord("a")})
+NOTHING: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+
+
+class CheckingDevice:
+    """Remembers the token and position whose KV is in each slot."""
+
+    def __init__(self) -> None:
+        self.slots = np.full((BLOCKS, BLOCK), -1, dtype=np.int64)
+
+    def run(self, batch: Batch) -> dict[int, Sampled]:
+        for chunk in batch.chunks:
+            self.check(chunk.block_table, chunk.history[: chunk.start])
+        for chunk in batch.chunks:
+            assert np.array_equal(chunk.history[chunk.start :], chunk.token_ids)
+            for position, token in enumerate(chunk.token_ids, start=chunk.start):
+                block = chunk.block_table[position // BLOCK]
+                self.slots[block, position % BLOCK] = position << 20 | int(token)
+        for chunk in batch.chunks:
+            self.check(chunk.block_table, chunk.history)
+        return {chunk.key: SOURCE.sample(chunk) for chunk in batch.chunks if chunk.sample}
+
+    def check(self, table: NDArray[np.int32], tokens: NDArray[np.int32]) -> None:
+        expected = np.arange(len(tokens), dtype=np.int64) << 20 | tokens
+        assert np.array_equal(self.slots[table].reshape(-1)[: len(tokens)], expected), "KV is not what was computed"
+
+
+def reference(request: EngineRequest) -> tuple[list[int], FinishReason]:
+    """The tokens of a sequence that runs alone, one position at a time."""
+    tokens = list(request.token_ids)
+    while True:
+        history = np.array(tokens, dtype=np.int32)
+        chunk = Chunk(0, NOTHING, 0, NOTHING, True, request.sampling, history, request.prompt_tokens)
+        tokens.append(SOURCE.sample(chunk).token_id)
+        new = tokens[len(request.token_ids) :]
+        if tokens[-1] in request.sampling.stop_token_ids or (tokens[-1] in EOS and not request.sampling.ignore_eos):
+            return new, FinishReason.STOP
+        if len(tokens) >= min(request.prompt_tokens + request.max_output_tokens, CONTEXT):
+            return new, FinishReason.LENGTH
+
+
+@dataclass
+class Worker:
+    """A core, its device, and what an observer has seen of it."""
+
+    core: Core
+    device: CheckingDevice = field(default_factory=CheckingDevice)
+    batch: Batch | None = None
+    fetching: list[Sequence] = field(default_factory=list)
+    live: dict[int, EngineRequest] = field(default_factory=dict)
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    handles: dict[bytes, tuple[EngineRequest, list[int], KvHandle]] = field(default_factory=dict)
+    listed: set[bytes] = field(default_factory=set)
+    waited_ns: int = 0
+    reported_wait_ns: int = 0
+
+    def awaiting(self) -> list[Sequence]:
+        return [sequence for sequence in self.fetching if sequence.key in self.live]
+
+
+class CoreMachine(RuleBasedStateMachine):
+    """Submits, steps, transfers, aborts and time in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1_000
+        self.keys = 0
+        self.workers = [
+            Worker(Core(CONFIG, CAPABILITIES, EOS, EngineIdentity(f"w{index}", 7, ""))) for index in range(2)
+        ]
+
+    # ------------------------------------------------------------------ rules
+
+    @rule(
+        index=st.integers(0, 1),
+        phase=st.sampled_from((Phase.PREFILL, Phase.BOTH)),
+        family=st.integers(0, 1),
+        size=st.one_of(st.integers(1, CONTEXT), st.sampled_from((BLOCK, 2 * BLOCK, 5 * BLOCK))),
+        output=st.integers(1, 12),
+        seed=st.integers(0, 3),
+        reuse=st.booleans(),
+        stops=st.booleans(),
+    )
+    def submit(
+        self, *, index: int, phase: Phase, family: int, size: int, output: int, seed: int, reuse: bool, stops: bool
+    ) -> None:
+        prompt = (np.arange(size, dtype=np.int32) * (family + 3)) % 250
+        sampling = SamplingParams(
+            temperature=float(seed > 0),
+            seed=seed,
+            stop_token_ids=frozenset({SPACE}) if stops else frozenset(),
+            ignore_eos=not stops,
+        )
+        request = EngineRequest(0, "r", phase, prompt, size, output, sampling, b"root" if reuse else b"")
+        self.take(self.workers[index], request)
+
+    @precondition(lambda self: any(worker.handles for worker in self.workers))
+    @rule(receiver=st.integers(0, 1), data=st.data())
+    def transfer(self, receiver: int, data: st.DataObject) -> None:
+        held = [entry for worker in self.workers for entry in worker.handles.values()]
+        request, new, handle = data.draw(st.sampled_from(held))
+        token_ids = np.array([*request.token_ids, *new], dtype=np.int32)
+        self.take(self.workers[receiver], replace(request, phase=Phase.DECODE, token_ids=token_ids, kv=handle))
+
+    @precondition(lambda self: any(worker.awaiting() for worker in self.workers))
+    @rule(data=st.data())
+    def finish_fetch(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from([worker for worker in self.workers if worker.awaiting()]))
+        self.complete(worker, data.draw(st.sampled_from(worker.awaiting())))
+
+    def complete(self, worker: Worker, sequence: Sequence) -> None:
+        worker.fetching.remove(sequence)
+        handle = sequence.request.kv
+        assert handle is not None
+        source = self.workers[int(handle.worker_id[1:])]
+        worker.core.kv_asked(sequence)
+        try:
+            blocks = source.core.held_blocks(handle.opaque, self.now)
+        except KvLost:
+            worker.core.kv_failed(sequence, FinishReason.KV_LOST, "gone", self.now)
+        else:
+            worker.device.slots[sequence.blocks[: len(blocks)]] = source.device.slots[blocks]
+            worker.core.kv_arrived(sequence, len(blocks), 64 * len(blocks), self.now, self.now)
+            source.core.release(handle.opaque, self.now)
+            source.handles.pop(handle.opaque)
+            self.observe(source)
+        self.observe(worker)
+
+    @rule(index=st.integers(0, 1))
+    def begin_step(self, index: int) -> None:
+        worker = self.workers[index]
+        if worker.batch is None and (batch := worker.core.plan(self.now)) is not None:
+            worker.batch = batch
+            worker.core.begin(batch, self.now)
+        self.observe(worker)
+
+    @rule(index=st.integers(0, 1))
+    def end_step(self, index: int) -> None:
+        worker = self.workers[index]
+        if worker.batch is not None:
+            report = worker.core.apply(worker.batch, worker.device.run(worker.batch), self.now)
+            computed = sum(len(chunk.token_ids) for chunk in worker.batch.chunks)
+            assert report.prefill_tokens + report.decode_sequences == computed
+            worker.batch = None
+            self.observe(worker)
+
+    @rule(index=st.integers(0, 1), steps=st.integers(2, 12))
+    def run(self, index: int, steps: int) -> None:
+        for _ in range(steps):
+            self.end_step(index)
+            self.begin_step(index)
+        self.end_step(index)
+
+    @rule(index=st.integers(0, 1), data=st.data(), resume=st.booleans())
+    def abort(self, index: int, data: st.DataObject, resume: bool) -> None:
+        worker = self.workers[index]
+        if not worker.live:
+            return
+        key = data.draw(st.sampled_from(sorted(worker.live)))
+        request, so_far = worker.live[key], worker.tokens.get(key, [])
+        worker.core.abort(key, self.now)
+        self.observe(worker)
+        if resume:
+            token_ids = np.array([*request.token_ids, *so_far], dtype=np.int32)
+            self.take(self.workers[1 - index], replace(request, phase=Phase.BOTH, token_ids=token_ids, kv=None))
+
+    @rule(index=st.integers(0, 1), tokens=st.integers(0, 20))
+    def budget(self, index: int, tokens: int) -> None:
+        self.workers[index].core.set_prefill_budget(tokens)
+
+    @rule(nanoseconds=st.integers(1, LEASE_MS * 100_000))
+    def time_passes(self, nanoseconds: int) -> None:
+        self.now += nanoseconds
+        for worker in self.workers:
+            if worker.batch is None and worker.core.load().awaiting_kv:
+                worker.waited_ns += nanoseconds
+
+    # ------------------------------------------------------------------ checks
+
+    @invariant()
+    def blocks_add_up(self) -> None:
+        for worker in self.workers:
+            integrity, load = worker.core.integrity(), worker.core.load()
+            assert integrity.referenced_blocks + load.free_kv_blocks == BLOCKS
+            assert integrity.live_sequences == load.running + load.waiting + load.awaiting_kv
+            assert integrity.live_sequences == len(worker.live)
+
+    @invariant()
+    def kv_waits_are_exact(self) -> None:
+        for worker in self.workers:
+            since = worker.core.load().kv_wait_since_unix_ns
+            assert worker.reported_wait_ns + (self.now - since if since else 0) == worker.waited_ns
+
+    def take(self, worker: Worker, request: EngineRequest) -> None:
+        self.keys += 1
+        request = replace(request, key=self.keys)
+        try:
+            worker.core.submit(request, self.now)
+        except (InvalidRequest, QueueFull):
+            return
+        worker.live[request.key] = request
+        self.observe(worker)
+
+    def observe(self, worker: Worker) -> None:
+        worker.fetching += worker.core.take_fetches()
+        event = worker.core.take_event()
+        if event is None:
+            return
+        worker.reported_wait_ns += sum(end - start for start, end in event.kv_waits)
+        assert not set(event.blocks.stored) & worker.listed and set(event.blocks.removed) <= worker.listed
+        worker.listed = (worker.listed | set(event.blocks.stored)) - set(event.blocks.removed)
+        for output in event.outputs:
+            request = worker.live[output.key]
+            tokens = worker.tokens.setdefault(output.key, [])
+            tokens += output.token_ids
+            expected, reason = reference(request)
+            assert tokens == expected[: len(tokens)]
+            if output.finish is None:
+                continue
+            del worker.live[output.key]
+            if output.finish in (FinishReason.STOP, FinishReason.LENGTH):
+                assert (tokens, output.finish) == (expected, reason)
+            if output.finish is FinishReason.PREFILLED:
+                assert len(tokens) == 1 and output.handle is not None
+                worker.handles[output.handle.opaque] = (request, tokens, output.handle)
+
+    def teardown(self) -> None:
+        for worker in self.workers:
+            worker.core.set_prefill_budget(16)
+        for _ in range(2000):
+            if not any(worker.live for worker in self.workers):
+                break
+            for index in range(2):
+                self.end_step(index)
+                worker = self.workers[index]
+                for sequence in worker.awaiting():
+                    self.complete(worker, sequence)
+                self.begin_step(index)
+                self.now += LEASE_MS * 100_000  # so that blocks under a lease come back
+        for worker in self.workers:
+            assert not worker.live, "a sequence was never finished"
+            self.now += LEASE_MS * 1_000_000
+            worker.core.admit(self.now)
+            integrity = worker.core.integrity()
+            assert (integrity.live_sequences, integrity.referenced_blocks, integrity.leased_handles) == (0, 0, 0)
+
+
+TestCore = CoreMachine.TestCase
+TestCore.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
