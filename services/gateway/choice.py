@@ -1,0 +1,107 @@
+"""One choice as its client sees it: tokens become text, stop strings end it, pieces wait until they can be sent."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from libs.contracts.errors import FulcrumError
+from libs.engine.port import Logprob
+from libs.model.tokenizer import Decoder
+from services.gateway.generation import FinishReason, Generation
+from services.gateway.stops import StopMatcher
+
+
+@dataclass(slots=True)
+class TokenLogprob:
+    """A token that came with its logprob."""
+
+    token_id: int
+    logprob: Logprob
+    text_offset: int
+    """Characters of the choice's text before it."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """What has come since the last piece was taken. A client that reads slowly gets fewer and larger ones; at most the
+    whole output waits."""
+
+    text: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.logprobs or self.finish)
+
+
+class ChoiceText:
+    """The sink of one generation."""
+
+    def __init__(
+        self,
+        *,
+        decoder: Decoder,
+        stops: Sequence[str],
+        silent_token_ids: frozenset[int],
+        changed: Callable[[], None],
+    ) -> None:
+        """`silent_token_ids`: they end the text and are no part of it. `changed` is called when there is news."""
+        self.error: FulcrumError | None = None
+        self.done = False
+        self._decoder = decoder
+        self._stops = StopMatcher(stops)
+        self._silent = silent_token_ids
+        self._changed = changed
+        self._chars = 0
+        self._stopped = False
+        self._piece = Piece()
+
+    def token(self, token_id: int, logprob: Logprob | None) -> bool:
+        """Take a token; True when a stop string ended the text."""
+        if logprob is not None:
+            self._piece.logprobs.append(TokenLogprob(token_id, logprob, self._chars))
+        if token_id not in self._silent:
+            text, self._stopped = self._stops.push(self._decoder.push(token_id))
+            self._add(text)
+        if self._piece:
+            self._changed()
+        return self._stopped
+
+    def finish(self, reason: FinishReason) -> None:
+        """The last token was taken."""
+        if not self._stopped:
+            text, stopped = self._stops.push(self._decoder.flush())
+            self._add(text if stopped else text + self._stops.flush())
+            reason = FinishReason.STOP if stopped else reason
+        self._piece.finish = reason
+        self.done = True
+        self._changed()
+
+    def fail(self, error: FulcrumError) -> None:
+        """No more will come."""
+        self.error = error
+        self.done = True
+        self._changed()
+
+    def take(self) -> Piece:
+        """What is there to be sent."""
+        piece, self._piece = self._piece, Piece()
+        return piece
+
+    def _add(self, text: str) -> None:
+        if text:
+            self._chars += len(text)
+            self._piece.text.append(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer to one prompt."""
+
+    index: int
+    generation: Generation
+    text: ChoiceText
+
+
+def first_error(choices: Iterable[Choice]) -> FulcrumError | None:
+    """What one of them failed with; the others are of no use then."""
+    return next((choice.text.error for choice in choices if choice.text.error is not None), None)

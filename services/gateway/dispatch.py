@@ -1,0 +1,325 @@
+"""From the queue to workers and back: binds choices, follows them through both phases, sends them elsewhere on loss.
+
+All sync and on the event loop: what is decided here leaves with the links' next frames.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from libs.contracts.errors import FulcrumError, InvalidRequest, SequenceFailed
+from libs.contracts.packing import unpack_f32, unpack_u32
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.port import Logprob
+from libs.runtime.clock import Clock
+from services.gateway.binding import Ask, Binding, WorkerView, bind
+from services.gateway.fleet import Fleet
+from services.gateway.generation import FinishReason, Generation, Leg
+from services.gateway.link import WorkerLink, kv_kind
+from services.gateway.readiness import serves_decode
+from services.gateway.waiting import WaitingQueue, expired
+
+log = structlog.get_logger()
+
+EXPIRY_INTERVAL_S = 0.1
+_FINISHED = {pb.FINISH_REASON_STOP: FinishReason.STOP, pb.FINISH_REASON_LENGTH: FinishReason.LENGTH}
+
+Ended = Callable[[Generation, "FinishReason | FulcrumError | None"], None]
+"""Called once for every choice: how it finished, what failed, or None where the client left."""
+
+
+class Dispatcher:
+    """Owns every choice from `submit` until it has ended."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        clock: Clock,
+        ended: Ended,
+        max_waiting: int,
+        max_wait_ms: int,
+        no_workers_wait_ms: int,
+        max_reroutes: int,
+    ) -> None:
+        self._fleet = fleet
+        self._clock = clock
+        self._ended = ended
+        self._max_wait_ms = max_wait_ms
+        self._no_workers_wait_ms = no_workers_wait_ms
+        self._max_reroutes = max_reroutes
+        self._queue = WaitingQueue(max_waiting)
+        self._live: dict[int, Generation] = {}
+        self._turn_is_due = False
+
+    # ------------------------------------------------------------ for those who ask
+
+    @property
+    def waiting(self) -> int:
+        """Choices in the queue."""
+        return len(self._queue)
+
+    @property
+    def live(self) -> int:
+        """Choices that have not ended, waiting ones included."""
+        return len(self._live)
+
+    def check_room(self, count: int) -> None:
+        """Raises QueueFull when the queue cannot take `count` more choices."""
+        self._queue.check_room(count)
+
+    def submit(self, generations: Sequence[Generation]) -> None:
+        """Take the choices of one request, all or none; raises QueueFull."""
+        self._queue.check_room(len(generations))
+        for generation in generations:
+            self._live[generation.number] = generation
+            self._wait(generation)
+
+    def cancel(self, generation: Generation, because: FulcrumError | None) -> None:
+        """Free what it holds on workers: its client has gone (None), or another choice of its request has failed.
+
+        Does nothing when it has ended, or was never submitted.
+        """
+        if generation.number in self._live:
+            self._end(generation, because)
+
+    async def expire(self) -> None:
+        """End those that have waited too long, until cancelled."""
+        while True:
+            await asyncio.sleep(EXPIRY_INTERVAL_S)
+            late = expired(
+                self._queue,
+                self._fleet.views() if len(self._queue) else [],
+                now_ns=self._clock.now_ns(),
+                max_wait_ms=self._max_wait_ms,
+                no_workers_wait_ms=self._no_workers_wait_ms,
+            )
+            for generation, error in late:
+                self._end(generation, error)
+
+    # ------------------------------------------------------------ binding
+
+    def _wait(self, generation: Generation) -> None:
+        generation.timeline.queued_ns = self._clock.now_ns()
+        self._queue.add(generation)
+        self._turn_soon()
+
+    def _turn_soon(self) -> None:
+        """Bind once for all that happens in this turn of the loop."""
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_is_due = False
+        links = {view.id: link for link in self._fleet.links if (view := link.view()) is not None}
+        views = self._fleet.views()
+        if len(self._queue) and any(view.decode_credits for view in views):
+            asks = (self._ask(generation, views) for generation in self._queue.in_order())
+            for binding in bind(asks, views):
+                self._start(self._live[binding.key], binding, links)
+        demands = {view.model: self._queue.demand(view.model) for view in views}
+        for link in self._fleet.links:
+            link.set_demand(demands.get(link.model, pb.Demand()))
+
+    def _ask(self, generation: Generation, views: list[WorkerView]) -> Ask:
+        if generation.kv and not serves_decode(views, generation.model, generation.kv_kind):
+            self._release(generation, keep_kv=False)  # nobody is left who could pull its blocks
+        return Ask(
+            key=generation.number,
+            model=generation.model,
+            kv_kind=generation.kv_kind if generation.kv else None,
+            cached_tokens=generation.cached_hints,
+            avoid=frozenset(generation.avoid),
+        )
+
+    def _start(self, generation: Generation, binding: Binding, links: dict[str, WorkerLink]) -> None:
+        self._queue.remove(generation)
+        timeline = generation.timeline
+        timeline.bound_ns = timeline.bound_ns or self._clock.now_ns()
+        decode_link = links[binding.decode_worker]
+        decode_link.reserve(generation)
+        if binding.prompt_worker is None:
+            self._decode(generation)
+            return
+        generation.prefill_worker = binding.prompt_worker
+        if binding.prompt_worker == binding.decode_worker:
+            generation.decode_worker = binding.decode_worker
+            generation.prompt_leg = decode_link.submit(generation, pb.PHASE_BOTH)
+        else:
+            generation.prompt_leg = links[binding.prompt_worker].submit(generation, pb.PHASE_PREFILL)
+
+    def _decode(self, generation: Generation) -> None:
+        """Second phase, on the worker whose credit is held; back to the queue for another one if there is none."""
+        link = generation.reserved
+        view = link.view() if link else None
+        if link is None or view is None or not view.takes_decode or view.kv_kind != generation.kv_kind:
+            self._reroute(generation, "its decode worker takes no more work", keep_kv=True)
+            return
+        generation.decode_worker = link.id
+        generation.decode_leg = link.submit(generation, pb.PHASE_DECODE)
+
+    # ------------------------------------------------------------ what workers say
+
+    def received(self, link: WorkerLink, frame: pb.WorkerFrame) -> None:
+        """Tokens first, then events; credits and role news may let waiting choices go."""
+        if frame.token_ids:
+            self._tokens(link, frame)
+        for event in frame.events:
+            leg = link.legs.get(event.sequence)
+            if leg is not None:
+                self._event(leg, event)
+        if len(self._queue) or frame.HasField("worker"):
+            self._turn_soon()
+
+    def _tokens(self, link: WorkerLink, frame: pb.WorkerFrame) -> None:
+        now_ns = self._clock.now_ns()
+        logprobs = {entry.index: _logprob(entry) for entry in frame.logprobs}
+        pairs = zip(unpack_u32(frame.token_sequences), unpack_u32(frame.token_ids), strict=True)
+        for index, (sequence, token_id) in enumerate(pairs):
+            leg = link.legs.get(sequence)
+            if leg is not None:
+                self._token(leg, token_id, logprobs.get(index), now_ns)
+
+    def _token(self, leg: Leg, token_id: int, logprob: Logprob | None, now_ns: int) -> None:
+        generation = leg.generation
+        generation.output.append(token_id)
+        generation.timeline.token(now_ns)
+        leg.tokens += 1
+        if leg is generation.decode_leg and leg.tokens == 1:
+            # Its blocks have arrived and their sender was told so: nothing is left to free there.
+            self._forget_prompt(generation, abort=False)
+            generation.kv = None
+        if generation.sink.token(token_id, logprob):
+            self._end(generation, FinishReason.STOP)
+
+    def _event(self, leg: Leg, event: pb.SequenceEvent) -> None:
+        match event.WhichOneof("event"):
+            case "prefilled":
+                self._prefilled(leg, event.prefilled)
+            case "finished":
+                self._finished(leg, event.finished)
+            case "refused":
+                self._refused(leg, event.refused)
+            case "failed":
+                self._failed(leg, event.failed)
+            case _:  # kv_pulling fixes the decode worker, which only changes on refusal or loss anyway
+                pass
+
+    def _prefilled(self, leg: Leg, prefilled: pb.Prefilled) -> None:
+        generation = leg.generation
+        if not generation.reroutes:
+            generation.cached_tokens = prefilled.cached_tokens
+        reason = generation.complete()
+        if reason is not None:
+            self._end(generation, reason)
+            return
+        assert leg.link.worker is not None
+        generation.kv = prefilled.kv
+        generation.kv_kind = kv_kind(leg.link.worker)
+        self._decode(generation)
+
+    def _finished(self, leg: Leg, finished: pb.Finished) -> None:
+        generation = leg.generation
+        if leg is generation.prompt_leg and not generation.reroutes:
+            generation.cached_tokens = finished.cached_tokens
+        _drop(leg)
+        reason = _FINISHED.get(finished.reason)
+        if reason is None:
+            self._reroute(generation, "its worker ended it", keep_kv=False)
+        else:
+            self._end(generation, reason)
+
+    def _refused(self, leg: Leg, refused: pb.Refused) -> None:
+        generation = leg.generation
+        _drop(leg)
+        if refused.code == pb.REFUSAL_CODE_INVALID:
+            self._end(generation, InvalidRequest(f"worker {leg.link.id} refused: {refused.detail}"))
+            return
+        generation.avoid.add(leg.link.id)
+        self._reroute(generation, refused.detail, keep_kv=leg.phase == pb.PHASE_DECODE)
+
+    def _failed(self, leg: Leg, failed: pb.Failed) -> None:
+        generation = leg.generation
+        code = pb.FailureCode.Name(failed.code)
+        log.info("sequence failed", request_id=generation.request_id, worker=leg.link.id, code=code)
+        _drop(leg)
+        if failed.code != pb.FAILURE_CODE_KV_LOST:  # which is the source's fault, not this worker's
+            generation.avoid.add(leg.link.id)
+        self._reroute(generation, f"{code}: {failed.detail}", keep_kv=False)
+
+    def lost(self, link: WorkerLink, legs: list[Leg], reserved: list[Generation]) -> None:
+        """A stream broke. Blocks that still wait at a prefill worker serve another decode worker."""
+        for leg in legs:
+            generation = leg.generation
+            carries_on = generation.decode_leg is not None and leg is not generation.decode_leg
+            _drop(leg)
+            if generation in self._queue:  # for a decode worker: its blocks are gone
+                generation.kv = None
+            elif not carries_on:
+                self._reroute(generation, f"worker {link.id} was lost", keep_kv=generation.kv is not None)
+        if reserved:
+            log.info("decode credits lost with a worker", worker=link.id, choices=len(reserved))
+        self._fleet.drop_gone()
+        self._turn_soon()
+
+    # ------------------------------------------------------------ elsewhere, and the end
+
+    def _reroute(self, generation: Generation, why: str, *, keep_kv: bool) -> None:
+        """Back to the head of the queue, with prompt and tokens so far."""
+        if generation.ended or generation in self._queue:
+            return
+        generation.reroutes += 1
+        if generation.reroutes > self._max_reroutes:
+            error = SequenceFailed(f"gave up after {self._max_reroutes} attempts elsewhere: {why}")
+            self._end(generation, error)
+            return
+        log.info("request goes elsewhere", request_id=generation.request_id, why=why, tokens=len(generation.output))
+        keep_kv = keep_kv and serves_decode(self._fleet.views(), generation.model, generation.kv_kind)
+        self._release(generation, keep_kv=keep_kv)
+        self._wait(generation)
+
+    def _release(self, generation: Generation, *, keep_kv: bool) -> None:
+        """Let go of everything on workers, except blocks that are to wait for another decode worker."""
+        if generation.decode_leg is not None:
+            generation.decode_leg.link.forget(generation.decode_leg, abort=True)
+            generation.decode_leg = None
+        if not keep_kv:
+            self._forget_prompt(generation, abort=True)
+            generation.kv = None
+        if generation.reserved is not None:
+            generation.reserved.release(generation)
+
+    def _forget_prompt(self, generation: Generation, *, abort: bool) -> None:
+        if generation.prompt_leg is not None:
+            generation.prompt_leg.link.forget(generation.prompt_leg, abort=abort)
+            generation.prompt_leg = None
+
+    def _end(self, generation: Generation, outcome: FinishReason | FulcrumError | None) -> None:
+        if generation.ended:
+            return
+        generation.ended = True
+        self._queue.remove(generation)
+        self._release(generation, keep_kv=False)
+        del self._live[generation.number]
+        self._ended(generation, outcome)
+        if isinstance(outcome, FinishReason):
+            generation.sink.finish(outcome)
+        elif outcome is not None:
+            generation.sink.fail(outcome)
+        self._turn_soon()
+
+
+def _logprob(entry: pb.TokenLogprobs) -> Logprob:
+    return Logprob(entry.logprob, tuple(zip(unpack_u32(entry.top_ids), unpack_f32(entry.top_logprobs), strict=True)))
+
+
+def _drop(leg: Leg) -> None:
+    """The worker has ended it, or is lost."""
+    leg.link.forget(leg, abort=False)
+    generation = leg.generation
+    if generation.prompt_leg is leg:
+        generation.prompt_leg = None
+    if generation.decode_leg is leg:
+        generation.decode_leg = None

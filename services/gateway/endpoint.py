@@ -1,0 +1,106 @@
+"""The two hot routes as plain ASGI callables: read, check, tokenise, queue, answer."""
+
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from libs.contracts.errors import FulcrumError
+from libs.model.tokenizer import Tokenizer
+from libs.runtime.clock import Clock
+from libs.runtime.tasks import TaskOwner
+from services.gateway import sse
+from services.gateway.body import ClientGone, read_body
+from services.gateway.choice import first_error
+from services.gateway.dispatch import Dispatcher
+from services.gateway.exchange import Exchange, Frame, News
+from services.gateway.formats import Format
+from services.gateway.headers import read_headers
+from services.gateway.intake import Arrival, Intake
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.parse import Asked
+from services.gateway.sse import ClientStalled
+
+log = structlog.get_logger()
+
+CLIENT_GONE_STATUS = 499
+"""For metrics only: nobody is there to get it."""
+
+
+class CompletionEndpoint:
+    """One of the two routes; they differ in what they parse and how they show it."""
+
+    def __init__(
+        self,
+        route: str,
+        *,
+        parse: Callable[[bytes], Asked],
+        make_format: Callable[[Tokenizer, bool], Format],
+        intake: Intake,
+        dispatcher: Dispatcher,
+        metrics: GatewayMetrics,
+        clock: Clock,
+        tasks: TaskOwner,
+        max_body_bytes: int,
+    ) -> None:
+        self._route = route
+        self._parse = parse
+        self._make_format = make_format
+        self._intake = intake
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._clock = clock
+        self._tasks = tasks
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, with OpenAI's error shape where it fails before its answer began."""
+        arrival_ns = self._clock.now_ns()
+        request_id = uuid.uuid4().hex
+        status = 200
+        try:
+            headers = read_headers(scope["headers"])
+            request_id = headers.request_id or request_id
+            body = await read_body(receive, scope["headers"], self._max_body_bytes)
+            await self._serve(self._parse(body), Arrival(request_id, arrival_ns, headers), receive, send)
+        except (ClientGone, ClientStalled):
+            status = CLIENT_GONE_STATUS
+        except FulcrumError as error:
+            status = error.http_status
+            with suppress(ClientStalled):
+                reply_headers = {"x-request-id": request_id, **sse.error_headers(error)}
+                await sse.send_json(send, status, sse.error_reply(error), reply_headers)
+        finally:
+            self._metrics.responses.labels(self._route, str(status)).inc()
+
+    async def _serve(self, asked: Asked, arrival: Arrival, receive: Receive, send: Send) -> None:
+        model = self._intake.model(asked)
+        self._dispatcher.check_room(asked.choices)  # before the work of tokenising
+        news = News()
+        choices = await self._intake.choices(asked, model, arrival, news.changed)
+        shape = self._make_format(model.tokenizer, asked.sampling.logprobs)
+        exchange = Exchange(choices, shape, _frame(asked, arrival, shape), news)
+        watch = self._tasks.spawn("client watch", news.watch(receive))
+        try:
+            self._dispatcher.submit([choice.generation for choice in choices])
+            await (exchange.stream(send) if asked.stream else exchange.whole(send))
+        finally:
+            watch.cancel()
+            # Whatever has not ended by now is wanted by nobody.
+            error = first_error(choices)
+            for choice in choices:
+                self._dispatcher.cancel(choice.generation, error)
+
+
+def _frame(asked: Asked, arrival: Arrival, shape: Format) -> Frame:
+    return Frame(
+        id=shape.id_prefix + arrival.request_id,
+        created=arrival.arrival_ns // 1_000_000_000,
+        model=asked.model,
+        n=asked.n,
+        include_usage=asked.include_usage,
+        details=arrival.headers.details,
+        headers={"x-request-id": arrival.request_id},
+    )

@@ -1,0 +1,71 @@
+"""The workers that this gateway is connected to: found through the registry, kept as long as their streams stand."""
+
+from collections.abc import Callable, Iterable
+
+import grpc.aio
+import structlog
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
+from libs.registry.port import Registry
+from libs.runtime.tasks import TaskOwner
+from services.gateway.binding import WorkerView
+from services.gateway.link import LinkListener, WorkerLink
+
+log = structlog.get_logger()
+
+Key = tuple[str, int]
+"""Worker id and incarnation."""
+
+
+class Fleet:
+    """One link to each registered worker. What the registry forgets stays until its stream breaks."""
+
+    def __init__(self, *, hello: Hello, open_channel: Callable[[str], grpc.aio.Channel], tasks: TaskOwner) -> None:
+        self._hello = hello
+        self._open_channel = open_channel
+        self._tasks = tasks
+        self._links: dict[Key, WorkerLink] = {}
+        self._stop: dict[Key, Callable[[], object]] = {}
+        self._registered: set[Key] = set()
+
+    @property
+    def links(self) -> Iterable[WorkerLink]:
+        """All of them, also those that are being connected."""
+        return self._links.values()
+
+    def views(self) -> list[WorkerView]:
+        """Workers that take work now."""
+        return [view for link in self._links.values() if (view := link.view()) is not None]
+
+    def max_context_tokens(self, model: str, default: int) -> int:
+        """What the model's workers have room for, at most `default`."""
+        workers = (link.worker for link in self._links.values() if link.model == model)
+        return min((worker.capabilities.max_context_tokens or default for worker in workers if worker), default=default)
+
+    async def follow(self, registry: Registry, listener: LinkListener) -> None:
+        """Connect to what the registry lists until cancelled. While it is away, known workers stay."""
+        async for workers in registry.watch():
+            self.update(workers, listener)
+
+    def update(self, workers: Iterable[Worker], listener: LinkListener) -> None:
+        """Take a new list of registered workers."""
+        listed = {(worker.id, worker.incarnation): worker for worker in workers}
+        self._registered = set(listed)
+        for key, worker in listed.items():
+            if key not in self._links:
+                self._open(key, worker, listener)
+        self.drop_gone()
+
+    def drop_gone(self) -> None:
+        """Give up links that are down and whose worker is registered no more."""
+        for key, link in list(self._links.items()):
+            if key not in self._registered and not link.connected:
+                log.info("worker is gone", worker=link.id, incarnation=link.incarnation)
+                del self._links[key]
+                self._stop.pop(key)()
+
+    def _open(self, key: Key, worker: Worker, listener: LinkListener) -> None:
+        link = WorkerLink(worker, hello=self._hello, open_channel=self._open_channel, listener=listener)
+        self._links[key] = link
+        self._stop[key] = self._tasks.spawn(f"link {worker.id}", link.run()).cancel

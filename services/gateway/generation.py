@@ -1,0 +1,153 @@
+"""One choice of one request, from the queue to its last token: what is asked, what has come, where it runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from libs.contracts.errors import FulcrumError
+from libs.contracts.packing import pack_u32
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.port import Logprob
+
+if TYPE_CHECKING:
+    from services.gateway.link import WorkerLink
+
+
+class FinishReason(Enum):
+    """Why a choice ended well, in the API's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Sink(Protocol):
+    """Who takes a choice's tokens. Exactly one of `finish` and `fail` is called, last, unless it was cancelled."""
+
+    def token(self, token_id: int, logprob: Logprob | None) -> bool:
+        """Take the next token; True when the text ends with it (a stop string), and no more are wanted."""
+        ...
+
+    def finish(self, reason: FinishReason) -> None:
+        """All tokens have come."""
+        ...
+
+    def fail(self, error: FulcrumError) -> None:
+        """No more tokens will come."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Leg:
+    """A choice's stay on one worker: one submit."""
+
+    generation: "Generation"
+    link: "WorkerLink"
+    sequence: int
+    phase: pb.Phase
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When things happened, Unix ns; 0: not yet."""
+
+    arrival_ns: int
+    queued_ns: int = 0
+    """When it last began to wait."""
+    bound_ns: int = 0
+    """When it was first bound to workers."""
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+
+    def token(self, now_ns: int) -> None:
+        """A token has come."""
+        self.first_token_ns = self.first_token_ns or now_ns
+        self.last_token_ns = now_ns
+
+    @property
+    def queue_ns(self) -> int:
+        """Arrival until bound; 0 when it never was."""
+        return max(self.bound_ns - self.arrival_ns, 0)
+
+    @property
+    def ttft_ns(self) -> int:
+        """Arrival until the first token; 0 when none came."""
+        return max(self.first_token_ns - self.arrival_ns, 0)
+
+    @property
+    def decode_ns(self) -> int:
+        """First token until the last."""
+        return self.last_token_ns - self.first_token_ns
+
+
+@dataclass(eq=False, slots=True)
+class Generation:
+    """One choice. The tokens in `output` are the truth that a worker continues from, whichever worker that is."""
+
+    number: int
+    """Unique in this gateway."""
+    request_id: str
+    model: str
+    prompt: bytes
+    """Packed little-endian uint32."""
+    prompt_tokens: int
+    max_output_tokens: int
+    sampling: pb.Sampling
+    context: pb.RequestContext
+    end_token_ids: frozenset[int]
+    """Tokens that end the text; empty where the client wants to go on past them."""
+    sink: Sink
+    timeline: Timeline
+
+    output: list[int] = field(default_factory=list)
+    cached_hints: Mapping[str, int] = field(default_factory=dict)
+    """Prompt tokens that workers are thought to hold, by worker id."""
+    cached_tokens: int = 0
+    """Prompt tokens that the first prefill found cached."""
+    reroutes: int = 0
+    avoid: set[str] = field(default_factory=set)
+    prefill_worker: str = ""
+    decode_worker: str = ""
+    """Empty until the second phase was sent to one."""
+
+    prompt_leg: Leg | None = None
+    decode_leg: Leg | None = None
+    reserved: "WorkerLink | None" = None
+    """Holds a decode credit for this choice."""
+    kv: pb.KvSource | None = None
+    """Its blocks, while they wait for a decode worker."""
+    kv_kind: str = ""
+    ended: bool = False
+
+    @property
+    def arrival_unix_ns(self) -> int:
+        """When the client's request came."""
+        return self.timeline.arrival_ns
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it ran already and lost its worker."""
+        return self.reroutes > 0
+
+    def complete(self) -> FinishReason | None:
+        """Whether the output is whole by itself, whatever the worker says next."""
+        if self.output and self.output[-1] in self.end_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.output) >= self.max_output_tokens else None
+
+    def submit(self, sequence: int, phase: pb.Phase, epoch: int) -> pb.Submit:
+        """What a worker is asked: to go on from all tokens so far."""
+        return pb.Submit(
+            sequence=sequence,
+            request_id=self.request_id,
+            epoch=epoch,
+            phase=phase,
+            token_ids=self.prompt + pack_u32(self.output) if self.output else self.prompt,
+            prompt_tokens=self.prompt_tokens,
+            max_output_tokens=self.max_output_tokens,
+            sampling=self.sampling,
+            context=self.context,
+            kv=self.kv if phase == pb.PHASE_DECODE else None,
+            model=self.model,
+        )

@@ -1,0 +1,121 @@
+"""From a checked request to choices that are ready to wait for workers."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import count
+
+from libs.contracts.errors import InvalidRequest
+from libs.contracts.packing import pack_u32
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from services.gateway.catalog import Catalog, ServedModel
+from services.gateway.choice import Choice, ChoiceText
+from services.gateway.fleet import Fleet
+from services.gateway.generation import Generation, Timeline
+from services.gateway.headers import Defaults, Headers
+from services.gateway.hints import PrefixHints
+from services.gateway.parse import Asked
+from services.gateway.tokenise import check_fit, tokenise
+
+_SEEDS = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one request."""
+
+    max_n: int
+    max_choices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What came with a request beside its body."""
+
+    request_id: str
+    arrival_ns: int
+    headers: Headers
+
+
+class Intake:
+    """Makes generations."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        fleet: Fleet,
+        hints: PrefixHints,
+        threads: Executor,
+        defaults: Defaults,
+        limits: Limits,
+    ) -> None:
+        self._catalog = catalog
+        self._fleet = fleet
+        self._hints = hints
+        self._threads = threads
+        self._defaults = defaults
+        self._limits = limits
+        self._numbers = count(1)
+
+    def model(self, asked: Asked) -> ServedModel:
+        """Raises UnknownModel, and InvalidRequest for too many choices."""
+        if asked.n > self._limits.max_n:
+            raise InvalidRequest(f"n is over {self._limits.max_n}", param="n")
+        if asked.choices > self._limits.max_choices:
+            text = f"{asked.choices} choices are asked for; {self._limits.max_choices} are allowed"
+            raise InvalidRequest(text, param=asked.prompt_field)
+        return self._catalog.get(asked.model)
+
+    async def choices(
+        self, asked: Asked, model: ServedModel, arrival: Arrival, changed: Callable[[], None]
+    ) -> list[Choice]:
+        """One for each prompt and each of its `n`; raises InvalidRequest when a prompt does not fit the model."""
+        prompts = await tokenise(asked, model, self._threads)
+        context_tokens = self._fleet.max_context_tokens(asked.model, model.info.max_context_tokens)
+        max_output_tokens = check_fit(asked, prompts, model, context_tokens)
+        seed = asked.seed if asked.seed is not None else secrets.randbits(63)
+        end_token_ids = frozenset() if asked.sampling.ignore_eos else model.info.eos_token_ids
+        context = arrival.headers.context(arrival.arrival_ns, self._defaults)
+        hints = await asyncio.gather(
+            *(self._hints.cached_tokens(asked.model, prompt, context.tenant) for prompt in prompts)
+        )
+        choices: list[Choice] = []
+        for prompt, cached_hints in zip(prompts, hints, strict=True):
+            packed = pack_u32(prompt)
+            for which in range(asked.n):
+                text = ChoiceText(
+                    decoder=model.tokenizer.decoder(),
+                    stops=asked.stops,
+                    silent_token_ids=end_token_ids,
+                    changed=changed,
+                )
+                generation = Generation(
+                    number=next(self._numbers),
+                    request_id=_id_of(arrival.request_id, len(choices), asked.choices),
+                    model=asked.model,
+                    prompt=packed,
+                    prompt_tokens=len(prompt),
+                    max_output_tokens=max_output_tokens,
+                    sampling=_seeded(asked.sampling, seed + which),
+                    context=context,
+                    end_token_ids=end_token_ids,
+                    sink=text,
+                    timeline=Timeline(arrival.arrival_ns),
+                    cached_hints=cached_hints,
+                )
+                choices.append(Choice(len(choices), generation, text))
+        return choices
+
+
+def _seeded(sampling: pb.Sampling, seed: int) -> pb.Sampling:
+    own = pb.Sampling()
+    own.CopyFrom(sampling)
+    own.seed = seed % _SEEDS
+    return own
+
+
+def _id_of(request_id: str, index: int, choices: int) -> str:
+    return request_id if choices == 1 else f"{request_id}-{index}"

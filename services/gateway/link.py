@@ -1,0 +1,252 @@
+"""One worker as this gateway is connected to it: a stream that is kept up, credits, load, and what runs there."""
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+import structlog
+
+from libs.contracts.packing import pack_u32
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.contracts.roles import serves
+from libs.runtime.backoff import Backoff
+from services.gateway.binding import WorkerView
+from services.gateway.generation import Generation, Leg
+from services.gateway.purse import Purse
+
+log = structlog.get_logger()
+
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MAX_S = 1.0
+
+
+class LinkListener(Protocol):
+    """Who hears of what a link brings."""
+
+    def received(self, link: "WorkerLink", frame: pb.WorkerFrame) -> None:
+        """A frame came; credits, load and assignment are in the link already."""
+        ...
+
+    def lost(self, link: "WorkerLink", legs: list[Leg], reserved: list[Generation]) -> None:
+        """The stream broke: what ran there, and what had a decode credit there, has to go elsewhere."""
+        ...
+
+
+class WorkerLink:
+    """The stream to one incarnation of one worker. Everything but `run` is sync: it fills the next frame."""
+
+    def __init__(
+        self,
+        worker: common.Worker,
+        *,
+        hello: pb.Hello,
+        open_channel: Callable[[str], grpc.aio.Channel],
+        listener: LinkListener,
+    ) -> None:
+        self.id = worker.id
+        self.incarnation = worker.incarnation
+        self.address = worker.address
+        self.prefill = Purse()
+        self.decode = Purse()
+        self.legs: dict[int, Leg] = {}
+        self.reserved: set[Generation] = set()
+        self._hello = hello
+        self._open_channel = open_channel
+        self._listener = listener
+        self._worker: common.Worker | None = None
+        self._load = common.Load()
+        self._next = pb.GatewayFrame()
+        self._aborts: list[int] = []
+        self._demand = pb.Demand()
+        self._sequences = count(1)
+        self._wake = asyncio.Event()
+
+    # ------------------------------------------------------------ what is known
+
+    @property
+    def connected(self) -> bool:
+        """Whether the worker has said who it is on a stream that stands."""
+        return self._worker is not None
+
+    @property
+    def worker(self) -> common.Worker | None:
+        """As of its last frame; None while the stream is down."""
+        return self._worker
+
+    @property
+    def model(self) -> str:
+        """What it is assigned to; empty while the stream is down."""
+        return self._worker.assignment.model if self._worker else ""
+
+    def view(self) -> WorkerView | None:
+        """For binding; None while the worker takes no work."""
+        worker = self._worker
+        if worker is None or worker.state != common.WORKER_STATE_READY:
+            return None
+        assignment = worker.assignment
+        load = self._load
+        return WorkerView(
+            id=self.id,
+            model=assignment.model,
+            kv_kind=kv_kind(worker),
+            takes_prefill=serves(assignment, pb.PHASE_PREFILL),
+            takes_decode=serves(assignment, pb.PHASE_DECODE),
+            takes_both=serves(assignment, pb.PHASE_BOTH),
+            prefill_credits=self.prefill.free,
+            decode_credits=self.decode.free,
+            # The worker's count includes other gateways' work but not yet our latest; ours is the reverse.
+            load=max(load.running + load.waiting + load.awaiting_kv, len(self.legs) + len(self.reserved)),
+        )
+
+    # ------------------------------------------------------------ what goes into the next frame
+
+    def submit(self, generation: Generation, phase: pb.Phase) -> Leg:
+        """Send a choice there against a credit; a decode against the one reserved for it."""
+        assert self._worker is not None
+        if phase == pb.PHASE_PREFILL:
+            self.prefill.use()
+        else:
+            self.decode.use_reserved()
+            self.reserved.discard(generation)
+            generation.reserved = None
+        leg = Leg(generation, self, next(self._sequences) & 0xFFFFFFFF, phase)
+        self.legs[leg.sequence] = leg
+        self._next.submits.append(generation.submit(leg.sequence, phase, self._worker.assignment.epoch))
+        self._wake.set()
+        return leg
+
+    def forget(self, leg: Leg, *, abort: bool) -> None:
+        """Listen to a leg no more; `abort` also ends it there, or frees the blocks it left."""
+        self.legs.pop(leg.sequence, None)
+        if abort and self.connected:
+            self._aborts.append(leg.sequence)
+            self._wake.set()
+
+    def reserve(self, generation: Generation) -> None:
+        """Set a decode credit aside for a choice."""
+        self.decode.reserve()
+        self.reserved.add(generation)
+        generation.reserved = self
+
+    def release(self, generation: Generation) -> None:
+        """The choice does not need its reserved credit."""
+        self.reserved.discard(generation)
+        generation.reserved = None
+        self.decode.release()
+        self._return_credits()
+
+    def set_demand(self, demand: pb.Demand) -> None:
+        """Tell the worker what waits, when that has changed."""
+        if demand != self._demand and self.connected:
+            self._demand = demand
+            self._next.demand.CopyFrom(demand)
+            self._wake.set()
+
+    def _return_credits(self) -> None:
+        prefill, decode = self.prefill.give_back(), self.decode.give_back()
+        if prefill or decode:
+            self._next.returned_prefill += prefill
+            self._next.returned_decode += decode
+            self._wake.set()
+
+    # ------------------------------------------------------------ the stream
+
+    async def run(self) -> None:
+        """Keep the stream up until cancelled."""
+        backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
+        while True:
+            try:
+                await self._connect(backoff)
+                reason = "the worker closed the stream"
+            except grpc.aio.AioRpcError as error:
+                reason = f"{error.code().name}: {error.details()}"
+            except asyncio.InvalidStateError:  # a write after the stream's end, before its status was read
+                reason = "the stream ended"
+            finally:
+                self._reset()
+            wait_s = backoff.next_s()
+            log.info("worker link is down", worker=self.id, address=self.address, reason=reason, retry_s=wait_s)
+            await asyncio.sleep(wait_s)
+
+    async def _connect(self, backoff: Backoff) -> None:
+        # A channel of its own for each attempt: gRPC's back-off within a channel is longer than ours.
+        async with self._open_channel(self.address) as channel:
+            stream: Any = pb_grpc.WorkerServiceStub(channel).Serve()  # type: ignore[no-untyped-call]
+            await stream.write(pb.GatewayFrame(hello=self._hello))
+            tasks = [
+                asyncio.create_task(self._read(stream, backoff), name=f"read {self.id}"),
+                asyncio.create_task(self._write(stream), name=f"write {self.id}"),
+            ]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                stream.cancel()
+
+    async def _read(self, stream: Any, backoff: Backoff) -> None:
+        while (frame := await stream.read()) is not grpc.aio.EOF:
+            if frame.HasField("worker") and not self._introduced(frame.worker):
+                return
+            backoff.reset()
+            self._take(frame)
+
+    async def _write(self, stream: Any) -> None:
+        """One frame for whatever has queued since the last one."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._aborts:
+                self._next.aborts = pack_u32(self._aborts)
+                self._aborts.clear()
+            frame, self._next = self._next, pb.GatewayFrame()
+            await stream.write(frame)
+
+    def _introduced(self, worker: common.Worker) -> bool:
+        """Take news of the worker; False when the address is another one's by now."""
+        if (worker.id, worker.incarnation) != (self.id, self.incarnation):
+            return False
+        if self._worker is None:
+            log.info("worker link is up", worker=self.id, address=self.address)
+        self._worker = worker
+        return True
+
+    def _take(self, frame: pb.WorkerFrame) -> None:
+        if frame.HasField("credit"):
+            credit = frame.credit
+            self.prefill.recall(credit.prefill_recall)
+            self.decode.recall(credit.decode_recall)
+            self._return_credits()  # before the grant of the same frame, which is not what is asked back
+            self.prefill.grant(credit.prefill_grant)
+            self.decode.grant(credit.decode_grant)
+        if frame.HasField("load"):
+            self._load = frame.load
+        self._listener.received(self, frame)
+
+    def _reset(self) -> None:
+        """Forget all that stood on the stream, and say what was lost with it."""
+        legs, reserved = list(self.legs.values()), list(self.reserved)
+        self._worker = None
+        self.prefill, self.decode = Purse(), Purse()
+        self.legs.clear()
+        self.reserved.clear()
+        self._aborts.clear()
+        self._next = pb.GatewayFrame()
+        self._demand = pb.Demand()
+        self._load = common.Load()
+        for generation in reserved:
+            generation.reserved = None
+        self._listener.lost(self, legs, reserved)
+
+
+def kv_kind(worker: common.Worker) -> str:
+    """Equal for workers that can exchange blocks: same weights, same layout."""
+    return f"{worker.model_revision}/{worker.capabilities.kv_layout}"

@@ -1,0 +1,77 @@
+"""What stays of an ended choice: an event on the bus and counts in the metrics."""
+
+from libs.bus.port import Bus
+from libs.contracts.errors import FulcrumError
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
+    OUTCOME_CLIENT_GONE,
+    OUTCOME_FAILED,
+    OUTCOME_OK,
+    OUTCOME_REJECTED,
+    Outcome,
+    RequestEvent,
+)
+from libs.contracts.topics import REQUESTS
+from services.gateway.generation import FinishReason, Generation
+from services.gateway.metrics import GatewayMetrics
+
+
+class Recorder:
+    """Called once for every choice."""
+
+    def __init__(self, bus: Bus, metrics: GatewayMetrics) -> None:
+        self._bus = bus
+        self._metrics = metrics
+
+    def ended(self, generation: Generation, outcome: FinishReason | FulcrumError | None) -> None:
+        """Publish and count."""
+        event = request_event(generation, outcome)
+        self._bus.publish(REQUESTS, event)
+        metrics, model, timeline = self._metrics, generation.model, generation.timeline
+        name = Outcome.Name(event.outcome).removeprefix("OUTCOME_").lower()
+        metrics.choices.labels(model, name, event.finish_reason or event.error_code).inc()
+        metrics.prompt_tokens.labels(model).inc(generation.prompt_tokens)
+        metrics.cached_tokens.labels(model).inc(generation.cached_tokens)
+        metrics.output_tokens.labels(model).inc(len(generation.output))
+        metrics.reroutes.labels(model).inc(generation.reroutes)
+        if timeline.bound_ns:
+            metrics.queue_s.labels(model).observe(timeline.queue_ns / 1e9)
+        if generation.output:
+            metrics.ttft_s.labels(model).observe(timeline.ttft_ns / 1e9)
+        if len(generation.output) > 1:
+            metrics.tpot_s.labels(model).observe(timeline.decode_ns / (len(generation.output) - 1) / 1e9)
+
+
+def request_event(generation: Generation, outcome: FinishReason | FulcrumError | None) -> RequestEvent:
+    """The event of one choice. Pure."""
+    context, timeline = generation.context, generation.timeline
+    return RequestEvent(
+        request_id=generation.request_id,
+        gateway_id=context.gateway_id,
+        tenant=context.tenant,
+        service_class=context.service_class,
+        model=generation.model,
+        arrival_unix_ns=timeline.arrival_ns,
+        prompt_tokens=generation.prompt_tokens,
+        output_tokens=len(generation.output),
+        cached_tokens=generation.cached_tokens,
+        queue_ns=timeline.queue_ns,
+        ttft_ns=timeline.ttft_ns,
+        decode_ns=timeline.decode_ns,
+        prefill_worker=generation.prefill_worker,
+        decode_worker=generation.decode_worker,
+        outcome=_outcome(outcome),
+        finish_reason=outcome.value if isinstance(outcome, FinishReason) else "",
+        error_code=outcome.code if isinstance(outcome, FulcrumError) else "",
+        traceparent=context.traceparent,
+        ttft_deadline_unix_ns=context.ttft_deadline_unix_ns,
+        tpot_target_us=context.tpot_target_us,
+        reroutes=generation.reroutes,
+    )
+
+
+def _outcome(outcome: FinishReason | FulcrumError | None) -> Outcome:
+    if outcome is None:
+        return OUTCOME_CLIENT_GONE
+    if isinstance(outcome, FinishReason):
+        return OUTCOME_OK
+    return OUTCOME_REJECTED if outcome.http_status < 500 else OUTCOME_FAILED

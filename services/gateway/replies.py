@@ -1,0 +1,136 @@
+"""Answers of the two completion routes, as OpenAI's API has them."""
+
+from typing import Generic, TypeVar
+
+from msgspec import UNSET, Struct, UnsetType
+
+
+class PromptTokensDetails(Struct):
+    """Of the prompt's tokens, those whose KV was found cached."""
+
+    cached_tokens: int
+
+
+class Usage(Struct):
+    """Tokens of all prompts and all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Details(Struct):
+    """Who served the first choice and how fast: an extension, for requests with x-fulcrum-details: 1."""
+
+    prefill_worker: str
+    decode_worker: str | None
+    """None when the first token was the last."""
+    ttft_ms: float
+    tpot_ms: float | None
+    queue_ms: float
+
+
+class ChatTopLogprob(Struct):
+    """An alternative."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(Struct):
+    """A token of the answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[ChatTopLogprob]
+
+
+class ChatLogprobs(Struct):
+    """Of a choice or of a piece of one."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+class Delta(Struct, omit_defaults=True):
+    """What a chunk adds."""
+
+    role: str = ""
+    content: str | None = None
+
+
+class ChatChunkChoice(Struct):
+    """One choice in a chunk."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class ChatMessageOut(Struct):
+    """A whole answer."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Struct):
+    """One choice in a whole answer."""
+
+    index: int
+    message: ChatMessageOut
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+
+
+class CompletionLogprobs(Struct):
+    """Of a choice or of a piece of one, aligned lists."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(Struct):
+    """One choice, whole or in a chunk."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+
+
+ChoiceT = TypeVar("ChoiceT")
+
+
+class Envelope(Struct, Generic[ChoiceT]):
+    """What every answer and chunk is wrapped in."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChoiceT]
+    usage: Usage | UnsetType | None = UNSET
+    fulcrum: Details | UnsetType = UNSET
+
+
+class ErrorBody(Struct):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorReply(Struct):
+    """Every error of every route."""
+
+    error: ErrorBody

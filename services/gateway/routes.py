@@ -1,0 +1,94 @@
+"""The FastAPI app around the two hot routes: models, health, metrics, and errors in one shape."""
+
+import time
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from msgspec import to_builtins
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from libs.contracts.errors import FulcrumError
+from services.gateway.catalog import Catalog
+from services.gateway.fleet import Fleet
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.openapi import declare
+from services.gateway.readiness import serves
+from services.gateway.replies import ErrorBody, ErrorReply
+from services.gateway.sse import error_headers, error_reply
+
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+def make_routes(
+    *, hot: Mapping[str, ASGIApp], catalog: Catalog, fleet: Fleet, metrics: GatewayMetrics, version: str
+) -> FastAPI:
+    """`hot`: ASGI callables by path."""
+    app = FastAPI(title="Fulcrum", version=version, description="LLM serving split into prefill and decode.")
+    started = int(time.time())
+    for path, endpoint in hot.items():
+        app.router.routes.append(Route(path, endpoint, methods=["POST"]))
+    declare(app)
+
+    @app.get("/v1/models", tags=["models"])
+    async def models() -> dict[str, object]:
+        """The models that requests can name."""
+        return {"object": "list", "data": [_model(catalog, name, started) for name in catalog.names]}
+
+    @app.get("/v1/models/{name:path}", tags=["models"])
+    async def model(name: str) -> dict[str, object]:
+        """One of them."""
+        return _model(catalog, name, started)
+
+    @app.get("/healthz", tags=["operation"])
+    async def healthz() -> dict[str, str]:
+        """Answers while the process lives."""
+        return {"status": "ok"}
+
+    @app.get("/readyz", tags=["operation"])
+    async def readyz() -> JSONResponse:
+        """200 once both phases of some model have a worker."""
+        views = fleet.views()
+        ready = {name: serves(views, name) for name in catalog.names}
+        return JSONResponse({"ready": any(ready.values()), "models": ready}, 200 if any(ready.values()) else 503)
+
+    @app.get("/metrics", tags=["operation"])
+    async def prometheus() -> Response:
+        """Prometheus text."""
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    app.add_exception_handler(FulcrumError, _fulcrum_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
+    return app
+
+
+def _model(catalog: Catalog, name: str, created: int) -> dict[str, object]:
+    info = catalog.get(name).info
+    return {
+        "id": info.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "fulcrum",
+        "max_model_len": info.max_context_tokens,
+    }
+
+
+async def _fulcrum_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, FulcrumError)
+    return JSONResponse(to_builtins(error_reply(error)), error.http_status, error_headers(error))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    code = _CODES.get(error.status_code, "invalid_request")
+    reply = ErrorReply(ErrorBody(message, "invalid_request_error", None, code))
+    return JSONResponse(to_builtins(reply), error.status_code, error.headers)
+
+
+async def _unexpected(_request: Request, _error: Exception) -> Response:
+    return JSONResponse(to_builtins(error_reply(FulcrumError("internal error"))), 500)

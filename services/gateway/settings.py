@@ -1,0 +1,41 @@
+"""Settings of a gateway."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from libs.model.builtin import BUILTIN_SIM, SIM_NAME
+from libs.runtime.settings import CommonSettings
+
+
+class GatewaySettings(CommonSettings):
+    """What a gateway reads from the environment as FULCRUM_GATEWAY_<FIELD>."""
+
+    model_config = SettingsConfigDict(env_prefix="FULCRUM_GATEWAY_")
+
+    id: str = Field("gateway-0", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Unique in the cluster."""
+    port: int = Field(8000, ge=0, le=65535)
+    """Port of the REST API; 0 picks one."""
+    models: dict[str, str] = Field(default_factory=lambda: {SIM_NAME: BUILTIN_SIM}, min_length=1)
+    """JSON object of served name -> folder in Hugging Face's layout, or builtin:sim."""
+
+    max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)
+    max_n: int = Field(16, ge=1)
+    """Bound of a request's `n`."""
+    max_choices: int = Field(128, ge=1)
+    """Bound of `n` times the number of prompts."""
+    max_waiting: int = Field(1024, ge=1)
+    """Choices that may wait for a worker; more are refused with 429."""
+    max_wait_ms: int = Field(60_000, ge=1)
+    """How long a choice may wait for a worker with room."""
+    no_workers_wait_ms: int = Field(10_000, ge=1)
+    """How long it may wait while the model has no worker at all, so that a restart is not an error."""
+    max_reroutes: int = Field(8, ge=0)
+    """How often one choice may be sent elsewhere."""
+
+    ttft_deadline_ms: int = Field(5_000, ge=1)
+    """Where a request names none."""
+    tpot_target_ms: float = Field(100.0, gt=0)
+    """Where a request names none."""
+    drain_s: int = Field(5, ge=0)
+    """How long running requests may go on after SIGTERM."""

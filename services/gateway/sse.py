@@ -1,0 +1,60 @@
+"""Server-sent events and plain JSON answers over ASGI."""
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+from starlette.types import Send
+
+from libs.contracts.errors import FulcrumError
+from services.gateway.replies import ErrorBody, ErrorReply
+
+DONE = b"data: [DONE]\n\n"
+WRITE_STALL_S = 120.0
+"""How long a client may leave its socket unread before its connection is given up."""
+
+_encoder = msgspec.json.Encoder()
+
+
+class ClientStalled(Exception):
+    """The client has not read for WRITE_STALL_S."""
+
+
+def event(value: object) -> bytes:
+    """One event. JSON has no bare line break, so it is one line."""
+    return b"data: " + _encoder.encode(value) + b"\n\n"
+
+
+def error_reply(error: FulcrumError) -> ErrorReply:
+    """OpenAI's shape."""
+    return ErrorReply(ErrorBody(error.message, error.error_type, error.param, error.code))
+
+
+def error_headers(error: FulcrumError) -> dict[str, str]:
+    """Retry-After where the error says when, in whole seconds."""
+    if error.retry_after_s is None:
+        return {}
+    return {"retry-after": str(max(1, round(error.retry_after_s)))}
+
+
+async def send_start(send: Send, status: int, content_type: str, headers: Mapping[str, str]) -> None:
+    """Status and headers."""
+    pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    pairs.append((b"content-type", content_type.encode()))
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+
+
+async def send_part(send: Send, body: bytes, *, more: bool) -> None:
+    """Part of the body; waits for a slow client, and raises ClientStalled when it does not read at all."""
+    try:
+        async with asyncio.timeout(WRITE_STALL_S):
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+    except TimeoutError:
+        raise ClientStalled from None
+
+
+async def send_json(send: Send, status: int, value: object, headers: Mapping[str, str]) -> None:
+    """A whole answer."""
+    body = _encoder.encode(value)
+    await send_start(send, status, "application/json", {**headers, "content-length": str(len(body))})
+    await send_part(send, body, more=False)
