@@ -1,6 +1,7 @@
 """Stores for every suite: one server of each kind for a whole run, started when a test first asks for it."""
 
 import os
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -75,6 +76,6 @@ def redis(request: pytest.FixtureRequest) -> RedisServer:
 
 
 @pytest.fixture
-def cluster(request: pytest.FixtureRequest) -> str:
+def cluster() -> str:
     """A cluster name of the test's own, so that tests share servers but nothing in them."""
-    return f"t{abs(hash(request.node.nodeid)) % 10**12}-{os.getpid()}"
+    return f"test-{uuid.uuid4().hex[:12]}"

@@ -21,8 +21,8 @@ FETCH_WAIT_MS = 500
 EMBEDDED_FETCH_WAIT_MS = 20
 """The embedded broker answers a fetch that found nothing only when its wait is over, whatever has come meanwhile."""
 
-CONNECTION_ERRORS = (BrokerAway, KafkaError, OSError, TimeoutError)
-"""What a broker that is away makes of a call."""
+CONNECTION_ERRORS = (BrokerAway, KafkaError, OSError, TimeoutError, KeyError)
+"""What a broker that is away makes of a call; aiokafka's KeyError when a connection goes while a request times out."""
 
 
 def quiet_client_log() -> None:
@@ -93,10 +93,10 @@ async def _start(starting: Coroutine[Any, Any, None]) -> None:
 
 
 async def _stop(consumer: AIOKafkaConsumer) -> None:
-    """Stop it whole: aiokafka lets the cancellation of its own waiting fetches out, with connections still open."""
+    """Stop it whole. What ended aiokafka's fetching comes out of `stop`, with its connections still open."""
     try:
         await consumer.stop()
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, *CONNECTION_ERRORS):
         await consumer._client.close()
         task = asyncio.current_task()
         if task is not None and task.cancelling():

@@ -68,12 +68,15 @@ class Sender:
             try:
                 async with self._connect() as producer:
                     self.tried.set()
+                    if backoff.failures:
+                        log.info("broker is back", buffered=self.buffered)
                     backoff.reset()
                     await self._send_queued(producer)
                     return
             except CONNECTION_ERRORS as error:
                 wait_s = backoff.next_s()
-                log.warning("broker is away", error=repr(error), buffered=self.buffered, retry_s=wait_s)
+                if backoff.failures == 1:
+                    log.warning("broker is away, sending waits", error=repr(error), buffered=self.buffered)
             self.tried.set()
             await asyncio.sleep(wait_s)
 

@@ -12,6 +12,7 @@ from libs.bus.broker import partitions
 from libs.bus.clients import CONNECTION_ERRORS, open_admin, open_consumer
 from libs.bus.codec import decode
 from libs.bus.port import Record
+from libs.bus.progress import Progress
 from libs.bus.servers import Address, BrokerAway, Servers
 from libs.contracts.topics import Topic
 from libs.runtime.backoff import Backoff
@@ -22,6 +23,9 @@ BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 2.0
 CHECK_S = 1.0
 """How soon a new partition, or a broker that has gone, is noticed."""
+CHECK_TIMEOUT_S = 10.0
+STALL_S = 3.0
+"""Records that are there but do not come for this long mean that the client is of no more use."""
 POLL_MS = 500
 MAX_POLL_RECORDS = 500
 
@@ -51,7 +55,9 @@ class Subscription:
     async def records(self, closed: Callable[[], bool]) -> AsyncGenerator[Record, None]:
         """Records in order of their partitions until `closed()`; outages are waited out."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
+        now_s = asyncio.get_running_loop().time
         while not closed():
+            started_s = now_s()
             try:
                 address = self._address()
                 async with (
@@ -60,11 +66,13 @@ class Subscription:
                     aclosing(self._read(address, admin, consumer, closed)) as records,
                 ):
                     async for record in records:
-                        backoff.reset()
                         yield record
             except CONNECTION_ERRORS as error:
+                if now_s() - started_s > BACKOFF_MAX_S:
+                    backoff.reset()
                 wait_s = backoff.next_s()
-                log.warning("broker is away, reading waits", error=repr(error), retry_s=wait_s)
+                if backoff.failures == 1:
+                    log.warning("broker is away, reading waits", error=repr(error))
                 await asyncio.sleep(wait_s)
 
     def _address(self) -> Address:
@@ -83,14 +91,11 @@ class Subscription:
         now_s = asyncio.get_running_loop().time
         check_at_s = now_s()
         assigned: set[TopicPartition] = set()
+        progress: Progress[TopicPartition] = Progress(STALL_S)
         while not closed():
             if now_s() >= check_at_s:
-                if self._servers.run() != address.run:
-                    raise BrokerAway("another broker has taken its place")
-                found = await self._partitions(admin)
-                if found != assigned:
-                    await self._assign(consumer, found)
-                    assigned = found
+                async with asyncio.timeout(CHECK_TIMEOUT_S):
+                    assigned = await self._check(address, admin, consumer, assigned, progress)
                 check_at_s = now_s() + CHECK_S
             if not assigned:
                 await asyncio.sleep(CHECK_S)
@@ -105,6 +110,28 @@ class Subscription:
                         continue
                     key = (raw.key or b"").decode(errors="replace")
                     yield Record(topic, key, value, partition.partition, raw.offset)
+
+    async def _check(
+        self,
+        address: Address,
+        admin: AIOKafkaAdminClient,
+        consumer: AIOKafkaConsumer,
+        assigned: set[TopicPartition],
+        progress: Progress[TopicPartition],
+    ) -> set[TopicPartition]:
+        """Take up new partitions; raises one of CONNECTION_ERRORS when the clients cannot go on."""
+        if self._servers.run() != address.run:
+            raise BrokerAway("another broker has taken its place")
+        found = await self._partitions(admin)
+        if found != assigned:
+            await self._assign(consumer, found)
+        elif found:
+            # A fetch that meets a closing connection can end aiokafka's fetching for good, and without a word.
+            ends = await consumer.end_offsets(found)
+            positions = {partition: await consumer.position(partition) for partition in found}
+            if stalled := progress.stalled(asyncio.get_running_loop().time(), positions, ends):
+                raise BrokerAway(f"{len(stalled)} partitions have records that do not come")
+        return found
 
     async def _partitions(self, admin: AIOKafkaAdminClient) -> set[TopicPartition]:
         found = await partitions(admin, list(self._topics.values()), self._cluster)

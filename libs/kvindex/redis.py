@@ -56,6 +56,8 @@ class RedisKvIndex:
         self._lookups = 0
         self._lookup_errors = 0
         self._change_errors = 0
+        self._away = False
+        """Whether an outage has been logged."""
 
     async def publish(self, model: str, worker_id: str, *, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
         """Blocks that `worker_id` now holds, and those it has evicted, in that order."""
@@ -81,6 +83,7 @@ class RedisKvIndex:
                 await _within(CHANGE_TIMEOUT_S, self._redis.unlink(key))
             except (RedisError, OSError, TimeoutError) as error:
                 self._mirror(key).in_doubt = True
+                self._change_errors += 1
                 self._failed("forget", error)
 
     async def longest_prefix(
@@ -123,8 +126,9 @@ class RedisKvIndex:
         except (RedisError, OSError, TimeoutError) as error:
             self._paused_until_s = now_s + PAUSE_S
             self._lookup_errors += 1
-            log.warning("kv index look-up failed", error=repr(error), pause_s=PAUSE_S)
+            self._failed("look-up", error)
             return []
+        self._away = False
         return [dict(zip(wanted, map(bool, answer), strict=True)) for answer in answers]
 
     async def _write(self, key: str, mirror: Mirror, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
@@ -136,7 +140,9 @@ class RedisKvIndex:
             if differs:
                 await self._write_all(key, mirror)
             mirror.in_doubt = False
+            self._away = False
         except (RedisError, OSError, TimeoutError) as error:
+            self._change_errors += 1
             self._failed("change", error)
 
     async def _write_change(self, key: str, mirror: Mirror, stored: Sequence[bytes], removed: Sequence[bytes]) -> int:
@@ -159,8 +165,9 @@ class RedisKvIndex:
         await _within(CHANGE_TIMEOUT_S, pipe.execute())
 
     def _failed(self, what: str, error: Exception) -> None:
-        self._change_errors += 1
-        log.warning("kv index write failed", what=what, error=repr(error))
+        if not self._away:
+            log.warning("kv index is away", call=what, error=repr(error))
+        self._away = True
 
 
 def _chunks(blocks: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

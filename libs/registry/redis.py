@@ -87,7 +87,9 @@ class RedisRegistry:
                         yield workers
             except RegistryDown as error:
                 wait_s = backoff.next_s()
-                log.warning("registry is away", error=str(error), retry_s=wait_s)
+                _stop_if_cancelled()
+                if backoff.failures == 1:
+                    log.warning("registry is away", error=str(error))
                 await asyncio.sleep(wait_s)
 
     async def close(self) -> None:
@@ -124,6 +126,7 @@ class RedisRegistry:
             while True:
                 yield await self.workers()
                 await _wait_for_change(changes, poll_ms / 1000)
+                _stop_if_cancelled()
         finally:
             await changes.aclose()  # type: ignore[no-untyped-call]
 
@@ -149,6 +152,15 @@ async def _wait_for_change(changes: PubSub, timeout_s: float) -> None:
                 return
     except (RedisError, OSError) as error:
         raise RegistryDown(str(error)) from error
+
+
+def _stop_if_cancelled() -> None:
+    """Take up a cancellation that was lost: asyncio.timeout, under every read of redis-py, turns one that was asked for
+    just before it was entered, and falls together with its own end, into its TimeoutError.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _bounded(call: Awaitable[T]) -> T:

@@ -8,9 +8,12 @@ class Backoff:
         self._first_s = first_s
         self._max_s = max_s
         self._next_s = first_s
+        self.failures = 0
+        """Attempts in a row that failed: an outage is logged at the first."""
 
     def next_s(self) -> float:
         """How long to wait before the next attempt."""
+        self.failures += 1
         wait_s = self._next_s
         self._next_s = min(2 * wait_s, self._max_s)
         return wait_s
@@ -18,3 +21,4 @@ class Backoff:
     def reset(self) -> None:
         """It worked: the next failure starts from `first_s` again."""
         self._next_s = self._first_s
+        self.failures = 0

@@ -1,0 +1,331 @@
+"""What the bus keeps to, over the embedded broker and Apache Kafka: limits of the former only as it declares them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+
+from libs.bus.buffer import MAX_BUFFERED_RECORDS
+from libs.bus.codec import SCHEMA_HEADER
+from libs.bus.kafka import KafkaBus
+from libs.bus.port import Record
+from libs.bus.servers import Servers
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
+from libs.contracts.topics import ALL, DECISIONS, REQUESTS, STEPS, Topic
+from libs.testing.stores import KafkaServer
+from libs.testing.wait import until
+
+OUTAGE_S = 40.0
+"""Bound on noticing an outage, a restart, and what was held back meanwhile."""
+
+
+@asynccontextmanager
+async def connected(kafka: KafkaServer, cluster: str, client_id: str = "test") -> AsyncIterator[KafkaBus]:
+    bus = KafkaBus(kafka.servers, cluster, client_id)
+    await bus.start()
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+@pytest.fixture
+async def bus(kafka: KafkaServer, cluster: str) -> AsyncIterator[KafkaBus]:
+    async with connected(kafka, cluster) as bus:
+        yield bus
+
+
+@asynccontextmanager
+async def reading(bus: KafkaBus, topics: Sequence[Topic], *, from_start: bool = True) -> AsyncIterator[list[Record]]:
+    """What a subscription yields, as it comes."""
+    records: list[Record] = []
+
+    async def read() -> None:
+        async for record in bus.subscribe(topics, from_start=from_start):
+            records.append(record)  # noqa: PERF401  (it never ends)
+
+    task = asyncio.get_running_loop().create_task(read())
+    try:
+        yield records
+    finally:
+        task.cancel()
+        (ended,) = await asyncio.gather(task, return_exceptions=True)
+        assert isinstance(ended, asyncio.CancelledError), "the subscription ended by itself"
+
+
+def steps(records: Sequence[Record], worker_id: str = "w") -> list[int]:
+    """Sequence numbers of a worker's batches, in the order read."""
+    return [r.value.sequence for r in records if isinstance(r.value, StepBatch) and r.value.worker_id == worker_id]
+
+
+def publish_steps(bus: KafkaBus, numbers: range, worker_id: str = "w") -> None:
+    for number in numbers:
+        bus.publish(STEPS, StepBatch(worker_id=worker_id, sequence=number))
+
+
+async def test_records_of_all_topics_come_back_whole_under_their_key(bus: KafkaBus) -> None:
+    sent = {
+        STEPS: StepBatch(worker_id="prefill-0", sequence=3),
+        REQUESTS: RequestEvent(request_id="é-\u4e16", prompt_tokens=5),
+        DECISIONS: Decision(planner_id="planner", reason="\x00 binary"),
+    }
+    async with reading(bus, ALL) as records:
+        for topic, value in sent.items():
+            bus.publish(topic, value)
+        await until(lambda: len(records) == len(sent))
+    assert {record.topic: record.value for record in records} == sent
+    assert {record.key for record in records} == {"prefill-0", "é-\u4e16", "planner"}
+
+
+async def test_order_holds_for_each_key(bus: KafkaBus) -> None:
+    workers = [f"worker-{number}" for number in range(5)]
+    async with reading(bus, [STEPS]) as records:
+        for number in range(300):
+            for worker in workers:
+                bus.publish(STEPS, StepBatch(worker_id=worker, sequence=number))
+        await until(lambda: len(records) == 300 * len(workers))
+    assert all(steps(records, worker) == list(range(300)) for worker in workers)
+    assert bus.stats().published == 300 * len(workers)
+    assert (bus.stats().buffered, bus.stats().dropped) == (0, 0)
+
+
+async def test_a_subscription_begins_at_the_end_unless_from_start(bus: KafkaBus) -> None:
+    publish_steps(bus, range(10))
+    await until(lambda: bus.stats().buffered == 0)
+    async with reading(bus, [STEPS], from_start=False) as late, reading(bus, [STEPS]) as all_of_it:
+        # When `late` has found its end is not to be seen from outside: publish until it reads.
+        number = 10
+        async with asyncio.timeout(10):
+            while not late:
+                publish_steps(bus, range(number, number + 1))
+                number += 1
+                await asyncio.sleep(0.05)
+        await until(lambda: len(all_of_it) == number)
+    assert steps(all_of_it) == list(range(number))
+    assert min(steps(late)) >= 10
+
+
+async def test_every_subscriber_reads_every_record(kafka: KafkaServer, cluster: str, bus: KafkaBus) -> None:
+    async with (
+        connected(kafka, cluster, "other") as other,
+        reading(bus, [STEPS]) as one,
+        reading(other, [STEPS]) as two,
+    ):
+        publish_steps(other, range(50))
+        await until(lambda: steps(one) == steps(two) == list(range(50)))
+
+
+async def test_big_values_pass_and_one_beyond_the_bound_holds_up_nothing(bus: KafkaBus) -> None:
+    big, too_big = "x" * 900_000, "x" * 1_100_000
+    async with reading(bus, [DECISIONS]) as records:
+        for reason in ("first", big, too_big, "last"):
+            bus.publish(DECISIONS, Decision(planner_id="p", reason=reason))
+        await until(lambda: len(records) == 3)
+    assert [record.value.reason for record in records if isinstance(record.value, Decision)] == ["first", big, "last"]
+    assert bus.stats().dropped == 1
+
+
+async def test_records_that_are_not_the_topics_message_are_skipped_and_counted(
+    kafka: KafkaServer, cluster: str, bus: KafkaBus
+) -> None:
+    schema = (SCHEMA_HEADER, StepBatch.DESCRIPTOR.full_name.encode())
+    producer = AIOKafkaProducer(bootstrap_servers=Servers(kafka.servers).address().bootstrap)
+    await producer.start()
+    async with reading(bus, [STEPS]) as records:
+        for value, headers in (
+            (b"\xff" * 9, [schema]),
+            (b"", []),
+            (b"", [(SCHEMA_HEADER, b"other")]),
+            (None, [schema]),
+        ):
+            await producer.send_and_wait(STEPS.name(cluster), value, key=b"w", headers=headers)
+        await producer.stop()
+        publish_steps(bus, range(1))
+        await until(lambda: steps(records) == [0] and bus.stats().undecodable == 4)
+    assert len(records) == 1
+
+
+async def test_only_the_topics_message_can_be_published(bus: KafkaBus) -> None:
+    with pytest.raises(TypeError, match=r"StepBatch"):
+        bus.publish(STEPS, Decision())
+
+
+async def test_topics_are_made_at_start_with_their_partitions(kafka: KafkaServer, cluster: str, bus: KafkaBus) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=Servers(kafka.servers).address().bootstrap)
+    await admin.start()
+    made = {topic["topic"]: len(topic["partitions"]) for topic in await admin.describe_topics()}
+    await admin.close()
+    for topic in ALL:
+        assert made[topic.name(cluster)] == (topic.partitions if bus.capabilities.creates_topics else 4)
+
+
+async def test_partitions_that_are_added_later_are_read_from_their_start(
+    kafka: KafkaServer, cluster: str, bus: KafkaBus
+) -> None:
+    if not bus.capabilities.creates_topics:
+        pytest.skip("declared: the embedded broker cannot change topics")
+    bootstrap = Servers(kafka.servers).address().bootstrap
+    name = DECISIONS.name(cluster)
+    async with reading(bus, [DECISIONS]) as records:
+        bus.publish(DECISIONS, Decision(planner_id="p", reason="before"))
+        await until(lambda: len(records) == 1)
+        admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+        await admin.start()
+        await admin.create_partitions({name: NewPartitions(total_count=2)})
+        await admin.close()
+        producer = AIOKafkaProducer(bootstrap_servers=bootstrap)
+        await producer.start()
+        value = Decision(planner_id="p", reason="in the new one")
+        headers = [(SCHEMA_HEADER, Decision.DESCRIPTOR.full_name.encode())]
+        async with asyncio.timeout(10):
+            while 1 not in await producer.partitions_for(name):
+                await producer.client.force_metadata_update()
+        await producer.send_and_wait(name, value.SerializeToString(), key=b"p", partition=1, headers=headers)
+        await producer.stop()
+        await until(lambda: [record.partition for record in records] == [0, 1])
+
+
+async def test_a_topic_that_does_not_exist_yet_is_read_from_its_start_once_it_does(
+    kafka: KafkaServer, cluster: str
+) -> None:
+    reader = KafkaBus(kafka.servers, cluster, "early", topics=[REQUESTS])
+    await reader.start()
+    async with reading(reader, [REQUESTS, STEPS], from_start=False) as records:
+        async with asyncio.timeout(10):
+            while not records:  # until it reads, and so has seen that there is no other topic
+                reader.publish(REQUESTS, RequestEvent(request_id="r"))
+                await asyncio.sleep(0.02)
+        async with connected(kafka, cluster, "late") as writer:
+            publish_steps(writer, range(20))
+            await until(lambda: steps(records) == list(range(20)))
+    await reader.close()
+
+
+async def test_a_killed_broker_stops_neither_publisher_nor_subscriber(kafka: KafkaServer, bus: KafkaBus) -> None:
+    async with reading(bus, [STEPS]) as records:
+        publish_steps(bus, range(20))
+        await until(lambda: steps(records) == list(range(20)))
+        kafka.server.kill()
+        try:
+            publish_steps(bus, range(20, 40))
+            await asyncio.sleep(0)
+        finally:
+            kafka.server.start()
+        publish_steps(bus, range(40, 60))
+        await until(lambda: set(steps(records)) == set(range(60)), timeout_s=OUTAGE_S, what="all records")
+    unique = list(dict.fromkeys(steps(records)))
+    assert unique == list(range(60)), "each record's first reading is in order; repeats are allowed"
+    assert (bus.stats().buffered, bus.stats().dropped) == (0, 0)
+
+
+async def test_a_frozen_broker_is_outlived(kafka: KafkaServer, bus: KafkaBus) -> None:
+    async with reading(bus, [STEPS]) as records:
+        publish_steps(bus, range(5))
+        await until(lambda: steps(records) == list(range(5)))
+        kafka.server.freeze()
+        try:
+            publish_steps(bus, range(5, 10))
+            await until(lambda: bus.stats().buffered == 5)
+        finally:
+            kafka.server.thaw()
+        await until(lambda: set(steps(records)) == set(range(10)), timeout_s=OUTAGE_S)
+
+
+async def test_start_and_close_are_quick_and_publishing_is_bounded_while_the_broker_is_away(
+    tmp_path: Path, cluster: str
+) -> None:
+    loop = asyncio.get_running_loop()
+    for servers in (f"embedded:{tmp_path / 'none'}", "127.0.0.1:1"):
+        bus = KafkaBus(servers, cluster, "alone")
+        started_s = loop.time()
+        await bus.start()
+        publish_steps(bus, range(MAX_BUFFERED_RECORDS + 10))
+        stats = bus.stats()
+        assert (stats.published, stats.buffered, stats.dropped) == (MAX_BUFFERED_RECORDS + 10, MAX_BUFFERED_RECORDS, 10)
+        await bus.close()
+        await bus.close()
+        assert loop.time() - started_s < 6
+
+
+async def test_a_bus_that_starts_before_its_broker_delivers_once_it_is_there(
+    embedded_kafka_server: KafkaServer, tmp_path: Path, cluster: str
+) -> None:
+    file = tmp_path / "kafka.json"
+    bus = KafkaBus(f"embedded:{file}", cluster, "early")
+    await bus.start()
+    async with reading(bus, [STEPS], from_start=False) as records:
+        publish_steps(bus, range(5))
+        await asyncio.sleep(0)
+        file.write_text(Path(embedded_kafka_server.servers.removeprefix("embedded:")).read_text())
+        await until(lambda: steps(records) == list(range(5)))
+    await bus.close()
+
+
+async def test_closing_sends_what_is_buffered_and_ends_subscriptions(kafka: KafkaServer, cluster: str) -> None:
+    writer = KafkaBus(kafka.servers, cluster, "writer")
+    await writer.start()
+    ended = asyncio.get_running_loop().create_task(_drain(writer))
+    publish_steps(writer, range(2_500))
+    await writer.close()
+    assert writer.stats().buffered == 0
+    await asyncio.wait_for(ended, 5)
+    async with connected(kafka, cluster, "reader") as reader, reading(reader, [STEPS]) as records:
+        await until(lambda: steps(records) == list(range(2_500)))
+
+
+async def _drain(bus: KafkaBus) -> None:
+    async for _ in bus.subscribe([STEPS]):
+        pass
+
+
+async def test_cancelling_a_subscription_at_any_moment_leaves_no_task_behind(bus: KafkaBus) -> None:
+    publish_steps(bus, range(3))
+    await until(lambda: bus.stats().buffered == 0)
+    before = asyncio.all_tasks()
+    for turns in (0, 1, 5, 20, 80):
+        task = asyncio.get_running_loop().create_task(_drain(bus))
+        for _ in range(turns):
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    await until(lambda: not asyncio.all_tasks() - before)
+
+
+async def test_aborted_records_are_read_only_where_isolation_is_declared_missing(
+    kafka: KafkaServer, cluster: str, bus: KafkaBus
+) -> None:
+    producer = AIOKafkaProducer(
+        bootstrap_servers=Servers(kafka.servers).address().bootstrap, transactional_id=f"{cluster}-tx"
+    )
+    await producer.start()
+    headers = [(SCHEMA_HEADER, StepBatch.DESCRIPTOR.full_name.encode())]
+    await producer.begin_transaction()
+    aborted = StepBatch(worker_id="w", sequence=0).SerializeToString()
+    await producer.send_and_wait(STEPS.name(cluster), aborted, key=b"w", headers=headers)
+    await producer.abort_transaction()
+    await producer.stop()
+    publish_steps(bus, range(1, 2))
+    async with reading(bus, [STEPS]) as records:
+        await until(lambda: 1 in steps(records))
+        assert steps(records) == ([1] if bus.capabilities.read_committed else [0, 1])
+
+
+async def test_unread_records_are_lost_only_beyond_the_declared_bytes_of_a_partition(bus: KafkaBus) -> None:
+    size_bytes, count = 500_000, 30
+    for number in range(count):
+        bus.publish(DECISIONS, Decision(planner_id="p", sequence=number, reason="x" * size_bytes))
+    await until(lambda: bus.stats().buffered == 0)
+    kept_bytes = bus.capabilities.partition_bytes
+    async with reading(bus, [DECISIONS]) as records:
+        read = lambda: [record.value.sequence for record in records if isinstance(record.value, Decision)]  # noqa: E731
+        await until(lambda: count - 1 in read())
+        if kept_bytes is None:
+            assert read() == list(range(count))
+        else:
+            assert len(read()) <= kept_bytes // size_bytes + 1
+            assert read() == list(range(count - len(read()), count)), "the newest are kept"

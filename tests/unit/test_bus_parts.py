@@ -1,0 +1,111 @@
+"""The bus's pure parts: buffer, record format, progress, addresses."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.bus.buffer import Buffer, Outgoing
+from libs.bus.codec import decode, encode
+from libs.bus.progress import Progress
+from libs.bus.servers import BrokerAway, Servers
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.contracts.topics import DECISIONS, STEPS
+from libs.runtime.backoff import Backoff
+
+
+def record(number: int, size: int = 1) -> Outgoing:
+    return Outgoing("topic", b"key", bytes([number % 256]) * size, b"schema")
+
+
+@given(
+    st.lists(st.one_of(st.tuples(st.just("put"), st.integers(1, 40)), st.tuples(st.just("take"), st.integers(1, 9))))
+)
+def test_the_buffer_stays_within_its_bounds_and_accounts_for_every_record_in_order(
+    actions: list[tuple[str, int]],
+) -> None:
+    buffer = Buffer(max_records=5, max_bytes=60)
+    put: list[Outgoing] = []
+    taken: list[Outgoing] = []
+    dropped = 0
+    for action, size in actions:
+        if action == "put":
+            put.append(record(len(put), size))
+            dropped += buffer.append(put[-1])
+        else:
+            taken += buffer.take(size)
+    taken += buffer.take(100)
+    assert len(buffer) == 0
+    assert len(taken) + dropped == len(put)
+    remaining = iter(put)
+    assert all(any(one is other for other in remaining) for one in taken), "taken in the order put"
+
+
+def test_what_is_put_back_goes_first_and_is_the_first_to_be_dropped() -> None:
+    buffer = Buffer(max_records=3)
+    records = [record(number) for number in range(4)]
+    for one in records[:3]:
+        buffer.append(one)
+    batch = buffer.take(2)
+    assert buffer.append(records[3]) == 0
+    assert buffer.put_back(batch) == 1
+    assert buffer.take(9) == records[1:]
+
+
+def test_a_record_beyond_the_byte_bound_is_dropped_itself() -> None:
+    buffer = Buffer(max_bytes=10)
+    assert buffer.append(record(1, 11)) == 1
+    assert buffer.append(record(2, 10)) == 0
+    assert len(buffer) == 1
+
+
+def test_a_record_names_its_message_and_is_read_only_as_that() -> None:
+    value = StepBatch(worker_id="w", sequence=3)
+    sent = encode(STEPS, "local", value)
+    assert (sent.topic, sent.key) == ("fulcrum.local.steps.v1", b"w")
+    headers = (("other", b"x"), ("schema", sent.schema))
+    assert decode(STEPS, sent.value, headers) == value
+    assert decode(DECISIONS, sent.value, headers) is None
+    assert decode(STEPS, sent.value, ()) is None
+    assert decode(STEPS, b"\xff", headers) is None
+    assert decode(STEPS, None, headers) is None
+    with pytest.raises(TypeError, match="StepBatch"):
+        encode(STEPS, "local", Decision())
+
+
+def test_a_partition_has_stalled_only_when_it_is_behind_at_one_position_for_the_bound() -> None:
+    progress: Progress[str] = Progress(stall_s=3)
+    assert progress.stalled(0, {"a": 5, "b": 0}, {"a": 5, "b": 9}) == []
+    assert progress.stalled(4, {"a": 5, "b": 1}, {"a": 5, "b": 9}) == [], "at its end, and moving"
+    assert progress.stalled(6, {"a": 5, "b": 1}, {"a": 6, "b": 9}) == []
+    assert progress.stalled(7.5, {"a": 5, "b": 1}, {"a": 6, "b": 9}) == ["a", "b"]
+    assert progress.stalled(8, {"a": 6, "b": 9}, {"a": 6, "b": 9}) == []
+
+
+def test_addresses_are_fixed_or_read_anew_from_the_embedded_brokers_file(tmp_path: Path) -> None:
+    fixed = Servers("a:1,b:2")
+    assert (fixed.embedded, fixed.address().bootstrap, fixed.run()) == (False, "a:1,b:2", "a:1,b:2")
+    file = tmp_path / "kafka.json"
+    servers = Servers(f"embedded:{file}")
+    assert servers.embedded
+    assert servers.run() is None
+    for broken in ("", "{", "[]", "{}"):
+        file.write_text(broken)
+        with pytest.raises(BrokerAway, match=r"kafka\.json"):
+            servers.address()
+    runs = []
+    for pid in (1, 2):
+        file.write_text(f'{{"bootstrap": "127.0.0.1:9", "pid": {pid}}}')
+        assert servers.address().bootstrap == "127.0.0.1:9"
+        runs.append(servers.run())
+    assert runs[0] != runs[1], "a broker that came back on the same port is another one"
+
+
+def test_backoff_doubles_to_its_bound_and_starts_over_after_a_success() -> None:
+    backoff = Backoff(first_s=0.1, max_s=0.5)
+    assert [backoff.next_s() for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
+    assert backoff.failures == 5
+    backoff.reset()
+    assert (backoff.failures, backoff.next_s()) == (0, 0.1)
