@@ -12,6 +12,7 @@ import pytest
 from libs.bus.kafka import KafkaBus
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
 from libs.contracts.topics import STEPS
+from libs.runtime.paths import cache_dir
 from libs.testing.suite import Suite, running_suite
 
 pytestmark = [pytest.mark.suite, pytest.mark.torch, pytest.mark.timeout(600)]
@@ -73,7 +74,7 @@ async def _transfers(suite: Suite, wanted: int) -> list[KvTransfer]:
 def test_greedy_tokens_equal_generate_and_kv_really_moved(suite: Suite) -> None:
     from tokenizers import Tokenizer
 
-    model_path = Path(suite.ready["model_path"])
+    model_path = cache_dir() / "models" / MODEL
     prompts = _prompts()
     tokenizer = Tokenizer.from_file(str(model_path / "tokenizer.json"))
     expected = _reference(model_path, prompts)
