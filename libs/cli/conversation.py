@@ -38,7 +38,7 @@ async def answer_once(
         print(json.dumps(answer.to_json()))
         return
     print(flush=True)
-    Console(file=sys.stderr, highlight=False).print(answer.served_by(), style="dim")
+    Console(file=sys.stderr, highlight=False, soft_wrap=True).print(answer.served_by(), style="dim")
 
 
 def _first_model(gateway: str) -> str:

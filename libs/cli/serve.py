@@ -89,7 +89,7 @@ class _Run:
             self._out.print(f"  {find}fulcrum {command}", markup=False)
 
     def _show(self, ready: Ready) -> None:
-        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
+        table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
         for number, gateway in enumerate(ready.gateways, start=1):
             what = "OpenAI's API at /v1, described at /docs" if number == 1 else ""
             table.add_row("gateway" if len(ready.gateways) == 1 else f"gateway {number}", gateway, what)

@@ -1,6 +1,7 @@
 """What `fulcrum workers` and `fulcrum occupancy` print."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from rich.text import Text
 
 from libs.cli.find import find_suite, get_json
 
-BAR_CELLS = 40
+BAR_CELLS = 24
+PIPE_COLUMNS = 200
+"""Where there is no terminal to fit into."""
 PHASES = {"prefill": "cyan", "decode": "green", "kv_wait": "yellow", "idle": "grey37"}
 
 
@@ -21,19 +24,26 @@ def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
         print(json.dumps(workers))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("worker", "role", "state", "model", "engine", "address"):
+    for title in ("worker", "role", "state"):
         table.add_column(title, no_wrap=True)
-    for title in ("running", "waiting"):
-        table.add_column(title, justify="right")
+    for title in ("run", "wait"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for title in ("model", "device", "address"):
+        table.add_column(title, no_wrap=True)
     for worker in workers:
         budget = f" +{worker['budget_tokens']}" if worker["role"] == "mixed" else ""
-        engine = f"{worker['engine']} on {worker['device']}"
-        state = Text(worker["state"], style="green" if worker["state"] == "ready" else "yellow")
+        engine, device = worker["engine"], worker["device"]
         table.add_row(
-            worker["id"], worker["role"] + budget, state, worker["model"], engine, worker["address"],
-            str(worker["running"]), str(worker["waiting"]),
-        )  # fmt: skip
-    Console(highlight=False).print(table if workers else "No worker is registered.")
+            worker["id"],
+            worker["role"] + budget,
+            Text(worker["state"], style="green" if worker["state"] == "ready" else "yellow"),
+            str(worker["running"]),
+            str(worker["waiting"]),
+            worker["model"],
+            device if device.startswith(engine) else f"{engine} {device}",
+            worker["address"],
+        )
+    _console().print(table if workers else "No worker is registered.")
 
 
 def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> None:
@@ -43,17 +53,23 @@ def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> No
         print(json.dumps(found))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     table.add_column(f"last {found['window_ms']} ms", no_wrap=True)
-    for phase in PHASES:
-        table.add_column(phase.replace("_", " "), justify="right")
-    table.add_column("P:D", justify="right")
-    table.add_column("covered", justify="right")
+    for title in (*map(_title, PHASES), "P:D", "covered"):
+        table.add_column(title, justify="right", no_wrap=True)
     table.add_row(Text("all", style="bold"), *_cells(found))
     for worker in found["workers"]:
         table.add_row(f"{worker['id']}", *_cells(worker))
-    legend = Text(" ").join(Text(f"█ {phase.replace('_', ' ')}", style=style) for phase, style in PHASES.items())
-    Console(highlight=False).print(Group(table, Text(), legend))
+    legend = Text(" ").join(Text(f"█ {_title(phase)}", style=style) for phase, style in PHASES.items())
+    _console().print(Group(table, Text(), legend))
+
+
+def _console() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+
+
+def _title(phase: str) -> str:
+    return phase.replace("_", " ")
 
 
 def _cells(figures: dict[str, Any]) -> list[Text | str]:

@@ -1,0 +1,119 @@
+"""The command line against a running suite on the sim engine."""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from libs.testing.suite import Suite, running_suite
+
+pytestmark = pytest.mark.suite
+
+WORKER_KEYS = {
+    "id", "pid", "node", "role", "budget_tokens", "engine", "model", "device", "gpus", "epoch", "state", "running",
+    "waiting", "address",
+}  # fmt: skip
+OCCUPANCY_KEYS = {"window_ms", "gpus", "coverage", "prefill", "decode", "kv_wait", "idle", "ratio", "workers"}
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    folder = tmp_path_factory.mktemp("commands")
+    arguments = ("--engine", "sim", "--decode", "2", "--mixed", "1", "--gateways", "2")
+    with running_suite(folder, *arguments, env={"FULCRUM_CACHE": str(folder / "cache")}) as found:
+        yield found
+
+
+def one_json_line(suite: Suite, *arguments: str) -> Any:
+    """What a command with --json prints, which is one line, and nothing on stderr."""
+    done = suite.fulcrum(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.endswith("\n")
+    (line,) = done.stdout.splitlines()
+    return json.loads(line)
+
+
+def test_the_ready_file_tells_where_everything_is_to_its_owner_alone(suite: Suite) -> None:
+    assert stat.S_IMODE(suite.ready_file.stat().st_mode) == 0o600
+    assert suite.ready["pid"] == suite.process.pid
+    assert len(suite.ready["token"]) >= 16
+    assert suite.ready["gateways"][0] == suite.ready["gateway"]
+    assert len(set(suite.ready["gateways"])) == 2
+    for url in (*suite.ready["gateways"], suite.ready["planner"], suite.ready["metrics"]):
+        assert httpx.get(f"{url}/readyz").status_code == 200
+
+
+def test_the_suite_writes_the_default_ready_file_too(suite: Suite) -> None:
+    port = suite.gateway.rpartition(":")[2]
+    default = Path(suite.env["FULCRUM_CACHE"]) / "suites" / f"{port}.json"
+    assert json.loads(default.read_text()) == suite.ready
+
+
+def test_workers_are_all_there_once_the_suite_is_ready(suite: Suite) -> None:
+    workers = one_json_line(suite, "workers")
+    assert {worker["id"] for worker in workers} == {"prefill-1", "decode-1", "decode-2", "mixed-1"}
+    roles = {worker["id"]: worker["role"] for worker in workers}
+    assert roles == {"prefill-1": "prefill", "decode-1": "decode", "decode-2": "decode", "mixed-1": "mixed"}
+    for worker in workers:
+        assert worker.keys() >= WORKER_KEYS
+        assert (worker["engine"], worker["model"], worker["state"]) == ("sim", "sim", "ready")
+        os.kill(worker["pid"], 0)
+
+
+def test_chat_says_what_came_and_who_served_it(suite: Suite) -> None:
+    answer = one_json_line(suite, "chat", "Hello", "--max-tokens", "8", "--temperature", "0")
+    assert answer["text"]
+    assert answer["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 8
+    assert 0 < answer["ttft_s"] < 60
+    assert 0 < answer["tpot_s"] < 60
+    ids = {worker["id"] for worker in one_json_line(suite, "workers")}
+    assert {answer["prefill_worker"], answer["decode_worker"]} <= ids
+
+
+def test_chat_streams_to_stdout_and_tells_who_served_it_on_stderr(suite: Suite) -> None:
+    done = suite.fulcrum("chat", "Hello", "--max-tokens", "8", "--temperature", "0")
+    assert done.returncode == 0
+    assert done.stdout.rstrip("\n") == one_json_line(suite, "chat", "Hello", "--max-tokens", "8", "--temperature", "0")[
+        "text"
+    ].rstrip("\n")
+    assert "first token after" in done.stderr
+
+
+def test_occupancy_of_an_asked_window_adds_up(suite: Suite) -> None:
+    figures = one_json_line(suite, "occupancy", "--window", "1s")
+    assert figures.keys() >= OCCUPANCY_KEYS
+    assert figures["window_ms"] == 1000
+    for worker in figures["workers"]:
+        assert worker.keys() >= OCCUPANCY_KEYS - {"window_ms", "workers"}
+        if worker["idle"] is not None:
+            assert sum(worker[phase] for phase in ("prefill", "decode", "kv_wait", "idle")) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("command", [("workers",), ("occupancy",)])
+def test_people_get_a_table(suite: Suite, command: tuple[str, ...]) -> None:
+    done = suite.fulcrum(*command)
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        (("chat", "hi", "--model", "nobody"), "nobody"),
+        (("chat", "hi", "--max-tokens", "1000000"), "exceed the context"),
+        (("occupancy", "--window", "soon"), "window"),
+    ],
+)
+def test_a_refusal_is_one_line_and_not_0(suite: Suite, command: tuple[str, ...], word: str) -> None:
+    done = suite.fulcrum(*command)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert word in done.stderr
