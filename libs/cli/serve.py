@@ -1,13 +1,15 @@
 """What `fulcrum up` does once it runs: signals, the first question, the screen."""
 
 import asyncio
+import os
+import shutil
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from libs.cli.ask import Answer, ask
 from libs.cli.progress import Display, make_display
@@ -84,20 +86,22 @@ class _Run:
         if self._question:
             await self._ask(ready)
         self._out.print("\nCtrl-C stops it. In another terminal:", style="dim")
-        find = "" if self._options.gateway_port == DEFAULT_GATEWAY_PORT else f"FULCRUM_READY={self._ready_file()} "
+        if self._options.gateway_port != DEFAULT_GATEWAY_PORT:
+            self._out.print(f"  export FULCRUM_READY={self._ready_file()}", markup=False)
         for command in ('chat "Why is the sky blue?"', "workers", "occupancy"):
-            self._out.print(f"  {find}fulcrum {command}", markup=False)
+            self._out.print(f"  {_program()} {command}", markup=False)
 
     def _show(self, ready: Ready) -> None:
-        table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
-        for number, gateway in enumerate(ready.gateways, start=1):
-            what = "OpenAI's API at /v1, described at /docs" if number == 1 else ""
-            table.add_row("gateway" if len(ready.gateways) == 1 else f"gateway {number}", gateway, what)
-        table.add_row("planner", ready.planner, "/v1/workers, /v1/decisions")
-        table.add_row("metrics", ready.metrics, "/v1/occupancy, /metrics")
-        table.add_row("logs", str(logs_folder(self._options.gateway_port)), "")
+        rows = [
+            ("gateway" if number == 1 else f"gateway {number}", gateway, "OpenAI's API at /v1, described at /docs")
+            for number, gateway in enumerate(ready.gateways, start=1)
+        ]
+        rows.append(("planner", ready.planner, "/v1/workers, /v1/decisions"))
+        rows.append(("metrics", ready.metrics, "/v1/occupancy, /metrics"))
         self._out.print(f"\n[bold]Fulcrum serves {ready.model}[/] ({ready.engine})")
-        self._out.print(table)
+        for name, url, what in rows:
+            self._out.print(f"  {name:<11}{url}  [dim]{what}[/]")
+        self._out.print(f"  {'logs':<11}{logs_folder(self._options.gateway_port)}", markup=False)
 
     async def _ask(self, ready: Ready) -> None:
         """A question that fails is told; the suite is there all the same, to be looked at."""
@@ -120,3 +124,11 @@ class _Run:
 
     def _ready_file(self) -> str:
         return str(self._options.json_ready or default_ready_file(self._options.gateway_port))
+
+
+def _program() -> str:
+    """What to type here for this very command line."""
+    called = Path(sys.argv[0])
+    if called.name != "fulcrum" or shutil.which("fulcrum") == str(called):
+        return "fulcrum"
+    return os.path.relpath(called) if called.is_relative_to(Path.cwd()) else str(called)

@@ -23,12 +23,13 @@ def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(workers))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for title in ("worker", "role", "state"):
         table.add_column(title, no_wrap=True)
     for title in ("run", "wait"):
         table.add_column(title, justify="right", no_wrap=True)
-    for title in ("model", "device", "address"):
+    table.add_column("model")
+    for title in ("device", "address"):
         table.add_column(title, no_wrap=True)
     for worker in workers:
         budget = f" +{worker['budget_tokens']}" if worker["role"] == "mixed" else ""
@@ -52,7 +53,7 @@ def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> No
     if as_json:
         print(json.dumps(found))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("", no_wrap=True)
     table.add_column(f"last {found['window_ms']} ms", no_wrap=True)
     for title in (*map(_title, PHASES), "P:D", "covered"):
