@@ -1,7 +1,7 @@
 """What must be known of a model without loading it: its context, its vocabulary, and what identifies its weights."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from libs.model.builtin import (
     SIM_NAME,
     SIM_VOCAB_SIZE,
 )
+from libs.model.sampling import SamplingDefaults, sampling_defaults
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 _NOT_IDENTITY = ("_name_or_path", "transformers_version")
@@ -34,6 +35,7 @@ class ModelInfo:
     max_context_tokens: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
 def load_model_info(path: str | Path, name: str | None = None) -> ModelInfo:
@@ -50,8 +52,16 @@ def load_model_info(path: str | Path, name: str | None = None) -> ModelInfo:
     vocab_size = text_config.get("vocab_size")
     if context is None or not isinstance(vocab_size, int):
         raise StartupError(f"{folder / 'config.json'} lacks max_position_embeddings or vocab_size")
+    advice = folder / "generation_config.json"
+    generation = read_json(advice) if advice.exists() else {}
     return ModelInfo(
-        name or folder.name, folder, _revision(folder, config), context, vocab_size, _eos_token_ids(folder, text_config)
+        name=name or folder.name,
+        path=folder,
+        revision=_revision(folder, config),
+        max_context_tokens=context,
+        vocab_size=vocab_size,
+        eos_token_ids=_eos_token_ids(folder, generation, text_config),
+        sampling=sampling_defaults(generation, advice),
     )
 
 
@@ -68,9 +78,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _eos_token_ids(folder: Path, text_config: dict[str, Any]) -> frozenset[int]:
-    generation = folder / "generation_config.json"
-    value = read_json(generation).get("eos_token_id") if generation.exists() else None
+def _eos_token_ids(folder: Path, generation: dict[str, Any], text_config: dict[str, Any]) -> frozenset[int]:
+    value = generation.get("eos_token_id")
     if value is None:
         value = text_config.get("eos_token_id")
     ids = value if isinstance(value, list) else [value]

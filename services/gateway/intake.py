@@ -10,6 +10,7 @@ from itertools import count
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.model.sampling import SamplingDefaults
 from services.gateway.catalog import Catalog, ServedModel
 from services.gateway.choice import Choice, ChoiceText
 from services.gateway.fleet import Fleet
@@ -99,7 +100,7 @@ class Intake:
                     prompt=packed,
                     prompt_tokens=len(prompt),
                     max_output_tokens=max_output_tokens,
-                    sampling=_seeded(asked.sampling, seed + which),
+                    sampling=_sampling(asked, model.info.sampling, seed + which),
                     context=context,
                     end_token_ids=end_token_ids,
                     sink=text,
@@ -110,9 +111,11 @@ class Intake:
         return choices
 
 
-def _seeded(sampling: pb.Sampling, seed: int) -> pb.Sampling:
+def _sampling(asked: Asked, advised: SamplingDefaults, seed: int) -> pb.Sampling:
     own = pb.Sampling()
-    own.CopyFrom(sampling)
+    own.CopyFrom(asked.sampling)
+    for name in asked.unset:
+        setattr(own, name, getattr(advised, name))
     own.seed = seed % _SEEDS
     return own
 

@@ -1,7 +1,7 @@
 """From a body's bytes to what is asked, checked field by field. Pure; raises InvalidRequest that names the field."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import msgspec
@@ -9,11 +9,14 @@ import msgspec
 from libs.contracts.errors import InvalidRequest, UnsupportedField
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Sampling
 from libs.model.chat import ChatMessage
+from libs.model.sampling import SamplingDefaults
 from services.gateway.schema import ChatRequest, Common, CompletionRequest, Message
 from services.gateway.unserved import drop_harmless
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of max_tokens for text completions; a chat goes on to the end of the context."""
+
+_ADVISED = tuple(field.name for field in fields(SamplingDefaults))
 
 Prompt = str | list[int]
 
@@ -32,6 +35,8 @@ class Asked:
     max_tokens_field: str
     sampling: Sampling
     """Without a seed."""
+    unset: frozenset[str]
+    """Fields of `sampling` that the model's own advice fills."""
     seed: int | None
     stops: tuple[str, ...]
     stream: bool
@@ -95,6 +100,7 @@ def _asked(
         max_tokens=max_tokens,
         max_tokens_field=max_tokens_field,
         sampling=sampling,
+        unset=frozenset(name for name in _ADVISED if getattr(request, name) is None),
         seed=request.seed,
         stops=(stop,) if isinstance(stop, str) else tuple(stop or ()),
         stream=bool(request.stream),

@@ -35,7 +35,8 @@ def test_the_folder_is_a_plain_llama_model(folder: Path):
     config = json.loads((folder / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert "quantization_config" not in config
-    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 2
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert (generation["eos_token_id"], generation["temperature"], generation["top_p"]) == (2, 0.2, 0.9)
     assert "<|im_start|>" in json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
     assert (folder / "model.safetensors").stat().st_mode & 0o777 == (folder / "config.json").stat().st_mode & 0o777
 

