@@ -1,5 +1,7 @@
-"""Engines by name, imported only when asked for: a sim worker needs no torch."""
+"""Engines by name. None imports its heavy packages before it is started: a sim worker needs no torch."""
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from libs.contracts.errors import StartupError
@@ -8,28 +10,17 @@ from libs.engine.local import LocalEngine
 from libs.engine.port import Engine
 from libs.engine.runner import Runner
 from libs.engine.sim.runner import SimRunner
+from libs.engine.torch.runner import TorchRunner
 from libs.runtime.clock import Clock
 
-ENGINES: Final = ("torch", "sim")
+RUNNERS: Final[Mapping[str, Callable[[EngineConfig], Runner]]] = MappingProxyType(
+    {"torch": TorchRunner, "sim": SimRunner}
+)
 
 
 def make_engine(name: str, config: EngineConfig, clock: Clock) -> Engine:
-    """An engine that is not started yet; raises StartupError for an unknown name or a missing package."""
-    if name == "sim":
-        return LocalEngine(SimRunner(config), config, clock)
-    if name == "torch":
-        return LocalEngine(_torch_runner(config), config, clock)
-    raise StartupError(f"engine {name!r} is not one of {', '.join(ENGINES)}")
-
-
-def _torch_runner(config: EngineConfig) -> Runner:
-    try:
-        from libs.engine.torch.runner import TorchRunner  # noqa: PLC0415 - gigabytes that only this engine needs
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("libs."):
-            raise
-        raise StartupError(
-            f"engine torch needs the package {error.name!r}: install fulcrum with its torch extra"
-            " (pip install 'fulcrum[torch]')"
-        ) from None
-    return TorchRunner(config)
+    """An engine that is not started yet; raises StartupError for an unknown name. `start` tells a missing package."""
+    make_runner = RUNNERS.get(name)
+    if make_runner is None:
+        raise StartupError(f"engine {name!r} is not one of {', '.join(RUNNERS)}")
+    return LocalEngine(make_runner(config), config, clock)

@@ -5,7 +5,16 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from libs.contracts.errors import KvLost
-from libs.engine.port import Engine, EngineEvent, KvChunk, KvHandle, Logprob, SequenceOutput
+from libs.engine.port import (
+    Engine,
+    EngineEvent,
+    EngineIdentity,
+    EngineIntegrity,
+    KvChunk,
+    KvHandle,
+    Logprob,
+    SequenceOutput,
+)
 
 WAIT_S = 60.0
 """Bound on everything a test waits for."""
@@ -18,8 +27,8 @@ class DirectFetcher:
     engines: dict[str, Engine] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     """Chunks come while it is set."""
-    lose_after_blocks: int | None = None
-    """The source dies after so many blocks."""
+    dies: bool = False
+    """Every source dies after its first chunk."""
     fetching: int = 0
     """Transfers that are under way."""
 
@@ -35,10 +44,10 @@ class DirectFetcher:
         try:
             await self.gate.wait()
             async for chunk in source.export(handle.opaque, kv_layout, 0):
-                if self.lose_after_blocks is not None and chunk.first_block >= self.lose_after_blocks:
-                    raise KvLost(f"worker {handle.worker_id} is gone")
                 yield chunk
                 await self.gate.wait()
+                if self.dies:
+                    raise KvLost(f"worker {handle.worker_id} is gone")
             source.release(handle.opaque)
         finally:
             self.fetching -= 1
@@ -114,3 +123,29 @@ class EventReader:
         log.pulled += output.pulling
         if output.finish is not None:
             log.end = output
+
+
+class EngineBench:
+    """Some engines of one kind, started and read, that fetch from one another; `close` checks that nothing leaks."""
+
+    def __init__(self, make: Callable[..., Engine]) -> None:
+        self.fetcher = DirectFetcher()
+        self._make = make
+        self._readers: list[EventReader] = []
+
+    async def start(self, worker_id: str, **config: object) -> tuple[Engine, EventReader]:
+        """A new engine, with changes to its configuration."""
+        engine = self._make(**config)
+        await engine.start(EngineIdentity(worker_id, 1, "nowhere:1"), self.fetcher, lambda _stage, _fraction: None)
+        self.fetcher.engines[worker_id] = engine
+        reader = EventReader(engine)
+        self._readers.append(reader)
+        return engine, reader
+
+    async def close(self) -> None:
+        """Close every engine and see its events end."""
+        for engine in self.fetcher.engines.values():
+            await engine.close()
+            assert engine.integrity() == EngineIntegrity(0, 0, 0), "something was left behind"
+        for reader in self._readers:
+            await reader.close()

@@ -109,7 +109,8 @@ def _load(config: EngineConfig, progress: Progress) -> "Loaded":
     try:
         from libs.engine.torch.step import load  # noqa: PLC0415
     except ImportError as error:
-        raise StartupError(f"the torch engine needs torch and transformers: {str(error).splitlines()[0]}") from error
+        reason = str(error).splitlines()[0]
+        raise StartupError(f"the torch engine lacks a package ({reason}): pip install 'fulcrum[torch]'") from error
     progress("importing torch", 1.0)
     return load(config, progress)
 

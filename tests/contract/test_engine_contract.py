@@ -1,0 +1,458 @@
+"""What every engine does behind the port. A new engine joins by one entry in `KINDS`."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from libs.contracts.errors import InvalidRequest, KvLost, KvMismatch, QueueFull
+from libs.contracts.hashing import block_hashes
+from libs.engine.config import EngineConfig
+from libs.engine.factory import make_engine
+from libs.engine.port import (
+    Engine,
+    EngineIntegrity,
+    EngineRequest,
+    FinishReason,
+    KvHandle,
+    Phase,
+    SamplingParams,
+)
+from libs.runtime.clock import SystemClock
+from libs.testing.engine import EngineBench, EventReader, SequenceLog
+from libs.testing.wait import until
+
+BLOCK = 16
+PROMPT: NDArray[np.int32] = (np.arange(75, dtype=np.int32) * 7) % 250
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.8, seed=11, ignore_eos=True)
+ROOT = b"weights, dtype, tenant"
+IDLE = EngineIntegrity(0, 0, 0)
+Make = Callable[..., Engine]
+
+
+@pytest.fixture(scope="session")
+def random_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with random weights."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=260,
+        max_position_embeddings=1024,
+        eos_token_id=257,
+    )
+    folder = tmp_path_factory.mktemp("model") / "llama"
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def sim_make() -> Make:
+    """The built-in model on a device so fast that a test is short, and slow enough to be caught at work."""
+    base = EngineConfig(None, "contract", block_size_tokens=BLOCK, sim_speedup=20.0)
+    return lambda **changes: make_engine("sim", replace(base, **changes), SystemClock())
+
+
+@pytest.fixture
+def torch_make(random_llama: Path) -> Make:
+    """Real attention over real blocks."""
+    base = EngineConfig(
+        random_llama, "contract", device="cpu", threads=1, block_size_tokens=BLOCK, kv_memory_mb=4, max_sequences=16
+    )
+    return lambda **changes: make_engine("torch", replace(base, **changes), SystemClock())
+
+
+KINDS = ("sim", pytest.param("torch", marks=pytest.mark.torch))
+
+
+@pytest.fixture(params=KINDS)
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[EngineBench]:
+    """Engines of each kind in turn."""
+    bench = EngineBench(request.getfixturevalue(f"{request.param}_make"))
+    yield bench
+    bench.fetcher.gate.set()
+    await bench.close()
+
+
+keys = itertools.count(1)
+
+
+def sequence(
+    phase: Phase = Phase.BOTH,
+    *,
+    prompt: NDArray[np.int32] = PROMPT,
+    generated: list[int] | None = None,
+    output: int = 12,
+    sampling: SamplingParams = GREEDY,
+    root: bytes = b"",
+    kv: KvHandle | None = None,
+) -> EngineRequest:
+    key = next(keys)
+    token_ids = np.concatenate([prompt, np.array(generated or [], dtype=np.int32)])
+    return EngineRequest(key, f"request-{key}", phase, token_ids, len(prompt), output, sampling, root, kv)
+
+
+async def complete(engine: Engine, reader: EventReader, request: EngineRequest) -> SequenceLog:
+    engine.submit(request)
+    return await reader.ended(request.key)
+
+
+async def prefill(engine: Engine, reader: EventReader, **request: object) -> tuple[KvHandle, list[int]]:
+    """A handle under a lease, and the first token."""
+    log = await complete(engine, reader, sequence(Phase.PREFILL, **request))  # type: ignore[arg-type]
+    assert log.end is not None and log.end.finish is FinishReason.PREFILLED and log.end.handle is not None
+    return log.end.handle, log.token_ids
+
+
+def finish(log: SequenceLog) -> FinishReason | None:
+    assert log.end is not None
+    return log.end.finish
+
+
+# ---------------------------------------------------------------- phases
+
+
+async def test_a_sequence_runs_from_its_prompt_to_its_length(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    log = await complete(engine, reader, sequence(output=12))
+    assert len(log.token_ids) == 12 and finish(log) is FinishReason.LENGTH
+    assert log.end is not None
+    assert (log.end.cached_tokens, log.end.computed_prompt_tokens, log.end.handle) == (0, len(PROMPT), None)
+    assert engine.integrity() == IDLE
+
+
+async def test_prefill_samples_one_token_and_holds_the_prompts_blocks(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    handle, first = await prefill(engine, reader)
+    blocks = -(-len(PROMPT) // BLOCK)
+    assert len(first) == 1
+    assert (handle.worker_id, handle.tokens, handle.blocks) == ("one", len(PROMPT), blocks)
+    assert engine.integrity() == EngineIntegrity(0, blocks, 1)
+    engine.release(handle.opaque)
+    engine.release(handle.opaque)
+    assert engine.integrity() == IDLE
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 75])
+async def test_a_moved_sequence_goes_on_as_if_it_had_stayed(
+    bench: EngineBench, sampling: SamplingParams, size: int
+) -> None:
+    source, source_reader = await bench.start("prefill")
+    target, target_reader = await bench.start("decode")
+    target.set_prefill_budget(0)
+    prompt = PROMPT[:size]
+    stayed = await complete(source, source_reader, sequence(prompt=prompt, sampling=sampling))
+    handle, first = await prefill(source, source_reader, prompt=prompt, sampling=sampling)
+    request = sequence(Phase.DECODE, prompt=prompt, generated=first, sampling=sampling, kv=handle)
+    log = await complete(target, target_reader, request)
+    assert first + log.token_ids == stayed.token_ids
+    assert (log.pulled, finish(log)) == (1, FinishReason.LENGTH)
+    data_bytes = handle.blocks * target.capabilities.kv_block_bytes
+    assert log.end is not None and log.end.kv_bytes_received == data_bytes and log.end.computed_prompt_tokens == 0
+    (transfer,) = [transfer for event in target_reader.events for transfer in event.kv_transfers]
+    assert (transfer.request_id, transfer.from_worker_id) == (request.request_id, "prefill")
+    assert (transfer.blocks, transfer.data_bytes, transfer.prompt_tokens_computed) == (handle.blocks, data_bytes, 0)
+    assert 0 < transfer.start_unix_ns <= transfer.end_unix_ns
+    assert sum(event.step.prefill_tokens for event in target_reader.events if event.step) == 0
+    assert source.integrity() == target.integrity() == IDLE
+
+
+async def test_a_missing_last_prompt_token_is_computed_even_with_budget_0(bench: EngineBench) -> None:
+    source, source_reader = await bench.start("prefill")
+    target, target_reader = await bench.start("decode")
+    target.set_prefill_budget(0)
+    stayed = await complete(source, source_reader, sequence())
+    handle, _ = await prefill(source, source_reader)
+    log = await complete(target, target_reader, sequence(Phase.DECODE, kv=replace(handle, tokens=len(PROMPT) - 1)))
+    assert log.token_ids == stayed.token_ids
+    assert log.end is not None and log.end.computed_prompt_tokens == 1
+
+
+async def test_a_sequence_resumed_from_its_tokens_goes_on_identically(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    whole = (await complete(engine, reader, sequence(sampling=SEEDED))).token_ids
+    log = await complete(engine, reader, sequence(sampling=SEEDED, generated=whole[:5]))
+    assert log.token_ids == whole[5:]
+    handle, first = await prefill(engine, reader, sampling=SEEDED, generated=whole[:5])
+    moved = sequence(Phase.DECODE, sampling=SEEDED, generated=whole[:5] + first, kv=handle)
+    assert first + (await complete(engine, reader, moved)).token_ids == whole[5:]
+
+
+async def test_a_first_token_that_ends_the_sequence_leaves_no_handle(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    log = await complete(engine, reader, sequence(Phase.PREFILL, output=1))
+    assert (len(log.token_ids), finish(log)) == (1, FinishReason.LENGTH)
+    stop = replace(GREEDY, stop_token_ids=frozenset(log.token_ids))
+    stopped = await complete(engine, reader, sequence(Phase.PREFILL, sampling=stop))
+    assert (stopped.token_ids, finish(stopped)) == (log.token_ids, FinishReason.STOP)
+    assert engine.integrity() == IDLE
+
+
+async def test_a_stop_token_is_the_last_one(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    tokens = (await complete(engine, reader, sequence())).token_ids
+    stop = tokens[6]
+    log = await complete(engine, reader, sequence(sampling=replace(GREEDY, stop_token_ids=frozenset({stop}))))
+    assert log.token_ids == tokens[: tokens.index(stop) + 1]
+    assert finish(log) is FinishReason.STOP
+
+
+async def test_the_end_of_the_context_ends_a_sequence(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    context = engine.capabilities.max_context_tokens
+    prompt = np.resize(PROMPT, context - 3)
+    log = await complete(engine, reader, sequence(prompt=prompt, output=50))
+    assert (len(log.token_ids), finish(log)) == (3, FinishReason.LENGTH)
+
+
+async def test_logprobs_come_with_each_token_when_asked_for(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    log = await complete(engine, reader, sequence(sampling=replace(GREEDY, logprobs=True, top_logprobs=3)))
+    assert len(log.logprobs) == len(log.token_ids)
+    for token, logprob in zip(log.token_ids, log.logprobs, strict=True):
+        assert logprob.top[0] == (token, logprob.logprob)
+        assert [value for _, value in logprob.top] == sorted((value for _, value in logprob.top), reverse=True)
+        assert len({other for other, _ in logprob.top}) == 3
+
+
+# ---------------------------------------------------------------- batches, chunks, prefixes
+
+
+async def test_company_and_chunk_size_do_not_change_tokens(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    prompts = [np.roll(PROMPT, shift)[: 10 + 9 * shift] for shift in range(7)]
+    alone = [(await complete(engine, reader, sequence(prompt=prompt, sampling=SEEDED))).token_ids for prompt in prompts]
+    engine.set_prefill_budget(13)
+    before = len(reader.events)
+    together = [sequence(prompt=prompt, sampling=SEEDED) for prompt in prompts]
+    for request in together:
+        engine.submit(request)
+    assert [(await reader.ended(request.key)).token_ids for request in together] == alone
+    assert max(event.step.prefill_tokens for event in reader.events[before:] if event.step) == 13
+    assert engine.integrity() == IDLE
+
+
+async def test_a_prompt_seen_before_is_served_from_its_blocks(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    first = await complete(engine, reader, sequence(root=ROOT))
+    again = await complete(engine, reader, sequence(root=ROOT))
+    assert again.token_ids == first.token_ids
+    assert again.end is not None
+    assert (again.end.cached_tokens, again.end.computed_prompt_tokens) == (64, len(PROMPT) - 64)
+    stored = [content for event in reader.events for content in event.blocks.stored]
+    assert stored[:4] == block_hashes(ROOT, PROMPT, BLOCK)
+    other = await complete(engine, reader, sequence(root=b"another tenant"))
+    assert other.end is not None and other.end.cached_tokens == 0
+
+
+async def test_of_a_fully_known_prompt_the_last_block_is_computed_again(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    first = await complete(engine, reader, sequence(root=ROOT, prompt=PROMPT[:64]))
+    again = await complete(engine, reader, sequence(root=ROOT, prompt=PROMPT[:64]))
+    assert again.end is not None and again.end.cached_tokens == 48
+    assert again.token_ids == first.token_ids
+
+
+async def test_with_budget_0_prompts_wait(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    engine.set_prefill_budget(0)
+    request = sequence()
+    engine.submit(request)
+    other = sequence(output=2)
+    engine.submit(other)
+    engine.abort(other.key)
+    assert finish(await reader.ended(other.key)) is FinishReason.ABORTED
+    assert not any(event.step for event in reader.events)
+    engine.set_prefill_budget(100)
+    assert finish(await reader.ended(request.key)) is FinishReason.LENGTH
+
+
+# ---------------------------------------------------------------- ends before the end
+
+
+async def test_abort_in_any_state_frees_everything(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one", max_sequences=2)
+    handle, first = await prefill(engine, reader)
+    bench.fetcher.gate.clear()
+    long = engine.capabilities.max_context_tokens
+    running, fetching = sequence(output=long), sequence(Phase.DECODE, generated=first, output=long, kv=handle)
+    queued = sequence()
+    for request in (running, fetching, queued):
+        engine.submit(request)
+    await reader.tokens(running.key, 3)
+    await until(lambda: bench.fetcher.fetching == 1)
+    assert (engine.load().running, engine.load().awaiting_kv, engine.load().waiting) == (1, 1, 1)
+    engine.abort(10**9)
+    for request in (queued, fetching, running):
+        engine.abort(request.key)
+        assert finish(await reader.ended(request.key)) is FinishReason.ABORTED
+    await until(lambda: bench.fetcher.fetching == 0)
+    assert engine.integrity() == EngineIntegrity(0, handle.blocks, 1)  # the sender's lease lives on
+    engine.release(handle.opaque)
+    assert engine.integrity() == IDLE
+
+
+async def test_abort_of_a_prefilled_sequence_ends_its_lease(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    request = sequence(Phase.PREFILL)
+    assert finish(await complete(engine, reader, request)) is FinishReason.PREFILLED
+    engine.abort(request.key)
+    assert engine.integrity() == IDLE
+
+
+async def test_a_lease_ends_by_itself(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one", kv_lease_ms=50)
+    handle, _ = await prefill(engine, reader)
+    await until(lambda: engine.integrity() == IDLE)
+    with pytest.raises(KvLost):
+        await anext(aiter(engine.export(handle.opaque, engine.capabilities.kv_layout, 0)))
+
+
+@pytest.mark.parametrize("loss", ["released", "gone", "half-way", "more blocks than said"])
+async def test_lost_kv_ends_a_sequence_as_kv_lost(bench: EngineBench, loss: str) -> None:
+    source, source_reader = await bench.start("prefill")
+    target, target_reader = await bench.start("decode")
+    prompt = np.resize(PROMPT, 800)
+    handle, first = await prefill(source, source_reader, prompt=prompt)
+    if loss == "released":
+        source.release(handle.opaque)
+    lost = replace(handle, worker_id="nobody") if loss == "gone" else handle
+    if loss == "more blocks than said":
+        lost = replace(handle, blocks=handle.blocks - 1)
+    bench.fetcher.dies = loss == "half-way"
+    log = await complete(
+        target, target_reader, sequence(Phase.DECODE, prompt=prompt, generated=first, kv=lost, output=20)
+    )
+    assert (finish(log), log.token_ids, log.pulled) == (FinishReason.KV_LOST, [], 1)
+    assert log.end is not None and log.end.detail
+    assert target.integrity() == IDLE
+    source.release(handle.opaque)
+
+
+async def test_blocks_of_another_layout_are_refused(bench: EngineBench) -> None:
+    source, source_reader = await bench.start("prefill")
+    target, target_reader = await bench.start("decode", block_size_tokens=32)
+    handle, first = await prefill(source, source_reader)
+    with pytest.raises(KvMismatch):
+        await anext(aiter(source.export(handle.opaque, target.capabilities.kv_layout, 0)))
+    log = await complete(target, target_reader, sequence(Phase.DECODE, generated=first, kv=handle))
+    assert finish(log) is FinishReason.FAILED
+    assert log.end is not None and log.end.detail.startswith("kv_mismatch")
+    source.release(handle.opaque)
+
+
+async def test_export_goes_on_from_any_block_in_bounded_chunks(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    handle, _ = await prefill(engine, reader, prompt=np.resize(PROMPT, 500))
+    layout = engine.capabilities.kv_layout
+    chunks = [chunk async for chunk in engine.export(handle.opaque, layout, 2)]
+    assert chunks[0].first_block == 2 and sum(chunk.blocks for chunk in chunks) == handle.blocks - 2
+    assert all(chunk.data_bytes == chunk.blocks * engine.capabilities.kv_block_bytes for chunk in chunks)
+    assert all(len(chunk.data) in (0, chunk.data_bytes) for chunk in chunks)
+    assert all(chunk.blocks == 1 or chunk.data_bytes <= 4 * 1024 * 1024 for chunk in chunks)
+    engine.release(handle.opaque)
+
+
+async def test_what_can_never_run_is_refused(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    context = engine.capabilities.max_context_tokens
+    handle, first = await prefill(engine, reader)
+    impossible = [
+        sequence(prompt=PROMPT[:0]),
+        sequence(prompt=np.resize(PROMPT, context)),
+        sequence(output=0),
+        sequence(prompt=np.array([engine.capabilities.vocab_size], dtype=np.int32)),
+        sequence(prompt=np.array([-1], dtype=np.int32)),
+        sequence(Phase.DECODE, generated=first),
+        sequence(Phase.BOTH, generated=first, kv=handle),
+        sequence(Phase.DECODE, generated=first, kv=replace(handle, tokens=len(PROMPT) - 2)),
+        sequence(Phase.DECODE, generated=first, kv=replace(handle, blocks=engine.capabilities.kv_blocks + 1)),
+    ]
+    for request in impossible:
+        with pytest.raises(InvalidRequest):
+            engine.submit(request)
+    engine.release(handle.opaque)
+    assert engine.integrity() == IDLE
+
+
+async def test_the_queue_is_bounded(bench: EngineBench) -> None:
+    engine, _ = await bench.start("one", max_sequences=1, max_waiting=2)
+    engine.set_prefill_budget(0)
+    for _ in range(3):
+        engine.submit(sequence())
+    with pytest.raises(QueueFull):
+        engine.submit(sequence())
+
+
+# ---------------------------------------------------------------- events and life
+
+
+async def test_steps_are_in_order_and_never_during_a_kv_wait(bench: EngineBench) -> None:
+    source, source_reader = await bench.start("prefill")
+    target, target_reader = await bench.start("decode")
+    before = await prefill(source, source_reader)
+    bench.fetcher.gate.clear()
+    request = sequence(Phase.DECODE, generated=before[1], kv=before[0])
+    target.submit(request)
+    await until(lambda: bench.fetcher.fetching == 1)
+    assert target.load().kv_wait_since_unix_ns > 0
+    assert finish(await complete(target, target_reader, sequence())) is FinishReason.LENGTH
+    bench.fetcher.gate.set()
+    await target_reader.ended(request.key)
+    steps = [
+        (event.step.start_unix_ns, event.step.end_unix_ns)
+        for event in target_reader.events
+        if event.step and event.step.end_unix_ns
+    ]
+    waits = [wait for event in target_reader.events for wait in event.kv_waits]
+    assert waits and all(start < end for start, end in waits)
+    spans = sorted(steps + waits)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+    assert target.load().kv_wait_since_unix_ns == 0
+
+
+async def test_another_consumer_goes_on_where_a_cancelled_one_stopped(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    request = sequence(output=200)
+    engine.submit(request)
+    await reader.tokens(request.key, 5)
+    await reader.close()
+    read = list(reader.log(request.key).token_ids)
+    later = EventReader(engine)
+    rest = await later.ended(request.key)
+    assert len(read) + len(rest.token_ids) == 200 and finish(rest) is FinishReason.LENGTH
+    await later.close()
+
+
+async def test_closing_a_busy_engine_aborts_and_ends_the_events(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one", max_sequences=2)
+    requests = [sequence(output=engine.capabilities.max_context_tokens) for _ in range(4)]
+    for request in requests:
+        engine.submit(request)
+    await reader.tokens(requests[0].key, 2)
+    await asyncio.gather(engine.close(), engine.close())
+    for request in requests:
+        assert finish(await reader.ended(request.key)) is FinishReason.ABORTED
+    await reader.finished()
+    assert engine.integrity() == IDLE
+
+
+async def test_an_idle_engine_has_nothing_open(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    await complete(engine, reader, sequence(root=ROOT))
+    load = engine.load()
+    assert (load.running, load.waiting, load.waiting_prefill_tokens, load.awaiting_kv) == (0, 0, 0, 0)
+    assert load.free_kv_blocks == engine.capabilities.kv_blocks
+    assert (load.kv_wait_since_unix_ns, load.reported_to_unix_ns) == (0, 0)
