@@ -5,10 +5,11 @@ All sync and on the event loop: what is decided here leaves with the links' next
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import structlog
 
-from libs.contracts.errors import FulcrumError, InvalidRequest, SequenceFailed
+from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, SequenceFailed
 from libs.contracts.packing import unpack_f32, unpack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Logprob
@@ -18,11 +19,12 @@ from services.gateway.fleet import Fleet
 from services.gateway.generation import FinishReason, Generation, Leg
 from services.gateway.link import WorkerLink, kv_kind
 from services.gateway.readiness import serves_decode
-from services.gateway.waiting import WaitingQueue, expired
+from services.gateway.waiting import RETRY_AFTER_S, WaitingQueue, expired
 
 log = structlog.get_logger()
 
 EXPIRY_INTERVAL_S = 0.1
+STOPPING = "this gateway is stopping"
 _FINISHED = {pb.FINISH_REASON_STOP: FinishReason.STOP, pb.FINISH_REASON_LENGTH: FinishReason.LENGTH}
 
 Ended = Callable[[Generation, "FinishReason | FulcrumError | None"], None]
@@ -52,6 +54,8 @@ class Dispatcher:
         self._queue = WaitingQueue(max_waiting)
         self._live: dict[int, Generation] = {}
         self._turn_is_due = False
+        self._draining = False
+        self._idle = asyncio.Event()
 
     # ------------------------------------------------------------ for those who ask
 
@@ -66,12 +70,14 @@ class Dispatcher:
         return len(self._live)
 
     def check_room(self, count: int) -> None:
-        """Raises QueueFull when the queue cannot take `count` more choices."""
+        """Raises QueueFull when the queue cannot take `count` more choices, NoWorkers when this gateway stops."""
+        if self._draining:
+            raise NoWorkers(STOPPING, retry_after_s=RETRY_AFTER_S)
         self._queue.check_room(count)
 
     def submit(self, generations: Sequence[Generation]) -> None:
-        """Take the choices of one request, all or none; raises QueueFull."""
-        self._queue.check_room(len(generations))
+        """Take the choices of one request, all or none; raises as `check_room` does."""
+        self.check_room(len(generations))
         for generation in generations:
             self._live[generation.number] = generation
             self._wait(generation)
@@ -83,6 +89,16 @@ class Dispatcher:
         """
         if generation.number in self._live:
             self._end(generation, because)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more, let what is alive end, and fail what has not ended in time."""
+        self._draining = True
+        if self._live:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._idle.wait()
+        for generation in list(self._live.values()):
+            self._end(generation, NoWorkers(STOPPING, retry_after_s=RETRY_AFTER_S))
 
     async def expire(self) -> None:
         """End those that have waited too long, until cancelled."""
@@ -303,6 +319,8 @@ class Dispatcher:
         self._queue.remove(generation)
         self._release(generation, keep_kv=False)
         del self._live[generation.number]
+        if not self._live and self._draining:
+            self._idle.set()
         self._ended(generation, outcome)
         if isinstance(outcome, FinishReason):
             generation.sink.finish(outcome)

@@ -1,0 +1,173 @@
+"""A worker that does as a test tells it, behind real gRPC. Its tokens depend on their place alone, so that a choice's
+text shows at once whether a token was lost or sent twice, whoever served it."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from string import ascii_lowercase
+from typing import Any
+
+import grpc.aio
+
+from libs.contracts.packing import pack_u32, unpack_u32
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.contracts.roles import role_from_name
+from libs.runtime.rpc import make_server
+from libs.runtime.settings import CommonSettings
+
+_incarnations = count(1)
+
+
+def expected_text(tokens: int, start: int = 0) -> str:
+    """What a scripted worker answers: "abcdef..."."""
+    return "".join(ascii_lowercase[place % 26] for place in range(start, start + tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do with one submit: send `tokens` (None: all that are asked for), then end it in some way."""
+
+    tokens: int | None = None
+    refuse: pb.RefusalCode | None = None
+    fail: pb.FailureCode | None = None
+    abort: bool = False
+    """End it with FINISH_REASON_ABORTED, which nobody asked for."""
+    cut: bool = False
+    """Break the stream."""
+    hang: bool = False
+    """Say nothing more."""
+
+
+@dataclass
+class ScriptedWorker:
+    """Takes everything it is given; `plans` are used up in order, and what comes after them is served well."""
+
+    worker: common.Worker
+    prefill_credits: int
+    decode_credits: int
+    plans: deque[Plan] = field(default_factory=deque)
+    submits: list[pb.Submit] = field(default_factory=list)
+    aborts: list[int] = field(default_factory=list)
+    demands: list[pb.Demand] = field(default_factory=list)
+    streams: int = 0
+    """How many gateways have attached so far."""
+    _outboxes: list["asyncio.Queue[pb.WorkerFrame | None]"] = field(default_factory=list)
+
+    def assign(self, role: str) -> None:
+        """Change the role, as a planner would, and tell the gateways."""
+        number, budget_tokens = role_from_name(role, 64)
+        self.worker.assignment.role = number
+        self.worker.assignment.budget_tokens = budget_tokens
+        self.worker.assignment.epoch += 1
+        self.tell(pb.WorkerFrame(worker=self.worker))
+
+    def tell(self, frame: pb.WorkerFrame) -> None:
+        """Send a frame to every gateway."""
+        for outbox in self._outboxes:
+            outbox.put_nowait(frame)
+
+    def cut(self) -> None:
+        """Break every stream."""
+        for outbox in self._outboxes:
+            outbox.put_nowait(None)
+
+    async def serve(self, context: Any) -> None:
+        """One gateway's stream."""
+        outbox: asyncio.Queue[pb.WorkerFrame | None] = asyncio.Queue()
+        self._outboxes.append(outbox)
+        self.streams += 1
+        credit = pb.Credit(prefill_grant=self.prefill_credits, decode_grant=self.decode_credits)
+        outbox.put_nowait(pb.WorkerFrame(worker=self.worker, credit=credit))
+        reading = asyncio.create_task(self._read(context, outbox))
+        try:
+            while (frame := await outbox.get()) is not None:
+                await context.write(frame)
+        finally:
+            self._outboxes.remove(outbox)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
+
+    async def _read(self, context: Any, outbox: "asyncio.Queue[pb.WorkerFrame | None]") -> None:
+        while (frame := await context.read()) is not grpc.aio.EOF:
+            self.aborts += unpack_u32(frame.aborts)
+            if frame.HasField("demand"):
+                self.demands.append(frame.demand)
+            for submit in frame.submits:
+                self.submits.append(submit)
+                self._act(submit, self.plans.popleft() if self.plans else Plan(), outbox)
+        outbox.put_nowait(None)
+
+    def _act(self, submit: pb.Submit, plan: Plan, outbox: "asyncio.Queue[pb.WorkerFrame | None]") -> None:
+        frame = pb.WorkerFrame()
+        used = pb.Credit(prefill_grant=1) if submit.phase == pb.PHASE_PREFILL else pb.Credit(decode_grant=1)
+        event = pb.SequenceEvent(sequence=submit.sequence)
+        if plan.refuse is not None:
+            event.refused.code = plan.refuse
+            event.refused.detail = "by plan"
+        else:
+            start = len(unpack_u32(submit.token_ids)) - submit.prompt_tokens
+            asked = 1 if submit.phase == pb.PHASE_PREFILL else submit.max_output_tokens - start
+            tokens = asked if plan.tokens is None else plan.tokens
+            frame.token_sequences = pack_u32([submit.sequence] * tokens)
+            frame.token_ids = pack_u32(list(expected_text(tokens, start).encode()))
+            self._conclude(submit, plan, event)
+        if event.WhichOneof("event"):
+            frame.events.append(event)
+            frame.credit.CopyFrom(used)
+        outbox.put_nowait(frame)
+        if plan.cut:
+            outbox.put_nowait(None)
+
+    def _conclude(self, submit: pb.Submit, plan: Plan, event: pb.SequenceEvent) -> None:
+        if plan.fail is not None:
+            event.failed.code = plan.fail
+        elif plan.abort:
+            event.finished.reason = pb.FINISH_REASON_ABORTED
+        elif plan.hang or plan.cut:
+            return
+        elif submit.phase == pb.PHASE_PREFILL:
+            handle = f"blocks of {submit.request_id}".encode()
+            kv = pb.KvSource(worker_id=self.worker.id, address=self.worker.address, handle=handle, blocks=1)
+            event.prefilled.CopyFrom(pb.Prefilled(kv=kv, computed_tokens=submit.prompt_tokens))
+        else:
+            event.finished.reason = pb.FINISH_REASON_LENGTH
+
+
+class _Servicer(pb_grpc.WorkerServiceServicer):
+    def __init__(self, serve: Callable[[Any], Any]) -> None:
+        self._serve = serve
+
+    async def Serve(self, _frames: Any, context: Any) -> None:  # noqa: N802 - the service's name in proto
+        assert (await context.read()).HasField("hello")
+        await self._serve(context)
+
+
+@asynccontextmanager
+async def scripted_worker(
+    worker_id: str, role: str, *, slots: int = 4, plans: tuple[Plan, ...] = (), kv_layout: str = "scripted"
+) -> AsyncIterator[ScriptedWorker]:
+    """A worker on loopback for model "sim"; leaving the context kills it."""
+    number, budget_tokens = role_from_name(role, 64)
+    server, port = make_server(CommonSettings(), "127.0.0.1:0")
+    worker = common.Worker(
+        id=worker_id,
+        incarnation=next(_incarnations),
+        address=f"127.0.0.1:{port}",
+        assignment=common.Assignment(model="sim", role=number, budget_tokens=budget_tokens, epoch=1),
+        capabilities=common.Capabilities(block_size_tokens=16, max_context_tokens=8192, kv_layout=kv_layout),
+        state=common.WORKER_STATE_READY,
+    )
+    prefills = slots if role == "prefill" else 0
+    scripted = ScriptedWorker(worker, prefills, slots - prefills, deque(plans))
+    pb_grpc.add_WorkerServiceServicer_to_server(_Servicer(scripted.serve), server)  # type: ignore[no-untyped-call]
+    await server.start()
+    try:
+        yield scripted
+    finally:
+        await server.stop(None)

@@ -1,0 +1,114 @@
+"""A gateway over its ports: links to workers, the queue, the REST API. `app.py` gives it its adapters."""
+
+import socket
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from libs.bus.port import Bus
+from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
+from libs.kvindex.port import KvIndex
+from libs.registry.port import Registry
+from libs.runtime.clock import Clock
+from libs.runtime.http import serve_http
+from libs.runtime.rpc import make_channel
+from libs.runtime.tasks import TaskOwner
+from services.gateway.catalog import Catalog
+from services.gateway.dispatch import Dispatcher
+from services.gateway.endpoint import CompletionEndpoint
+from services.gateway.fleet import Fleet
+from services.gateway.formats import ChatFormat, CompletionFormat
+from services.gateway.headers import Defaults
+from services.gateway.hints import PrefixHints
+from services.gateway.intake import Intake, Limits
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.parse import parse_chat, parse_completion
+from services.gateway.recorder import Recorder
+from services.gateway.routes import make_routes
+from services.gateway.settings import GatewaySettings
+
+TOKENISE_THREADS = 2
+CLOSE_S = 1
+"""How long the last bytes of answers may take, once every request has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPorts:
+    """What a gateway needs from outside."""
+
+    bus: Bus
+    registry: Registry
+    kv_index: KvIndex
+
+
+@dataclass(frozen=True, slots=True)
+class RunningGateway:
+    """A gateway that serves."""
+
+    url: str
+    dispatcher: Dispatcher
+    fleet: Fleet
+
+
+@asynccontextmanager
+async def open_gateway(
+    *,
+    settings: GatewaySettings,
+    ports: GatewayPorts,
+    catalog: Catalog,
+    sock: socket.socket,
+    clock: Clock,
+    tasks: TaskOwner,
+) -> AsyncIterator[RunningGateway]:
+    """Serve on a bound socket while the context is open; running requests then end within `settings.drain_s`."""
+    metrics = GatewayMetrics()
+    hello = Hello(gateway_id=settings.id, cluster=settings.cluster)
+    fleet = Fleet(hello=hello, open_channel=lambda address: make_channel(settings, address), tasks=tasks)
+    dispatcher = Dispatcher(
+        fleet=fleet,
+        clock=clock,
+        ended=Recorder(ports.bus, metrics).ended,
+        max_waiting=settings.max_waiting,
+        max_wait_ms=settings.max_wait_ms,
+        no_workers_wait_ms=settings.no_workers_wait_ms,
+        max_reroutes=settings.max_reroutes,
+    )
+    metrics.watch(
+        waiting=lambda: dispatcher.waiting,
+        live=lambda: dispatcher.live,
+        workers=lambda: sum(link.connected for link in fleet.links),
+    )
+    with ThreadPoolExecutor(TOKENISE_THREADS, thread_name_prefix="tokenise") as threads:
+        intake = Intake(
+            catalog=catalog,
+            fleet=fleet,
+            hints=PrefixHints(ports.kv_index, fleet, tasks),
+            threads=threads,
+            defaults=Defaults(settings.id, settings.ttft_deadline_ms, settings.tpot_target_ms),
+            limits=Limits(settings.max_n, settings.max_choices),
+        )
+        hot = {
+            route: CompletionEndpoint(
+                route,
+                parse=parse,
+                make_format=make_format,
+                intake=intake,
+                dispatcher=dispatcher,
+                metrics=metrics,
+                clock=clock,
+                tasks=tasks,
+                max_body_bytes=settings.max_body_bytes,
+            )
+            for route, parse, make_format in (
+                ("/v1/chat/completions", parse_chat, ChatFormat),
+                ("/v1/completions", parse_completion, CompletionFormat),
+            )
+        }
+        app = make_routes(hot=hot, catalog=catalog, fleet=fleet, metrics=metrics, version=version("fulcrum"))
+        tasks.spawn("fleet", fleet.follow(ports.registry, dispatcher))
+        tasks.spawn("expiry", dispatcher.expire())
+        async with serve_http(app, sock, drain_s=CLOSE_S) as url:
+            yield RunningGateway(url, dispatcher, fleet)
+            await dispatcher.drain(settings.drain_s)

@@ -1,0 +1,123 @@
+"""A gateway in this process over workers that a test scripts or runs; every part but the stores is real."""
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httpx
+import pytest
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
+from libs.runtime.clock import SystemClock
+from libs.runtime.http import bind
+from libs.runtime.tasks import TaskOwner
+from libs.testing.listed_registry import ListedRegistry
+from libs.testing.wait import until
+from libs.testing.worker import RecordingBus, RecordingKvIndex
+from services.gateway.catalog import load_catalog
+from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
+from services.gateway.settings import GatewaySettings
+
+
+class HintingKvIndex(RecordingKvIndex):
+    """Says that a worker holds so many leading blocks of every prompt."""
+
+    def __init__(self, held: Mapping[str, int]) -> None:
+        super().__init__()
+        self.held = held
+        self.look_ups = 0
+
+    async def longest_prefix(
+        self, model: str, hashes: Sequence[Sequence[bytes]], worker_ids: Sequence[str]
+    ) -> list[Mapping[str, int]]:
+        self.look_ups += 1
+        return [{worker: self.held[worker] for worker in worker_ids if worker in self.held} for _ in hashes]
+
+
+@dataclass
+class LocalGateway:
+    """What a test asks and looks into."""
+
+    running: RunningGateway
+    registry: ListedRegistry
+    bus: RecordingBus
+    index: HintingKvIndex
+    tasks: TaskOwner
+    http: httpx.AsyncClient
+
+    @property
+    def url(self) -> str:
+        return self.running.url
+
+    @property
+    def live(self) -> int:
+        """Choices that have not ended."""
+        return self.running.dispatcher.live
+
+    @property
+    def waiting(self) -> int:
+        """Choices in the queue."""
+        return self.running.dispatcher.waiting
+
+    @property
+    def connected(self) -> set[str]:
+        """Ids of workers whose stream stands."""
+        return {link.id for link in self.running.fleet.links if link.connected}
+
+    def events(self) -> list[RequestEvent]:
+        """Request events so far."""
+        return [value for value in self.bus.published if isinstance(value, RequestEvent)]
+
+    async def complete(self, tokens: int, **fields: Any) -> httpx.Response:
+        """One text completion of so many tokens."""
+        body = {"model": "sim", "prompt": "hello", "max_tokens": tokens, **fields}
+        return await self.http.post("/v1/completions", json=body)
+
+    def idle(self) -> bool:
+        """Whether nothing is left of any request: no choice, no leg, no reserved credit, no task of one."""
+        links = list(self.running.fleet.links)
+        left = self.live + self.waiting + sum(len(link.legs) + len(link.reserved) for link in links)
+        return left == 0 and len(self.tasks) == 2 + len(links)  # fleet, expiry, and one for each link
+
+
+class OpenGateway(Protocol):
+    """How tests open one."""
+
+    def __call__(self, *workers: Worker, held: Mapping[str, int] = ..., **settings: Any) -> Any:
+        """An async context manager that yields a LocalGateway connected to `workers`; `held`: blocks by worker."""
+        ...
+
+
+@asynccontextmanager
+async def _open(
+    workers: Iterable[Worker], settings: dict[str, Any], held: Mapping[str, int]
+) -> AsyncIterator[LocalGateway]:
+    values = GatewaySettings.model_validate({"port": 0, "drain_s": 1, **settings})
+    registry, bus, tasks = ListedRegistry(workers), RecordingBus(), TaskOwner()
+    sock = bind(values.host, 0, "FULCRUM_GATEWAY_PORT")
+    catalog = load_catalog(values.models)
+    index = HintingKvIndex(held)
+    ports = GatewayPorts(bus, registry, index)
+    try:
+        async with (
+            open_gateway(
+                settings=values, ports=ports, catalog=catalog, sock=sock, clock=SystemClock(), tasks=tasks
+            ) as running,
+            httpx.AsyncClient(base_url=running.url, timeout=20) as http,
+        ):
+            gateway = LocalGateway(running, registry, bus, index, tasks, http)
+            wanted = {worker.id for worker in workers}
+            await until(lambda: gateway.connected >= wanted, what=f"links to {wanted}")
+            yield gateway
+    finally:
+        await tasks.close()
+    if tasks.error is not None:
+        raise tasks.error
+
+
+@pytest.fixture
+def open_gateway_over() -> OpenGateway:
+    """`async with open_gateway_over(worker, ..., max_waiting=2) as gateway`."""
+    return lambda *workers, held=(), **settings: _open(list(workers), settings, dict(held))
