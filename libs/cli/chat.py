@@ -12,7 +12,7 @@ def chat(
     *,
     max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens to generate at most.")] = 256,
     temperature: Annotated[
-        float | None, typer.Option(min=0, max=2, metavar="T", help="0 is greedy; the gateway's default otherwise.")
+        float | None, typer.Option(min=0, max=2, metavar="T", help="0 is greedy; the model's own default otherwise.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="M", help="Name from /v1/models; the suite's first by default.")

@@ -37,6 +37,8 @@ def sampling_defaults(generation_config: dict[str, Any], path: Path) -> Sampling
         low, high = _RANGES[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise StartupError(f"{path}: {name} is {value!r}, not a number from {low} to {high}")
+    if generation_config.get("do_sample") is False:
+        advised["temperature"] = 0.0
     if advised.get("top_p") == 0:
         del advised["top_p"]  # some files mean "off" by it
     return SamplingDefaults(**advised)

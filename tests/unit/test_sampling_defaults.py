@@ -22,6 +22,10 @@ def test_advice_is_taken_field_by_field() -> None:
     assert found == SamplingDefaults(temperature=0.2, top_k=20)
 
 
+def test_advice_not_to_sample_is_greedy() -> None:
+    assert sampling_defaults({"do_sample": False, "temperature": 0.7}, FILE).temperature == 0
+
+
 @pytest.mark.parametrize(("field", "value"), [("temperature", -1), ("top_p", 2), ("top_k", "many"), ("min_p", True)])
 def test_senseless_advice_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(StartupError, match=rf"generation_config.json: {field}"):
