@@ -1,0 +1,180 @@
+"""The REST API as its clients see it: errors of every route in one shape, streams that the official client reads."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from libs.runtime.clock import SystemClock
+from libs.runtime.http import bind
+from libs.runtime.tasks import TaskOwner
+from libs.testing.listed_registry import ListedRegistry
+from libs.testing.scripted_worker import Plan, ScriptedWorker, expected_text, scripted_worker
+from libs.testing.wait import until
+from libs.testing.worker import RecordingBus, RecordingKvIndex
+from services.gateway.catalog import load_catalog
+from services.gateway.run import GatewayPorts, open_gateway
+from services.gateway.settings import GatewaySettings
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[ScriptedWorker]:
+    async with scripted_worker("m0", "mixed") as found:
+        yield found
+
+
+@pytest.fixture
+async def url(worker: ScriptedWorker) -> AsyncIterator[str]:
+    settings = GatewaySettings.model_validate({"port": 0, "drain_s": 1})
+    ports = GatewayPorts(RecordingBus(), ListedRegistry([worker.worker]), RecordingKvIndex())
+    sock, tasks = bind(settings.host, 0, "FULCRUM_GATEWAY_PORT"), TaskOwner()
+    catalog = load_catalog(settings.models)
+    async with open_gateway(
+        settings=settings, ports=ports, catalog=catalog, sock=sock, clock=SystemClock(), tasks=tasks
+    ) as running:
+        await until(running.fleet.views, what="the worker")
+        yield running.url
+    await tasks.close()
+
+
+@pytest.fixture
+async def http(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+CHAT: dict[str, Any] = {"model": "sim", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nothing/here", 404, "not_found"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+        ("GET", "/v1/models/nope", 404, "model_not_found"),
+        ("POST", "/v1/chat/completions", 400, "invalid_request"),
+        ("POST", "/v1/completions", 400, "invalid_request"),
+    ],
+)
+async def test_every_error_has_openais_shape(
+    http: httpx.AsyncClient, method: str, path: str, status: int, code: str
+) -> None:
+    answer = await http.request(method, path)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == code
+    assert error["type"] == "invalid_request_error"
+
+
+async def test_a_huge_body_is_refused_without_being_kept(http: httpx.AsyncClient) -> None:
+    huge = b"x" * (50 * 1024 * 1024)
+    answer = await http.post("/v1/chat/completions", content=huge)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+    assert answer.json()["error"]["param"] == "body"
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b"x" * 65536
+
+    answer = await http.post("/v1/chat/completions", content=chunks())
+    assert answer.status_code == 413
+    assert (await http.post("/v1/completions", json={"model": "sim", "prompt": "x"})).status_code == 200
+
+
+async def test_an_unknown_model_is_named(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/v1/chat/completions", json={**CHAT, "model": "nope"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+async def test_docs_declare_the_hot_routes_with_schemas(http: httpx.AsyncClient, route: str) -> None:
+    document = (await http.get("/openapi.json")).json()
+    operation = document["paths"][f"/v1/{route}"]["post"]
+    name = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+    schema = document["components"]["schemas"][name]
+    assert {"model", "temperature", "stream"} <= set(schema["properties"])
+    assert operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
+    assert (await http.get("/docs")).status_code == 200
+
+
+async def test_health_readiness_and_metrics(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/healthz")).status_code == 200
+    ready = await http.get("/readyz")
+    assert (ready.status_code, ready.json()) == (200, {"ready": True, "models": {"sim": True}})
+    await http.post("/v1/completions", json={"model": "sim", "prompt": "x", "max_tokens": 4})
+    text = (await http.get("/metrics")).text
+    assert 'fulcrum_gateway_output_tokens_total{model="sim"} 4.0' in text
+    assert 'fulcrum_gateway_choices_total{model="sim",outcome="ok",reason="length"} 1.0' in text
+    assert "fulcrum_gateway_live 0.0" in text
+
+
+async def test_the_wire_is_exact(http: httpx.AsyncClient) -> None:
+    body = {**CHAT, "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
+    headers = {"x-request-id": "r1", "x-fulcrum-details": "1"}
+    answer = await http.post("/v1/chat/completions", json=body, headers=headers)
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["x-request-id"] == "r1"
+    *events, done, end = answer.text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert {chunk["id"] for chunk in chunks} == {"chatcmpl-r1"}
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert all(chunk["usage"] is None and "fulcrum" not in chunk for chunk in chunks[:-1])
+    assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 3
+    assert chunks[-1]["fulcrum"]["decode_worker"] == "m0"
+
+
+async def test_the_official_client_reads_streams_of_several_choices(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(**CHAT, max_tokens=9, n=3, stream=True)
+    texts, reasons = ["", "", ""], []
+    async for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            reasons += [choice.finish_reason] if choice.finish_reason else []
+    assert texts == [expected_text(9)] * 3
+    assert reasons == ["length"] * 3
+
+
+async def test_seeds_of_choices_follow_the_requests(client: openai.AsyncOpenAI, worker: ScriptedWorker) -> None:
+    await client.completions.create(model="sim", prompt=["x", "y"], n=2, seed=41, max_tokens=2)
+    assert [submit.sampling.seed for submit in worker.submits] == [41, 42, 41, 42]
+    await client.completions.create(model="sim", prompt="x", max_tokens=2)
+    await client.completions.create(model="sim", prompt="x", max_tokens=2)
+    assert worker.submits[-1].sampling.seed != worker.submits[-2].sampling.seed
+
+
+async def test_an_error_after_the_stream_began_reaches_the_client(
+    client: openai.AsyncOpenAI, worker: ScriptedWorker
+) -> None:
+    worker.plans.extend([Plan(tokens=1, abort=True)] * 20)
+    stream = await client.completions.create(model="sim", prompt="x", max_tokens=50, stream=True)
+    text = ""
+    with pytest.raises(openai.APIError) as caught:
+        async for chunk in stream:
+            text += chunk.choices[0].text
+    assert text == expected_text(9)  # one token an attempt: the first, and eight elsewhere
+    assert caught.value.code == "sequence_failed"
+
+
+async def test_many_requests_at_once_are_answered_each_with_its_own(http: httpx.AsyncClient) -> None:
+    bodies = [{"model": "sim", "prompt": "x" * (i + 1), "max_tokens": i + 1} for i in range(40)]
+    answers = await asyncio.gather(*(http.post("/v1/completions", json=body) for body in bodies))
+    for i, answer in enumerate(answers):
+        assert answer.json()["choices"][0]["text"] == expected_text(i + 1)
+        assert answer.json()["usage"]["prompt_tokens"] == i + 1

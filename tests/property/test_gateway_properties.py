@@ -1,0 +1,159 @@
+"""Binding, stop strings and held credits under any input."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.binding import Ask, Binding, WorkerView, bind
+from services.gateway.purse import Purse
+from services.gateway.stops import StopMatcher
+
+MODELS = ("a", "b")
+KINDS = ("k", "l")
+
+
+@st.composite
+def views(draw: st.DrawFn) -> list[WorkerView]:
+    found = []
+    for number in range(draw(st.integers(0, 6))):
+        role = draw(st.sampled_from(["prefill", "decode", "mixed", "standby"]))
+        found.append(
+            WorkerView(
+                id=f"w{number}",
+                model=draw(st.sampled_from(MODELS)),
+                kv_kind=draw(st.sampled_from(KINDS)),
+                takes_prefill=role == "prefill",
+                takes_decode=role in ("decode", "mixed"),
+                takes_both=role == "mixed",
+                prefill_credits=draw(st.integers(0, 3)),
+                decode_credits=draw(st.integers(0, 3)),
+                load=draw(st.integers(0, 5)),
+            )
+        )
+    return found
+
+
+@st.composite
+def asks(draw: st.DrawFn) -> list[Ask]:
+    return [
+        Ask(
+            key=key,
+            model=draw(st.sampled_from(MODELS)),
+            kv_kind=draw(st.sampled_from([None, None, *KINDS])),
+            avoid=frozenset(draw(st.lists(st.sampled_from(["w0", "w1"]), max_size=2))),
+        )
+        for key in range(draw(st.integers(0, 12)))
+    ]
+
+
+def spent(bindings: list[Binding]) -> dict[tuple[str, str], int]:
+    """Credits used, by worker and kind."""
+    used: dict[tuple[str, str], int] = {}
+    for binding in bindings:
+        used[binding.decode_worker, "decode"] = used.get((binding.decode_worker, "decode"), 0) + 1
+        if binding.prompt_worker not in (None, binding.decode_worker):
+            assert binding.prompt_worker is not None
+            used[binding.prompt_worker, "prefill"] = used.get((binding.prompt_worker, "prefill"), 0) + 1
+    return used
+
+
+@given(asks(), views())
+def test_a_binding_is_covered_by_credits_and_fits_roles_model_and_blocks(
+    waiting: list[Ask], workers: list[WorkerView]
+) -> None:
+    bindings = bind(waiting, workers)
+    by_id, by_key = {view.id: view for view in workers}, {ask.key: ask for ask in waiting}
+    for (worker, kind), count in spent(bindings).items():
+        held = by_id[worker].prefill_credits if kind == "prefill" else by_id[worker].decode_credits
+        assert count <= held
+    assert len({binding.key for binding in bindings}) == len(bindings)
+    for binding in bindings:
+        ask, decode = by_key[binding.key], by_id[binding.decode_worker]
+        assert decode.model == ask.model
+        if binding.prompt_worker is None:
+            assert decode.takes_decode
+            assert ask.kv_kind == decode.kv_kind
+        elif binding.prompt_worker == binding.decode_worker:
+            assert ask.kv_kind is None
+            assert decode.takes_both
+        else:
+            prompt = by_id[binding.prompt_worker]
+            assert ask.kv_kind is None
+            assert prompt.takes_prefill
+            assert decode.takes_decode
+            assert (prompt.model, prompt.kv_kind) == (ask.model, decode.kv_kind)
+
+
+@given(asks(), views())
+def test_nobody_is_overtaken_within_a_model(waiting: list[Ask], workers: list[WorkerView]) -> None:
+    bound = {binding.key for binding in bind(waiting, workers)}
+    for model in MODELS:
+        keys = [ask.key for ask in waiting if ask.model == model]
+        taken = [key in bound for key in keys]
+        assert taken == sorted(taken, reverse=True)
+
+
+@given(asks(), views())
+def test_a_head_that_could_be_bound_is_bound(waiting: list[Ask], workers: list[WorkerView]) -> None:
+    bound = {binding.key for binding in bind(waiting, workers)}
+    for model in MODELS:
+        head = next((ask for ask in waiting if ask.model == model), None)
+        if head is None:
+            continue
+        mine = [view for view in workers if view.model == model]
+        rooms = [view for view in mine if view.takes_decode and view.decode_credits]
+        if head.kv_kind is not None:
+            possible = any(view.kv_kind == head.kv_kind for view in rooms)
+        else:
+            prompts = [view for view in mine if view.takes_prefill and view.prefill_credits]
+            possible = any(view.takes_both for view in rooms) or any(
+                prompt.kv_kind == room.kv_kind for prompt in prompts for room in rooms
+            )
+        assert (head.key in bound) is possible
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=4), st.integers(1, 8))
+def test_work_goes_to_the_least_loaded(loads: list[int], count: int) -> None:
+    workers = [WorkerView(f"w{i}", "a", "k", False, True, True, 0, 20, load) for i, load in enumerate(loads)]
+    after = list(loads)
+    for binding in bind([Ask(key, "a") for key in range(count)], workers):
+        place = int(binding.decode_worker[1:])
+        assert after[place] == min(after)
+        after[place] += 1
+
+
+@given(
+    st.text("abc", max_size=30),
+    st.lists(st.text("abc", min_size=1, max_size=4), max_size=4),
+    st.lists(st.integers(1, 5)),
+)
+def test_stops_do_not_depend_on_how_the_text_is_cut(text: str, stops: list[str], cuts: list[int]) -> None:
+    ends = [(at + len(stop), at) for stop in stops for at in [text.find(stop)] if at >= 0]
+    expected = (text[: min(ends)[1]], True) if ends else (text, False)
+    matcher, sent, stopped, rest = StopMatcher(stops), "", False, text
+    for width in [*cuts, *[1] * len(text)]:
+        piece, rest = rest[:width], rest[width:]
+        part, stopped = matcher.push(piece)
+        sent += part
+        if stopped:
+            break
+        assert text.startswith(sent)
+    assert (sent if stopped else sent + matcher.flush(), stopped) == expected
+
+
+@given(st.lists(st.sampled_from(["grant", "recall", "use", "reserve", "release", "use_reserved"])))
+def test_credits_are_never_spent_twice(steps: list[str]) -> None:
+    purse, granted, used, returned = Purse(), 0, 0, 0
+    for step in steps:
+        if step == "grant":
+            purse.grant(2)
+            granted += 2
+        elif step == "recall":
+            purse.recall(1)
+            returned += purse.give_back()
+        elif (step in ("use", "reserve") and purse.free) or (step in ("release", "use_reserved") and purse.reserved):
+            getattr(purse, step)()
+            used += step.startswith("use")
+        assert purse.free >= 0
+        assert purse.reserved >= 0
+        assert 0 <= purse.owed <= purse.free + purse.reserved
+        assert purse.free + purse.reserved + used + returned == granted
