@@ -5,6 +5,7 @@ from collections.abc import Callable
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from libs.contracts.errors import FulcrumError, InvalidRequest
@@ -15,7 +16,7 @@ NotReady = Callable[[], str | None]
 
 def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: CollectorRegistry) -> FastAPI:
     """An app with /healthz, /readyz and /metrics; FulcrumErrors and bad parameters become {"error": {...}}."""
-    app = FastAPI(title=title, description=description)
+    app = FastAPIOffline(title=title, description=description)
 
     @app.get("/healthz", tags=["operation"])
     async def healthz() -> dict[str, str]:

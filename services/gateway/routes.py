@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi_offline import FastAPIOffline
 from msgspec import to_builtins
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
@@ -27,7 +28,7 @@ def make_routes(
     *, hot: Mapping[str, ASGIApp], catalog: Catalog, fleet: Fleet, metrics: GatewayMetrics, version: str
 ) -> FastAPI:
     """`hot`: ASGI callables by path."""
-    app = FastAPI(title="Fulcrum", version=version, description="LLM serving split into prefill and decode.")
+    app = FastAPIOffline(title="Fulcrum", version=version, description="LLM serving split into prefill and decode.")
     started = int(time.time())
     for path, endpoint in hot.items():
         app.router.routes.append(Route(path, endpoint, methods=["POST"]))
