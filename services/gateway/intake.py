@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import count
 
-from libs.contracts.errors import InvalidRequest
+from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.model.sampling import SamplingDefaults
@@ -19,8 +19,11 @@ from services.gateway.headers import Defaults, Headers
 from services.gateway.hints import PrefixHints
 from services.gateway.parse import Asked
 from services.gateway.tokenise import check_fit, tokenise
+from services.gateway.waiting import RETRY_AFTER_S
 
 _SEEDS = 2**64
+MAX_ARRIVING = 256
+"""Requests whose prompts are being tokenised; the threads that do it are few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class Intake:
         self._defaults = defaults
         self._limits = limits
         self._numbers = count(1)
+        self._arriving = 0
 
     def model(self, asked: Asked) -> ServedModel:
         """Raises UnknownModel, and InvalidRequest for too many choices."""
@@ -74,7 +78,7 @@ class Intake:
         self, asked: Asked, model: ServedModel, arrival: Arrival, changed: Callable[[], None]
     ) -> list[Choice]:
         """One for each prompt and each of its `n`; raises InvalidRequest when a prompt does not fit the model."""
-        prompts = await tokenise(asked, model, self._threads)
+        prompts = await self._tokenise(asked, model)
         context_tokens = self._fleet.max_context_tokens(asked.model, model.info.max_context_tokens)
         max_output_tokens = check_fit(asked, prompts, model, context_tokens)
         seed = asked.seed if asked.seed is not None else secrets.randbits(63)
@@ -109,6 +113,15 @@ class Intake:
                 )
                 choices.append(Choice(len(choices), generation, text))
         return choices
+
+    async def _tokenise(self, asked: Asked, model: ServedModel) -> list[list[int]]:
+        if self._arriving >= MAX_ARRIVING:
+            raise QueueFull(f"{MAX_ARRIVING} requests are being tokenised already", retry_after_s=RETRY_AFTER_S)
+        self._arriving += 1
+        try:
+            return await tokenise(asked, model, self._threads)
+        finally:
+            self._arriving -= 1
 
 
 def _sampling(asked: Asked, advised: SamplingDefaults, seed: int) -> pb.Sampling:

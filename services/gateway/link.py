@@ -1,6 +1,7 @@
 """One worker as this gateway is connected to it: a stream that is kept up, credits, load, and what runs there."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from typing import Any, Protocol
@@ -23,6 +24,8 @@ log = structlog.get_logger()
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
+MAX_SUBMIT_BYTES = 4 * 1024 * 1024
+"""Of submits in one frame; the rest follows in the next, well below gRPC's message bound."""
 
 
 class LinkListener(Protocol):
@@ -61,6 +64,7 @@ class WorkerLink:
         self._worker: common.Worker | None = None
         self._load = common.Load()
         self._next = pb.GatewayFrame()
+        self._submits: deque[pb.Submit] = deque()
         self._aborts: list[int] = []
         self._demand = pb.Demand()
         self._sequences = count(1)
@@ -116,7 +120,7 @@ class WorkerLink:
             generation.reserved = None
         leg = Leg(generation, self, next(self._sequences) & 0xFFFFFFFF, phase)
         self.legs[leg.sequence] = leg
-        self._next.submits.append(generation.submit(leg.sequence, phase, self._worker.assignment.epoch))
+        self._submits.append(generation.submit(leg.sequence, phase, self._worker.assignment.epoch))
         self._wake.set()
         return leg
 
@@ -204,11 +208,21 @@ class WorkerLink:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            if self._aborts:
-                self._next.aborts = pack_u32(self._aborts)
-                self._aborts.clear()
-            frame, self._next = self._next, pb.GatewayFrame()
-            await stream.write(frame)
+            await stream.write(self._take_frame())
+
+    def _take_frame(self) -> pb.GatewayFrame:
+        frame, self._next = self._next, pb.GatewayFrame()
+        size_bytes = 0
+        while self._submits and size_bytes < MAX_SUBMIT_BYTES:
+            submit = self._submits.popleft()
+            size_bytes += submit.ByteSize()
+            frame.submits.append(submit)
+        if self._submits:
+            self._wake.set()
+        elif self._aborts:  # never before the submit that they end
+            frame.aborts = pack_u32(self._aborts)
+            self._aborts.clear()
+        return frame
 
     def _introduced(self, worker: common.Worker) -> bool:
         """Take news of the worker; False when the address is another one's by now."""
@@ -238,6 +252,7 @@ class WorkerLink:
         self.prefill, self.decode = Purse(), Purse()
         self.legs.clear()
         self.reserved.clear()
+        self._submits.clear()
         self._aborts.clear()
         self._next = pb.GatewayFrame()
         self._demand = pb.Demand()

@@ -1,7 +1,9 @@
 """Settings of a gateway."""
 
-from pydantic import Field
-from pydantic_settings import SettingsConfigDict
+from typing import Annotated
+
+from pydantic import Field, Json
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from libs.model.builtin import BUILTIN_SIM, SIM_NAME
 from libs.runtime.settings import CommonSettings
@@ -16,7 +18,7 @@ class GatewaySettings(CommonSettings):
     """Unique in the cluster."""
     port: int = Field(8000, ge=0, le=65535)
     """Port of the REST API; 0 picks one."""
-    models: dict[str, str] = Field(default_factory=lambda: {SIM_NAME: BUILTIN_SIM}, min_length=1)
+    models: Annotated[Json[dict[str, str]], NoDecode] = Field(default_factory=lambda: {SIM_NAME: BUILTIN_SIM})
     """JSON object of served name -> folder in Hugging Face's layout, or builtin:sim."""
 
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)

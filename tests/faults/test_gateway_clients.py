@@ -15,6 +15,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.testing.scripted_worker import Plan, expected_text, scripted_worker
 from libs.testing.wait import until
 from libs.testing.worker import LocalWorker, local_worker
+from services.gateway.link import MAX_SUBMIT_BYTES
 
 
 async def connect(url: str, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -221,6 +222,19 @@ async def test_equal_load_goes_where_the_prefix_is_cached(open_gateway_over: Any
         before = gateway.index.look_ups
         await gateway.complete(5, prompt=["a" * 64, "b" * 64, "c" * 64])
         assert gateway.index.look_ups == before + 1  # one round trip for all that comes together
+
+
+async def test_more_than_fits_one_frame_follows_in_the_next(open_gateway_over: Any) -> None:
+    prompt = [7] * 7000  # 28 kB packed: these together are above the bound of a frame, and of a gRPC message
+    count = 5 * MAX_SUBMIT_BYTES // (4 * len(prompt))
+    async with scripted_worker("m0", "mixed", slots=count) as worker, open_gateway_over(worker.worker) as gateway:
+        (link,) = gateway.running.fleet.links
+        asked = [gateway.complete(3, prompt=[prompt] * 100, n=1) for _ in range(count // 100)]
+        answers = await asyncio.gather(*asked)
+        assert {choice["text"] for answer in answers for choice in answer.json()["choices"]} == {"abc"}
+        assert link.connected
+        assert worker.streams == 1
+        assert gateway.idle()
 
 
 async def test_headers_travel_to_workers_and_into_events(open_gateway_over: Any) -> None:

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from libs.contracts.errors import ContextTooLong, InvalidRequest, NoWorkers, QueueFull
+from libs.contracts.errors import ContextTooLong, InvalidRequest, NoWorkers, QueueFull, StartupError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.runtime.settings import load_settings
 from services.gateway.binding import WorkerView
 from services.gateway.catalog import load_catalog
 from services.gateway.generation import FinishReason, Generation, Timeline
@@ -13,6 +14,7 @@ from services.gateway.headers import Defaults, read_headers
 from services.gateway.parse import Asked, parse_completion
 from services.gateway.purse import Purse
 from services.gateway.readiness import serves
+from services.gateway.settings import GatewaySettings
 from services.gateway.stops import StopMatcher
 from services.gateway.tokenise import check_fit
 from services.gateway.waiting import WaitingQueue, expired
@@ -222,3 +224,18 @@ def test_what_does_not_fit_the_model_is_refused_by_its_field(
 
 def test_what_fits_exactly_is_taken() -> None:
     assert check_fit(asked(b'{"model":"sim","prompt":[1],"max_tokens":90}'), [[1] * 10], MODEL, 100) == 90
+
+
+# ------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize("value", ["{", "[]", '{"a": 1}', "sim"])
+def test_models_that_are_no_json_object_of_folders_stop_the_start(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("FULCRUM_GATEWAY_MODELS", value)
+    with pytest.raises(StartupError, match="FULCRUM_GATEWAY_MODELS"):
+        load_settings(GatewaySettings)
+
+
+def test_models_are_read_from_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULCRUM_GATEWAY_MODELS", '{"a": "/b"}')
+    assert load_settings(GatewaySettings).models == {"a": "/b"}
