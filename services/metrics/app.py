@@ -38,5 +38,6 @@ async def main(service: Service[MetricsSettings]) -> None:
             status.emit("ready", http=url)
             await service.stopping.wait()
     finally:
+        await service.tasks.close()  # before what they read from
         sock.close()
         await bus.close()

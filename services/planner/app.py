@@ -47,6 +47,7 @@ async def main(service: Service[PlannerSettings]) -> None:
             status.emit("ready", http=url)
             await service.stopping.wait()
     finally:
+        await tasks.close()  # before what they read from
         sock.close()
         await bus.close()
         await registry.close()

@@ -1,0 +1,31 @@
+"""A watch that is cancelled ends, at whatever moment that falls."""
+
+import asyncio
+
+from libs.registry.redis import RedisRegistry
+from libs.testing.stores import RedisServer
+
+ROUNDS = 150
+SPREAD_S = 0.05
+POLL_MS = 20
+END_S = 2.0
+
+
+async def test_a_cancelled_watch_ends_at_once_whatever_it_was_doing(redis: RedisServer, cluster: str):
+    registry = RedisRegistry(redis.url, cluster)
+
+    async def follow() -> None:
+        async for _ in registry.watch(poll_ms=POLL_MS):
+            pass
+
+    try:
+        for number in range(ROUNDS):
+            task = asyncio.get_running_loop().create_task(follow())
+            # Moments spread over subscribing, reading and waiting.
+            await asyncio.sleep(SPREAD_S * number / ROUNDS)
+            task.cancel()
+            done, _ = await asyncio.wait([task], timeout=END_S)
+            assert done, f"round {number}"
+            assert task.cancelled()
+    finally:
+        await registry.close()
