@@ -34,7 +34,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Something that could be done, and the imbalance that it would leave (0 is balance, 1 one pool full, one idle)."""
+    """Something that could be done, and the imbalance it would leave: 0 is balance, 1 one pool full and one idle.
+
+    Above 1, a pool would get more work than it could do.
+    """
 
     name: str
     score: float
