@@ -61,7 +61,7 @@ class PoolAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AlternativeAnswer:
-    """Something that was weighed, and the imbalance it would leave: 0 is balance, over 1 more work than a pool can do."""
+    """Something that was weighed, and the imbalance it would leave: 0 is balance, over 1 more than a pool can do."""
 
     name: str
     score: float
