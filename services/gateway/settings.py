@@ -1,12 +1,17 @@
 """Settings of a gateway."""
 
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
-from pydantic import Field, Json
+from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from libs.model.builtin import BUILTIN_SIM, SIM_NAME
 from libs.runtime.settings import CommonSettings
+
+
+def _from_json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
 
 
 class GatewaySettings(CommonSettings):
@@ -18,7 +23,9 @@ class GatewaySettings(CommonSettings):
     """Unique in the cluster."""
     port: int = Field(8000, ge=0, le=65535)
     """Port of the REST API; 0 picks one."""
-    models: Annotated[Json[dict[str, str]], NoDecode] = Field(default_factory=lambda: {SIM_NAME: BUILTIN_SIM})
+    models: Annotated[dict[str, str], NoDecode, BeforeValidator(_from_json)] = Field(
+        default_factory=lambda: {SIM_NAME: BUILTIN_SIM}, min_length=1
+    )
     """JSON object of served name -> folder in Hugging Face's layout, or builtin:sim."""
 
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)

@@ -239,3 +239,7 @@ def test_models_that_are_no_json_object_of_folders_stop_the_start(monkeypatch: p
 def test_models_are_read_from_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULCRUM_GATEWAY_MODELS", '{"a": "/b"}')
     assert load_settings(GatewaySettings).models == {"a": "/b"}
+
+
+def test_the_builtin_model_is_served_by_default() -> None:
+    assert GatewaySettings.model_validate({}).models == {"sim": "builtin:sim"}
