@@ -92,10 +92,12 @@ class Sender:
     async def _send_queued(self, producer: AIOKafkaProducer) -> None:
         """Send until `finish`; raises one of CONNECTION_ERRORS when the broker does not take a batch."""
         while self._buffer or not self._closing:
-            await self._wake.wait()
             self._wake.clear()
+            # Sends before it waits: what the last connection did not get rid of has woken nobody.
             while batch := self._buffer.take(MAX_BATCH_RECORDS):
                 await self._send_batch(producer, batch)
+            if not self._closing:
+                await self._wake.wait()
 
     async def _send_batch(self, producer: AIOKafkaProducer, batch: list[Outgoing]) -> None:
         self._in_flight = len(batch)

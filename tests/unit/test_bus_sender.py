@@ -1,0 +1,61 @@
+"""The sending half of the bus over a producer that fails as it is told."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiokafka.errors import KafkaConnectionError
+
+from libs.bus import sender
+from libs.bus.buffer import Outgoing
+from libs.bus.sender import Sender
+from libs.bus.servers import Servers
+from libs.testing.wait import until
+
+
+class Producer:
+    """Takes nothing on its first connection, everything after."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.taken: list[bytes] = []
+
+    async def send(self, _topic: str, value: bytes, **_ignored: Any) -> "asyncio.Future[object]":
+        confirmation: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        if self.connections == 1:
+            confirmation.set_exception(KafkaConnectionError())
+        else:
+            self.taken.append(value)
+            confirmation.set_result(None)
+        return confirmation
+
+
+async def test_what_one_connection_did_not_get_rid_of_leaves_on_the_next_without_another_publish(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    producer = Producer()
+
+    @asynccontextmanager
+    async def connect(*_ignored: Any) -> AsyncIterator[Producer]:
+        producer.connections += 1
+        yield producer
+
+    @asynccontextmanager
+    async def admin(*_ignored: Any) -> AsyncIterator[None]:
+        yield
+
+    monkeypatch.setattr(sender, "open_producer", connect)
+    monkeypatch.setattr(sender, "open_admin", admin)
+    monkeypatch.setattr(sender, "make_topics", lambda *_: asyncio.sleep(0))
+    sending = Sender(Servers("127.0.0.1:1"), "test", "client", ())
+    sending.put(Outgoing("topic", b"key", b"value", b"schema"))
+    task = asyncio.get_running_loop().create_task(sending.run())
+    try:
+        await until(lambda: producer.taken == [b"value"], what="the record on the second connection")
+        assert (producer.connections, sending.buffered, sending.dropped) == (2, 0, 0)
+        sending.finish()
+        await asyncio.wait_for(task, 5)
+    finally:
+        task.cancel()
