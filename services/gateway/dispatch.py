@@ -129,13 +129,12 @@ class Dispatcher:
 
     def _turn(self) -> None:
         self._turn_is_due = False
-        links = {view.id: link for link in self._fleet.links if (view := link.view()) is not None}
-        views = self._fleet.views()
+        links, views = self._fleet.serving(), self._fleet.views()
         if len(self._queue) and any(view.decode_credits for view in views):
             asks = (self._ask(generation, views) for generation in self._queue.in_order())
             for binding in bind(asks, views):
                 self._start(self._live[binding.key], binding, links)
-        demands = {view.model: self._queue.demand(view.model) for view in views}
+        demands = {model: self._queue.demand(model) for model in {view.model for view in views}}
         for link in self._fleet.links:
             link.set_demand(demands.get(link.model, pb.Demand()))
 
@@ -285,6 +284,10 @@ class Dispatcher:
     def _reroute(self, generation: Generation, why: str, *, keep_kv: bool) -> None:
         """Back to the head of the queue, with prompt and tokens so far."""
         if generation.ended or generation in self._queue:
+            return
+        whole = generation.complete()
+        if whole is not None:  # only the news of its end was lost
+            self._end(generation, whole)
             return
         generation.reroutes += 1
         if generation.reroutes > self._max_reroutes:

@@ -34,9 +34,18 @@ class Fleet:
         """All of them, also those that are being connected."""
         return self._links.values()
 
+    def serving(self) -> dict[str, WorkerLink]:
+        """Links to workers that take work now, by id; of two incarnations the newer, whose credits are its own."""
+        found: dict[str, WorkerLink] = {}
+        for link in self._links.values():
+            held = found.get(link.id)
+            if link.view() is not None and (held is None or held.incarnation < link.incarnation):
+                found[link.id] = link
+        return found
+
     def views(self) -> list[WorkerView]:
         """Workers that take work now."""
-        return [view for link in self._links.values() if (view := link.view()) is not None]
+        return [view for link in self.serving().values() if (view := link.view()) is not None]
 
     def max_context_tokens(self, model: str, default: int) -> int:
         """What the model's workers have room for, at most `default`."""

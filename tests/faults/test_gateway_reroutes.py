@@ -160,3 +160,39 @@ async def test_a_stream_goes_on_through_a_loss(open_gateway_over: Any) -> None:
         text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines[:-1])
         assert text == expected_text(TOKENS)
         assert found[1].submits or found[2].submits
+
+
+@pytest.mark.parametrize(
+    "plan", [Plan(cut=True), Plan(abort=True), Plan(fail=pb.FAILURE_CODE_ENGINE)], ids=["lost", "aborted", "failed"]
+)
+async def test_an_output_that_is_whole_is_not_asked_for_again(open_gateway_over: Any, plan: Plan) -> None:
+    """A worker would refuse a sequence that has all its tokens, and the client would be blamed for it."""
+    async with AsyncExitStack() as stack:
+        found = await workers(stack, "m0", m0=(plan,))
+        gateway = await stack.enter_async_context(open_gateway_over(found[0].worker))
+        answer = await gateway.complete(TOKENS)
+        assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert answer.json()["choices"][0]["finish_reason"] == "length"
+        assert len(found[0].submits) == 1
+        assert gateway.events()[0].reroutes == 0
+        await until(gateway.idle, what="an idle gateway")
+
+
+async def test_of_two_incarnations_of_a_worker_only_the_newer_gets_work(open_gateway_over: Any) -> None:
+    """The older may still be connected; work bound against its credits must not go out against the newer's."""
+    hanging = (Plan(hang=True),) * 3
+    async with AsyncExitStack() as stack:
+        old, new = [await stack.enter_async_context(scripted_worker("m0", "mixed", plans=hanging)) for _ in range(2)]
+        new.decode_credits = 1
+        gateway = await stack.enter_async_context(open_gateway_over(old.worker))
+        fleet = gateway.running.fleet
+        await gateway.registry.announce(new.worker, lease_ms=1000)
+        await until(lambda: sum(link.connected for link in fleet.links) == 2, what="both links")
+        assert [view.decode_credits for view in fleet.views()] == [1]
+        asking = [asyncio.ensure_future(gateway.complete(TOKENS)) for _ in range(2)]
+        await until(lambda: new.submits and gateway.waiting == 1, what="one bound, one waiting")
+        assert old.submits == []
+        assert min(link.decode.free for link in fleet.links) == 0
+        for request in asking:
+            request.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
