@@ -190,7 +190,8 @@ class WorkerHost:
         return frame
 
     def refresh_load(self) -> None:
-        """Tell gateways whose picture of the load is out of date."""
+        """Tell gateways whose load has changed, and a drain that a lease may have ended, which is no event."""
+        self._progress.set()
         load = load_message(self.engine.load())
         for link in self._links.values():
             if link.told_load != load:

@@ -128,3 +128,16 @@ async def test_a_drain_aborts_stragglers_at_its_deadline() -> None:
         drained = await stub.Drain(pb.DrainRequest(deadline_ms=50), metadata=AUTH)
         assert (drained.finished, drained.aborted) == (0, 1)
         assert (await gateway.event(1, "finished")).reason == pb.FINISH_REASON_ABORTED
+
+
+async def test_a_drain_ends_with_the_lease_of_kv_that_nobody_pulls() -> None:
+    async with (
+        local_worker("prefill-0", "prefill", kv_lease_ms=200) as worker,
+        admin(worker) as stub,
+        gateway_probe(worker) as gateway,
+    ):
+        await gateway.submit(submit(1, pb.PHASE_PREFILL, PROMPT))
+        await gateway.event(1, "prefilled")
+        drained = await stub.Drain(pb.DrainRequest(deadline_ms=5000), metadata=AUTH, timeout=3)
+        assert (drained.finished, drained.aborted) == (0, 0)
+        assert worker.host.integrity().leased_handles == 0
