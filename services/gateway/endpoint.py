@@ -59,12 +59,13 @@ class CompletionEndpoint:
         """Answer one request, with OpenAI's error shape where it fails before its answer began."""
         arrival_ns = self._clock.now_ns()
         request_id = uuid.uuid4().hex
-        status = 200
+        status = 500
         try:
             headers = read_headers(scope["headers"])
             request_id = headers.request_id or request_id
             body = await read_body(receive, scope["headers"], self._max_body_bytes)
             await self._serve(self._parse(body), Arrival(request_id, arrival_ns, headers), receive, send)
+            status = 200
         except (ClientGone, ClientStalled):
             status = CLIENT_GONE_STATUS
         except FulcrumError as error:
