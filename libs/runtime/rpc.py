@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from libs.contracts.errors import FulcrumError, StartupError
+from libs.contracts.errors import FulcrumError, StartupError, Unauthenticated
 from libs.runtime.settings import CommonSettings
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -19,6 +19,8 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+    # A keepalive ping joins one that is under way, whose own bound is a minute.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
@@ -87,9 +89,8 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
             return await continuation(handler_call_details)
 
         async def refuse(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            await context.abort(
-                grpc.StatusCode.UNAUTHENTICATED, "admin calls need the suite's token as authorization: Bearer TOKEN"
-            )
+            error = Unauthenticated("admin calls need the suite's token as authorization: Bearer TOKEN")
+            await abort_with(context, error)
 
         return grpc.unary_unary_rpc_method_handler(refuse)
 

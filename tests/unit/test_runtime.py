@@ -114,6 +114,7 @@ async def test_admin_calls_need_the_token(given: str, passes: bool) -> None:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await call
                 assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+                assert (caught.value.details() or "").startswith("unauthenticated: ")
     finally:
         await server.stop(None)
 
