@@ -17,7 +17,7 @@ from libs.bus.sender import Sender
 from libs.bus.servers import Servers
 from libs.bus.subscription import Subscription
 from libs.contracts.topics import ALL, Topic
-from libs.runtime.tasks import TaskOwner
+from libs.runtime.tasks import OnFailure, TaskOwner
 
 log = structlog.get_logger()
 
@@ -34,13 +34,21 @@ KAFKA = BusCapabilities(name="kafka", creates_topics=True, read_committed=True, 
 class KafkaBus:
     """Bus over `servers`: HOST:PORT[,HOST:PORT...], or embedded:FILE with the file that the embedded broker writes."""
 
-    def __init__(self, servers: str, cluster: str, client_id: str, *, topics: Sequence[Topic] = ALL) -> None:
+    def __init__(
+        self,
+        servers: str,
+        cluster: str,
+        client_id: str,
+        *,
+        topics: Sequence[Topic] = ALL,
+        on_failure: OnFailure | None = None,
+    ) -> None:
         self._servers = Servers(servers)
         self._cluster = cluster
         self._client_id = client_id
         self._sender = Sender(self._servers, cluster, client_id, topics)
         self._undecodable = 0
-        self._tasks = TaskOwner()
+        self._tasks = TaskOwner(on_failure)
         self._sending: asyncio.Task[None] | None = None
         self._closed = False
 

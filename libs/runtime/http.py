@@ -10,6 +10,7 @@ from typing import Any
 import uvicorn
 
 from libs.contracts.errors import StartupError
+from libs.runtime.tasks import TaskOwner
 
 BACKLOG = 2048
 
@@ -40,8 +41,11 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serve_http(app: Any, sock: socket.socket, *, drain_s: int = 5) -> AsyncIterator[str]:
-    """Serve the ASGI app on a bound socket while the context is open; yields the base URL."""
+async def serve_http(app: Any, sock: socket.socket, *, tasks: TaskOwner, drain_s: int = 5) -> AsyncIterator[str]:
+    """Serve the ASGI app on a bound socket while the context is open; yields the base URL.
+
+    A server that ends before is a failure of `tasks`. It is not one of them, since it must outlive them to drain.
+    """
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -55,12 +59,18 @@ async def serve_http(app: Any, sock: socket.socket, *, drain_s: int = 5) -> Asyn
     )
     server = _Server(config)
     task = asyncio.get_running_loop().create_task(server.serve(sockets=[sock]), name="http")
+
+    def ended(done: "asyncio.Task[None]") -> None:
+        if not server.should_exit and not done.cancelled():
+            tasks.fail(done.exception() or RuntimeError("the HTTP server ended by itself"), "http")
+
     try:
         while not server.started:
             if task.done():
                 await task
                 raise StartupError("the HTTP server ended before it started")
             await asyncio.sleep(0.005)
+        task.add_done_callback(ended)
         host, port = sock.getsockname()[:2]
         yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:

@@ -8,11 +8,13 @@ import structlog
 
 log = structlog.get_logger()
 
+OnFailure = Callable[[BaseException], None]
+
 
 class TaskOwner:
     """Owns background tasks. The first failure is kept in `error` and reported once through `on_failure`."""
 
-    def __init__(self, on_failure: Callable[[BaseException], None] | None = None) -> None:
+    def __init__(self, on_failure: OnFailure | None = None) -> None:
         self._on_failure = on_failure
         self._tasks: set[asyncio.Task[Any]] = set()
         self.error: BaseException | None = None
@@ -23,6 +25,15 @@ class TaskOwner:
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
+
+    def fail(self, error: BaseException, name: str = "part") -> None:
+        """A task of this owner, or of a part that looks after its own, has failed: only the first one counts."""
+        if self.error is not None:
+            return
+        self.error = error
+        log.error("task failed", task=name, error=repr(error), exc_info=error)
+        if self._on_failure is not None:
+            self._on_failure(error)
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -40,9 +51,5 @@ class TaskOwner:
         if task.cancelled():
             return
         error = task.exception()
-        if error is None or self.error is not None:
-            return
-        self.error = error
-        log.error("task failed", task=task.get_name(), error=repr(error), exc_info=error)
-        if self._on_failure is not None:
-            self._on_failure(error)
+        if error is not None:
+            self.fail(error, task.get_name())

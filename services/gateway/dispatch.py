@@ -69,6 +69,11 @@ class Dispatcher:
         """Choices that have not ended, waiting ones included."""
         return len(self._live)
 
+    @property
+    def draining(self) -> bool:
+        """Whether it takes no more."""
+        return self._draining
+
     def check_room(self, count: int) -> None:
         """Raises QueueFull when the queue cannot take `count` more choices, NoWorkers when this gateway stops."""
         if self._draining:

@@ -1,7 +1,7 @@
 """The FastAPI app around the two hot routes: models, health, metrics, and errors in one shape."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -25,7 +25,13 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def make_routes(
-    *, hot: Mapping[str, ASGIApp], catalog: Catalog, fleet: Fleet, metrics: GatewayMetrics, version: str
+    *,
+    hot: Mapping[str, ASGIApp],
+    catalog: Catalog,
+    fleet: Fleet,
+    draining: Callable[[], bool],
+    metrics: GatewayMetrics,
+    version: str,
 ) -> FastAPI:
     """`hot`: ASGI callables by path."""
     app = FastAPIOffline(title="Fulcrum", version=version, description="LLM serving split into prefill and decode.")
@@ -51,9 +57,9 @@ def make_routes(
 
     @app.get("/readyz", tags=["operation"])
     async def readyz() -> JSONResponse:
-        """200 once both phases of some model have a worker."""
+        """200 as long as new requests are taken and both phases of some model have a worker."""
         views = fleet.views()
-        ready = {name: serves(views, name) for name in catalog.names}
+        ready = {name: serves(views, name) and not draining() for name in catalog.names}
         return JSONResponse({"ready": any(ready.values()), "models": ready}, 200 if any(ready.values()) else 503)
 
     @app.get("/metrics", tags=["operation"])

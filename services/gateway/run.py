@@ -106,9 +106,16 @@ async def open_gateway(
                 ("/v1/completions", parse_completion, CompletionFormat),
             )
         }
-        app = make_routes(hot=hot, catalog=catalog, fleet=fleet, metrics=metrics, version=version("fulcrum"))
+        app = make_routes(
+            hot=hot,
+            catalog=catalog,
+            fleet=fleet,
+            draining=lambda: dispatcher.draining,
+            metrics=metrics,
+            version=version("fulcrum"),
+        )
         tasks.spawn("fleet", fleet.follow(ports.registry, dispatcher))
         tasks.spawn("expiry", dispatcher.expire())
-        async with serve_http(app, sock, drain_s=CLOSE_S) as url:
+        async with serve_http(app, sock, tasks=tasks, drain_s=CLOSE_S) as url:
             yield RunningGateway(url, dispatcher, fleet)
             await dispatcher.drain(settings.drain_s)

@@ -22,7 +22,7 @@ async def main(service: Service[MetricsSettings]) -> None:
     settings, clock = service.settings, service.clock
     lag_ns = settings.lag_ms * MS_NS
     sock = bind(settings.host, settings.port, "FULCRUM_METRICS_PORT")
-    bus = KafkaBus(settings.kafka, settings.cluster, "metrics")
+    bus = KafkaBus(settings.kafka, settings.cluster, "metrics", on_failure=service.tasks.fail)
     registry = CollectorRegistry()
     state = MetricsState(prefill_share, RequestMetrics(registry))
     registry.register(
@@ -34,7 +34,7 @@ async def main(service: Service[MetricsSettings]) -> None:
     try:
         service.tasks.spawn("ingest", ingest(bus, state, clock))
         await bus.start()
-        async with serve_http(make_api(state, clock, registry, lag_ns=lag_ns), sock) as url:
+        async with serve_http(make_api(state, clock, registry, lag_ns=lag_ns), sock, tasks=service.tasks) as url:
             status.emit("ready", http=url)
             await service.stopping.wait()
     finally:

@@ -23,7 +23,7 @@ async def main(service: Service[PlannerSettings]) -> None:
     """Serve until told to stop."""
     settings, clock, tasks = service.settings, service.clock, service.tasks
     sock = bind(settings.host, settings.port, "FULCRUM_PLANNER_PORT")
-    bus = KafkaBus(settings.kafka, settings.cluster, settings.id)
+    bus = KafkaBus(settings.kafka, settings.cluster, settings.id, on_failure=tasks.fail)
     registry = RedisRegistry(settings.redis, settings.cluster)
     mode = MODE_ADVISORY if settings.mode == "advisory" else MODE_OFF
     state = PlannerState(
@@ -43,7 +43,7 @@ async def main(service: Service[PlannerSettings]) -> None:
         await bus.start()
         if mode == MODE_ADVISORY:
             tasks.spawn("decide", decide_forever(bus, state, clock, period_s=settings.period_ms / 1000))
-        async with serve_http(make_api(state, clock, metrics), sock) as url:
+        async with serve_http(make_api(state, clock, metrics), sock, tasks=tasks) as url:
             status.emit("ready", http=url)
             await service.stopping.wait()
     finally:

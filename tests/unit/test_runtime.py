@@ -60,6 +60,20 @@ async def test_a_failed_task_is_reported_once_and_kept() -> None:
     assert owner.error is seen[0]
 
 
+async def test_a_part_that_looks_after_its_own_tasks_reports_here_too() -> None:
+    seen: list[BaseException] = []
+    owner = TaskOwner(on_failure=seen.append)
+    part = TaskOwner(on_failure=owner.fail)
+
+    async def fail() -> None:
+        raise ValueError("broken")
+
+    part.spawn("inner", fail())
+    while len(part):
+        await asyncio.sleep(0)
+    assert seen == [part.error] == [owner.error]
+
+
 async def test_closing_cancels_tasks_and_lets_them_clean_up() -> None:
     owner = TaskOwner()
     cleaned = asyncio.Event()
