@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from libs.runtime.clock import ManualClock
 from libs.runtime.tasks import TaskOwner
+from libs.testing.clock import ManualClock
 from services.gateway.endpoint import CompletionEndpoint
 from services.gateway.formats import CompletionFormat
 from services.gateway.metrics import GatewayMetrics

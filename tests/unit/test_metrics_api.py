@@ -16,8 +16,8 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     RequestEvent,
 )
 from libs.contracts.topics import DECISIONS, REQUESTS, STEPS
-from libs.runtime.clock import ManualClock
 from libs.telemetry.split import prefill_share
+from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, at, step, step_batch
 from services.metrics.api import make_api
 from services.metrics.prometheus import MAX_MODELS, OTHER_MODEL, OccupancyCollector, RequestMetrics

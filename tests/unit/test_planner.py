@@ -17,9 +17,9 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
 )
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, MODE_ADVISORY
 from libs.contracts.roles import role_from_name
-from libs.runtime.clock import ManualClock
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.split import prefill_share
+from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, at, step, step_batch
 from services.planner.api import PlannerCollector, make_api
 from services.planner.core import KEEP, MAX_ALTERNATIVES, Limits, decide

@@ -14,12 +14,13 @@ import pytest
 
 from libs.contracts.errors import StartupError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2, worker_pb2_grpc
-from libs.runtime.clock import ManualClock, SystemClock
+from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind
 from libs.runtime.paths import cache_dir
 from libs.runtime.rpc import make_channel, make_server
 from libs.runtime.settings import CommonSettings, load_settings
 from libs.runtime.tasks import TaskOwner
+from libs.testing.clock import ManualClock
 
 
 def test_a_broken_setting_names_variable_value_and_what_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
