@@ -1,6 +1,6 @@
 """The block pool: preallocated KV blocks by id, counted references, reuse by chained hash, LRU eviction. Pure."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -76,10 +76,13 @@ class BlockPool:
             found.append(block)
         return found
 
-    def allocate(self, count: int, shared: Sequence[int] = ()) -> list[int] | None:
-        """`shared` blocks (from `match`) and `count` new ones, all referenced; None, changing nothing, without room."""
+    def allocate(self, count: int, shared: Sequence[int] = (), *, spare: int = 0) -> list[int] | None:
+        """`shared` blocks (from `match`) and `count` new ones, all referenced, so that `spare` stay available.
+
+        None, changing nothing, without room.
+        """
         idle = sum(1 for block in shared if not self._blocks[block].references)
-        if count > self.available - idle:
+        if count + spare > self.available - idle:
             return None
         for block in shared:
             self._evictable.pop(block, None)
@@ -108,6 +111,16 @@ class BlockPool:
         self._blocks[block].content = content
         self._by_content[content] = block
         self.changes.store(content)
+
+    def fault(self, held: Iterable[int]) -> str:
+        """How the books differ from the blocks that are held, each named as often as it is; empty when they agree."""
+        counts = Counter(held)
+        if self.referenced != len(counts):
+            return f"{self.referenced} KV blocks count as held, {len(counts)} are"
+        for block, count in counts.items():
+            if self.references(block) != count:
+                return f"KV block {block} has {self.references(block)} references, {count} hold it"
+        return ""
 
     def take_changes(self) -> BlockChanges:
         """Changes since the last call."""

@@ -6,6 +6,7 @@ between steps, lies ready for `take_event`.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 
 from libs.contracts.errors import InvalidRequest, KvLost, QueueFull
 from libs.engine import batching
@@ -29,19 +30,24 @@ from libs.engine.port import (
     SequenceOutput,
     StepReport,
 )
+from libs.engine.preemption import blocks_to_spare, grow
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sequence import Sequence, Stage
 from libs.engine.validation import check_request
 
 RETRY_AFTER_S = 1.0
-QUEUED = (Stage.QUEUED_TRANSFER, Stage.QUEUED_PROMPT)
+QUEUED = (Stage.QUEUED_PREEMPTED, Stage.QUEUED_TRANSFER, Stage.QUEUED_PROMPT)
+"""In the order of admission."""
+HOLDING = (Stage.FETCHING, Stage.PREFILL, Stage.DECODE)
+"""Where sequences hold blocks."""
 
 
 class Core:
     """Sequences of one engine, from `submit` to their last output.
 
     Prompts are admitted first come, first served, transferred sequences before them: their first token is out and
-    their blocks wait under a lease. Admission reserves all blocks a sequence can need, so nothing is ever preempted.
+    their blocks wait under a lease. Preempted sequences go before both. Blocks are allocated as sequences grow; see
+    libs/engine/preemption.py for what happens when they run out.
     """
 
     def __init__(
@@ -62,6 +68,8 @@ class Core:
         self._sequences: dict[int, Sequence] = {}
         self._at: dict[Stage, dict[int, Sequence]] = {stage: {} for stage in Stage}
         self._queued_prompt_tokens = 0
+        self._preemptions = 0
+        self._recomputed_tokens = 0
         self._new_fetches: list[Sequence] = []
         self._step: StepReport | None = None
         self._outputs: list[SequenceOutput] = []
@@ -105,13 +113,12 @@ class Core:
 
     def admit(self, now_ns: int) -> None:
         """Give blocks to queued sequences while the head of the queue fits. Safe while a step runs."""
-        for held in self._handles.expire(now_ns):
-            self._free(held)
+        self._expire(now_ns)
         running = len(self._sequences) - sum(len(self._at[stage]) for stage in QUEUED)
         for stage in QUEUED:
             while self._at[stage]:
-                sequence = next(iter(self._at[stage].values()))
-                if running >= self._capabilities.max_sequences or not self._give_blocks(sequence):
+                sequence = self._head(stage)
+                if running >= self._capabilities.max_sequences or not self._give_blocks(sequence, running):
                     self._note_awaiting(now_ns)
                     return
                 running += 1
@@ -119,8 +126,15 @@ class Core:
 
     def plan(self, now_ns: int) -> Batch | None:
         """The next step's work: every decode, then prompt chunks within the budget; None when there is none."""
+        self._expire(now_ns)
+        self._grow()
         self.admit(now_ns)
-        batch = batching.compose(self._at[Stage.DECODE].values(), self._at[Stage.PREFILL].values(), self._budget_tokens)
+        batch = batching.compose(
+            self._at[Stage.DECODE].values(),
+            self._at[Stage.PREFILL].values(),
+            budget_tokens=self._budget_tokens,
+            recompute_tokens=self._config.prefill_chunk_tokens,
+        )
         return batch if batch.chunks else None
 
     def begin(self, batch: Batch, now_ns: int) -> StepReport:
@@ -149,7 +163,7 @@ class Core:
         for chunk in batch.chunks:
             sequence = self._sequences[chunk.key]
             sequence.in_step = False
-            sequence.advance(len(chunk.token_ids))
+            self._recomputed_tokens += sequence.advance(len(chunk.token_ids))
             sequence.register_full_blocks(self._pool)
             if sequence.aborting:
                 self._finish(sequence, FinishReason.ABORTED)
@@ -245,11 +259,18 @@ class Core:
             awaiting_kv=len(self._at[Stage.FETCHING]),
             free_kv_blocks=self._pool.available,
             kv_wait_since_unix_ns=self._kv_wait.since_ns,
+            preemptions=self._preemptions,
+            recomputed_tokens=self._recomputed_tokens,
         )
 
     def integrity(self) -> EngineIntegrity:
         """Counters that must be zero when nothing runs."""
         return EngineIntegrity(len(self._sequences), self._pool.referenced, len(self._handles))
+
+    def pool_fault(self) -> str:
+        """How the pool's books differ from what sequences and handles hold; empty when they agree."""
+        own = (block for sequence in self._sequences.values() for block in sequence.blocks)
+        return self._pool.fault(chain(own, self._handles.blocks()))
 
     def drop_all(self, now_ns: int) -> None:
         """Abort every sequence and end every lease; no step may run any more."""
@@ -263,18 +284,41 @@ class Core:
 
     # ------------------------------------------------------------------ inner parts
 
-    def _give_blocks(self, sequence: Sequence) -> bool:
+    def _head(self, stage: Stage) -> Sequence:
+        """Next in a queue; the youngest is preempted first, so the oldest may have come last."""
+        queue = self._at[stage]
+        if stage is not Stage.QUEUED_PREEMPTED:
+            return next(iter(queue.values()))
+        return next(sequence for key, sequence in self._sequences.items() if key in queue)
+
+    def _give_blocks(self, sequence: Sequence, running: int) -> bool:
         shared = self._pool.match(sequence.reusable_hashes())
-        blocks = self._pool.allocate(sequence.blocks_needed - len(shared), shared)
+        holding = chain.from_iterable(self._at[stage].values() for stage in HOLDING)
+        spare = blocks_to_spare(sequence, holding) if running else 0
+        blocks = self._pool.allocate(sequence.blocks_now - len(shared), shared, spare=spare)
         if blocks is None:
             return False
         sequence.admit(blocks, len(shared))
-        if sequence.request.kv:
+        if sequence.request.kv and not sequence.preempted:
             self._new_fetches.append(sequence)
             self._move(sequence, Stage.FETCHING)
         else:
             self._move(sequence, Stage.PREFILL)
         return True
+
+    def _grow(self) -> None:
+        """Blocks for the tokens that were sampled; no step may run."""
+        running = {**self._at[Stage.PREFILL], **self._at[Stage.DECODE]}
+        if all(sequence.has_room for sequence in running.values()):
+            return
+        oldest_first = [sequence for key, sequence in self._sequences.items() if key in running]
+        for sequence in grow(oldest_first, self._pool):
+            self._preemptions += 1
+            self._move(sequence, Stage.QUEUED_PREEMPTED)
+
+    def _expire(self, now_ns: int) -> None:
+        for held in self._handles.expire(now_ns):
+            self._free(held)
 
     def _take_token(self, sequence: Sequence, token: Sampled, now_ns: int) -> None:
         sequence.append(token.token_id)
@@ -346,7 +390,8 @@ class Core:
         return sum(len(self._at[stage]) for stage in QUEUED)
 
     def _waiting_prefill_tokens(self) -> int:
-        return self._queued_prompt_tokens + sum(sequence.pending for sequence in self._at[Stage.PREFILL].values())
+        running = chain(self._at[Stage.PREFILL].values(), self._at[Stage.QUEUED_PREEMPTED].values())
+        return self._queued_prompt_tokens + sum(sequence.pending for sequence in running)
 
 
 def _logprobs(token: Sampled) -> tuple[Logprob, ...]:

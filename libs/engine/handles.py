@@ -2,6 +2,7 @@
 
 import struct
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -66,6 +67,11 @@ class HandleTable:
     def forget_key(self, key: int) -> None:
         """`key` means another sequence from now on; its old handle lives on."""
         self._by_key.pop(key, None)
+
+    def blocks(self) -> Iterator[int]:
+        """The blocks behind all handles, one handle after the other."""
+        for held in self._held.values():
+            yield from held.blocks
 
     def expire(self, now_ns: int) -> list[Held]:
         """End the leases that are over."""

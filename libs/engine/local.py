@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import structlog
+
 from libs.contracts.errors import FulcrumError, KvLost, KvMismatch
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
@@ -28,6 +30,8 @@ from libs.engine.sequence import Sequence
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 
+log = structlog.get_logger()
+
 ANNOUNCE_AFTER_S = 0.1
 """A step that runs so long is announced, so that telemetry can show it before it ends."""
 MAX_FETCHES = 16
@@ -49,6 +53,7 @@ class LocalEngine:
         self._fetches: dict[int, asyncio.Task[None]] = {}
         self._unannounced_ns = 0
         """Start of the running step as long as it is not announced, else 0."""
+        self._pool_faults = 0
         self._closed = False
 
     @property
@@ -130,7 +135,7 @@ class LocalEngine:
 
     def integrity(self) -> EngineIntegrity:
         """Counters that must be zero when nothing runs."""
-        return self._core.integrity()
+        return replace(self._core.integrity(), pool_faults=self._pool_faults)
 
     async def close(self) -> None:
         """Abort what runs, end the events, free the device. Idempotent."""
@@ -151,10 +156,17 @@ class LocalEngine:
             batch = self._core.plan(self._clock.now_ns())
             if batch is None:
                 self._settle(wake=False)
+                self._check_pool()
                 await self._idle()
             else:
                 await self._step(batch)
                 await asyncio.sleep(0)  # a runner that never waits must not starve the loop
+
+    def _check_pool(self) -> None:
+        """While nothing runs, compare the pool's books with who holds blocks; a difference is told once and kept."""
+        if not self._pool_faults and (fault := self._core.pool_fault()):
+            self._pool_faults = 1
+            log.error("the KV block pool's books are wrong: restart this worker", fault=fault)
 
     async def _idle(self) -> None:
         """Wait for something to do, at most until the next lease ends."""

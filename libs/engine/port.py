@@ -221,6 +221,10 @@ class EngineLoad:
     free_kv_blocks: int
     kv_wait_since_unix_ns: int = 0
     """Start of a KV wait that goes on; 0 when none does."""
+    preemptions: int = 0
+    """How often, since the start, a sequence lost its blocks to older ones."""
+    recomputed_tokens: int = 0
+    """Tokens computed again, since the start, because of that."""
     reported_to_unix_ns: int = 0
     """No step or ended KV wait that starts before this moment is still to come from `events`, whether it runs or its
     event lies unread; a running step counts as come once it was announced. 0: now. Telemetry covers time up to here."""
@@ -233,6 +237,8 @@ class EngineIntegrity:
     live_sequences: int
     referenced_blocks: int
     leased_handles: int
+    pool_faults: int = 0
+    """Whether the block pool's books have ever been found wrong, 0 or 1: never allowed."""
 
 
 Progress = Callable[[str, float], None]

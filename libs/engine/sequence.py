@@ -16,6 +16,8 @@ class Stage(Enum):
 
     QUEUED_TRANSFER = "queued_transfer"
     """Its KV is at another worker; waits for room here."""
+    QUEUED_PREEMPTED = "queued_preempted"
+    """Its blocks went to others; it is computed again from its tokens."""
     QUEUED_PROMPT = "queued_prompt"
     FETCHING = "fetching"
     """Awaits KV."""
@@ -36,6 +38,10 @@ class Sequence:
         """Of them, how many have KV."""
         self.max_length = min(request.prompt_tokens + request.max_output_tokens, max_context_tokens)
         self.blocks: list[int] = []
+        self.preempted = False
+        """It has lost its blocks at least once: from then on it is computed here, wherever it came from."""
+        self.reached = 0
+        """Tokens that have had KV here; to compute them once more is recomputation."""
         self.cached_tokens = 0
         self.computed_prompt_tokens = 0
         self.kv_bytes_received = 0
@@ -59,33 +65,67 @@ class Sequence:
         return self.length - self.computed
 
     @property
-    def blocks_needed(self) -> int:
+    def pending_free(self) -> int:
+        """Of them, those that no prompt budget holds back: tokens lost with the blocks, a generated one after."""
+        decoding = self.reached >= self.request.prompt_tokens and self.reached + 1 == self.length
+        return max(self.reached + decoding - self.computed, 0)
+
+    @property
+    def blocks_at_most(self) -> int:
         """Blocks for everything that will ever be computed here; a last sampled token needs no KV."""
-        last = self.length if self.request.phase is Phase.PREFILL else self.max_length - 1
-        own = -(-last // self._block_size)
-        return max(own, self.request.kv.blocks) if self.request.kv else own
+        return self._blocks_for(self.length if self.request.phase is Phase.PREFILL else self.max_length - 1)
+
+    @property
+    def blocks_now(self) -> int:
+        """Blocks for its tokens so far."""
+        return self._blocks_for(self.length)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether its blocks hold its tokens so far."""
+        return len(self.blocks) >= self.blocks_now
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether it can come to need more blocks than it has."""
+        return max(len(self.blocks), self.blocks_now) < self.blocks_at_most
 
     def reusable_hashes(self) -> list[bytes]:
         """Hashes of the blocks that may come from the pool: full ones, and at least the last token stays to compute."""
-        if not self.request.chain_root or self.request.kv:
+        if not self.request.chain_root or (self.request.kv and not self.preempted):
             return []
         self._extend_hashes(self.length // self._block_size)
         return self._hashes[: (self.length - 1) // self._block_size]
 
     def admit(self, blocks: list[int], shared: int) -> None:
         """Take blocks, of which the first `shared` were found with their KV."""
-        self.blocks = blocks
-        self._table = np.array(blocks, dtype=np.int32)
-        tokens = np.empty(max(self.max_length, self.length + 1), dtype=np.int32)
-        tokens[: self.length] = self.request.token_ids
-        self._tokens = tokens
+        if not self.preempted:
+            tokens = np.empty(self.max_length, dtype=np.int32)
+            tokens[: self.length] = self.request.token_ids
+            self._tokens = tokens
+            self._table = np.empty(self.blocks_at_most, dtype=np.int32)
+            self.cached_tokens = min(shared * self._block_size, self.request.prompt_tokens)
+        self.blocks = []
+        self.grow(blocks)
         self.computed = shared * self._block_size
-        self.cached_tokens = min(self.computed, self.request.prompt_tokens)
+        self.reached = max(self.reached, self.computed)
         self._registered = shared
+
+    def grow(self, blocks: list[int]) -> None:
+        """Take more blocks."""
+        self._table[len(self.blocks) : len(self.blocks) + len(blocks)] = blocks
+        self.blocks += blocks
+
+    def preempt(self) -> list[int]:
+        """Lose its blocks, which are the answer, but no token."""
+        blocks, self.blocks = self.blocks, []
+        self.computed = 0
+        self.preempted = True
+        return blocks
 
     def receive(self, tokens: int) -> None:
         """KV of the first `tokens` has come from elsewhere; the last token is always computed here, to be sampled."""
-        self.computed = min(tokens, self.length - 1)
+        self.computed = self.reached = min(tokens, self.length - 1)
 
     def table(self, tokens: int) -> NDArray[np.int32]:
         """[blocks] 1D int32: the blocks of the first `tokens` positions."""
@@ -105,11 +145,13 @@ class Sequence:
             prompt_tokens=self.request.prompt_tokens,
         )
 
-    def advance(self, tokens: int) -> None:
-        """A step has computed `tokens` tokens."""
-        prompt_left = self.request.prompt_tokens - self.computed
-        self.computed_prompt_tokens += max(min(tokens, prompt_left), 0)
-        self.computed += tokens
+    def advance(self, tokens: int) -> int:
+        """A step has computed `tokens` tokens; the answer is how many of them it had computed before."""
+        start, self.computed = self.computed, self.computed + tokens
+        again = max(min(self.computed, self.reached) - start, 0)
+        self.computed_prompt_tokens += max(min(self.computed, self.request.prompt_tokens) - start - again, 0)
+        self.reached = max(self.reached, self.computed)
+        return again
 
     def append(self, token_id: int) -> None:
         """A token was sampled."""
@@ -132,6 +174,11 @@ class Sequence:
         for index in range(self._registered, full):
             pool.register(self.blocks[index], self._hashes[index])
         self._registered = full
+
+    def _blocks_for(self, tokens: int) -> int:
+        own = -(-tokens // self._block_size)
+        kv = self.request.kv
+        return max(own, kv.blocks) if kv and not self.preempted else own
 
     def _extend_hashes(self, blocks: int) -> None:
         known = len(self._hashes)

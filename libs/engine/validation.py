@@ -20,9 +20,9 @@ def check_request(sequence: Sequence, capabilities: Capabilities) -> None:
     if capabilities.vocab_size and not 0 <= min(ids) <= max(ids) < capabilities.vocab_size:
         raise InvalidRequest(f"token ids must be from 0 to {capabilities.vocab_size - 1}, in logit_bias too")
     _check_kv(sequence)
-    if sequence.blocks_needed > capabilities.kv_blocks:
+    if sequence.blocks_at_most > capabilities.kv_blocks:
         raise InvalidRequest(
-            f"the sequence can need {sequence.blocks_needed} KV blocks, the engine has {capabilities.kv_blocks}"
+            f"the sequence can need {sequence.blocks_at_most} KV blocks, the engine has {capabilities.kv_blocks}"
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
@@ -144,6 +145,22 @@ async def test_abort_during_a_step_takes_effect_when_it_ends(started: Started) -
     started.gate.set()
     log = await reader.ended(1)
     assert log.end is not None and (log.end.finish, log.token_ids) == (FinishReason.ABORTED, [])
+    await reader.close()
+
+
+async def test_a_leaked_block_is_noticed_when_nothing_runs_and_told_once(started: Started) -> None:
+    reader = EventReader(started.engine)
+    started.gate.set()
+    started.submit(1)
+    await reader.ended(1)
+    assert started.engine.integrity().pool_faults == 0
+    started.engine._core._pool.allocate(1)
+    with capture_logs() as logs:
+        for key in (2, 3):
+            started.submit(key)
+            await reader.ended(key)
+            await until(lambda: started.engine.integrity().pool_faults == 1)
+    assert [line["fault"] for line in logs] == ["1 KV blocks count as held, 0 are"]
     await reader.close()
 
 
