@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Further options of `fulcrum up` and pytest, e.g. make up ARGS="--engine sim --decode 2"
 ARGS ?=
 
-.PHONY: help setup setup-dev up test check lint format proto locks kafka clean
+.PHONY: help setup setup-dev up test test-exact bench-engine check lint format proto locks kafka clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -22,6 +22,12 @@ up: setup ## set up, start a suite, ask it a first question, serve until Ctrl-C
 
 test: setup-dev ## set up, run every test
 	$(BIN)/python -m pytest $(ARGS)
+
+test-exact: setup-dev ## tokens against transformers, 60 prompts of 1 to 1,500 tokens (minutes)
+	$(BIN)/python -m pytest tests/e2e/test_torch_exact.py -m exact $(ARGS)
+
+bench-engine: setup-dev ## the torch engine against plain transformers, side by side
+	$(BIN)/python -m load.bench_engine $(ARGS)
 
 check: lint test ## lint, strict types, import rules, generated code, tests
 
