@@ -87,11 +87,14 @@ class KvHandle:
     opaque: bytes
     tokens: int
     blocks: int
+    streamed: bool = False
+    """Its prompt is still being computed: `tokens` and `blocks` are what will be there, and the tokens sampled there come
+    by `Engine.proceed`."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvChunk:
-    """Some consecutive blocks on their way."""
+    """Some consecutive blocks on their way; one of 0 blocks only says that more will come."""
 
     first_block: int
     blocks: int
@@ -157,6 +160,8 @@ class SequenceOutput:
     kv_bytes_received: int = 0
     pulling: bool = False
     """The first block was asked for: the decode worker is fixed from here on."""
+    opened: KvHandle | None = None
+    """Phase PREFILL has begun: its blocks can be pulled from now on, each once it is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +283,13 @@ class Engine(Protocol):
         """End a sequence soon, with FinishReason.ABORTED and its blocks freed; unknown keys are ignored."""
         ...
 
+    def proceed(self, key: int, token_ids: tuple[int, ...]) -> None:
+        """The prompt of a streamed sequence is computed, and these tokens were sampled there: with its KV it goes on.
+
+        Other keys are ignored. Raises InvalidRequest for tokens that no sequence goes on from.
+        """
+        ...
+
     def set_prefill_budget(self, tokens: int) -> None:
         """Prompt tokens that one step may compute beside decodes; takes effect with the next step."""
         ...
@@ -287,7 +299,10 @@ class Engine(Protocol):
         ...
 
     def export(self, opaque: bytes, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
-        """The blocks behind a handle. Raises KvLost for an unknown one, KvMismatch for another layout."""
+        """The blocks behind a handle, those of a streamed one as they become full.
+
+        Raises KvLost for an unknown handle or one whose prompt was given up, KvMismatch for another layout.
+        """
         ...
 
     def release(self, opaque: bytes) -> None:
