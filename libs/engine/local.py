@@ -100,7 +100,7 @@ class LocalEngine:
         self._settle()
 
     def proceed(self, key: int, token_ids: tuple[int, ...]) -> None:
-        """Tokens that were sampled where a streamed prompt was computed; with its KV it goes on. Raises InvalidRequest."""
+        """Tokens sampled where a streamed prompt was computed: with its KV it goes on. Raises InvalidRequest."""
         self._core.proceed(key, token_ids, self._clock.now_ns())
         self._settle()
 
@@ -115,7 +115,7 @@ class LocalEngine:
             yield event
 
     async def export(self, opaque: bytes, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
-        """The blocks behind a handle as they become full, its lease renewed with each chunk. Raises KvLost, KvMismatch."""
+        """The blocks behind a handle as they fill, its lease renewed with each chunk. Raises KvLost, KvMismatch."""
         core, capabilities, _ = self._parts
         if kv_layout != capabilities.kv_layout:
             raise KvMismatch(f"KV layout {kv_layout!r} was asked for, this engine has {capabilities.kv_layout!r}")

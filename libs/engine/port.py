@@ -88,7 +88,7 @@ class KvHandle:
     tokens: int
     blocks: int
     streamed: bool = False
-    """Its prompt is still being computed: `tokens` and `blocks` are what will be there, and the tokens sampled there come
+    """Its prompt is still being computed: `tokens` and `blocks` are what will be there, and what is sampled there comes
     by `Engine.proceed`."""
 
 

@@ -230,7 +230,7 @@ class Dispatcher:
                 pass
 
     def _opened(self, leg: Leg, source: pb.KvSource) -> None:
-        """Let the decode worker pull blocks while the prompt is computed; where it cannot, it will be asked afterwards."""
+        """Let the decode worker pull blocks while the prompt is computed; one that cannot is asked afterwards."""
         generation = leg.generation
         link = generation.reserved
         worker, view = (link.worker, link.view()) if link else (None, None)
@@ -295,7 +295,9 @@ class Dispatcher:
         """A stream broke. Blocks that still wait at a prefill worker serve another decode worker."""
         for leg in legs:
             generation = leg.generation
-            carries_on = leg is generation.prompt_leg and generation.decode_leg is not None and not generation.prefilling
+            carries_on = (
+                leg is generation.prompt_leg and generation.decode_leg is not None and not generation.prefilling
+            )
             _drop(leg)
             if generation in self._queue:  # for a decode worker: its blocks are gone
                 generation.kv = None
