@@ -1,7 +1,8 @@
 """KV hand-off between two worker processes on one host: bytes a second, and how much of it hides behind prefill.
 
-Side by side in one run: a copy within memory, a raw loopback socket, and the hand-off of a prompt's blocks from a prefill
-worker in a process of its own to a decode worker here, over the gRPC they always use. Prints a table, then one JSON line.
+Side by side in one run: a copy within memory, a raw loopback socket, and the hand-off of a prompt's blocks from a
+prefill worker in a process of its own to a decode worker here, over the gRPC they always use. Prints a table, then one
+JSON line.
 """
 
 import argparse
