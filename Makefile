@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Further options of `fulcrum up` and pytest, e.g. make up ARGS="--engine sim --decode 2"
 ARGS ?=
 
-.PHONY: help setup setup-dev up test test-exact bench-engine check lint format proto locks kafka clean
+.PHONY: help setup setup-dev up test test-exact bench-engine bench-kv check lint format proto locks kafka clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ lint: setup-dev ## the part of check that runs nothing
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m libs.contracts.generate --check
+
+bench-kv: setup-dev ## KV hand-off between workers, against memcpy and a raw socket
+	@$(BIN)/python -m load.bench_kv $(ARGS)
 
 format: setup-dev ## put the code in shape
 	$(BIN)/ruff check --fix

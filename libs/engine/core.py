@@ -105,6 +105,21 @@ class Core:
             self._finish(sequence, FinishReason.ABORTED)
         self.admit(now_ns)
 
+    def proceed(self, key: int, token_ids: tuple[int, ...], now_ns: int) -> None:
+        """These tokens were sampled where the streamed prompt of `key` was computed; other keys are ignored.
+
+        Raises InvalidRequest for tokens that no sequence goes on from.
+        """
+        sequence = self._sequences.get(key)
+        kv = sequence.request.kv if sequence else None
+        if sequence is None or kv is None or not kv.streamed or sequence.handed is not None:
+            return
+        if sequence.length + len(token_ids) >= sequence.max_length or not self._known(token_ids):
+            raise InvalidRequest(f"a sequence of {sequence.length} tokens cannot go on from {token_ids}")
+        sequence.handed = token_ids
+        if sequence.kv_arrived:
+            self._go_on(sequence, now_ns)
+
     def set_prefill_budget(self, tokens: int) -> None:
         """Prompt tokens a step may compute, under the configured bound; at 0, prompts wait."""
         self._budget_tokens = min(max(tokens, 0), self._config.prefill_chunk_tokens)
@@ -140,7 +155,10 @@ class Core:
     def begin(self, batch: Batch, now_ns: int) -> StepReport:
         """The step starts now; the answer is its announcement."""
         for chunk in batch.chunks:
-            self._sequences[chunk.key].in_step = True
+            sequence = self._sequences[chunk.key]
+            sequence.in_step = True
+            if self._capabilities.streams_kv and sequence.request.phase is Phase.PREFILL and not sequence.opened:
+                self._open(sequence)
         self._kv_wait.stepping(True, now_ns)
         work = batching.work_of(batch)
         self._step = StepReport(
@@ -165,6 +183,8 @@ class Core:
             sequence.in_step = False
             self._recomputed_tokens += sequence.advance(len(chunk.token_ids))
             sequence.register_full_blocks(self._pool)
+            if sequence.opened:
+                sequence.opened.ready = sequence.computed // self._capabilities.block_size_tokens
             if sequence.aborting:
                 self._finish(sequence, FinishReason.ABORTED)
             elif chunk.sample:
@@ -194,12 +214,8 @@ class Core:
         kv = sequence.request.kv
         assert kv is not None
         sequence.kv_bytes_received = data_bytes
-        sequence.receive(kv.tokens)
-        sequence.register_full_blocks(self._pool)
+        sequence.kv_arrived = True
         prompt_tokens = sequence.request.prompt_tokens
-        generated_only = sequence.pending == 1 and sequence.computed >= prompt_tokens
-        self._move(sequence, Stage.DECODE if generated_only else Stage.PREFILL)
-        self._note_awaiting(now_ns)
         self._transfers.append(
             KvTransferReport(
                 request_id=sequence.request.request_id,
@@ -209,9 +225,11 @@ class Core:
                 start_unix_ns=started_ns,
                 end_unix_ns=now_ns,
                 prompt_tokens=prompt_tokens,
-                prompt_tokens_computed=max(prompt_tokens - sequence.computed, 0),
+                prompt_tokens_computed=max(prompt_tokens - kv.tokens, 0),
             )
         )
+        if sequence.handed is not None or not kv.streamed:
+            self._go_on(sequence, now_ns)
 
     def kv_failed(self, sequence: Sequence, reason: FinishReason, detail: str, now_ns: int) -> None:
         """The blocks will not come."""
@@ -220,12 +238,12 @@ class Core:
 
     # ------------------------------------------------------------------ KV for others
 
-    def held_blocks(self, opaque: bytes, now_ns: int) -> list[int]:
-        """Blocks behind a handle, its lease renewed; raises KvLost for an unknown or expired one."""
+    def held(self, opaque: bytes, now_ns: int) -> Held:
+        """What is behind a handle, its lease renewed; raises KvLost for an unknown or expired one."""
         held = self._handles.use(opaque, now_ns)
         if held is None:
             raise KvLost("no such KV handle here: it was released, or its lease has ended")
-        return held.blocks
+        return held
 
     def release(self, opaque: bytes, now_ns: int) -> None:
         """The receiver has the blocks."""
@@ -332,15 +350,48 @@ class Core:
         self._move(sequence, Stage.DECODE)
         self._outputs.append(SequenceOutput(sequence.key, (token.token_id,), _logprobs(token)))
 
+    def _go_on(self, sequence: Sequence, now_ns: int) -> None:
+        """A transferred sequence has its KV, and all tokens that were sampled elsewhere."""
+        assert sequence.request.kv is not None
+        for token_id in sequence.handed or ():
+            sequence.append(token_id)
+        sequence.receive(sequence.request.kv.tokens)
+        sequence.register_full_blocks(self._pool)
+        generated_only = sequence.pending == 1 and sequence.computed >= sequence.request.prompt_tokens
+        self._move(sequence, Stage.DECODE if generated_only else Stage.PREFILL)
+        self._note_awaiting(now_ns)
+
+    def _known(self, token_ids: tuple[int, ...]) -> bool:
+        vocab_size = self._capabilities.vocab_size
+        return not vocab_size or all(0 <= token_id < vocab_size for token_id in token_ids)
+
+    def _open(self, sequence: Sequence) -> None:
+        """Let a receiver pull blocks of a prompt that begins; those found cached are ready at once."""
+        sequence.opened = self._new_handle(sequence)
+        sequence.opened.ready = sequence.computed // self._capabilities.block_size_tokens
+        handle = self._handle(sequence.opened, tokens=sequence.length, streamed=True)
+        self._outputs.append(SequenceOutput(sequence.key, opened=handle))
+
     def _hold(self, sequence: Sequence, now_ns: int) -> KvHandle:
-        blocks, sequence.blocks = sequence.blocks, []
+        held = sequence.opened or self._new_handle(sequence)
+        sequence.opened = None
+        self._handles.seal(held, now_ns)
+        return self._handle(held, tokens=sequence.computed, streamed=False)
+
+    def _new_handle(self, sequence: Sequence) -> Held:
+        blocks = self._pool.allocate(0, sequence.blocks)  # references of its own: sequence and handle end apart
+        assert blocks is not None
+        return self._handles.open(sequence.key, blocks)
+
+    def _handle(self, held: Held, *, tokens: int, streamed: bool) -> KvHandle:
         return KvHandle(
             worker_id=self._identity.worker_id,
             incarnation=self._identity.incarnation,
             address=self._identity.address,
-            opaque=self._handles.hold(sequence.key, blocks, now_ns),
-            tokens=sequence.computed,
-            blocks=len(blocks),
+            opaque=held.opaque,
+            tokens=tokens,
+            blocks=len(held.blocks),
+            streamed=streamed,
         )
 
     def _finish(
@@ -352,6 +403,8 @@ class Core:
         handle: KvHandle | None = None,
         detail: str = "",
     ) -> None:
+        if sequence.opened is not None:
+            self._free(self._handles.drop(sequence.opened.opaque))
         self._pool.release(sequence.blocks)
         sequence.blocks = []
         self._move(sequence, None)

@@ -4,6 +4,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 
 @dataclass(slots=True)
@@ -13,21 +14,33 @@ class Held:
     opaque: bytes
     key: int
     blocks: list[int]
-    expires_ns: int
+    ready: int
+    """So many of them hold all their KV."""
+    expires_ns: int | None = None
+    """None: the prompt is still being computed."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the prompt is computed."""
+        return self.expires_ns is not None
 
 
 class HandleTable:
-    """Handles by their opaque bytes. All leases are equally long, so they expire in the order of their last use."""
+    """Handles by their opaque bytes, opened when a prompt begins and sealed under a lease when it is computed.
+
+    All leases are equally long, so they expire in the order of their last use.
+    """
 
     def __init__(self, *, incarnation: int, lease_ns: int) -> None:
         self._incarnation = incarnation
         self._lease_ns = lease_ns
+        self._open: dict[bytes, Held] = {}
         self._held: OrderedDict[bytes, Held] = OrderedDict()
         self._by_key: dict[int, bytes] = {}
         self._made = 0
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._open) + len(self._held)
 
     @property
     def next_expiry_ns(self) -> int | None:
@@ -35,18 +48,27 @@ class HandleTable:
         first = next(iter(self._held.values()), None)
         return first.expires_ns if first else None
 
-    def hold(self, key: int, blocks: list[int], now_ns: int) -> bytes:
-        """The opaque bytes of a new handle; no other incarnation makes the same."""
+    def open(self, key: int, blocks: list[int]) -> Held:
+        """A new handle without a lease, for blocks that are being filled; no other incarnation makes the same."""
         self._made += 1
         opaque = struct.pack("<QQ", self._incarnation, self._made)
-        self._held[opaque] = Held(opaque, key, blocks, now_ns + self._lease_ns)
+        held = self._open[opaque] = Held(opaque, key, blocks, ready=0)
         self._by_key[key] = opaque
-        return opaque
+        return held
+
+    def seal(self, held: Held, now_ns: int) -> None:
+        """All blocks of an open handle are there: its lease begins."""
+        held.ready = len(held.blocks)
+        held.expires_ns = now_ns + self._lease_ns
+        self._held[held.opaque] = self._open.pop(held.opaque)
 
     def use(self, opaque: bytes, now_ns: int) -> Held | None:
         """A live handle, its lease renewed: it ends so long after the last block was read."""
+        held = self._open.get(opaque)
+        if held is not None:
+            return held
         held = self._held.get(opaque)
-        if held is None or held.expires_ns <= now_ns:
+        if held is None or held.expires_ns is None or held.expires_ns <= now_ns:
             return None
         held.expires_ns = now_ns + self._lease_ns
         self._held.move_to_end(opaque)
@@ -54,7 +76,7 @@ class HandleTable:
 
     def drop(self, opaque: bytes) -> Held | None:
         """End a lease; None when there is none."""
-        held = self._held.pop(opaque, None)
+        held = self._open.pop(opaque, None) or self._held.pop(opaque, None)
         if held is not None and self._by_key.get(held.key) == opaque:
             del self._by_key[held.key]
         return held
@@ -70,7 +92,7 @@ class HandleTable:
 
     def blocks(self) -> Iterator[int]:
         """The blocks behind all handles, one handle after the other."""
-        for held in self._held.values():
+        for held in chain(self._open.values(), self._held.values()):
             yield from held.blocks
 
     def expire(self, now_ns: int) -> list[Held]:
@@ -78,7 +100,7 @@ class HandleTable:
         over: list[Held] = []
         while self._held:
             first = next(iter(self._held.values()))
-            if first.expires_ns > now_ns:
+            if first.expires_ns is None or first.expires_ns > now_ns:
                 break
             self.drop(first.opaque)
             over.append(first)
@@ -86,7 +108,8 @@ class HandleTable:
 
     def drop_all(self) -> list[Held]:
         """End every lease."""
-        held = list(self._held.values())
+        held = [*self._open.values(), *self._held.values()]
+        self._open.clear()
         self._held.clear()
         self._by_key.clear()
         return held

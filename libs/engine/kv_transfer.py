@@ -1,27 +1,51 @@
 """KV blocks in and out of a pool, in chunks of bounded size."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 
 import numpy as np
 
 from libs.contracts.errors import KvLost
+from libs.engine.handles import Held
 from libs.engine.port import Capabilities, KvChunk, KvFetcher, KvHandle
 from libs.engine.runner import Runner
 
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 """Bound of one chunk on its way; a single larger block still goes as one."""
+SIGN_OF_LIFE_S = 1.0
+"""While no block is ready an empty chunk goes so often, so that a slow prompt is not taken for a dead sender."""
 
 
 async def send_blocks(
-    runner: Runner, capabilities: Capabilities, held_blocks: Callable[[], list[int]], from_block: int
+    runner: Runner,
+    capabilities: Capabilities,
+    held: Callable[[], Held],
+    from_block: int,
+    progress: Callable[[], Awaitable[object]],
 ) -> AsyncIterator[KvChunk]:
-    """Chunks of a handle's blocks, in order; `held_blocks` is asked before each and raises when the lease is over."""
+    """Chunks of a handle's blocks, in order, as far as they are ready; then after each `progress`, until it is whole.
+
+    `held` is asked before each chunk and raises when there is no such handle any more.
+    """
     per_chunk = max(MAX_CHUNK_BYTES // capabilities.kv_block_bytes, 1)
     first = from_block
-    while part := held_blocks()[first : first + per_chunk]:
-        data = runner.read_blocks(np.array(part, dtype=np.int32))
-        yield KvChunk(first, len(part), data, len(part) * capabilities.kv_block_bytes)
-        first += len(part)
+    while True:
+        handle = held()
+        part = handle.blocks[first : min(first + per_chunk, handle.ready)]
+        if part:
+            data = runner.read_blocks(np.array(part, dtype=np.int32))
+            yield KvChunk(first, len(part), data, len(part) * capabilities.kv_block_bytes)
+            first += len(part)
+        elif handle.whole:
+            return
+        else:
+            moved = False
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SIGN_OF_LIFE_S):
+                    moved = bool(await progress())
+            if not moved:
+                yield KvChunk(first, 0, b"", 0)
 
 
 async def receive_blocks(
@@ -35,6 +59,8 @@ async def receive_blocks(
     chunks = fetcher.fetch(handle, capabilities.kv_layout)
     try:
         async for chunk in chunks:
+            if not chunk.blocks:
+                continue
             end = received + chunk.blocks
             if chunk.first_block != received or end > handle.blocks:
                 raise KvLost(f"blocks {chunk.first_block}+{chunk.blocks} came where {received} of {handle.blocks} were")

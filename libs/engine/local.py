@@ -34,8 +34,8 @@ log = structlog.get_logger()
 
 ANNOUNCE_AFTER_S = 0.1
 """A step that runs so long is announced, so that telemetry can show it before it ends."""
-MAX_FETCHES = 16
-"""KV fetches at a time; others wait in order."""
+MAX_FETCHES = 64
+"""KV fetches at a time; others wait in order. Most of them wait for a prompt, not for bytes."""
 
 
 class LocalEngine:
@@ -51,6 +51,8 @@ class LocalEngine:
         self._wake = asyncio.Event()
         self._fetch_slots = asyncio.Semaphore(MAX_FETCHES)
         self._fetches: dict[int, asyncio.Task[None]] = {}
+        self._kv_progress = asyncio.Event()
+        """Set for a moment when blocks have become ready for others, or will never be."""
         self._unannounced_ns = 0
         """Start of the running step as long as it is not announced, else 0."""
         self._pool_faults = 0
@@ -102,6 +104,11 @@ class LocalEngine:
         self._core.abort(key, self._clock.now_ns())
         self._settle()
 
+    def proceed(self, key: int, token_ids: tuple[int, ...]) -> None:
+        """Tokens sampled where a streamed prompt was computed: with its KV it goes on. Raises InvalidRequest."""
+        self._core.proceed(key, token_ids, self._clock.now_ns())
+        self._settle()
+
     def set_prefill_budget(self, tokens: int) -> None:
         """Prompt tokens a step may compute beside decodes, at most `prefill_chunk_tokens`; at 0, prompts wait."""
         self._core.set_prefill_budget(tokens)
@@ -113,12 +120,16 @@ class LocalEngine:
             yield event
 
     async def export(self, opaque: bytes, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
-        """The blocks behind a handle, its lease renewed with each chunk. Raises KvLost, KvMismatch."""
+        """The blocks behind a handle as they fill, its lease renewed with each chunk. Raises KvLost, KvMismatch."""
         core, capabilities, _ = self._parts
         if kv_layout != capabilities.kv_layout:
             raise KvMismatch(f"KV layout {kv_layout!r} was asked for, this engine has {capabilities.kv_layout!r}")
         chunks = send_blocks(
-            self._runner, capabilities, lambda: core.held_blocks(opaque, self._clock.now_ns()), from_block
+            self._runner,
+            capabilities,
+            lambda: core.held(opaque, self._clock.now_ns()),
+            from_block,
+            self._kv_progress.wait,
         )
         async for chunk in chunks:
             yield chunk
@@ -202,6 +213,8 @@ class LocalEngine:
             self._wake.set()
 
     def _publish(self, step: StepReport | None = None) -> None:
+        self._kv_progress.set()
+        self._kv_progress.clear()  # those that waited go on, those that come later wait
         event = self._core.take_event(step)
         if event is not None:
             self._events.put(event)

@@ -87,11 +87,14 @@ class KvHandle:
     opaque: bytes
     tokens: int
     blocks: int
+    streamed: bool = False
+    """Its prompt is still being computed: `tokens` and `blocks` are what will be there, and what is sampled there comes
+    by `Engine.proceed`."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvChunk:
-    """Some consecutive blocks on their way."""
+    """Some consecutive blocks on their way; one of 0 blocks only says that more will come."""
 
     first_block: int
     blocks: int
@@ -157,6 +160,8 @@ class SequenceOutput:
     kv_bytes_received: int = 0
     pulling: bool = False
     """The first block was asked for: the decode worker is fixed from here on."""
+    opened: KvHandle | None = None
+    """Phase PREFILL has begun: its blocks can be pulled from now on, each once it is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +226,13 @@ class EngineLoad:
     free_kv_blocks: int
     kv_wait_since_unix_ns: int = 0
     """Start of a KV wait that goes on; 0 when none does."""
+    reported_to_unix_ns: int = 0
+    """No step or ended KV wait that starts before this moment is still to come from `events`, whether it runs or its
+    event lies unread; a running step counts as come once it was announced. 0: now. Telemetry covers time up to here."""
     preemptions: int = 0
     """How often, since the start, a sequence lost its blocks to older ones."""
     recomputed_tokens: int = 0
     """Tokens computed again, since the start, because of that."""
-    reported_to_unix_ns: int = 0
-    """No step or ended KV wait that starts before this moment is still to come from `events`, whether it runs or its
-    event lies unread; a running step counts as come once it was announced. 0: now. Telemetry covers time up to here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +289,13 @@ class Engine(Protocol):
         """End a sequence soon, with FinishReason.ABORTED and its blocks freed; unknown keys are ignored."""
         ...
 
+    def proceed(self, key: int, token_ids: tuple[int, ...]) -> None:
+        """The prompt of a streamed sequence is computed, and these tokens were sampled there: with its KV it goes on.
+
+        Other keys are ignored. Raises InvalidRequest for tokens that no sequence goes on from.
+        """
+        ...
+
     def set_prefill_budget(self, tokens: int) -> None:
         """Prompt tokens that one step may compute beside decodes; takes effect with the next step."""
         ...
@@ -293,7 +305,10 @@ class Engine(Protocol):
         ...
 
     def export(self, opaque: bytes, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
-        """The blocks behind a handle. Raises KvLost for an unknown one, KvMismatch for another layout."""
+        """The blocks behind a handle, those of a streamed one as they become full.
+
+        Raises KvLost for an unknown handle or one whose prompt was given up, KvMismatch for another layout.
+        """
         ...
 
     def release(self, opaque: bytes) -> None:

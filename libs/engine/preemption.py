@@ -18,16 +18,17 @@ def blocks_to_spare(admitted: Sequence, holding: Iterable[Sequence]) -> int:
 def grow(running: list[Sequence], pool: BlockPool) -> list[Sequence]:
     """Give running sequences, oldest first, blocks for their tokens; the answer are those that lost theirs instead.
 
-    The oldest waits without room where only leases and transfers hold what it needs.
+    The oldest waits without room where only leases and transfers hold what it needs. A prompt whose blocks are pulled
+    while it is computed keeps them: to take them would free nothing as long as its receiver holds the handle.
     """
-    kept, preempted = list(running), []
+    victims, preempted = [sequence for sequence in running[1:] if sequence.opened is None], []
     for sequence in running:
         while not (sequence.has_room or sequence in preempted):
             blocks = pool.allocate(sequence.blocks_now - len(sequence.blocks))
             if blocks is not None:
                 sequence.grow(blocks)
-            elif len(kept) > 1:
-                victim = kept.pop()
+            elif victims:
+                victim = victims.pop()
                 pool.release(victim.preempt())
                 preempted.append(victim)
             else:

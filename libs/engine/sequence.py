@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from libs.contracts.hashing import block_hashes
 from libs.engine.block_pool import BlockPool
+from libs.engine.handles import Held
 from libs.engine.port import EngineRequest, FinishReason, Phase
 from libs.engine.runner import Chunk
 
@@ -45,6 +46,11 @@ class Sequence:
         self.cached_tokens = 0
         self.computed_prompt_tokens = 0
         self.kv_bytes_received = 0
+        self.kv_arrived = False
+        self.handed: tuple[int, ...] | None = None
+        """Tokens sampled where a streamed prompt was computed; None: not known yet."""
+        self.opened: Held | None = None
+        """The handle of a prompt that is being computed here."""
         self.in_step = False
         """The running step computes it: its blocks may not change hands before the step ends."""
         self.aborting = False

@@ -41,6 +41,8 @@ class Plan:
     """Break the stream."""
     hang: bool = False
     """Say nothing more."""
+    opens: bool = False
+    """Prefill: offer the blocks first, and go on once `gate` is set."""
 
 
 @dataclass
@@ -54,9 +56,16 @@ class ScriptedWorker:
     submits: list[pb.Submit] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
     demands: list[pb.Demand] = field(default_factory=list)
+    proceeds: list[pb.Proceed] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    """Held prompts go on while it is set, which it is at first."""
     streams: int = 0
     """How many gateways have attached so far."""
+    _streamed: dict[int, pb.Submit] = field(default_factory=dict)
     _outboxes: list["asyncio.Queue[pb.WorkerFrame | None]"] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
 
     def assign(self, role: str) -> None:
         """Change the role, as a planner would, and tell the gateways."""
@@ -100,7 +109,22 @@ class ScriptedWorker:
                 self.demands.append(frame.demand)
             for submit in frame.submits:
                 self.submits.append(submit)
-                self._act(submit, self.plans.popleft() if self.plans else Plan(), outbox)
+                plan = self.plans.popleft() if self.plans else Plan()
+                if plan.opens:
+                    event = pb.SequenceEvent(sequence=submit.sequence)
+                    event.kv_opened.kv.CopyFrom(self._source(submit, streamed=True))
+                    outbox.put_nowait(pb.WorkerFrame(events=[event]))
+                    await self.gate.wait()
+                if submit.kv.streamed and plan == Plan():
+                    self._streamed[submit.sequence] = submit
+                else:
+                    self._act(submit, plan, outbox)
+            for proceed in frame.proceeds:
+                self.proceeds.append(proceed)
+                held = self._streamed.pop(proceed.sequence, None)
+                if held is not None:
+                    held.token_ids += proceed.token_ids
+                    self._act(held, Plan(), outbox)
         outbox.put_nowait(None)
 
     def _act(self, submit: pb.Submit, plan: Plan, outbox: "asyncio.Queue[pb.WorkerFrame | None]") -> None:
@@ -124,6 +148,12 @@ class ScriptedWorker:
         if plan.cut:
             outbox.put_nowait(None)
 
+    def _source(self, submit: pb.Submit, *, streamed: bool) -> pb.KvSource:
+        handle = f"blocks of {submit.request_id}".encode()
+        return pb.KvSource(
+            worker_id=self.worker.id, address=self.worker.address, handle=handle, blocks=1, streamed=streamed
+        )
+
     def _conclude(self, submit: pb.Submit, plan: Plan, event: pb.SequenceEvent) -> None:
         if plan.fail is not None:
             event.failed.code = plan.fail
@@ -132,8 +162,7 @@ class ScriptedWorker:
         elif plan.hang or plan.cut:
             return
         elif submit.phase == pb.PHASE_PREFILL:
-            handle = f"blocks of {submit.request_id}".encode()
-            kv = pb.KvSource(worker_id=self.worker.id, address=self.worker.address, handle=handle, blocks=1)
+            kv = self._source(submit, streamed=False)
             event.prefilled.CopyFrom(pb.Prefilled(kv=kv, computed_tokens=submit.prompt_tokens))
         else:
             event.finished.reason = pb.FINISH_REASON_LENGTH
@@ -160,7 +189,9 @@ async def scripted_worker(
         incarnation=next(_incarnations),
         address=f"127.0.0.1:{port}",
         assignment=common.Assignment(model="sim", role=number, budget_tokens=budget_tokens, epoch=1),
-        capabilities=common.Capabilities(block_size_tokens=16, max_context_tokens=8192, kv_layout=kv_layout),
+        capabilities=common.Capabilities(
+            block_size_tokens=16, max_context_tokens=8192, kv_layout=kv_layout, streams_kv=True
+        ),
         state=common.WORKER_STATE_READY,
     )
     prefills = slots if role == "prefill" else 0

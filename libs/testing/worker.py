@@ -164,6 +164,7 @@ class GatewayProbe:
     events: defaultdict[int, list[pb.SequenceEvent]] = field(default_factory=lambda: defaultdict(list))
     error: grpc.aio.AioRpcError | None = None
     returns_credits: bool = True
+    wait_s: float = WAIT_S
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def read(self) -> None:
@@ -208,7 +209,7 @@ class GatewayProbe:
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Wait, for a bounded time, until `condition` holds."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(self.wait_s):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()

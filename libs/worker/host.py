@@ -161,6 +161,8 @@ class WorkerHost:
         self._credits.decode.returned(link.id, frame.returned_decode)
         for submit in frame.submits:
             self._submit(link, submit)
+        for proceed in frame.proceeds:
+            self._proceed(link, proceed)
         self._abort(link, frame.aborts)
         self._bound(link)
         self._settle()
@@ -242,6 +244,16 @@ class WorkerHost:
         self._sequences[key] = _Sequence(link, submit.sequence, submit.phase, role, generated)
         link.keys[submit.sequence] = key
         return None
+
+    def _proceed(self, link: Link, proceed: pb.Proceed) -> None:
+        key = link.keys.get(proceed.sequence)
+        if key is None:
+            return  # it has ended here, and the gateway does not know yet
+        try:
+            token_ids = unpack_u32(proceed.token_ids)
+        except ValueError:
+            raise InvalidRequest("token_ids is not a whole number of uint32") from None
+        self.engine.proceed(key, tuple(token_ids))
 
     def _pool(self, phase: pb.Phase) -> CreditPool:
         return self._credits.prefill if phase == pb.PHASE_PREFILL else self._credits.decode

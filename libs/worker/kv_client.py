@@ -62,7 +62,8 @@ class GrpcKvFetcher:
                         raise KvLost(f"{handle.worker_id} ended the transfer after {blocks} of {handle.blocks} blocks")
                     last = message.last
                     blocks += message.blocks
-                    yield _checked(message, handle)
+                    if message.blocks:
+                        yield _checked(message, handle)
                 if blocks != handle.blocks:
                     raise KvLost(f"{handle.worker_id} sent {blocks} of {handle.blocks} blocks")
                 await _acknowledge(call)

@@ -44,22 +44,16 @@ class KvServicer(pb_grpc.KvServiceServicer):
 
 
 async def _messages(chunks: AsyncIterator[KvChunk]) -> AsyncIterator[pb.KvChunk]:
-    """Chunks with checksums; the last one says so, therefore each waits for the next to be there."""
-    pending: pb.KvChunk | None = None
+    """Chunks with checksums as they come, then one without blocks that says it is the last."""
     async for chunk in chunks:
-        if pending is not None:
-            yield pending
-        pending = pb.KvChunk(
+        yield pb.KvChunk(
             first_block=chunk.first_block,
             blocks=chunk.blocks,
             data=chunk.data,
             data_bytes=chunk.data_bytes,
             crc32=crc32(chunk.data),
         )
-    if pending is None:
-        pending = pb.KvChunk()
-    pending.last = True
-    yield pending
+    yield pb.KvChunk(last=True)
 
 
 async def _frame(context: Context) -> pb.PullFrame:

@@ -65,6 +65,7 @@ def kv_source(handle: KvHandle) -> pb.KvSource:
         handle=handle.opaque,
         tokens=handle.tokens,
         blocks=handle.blocks,
+        streamed=handle.streamed,
     )
 
 
@@ -77,6 +78,7 @@ def kv_handle(source: pb.KvSource) -> KvHandle:
         opaque=source.handle,
         tokens=source.tokens,
         blocks=source.blocks,
+        streamed=source.streamed,
     )
 
 
@@ -106,6 +108,8 @@ def engine_request(submit: pb.Submit, phase: Phase, key: int, chain_root: bytes)
 def sequence_event(sequence: int, output: SequenceOutput) -> pb.SequenceEvent | None:
     """What the gateway is told of `output` beside its tokens; None when they say it all."""
     finish = output.finish
+    if output.opened is not None:
+        return pb.SequenceEvent(sequence=sequence, kv_opened=pb.KvOpened(kv=kv_source(output.opened)))
     if finish is None:
         return pb.SequenceEvent(sequence=sequence, kv_pulling=pb.KvPulling()) if output.pulling else None
     if finish in _FAILED:

@@ -216,6 +216,8 @@ class Dispatcher:
 
     def _event(self, leg: Leg, event: pb.SequenceEvent) -> None:
         match event.WhichOneof("event"):
+            case "kv_opened":
+                self._opened(leg, event.kv_opened.kv)
             case "prefilled":
                 self._prefilled(leg, event.prefilled)
             case "finished":
@@ -227,6 +229,21 @@ class Dispatcher:
             case _:  # kv_pulling fixes the decode worker, which only changes on refusal or loss anyway
                 pass
 
+    def _opened(self, leg: Leg, source: pb.KvSource) -> None:
+        """Let the decode worker pull blocks while the prompt is computed; one that cannot is asked afterwards."""
+        generation = leg.generation
+        link = generation.reserved
+        worker, view = (link.worker, link.view()) if link else (None, None)
+        if link is None or worker is None or view is None or leg.link.worker is None or not generation.prefilling:
+            return
+        fits = view.takes_decode and worker.capabilities.streams_kv and view.kv_kind == kv_kind(leg.link.worker)
+        ends_with_first = generation.max_output_tokens - leg.known <= 1 or generation.complete() is not None
+        if not fits or ends_with_first:
+            return
+        generation.kv_open = source
+        generation.decode_worker = link.id
+        generation.decode_leg = link.submit(generation, pb.PHASE_DECODE)
+
     def _prefilled(self, leg: Leg, prefilled: pb.Prefilled) -> None:
         generation = leg.generation
         if not generation.reroutes:
@@ -237,8 +254,13 @@ class Dispatcher:
             return
         assert leg.link.worker is not None
         generation.kv = prefilled.kv
+        generation.kv_open = None
         generation.kv_kind = kv_kind(leg.link.worker)
-        self._decode(generation)
+        pulling = generation.decode_leg
+        if pulling is None:
+            self._decode(generation)
+        else:
+            pulling.link.proceed(pulling, generation.output[pulling.known :])
 
     def _finished(self, leg: Leg, finished: pb.Finished) -> None:
         generation = leg.generation
@@ -247,7 +269,7 @@ class Dispatcher:
         _drop(leg)
         reason = _FINISHED.get(finished.reason)
         if reason is None:
-            self._reroute(generation, "its worker ended it", keep_kv=False)
+            self._restart(generation, "its worker ended it", keep_kv=False)
         else:
             self._end(generation, reason)
 
@@ -258,7 +280,7 @@ class Dispatcher:
             self._end(generation, InvalidRequest(f"worker {leg.link.id} refused: {refused.detail}"))
             return
         generation.avoid.add(leg.link.id)
-        self._reroute(generation, refused.detail, keep_kv=leg.phase == pb.PHASE_DECODE)
+        self._restart(generation, refused.detail, keep_kv=leg.phase == pb.PHASE_DECODE)
 
     def _failed(self, leg: Leg, failed: pb.Failed) -> None:
         generation = leg.generation
@@ -267,24 +289,31 @@ class Dispatcher:
         _drop(leg)
         if failed.code != pb.FAILURE_CODE_KV_LOST:  # which is the source's fault, not this worker's
             generation.avoid.add(leg.link.id)
-        self._reroute(generation, f"{code}: {failed.detail}", keep_kv=False)
+        self._restart(generation, f"{code}: {failed.detail}", keep_kv=False)
 
     def lost(self, link: WorkerLink, legs: list[Leg], reserved: list[Generation]) -> None:
         """A stream broke. Blocks that still wait at a prefill worker serve another decode worker."""
         for leg in legs:
             generation = leg.generation
-            carries_on = generation.decode_leg is not None and leg is not generation.decode_leg
+            carries_on = (
+                leg is generation.prompt_leg and generation.decode_leg is not None and not generation.prefilling
+            )
             _drop(leg)
             if generation in self._queue:  # for a decode worker: its blocks are gone
                 generation.kv = None
             elif not carries_on:
-                self._reroute(generation, f"worker {link.id} was lost", keep_kv=generation.kv is not None)
+                self._restart(generation, f"worker {link.id} was lost", keep_kv=generation.kv is not None)
         if reserved:
             log.info("decode credits lost with a worker", worker=link.id, choices=len(reserved))
         self._fleet.drop_gone()
         self._turn_soon()
 
     # ------------------------------------------------------------ elsewhere, and the end
+
+    def _restart(self, generation: Generation, why: str, *, keep_kv: bool) -> None:
+        """A leg has ended before its time. While the other one computes the prompt nothing is lost: it decides."""
+        if not generation.prefilling:
+            self._reroute(generation, why, keep_kv=keep_kv)
 
     def _reroute(self, generation: Generation, why: str, *, keep_kv: bool) -> None:
         """Back to the head of the queue, with prompt and tokens so far."""
@@ -311,7 +340,7 @@ class Dispatcher:
             generation.decode_leg = None
         if not keep_kv:
             self._forget_prompt(generation, abort=True)
-            generation.kv = None
+            generation.kv = generation.kv_open = None
         if generation.reserved is not None:
             generation.reserved.release(generation)
 

@@ -45,6 +45,8 @@ class Leg:
     link: "WorkerLink"
     sequence: int
     phase: pb.Phase
+    known: int
+    """Output tokens that its submit carried."""
     tokens: int = 0
 
 
@@ -117,6 +119,8 @@ class Generation:
     """Holds a decode credit for this choice."""
     kv: pb.KvSource | None = None
     """Its blocks, while they wait for a decode worker."""
+    kv_open: pb.KvSource | None = None
+    """Where its blocks are pulled from while its prompt is still being computed."""
     kv_kind: str = ""
     ended: bool = False
 
@@ -124,6 +128,12 @@ class Generation:
     def arrival_unix_ns(self) -> int:
         """When the client's request came."""
         return self.timeline.arrival_ns
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether a prefill worker still computes its prompt, whether or not its decode worker pulls already."""
+        leg = self.prompt_leg
+        return leg is not None and leg.phase == pb.PHASE_PREFILL and self.kv is None
 
     @property
     def resumed(self) -> bool:
@@ -148,6 +158,6 @@ class Generation:
             max_output_tokens=self.max_output_tokens,
             sampling=self.sampling,
             context=self.context,
-            kv=self.kv if phase == pb.PHASE_DECODE else None,
+            kv=(self.kv or self.kv_open) if phase == pb.PHASE_DECODE else None,
             model=self.model,
         )

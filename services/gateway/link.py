@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, Protocol
 
@@ -65,6 +65,7 @@ class WorkerLink:
         self._load = common.Load()
         self._next = pb.GatewayFrame()
         self._submits: deque[pb.Submit] = deque()
+        self._proceeds: list[pb.Proceed] = []
         self._aborts: list[int] = []
         self._demand = pb.Demand()
         self._sequences = count(1)
@@ -118,11 +119,16 @@ class WorkerLink:
             self.decode.use_reserved()
             self.reserved.discard(generation)
             generation.reserved = None
-        leg = Leg(generation, self, next(self._sequences) & 0xFFFFFFFF, phase)
+        leg = Leg(generation, self, next(self._sequences) & 0xFFFFFFFF, phase, len(generation.output))
         self.legs[leg.sequence] = leg
         self._submits.append(generation.submit(leg.sequence, phase, self._worker.assignment.epoch))
         self._wake.set()
         return leg
+
+    def proceed(self, leg: Leg, token_ids: Sequence[int]) -> None:
+        """The prompt of a streamed leg is computed, and these tokens were sampled there."""
+        self._proceeds.append(pb.Proceed(sequence=leg.sequence, token_ids=pack_u32(token_ids)))
+        self._wake.set()
 
     def forget(self, leg: Leg, *, abort: bool) -> None:
         """Listen to a leg no more; `abort` also ends it there, or frees the blocks it left."""
@@ -219,8 +225,10 @@ class WorkerLink:
             frame.submits.append(submit)
         if self._submits:
             self._wake.set()
-        elif self._aborts:  # never before the submit that they end
+        else:  # never before the submits that they are about
+            frame.proceeds.extend(self._proceeds)
             frame.aborts = pack_u32(self._aborts)
+            self._proceeds.clear()
             self._aborts.clear()
         return frame
 
@@ -253,6 +261,7 @@ class WorkerLink:
         self.legs.clear()
         self.reserved.clear()
         self._submits.clear()
+        self._proceeds.clear()
         self._aborts.clear()
         self._next = pb.GatewayFrame()
         self._demand = pb.Demand()

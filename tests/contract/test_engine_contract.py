@@ -227,6 +227,128 @@ async def test_logprobs_come_with_each_token_when_asked_for(bench: EngineBench) 
         assert len({other for other, _ in logprob.top}) == 3
 
 
+# ---------------------------------------------------------------- hand-off while the prompt is computed
+
+LONG = np.resize(PROMPT, 800)
+
+
+async def opened(reader: EventReader, key: int) -> KvHandle:
+    await reader.until(lambda: reader.log(key).opened is not None)
+    handle = reader.log(key).opened
+    assert handle is not None and handle.streamed
+    return handle
+
+
+async def test_blocks_come_while_their_prompt_is_computed(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one", prefill_chunk_tokens=64)
+    request = sequence(Phase.PREFILL, prompt=LONG)
+    engine.submit(request)
+    handle = await opened(reader, request.key)
+    assert (handle.tokens, handle.blocks) == (len(LONG), len(LONG) // BLOCK)
+    early = blocks = 0
+    async for chunk in engine.export(handle.opaque, engine.capabilities.kv_layout, 0):
+        assert chunk.first_block == blocks
+        blocks += chunk.blocks
+        early += chunk.blocks if engine.integrity().live_sequences else 0
+    assert blocks == handle.blocks
+    assert early >= handle.blocks // 2
+    engine.release(handle.opaque)
+    assert finish(await reader.ended(request.key)) is FinishReason.PREFILLED
+    assert engine.integrity() == IDLE
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
+@pytest.mark.parametrize("size", [1, 16, 75, 800])
+async def test_a_streamed_sequence_goes_on_as_if_it_had_stayed(
+    bench: EngineBench, sampling: SamplingParams, size: int
+) -> None:
+    source, source_reader = await bench.start("prefill", prefill_chunk_tokens=64)
+    target, target_reader = await bench.start("decode")
+    target.set_prefill_budget(0)
+    prompt = LONG[:size]
+    stayed = await complete(source, source_reader, sequence(prompt=prompt, sampling=sampling))
+    begun = sequence(Phase.PREFILL, prompt=prompt, sampling=sampling)
+    source.submit(begun)
+    handle = await opened(source_reader, begun.key)
+    moved = sequence(Phase.DECODE, prompt=prompt, sampling=sampling, kv=handle)
+    target.submit(moved)
+    first = (await source_reader.ended(begun.key)).token_ids
+    await until(lambda: source.integrity() == IDLE)
+    assert target.load().awaiting_kv == 1  # the KV is there, the token is not
+    assert target.load().kv_wait_since_unix_ns > 0
+    target.proceed(moved.key, tuple(first))
+    target.proceed(moved.key, tuple(first))
+    log = await target_reader.ended(moved.key)
+    assert first + log.token_ids == stayed.token_ids
+    assert log.end is not None and (log.pulled, log.end.computed_prompt_tokens) == (1, 0)
+    assert target.integrity() == IDLE
+
+
+async def test_tokens_that_come_before_the_blocks_wait_for_them(bench: EngineBench) -> None:
+    source, source_reader = await bench.start("prefill")
+    target, target_reader = await bench.start("decode")
+    stayed = await complete(source, source_reader, sequence())
+    bench.fetcher.gate.clear()
+    begun = sequence(Phase.PREFILL)
+    source.submit(begun)
+    moved = sequence(Phase.DECODE, kv=await opened(source_reader, begun.key))
+    target.submit(moved)
+    first = (await source_reader.ended(begun.key)).token_ids
+    with pytest.raises(InvalidRequest):
+        target.proceed(moved.key, (-1,) if target.capabilities.vocab_size else (1,) * 20)
+    target.proceed(moved.key, tuple(first))
+    target.proceed(10**9, (1,))
+    bench.fetcher.gate.set()
+    assert first + (await target_reader.ended(moved.key)).token_ids == stayed.token_ids
+
+
+async def test_blocks_found_cached_are_sent_before_any_step_ends(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one", prefill_chunk_tokens=16)
+    await complete(engine, reader, sequence(Phase.BOTH, prompt=LONG[:640], root=ROOT, output=1))
+    request = sequence(Phase.PREFILL, prompt=LONG, root=ROOT)
+    engine.submit(request)
+    handle = await opened(reader, request.key)
+    chunks = aiter(engine.export(handle.opaque, engine.capabilities.kv_layout, 0))
+    assert (await anext(chunks)).blocks >= 1
+    assert engine.load().waiting_prefill_tokens >= 100
+    engine.abort(request.key)
+    with pytest.raises(KvLost):
+        while True:
+            await anext(chunks)
+    assert engine.integrity() == IDLE
+
+
+@pytest.mark.parametrize("ended", ["aborted", "by its first token"])
+async def test_a_prompt_that_leaves_no_blocks_ends_its_receiver_as_kv_lost(bench: EngineBench, ended: str) -> None:
+    source, source_reader = await bench.start("prefill", prefill_chunk_tokens=16)
+    target, target_reader = await bench.start("decode")
+    begun = sequence(Phase.PREFILL, prompt=LONG, output=1 if ended == "by its first token" else 12)
+    source.submit(begun)
+    moved = sequence(Phase.DECODE, prompt=LONG, kv=await opened(source_reader, begun.key))
+    target.submit(moved)
+    await until(lambda: bench.fetcher.fetching == 1)
+    if ended == "aborted":
+        source.abort(begun.key)
+    assert finish(await target_reader.ended(moved.key)) is FinishReason.KV_LOST
+    assert finish(await source_reader.ended(begun.key)) in (FinishReason.ABORTED, FinishReason.LENGTH)
+    assert source.integrity() == target.integrity() == IDLE
+
+
+async def test_blocks_of_a_receiver_that_left_wait_out_their_lease(bench: EngineBench) -> None:
+    source, source_reader = await bench.start("prefill", prefill_chunk_tokens=16, kv_lease_ms=50)
+    target, target_reader = await bench.start("decode")
+    begun = sequence(Phase.PREFILL, prompt=LONG)
+    source.submit(begun)
+    moved = sequence(Phase.DECODE, prompt=LONG, kv=await opened(source_reader, begun.key))
+    target.submit(moved)
+    await until(lambda: bench.fetcher.fetching == 1)
+    target.abort(moved.key)
+    assert finish(await target_reader.ended(moved.key)) is FinishReason.ABORTED
+    assert finish(await source_reader.ended(begun.key)) is FinishReason.PREFILLED
+    await until(lambda: source.integrity() == IDLE)
+    assert target.integrity() == IDLE
+
+
 # ---------------------------------------------------------------- batches, chunks, prefixes
 
 

@@ -72,6 +72,50 @@ async def test_decode_receives_every_block_and_computes_at_most_one_prompt_token
         assert any(event.HasField("kv_pulling") for event in decode.events[1])
 
 
+async def test_a_streamed_hand_off_overlaps_with_the_prompt_and_gives_the_same_tokens() -> None:
+    slow = {"sim_speedup": 0.5, "prefill_chunk_tokens": 16}
+    async with (
+        local_worker("prefill-0", "prefill", **slow) as a,
+        local_worker("decode-0", "decode") as b,
+        gateway_probe(a) as prefill,
+        gateway_probe(b) as decode,
+    ):
+        assert a.host.worker().capabilities.streams_kv
+        await prefill.submit(submit(1, pb.PHASE_PREFILL, PROMPT))
+        streamed = submit(1, pb.PHASE_DECODE, PROMPT)
+        streamed.kv.CopyFrom((await prefill.event(1, "kv_opened")).kv)
+        await decode.submit(streamed)
+        await decode.event(1, "kv_pulling")
+        assert not prefill.tokens[1]  # the prompt is not computed yet
+        await prefill.event(1, "prefilled")
+        first = prefill.tokens[1]
+        assert len(first) == 1
+        proceeds = [pb.Proceed(sequence=1, token_ids=pack_u32(first)), pb.Proceed(sequence=77)]
+        await decode.send(pb.GatewayFrame(proceeds=proceeds))
+        finished = await decode.event(1, "finished")
+        assert finished.output_tokens == 7
+        await eventually(lambda: is_clean(a) and is_clean(b))
+        assert first + decode.tokens[1] == await split(prefill, decode, 2)
+        await eventually(lambda: any(batch.kv_waits for batch in b.batches()))
+
+
+async def test_a_prompt_aborted_in_mid_stream_fails_its_receiver_with_kv_lost() -> None:
+    async with (
+        local_worker("prefill-0", "prefill", sim_speedup=0.2, prefill_chunk_tokens=16) as a,
+        local_worker("decode-0", "decode") as b,
+        gateway_probe(a) as prefill,
+        gateway_probe(b) as decode,
+    ):
+        await prefill.submit(submit(1, pb.PHASE_PREFILL, PROMPT))
+        streamed = submit(1, pb.PHASE_DECODE, PROMPT)
+        streamed.kv.CopyFrom((await prefill.event(1, "kv_opened")).kv)
+        await decode.submit(streamed)
+        await decode.event(1, "kv_pulling")
+        await prefill.send(pb.GatewayFrame(aborts=pack_u32([1])))
+        assert (await decode.event(1, "failed")).code == pb.FAILURE_CODE_KV_LOST
+        await eventually(lambda: is_clean(a) and is_clean(b))
+
+
 async def test_telemetry_covers_touch_and_hold_every_step_once() -> None:
     async with local_worker("mixed-0", "mixed", budget_tokens=64) as worker, gateway_probe(worker) as gateway:
         await gateway.submit(*(submit(i, pb.PHASE_BOTH, PROMPT[i:], output=40) for i in range(1, 6)))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_FAILED, OUTCOME_OK, OUTCOME_REJECTED
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.testing.scripted_worker import Plan, ScriptedWorker, expected_text, scripted_worker
@@ -43,6 +44,17 @@ REROUTED = {
     "decode is lost in the middle": {"d0": (Plan(tokens=4, cut=True),)},
     "decode fails in the middle": {"d0": (Plan(tokens=4, fail=pb.FAILURE_CODE_ENGINE),)},
     "decode aborts in the middle": {"d0": (Plan(tokens=4, abort=True),)},
+    "prefill is lost in mid-stream": {"p0": (Plan(opens=True, tokens=0, cut=True),)},
+    "prefill fails in mid-stream": {"p0": (Plan(opens=True, tokens=0, fail=pb.FAILURE_CODE_ENGINE),)},
+    "decode refuses a streamed prompt": {
+        "p0": (Plan(opens=True),),
+        "d0": (Plan(refuse=pb.REFUSAL_CODE_KV_MISMATCH),),
+    },
+    "decode loses streamed blocks": {
+        "p0": (Plan(opens=True),),
+        "d0": (Plan(tokens=0, fail=pb.FAILURE_CODE_KV_LOST),),
+    },
+    "decode is lost in mid-stream": {"p0": (Plan(opens=True),), "d0": (Plan(tokens=0, cut=True),)},
     "everything goes wrong": {
         "p0": (Plan(cut=True), Plan(refuse=pb.REFUSAL_CODE_DRAINING)),
         "p1": (Plan(tokens=0, fail=pb.FAILURE_CODE_ENGINE),),
@@ -83,6 +95,56 @@ async def test_a_refused_decode_goes_elsewhere_with_the_same_blocks(open_gateway
         assert [phases(worker) for worker in found] == [["prefill"], ["decode"], ["decode"]]
         assert first.submits[0].kv == second.submits[0].kv
         assert prefill.aborts == []  # its lease ends with the pull
+
+
+async def test_decode_is_told_while_the_prompt_is_computed_and_goes_on_from_its_token(open_gateway_over: Any) -> None:
+    async with AsyncExitStack() as stack:
+        prefill, decode = found = await workers(stack, "p0", "d0", p0=(Plan(opens=True),))
+        prefill.gate.clear()
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+        asked = asyncio.create_task(gateway.complete(TOKENS))
+        await until(lambda: decode.submits)
+        assert decode.submits[0].kv.streamed and not decode.proceeds
+        prefill.gate.set()
+        answer = await asked
+        assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert [proceed.token_ids for proceed in decode.proceeds] == [pack_u32([ord("a")])]
+        (event,) = gateway.events()
+        assert (event.reroutes, event.prefill_worker, event.decode_worker) == (0, "p0", "d0")
+        await until(gateway.idle)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [Plan(tokens=0, cut=True), Plan(tokens=0, fail=pb.FAILURE_CODE_KV_LOST), Plan(refuse=pb.REFUSAL_CODE_DRAINING)],
+)
+async def test_a_decode_worker_lost_in_mid_stream_costs_no_second_prefill(open_gateway_over: Any, plan: Plan) -> None:
+    async with AsyncExitStack() as stack:
+        prefill, first, _ = found = await workers(stack, "p0", "d0", "d1", p0=(Plan(opens=True),), d0=(plan,))
+        prefill.gate.clear()
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+        asked = asyncio.create_task(gateway.complete(TOKENS))
+        await until(lambda: first.submits)
+        await until(lambda: not any(link.legs for link in gateway.running.fleet.links if link.id == "d0"))
+        prefill.gate.set()
+        assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert phases(prefill) == ["prefill"]
+        assert gateway.events()[0].reroutes == 1
+        await until(gateway.idle)
+
+
+async def test_a_first_token_that_ends_the_answer_ends_the_streamed_decode(open_gateway_over: Any) -> None:
+    async with AsyncExitStack() as stack:
+        prefill, decode = found = await workers(stack, "p0", "d0", p0=(Plan(opens=True),))
+        prefill.gate.clear()
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+        asked = asyncio.create_task(gateway.complete(TOKENS, stop=["a"]))
+        await until(lambda: decode.submits)
+        prefill.gate.set()
+        assert (await asked).json()["choices"][0]["finish_reason"] == "stop"
+        await until(lambda: decode.aborts == [decode.submits[0].sequence])
+        assert not decode.proceeds
+        await until(gateway.idle)
 
 
 async def test_a_lost_stream_resumes_from_prompt_and_tokens_so_far(open_gateway_over: Any) -> None:

@@ -23,7 +23,7 @@ from libs.engine.port import (
     SamplingParams,
 )
 from libs.engine.runner import Batch
-from libs.engine.sequence import Sequence
+from libs.engine.sequence import Sequence, Stage
 from libs.engine.sim.tokens import SPACE
 from libs.testing.checking_device import CheckingDevice, reference
 
@@ -42,6 +42,7 @@ CAPABILITIES = Capabilities(
     max_sequences=5,
     kv_layout="check",
     vocab_size=260,
+    streams_kv=True,
 )
 EOS = frozenset({ord("a")})
 
@@ -57,12 +58,16 @@ class Worker:
     live: dict[int, EngineRequest] = field(default_factory=dict)
     tokens: dict[int, list[int]] = field(default_factory=dict)
     handles: dict[bytes, tuple[EngineRequest, list[int], KvHandle]] = field(default_factory=dict)
+    opened: dict[bytes, tuple[EngineRequest, KvHandle]] = field(default_factory=dict)
+    """Streamed handles whose prompt may still be computed."""
+    first: dict[bytes, list[int]] = field(default_factory=dict)
+    """Tokens that a streamed prompt ended in."""
     listed: set[bytes] = field(default_factory=set)
     waited_ns: int = 0
     reported_wait_ns: int = 0
 
     def awaiting(self) -> list[Sequence]:
-        return [sequence for sequence in self.fetching if sequence.key in self.live]
+        return [sequence for sequence in self.fetching if sequence.stage is Stage.FETCHING]
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -109,24 +114,53 @@ class CoreMachine(RuleBasedStateMachine):
         token_ids = np.array([*request.token_ids, *new], dtype=np.int32)
         self.take(self.workers[receiver], replace(request, phase=Phase.DECODE, token_ids=token_ids, kv=handle))
 
+    @precondition(lambda self: any(worker.opened for worker in self.workers))
+    @rule(receiver=st.integers(0, 1), data=st.data())
+    def stream(self, receiver: int, data: st.DataObject) -> None:
+        opened = [entry for worker in self.workers for entry in worker.opened.values()]
+        request, handle = data.draw(st.sampled_from(opened))
+        self.take(self.workers[receiver], replace(request, phase=Phase.DECODE, kv=handle))
+
     @precondition(lambda self: any(worker.awaiting() for worker in self.workers))
     @rule(data=st.data())
     def finish_fetch(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from([worker for worker in self.workers if worker.awaiting()]))
         self.complete(worker, data.draw(st.sampled_from(worker.awaiting())))
 
+    @precondition(lambda self: any(worker.awaiting() for worker in self.workers))
+    @rule(data=st.data())
+    def hand_tokens(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from([worker for worker in self.workers if worker.awaiting()]))
+        self.proceed(worker, data.draw(st.sampled_from(worker.awaiting())))
+
+    def proceed(self, worker: Worker, sequence: Sequence) -> None:
+        """Tell the receiver of a streamed prompt what was sampled, if that is known and it may go on."""
+        handle = sequence.request.kv
+        assert handle is not None
+        first = self.workers[int(handle.worker_id[1:])].first.get(handle.opaque)
+        if handle.streamed and first is not None and not worker.tokens.get(sequence.key):
+            worker.core.proceed(sequence.key, tuple(first), self.now)
+            worker.tokens[sequence.key] = list(first)
+            self.observe(worker)
+
     def complete(self, worker: Worker, sequence: Sequence) -> None:
-        worker.fetching.remove(sequence)
         handle = sequence.request.kv
         assert handle is not None
         source = self.workers[int(handle.worker_id[1:])]
-        worker.core.kv_asked(sequence)
+        if sequence.kv_arrived:
+            self.proceed(worker, sequence)
+            return
         try:
-            blocks = source.core.held_blocks(handle.opaque, self.now)
+            held = source.core.held(handle.opaque, self.now)
         except KvLost:
+            worker.fetching.remove(sequence)
             worker.core.kv_failed(sequence, FinishReason.KV_LOST, "gone", self.now)
-        else:
-            worker.device.slots[sequence.blocks[: len(blocks)]] = source.device.slots[blocks]
+            self.observe(worker)
+            return
+        blocks = held.blocks[: held.ready]
+        worker.device.slots[sequence.blocks[: len(blocks)]] = source.device.slots[blocks]
+        if held.whole:
+            worker.core.kv_asked(sequence)
             worker.core.kv_arrived(sequence, len(blocks), 64 * len(blocks), self.now, self.now)
             source.core.release(handle.opaque, self.now)
             source.handles.pop(handle.opaque)
@@ -223,13 +257,19 @@ class CoreMachine(RuleBasedStateMachine):
             tokens += output.token_ids
             expected, reason = reference(request, EOS, CONTEXT)
             assert tokens == expected[: len(tokens)]
+            if output.opened is not None:
+                worker.opened[output.opened.opaque] = (request, output.opened)
             if output.finish is None:
                 continue
             del worker.live[output.key]
+            over = [opaque for opaque, (opened, _) in worker.opened.items() if opened.key == output.key]
+            for opaque in over:
+                del worker.opened[opaque]
             if output.finish in (FinishReason.STOP, FinishReason.LENGTH):
                 assert (tokens, output.finish) == (expected, reason)
             if output.finish is FinishReason.PREFILLED:
-                assert len(tokens) == 1 and output.handle is not None
+                assert len(tokens) == 1 and output.handle is not None and over == [output.handle.opaque]
+                worker.first[output.handle.opaque] = tokens
                 worker.handles[output.handle.opaque] = (request, tokens, output.handle)
 
     def teardown(self) -> None:
@@ -243,6 +283,8 @@ class CoreMachine(RuleBasedStateMachine):
                 worker = self.workers[index]
                 for sequence in worker.awaiting():
                     self.complete(worker, sequence)
+                    if sequence in worker.awaiting():
+                        self.proceed(worker, sequence)
                 self.begin_step(index)
                 self.now += LEASE_MS * 100_000  # so that blocks under a lease come back
         for worker in self.workers:

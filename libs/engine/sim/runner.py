@@ -70,6 +70,7 @@ class SimRunner:
             max_sequences=self._config.max_sequences,
             kv_layout=f"sim/{self._profile.name}/block{block_size}",
             vocab_size=info.vocab_size,
+            streams_kv=True,
         )
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:

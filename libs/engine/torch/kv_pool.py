@@ -89,6 +89,11 @@ class KvPool:
         if self._stream is not None:
             self._stream.synchronize()
 
+    def written(self) -> None:
+        """A step was given to the device: later reads come after it. Call it on the stream that computes."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._bytes.device))
+
     def _copying(self) -> Any:
         return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
 

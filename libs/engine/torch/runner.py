@@ -66,6 +66,7 @@ class TorchRunner:
             max_sequences=self._config.max_sequences,
             kv_layout=pool.shape.layout,
             vocab_size=loaded.info.vocab_size,
+            streams_kv=True,
         )
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:

@@ -73,6 +73,7 @@ def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
             logits_to_keep=torch.tensor([row for _, row in sampling], dtype=torch.int64, device=loaded.device),
             plan=plan,
         )
+        loaded.pool.written()
         logits = output.logits[0]  # [rows that sample, vocab]
         if len(logits) != len(sampling):
             raise StartupError("the model ignores logits_to_keep, which the torch engine needs: choose another model")

@@ -55,20 +55,30 @@ FAILURE_CODE_KV_LOST: FailureCode
 FAILURE_CODE_ENGINE: FailureCode
 
 class GatewayFrame(_message.Message):
-    __slots__ = ("hello", "submits", "aborts", "demand", "returned_prefill", "returned_decode")
+    __slots__ = ("hello", "submits", "aborts", "demand", "returned_prefill", "returned_decode", "proceeds")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
     ABORTS_FIELD_NUMBER: _ClassVar[int]
     DEMAND_FIELD_NUMBER: _ClassVar[int]
     RETURNED_PREFILL_FIELD_NUMBER: _ClassVar[int]
     RETURNED_DECODE_FIELD_NUMBER: _ClassVar[int]
+    PROCEEDS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     submits: _containers.RepeatedCompositeFieldContainer[Submit]
     aborts: bytes
     demand: Demand
     returned_prefill: int
     returned_decode: int
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., aborts: _Optional[bytes] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., returned_prefill: _Optional[int] = ..., returned_decode: _Optional[int] = ...) -> None: ...
+    proceeds: _containers.RepeatedCompositeFieldContainer[Proceed]
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., aborts: _Optional[bytes] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., returned_prefill: _Optional[int] = ..., returned_decode: _Optional[int] = ..., proceeds: _Optional[_Iterable[_Union[Proceed, _Mapping]]] = ...) -> None: ...
+
+class Proceed(_message.Message):
+    __slots__ = ("sequence", "token_ids")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    token_ids: bytes
+    def __init__(self, sequence: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("gateway_id", "cluster")
@@ -172,20 +182,22 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
 
 class KvSource(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "address", "handle", "tokens", "blocks")
+    __slots__ = ("worker_id", "incarnation", "address", "handle", "tokens", "blocks", "streamed")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STREAMED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     address: str
     handle: bytes
     tokens: int
     blocks: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., handle: _Optional[bytes] = ..., tokens: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+    streamed: bool
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., handle: _Optional[bytes] = ..., tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., streamed: _Optional[bool] = ...) -> None: ...
 
 class WorkerFrame(_message.Message):
     __slots__ = ("worker", "credit", "load", "token_sequences", "token_ids", "logprobs", "events")
@@ -230,20 +242,28 @@ class TokenLogprobs(_message.Message):
     def __init__(self, index: _Optional[int] = ..., logprob: _Optional[float] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class SequenceEvent(_message.Message):
-    __slots__ = ("sequence", "prefilled", "kv_pulling", "finished", "refused", "failed")
+    __slots__ = ("sequence", "prefilled", "kv_pulling", "finished", "refused", "failed", "kv_opened")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
     KV_PULLING_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    KV_OPENED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     prefilled: Prefilled
     kv_pulling: KvPulling
     finished: Finished
     refused: Refused
     failed: Failed
-    def __init__(self, sequence: _Optional[int] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., kv_pulling: _Optional[_Union[KvPulling, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+    kv_opened: KvOpened
+    def __init__(self, sequence: _Optional[int] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., kv_pulling: _Optional[_Union[KvPulling, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., kv_opened: _Optional[_Union[KvOpened, _Mapping]] = ...) -> None: ...
+
+class KvOpened(_message.Message):
+    __slots__ = ("kv",)
+    KV_FIELD_NUMBER: _ClassVar[int]
+    kv: KvSource
+    def __init__(self, kv: _Optional[_Union[KvSource, _Mapping]] = ...) -> None: ...
 
 class Prefilled(_message.Message):
     __slots__ = ("kv", "cached_tokens", "computed_tokens")
