@@ -7,8 +7,9 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from libs.contracts.errors import FulcrumError, StartupError, Unauthenticated
+from libs.contracts.errors import FulcrumError, InvalidRequest, StartupError, Unauthenticated
 from libs.runtime.settings import CommonSettings
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -98,3 +99,11 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 async def abort_with(context: "grpc.aio.ServicerContext[Any, Any]", error: FulcrumError) -> None:
     """Answer a call with a typed error: its gRPC status, and "code: message" as details."""
     await context.abort(error.grpc_status, f"{error.code}: {error.message}")
+
+
+async def read_message(context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
+    """The next message of a stream, or EOF; raises InvalidRequest for bytes that are none."""
+    try:
+        return await context.read()
+    except DecodeError as error:
+        raise InvalidRequest(str(error)) from None

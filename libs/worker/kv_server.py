@@ -12,7 +12,7 @@ from libs.contracts.errors import FulcrumError, InvalidRequest, KvLost
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.engine.port import KvChunk
-from libs.runtime.rpc import abort_with
+from libs.runtime.rpc import abort_with, read_message
 from libs.worker.host import WorkerHost
 
 FRAME_TIMEOUT_S = 10.0
@@ -59,7 +59,7 @@ async def _messages(chunks: AsyncIterator[KvChunk]) -> AsyncIterator[pb.KvChunk]
 async def _frame(context: Context) -> pb.PullFrame:
     try:
         async with asyncio.timeout(FRAME_TIMEOUT_S):
-            frame: Any = await context.read()
+            frame: Any = await read_message(context)
     except TimeoutError:
         raise InvalidRequest(f"nothing from the receiver within {FRAME_TIMEOUT_S:g} s") from None
     return frame if isinstance(frame, pb.PullFrame) else pb.PullFrame()

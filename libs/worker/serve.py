@@ -10,7 +10,7 @@ import structlog
 from libs.contracts.errors import FulcrumError, InvalidRequest
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
-from libs.runtime.rpc import abort_with
+from libs.runtime.rpc import abort_with, read_message
 from libs.worker.host import WorkerHost
 from libs.worker.link import Link
 
@@ -37,6 +37,8 @@ class WorkerServicer(pb_grpc.WorkerServiceServicer):
             return
         log.info("gateway attached", gateway=link.waiting.name)
         try:
+            # By itself: a first frame that is cut short would leave gRPC unable to send the final status.
+            await context.send_initial_metadata(())
             await self._carry(link, first, context)
         finally:
             self._host.detach(link)
@@ -65,10 +67,10 @@ class WorkerServicer(pb_grpc.WorkerServiceServicer):
         while frame is not grpc.aio.EOF:
             try:
                 self._host.receive(link, frame)
+                frame = await read_message(context)
             except InvalidRequest as error:
                 link.close(error)
                 return
-            frame = await context.read()
 
     async def _write(self, link: Link, context: Context) -> None:
         while True:
@@ -84,7 +86,7 @@ class WorkerServicer(pb_grpc.WorkerServiceServicer):
 async def _hello(context: Context) -> pb.GatewayFrame:
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
-            frame: Any = await context.read()
+            frame: Any = await read_message(context)
     except TimeoutError:
         raise InvalidRequest(f"no hello within {HELLO_TIMEOUT_S:g} s") from None
     if frame is grpc.aio.EOF or not frame.HasField("hello"):
