@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 
-from libs.contracts.errors import InvalidRequest, KvLost, QueueFull
+from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.engine import batching
 from libs.engine.block_pool import BlockPool
 from libs.engine.config import EngineConfig
-from libs.engine.handles import HandleTable, Held
+from libs.engine.handles import Held
 from libs.engine.kv_wait import KvWait
+from libs.engine.offers import Offers
 from libs.engine.port import (
     BlockEvents,
     Capabilities,
@@ -60,10 +61,14 @@ class Core:
         self._config = config
         self._capabilities = capabilities
         self._eos_token_ids = eos_token_ids
-        self._identity = identity
         self._budget_tokens = config.prefill_chunk_tokens
         self._pool = BlockPool(capabilities.kv_blocks)
-        self._handles = HandleTable(incarnation=identity.incarnation, lease_ns=config.kv_lease_ms * 1_000_000)
+        self._offers = Offers(
+            self._pool,
+            identity,
+            block_size_tokens=capabilities.block_size_tokens,
+            lease_ns=config.kv_lease_ms * 1_000_000,
+        )
         self._kv_wait = KvWait()
         self._sequences: dict[int, Sequence] = {}
         self._at: dict[Stage, dict[int, Sequence]] = {stage: {} for stage in Stage}
@@ -89,7 +94,7 @@ class Core:
         check_request(sequence, self._capabilities)
         if sum(len(self._at[stage]) for stage in QUEUED) >= self._config.max_waiting:
             raise QueueFull("the engine's queue is full", retry_after_s=RETRY_AFTER_S)
-        self._handles.forget_key(request.key)
+        self._offers.forget_key(request.key)
         self._sequences[request.key] = sequence
         self._move(sequence, Stage.QUEUED_TRANSFER if request.kv else Stage.QUEUED_PROMPT)
         self.admit(now_ns)
@@ -98,7 +103,7 @@ class Core:
         """End a sequence, or the lease of what it left here; one that a step computes ends with the step."""
         sequence = self._sequences.get(key)
         if sequence is None:
-            self._free(self._handles.drop_key(key))
+            self._offers.end_key(key)
         elif sequence.in_step:
             sequence.aborting = True
         else:
@@ -128,7 +133,7 @@ class Core:
 
     def admit(self, now_ns: int) -> None:
         """Give blocks to queued sequences while the head of the queue fits. Safe while a step runs."""
-        self._expire(now_ns)
+        self._offers.expire(now_ns)
         running = len(self._sequences) - sum(len(self._at[stage]) for stage in QUEUED)
         for stage in QUEUED:
             while self._at[stage]:
@@ -141,7 +146,7 @@ class Core:
 
     def plan(self, now_ns: int) -> Batch | None:
         """The next step's work: every decode, then prompt chunks within the budget; None when there is none."""
-        self._expire(now_ns)
+        self._offers.expire(now_ns)
         self._grow()
         self.admit(now_ns)
         batch = batching.compose(
@@ -158,7 +163,7 @@ class Core:
             sequence = self._sequences[chunk.key]
             sequence.in_step = True
             if self._capabilities.streams_kv and sequence.request.phase is Phase.PREFILL and not sequence.opened:
-                self._open(sequence)
+                self._outputs.append(SequenceOutput(sequence.key, opened=self._offers.open(sequence)))
         self._kv_wait.stepping(True, now_ns)
         work = batching.work_of(batch)
         self._step = StepReport(
@@ -183,8 +188,7 @@ class Core:
             sequence.in_step = False
             self._recomputed_tokens += sequence.advance(len(chunk.token_ids))
             sequence.register_full_blocks(self._pool)
-            if sequence.opened:
-                sequence.opened.ready = sequence.computed // self._capabilities.block_size_tokens
+            self._offers.progress(sequence)
             if sequence.aborting:
                 self._finish(sequence, FinishReason.ABORTED)
             elif chunk.sample:
@@ -240,20 +244,17 @@ class Core:
 
     def held(self, opaque: bytes, now_ns: int) -> Held:
         """What is behind a handle, its lease renewed; raises KvLost for an unknown or expired one."""
-        held = self._handles.use(opaque, now_ns)
-        if held is None:
-            raise KvLost("no such KV handle here: it was released, or its lease has ended")
-        return held
+        return self._offers.held(opaque, now_ns)
 
     def release(self, opaque: bytes, now_ns: int) -> None:
         """The receiver has the blocks."""
-        self._free(self._handles.drop(opaque))
+        self._offers.end(opaque)
         self.admit(now_ns)
 
     @property
     def next_expiry_ns(self) -> int | None:
         """When the next lease ends."""
-        return self._handles.next_expiry_ns
+        return self._offers.next_expiry_ns
 
     # ------------------------------------------------------------------ what came of it
 
@@ -283,12 +284,12 @@ class Core:
 
     def integrity(self) -> EngineIntegrity:
         """Counters that must be zero when nothing runs."""
-        return EngineIntegrity(len(self._sequences), self._pool.referenced, len(self._handles))
+        return EngineIntegrity(len(self._sequences), self._pool.referenced, len(self._offers))
 
     def pool_fault(self) -> str:
         """How the pool's books differ from what sequences and handles hold; empty when they agree."""
         own = (block for sequence in self._sequences.values() for block in sequence.blocks)
-        return self._pool.fault(chain(own, self._handles.blocks()))
+        return self._pool.fault(chain(own, self._offers.blocks()))
 
     def drop_all(self, now_ns: int) -> None:
         """Abort every sequence and end every lease; no step may run any more."""
@@ -296,8 +297,7 @@ class Core:
         self._kv_wait.stepping(False, now_ns)
         for sequence in list(self._sequences.values()):
             self._finish(sequence, FinishReason.ABORTED)
-        for held in self._handles.drop_all():
-            self._free(held)
+        self._offers.end_all()
         self._note_awaiting(now_ns)
 
     # ------------------------------------------------------------------ inner parts
@@ -334,16 +334,12 @@ class Core:
             self._preemptions += 1
             self._move(sequence, Stage.QUEUED_PREEMPTED)
 
-    def _expire(self, now_ns: int) -> None:
-        for held in self._handles.expire(now_ns):
-            self._free(held)
-
     def _take_token(self, sequence: Sequence, token: Sampled, now_ns: int) -> None:
         sequence.append(token.token_id)
         reason = sequence.ended_by(token.token_id, self._eos_token_ids)
         handle = None
         if reason is None and sequence.request.phase is Phase.PREFILL:
-            reason, handle = FinishReason.PREFILLED, self._hold(sequence, now_ns)
+            reason, handle = FinishReason.PREFILLED, self._offers.seal(sequence, now_ns)
         if reason is not None:
             self._finish(sequence, reason, token=token, handle=handle)
             return
@@ -365,35 +361,6 @@ class Core:
         vocab_size = self._capabilities.vocab_size
         return not vocab_size or all(0 <= token_id < vocab_size for token_id in token_ids)
 
-    def _open(self, sequence: Sequence) -> None:
-        """Let a receiver pull blocks of a prompt that begins; those found cached are ready at once."""
-        sequence.opened = self._new_handle(sequence)
-        sequence.opened.ready = sequence.computed // self._capabilities.block_size_tokens
-        handle = self._handle(sequence.opened, tokens=sequence.length, streamed=True)
-        self._outputs.append(SequenceOutput(sequence.key, opened=handle))
-
-    def _hold(self, sequence: Sequence, now_ns: int) -> KvHandle:
-        held = sequence.opened or self._new_handle(sequence)
-        sequence.opened = None
-        self._handles.seal(held, now_ns)
-        return self._handle(held, tokens=sequence.computed, streamed=False)
-
-    def _new_handle(self, sequence: Sequence) -> Held:
-        blocks = self._pool.allocate(0, sequence.blocks)  # references of its own: sequence and handle end apart
-        assert blocks is not None
-        return self._handles.open(sequence.key, blocks)
-
-    def _handle(self, held: Held, *, tokens: int, streamed: bool) -> KvHandle:
-        return KvHandle(
-            worker_id=self._identity.worker_id,
-            incarnation=self._identity.incarnation,
-            address=self._identity.address,
-            opaque=held.opaque,
-            tokens=tokens,
-            blocks=len(held.blocks),
-            streamed=streamed,
-        )
-
     def _finish(
         self,
         sequence: Sequence,
@@ -403,8 +370,7 @@ class Core:
         handle: KvHandle | None = None,
         detail: str = "",
     ) -> None:
-        if sequence.opened is not None:
-            self._free(self._handles.drop(sequence.opened.opaque))
+        self._offers.withdraw(sequence)
         self._pool.release(sequence.blocks)
         sequence.blocks = []
         self._move(sequence, None)
@@ -422,10 +388,6 @@ class Core:
                 kv_bytes_received=sequence.kv_bytes_received,
             )
         )
-
-    def _free(self, held: Held | None) -> None:
-        if held is not None:
-            self._pool.release(held.blocks)
 
     def _move(self, sequence: Sequence, stage: Stage | None) -> None:
         if sequence.stage is not None:

@@ -1,0 +1,103 @@
+"""KV offered to other workers: handles over pool blocks, from a prompt's first step until its lease ends. Pure."""
+
+from collections.abc import Iterator
+
+from libs.contracts.errors import KvLost
+from libs.engine.block_pool import BlockPool
+from libs.engine.handles import HandleTable, Held
+from libs.engine.port import EngineIdentity, KvHandle
+from libs.engine.sequence import Sequence
+
+
+class Offers:
+    """Handles with references of their own to blocks: a sequence and what it offers end apart."""
+
+    def __init__(self, pool: BlockPool, identity: EngineIdentity, *, block_size_tokens: int, lease_ns: int) -> None:
+        self._pool = pool
+        self._identity = identity
+        self._block_size = block_size_tokens
+        self._handles = HandleTable(incarnation=identity.incarnation, lease_ns=lease_ns)
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    @property
+    def next_expiry_ns(self) -> int | None:
+        """When the next lease ends."""
+        return self._handles.next_expiry_ns
+
+    def open(self, sequence: Sequence) -> KvHandle:
+        """Let a receiver pull blocks of a prompt that begins; those found cached are ready at once."""
+        sequence.opened = self._new(sequence)
+        self.progress(sequence)
+        return self._handle(sequence.opened, tokens=sequence.length, streamed=True)
+
+    def progress(self, sequence: Sequence) -> None:
+        """More of an open prompt is computed."""
+        if sequence.opened is not None:
+            sequence.opened.ready = sequence.computed // self._block_size
+
+    def seal(self, sequence: Sequence, now_ns: int) -> KvHandle:
+        """The prompt is computed: its blocks wait under a lease."""
+        held = sequence.opened or self._new(sequence)
+        sequence.opened = None
+        self._handles.seal(held, now_ns)
+        return self._handle(held, tokens=sequence.computed, streamed=False)
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """The prompt ends without anything to hand over, or was sealed."""
+        if sequence.opened is not None:
+            self.end(sequence.opened.opaque)
+
+    def held(self, opaque: bytes, now_ns: int) -> Held:
+        """What is behind a handle, its lease renewed; raises KvLost for an unknown or expired one."""
+        held = self._handles.use(opaque, now_ns)
+        if held is None:
+            raise KvLost("no such KV handle here: it was released, or its lease has ended")
+        return held
+
+    def end(self, opaque: bytes) -> None:
+        """Nobody needs the blocks behind a handle any more; unknown ones are ignored."""
+        self._free(self._handles.drop(opaque))
+
+    def end_key(self, key: int) -> None:
+        """The same, by the sequence's key."""
+        self._free(self._handles.drop_key(key))
+
+    def forget_key(self, key: int) -> None:
+        """`key` means another sequence from now on; its old handle lives on."""
+        self._handles.forget_key(key)
+
+    def expire(self, now_ns: int) -> None:
+        """End the leases that are over."""
+        for held in self._handles.expire(now_ns):
+            self._free(held)
+
+    def end_all(self) -> None:
+        """End every offer."""
+        for held in self._handles.drop_all():
+            self._free(held)
+
+    def blocks(self) -> Iterator[int]:
+        """The blocks behind all handles, one handle after the other."""
+        return self._handles.blocks()
+
+    def _new(self, sequence: Sequence) -> Held:
+        blocks = self._pool.allocate(0, sequence.blocks)
+        assert blocks is not None
+        return self._handles.open(sequence.key, blocks)
+
+    def _free(self, held: Held | None) -> None:
+        if held is not None:
+            self._pool.release(held.blocks)
+
+    def _handle(self, held: Held, *, tokens: int, streamed: bool) -> KvHandle:
+        return KvHandle(
+            worker_id=self._identity.worker_id,
+            incarnation=self._identity.incarnation,
+            address=self._identity.address,
+            opaque=held.opaque,
+            tokens=tokens,
+            blocks=len(held.blocks),
+            streamed=streamed,
+        )
