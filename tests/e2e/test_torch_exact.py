@@ -193,6 +193,7 @@ async def test_greedy_tokens_equal_generate(bench: EngineBench, case: Case, way:
     assert not wrong
 
 
+@pytest.mark.exact
 async def test_sampled_tokens_depend_on_nothing_but_the_sequence(bench: EngineBench, case: Case) -> None:
     expected = await alone(bench, case, SAMPLED)
     for way in (cached, split, preempted):  # the second time all are in one batch, too
