@@ -18,6 +18,9 @@ from rich.text import Text
 
 from libs.launch.report import Reporter
 
+ALMOST = 0.99
+"""As far as a bar goes before its process is ready: the last stage may be done and the process not yet serving."""
+
 
 class Display(Reporter, Protocol):
     """A reporter that can be told to leave the screen as it is."""
@@ -94,12 +97,13 @@ class Bars:
     def progress(self, name: str, stage: str, fraction: float) -> None:
         """Move the bar; without a known share it pulses."""
         if self._starting:
-            self._bars.update(self._task(name), stage=stage, total=1.0 if fraction else None, completed=fraction)
+            total = 1.0 if fraction else None
+            self._bars.update(self._task(name), stage=stage, total=total, completed=min(fraction, ALMOST))
 
     def ready(self, name: str, address: str) -> None:
         """Fill the bar."""
         if self._starting:
-            self._bars.update(self._task(name), stage=address or "done", total=1.0, completed=1.0)
+            self._bars.update(self._task(name), stage=address or "ready", total=1.0, completed=1.0)
         else:
             self._console.print(f"{name} is back at {address}" if address else f"{name} is back", style="green")
 

@@ -14,7 +14,8 @@ from libs.cli.find import find_suite, get_json
 BAR_CELLS = 24
 PIPE_COLUMNS = 200
 """Where there is no terminal to fit into."""
-PHASES = {"prefill": "cyan", "decode": "green", "kv_wait": "yellow", "idle": "grey37"}
+PHASES = {"prefill": ("█", "cyan"), "decode": ("▓", "green"), "kv_wait": ("▒", "yellow"), "idle": ("·", "grey37")}
+"""Cell and style of each; the cells differ, since not every output has colours."""
 
 
 def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
@@ -55,13 +56,13 @@ def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> No
         return
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("", no_wrap=True)
-    table.add_column(f"last {found['window_ms']} ms", no_wrap=True)
+    table.add_column(f"last {found['window_ms'] / 1000:g} s", no_wrap=True)
     for title in (*map(_title, PHASES), "P:D", "covered"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_row(Text("all", style="bold"), *_cells(found))
     for worker in found["workers"]:
         table.add_row(f"{worker['id']}", *_cells(worker))
-    legend = Text(" ").join(Text(f"█ {_title(phase)}", style=style) for phase, style in PHASES.items())
+    legend = Text(" ").join(Text(f"{cell} {_title(phase)}", style=style) for phase, (cell, style) in PHASES.items())
     _console().print(Group(table, Text(), legend))
 
 
@@ -88,7 +89,7 @@ def phase_bar(figures: dict[str, Any]) -> Text:
     by_remainder = sorted(PHASES, key=lambda phase: exact[phase] - cells[phase], reverse=True)
     for phase in by_remainder[: BAR_CELLS - sum(cells.values())]:
         cells[phase] += 1
-    return Text.assemble(*(("█" * count, PHASES[phase]) for phase, count in cells.items()))
+    return Text.assemble(*((cell * cells[phase], style) for phase, (cell, style) in PHASES.items()))
 
 
 def _percent(share: float | None) -> str:

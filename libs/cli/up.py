@@ -20,7 +20,9 @@ class Engine(StrEnum):
 
 def up(
     *,
-    engine: Annotated[Engine, typer.Option(help="torch computes; sim takes the time a GPU would.")] = Engine.TORCH,
+    engine: Annotated[
+        Engine, typer.Option(help="torch computes; sim takes the time a GPU would and makes up its text.")
+    ] = Engine.TORCH,
     prefill: Annotated[int, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", help="Prefill workers.")] = 1,
     decode: Annotated[int, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", help="Decode workers.")] = 1,
     mixed: Annotated[int, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", help="Workers that do both.")] = 0,

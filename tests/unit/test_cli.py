@@ -1,5 +1,6 @@
 """The command line itself, without a suite."""
 
+import io
 import json
 import subprocess
 import sys
@@ -8,10 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
 from libs.cli.ask import Answer, take_line
 from libs.cli.main import app
+from libs.cli.progress import Bars
 from libs.cli.tables import BAR_CELLS, PHASES, phase_bar
 from libs.contracts.errors import StartupError
 
@@ -47,6 +50,21 @@ def test_a_bar_is_always_full(times_ns: tuple[int, ...]) -> None:
     total_ns = sum(times_ns)
     figures = {phase: time_ns / total_ns for phase, time_ns in zip(PHASES, times_ns, strict=True)}
     assert len(phase_bar(figures).plain) == BAR_CELLS
+
+
+def test_a_bar_can_be_read_without_colours() -> None:
+    assert len(set(phase_bar(dict.fromkeys(PHASES, 1 / len(PHASES))).plain)) == len(PHASES)
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_process_has_its_tick_when_it_is_ready_and_not_when_its_last_stage_is_done(*, ready: bool) -> None:
+    screen = io.StringIO()
+    bars = Bars(Console(file=screen, force_terminal=True, width=80))
+    bars.progress("prefill-1", "warming up", 1.0)
+    if ready:
+        bars.ready("prefill-1", "127.0.0.1:1")
+    bars.finish()
+    assert ("✓" in screen.getvalue()) is ready
 
 
 def test_a_worker_without_telemetry_has_no_bar() -> None:
