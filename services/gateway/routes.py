@@ -40,29 +40,29 @@ def make_routes(
         app.router.routes.append(Route(path, endpoint, methods=["POST"]))
     declare(app)
 
-    @app.get("/v1/models", tags=["models"])
+    @app.get("/v1/models", tags=["models"], summary="List the models that requests can name.")
     async def models() -> dict[str, object]:
         """The models that requests can name."""
         return {"object": "list", "data": [_model(catalog, name, started) for name in catalog.names]}
 
-    @app.get("/v1/models/{name:path}", tags=["models"])
+    @app.get("/v1/models/{name:path}", tags=["models"], summary="Describe one model.")
     async def model(name: str) -> dict[str, object]:
         """One of them."""
         return _model(catalog, name, started)
 
-    @app.get("/healthz", tags=["operation"])
+    @app.get("/healthz", tags=["operation"], summary="Tell whether the process lives.")
     async def healthz() -> dict[str, str]:
         """Answers while the process lives."""
         return {"status": "ok"}
 
-    @app.get("/readyz", tags=["operation"])
+    @app.get("/readyz", tags=["operation"], summary="Tell whether requests can be served.")
     async def readyz() -> JSONResponse:
         """200 as long as new requests are taken and both phases of some model have a worker."""
         views = fleet.views()
         ready = {name: serves(views, name) and not draining() for name in catalog.names}
         return JSONResponse({"ready": any(ready.values()), "models": ready}, 200 if any(ready.values()) else 503)
 
-    @app.get("/metrics", tags=["operation"])
+    @app.get("/metrics", tags=["operation"], summary="Prometheus metrics.")
     async def prometheus() -> Response:
         """Prometheus text."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
