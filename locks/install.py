@@ -109,7 +109,7 @@ def install(kind: str, env: Mapping[str, str], torch_index: str) -> None:
             text, torch = without_cuda(files[-1].read_text())
             files[-1] = Path(folder) / files[-1].name
             files[-1].write_text(text)
-        size = "0.5 GB" if torch_index else "4 GB"
+        size = "0.5 GB" if torch_index else "5 GB"
         step = f"installing packages (about {size} the first time, then from the cache)"
         run(step, *uv, "sync", "--require-hashes", *map(str, files), env=env)
         if torch:
