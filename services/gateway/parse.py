@@ -158,7 +158,11 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
 
 _R = TypeVar("_R", bound=Common)
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
-_NOT_FINITE = re.compile(rb'"([a-z_]{1,64})"\s*:\s*(?:NaN|-?Infinity)')
+_NOT_FINITE = re.compile(
+    rb'"([a-z_]{1,64})"\s*:\s*(?:\{[^{}]{0,256}:\s*)?(?:NaN|-?Infinity|-?[0-9.]{1,32}[eE]\+?[0-9]{3,})'
+)
+"""A field, or a flat object under one, with a number that is none or too large."""
+_NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 _UNKNOWN = re.compile(r"contains unknown field `([^`]*)`")
 
@@ -168,7 +172,7 @@ def _decode(body: bytes, kind: type[_R]) -> _R:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         return _second_look(body, kind, error)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _NO_JSON as error:
         if not_finite := _NOT_FINITE.search(body):
             name = not_finite[1].decode()
             raise InvalidRequest(f"{name} is not a finite number", param=name) from None
@@ -184,7 +188,7 @@ def _second_look(body: bytes, kind: type[_R], first: msgspec.ValidationError) ->
         return msgspec.convert(drop_harmless(plain, frozenset(kind.__struct_fields__)), kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None
-    except (msgspec.DecodeError, RecursionError):
+    except _NO_JSON:
         raise _explain(str(first)) from None
 
 
@@ -196,7 +200,7 @@ def _explain(text: str) -> InvalidRequest:
     if named is not None:
         path = f"{path}.{named[1]}" if path else named[1]
     if unknown is not None:
-        return UnsupportedField(f"{path} is not served", param=path)
+        return UnsupportedField(f"{path or 'a field without a name'} is not served", param=path or "body")
     if missing is not None:
         return InvalidRequest(f"{path} is missing", param=path)
     reason = text[: place.start()] if place else text

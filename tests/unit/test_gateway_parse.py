@@ -182,7 +182,15 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         (b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}', "body"),
         (b'{"model":"m","messages":[{"role":"user","content":"x"}],"temperature":NaN}', "temperature"),
         (b'{"model":"m","messages":[{"role":"user","content":"x"}],"top_p":-Infinity}', "top_p"),
-        (b'{"model":"m","messages":[{"role":"user","content":"x"}],"seed":1e999}', "body"),
+        (b'{"model":"m","messages":[{"role":"user","content":"x"}],"seed":1e999}', "seed"),
+        (b'{"model": 1, "us\xffer": "x"}', "model"),
+        (b'"\xff"', "body"),
+        (b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": 1e999}', "temperature"),
+        (
+            b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "logit_bias": {"1": 2, "5": NaN}}',
+            "logit_bias",
+        ),
+        (b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "": 1}', "body"),
     ],
     ids=lambda value: str(value)[:40],
 )
