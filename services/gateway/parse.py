@@ -173,23 +173,32 @@ def _decode(body: bytes, kind: type[_R]) -> _R:
     except msgspec.ValidationError as error:
         return _second_look(body, kind, error)
     except _NO_JSON as error:
-        if not_finite := _NOT_FINITE.search(body):
-            name = not_finite[1].decode()
-            raise InvalidRequest(f"{name} is not a finite number", param=name) from None
-        raise InvalidRequest(f"the body is not JSON in UTF-8: {error}", param="body") from None
+        raise _malformed(body, error) from None
 
 
 def _second_look(body: bytes, kind: type[_R], first: msgspec.ValidationError) -> _R:
     """Clients send null or a default for fields they do not use: those are dropped before the verdict."""
     try:
         plain: Any = msgspec.json.decode(body)
-        if not isinstance(plain, dict):
-            raise InvalidRequest("the body must be a JSON object", param="body")
+    except msgspec.ValidationError as error:  # without a type to fit: a number out of range
+        raise _malformed(body, error) from None
+    except _NO_JSON:
+        raise _explain(str(first)) from None
+    if not isinstance(plain, dict):
+        raise InvalidRequest("the body must be a JSON object", param="body")
+    try:
         return msgspec.convert(drop_harmless(plain, frozenset(kind.__struct_fields__)), kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None
-    except _NO_JSON:
+    except RecursionError:
         raise _explain(str(first)) from None
+
+
+def _malformed(body: bytes, error: Exception) -> InvalidRequest:
+    if not_finite := _NOT_FINITE.search(body):
+        name = not_finite[1].decode()
+        return InvalidRequest(f"{name} is not a finite number", param=name)
+    return InvalidRequest(f"the body is not JSON in UTF-8: {error}", param="body")
 
 
 def _explain(text: str) -> InvalidRequest:
