@@ -47,6 +47,7 @@ class Supervisor:
         self._backoff = Backoff(first_s=FIRST_WAIT_S, max_s=MAX_WAIT_S)
         self._grace_s = DEFAULT_GRACE_S
         self._child: Child | None = None
+        self._killed = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self, tasks: TaskOwner) -> None:
@@ -55,8 +56,10 @@ class Supervisor:
         self._task = tasks.spawn(f"supervise {self.name}", self._run())
 
     async def _run(self) -> None:
-        while True:
+        while not self._killed:
             reason, served_s = await self._once()
+            if self._killed:
+                return
             if not self.first_ready.done():
                 self.first_ready.set_exception(StartupError(f"{self.name} cannot start: {reason}"))
                 return
@@ -79,7 +82,8 @@ class Supervisor:
             self.first_ready.cancel()
 
     def kill(self) -> None:
-        """End the child at once; `stop` then has nothing to wait for."""
+        """End the child at once and for good; `stop` then has nothing to wait for."""
+        self._killed = True
         if self._child is not None:
             self._child.kill()
 

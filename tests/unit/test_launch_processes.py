@@ -94,6 +94,17 @@ async def test_a_killed_child_comes_back_under_its_name(kept: Kept) -> None:
     assert "child-1 died (signal SIGKILL" in kept.told.notes[0]
 
 
+async def test_a_child_that_its_suite_kills_stays_dead(kept: Kept) -> None:
+    supervisor = kept.start(child(FOREVER))
+    await kept.told.starts(1)
+    supervisor.kill()
+    await gone(int(kept.told.addresses[0]))
+    async with asyncio.timeout(TIMEOUT_S):
+        while len(kept.tasks):
+            await asyncio.sleep(0.01)
+    assert kept.told.notes == []
+
+
 async def test_waits_between_restarts_grow(kept: Kept) -> None:
     kept.start(child(READY))
     await kept.told.starts(3)
