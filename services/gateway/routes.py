@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi_offline import FastAPIOffline
 from msgspec import to_builtins
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -45,7 +45,12 @@ def make_routes(
         """The models that requests can name."""
         return {"object": "list", "data": [_model(catalog, name, started) for name in catalog.names]}
 
-    @app.get("/v1/models/{name:path}", tags=["models"], summary="Describe one model.")
+    @app.get(
+        "/v1/models/{name:path}",
+        tags=["models"],
+        summary="Describe one model.",
+        responses={404: {"description": "There is no such model."}},
+    )
     async def model(name: str) -> dict[str, object]:
         """One of them."""
         return _model(catalog, name, started)
@@ -62,7 +67,7 @@ def make_routes(
         ready = {name: serves(views, name) and not draining() for name in catalog.names}
         return JSONResponse({"ready": any(ready.values()), "models": ready}, 200 if any(ready.values()) else 503)
 
-    @app.get("/metrics", tags=["operation"], summary="Prometheus metrics.")
+    @app.get("/metrics", tags=["operation"], summary="Prometheus metrics.", response_class=PlainTextResponse)
     async def prometheus() -> Response:
         """Prometheus text."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -110,6 +110,12 @@ async def test_docs_declare_the_hot_routes_with_schemas(http: httpx.AsyncClient,
     assert (await http.get("/docs")).status_code == 200
 
 
+async def test_docs_declare_what_small_routes_answer(http: httpx.AsyncClient) -> None:
+    paths = (await http.get("/openapi.json")).json()["paths"]
+    assert "404" in paths["/v1/models/{name}"]["get"]["responses"]
+    assert list(paths["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
+
+
 async def test_health_readiness_and_metrics(http: httpx.AsyncClient) -> None:
     assert (await http.get("/healthz")).status_code == 200
     ready = await http.get("/readyz")
