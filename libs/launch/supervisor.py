@@ -47,7 +47,7 @@ class Supervisor:
         self._backoff = Backoff(first_s=FIRST_WAIT_S, max_s=MAX_WAIT_S)
         self._grace_s = DEFAULT_GRACE_S
         self._child: Child | None = None
-        self._killed = False
+        self._killed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self, tasks: TaskOwner) -> None:
@@ -56,9 +56,9 @@ class Supervisor:
         self._task = tasks.spawn(f"supervise {self.name}", self._run())
 
     async def _run(self) -> None:
-        while not self._killed:
+        while not self._killed.is_set():
             reason, served_s = await self._once()
-            if self._killed:
+            if self._killed.is_set():
                 return
             if not self.first_ready.done():
                 self.first_ready.set_exception(StartupError(f"{self.name} cannot start: {reason}"))
@@ -83,7 +83,7 @@ class Supervisor:
 
     def kill(self) -> None:
         """End the child at once and for good; `stop` then has nothing to wait for."""
-        self._killed = True
+        self._killed.set()
         if self._child is not None:
             self._child.kill()
 
