@@ -53,3 +53,17 @@ class TaskOwner:
         error = task.exception()
         if error is not None:
             self.fail(error, task.get_name())
+
+
+async def until_first(**works: Coroutine[Any, Any, Any]) -> None:
+    """Run them together, each under its name, until one ends or fails; the others are cancelled and waited for."""
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(work, name=name) for name, work in works.items()]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,6 +11,7 @@ from libs.contracts.errors import FulcrumError, InvalidRequest
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.runtime.rpc import abort_with, read_message
+from libs.runtime.tasks import until_first
 from libs.worker.host import WorkerHost
 from libs.worker.link import Link
 
@@ -47,20 +48,9 @@ class WorkerServicer(pb_grpc.WorkerServiceServicer):
             await abort_with(context, link.error)
 
     async def _carry(self, link: Link, first: pb.GatewayFrame, context: Context) -> None:
-        name = link.waiting.name
-        tasks = [
-            asyncio.create_task(self._read(link, first, context), name=f"read {name}"),
-            asyncio.create_task(self._write(link, context), name=f"write {name}"),
-            asyncio.create_task(link.closed.wait(), name=f"closed {name}"),
-        ]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await until_first(
+            read=self._read(link, first, context), write=self._write(link, context), closed=link.closed.wait()
+        )
 
     async def _read(self, link: Link, first: pb.GatewayFrame, context: Context) -> None:
         frame: Any = first

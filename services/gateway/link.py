@@ -16,6 +16,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import serves
 from libs.runtime.backoff import Backoff
+from libs.runtime.tasks import until_first
 from services.gateway.binding import WorkerView
 from services.gateway.generation import Generation, Leg
 from services.gateway.purse import Purse
@@ -188,18 +189,9 @@ class WorkerLink:
         async with self._open_channel(self.address) as channel:
             stream: Any = pb_grpc.WorkerServiceStub(channel).Serve()  # type: ignore[no-untyped-call]
             await stream.write(pb.GatewayFrame(hello=self._hello))
-            tasks = [
-                asyncio.create_task(self._read(stream, backoff), name=f"read {self.id}"),
-                asyncio.create_task(self._write(stream), name=f"write {self.id}"),
-            ]
             try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
+                await until_first(read=self._read(stream, backoff), write=self._write(stream))
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
                 stream.cancel()
 
     async def _read(self, stream: Any, backoff: Backoff) -> None:

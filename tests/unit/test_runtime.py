@@ -19,7 +19,7 @@ from libs.runtime.http import bind
 from libs.runtime.paths import cache_dir
 from libs.runtime.rpc import make_channel, make_server
 from libs.runtime.settings import CommonSettings, load_settings
-from libs.runtime.tasks import TaskOwner
+from libs.runtime.tasks import TaskOwner, until_first
 from libs.testing.clock import ManualClock
 
 
@@ -91,6 +91,23 @@ async def test_closing_cancels_tasks_and_lets_them_clean_up() -> None:
     assert cleaned.is_set()
     assert len(owner) == 0
     assert owner.error is None
+
+
+async def test_the_first_to_end_or_fail_ends_the_others_and_its_error_is_raised() -> None:
+    cleaned = asyncio.Event()
+
+    async def hold() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.set()
+
+    async def fail() -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        await until_first(hold=hold(), fail=fail())
+    assert cleaned.is_set()
 
 
 def test_a_port_in_use_is_one_line_that_names_the_variable() -> None:
