@@ -125,6 +125,16 @@ class Core:
         if sequence.kv_arrived:
             self._go_on(sequence, now_ns)
 
+    def hand_over(self, key: int, now_ns: int) -> None:
+        """A sequence is to leave with its KV: now, or with the next token that it gets. Unknown keys are ignored."""
+        sequence = self._sequences.get(key)
+        if sequence is None or sequence.request.phase is Phase.PREFILL:
+            return
+        sequence.leaving = True
+        if sequence.stage is Stage.DECODE and not sequence.in_step:
+            self._finish(sequence, FinishReason.MOVED, handle=self._offers.seal(sequence, now_ns))
+            self.admit(now_ns)
+
     def set_prefill_budget(self, tokens: int) -> None:
         """Prompt tokens a step may compute, under the configured bound; at 0, prompts wait."""
         self._budget_tokens = min(max(tokens, 0), self._config.prefill_chunk_tokens)
@@ -338,8 +348,9 @@ class Core:
         sequence.append(token.token_id)
         reason = sequence.ended_by(token.token_id, self._eos_token_ids)
         handle = None
-        if reason is None and sequence.request.phase is Phase.PREFILL:
-            reason, handle = FinishReason.PREFILLED, self._offers.seal(sequence, now_ns)
+        if reason is None and (sequence.leaving or sequence.request.phase is Phase.PREFILL):
+            reason = FinishReason.MOVED if sequence.leaving else FinishReason.PREFILLED
+            handle = self._offers.seal(sequence, now_ns)
         if reason is not None:
             self._finish(sequence, reason, token=token, handle=handle)
             return

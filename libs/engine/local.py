@@ -109,6 +109,11 @@ class LocalEngine:
         self._core.proceed(key, token_ids, self._clock.now_ns())
         self._settle()
 
+    def hand_over(self, key: int) -> None:
+        """Let a sequence leave with its KV at its next step boundary; unknown keys are ignored."""
+        self._core.hand_over(key, self._clock.now_ns())
+        self._settle()
+
     def set_prefill_budget(self, tokens: int) -> None:
         """Prompt tokens a step may compute beside decodes, at most `prefill_chunk_tokens`; at 0, prompts wait."""
         self._core.set_prefill_budget(tokens)

@@ -28,7 +28,7 @@ class Offers:
 
     def open(self, sequence: Sequence) -> KvHandle:
         """Let a receiver pull blocks of a prompt that begins; those found cached are ready at once."""
-        sequence.opened = self._new(sequence)
+        sequence.opened = self._new(sequence, sequence.length)
         self.progress(sequence)
         return self._handle(sequence.opened, tokens=sequence.length, streamed=True)
 
@@ -38,8 +38,8 @@ class Offers:
             sequence.opened.ready = sequence.computed // self._block_size
 
     def seal(self, sequence: Sequence, now_ns: int) -> KvHandle:
-        """The prompt is computed: its blocks wait under a lease."""
-        held = sequence.opened or self._new(sequence)
+        """A prompt is computed, or a running sequence leaves: its blocks wait under a lease."""
+        held = sequence.opened or self._new(sequence, sequence.computed)
         sequence.opened = None
         self._handles.seal(held, now_ns)
         return self._handle(held, tokens=sequence.computed, streamed=False)
@@ -82,8 +82,9 @@ class Offers:
         """The blocks behind all handles, one handle after the other."""
         return self._handles.blocks()
 
-    def _new(self, sequence: Sequence) -> Held:
-        blocks = self._pool.allocate(0, sequence.blocks)
+    def _new(self, sequence: Sequence, tokens: int) -> Held:
+        # A running sequence may hold a block more, for tokens to come.
+        blocks = self._pool.allocate(0, sequence.blocks[: -(-tokens // self._block_size)])
         assert blocks is not None
         return self._handles.open(sequence.key, blocks)
 

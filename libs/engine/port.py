@@ -33,6 +33,8 @@ class FinishReason(Enum):
     ABORTED = "aborted"
     PREFILLED = "prefilled"
     """Phase PREFILL is done: blocks are held under `SequenceOutput.handle`."""
+    MOVED = "moved"
+    """It was handed over: all its blocks are held under `SequenceOutput.handle`, for a worker where it goes on."""
     KV_LOST = "kv_lost"
     """The blocks could not be fetched whole."""
     FAILED = "failed"
@@ -52,6 +54,7 @@ class Capabilities:
     vocab_size: int = 0
     """Token ids in a request are below it; 0: any id is good. `submit` refuses others, since one would fail a step."""
     moves_running_kv: bool = False
+    """`Engine.hand_over` works."""
     streams_kv: bool = False
     first_token_from: Literal["prefill", "decode"] = "prefill"
 
@@ -293,6 +296,13 @@ class Engine(Protocol):
         """The prompt of a streamed sequence is computed, and these tokens were sampled there: with its KV it goes on.
 
         Other keys are ignored. Raises InvalidRequest for tokens that no sequence goes on from.
+        """
+        ...
+
+    def hand_over(self, key: int) -> None:
+        """Let a sequence leave with its KV at its next step boundary, with FinishReason.MOVED unless that is its end.
+
+        One that does not decode yet leaves with its first token. Unknown keys and phase PREFILL are ignored.
         """
         ...
 

@@ -54,6 +54,8 @@ class Sequence:
         self.in_step = False
         """The running step computes it: its blocks may not change hands before the step ends."""
         self.aborting = False
+        self.leaving = False
+        """It is to be handed over at its next step boundary."""
         self._block_size = block_size_tokens
         self._tokens = request.token_ids
         self._table: NDArray[np.int32] = np.empty(0, dtype=np.int32)

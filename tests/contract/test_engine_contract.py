@@ -349,6 +349,108 @@ async def test_blocks_of_a_receiver_that_left_wait_out_their_lease(bench: Engine
     assert target.integrity() == IDLE
 
 
+# ---------------------------------------------------------------- running sequences that leave
+
+PENALISED = replace(
+    SEEDED, presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.2, logprobs=True, top_logprobs=2
+)
+
+
+async def moved(engine: Engine, reader: EventReader, request: EngineRequest, after_tokens: int) -> SequenceLog:
+    """Start a sequence and hand it over once it has so many tokens; what it brought before it left."""
+    engine.submit(request)
+    await reader.tokens(request.key, after_tokens)
+    engine.hand_over(request.key)
+    return await reader.ended(request.key)
+
+
+def left_with(log: SequenceLog) -> KvHandle:
+    assert log.end is not None and log.end.finish is FinishReason.MOVED and log.end.handle is not None
+    return log.end.handle
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, PENALISED], ids=["greedy", "penalised"])
+@pytest.mark.parametrize("size", [1, 16, 75])
+async def test_a_running_sequence_moves_twice_and_goes_on_as_if_it_had_stayed(
+    bench: EngineBench, sampling: SamplingParams, size: int
+) -> None:
+    one, one_reader = await bench.start("one")
+    two, two_reader = await bench.start("two")
+    two.set_prefill_budget(0)
+    assert one.capabilities.moves_running_kv
+    prompt = PROMPT[:size]
+    stayed = await complete(one, one_reader, sequence(prompt=prompt, sampling=sampling, output=100))
+    first = await moved(one, one_reader, sequence(prompt=prompt, sampling=sampling, output=100), 5)
+    handle = left_with(first)
+    assert (handle.tokens, handle.blocks) == (
+        size + len(first.token_ids) - 1,
+        -(-(size + len(first.token_ids) - 1) // BLOCK),
+    )
+    assert not handle.streamed and one.integrity() == EngineIntegrity(0, handle.blocks, 1)
+    second = await moved(
+        two,
+        two_reader,
+        sequence(Phase.DECODE, prompt=prompt, generated=first.token_ids, sampling=sampling, output=100, kv=handle),
+        5,
+    )
+    so_far = first.token_ids + second.token_ids
+    back = sequence(Phase.DECODE, prompt=prompt, generated=so_far, sampling=sampling, output=100, kv=left_with(second))
+    third = await complete(one, one_reader, back)
+    assert so_far + third.token_ids == stayed.token_ids
+    assert first.logprobs + second.logprobs + third.logprobs == stayed.logprobs
+    assert third.end is not None and third.end.computed_prompt_tokens == 0
+    assert one.integrity() == two.integrity() == IDLE
+
+
+async def test_sequences_beside_one_that_leaves_do_not_notice(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    alone = await complete(engine, reader, sequence(output=60))
+    staying = sequence(output=60)
+    engine.submit(staying)
+    left_with(await moved(engine, reader, sequence(sampling=SEEDED, output=60), 3))
+    assert (await reader.ended(staying.key)).token_ids == alone.token_ids
+
+
+async def test_a_prompt_that_is_told_to_leave_does_so_with_its_first_token(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one", prefill_chunk_tokens=64)
+    request = sequence(prompt=LONG)
+    engine.submit(request)
+    engine.hand_over(request.key)
+    log = await reader.ended(request.key)
+    assert len(log.token_ids) == 1 and left_with(log).tokens == len(LONG)
+
+
+async def test_nothing_else_leaves(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    engine.hand_over(10**9)
+    prompt_only = sequence(Phase.PREFILL)
+    engine.submit(prompt_only)
+    engine.hand_over(prompt_only.key)
+    prefilled = await reader.ended(prompt_only.key)
+    assert finish(prefilled) is FinishReason.PREFILLED and prefilled.end is not None and prefilled.end.handle
+    engine.release(prefilled.end.handle.opaque)
+    last = sequence(output=1)
+    engine.submit(last)
+    engine.hand_over(last.key)
+    assert finish(await reader.ended(last.key)) is FinishReason.LENGTH
+    given_up = sequence(output=500)
+    engine.submit(given_up)
+    await reader.tokens(given_up.key, 2)
+    engine.abort(given_up.key)
+    engine.hand_over(given_up.key)
+    assert finish(await reader.ended(given_up.key)) is FinishReason.ABORTED
+    assert engine.integrity() == IDLE
+
+
+async def test_a_sequence_that_nobody_takes_over_costs_no_more_than_its_lease(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one", kv_lease_ms=50)
+    handle = left_with(await moved(engine, reader, sequence(output=200), 3))
+    await until(lambda: engine.integrity() == IDLE)
+    target, target_reader = await bench.start("two")
+    request = sequence(Phase.DECODE, generated=[1] * (handle.tokens + 1 - len(PROMPT)), output=200, kv=handle)
+    assert finish(await complete(target, target_reader, request)) is FinishReason.KV_LOST
+
+
 # ---------------------------------------------------------------- batches, chunks, prefixes
 
 

@@ -205,6 +205,13 @@ class CoreMachine(RuleBasedStateMachine):
             token_ids = np.array([*request.token_ids, *so_far], dtype=np.int32)
             self.take(self.workers[1 - index], replace(request, phase=Phase.BOTH, token_ids=token_ids, kv=None))
 
+    @precondition(lambda self: any(worker.live for worker in self.workers))
+    @rule(data=st.data())
+    def hand_over(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from([worker for worker in self.workers if worker.live]))
+        worker.core.hand_over(data.draw(st.sampled_from(sorted(worker.live))), self.now)
+        self.observe(worker)
+
     @rule(index=st.integers(0, 1), tokens=st.integers(0, 20))
     def budget(self, index: int, tokens: int) -> None:
         self.workers[index].core.set_prefill_budget(tokens)
@@ -270,6 +277,11 @@ class CoreMachine(RuleBasedStateMachine):
             if output.finish is FinishReason.PREFILLED:
                 assert len(tokens) == 1 and output.handle is not None and over == [output.handle.opaque]
                 worker.first[output.handle.opaque] = tokens
+                worker.handles[output.handle.opaque] = (request, tokens, output.handle)
+            if output.finish is FinishReason.MOVED:
+                assert output.handle is not None and request.phase is not Phase.PREFILL
+                assert output.handle.tokens == len(request.token_ids) + len(tokens) - 1
+                assert output.handle.blocks == -(-output.handle.tokens // BLOCK)
                 worker.handles[output.handle.opaque] = (request, tokens, output.handle)
 
     def teardown(self) -> None:

@@ -71,6 +71,7 @@ class SimRunner:
             kv_layout=f"sim/{self._profile.name}/block{block_size}",
             vocab_size=info.vocab_size,
             streams_kv=True,
+            moves_running_kv=True,
         )
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:

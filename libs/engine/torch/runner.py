@@ -67,6 +67,7 @@ class TorchRunner:
             kv_layout=pool.shape.layout,
             vocab_size=loaded.info.vocab_size,
             streams_kv=True,
+            moves_running_kv=True,
         )
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:

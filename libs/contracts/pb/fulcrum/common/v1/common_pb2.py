@@ -24,25 +24,27 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66ulcrum/common/v1/common.proto\x12\x11\x66ulcrum.common.v1\"h\n\nAssignment\x12\r\n\x05model\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.fulcrum.common.v1.Role\x12\x15\n\rbudget_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\"\xfc\x01\n\x0c\x43\x61pabilities\x12\x19\n\x11\x62lock_size_tokens\x18\x01 \x01(\r\x12\x11\n\tkv_blocks\x18\x02 \x01(\r\x12\x16\n\x0ekv_block_bytes\x18\x03 \x01(\x04\x12\x1a\n\x12max_context_tokens\x18\x04 \x01(\r\x12\x15\n\rmax_sequences\x18\x05 \x01(\r\x12\x18\n\x10moves_running_kv\x18\x06 \x01(\x08\x12\x12\n\nstreams_kv\x18\x07 \x01(\x08\x12\x32\n\x0b\x66irst_token\x18\x08 \x01(\x0e\x32\x1d.fulcrum.common.v1.FirstToken\x12\x11\n\tkv_layout\x18\t \x01(\t\"\xd4\x02\n\x06Worker\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x31\n\nassignment\x18\x06 \x01(\x0b\x32\x1d.fulcrum.common.v1.Assignment\x12\x0e\n\x06\x65ngine\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x0c\n\x04gpus\x18\t \x01(\r\x12\r\n\x05nodes\x18\n \x01(\r\x12\x35\n\x0c\x63\x61pabilities\x18\x0b \x01(\x0b\x32\x1f.fulcrum.common.v1.Capabilities\x12-\n\x05state\x18\x0c \x01(\x0e\x32\x1e.fulcrum.common.v1.WorkerState\x12\x16\n\x0emodel_revision\x18\r \x01(\t\x12\x0f\n\x07version\x18\x0e \x01(\t\"u\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x1e\n\x16waiting_prefill_tokens\x18\x03 \x01(\x04\x12\x13\n\x0b\x61waiting_kv\x18\x04 \x01(\r\x12\x16\n\x0e\x66ree_kv_blocks\x18\x05 \x01(\r*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0e\n\nROLE_MIXED\x10\x02\x12\x10\n\x0cROLE_STANDBY\x10\x03*d\n\nFirstToken\x12\x1b\n\x17\x46IRST_TOKEN_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x46IRST_TOKEN_FROM_PREFILL\x10\x01\x12\x1b\n\x17\x46IRST_TOKEN_FROM_DECODE\x10\x02*y\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66ulcrum/common/v1/common.proto\x12\x11\x66ulcrum.common.v1\"h\n\nAssignment\x12\r\n\x05model\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.fulcrum.common.v1.Role\x12\x15\n\rbudget_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\"\xfc\x01\n\x0c\x43\x61pabilities\x12\x19\n\x11\x62lock_size_tokens\x18\x01 \x01(\r\x12\x11\n\tkv_blocks\x18\x02 \x01(\r\x12\x16\n\x0ekv_block_bytes\x18\x03 \x01(\x04\x12\x1a\n\x12max_context_tokens\x18\x04 \x01(\r\x12\x15\n\rmax_sequences\x18\x05 \x01(\r\x12\x18\n\x10moves_running_kv\x18\x06 \x01(\x08\x12\x12\n\nstreams_kv\x18\x07 \x01(\x08\x12\x32\n\x0b\x66irst_token\x18\x08 \x01(\x0e\x32\x1d.fulcrum.common.v1.FirstToken\x12\x11\n\tkv_layout\x18\t \x01(\t\"\x88\x03\n\x06Worker\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x31\n\nassignment\x18\x06 \x01(\x0b\x32\x1d.fulcrum.common.v1.Assignment\x12\x0e\n\x06\x65ngine\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x0c\n\x04gpus\x18\t \x01(\r\x12\r\n\x05nodes\x18\n \x01(\r\x12\x35\n\x0c\x63\x61pabilities\x18\x0b \x01(\x0b\x32\x1f.fulcrum.common.v1.Capabilities\x12-\n\x05state\x18\x0c \x01(\x0e\x32\x1e.fulcrum.common.v1.WorkerState\x12\x16\n\x0emodel_revision\x18\r \x01(\t\x12\x0f\n\x07version\x18\x0e \x01(\t\x12\x32\n\x0brole_change\x18\x0f \x01(\x0b\x32\x1d.fulcrum.common.v1.RoleChange\"<\n\nRoleChange\x12\r\n\x05\x61\x63tor\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07unix_ns\x18\x03 \x01(\x04\"u\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x1e\n\x16waiting_prefill_tokens\x18\x03 \x01(\x04\x12\x13\n\x0b\x61waiting_kv\x18\x04 \x01(\r\x12\x16\n\x0e\x66ree_kv_blocks\x18\x05 \x01(\r*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0e\n\nROLE_MIXED\x10\x02\x12\x10\n\x0cROLE_STANDBY\x10\x03*d\n\nFirstToken\x12\x1b\n\x17\x46IRST_TOKEN_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x46IRST_TOKEN_FROM_PREFILL\x10\x01\x12\x1b\n\x17\x46IRST_TOKEN_FROM_DECODE\x10\x02*y\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulcrum.common.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=876
-  _globals['_ROLE']._serialized_end=956
-  _globals['_FIRSTTOKEN']._serialized_start=958
-  _globals['_FIRSTTOKEN']._serialized_end=1058
-  _globals['_WORKERSTATE']._serialized_start=1060
-  _globals['_WORKERSTATE']._serialized_end=1181
+  _globals['_ROLE']._serialized_start=990
+  _globals['_ROLE']._serialized_end=1070
+  _globals['_FIRSTTOKEN']._serialized_start=1072
+  _globals['_FIRSTTOKEN']._serialized_end=1172
+  _globals['_WORKERSTATE']._serialized_start=1174
+  _globals['_WORKERSTATE']._serialized_end=1295
   _globals['_ASSIGNMENT']._serialized_start=53
   _globals['_ASSIGNMENT']._serialized_end=157
   _globals['_CAPABILITIES']._serialized_start=160
   _globals['_CAPABILITIES']._serialized_end=412
   _globals['_WORKER']._serialized_start=415
-  _globals['_WORKER']._serialized_end=755
-  _globals['_LOAD']._serialized_start=757
-  _globals['_LOAD']._serialized_end=874
+  _globals['_WORKER']._serialized_end=807
+  _globals['_ROLECHANGE']._serialized_start=809
+  _globals['_ROLECHANGE']._serialized_end=869
+  _globals['_LOAD']._serialized_start=871
+  _globals['_LOAD']._serialized_end=988
 # @@protoc_insertion_point(module_scope)

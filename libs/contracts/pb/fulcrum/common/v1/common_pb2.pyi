@@ -72,7 +72,7 @@ class Capabilities(_message.Message):
     def __init__(self, block_size_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_block_bytes: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., moves_running_kv: _Optional[bool] = ..., streams_kv: _Optional[bool] = ..., first_token: _Optional[_Union[FirstToken, str]] = ..., kv_layout: _Optional[str] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("id", "incarnation", "node", "pid", "address", "assignment", "engine", "device", "gpus", "nodes", "capabilities", "state", "model_revision", "version")
+    __slots__ = ("id", "incarnation", "node", "pid", "address", "assignment", "engine", "device", "gpus", "nodes", "capabilities", "state", "model_revision", "version", "role_change")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class Worker(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROLE_CHANGE_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
     node: str
@@ -101,7 +102,18 @@ class Worker(_message.Message):
     state: WorkerState
     model_revision: str
     version: str
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., engine: _Optional[str] = ..., device: _Optional[str] = ..., gpus: _Optional[int] = ..., nodes: _Optional[int] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., model_revision: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+    role_change: RoleChange
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., engine: _Optional[str] = ..., device: _Optional[str] = ..., gpus: _Optional[int] = ..., nodes: _Optional[int] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., model_revision: _Optional[str] = ..., version: _Optional[str] = ..., role_change: _Optional[_Union[RoleChange, _Mapping]] = ...) -> None: ...
+
+class RoleChange(_message.Message):
+    __slots__ = ("actor", "reason", "unix_ns")
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    actor: str
+    reason: str
+    unix_ns: int
+    def __init__(self, actor: _Optional[str] = ..., reason: _Optional[str] = ..., unix_ns: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks")

@@ -25,23 +25,23 @@ _sym_db = _symbol_database.Default()
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as fulcrum_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n fulcrum/planner/v1/planner.proto\x12\x12\x66ulcrum.planner.v1\x1a\x1e\x66ulcrum/common/v1/common.proto\"\xf3\x02\n\x08\x44\x65\x63ision\x12\x12\n\nplanner_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x17\n\x0f\x64\x65\x63ided_unix_ns\x18\x04 \x01(\x04\x12&\n\x04mode\x18\x05 \x01(\x0e\x32\x18.fulcrum.planner.v1.Mode\x12*\n\x06\x61\x63tion\x18\x06 \x01(\x0e\x32\x1a.fulcrum.planner.v1.Action\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x32\n\x06inputs\x18\x08 \x01(\x0b\x32\".fulcrum.planner.v1.ClusterSummary\x12\x35\n\x0c\x61lternatives\x18\t \x03(\x0b\x32\x1f.fulcrum.planner.v1.Alternative\x12\x11\n\tworker_id\x18\n \x01(\t\x12\x31\n\nassignment\x18\x0b \x01(\x0b\x32\x1d.fulcrum.common.v1.Assignment\"e\n\x0e\x43lusterSummary\x12.\n\x05pools\x18\x01 \x03(\x0b\x32\x1f.fulcrum.planner.v1.PoolSummary\x12\x10\n\x08\x63overage\x18\x02 \x01(\x01\x12\x11\n\twindow_ms\x18\x03 \x01(\r\"\xc0\x01\n\x0bPoolSummary\x12\r\n\x05model\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.fulcrum.common.v1.Role\x12\x0f\n\x07workers\x18\x03 \x01(\r\x12\x0c\n\x04gpus\x18\x04 \x01(\r\x12\x11\n\x04\x62usy\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07running\x18\x06 \x01(\r\x12\x0f\n\x07waiting\x18\x07 \x01(\r\x12\x1e\n\x16waiting_prefill_tokens\x18\x08 \x01(\x04\x42\x07\n\x05_busy\"*\n\x0b\x41lternative\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01*N\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0c\n\x08MODE_OFF\x10\x01\x12\x11\n\rMODE_ADVISORY\x10\x02\x12\x0f\n\x0bMODE_ACTIVE\x10\x03*F\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x41\x43TION_KEEP\x10\x01\x12\x13\n\x0f\x41\x43TION_SET_ROLE\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n fulcrum/planner/v1/planner.proto\x12\x12\x66ulcrum.planner.v1\x1a\x1e\x66ulcrum/common/v1/common.proto\"\x9e\x03\n\x08\x44\x65\x63ision\x12\x12\n\nplanner_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x17\n\x0f\x64\x65\x63ided_unix_ns\x18\x04 \x01(\x04\x12&\n\x04mode\x18\x05 \x01(\x0e\x32\x18.fulcrum.planner.v1.Mode\x12*\n\x06\x61\x63tion\x18\x06 \x01(\x0e\x32\x1a.fulcrum.planner.v1.Action\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x32\n\x06inputs\x18\x08 \x01(\x0b\x32\".fulcrum.planner.v1.ClusterSummary\x12\x35\n\x0c\x61lternatives\x18\t \x03(\x0b\x32\x1f.fulcrum.planner.v1.Alternative\x12\x11\n\tworker_id\x18\n \x01(\t\x12\x31\n\nassignment\x18\x0b \x01(\x0b\x32\x1d.fulcrum.common.v1.Assignment\x12\r\n\x05\x61\x63tor\x18\x0c \x01(\t\x12\x1a\n\x12worker_incarnation\x18\r \x01(\x04\"e\n\x0e\x43lusterSummary\x12.\n\x05pools\x18\x01 \x03(\x0b\x32\x1f.fulcrum.planner.v1.PoolSummary\x12\x10\n\x08\x63overage\x18\x02 \x01(\x01\x12\x11\n\twindow_ms\x18\x03 \x01(\r\"\xc0\x01\n\x0bPoolSummary\x12\r\n\x05model\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.fulcrum.common.v1.Role\x12\x0f\n\x07workers\x18\x03 \x01(\r\x12\x0c\n\x04gpus\x18\x04 \x01(\r\x12\x11\n\x04\x62usy\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07running\x18\x06 \x01(\r\x12\x0f\n\x07waiting\x18\x07 \x01(\r\x12\x1e\n\x16waiting_prefill_tokens\x18\x08 \x01(\x04\x42\x07\n\x05_busy\"*\n\x0b\x41lternative\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01*N\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0c\n\x08MODE_OFF\x10\x01\x12\x11\n\rMODE_ADVISORY\x10\x02\x12\x0f\n\x0bMODE_ACTIVE\x10\x03*r\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x41\x43TION_KEEP\x10\x01\x12\x13\n\x0f\x41\x43TION_SET_ROLE\x10\x02\x12\x15\n\x11\x41\x43TION_ROLE_MOVED\x10\x03\x12\x13\n\x0f\x41\x43TION_SET_MODE\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulcrum.planner.v1.planner_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODE']._serialized_start=804
-  _globals['_MODE']._serialized_end=882
-  _globals['_ACTION']._serialized_start=884
-  _globals['_ACTION']._serialized_end=954
+  _globals['_MODE']._serialized_start=847
+  _globals['_MODE']._serialized_end=925
+  _globals['_ACTION']._serialized_start=927
+  _globals['_ACTION']._serialized_end=1041
   _globals['_DECISION']._serialized_start=89
-  _globals['_DECISION']._serialized_end=460
-  _globals['_CLUSTERSUMMARY']._serialized_start=462
-  _globals['_CLUSTERSUMMARY']._serialized_end=563
-  _globals['_POOLSUMMARY']._serialized_start=566
-  _globals['_POOLSUMMARY']._serialized_end=758
-  _globals['_ALTERNATIVE']._serialized_start=760
-  _globals['_ALTERNATIVE']._serialized_end=802
+  _globals['_DECISION']._serialized_end=503
+  _globals['_CLUSTERSUMMARY']._serialized_start=505
+  _globals['_CLUSTERSUMMARY']._serialized_end=606
+  _globals['_POOLSUMMARY']._serialized_start=609
+  _globals['_POOLSUMMARY']._serialized_end=801
+  _globals['_ALTERNATIVE']._serialized_start=803
+  _globals['_ALTERNATIVE']._serialized_end=845
 # @@protoc_insertion_point(module_scope)

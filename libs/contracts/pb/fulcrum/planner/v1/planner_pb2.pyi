@@ -20,6 +20,8 @@ class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACTION_UNSPECIFIED: _ClassVar[Action]
     ACTION_KEEP: _ClassVar[Action]
     ACTION_SET_ROLE: _ClassVar[Action]
+    ACTION_ROLE_MOVED: _ClassVar[Action]
+    ACTION_SET_MODE: _ClassVar[Action]
 MODE_UNSPECIFIED: Mode
 MODE_OFF: Mode
 MODE_ADVISORY: Mode
@@ -27,9 +29,11 @@ MODE_ACTIVE: Mode
 ACTION_UNSPECIFIED: Action
 ACTION_KEEP: Action
 ACTION_SET_ROLE: Action
+ACTION_ROLE_MOVED: Action
+ACTION_SET_MODE: Action
 
 class Decision(_message.Message):
-    __slots__ = ("planner_id", "incarnation", "sequence", "decided_unix_ns", "mode", "action", "reason", "inputs", "alternatives", "worker_id", "assignment")
+    __slots__ = ("planner_id", "incarnation", "sequence", "decided_unix_ns", "mode", "action", "reason", "inputs", "alternatives", "worker_id", "assignment", "actor", "worker_incarnation")
     PLANNER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +45,8 @@ class Decision(_message.Message):
     ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     planner_id: str
     incarnation: int
     sequence: int
@@ -52,7 +58,9 @@ class Decision(_message.Message):
     alternatives: _containers.RepeatedCompositeFieldContainer[Alternative]
     worker_id: str
     assignment: _common_pb2.Assignment
-    def __init__(self, planner_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., decided_unix_ns: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., action: _Optional[_Union[Action, str]] = ..., reason: _Optional[str] = ..., inputs: _Optional[_Union[ClusterSummary, _Mapping]] = ..., alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., worker_id: _Optional[str] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ...) -> None: ...
+    actor: str
+    worker_incarnation: int
+    def __init__(self, planner_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., decided_unix_ns: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., action: _Optional[_Union[Action, str]] = ..., reason: _Optional[str] = ..., inputs: _Optional[_Union[ClusterSummary, _Mapping]] = ..., alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., worker_id: _Optional[str] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., actor: _Optional[str] = ..., worker_incarnation: _Optional[int] = ...) -> None: ...
 
 class ClusterSummary(_message.Message):
     __slots__ = ("pools", "coverage", "window_ms")

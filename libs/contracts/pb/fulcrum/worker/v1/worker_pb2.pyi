@@ -55,7 +55,7 @@ FAILURE_CODE_KV_LOST: FailureCode
 FAILURE_CODE_ENGINE: FailureCode
 
 class GatewayFrame(_message.Message):
-    __slots__ = ("hello", "submits", "aborts", "demand", "returned_prefill", "returned_decode", "proceeds")
+    __slots__ = ("hello", "submits", "aborts", "demand", "returned_prefill", "returned_decode", "proceeds", "hand_overs", "epoch")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
     ABORTS_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,8 @@ class GatewayFrame(_message.Message):
     RETURNED_PREFILL_FIELD_NUMBER: _ClassVar[int]
     RETURNED_DECODE_FIELD_NUMBER: _ClassVar[int]
     PROCEEDS_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVERS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     submits: _containers.RepeatedCompositeFieldContainer[Submit]
     aborts: bytes
@@ -70,7 +72,9 @@ class GatewayFrame(_message.Message):
     returned_prefill: int
     returned_decode: int
     proceeds: _containers.RepeatedCompositeFieldContainer[Proceed]
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., aborts: _Optional[bytes] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., returned_prefill: _Optional[int] = ..., returned_decode: _Optional[int] = ..., proceeds: _Optional[_Iterable[_Union[Proceed, _Mapping]]] = ...) -> None: ...
+    hand_overs: bytes
+    epoch: int
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., aborts: _Optional[bytes] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., returned_prefill: _Optional[int] = ..., returned_decode: _Optional[int] = ..., proceeds: _Optional[_Iterable[_Union[Proceed, _Mapping]]] = ..., hand_overs: _Optional[bytes] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Proceed(_message.Message):
     __slots__ = ("sequence", "token_ids")
@@ -242,7 +246,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, index: _Optional[int] = ..., logprob: _Optional[float] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class SequenceEvent(_message.Message):
-    __slots__ = ("sequence", "prefilled", "kv_pulling", "finished", "refused", "failed", "kv_opened")
+    __slots__ = ("sequence", "prefilled", "kv_pulling", "finished", "refused", "failed", "kv_opened", "leaving", "moved")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
     KV_PULLING_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +254,8 @@ class SequenceEvent(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     KV_OPENED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     prefilled: Prefilled
     kv_pulling: KvPulling
@@ -257,7 +263,23 @@ class SequenceEvent(_message.Message):
     refused: Refused
     failed: Failed
     kv_opened: KvOpened
-    def __init__(self, sequence: _Optional[int] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., kv_pulling: _Optional[_Union[KvPulling, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., kv_opened: _Optional[_Union[KvOpened, _Mapping]] = ...) -> None: ...
+    leaving: Leaving
+    moved: Moved
+    def __init__(self, sequence: _Optional[int] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., kv_pulling: _Optional[_Union[KvPulling, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., kv_opened: _Optional[_Union[KvOpened, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Moved(_message.Message):
+    __slots__ = ("kv", "cached_tokens", "computed_prompt_tokens")
+    KV_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    kv: KvSource
+    cached_tokens: int
+    computed_prompt_tokens: int
+    def __init__(self, kv: _Optional[_Union[KvSource, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., computed_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class KvOpened(_message.Message):
     __slots__ = ("kv",)
@@ -358,14 +380,18 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker", "load", "integrity")
+    __slots__ = ("worker", "load", "integrity", "gateways_behind", "first_step_ns")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     INTEGRITY_FIELD_NUMBER: _ClassVar[int]
+    GATEWAYS_BEHIND_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_NS_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.Worker
     load: _common_pb2.Load
     integrity: Integrity
-    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., integrity: _Optional[_Union[Integrity, _Mapping]] = ...) -> None: ...
+    gateways_behind: int
+    first_step_ns: int
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., integrity: _Optional[_Union[Integrity, _Mapping]] = ..., gateways_behind: _Optional[int] = ..., first_step_ns: _Optional[int] = ...) -> None: ...
 
 class Integrity(_message.Message):
     __slots__ = ("live_sequences", "referenced_blocks", "leased_handles", "attached_gateways")
@@ -380,24 +406,34 @@ class Integrity(_message.Message):
     def __init__(self, live_sequences: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., leased_handles: _Optional[int] = ..., attached_gateways: _Optional[int] = ...) -> None: ...
 
 class SetRoleRequest(_message.Message):
-    __slots__ = ("expected_epoch", "role", "budget_tokens", "model", "reason")
+    __slots__ = ("expected_epoch", "role", "budget_tokens", "model", "reason", "actor", "incarnation", "wait_ms")
     EXPECTED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     expected_epoch: int
     role: _common_pb2.Role
     budget_tokens: int
     model: str
     reason: str
-    def __init__(self, expected_epoch: _Optional[int] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., budget_tokens: _Optional[int] = ..., model: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    actor: str
+    incarnation: int
+    wait_ms: int
+    def __init__(self, expected_epoch: _Optional[int] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., budget_tokens: _Optional[int] = ..., model: _Optional[str] = ..., reason: _Optional[str] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
 
 class SetRoleResponse(_message.Message):
-    __slots__ = ("assignment",)
+    __slots__ = ("assignment", "gateways_behind", "waited_ns")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    GATEWAYS_BEHIND_FIELD_NUMBER: _ClassVar[int]
+    WAITED_NS_FIELD_NUMBER: _ClassVar[int]
     assignment: _common_pb2.Assignment
-    def __init__(self, assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ...) -> None: ...
+    gateways_behind: int
+    waited_ns: int
+    def __init__(self, assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., gateways_behind: _Optional[int] = ..., waited_ns: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("deadline_ms",)
