@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Further options of `fulcrum up` and pytest, e.g. make up ARGS="--engine sim --decode 2"
 ARGS ?=
 
-.PHONY: help setup setup-dev up test test-exact bench-engine bench-kv check lint format proto locks kafka clean
+.PHONY: help setup setup-dev up test test-exact bench-engine bench-kv bench-gateway peer-dynamo check lint format proto locks kafka clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -40,6 +40,12 @@ lint: setup-dev ## the part of check that runs nothing
 
 bench-kv: setup-dev ## KV hand-off between workers, against memcpy and a raw socket
 	@$(BIN)/python -m load.bench_kv $(ARGS)
+
+bench-gateway: setup-dev ## cost of a request: requests/s, latency, CPU by process; ARGS="--peer dynamo" beside it
+	@$(BIN)/python -m load.bench_gateway $(ARGS)
+
+peer-dynamo: setup-dev ## install the peer of bench-gateway into a venv of its own in the cache folder
+	@$(BIN)/python -m load.peers.dynamo.install
 
 format: setup-dev ## put the code in shape
 	$(BIN)/ruff check --fix

@@ -11,6 +11,7 @@ from libs.registry.port import Registry
 from libs.runtime.tasks import TaskOwner
 from services.gateway.binding import WorkerView
 from services.gateway.link import LinkListener, WorkerLink
+from services.gateway.traffic import Traffic
 
 log = structlog.get_logger()
 
@@ -21,9 +22,12 @@ Key = tuple[str, int]
 class Fleet:
     """One link to each registered worker. What the registry forgets stays until its stream breaks."""
 
-    def __init__(self, *, hello: Hello, open_channel: Callable[[str], grpc.aio.Channel], tasks: TaskOwner) -> None:
+    def __init__(
+        self, *, hello: Hello, open_channel: Callable[[str], grpc.aio.Channel], traffic: Traffic, tasks: TaskOwner
+    ) -> None:
         self._hello = hello
         self._open_channel = open_channel
+        self._traffic = traffic
         self._tasks = tasks
         self._links: dict[Key, WorkerLink] = {}
         self._stop: dict[Key, Callable[[], object]] = {}
@@ -75,6 +79,8 @@ class Fleet:
                 self._stop.pop(key)()
 
     def _open(self, key: Key, worker: Worker, listener: LinkListener) -> None:
-        link = WorkerLink(worker, hello=self._hello, open_channel=self._open_channel, listener=listener)
+        link = WorkerLink(
+            worker, hello=self._hello, open_channel=self._open_channel, traffic=self._traffic, listener=listener
+        )
         self._links[key] = link
         self._stop[key] = self._tasks.spawn(f"link {worker.id}", link.run()).cancel

@@ -13,13 +13,13 @@ import structlog
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import serves
 from libs.runtime.backoff import Backoff
 from libs.runtime.tasks import until_first
 from services.gateway.binding import WorkerView
 from services.gateway.generation import Generation, Leg
 from services.gateway.purse import Purse
+from services.gateway.traffic import Traffic
 
 log = structlog.get_logger()
 
@@ -50,6 +50,7 @@ class WorkerLink:
         *,
         hello: pb.Hello,
         open_channel: Callable[[str], grpc.aio.Channel],
+        traffic: Traffic,
         listener: LinkListener,
     ) -> None:
         self.id = worker.id
@@ -61,6 +62,7 @@ class WorkerLink:
         self.reserved: set[Generation] = set()
         self._hello = hello
         self._open_channel = open_channel
+        self._traffic = traffic
         self._listener = listener
         self._worker: common.Worker | None = None
         self._load = common.Load()
@@ -187,7 +189,7 @@ class WorkerLink:
     async def _connect(self, backoff: Backoff) -> None:
         # A channel of its own for each attempt: gRPC's back-off within a channel is longer than ours.
         async with self._open_channel(self.address) as channel:
-            stream: Any = pb_grpc.WorkerServiceStub(channel).Serve()  # type: ignore[no-untyped-call]
+            stream = self._traffic.open(channel)
             await stream.write(pb.GatewayFrame(hello=self._hello))
             try:
                 await until_first(read=self._read(stream, backoff), write=self._write(stream))

@@ -31,6 +31,12 @@ class GatewayMetrics:
         self.reroutes = Counter(
             "fulcrum_gateway_reroutes", "Choices sent to another worker", ("model",), registry=self.registry
         )
+        self.frames = Counter(
+            "fulcrum_gateway_frames", "Frames on workers' streams", ("direction",), registry=self.registry
+        )
+        self.frame_bytes = Counter(
+            "fulcrum_gateway_frame_bytes", "Bytes of those frames", ("direction",), registry=self.registry
+        )
         self.queue_s = self._histogram("queue_seconds", "Arrival until bound to workers", _SECONDS)
         self.ttft_s = self._histogram("ttft_seconds", "Arrival until the first token", _SECONDS)
         self.tpot_s = self._histogram("tpot_seconds", "Mean time per output token after the first", _TOKEN_SECONDS)

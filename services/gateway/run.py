@@ -28,6 +28,7 @@ from services.gateway.parse import parse_chat, parse_completion
 from services.gateway.recorder import Recorder
 from services.gateway.routes import make_routes
 from services.gateway.settings import GatewaySettings
+from services.gateway.traffic import Traffic
 
 TOKENISE_THREADS = 2
 CLOSE_S = 1
@@ -65,7 +66,12 @@ async def open_gateway(
     """Serve on a bound socket while the context is open; running requests then end within `settings.drain_s`."""
     metrics = GatewayMetrics()
     hello = Hello(gateway_id=settings.id, cluster=settings.cluster)
-    fleet = Fleet(hello=hello, open_channel=lambda address: make_channel(settings, address), tasks=tasks)
+    fleet = Fleet(
+        hello=hello,
+        open_channel=lambda address: make_channel(settings, address),
+        traffic=Traffic(metrics),
+        tasks=tasks,
+    )
     dispatcher = Dispatcher(
         fleet=fleet,
         clock=clock,

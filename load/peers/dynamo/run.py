@@ -1,0 +1,46 @@
+"""Dynamo's frontend and its two mockers as processes of a bench."""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from libs.testing.suite import free_port
+from load.peers.dynamo.install import python
+
+LOOPBACK = "127.0.0.1"
+_HOSTS = ("DYN_SYSTEM_HOST", "DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_TCP_RESPONSE_STREAM_HOST")
+_MOCKER = ("--speedup-ratio", "1000000", "--kv-transfer-bandwidth", "0")
+STOP_S = 5.0
+
+
+@contextmanager
+def running_dynamo(model: Path, name: str) -> Iterator[tuple[int, list[int]]]:
+    """The frontend's port and the pids of frontend, prefill and decode mocker; they may not answer yet."""
+    if not python().exists():
+        raise FileNotFoundError("Dynamo is not installed: run `make peer-dynamo`")
+    port = free_port()
+    frontend = ("dynamo.frontend", "--http-host", LOOPBACK, "--http-port", str(port), "--router-mode", "round-robin")
+    served = ("dynamo.mocker", "--model-path", str(model), "--model-name", name, *_MOCKER, "--disaggregation-mode")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fulcrum-dynamo-")))
+        own = {"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(folder / "kv"), "DYN_LOG": "error"}
+        env = {**os.environ, **own, **dict.fromkeys(_HOSTS, LOOPBACK), "HF_HUB_OFFLINE": "1"}
+        log = stack.enter_context((folder / "log").open("wb"))
+        pids = []
+        for command in (frontend, (*served, "prefill"), (*served, "decode")):
+            process = subprocess.Popen([str(python()), "-m", *command], env=env, stdout=log, stderr=log)
+            stack.callback(_stop, process)
+            pids.append(process.pid)
+        yield port, pids
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
