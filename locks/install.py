@@ -1,5 +1,7 @@
 """Install the locked packages into .venv/: `python3 locks/install.py up|test`. Standard library only: it comes first.
 
+Images install packages alone (`image-control` and the like) and the project in a layer of its own.
+
 A second run with the same locks returns at once. Packages are kept in the user's cache, outside the clone.
 """
 
@@ -19,7 +21,13 @@ LOCKS = ROOT / "locks"
 VENV = ROOT / ".venv"
 STAMP = VENV / "fulcrum-locks"
 PYTHONS = ((3, 11), (3, 12))
-KINDS = {"up": ("setup", "model", "torch"), "test": ("setup", "model", "dev")}
+KINDS = {
+    "up": ("setup", "model", "torch"),
+    "test": ("setup", "model", "dev"),
+    "image-control": ("setup", "control"),
+    "image-torch": ("setup", "model", "torch"),
+    "image-vllm": ("setup", "vllm"),
+}
 """Locks behind each kind of installation; `test` holds everything that `up` does."""
 CUDA_BUILD = re.compile(r"^(torch|triton|nvidia-.+|cuda-.+)$")
 """Packages that a CPU build of torch replaces or does without."""
@@ -74,8 +82,9 @@ def digest(kind: str, torch_index: str) -> str:
 
 def up_to_date(kind: str, torch_index: str) -> bool:
     """Whether .venv already holds what `kind` needs."""
-    enough = [digest(kind, torch_index), digest("test", torch_index)]
-    return STAMP.is_file() and STAMP.read_text() in enough and (VENV / "bin" / "fulcrum").is_file()
+    if not STAMP.is_file() or not (VENV / "bin" / "fulcrum").is_file():
+        return False
+    return STAMP.read_text() in (digest(kind, torch_index), digest("test", torch_index))
 
 
 def run(step: str, *command: str, env: Mapping[str, str]) -> None:
@@ -99,7 +108,7 @@ def make_venv(env: Mapping[str, str]) -> None:
 
 
 def install(kind: str, env: Mapping[str, str], torch_index: str) -> None:
-    """Make .venv hold exactly the locks of `kind`, then this project, editable."""
+    """Make .venv hold exactly the locks of `kind`."""
     make_venv(env)
     uv = (str(VENV / "bin" / "uv"), "pip")
     files = [LOCKS / f"{name}.txt" for name in KINDS[kind]]
@@ -109,13 +118,18 @@ def install(kind: str, env: Mapping[str, str], torch_index: str) -> None:
             text, torch = without_cuda(files[-1].read_text())
             files[-1] = Path(folder) / files[-1].name
             files[-1].write_text(text)
-        size = "0.5 GB" if torch_index else "5 GB"
+        size = "0.1 GB" if kind == "image-control" else "0.5 GB" if torch_index else "5 GB"
         step = f"installing packages (about {size} the first time, then from the cache)"
         run(step, *uv, "sync", "--require-hashes", *map(str, files), env=env)
         if torch:
             from_index = ("--default-index", torch_index, torch)
             run(f"installing {torch} from FULCRUM_TORCH_INDEX", *uv, "install", "--no-deps", *from_index, env=env)
-    run("installing fulcrum", *uv, "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", ".", env=env)
+
+
+def install_project(env: Mapping[str, str]) -> None:
+    """Make .venv hold this project too, editable."""
+    uv = (str(VENV / "bin" / "uv"), "pip", "install", "--quiet", "--no-deps", "--no-build-isolation")
+    run("installing fulcrum", *uv, "-e", ".", env=env)
 
 
 def main(kind: str) -> None:
@@ -130,7 +144,11 @@ def main(kind: str) -> None:
         return
     print("Setting up .venv/", file=sys.stderr)
     STAMP.unlink(missing_ok=True)
-    install(kind, client_environment(os.environ), torch_index)
+    env = client_environment(os.environ)
+    install(kind, env, torch_index)
+    if kind.startswith("image-"):
+        return
+    install_project(env)
     STAMP.write_text(digest(kind, torch_index))
 
 

@@ -1,6 +1,7 @@
-"""`python -m libs.model.hub ORG/NAME`: download a model into huggingface_hub's cache, telling progress and the path."""
+"""`python -m libs.model.hub ORG/NAME`: download a model, telling progress and the path."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
@@ -35,10 +36,13 @@ class _Progress(tqdm):  # type: ignore[misc]
         return True
 
 
-def main(name: str) -> int:
-    """0 with the folder in a status line, or 2 with one line that says why there is none."""
+def main(name: str, folder: Path | None = None) -> int:
+    """0 with the folder in a status line, or 2 with one line that says why there is none.
+
+    Without a `folder` of its own the model goes into huggingface_hub's cache.
+    """
     try:
-        path = snapshot_download(name, allow_patterns=list(FILES), tqdm_class=_Progress)
+        path = snapshot_download(name, allow_patterns=list(FILES), tqdm_class=_Progress, local_dir=folder)
     except GatedRepoError:
         error = f"model {name} is gated: accept its terms on the hub and set HF_TOKEN"
     except (RepositoryNotFoundError, HFValidationError):

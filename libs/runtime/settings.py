@@ -1,6 +1,7 @@
 """Settings come from the environment only, through one class per service built on `CommonSettings`."""
 
 import os
+import re
 import socket
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -9,6 +10,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from libs.contracts.errors import StartupError
 
+MemberName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+"""Of one process in the cluster."""
 ClusterName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
 
 
@@ -38,6 +41,12 @@ class CommonSettings(BaseSettings):
 
 
 SettingsT = TypeVar("SettingsT", bound=CommonSettings)
+
+
+def own_name(service: str) -> str:
+    """`service` and the host's name: unique where each process has a host of its own, as containers do."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())
+    return f"{service}-{host}"[:64]
 
 
 def load_settings(settings_class: type[SettingsT]) -> SettingsT:

@@ -1,5 +1,6 @@
 """Settings of a worker, whichever role it starts in: the same variables for every worker service."""
 
+import socket
 from pathlib import Path
 from typing import Literal
 
@@ -8,7 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from libs.engine.config import EngineConfig
 from libs.model.builtin import BUILTIN_SIM
-from libs.runtime.settings import CommonSettings
+from libs.runtime.settings import CommonSettings, MemberName, own_name
 
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared against, never bound
 
@@ -18,7 +19,7 @@ class WorkerSettings(CommonSettings):
 
     model_config = SettingsConfigDict(env_prefix="FULCRUM_WORKER_")
 
-    id: str = Field("worker-0", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    id: MemberName = Field(default_factory=lambda: own_name("worker"))
     """Stable over restarts; unique in the cluster."""
     port: int = Field(0, ge=0, le=65535)
     """Port of the gRPC server; 0 picks one."""
@@ -96,11 +97,11 @@ class WorkerSettings(CommonSettings):
         return _join(self.host or "0.0.0.0", self.port)  # noqa: S104 - what an empty FULCRUM_HOST asks for
 
     def advertised_address(self, port: int) -> str:
-        """How others reach a server bound to `port`; on a wildcard address by the node's name."""
+        """How others reach a server bound to `port`; on a wildcard address by the host's name."""
         if self.advertise:
             has_port = ":" in self.advertise.rpartition("]")[2]
             return self.advertise if has_port else f"{self.advertise}:{port}"
-        return _join(self.node if self.host in WILDCARD_HOSTS else self.host, port)
+        return _join(socket.gethostname() if self.host in WILDCARD_HOSTS else self.host, port)
 
 
 def _join(host: str, port: int) -> str:

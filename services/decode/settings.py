@@ -2,11 +2,14 @@
 
 from typing import Literal
 
+from pydantic import Field
+
+from libs.runtime.settings import MemberName, own_name
 from libs.worker.settings import WorkerSettings
 
 
 class DecodeSettings(WorkerSettings):
     """`WorkerSettings` with this service's defaults."""
 
-    id: str = "decode-0"
+    id: MemberName = Field(default_factory=lambda: own_name("decode"))
     role: Literal["prefill", "decode", "mixed", "standby"] = "decode"

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from libs.model.builtin import BUILTIN_SIM, SIM_NAME
-from libs.runtime.settings import CommonSettings
+from libs.runtime.settings import CommonSettings, MemberName, own_name
 
 
 def _from_json(value: Any) -> Any:
@@ -19,7 +19,7 @@ class GatewaySettings(CommonSettings):
 
     model_config = SettingsConfigDict(env_prefix="FULCRUM_GATEWAY_")
 
-    id: str = Field("gateway-0", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    id: MemberName = Field(default_factory=lambda: own_name("gateway"))
     """Unique in the cluster."""
     port: int = Field(8000, ge=0, le=65535)
     """Port of the REST API; 0 picks one."""

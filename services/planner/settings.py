@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from libs.runtime.settings import CommonSettings
+from libs.runtime.settings import CommonSettings, MemberName, own_name
 
 
 class PlannerSettings(CommonSettings):
@@ -15,7 +15,7 @@ class PlannerSettings(CommonSettings):
 
     port: int = Field(8001, ge=0, le=65535)
     """HTTP port; 0 picks one."""
-    id: str = Field("planner-0", min_length=1, max_length=64)
+    id: MemberName = Field(default_factory=lambda: own_name("planner"))
     """Name of this planner in its decisions."""
     mode: Literal["off", "advisory"] = "advisory"
     """off decides nothing; advisory publishes what it would weigh and acts on nothing."""

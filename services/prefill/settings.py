@@ -2,11 +2,14 @@
 
 from typing import Literal
 
+from pydantic import Field
+
+from libs.runtime.settings import MemberName, own_name
 from libs.worker.settings import WorkerSettings
 
 
 class PrefillSettings(WorkerSettings):
     """`WorkerSettings` with this service's defaults."""
 
-    id: str = "prefill-0"
+    id: MemberName = Field(default_factory=lambda: own_name("prefill"))
     role: Literal["prefill", "decode", "mixed", "standby"] = "prefill"

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,10 @@ def module(name: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", name, *arguments]
 
 
+def worker_process(role: str, env: dict[str, str]) -> AbstractAsyncContextManager[Child]:
+    return child(*module(f"services.{role}"), env={**env, "FULCRUM_WORKER_ID": f"{role}-0"})
+
+
 @dataclass(frozen=True)
 class Remote:
     """How to reach a worker process."""
@@ -116,8 +120,8 @@ async def test_two_services_serve_a_request_and_leave_on_sigterm(tmp_path: Path)
         bus = KafkaBus(env["FULCRUM_KAFKA"], "test", client_id="test")
         await bus.start()
         stack.push_async_callback(bus.close)
-        prefill = await stack.enter_async_context(child(*module("services.prefill"), env=env))
-        decode = await stack.enter_async_context(child(*module("services.decode"), env=env))
+        prefill = await stack.enter_async_context(worker_process("prefill", env))
+        decode = await stack.enter_async_context(worker_process("decode", env))
         addresses = [(await service.status("ready"))["grpc"] for service in (decode, prefill)]
         workers = await listed(registry, ["decode-0", "prefill-0"])
         assert [worker.address for worker in workers] == addresses
@@ -162,13 +166,13 @@ async def _found_in_index(index: RedisKvIndex, worker: Worker) -> None:
 
 
 async def test_a_killed_worker_is_gone_when_its_lease_ends_and_comes_back_under_its_name(tmp_path: Path) -> None:
-    async with stores(tmp_path) as env, child(*module("services.prefill"), env=env) as first:
+    async with stores(tmp_path) as env, worker_process("prefill", env) as first:
         registry = RedisRegistry(env["FULCRUM_REDIS"], "test")
         await first.status("ready")
         (before,) = await listed(registry, ["prefill-0"])
         assert await first.stop(signal.SIGKILL) == -signal.SIGKILL
         await listed(registry, [])
-        async with child(*module("services.prefill"), env=env) as second:
+        async with worker_process("prefill", env) as second:
             await second.status("ready")
             (after,) = await listed(registry, ["prefill-0"])
             assert after.incarnation > before.incarnation
@@ -206,7 +210,7 @@ async def test_a_worker_that_cannot_start_says_why_in_one_line(variable: str, va
         holder.listen()
         port = str(holder.getsockname()[1])
         env = {"FULCRUM_WORKER_ENGINE": "sim", variable: port if value == "in use" else value}
-        async with child(*module("services.prefill"), env=env) as service:
+        async with worker_process("prefill", env) as service:
             assert said in (await service.status("failed"))["error"]
             async with asyncio.timeout(STOP_S):
                 assert await service.process.wait() == 2
