@@ -6,7 +6,8 @@ BIN := .venv/bin
 # Further options of `fulcrum up` and pytest, e.g. make up ARGS="--engine sim --decode 2"
 ARGS ?=
 
-.PHONY: help setup setup-dev up test test-exact bench-engine bench-kv bench-gateway peer-dynamo check lint format proto locks kafka clean
+# Every target is a verb, none a file.
+.PHONY: $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(MAKEFILE_LIST))
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -25,6 +26,11 @@ test: setup-dev ## set up, run every test
 
 test-exact: setup-dev ## tokens against transformers, 60 prompts of 1 to 1,500 tokens (minutes)
 	$(BIN)/python -m pytest tests/e2e/test_torch_exact.py -m exact $(ARGS)
+
+# Kind of cluster that test-compose starts: sim or cpu.
+PROFILE ?= sim
+test-compose: setup-dev ## docker compose up, scaled, killed and restarted under load (needs a Docker Engine)
+	FULCRUM_TEST_COMPOSE=$(PROFILE) $(BIN)/python -m pytest -s tests/compose $(ARGS)
 
 bench-engine: setup-dev ## the torch engine against plain transformers, side by side
 	$(BIN)/python -m load.bench_engine $(ARGS)

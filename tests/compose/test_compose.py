@@ -1,0 +1,83 @@
+"""`docker compose up`, as an operator runs it: real images, containers scaled, killed and restarted under load."""
+
+import os
+import sys
+import time
+
+import pytest
+
+from libs.testing.compose import Cluster, eventually, running_cluster
+from libs.testing.compose_load import Load, running_load
+
+PROFILE = os.environ.get("FULCRUM_TEST_COMPOSE", "")
+SOME = 20
+"""Answers to wait for between two disturbances."""
+
+pytestmark = [
+    pytest.mark.skipif(not PROFILE, reason="needs a Docker Engine: run `make test-compose`"),
+    pytest.mark.timeout(1800),
+]
+
+
+def tell(text: str) -> None:
+    """Progress, for a test of minutes."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+async def test_no_request_fails_whatever_is_scaled_killed_or_restarted() -> None:
+    tell("building and starting")
+    started_s = time.monotonic()
+    async with running_cluster(PROFILE) as cluster:
+        tell(f"healthy after {time.monotonic() - started_s:.0f} s")
+        async with running_load(cluster.gateway, cluster.kind.model) as load:
+            await load.answers(SOME)
+            await scale(cluster, load)
+            await kill_each_kind(cluster, load)
+            await restart_stores(cluster, load)
+            assert load.failed == []
+            tell(f"{load.answered} answers, none failed")
+
+
+async def scale(cluster: Cluster, load: Load) -> None:
+    """More decode workers take part without another word; those that leave drop nothing."""
+    decode = cluster.kind.decode
+    for count in (3, 1):
+        tell(f"{decode}: scale to {count}")
+        await cluster.scale(decode, count)
+        await eventually(f"{count} decode workers are listed", lambda n=count: decoders(cluster, n))
+        await load.answers(SOME)
+    assert load.failed == []
+
+
+async def decoders(cluster: Cluster, count: int) -> bool:
+    return sum(worker["role"] == "decode" for worker in await cluster.workers()) == count
+
+
+async def kill_each_kind(cluster: Cluster, load: Load) -> None:
+    """Even the last worker of a kind: what it ran waits for the next one."""
+    kind = cluster.kind
+    for service in (kind.decode, kind.prefill, "planner", "metrics"):
+        tell(f"{service}: kill")
+        await cluster.kill(service)
+        await load.answers(SOME)
+        assert load.failed == []
+    tell(f"{kind.gateway}: kill")
+    await load.end_streams()
+    await cluster.kill(kind.gateway)
+    await load.answers(SOME)
+    load.streaming = True
+    assert load.failed == []
+
+
+async def restart_stores(cluster: Cluster, load: Load) -> None:
+    """Broker and Redis come back on their volumes; occupancy is whole again."""
+    for store in ("kafka", "redis"):
+        tell(f"{store}: restart")
+        await cluster.compose("restart", store)
+        await load.answers(SOME)
+        assert load.failed == []
+
+    async def covered() -> bool:
+        return (await cluster.occupancy()).get("coverage", 0) > 0.99
+
+    await eventually("occupancy covers all workers again", covered)
