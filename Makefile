@@ -10,7 +10,7 @@ ARGS ?=
 .PHONY: $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(MAKEFILE_LIST))
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: ## install what `make up` needs into .venv/
 	@$(PYTHON) locks/install.py up
@@ -66,6 +66,9 @@ LOCK = $(BIN)/uv pip compile --quiet --upgrade --python-version 3.11 --generate-
 UNIVERSAL = $(LOCK) --universal pyproject.toml
 # Worker images for vLLM are Linux x86-64 only, as its wheels are.
 VLLM = $(LOCK) --python-platform x86_64-manylinux_2_34 pyproject.toml
+
+settings-page: setup-dev ## write docs/settings.md anew from the settings classes
+	@$(BIN)/python -m deploy.settings_page
 
 locks: setup-dev ## resolve pyproject.toml anew into locks/
 	$(LOCK) --universal locks/setup.in -o locks/setup.txt

@@ -25,6 +25,7 @@ class CommonSettings(BaseSettings):
     kafka: str = Field("127.0.0.1:9092", validation_alias="FULCRUM_KAFKA")
     """Bootstrap servers HOST:PORT[,...], or embedded:FILE written by the embedded broker."""
     redis: str = Field("redis://127.0.0.1:6379/0", validation_alias="FULCRUM_REDIS")
+    """redis://, rediss:// or unix:// address of Redis, with the password it wants."""
     token: SecretStr = Field(SecretStr(""), validation_alias="FULCRUM_TOKEN")
     """Bearer token of admin verbs; empty refuses them all."""
     host: str = Field("127.0.0.1", validation_alias="FULCRUM_HOST")
@@ -32,10 +33,13 @@ class CommonSettings(BaseSettings):
     node: str = Field(default_factory=socket.gethostname, validation_alias="FULCRUM_NODE")
     """Name of this host in figures."""
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", validation_alias="FULCRUM_LOG_LEVEL")
+    """Least severe level that is logged."""
     log_format: Literal["json", "console"] = Field("json", validation_alias="FULCRUM_LOG_FORMAT")
+    """One JSON object a line, or lines for people."""
     tls_cert: str = Field("", validation_alias="FULCRUM_TLS_CERT")
     """PEM file of this process's gRPC certificate; empty means plaintext."""
     tls_key: str = Field("", validation_alias="FULCRUM_TLS_KEY")
+    """PEM file of the certificate's private key."""
     tls_ca: str = Field("", validation_alias="FULCRUM_TLS_CA")
     """PEM file of the authority that signs every process's certificate; peers must show one (mutual TLS)."""
 

@@ -46,25 +46,33 @@ class WorkerSettings(CommonSettings):
     """Time that one telemetry batch covers."""
 
     engine: Literal["torch", "sim"] = "torch"
+    """What computes: torch on CPU or CUDA, or a simulation of a GPU's step times."""
     model_path: str = BUILTIN_SIM
     """Folder of a Hugging Face model, or builtin:sim (sim engine only)."""
     model: str = ""
     """Name that requests use; empty means the folder's own."""
     device: str = "auto"
+    """Torch device, e.g. cpu or cuda:0; auto takes CUDA where there is any."""
     threads: int = Field(0, ge=0)
     """Threads of the engine; 0 lets it decide."""
     block_size_tokens: int = Field(16, ge=1)
+    """Tokens of one KV block."""
     kv_memory_mb: int = Field(512, ge=1)
+    """Size of the KV pool, allocated at start."""
     max_sequences: int = Field(64, ge=1)
     """Sequences in the running batch: the decode credits of this worker."""
     max_waiting: int = Field(1024, ge=1)
+    """Bound of the engine's own queue, which credits keep short."""
     prefill_chunk_tokens: int = Field(512, ge=1)
     """Prompt tokens that one step of a prefill worker computes at most."""
     kv_lease_ms: int = Field(30_000, ge=1)
     """How long KV blocks of a prefilled sequence wait for their receiver."""
     sim_profile: str = "llama-8b-h100"
+    """Sim engine: whose step times."""
     sim_speedup: float = Field(1.0, gt=0)
+    """Sim engine: how much faster than that."""
     sim_link_gbps: float = Field(100.0, gt=0)
+    """Sim engine: speed of the link that KV blocks travel, in Gbit/s."""
 
     @model_validator(mode="after")
     def _fits(self) -> "WorkerSettings":

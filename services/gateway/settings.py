@@ -29,6 +29,7 @@ class GatewaySettings(CommonSettings):
     """JSON object of served name -> folder in Hugging Face's layout, or builtin:sim."""
 
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)
+    """Bound of a request's body; larger ones are refused with 413."""
     max_n: int = Field(16, ge=1)
     """Bound of a request's `n`."""
     max_choices: int = Field(128, ge=1)
@@ -43,8 +44,8 @@ class GatewaySettings(CommonSettings):
     """How often one choice may be sent elsewhere."""
 
     ttft_deadline_ms: int = Field(5_000, ge=1)
-    """Where a request names none."""
+    """Time to first token that a request wants, where it names none."""
     tpot_target_ms: float = Field(100.0, gt=0)
-    """Where a request names none."""
+    """Time per output token after it, likewise."""
     drain_s: int = Field(5, ge=0)
     """How long running requests may go on after SIGTERM."""
