@@ -1,12 +1,14 @@
 """`docker compose up`, as an operator runs it: real images, containers scaled, killed and restarted under load."""
 
+import json
 import os
+import subprocess
 import sys
 import time
 
 import pytest
 
-from libs.testing.compose import Cluster, eventually, running_cluster
+from libs.testing.compose import ROOT, Cluster, eventually, running_cluster
 from libs.testing.compose_load import Load, running_load
 
 PROFILE = os.environ.get("FULCRUM_TEST_COMPOSE", "")
@@ -22,6 +24,17 @@ pytestmark = [
 def tell(text: str) -> None:
     """Progress, for a test of minutes."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+@pytest.mark.parametrize("profiles", [("cpu",), ("sim",), ("sim", "observability"), ("cpu", "observability")])
+def test_the_files_make_sense_together(profiles: tuple[str, ...]) -> None:
+    options = [word for profile in profiles for word in ("--profile", profile)]
+    command = ["docker", "compose", *options, "config", "--format", "json"]
+    services = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)["services"]
+    for name, service in services.items():
+        assert all(port["host_ip"] == "127.0.0.1" for port in service.get("ports", ())), name
+        if service["image"].startswith("fulcrum/"):
+            assert service["read_only"] and service["init"] and service["cap_drop"] == ["ALL"], name
 
 
 async def test_no_request_fails_whatever_is_scaled_killed_or_restarted() -> None:
