@@ -19,6 +19,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import role_from_name
 from libs.runtime.rpc import make_server
 from libs.runtime.settings import CommonSettings
+from libs.worker.heartbeat import BEAT_S
 
 _incarnations = count(1)
 
@@ -59,6 +60,8 @@ class ScriptedWorker:
     proceeds: list[pb.Proceed] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     """Held prompts go on while it is set, which it is at first."""
+    voice: asyncio.Event = field(default_factory=asyncio.Event)
+    """It says nothing while this is not set; it is at first."""
     streams: int = 0
     """How many gateways have attached so far."""
     _streamed: dict[int, pb.Submit] = field(default_factory=dict)
@@ -66,6 +69,7 @@ class ScriptedWorker:
 
     def __post_init__(self) -> None:
         self.gate.set()
+        self.voice.set()
 
     def assign(self, role: str) -> None:
         """Change the role, as a planner would, and tell the gateways."""
@@ -92,14 +96,16 @@ class ScriptedWorker:
         self.streams += 1
         credit = pb.Credit(prefill_grant=self.prefill_credits, decode_grant=self.decode_credits)
         outbox.put_nowait(pb.WorkerFrame(worker=self.worker, credit=credit))
-        reading = asyncio.create_task(self._read(context, outbox))
+        tasks = [asyncio.create_task(self._read(context, outbox)), asyncio.create_task(_beat(outbox))]
         try:
             while (frame := await outbox.get()) is not None:
+                await self.voice.wait()
                 await context.write(frame)
         finally:
             self._outboxes.remove(outbox)
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
 
     async def _read(self, context: Any, outbox: "asyncio.Queue[pb.WorkerFrame | None]") -> None:
@@ -166,6 +172,12 @@ class ScriptedWorker:
             event.prefilled.CopyFrom(pb.Prefilled(kv=kv, computed_tokens=submit.prompt_tokens))
         else:
             event.finished.reason = pb.FINISH_REASON_LENGTH
+
+
+async def _beat(outbox: "asyncio.Queue[pb.WorkerFrame | None]") -> None:
+    while True:
+        await asyncio.sleep(BEAT_S)
+        outbox.put_nowait(pb.WorkerFrame())
 
 
 class _Servicer(pb_grpc.WorkerServiceServicer):

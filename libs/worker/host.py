@@ -188,6 +188,7 @@ class WorkerHost:
             )
         link.outbox.take(frame)
         link.assignment_news = link.load_news = False
+        link.told = True
         link.told_load = frame.load
         return frame
 
@@ -199,6 +200,14 @@ class WorkerHost:
             if link.told_load != load:
                 link.load_news = True
                 link.wake.set()
+
+    def beat(self) -> None:
+        """Have the load told to gateways that were told nothing since the last beat: silence would look like death."""
+        for link in self._links.values():
+            if not link.told:
+                link.load_news = True
+                link.wake.set()
+            link.told = False
 
     def _settle(self) -> None:
         for link_id in self._credits.settle({link.id: link.waiting for link in self._links.values()}):

@@ -26,6 +26,8 @@ class Link:
     told_load: Load | None = None
     assignment_news: bool = True
     load_news: bool = True
+    told: bool = False
+    """Whether a frame was made since the last beat."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     leaving: bool = False

@@ -31,6 +31,7 @@ from libs.worker.admission import Roles
 from libs.worker.assignment import AssignmentState
 from libs.worker.block_publisher import BlockPublisher
 from libs.worker.drain import drain
+from libs.worker.heartbeat import beat
 from libs.worker.host import WorkerHost
 from libs.worker.kv_client import GrpcKvFetcher
 from libs.worker.kv_server import KvServicer
@@ -124,6 +125,7 @@ async def open_worker(
         stack.push_async_callback(blocks.forget)
         _own(stack, tasks.spawn("kv index", blocks.run()))
 
+        _own(stack, tasks.spawn("heartbeat", beat(host)))
         await _add_services(server, host, incarnation, settings)
         await server.start()
         stack.push_async_callback(server.stop, SERVER_STOP_S)

@@ -10,12 +10,12 @@ from contextlib import suppress
 import structlog
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, SequenceFailed
-from libs.contracts.packing import unpack_f32, unpack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Logprob
 from libs.runtime.clock import Clock
 from services.gateway.binding import Ask, Binding, WorkerView, bind
 from services.gateway.fleet import Fleet
+from services.gateway.frames import Tokens, read_tokens
 from services.gateway.generation import FinishReason, Generation, Leg
 from services.gateway.link import WorkerLink, kv_kind
 from services.gateway.readiness import serves_decode
@@ -151,7 +151,7 @@ class Dispatcher:
             model=generation.model,
             kv_kind=generation.kv_kind if generation.kv else None,
             cached_tokens=generation.cached_hints,
-            avoid=frozenset(generation.avoid),
+            avoid=self._fleet.hushed.union(generation.avoid),
         )
 
     def _start(self, generation: Generation, binding: Binding, links: dict[str, WorkerLink]) -> None:
@@ -184,8 +184,9 @@ class Dispatcher:
 
     def received(self, link: WorkerLink, frame: pb.WorkerFrame) -> None:
         """Tokens first, then events; credits and role news may let waiting choices go."""
-        if frame.token_ids:
-            self._tokens(link, frame)
+        tokens = read_tokens(frame)
+        if tokens:
+            self._tokens(link, tokens)
         for event in frame.events:
             leg = link.legs.get(event.sequence)
             if leg is not None:
@@ -193,14 +194,12 @@ class Dispatcher:
         if len(self._queue) or frame.HasField("worker"):
             self._turn_soon()
 
-    def _tokens(self, link: WorkerLink, frame: pb.WorkerFrame) -> None:
+    def _tokens(self, link: WorkerLink, tokens: Tokens) -> None:
         now_ns = self._clock.now_ns()
-        logprobs = {entry.index: _logprob(entry) for entry in frame.logprobs}
-        pairs = zip(unpack_u32(frame.token_sequences), unpack_u32(frame.token_ids), strict=True)
-        for index, (sequence, token_id) in enumerate(pairs):
+        for index, (sequence, token_id) in enumerate(zip(tokens.sequences, tokens.ids, strict=True)):
             leg = link.legs.get(sequence)
             if leg is not None:
-                self._token(leg, token_id, logprobs.get(index), now_ns)
+                self._token(leg, token_id, tokens.logprobs.get(index), now_ns)
 
     def _token(self, leg: Leg, token_id: int, logprob: Logprob | None, now_ns: int) -> None:
         generation = leg.generation
@@ -291,13 +290,17 @@ class Dispatcher:
             generation.avoid.add(leg.link.id)
         self._restart(generation, f"{code}: {failed.detail}", keep_kv=False)
 
-    def lost(self, link: WorkerLink, legs: list[Leg], reserved: list[Generation]) -> None:
-        """A stream broke. Blocks that still wait at a prefill worker serve another decode worker."""
+    def lost(self, link: WorkerLink, legs: list[Leg], reserved: list[Generation], *, silent: bool) -> None:
+        """A stream broke. Blocks that still wait at a prefill worker serve another decode worker.
+
+        A pull from a worker that died ends by itself, with or without the blocks. From a silent one it would hang.
+        """
         for leg in legs:
             generation = leg.generation
-            carries_on = (
-                leg is generation.prompt_leg and generation.decode_leg is not None and not generation.prefilling
-            )
+            pulled = leg is generation.prompt_leg and generation.decode_leg is not None and not generation.prefilling
+            carries_on = pulled and not silent
+            if pulled and silent:
+                generation.kv = None
             _drop(leg)
             if generation in self._queue:  # for a decode worker: its blocks are gone
                 generation.kv = None
@@ -364,10 +367,6 @@ class Dispatcher:
         elif outcome is not None:
             generation.sink.fail(outcome)
         self._turn_soon()
-
-
-def _logprob(entry: pb.TokenLogprobs) -> Logprob:
-    return Logprob(entry.logprob, tuple(zip(unpack_u32(entry.top_ids), unpack_f32(entry.top_logprobs), strict=True)))
 
 
 def _drop(leg: Leg) -> None:

@@ -32,6 +32,8 @@ class Fleet:
         self._links: dict[Key, WorkerLink] = {}
         self._stop: dict[Key, Callable[[], object]] = {}
         self._registered: set[Key] = set()
+        self.hushed: frozenset[str] = frozenset()
+        """Ids of workers that have been silent for a moment: new work goes to others where there are any."""
 
     @property
     def links(self) -> Iterable[WorkerLink]:

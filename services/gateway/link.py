@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
@@ -17,6 +18,7 @@ from libs.contracts.roles import serves
 from libs.runtime.backoff import Backoff
 from libs.runtime.tasks import until_first
 from services.gateway.binding import WorkerView
+from services.gateway.frames import MalformedFrame
 from services.gateway.generation import Generation, Leg
 from services.gateway.purse import Purse
 from services.gateway.traffic import Traffic
@@ -36,8 +38,9 @@ class LinkListener(Protocol):
         """A frame came; credits, load and assignment are in the link already."""
         ...
 
-    def lost(self, link: "WorkerLink", legs: list[Leg], reserved: list[Generation]) -> None:
-        """The stream broke: what ran there, and what had a decode credit there, has to go elsewhere."""
+    def lost(self, link: "WorkerLink", legs: list[Leg], reserved: list[Generation], *, silent: bool) -> None:
+        """The stream broke, or was ended because it was silent: what ran there, and what had a decode credit there, has
+        to go elsewhere."""
         ...
 
 
@@ -60,6 +63,11 @@ class WorkerLink:
         self.decode = Purse()
         self.legs: dict[int, Leg] = {}
         self.reserved: set[Generation] = set()
+        self.silent_ms = 0.0
+        """Time since the last frame, as far as this process was there to read one; see `silence.py`."""
+        self.left = False
+        """Whether its stream was ended for silence, and it has not been heard of since."""
+        self._leaving = asyncio.Event()
         self._hello = hello
         self._open_channel = open_channel
         self._traffic = traffic
@@ -110,6 +118,11 @@ class WorkerLink:
             # The worker's count includes other gateways' work but not yet our latest; ours is the reverse.
             load=max(load.running + load.waiting + load.awaiting_kv, len(self.legs) + len(self.reserved)),
         )
+
+    def leave(self) -> None:
+        """End the stream of a silent worker. Should it come back it finds it cancelled, and aborts what ran there."""
+        self.left = True
+        self._leaving.set()
 
     # ------------------------------------------------------------ what goes into the next frame
 
@@ -175,11 +188,13 @@ class WorkerLink:
         while True:
             try:
                 await self._connect(backoff)
-                reason = "the worker closed the stream"
+                reason = "the worker was silent" if self._leaving.is_set() else "the worker closed the stream"
             except grpc.aio.AioRpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
             except asyncio.InvalidStateError:  # a write after the stream's end, before its status was read
                 reason = "the stream ended"
+            except (MalformedFrame, DecodeError) as error:
+                reason = f"the worker sent what is no frame: {error}"
             finally:
                 self._reset()
             wait_s = backoff.next_s()
@@ -192,16 +207,19 @@ class WorkerLink:
             stream = self._traffic.open(channel)
             await stream.write(pb.GatewayFrame(hello=self._hello))
             try:
-                await until_first(read=self._read(stream, backoff), write=self._write(stream))
+                await until_first(
+                    read=self._read(stream, backoff), write=self._write(stream), leaving=self._leaving.wait()
+                )
             finally:
                 stream.cancel()
 
     async def _read(self, stream: Any, backoff: Backoff) -> None:
         while (frame := await stream.read()) is not grpc.aio.EOF:
+            self.silent_ms = 0.0
             if frame.HasField("worker") and not self._introduced(frame.worker):
                 return
-            backoff.reset()
             self._take(frame)
+            backoff.reset()
 
     async def _write(self, stream: Any) -> None:
         """One frame for whatever has queued since the last one."""
@@ -232,6 +250,7 @@ class WorkerLink:
             return False
         if self._worker is None:
             log.info("worker link is up", worker=self.id, address=self.address)
+            self.left = False
         self._worker = worker
         return True
 
@@ -262,7 +281,8 @@ class WorkerLink:
         self._load = common.Load()
         for generation in reserved:
             generation.reserved = None
-        self._listener.lost(self, legs, reserved)
+        self._leaving.clear()
+        self._listener.lost(self, legs, reserved, silent=self.left)
 
 
 def kv_kind(worker: common.Worker) -> str:

@@ -37,6 +37,12 @@ class GatewayMetrics:
         self.frame_bytes = Counter(
             "fulcrum_gateway_frame_bytes", "Bytes of those frames", ("direction",), registry=self.registry
         )
+        self.silences = Counter(
+            "fulcrum_gateway_silences", "Workers left because they were silent", registry=self.registry
+        )
+        self.late_s = Counter(
+            "fulcrum_gateway_late_seconds", "Time by which the event loop was late to listen", registry=self.registry
+        )
         self.queue_s = self._histogram("queue_seconds", "Arrival until bound to workers", _SECONDS)
         self.ttft_s = self._histogram("ttft_seconds", "Arrival until the first token", _SECONDS)
         self.tpot_s = self._histogram("tpot_seconds", "Mean time per output token after the first", _TOKEN_SECONDS)

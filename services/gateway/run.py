@@ -28,6 +28,7 @@ from services.gateway.parse import parse_chat, parse_completion
 from services.gateway.recorder import Recorder
 from services.gateway.routes import make_routes
 from services.gateway.settings import GatewaySettings
+from services.gateway.silence import SilenceWatch
 from services.gateway.traffic import Traffic
 
 TOKENISE_THREADS = 2
@@ -51,6 +52,7 @@ class RunningGateway:
     url: str
     dispatcher: Dispatcher
     fleet: Fleet
+    metrics: GatewayMetrics
 
 
 @asynccontextmanager
@@ -122,6 +124,7 @@ async def open_gateway(
         )
         tasks.spawn("fleet", fleet.follow(ports.registry, dispatcher))
         tasks.spawn("expiry", dispatcher.expire())
+        tasks.spawn("silence", SilenceWatch(fleet, metrics).run())
         async with serve_http(app, sock, tasks=tasks, drain_s=CLOSE_S) as url:
-            yield RunningGateway(url, dispatcher, fleet)
+            yield RunningGateway(url, dispatcher, fleet, metrics)
             await dispatcher.drain(settings.drain_s)

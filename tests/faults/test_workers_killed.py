@@ -1,4 +1,4 @@
-"""Workers killed or frozen under load, in a whole suite on the sim engine: every answer is what it would have been."""
+"""Workers killed under load, in a whole suite on the sim engine: every answer is what it would have been."""
 
 import asyncio
 import os
@@ -15,8 +15,6 @@ pytestmark = pytest.mark.suite
 
 REQUESTS = 24
 TOKENS = 120
-FROZEN_S = 15.0
-"""Keepalive says after 4 s that a peer is frozen; the rest is the answers' own time on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -66,25 +64,6 @@ async def test_a_killed_worker_changes_no_answer(suite: Suite, role: str) -> Non
         assert await _metric(http, urls, "live") == 0
         assert await _metric(http, urls, "waiting") == 0
         assert role == "prefill" or await _metric(http, urls, "reroutes_total") > 0
-        async with asyncio.timeout(20):
-            while len(await _workers(http, suite)) < 4:
-                await asyncio.sleep(0.1)
-
-
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_a_frozen_worker_holds_up_no_answer_for_longer_than_it_takes_to_notice(suite: Suite, role: str) -> None:
-    urls = suite.ready["gateways"]
-    async with httpx.AsyncClient(timeout=60) as http:
-        expected = await _ask_all(http, urls)
-        asking = asyncio.ensure_future(_ask_all(http, urls))
-        pid = next(worker["pid"] for worker in await _workers(http, suite) if worker["role"] == role)
-        await asyncio.wait([asking], timeout=0.2)
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            async with asyncio.timeout(FROZEN_S):
-                assert await asking == expected
-        finally:
-            os.kill(pid, signal.SIGCONT)
         async with asyncio.timeout(20):
             while len(await _workers(http, suite)) < 4:
                 await asyncio.sleep(0.1)

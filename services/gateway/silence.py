@@ -1,0 +1,107 @@
+"""Workers that fall silent while their connection stands: frozen, starved, or cut off. Work is routed round them.
+
+Silence is measured in time that this process was there to listen in. What it spent late, because its own machine was
+busy, counts for nobody's silence.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from libs.contracts.liveness import SIGN_OF_LIFE_MS
+from services.gateway.binding import WorkerView
+from services.gateway.fleet import Fleet
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.readiness import serves
+
+log = structlog.get_logger()
+
+TICK_MS = 25.0
+MAX_HEARD_MS = 2 * TICK_MS
+"""Counted of one tick at most: what is longer was this process's own lateness."""
+HUSHED_MS = 2.0 * SIGN_OF_LIFE_MS
+"""After so long new work goes to other workers, where there are any."""
+SILENT_MS = 3.5 * SIGN_OF_LIFE_MS
+"""After so long what runs there goes to other workers, where they can take it."""
+MAX_AWAY_SHARE = 0.5
+"""Of a model's workers, one at least. More at once say more of the network, or of this machine, than of workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One connected worker, and how long it has said nothing."""
+
+    place: int
+    """Tells it from others."""
+    model: str
+    silent_ms: float
+    view: WorkerView | None
+    """None when it takes no new work."""
+
+
+def whom_to_leave(heard: Sequence[Heard], away: Counter[str]) -> list[Heard]:
+    """Silent workers that the others can do without, the longest silence first. Pure.
+
+    `away`: workers of each model that were left before and have not come back. Nobody is left whose model would then
+    not be served: as long as there is no one else, waiting is all that can be done.
+    """
+    leaving: list[Heard] = []
+    for model in {each.model for each in heard}:
+        of_model = [each for each in heard if each.model == model]
+        rest = [each.view for each in of_model if each.silent_ms < SILENT_MS and each.view is not None]
+        if not serves(rest, model):
+            continue
+        most = max(1, int(MAX_AWAY_SHARE * (len(of_model) + away[model]))) - away[model]
+        silent = sorted((each for each in of_model if each.silent_ms >= SILENT_MS), key=lambda each: -each.silent_ms)
+        leaving += silent[: max(most, 0)]
+    return leaving
+
+
+class SilenceWatch:
+    """Counts every link's silence, and ends those that have been silent for too long."""
+
+    def __init__(self, fleet: Fleet, metrics: GatewayMetrics) -> None:
+        self._fleet = fleet
+        self._metrics = metrics
+        self._away: dict[tuple[str, int], str] = {}
+        """Models of workers that were left, by id and incarnation."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        ticked_s = loop.time()
+        while True:
+            await asyncio.sleep(TICK_MS / 1000)
+            now_s = loop.time()
+            self.tick((now_s - ticked_s) * 1000)
+            ticked_s = now_s
+
+    def tick(self, passed_ms: float) -> None:
+        """So much time has passed since the last tick."""
+        heard_ms = min(passed_ms, MAX_HEARD_MS)
+        self._metrics.late_s.inc((passed_ms - heard_ms) / 1000)
+        links = [link for link in self._fleet.links if link.connected]
+        for link in links:
+            link.silent_ms += heard_ms
+        self._fleet.hushed = frozenset(link.id for link in links if link.silent_ms >= HUSHED_MS)
+        if any(link.silent_ms >= SILENT_MS for link in links):
+            self._leave()
+
+    def _leave(self) -> None:
+        links = list(self._fleet.links)
+        still_away = {(link.id, link.incarnation) for link in links if link.left}
+        self._away = {key: model for key, model in self._away.items() if key in still_away}
+        heard = [
+            Heard(place, link.model, link.silent_ms, link.view())
+            for place, link in enumerate(links)
+            if link.connected and not link.left
+        ]
+        for each in whom_to_leave(heard, Counter(self._away.values())):
+            link = links[each.place]
+            log.warning("worker is silent", worker=link.id, silent_ms=round(each.silent_ms), sequences=len(link.legs))
+            self._metrics.silences.inc()
+            self._away[link.id, link.incarnation] = each.model
+            link.leave()

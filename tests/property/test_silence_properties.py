@@ -1,0 +1,76 @@
+"""Whom a gateway leaves for silence: never too many, and never the last ones."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.binding import WorkerView
+from services.gateway.readiness import serves
+from services.gateway.silence import MAX_AWAY_SHARE, SILENT_MS, Heard, whom_to_leave
+
+ROLES = {"prefill": (True, False, False), "decode": (False, True, False), "mixed": (False, True, True)}
+
+
+@st.composite
+def heard(draw: st.DrawFn) -> list[Heard]:
+    found = []
+    for place in range(draw(st.integers(0, 8))):
+        model = draw(st.sampled_from(["a", "b"]))
+        takes_prefill, takes_decode, takes_both = ROLES[draw(st.sampled_from(sorted(ROLES)))]
+        view = WorkerView(
+            id=f"w{place}",
+            model=model,
+            kv_kind=draw(st.sampled_from(["x", "y"])),
+            takes_prefill=takes_prefill,
+            takes_decode=takes_decode,
+            takes_both=takes_both,
+            prefill_credits=1,
+            decode_credits=1,
+            load=0,
+        )
+        silent_ms = draw(st.sampled_from([0.0, SILENT_MS - 1, SILENT_MS, 10 * SILENT_MS]))
+        found.append(Heard(place, model, silent_ms, view if draw(st.booleans()) else None))
+    return found
+
+
+def counts(most: int = 4) -> st.SearchStrategy[Counter[str]]:
+    return st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, most)).map(Counter)
+
+
+@given(heard(), counts())
+def test_only_silent_workers_are_left_and_the_others_serve_their_model(all_heard: list[Heard], away: Counter[str]):
+    leaving = whom_to_leave(all_heard, away)
+    assert len({each.place for each in leaving}) == len(leaving)
+    for each in leaving:
+        assert each.silent_ms >= SILENT_MS
+        heard_of = [other.view for other in all_heard if other.silent_ms < SILENT_MS and other.view]
+        assert serves(heard_of, each.model)
+
+
+@given(heard(), counts())
+def test_at_most_a_share_of_a_model_is_away_at_once(all_heard: list[Heard], away: Counter[str]):
+    for model, leaving in Counter(each.model for each in whom_to_leave(all_heard, away)).items():
+        workers = sum(each.model == model for each in all_heard) + away[model]
+        assert away[model] + leaving <= max(1, MAX_AWAY_SHARE * workers)
+
+
+@given(heard())
+def test_one_silent_worker_beside_others_that_serve_is_always_left(all_heard: list[Heard]):
+    silent = [each for each in all_heard if each.silent_ms >= SILENT_MS]
+    rest = [each.view for each in all_heard if each.silent_ms < SILENT_MS and each.view]
+    if len(silent) == 1 and serves(rest, silent[0].model):
+        assert whom_to_leave(all_heard, Counter()) == silent
+
+
+@given(heard(), counts())
+def test_the_longest_silence_comes_first(all_heard: list[Heard], away: Counter[str]):
+    leaving = whom_to_leave(all_heard, away)
+    for model in {each.model for each in leaving}:
+        left = [each.silent_ms for each in leaving if each.model == model]
+        kept = [
+            each.silent_ms
+            for each in all_heard
+            if each.model == model and each.silent_ms >= SILENT_MS and each not in leaving
+        ]
+        assert min(left) >= max(kept, default=0)
