@@ -1,5 +1,8 @@
 """WorkerAdminService over gRPC; the server's interceptor has checked the token."""
 
+import asyncio
+import time
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -17,6 +20,8 @@ from libs.worker.wire import load_message
 
 log = structlog.get_logger()
 
+MAX_WAIT_MS = 10_000
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -29,21 +34,39 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
 
     async def Describe(self, _request: pb.DescribeRequest, _context: Context) -> pb.DescribeResponse:  # noqa: N802
         """The worker, its depths, and what it still holds."""
+        host = self._host
         return pb.DescribeResponse(
-            worker=self._host.worker(),
-            load=load_message(self._host.engine.load()),
-            integrity=self._host.integrity(),
+            worker=host.worker(),
+            load=load_message(host.engine.load()),
+            integrity=host.integrity(),
+            gateways_behind=host.gateways_behind(host.assignment.current.epoch),
+            first_step_ns=host.last_change.first_step_ns,
         )
 
     async def SetRole(self, request: pb.SetRoleRequest, context: Context) -> pb.SetRoleResponse:  # noqa: N802
-        """Compare-and-set on the epoch; FAILED_PRECONDITION (stale_role) when it is not the current one."""
+        """Compare-and-set on the epoch; FAILED_PRECONDITION (stale_role) when it is not the current one.
+
+        With `wait_ms` it answers once every attached gateway routes by the new role, or when that time is over.
+        """
+        running = self._host.running
         try:
             assignment = self._host.set_role(request)
         except FulcrumError as error:
             await abort_with(context, error)
             raise
-        log.info("role set", role=role_name(assignment), epoch=assignment.epoch, reason=request.reason)
-        return pb.SetRoleResponse(assignment=assignment)
+        log.info(
+            "role set", role=role_name(assignment), epoch=assignment.epoch, actor=request.actor, reason=request.reason
+        )
+        set_ns = time.monotonic_ns()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(request.wait_ms, MAX_WAIT_MS) / 1000):
+                await self._host.gateways_hold(assignment.epoch)
+        return pb.SetRoleResponse(
+            assignment=assignment,
+            gateways_behind=self._host.gateways_behind(assignment.epoch),
+            waited_ns=time.monotonic_ns() - set_ns,
+            running=running,
+        )
 
     async def Drain(self, request: pb.DrainRequest, _context: Context) -> pb.DrainResponse:  # noqa: N802
         """Drain within the deadline asked for, or the worker's own; it stays draining until it is stopped."""

@@ -9,6 +9,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     Role,
 )
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import (
+    PHASE_DECODE,
     REFUSAL_CODE_DRAINING,
     REFUSAL_CODE_STALE_ROLE,
     Phase,
@@ -35,13 +36,21 @@ class AssignmentState:
         """Take a new role; raises StaleRole unless `expected_epoch` is current, InvalidRequest for what cannot be."""
         current = self._current
         if self.draining:
-            raise StaleRole("the worker is draining")
+            raise StaleRole("the worker is draining: it takes no other role, choose another worker")
         if expected_epoch != current.epoch:
-            raise StaleRole(f"expected epoch {expected_epoch}, the worker is at {current.epoch}")
+            raise StaleRole(
+                f"expected epoch {expected_epoch}, the worker is at {current.epoch}: look at what it does by now,"
+                " then ask again"
+            )
         if model and model != current.model:
             raise InvalidRequest(f"this worker holds model {current.model!r}, not {model!r}")
         self._current = _assignment(current.model, role, budget_tokens, current.epoch + 1)
         return self._current
+
+    @property
+    def leaves_decode(self) -> bool:
+        """Whether sequences that still decode are work of a role that has been left."""
+        return self.draining or not serves(self._current, PHASE_DECODE)
 
     def refusal(self, phase: Phase) -> RefusalCode | None:
         """Why new work of `phase` is not taken, or None.

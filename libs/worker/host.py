@@ -1,40 +1,30 @@
 """The worker host: between the streams of gateways and one engine. Sync; gRPC, Redis and Kafka are around it."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import structlog
 
-from libs.contracts.errors import InvalidRequest, QueueFull
+from libs.contracts.errors import InvalidRequest, QueueFull, StaleRole
 from libs.contracts.packing import unpack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Engine, EngineEvent, FinishReason, SequenceOutput
+from libs.runtime.clock import Clock
 from libs.worker.admission import Roles, admit
 from libs.worker.assignment import AssignmentState
 from libs.worker.credits import CreditPool, Credits, Waiting
+from libs.worker.hosted import PROMPT_PHASES, Hosted
+from libs.worker.leaving import Leaving
 from libs.worker.link import Link
-from libs.worker.role import Role
+from libs.worker.role_change import LastChange
 from libs.worker.wire import load_message
 
 log = structlog.get_logger()
 
 MAX_GATEWAYS = 64
-_PROMPT_PHASES = (pb.PHASE_PREFILL, pb.PHASE_BOTH)
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """One sequence in the engine."""
-
-    link: Link
-    number: int
-    """The gateway's."""
-    phase: pb.Phase
-    role: Role
-    output_tokens: int
+_ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class WorkerHost:
@@ -48,19 +38,24 @@ class WorkerHost:
         assignment: AssignmentState,
         roles: Roles,
         cluster: str,
+        clock: Clock,
     ) -> None:
         self.engine = engine
         self.assignment = assignment
+        self.leaving = Leaving(engine.capabilities)
+        self.last_change = LastChange()
+        self._clock = clock
         self._identity = identity
         self._roles = roles
         self._cluster = cluster
         self._links: dict[int, Link] = {}
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, Hosted] = {}
         self._keys = count(1)
         self._link_ids = count(1)
         self._budget = 0
         self._credits = Credits()
         self._progress = asyncio.Event()
+        self._epoch_told = asyncio.Event()
         self._observers: list[Callable[[], None]] = []
         self._apply_assignment()
 
@@ -76,6 +71,8 @@ class WorkerHost:
         worker.CopyFrom(self._identity)
         worker.assignment.CopyFrom(self.assignment.current)
         worker.state = common.WORKER_STATE_DRAINING if self.assignment.draining else common.WORKER_STATE_READY
+        if self.last_change.message is not None:
+            worker.role_change.CopyFrom(self.last_change.message)
         return worker
 
     def integrity(self) -> pb.Integrity:
@@ -89,15 +86,29 @@ class WorkerHost:
         )
 
     def set_role(self, request: pb.SetRoleRequest) -> common.Assignment:
-        """Change the assignment; raises StaleRole or InvalidRequest. What runs goes on to its end."""
+        """Change the assignment; raises StaleRole or InvalidRequest. What runs moves elsewhere or ends here."""
+        if request.incarnation and request.incarnation != self._identity.incarnation:
+            raise StaleRole("the worker has been restarted since: look at what it does by now, then ask again")
         assignment = self.assignment.set_role(
             expected_epoch=request.expected_epoch,
             role=request.role,
             budget_tokens=request.budget_tokens,
             model=request.model,
         )
+        now_ns = self._clock.now_ns()
+        self.last_change.took(assignment, actor=request.actor, reason=request.reason, now_ns=now_ns)
         self._apply_assignment()
         return assignment
+
+    def gateways_behind(self, epoch: int) -> int:
+        """Attached gateways that have not said that they route by the assignment of `epoch`, or a later one."""
+        return sum(link.epoch < epoch for link in self._links.values())
+
+    async def gateways_hold(self, epoch: int) -> None:
+        """Until no gateway is behind."""
+        while self.gateways_behind(epoch):
+            self._epoch_told.clear()
+            await self._epoch_told.wait()
 
     def start_draining(self) -> None:
         """Take no more work, tell everyone, ask credits back. Idempotent."""
@@ -115,6 +126,9 @@ class WorkerHost:
         for link in self._links.values():
             link.assignment_news = True
             link.wake.set()
+        for sequence in self._sequences.values():
+            sequence.offered = False
+            self._offer(sequence)
         self._settle()
         for observer in self._observers:
             observer()
@@ -125,7 +139,7 @@ class WorkerHost:
         wanted = role.prefill_budget(self.assignment.current) if role else 0
         if wanted == self._budget:
             return
-        if wanted > self._budget or not any(s.phase in _PROMPT_PHASES for s in self._sequences.values()):
+        if wanted > self._budget or not any(s.phase in PROMPT_PHASES for s in self._sequences.values()):
             self._budget = wanted
             self.engine.set_prefill_budget(wanted)
 
@@ -150,6 +164,7 @@ class WorkerHost:
         self._credits.detach(link.id)
         for key in link.keys.values():
             self.engine.abort(key)
+        self._epoch_told.set()
         self._settle()
 
     def receive(self, link: Link, frame: pb.GatewayFrame) -> None:
@@ -163,7 +178,13 @@ class WorkerHost:
             self._submit(link, submit)
         for proceed in frame.proceeds:
             self._proceed(link, proceed)
+        for number in _numbers(frame.hand_overs, "hand_overs"):
+            if (key := link.keys.get(number)) is not None:
+                self.engine.hand_over(key)
         self._abort(link, frame.aborts)
+        if frame.epoch:
+            link.epoch = frame.epoch
+            self._epoch_told.set()
         self._bound(link)
         self._settle()
 
@@ -248,9 +269,8 @@ class WorkerHost:
             return pb.Refused(code=pb.REFUSAL_CODE_INVALID, detail=error.message)
         except QueueFull as error:
             return pb.Refused(code=pb.REFUSAL_CODE_NO_CAPACITY, detail=error.message)
-        generated = len(request.token_ids) - request.prompt_tokens
         role = self._roles.of_phase(submit.phase)
-        self._sequences[key] = _Sequence(link, submit.sequence, submit.phase, role, generated)
+        self._sequences[key] = Hosted(link, submit.sequence, submit.phase, role, request)
         link.keys[submit.sequence] = key
         return None
 
@@ -258,11 +278,7 @@ class WorkerHost:
         key = link.keys.get(proceed.sequence)
         if key is None:
             return  # it has ended here, and the gateway does not know yet
-        try:
-            token_ids = unpack_u32(proceed.token_ids)
-        except ValueError:
-            raise InvalidRequest("token_ids is not a whole number of uint32") from None
-        self.engine.proceed(key, tuple(token_ids))
+        self.engine.proceed(key, tuple(_numbers(proceed.token_ids, "token_ids")))
 
     def _pool(self, phase: pb.Phase) -> CreditPool:
         return self._credits.prefill if phase == pb.PHASE_PREFILL else self._credits.decode
@@ -272,11 +288,7 @@ class WorkerHost:
         link.wake.set()
 
     def _abort(self, link: Link, packed: bytes) -> None:
-        try:
-            numbers = unpack_u32(packed)
-        except ValueError:
-            raise InvalidRequest("aborts is not a whole number of uint32") from None
-        for number in numbers:
+        for number in _numbers(packed, "aborts"):
             key = link.keys.get(number)
             if key is not None:
                 self.engine.abort(key)
@@ -286,10 +298,13 @@ class WorkerHost:
     def release(self, opaque: bytes) -> None:
         """The blocks behind a KV handle are not needed any more."""
         self.engine.release(opaque)
+        self.leaving.taken(opaque, self._clock.now_ns())
         self._progress.set()
 
     def on_event(self, event: EngineEvent) -> None:
         """Pass an engine event on to the gateways concerned."""
+        self.leaving.stepped(event)
+        self.last_change.stepped(event)
         for output in event.outputs:
             sequence = self._sequences.get(output.key)
             if sequence is not None:
@@ -298,9 +313,9 @@ class WorkerHost:
         self._settle()
         self._progress.set()
 
-    def _deliver(self, sequence: _Sequence, output: SequenceOutput) -> None:
+    def _deliver(self, sequence: Hosted, output: SequenceOutput) -> None:
         link = sequence.link
-        sequence.output_tokens += len(output.token_ids)
+        sequence.took(output)
         if output.finish is not None:
             self._end(sequence, output)
         if link.closed.is_set():
@@ -312,20 +327,31 @@ class WorkerHost:
             if event.HasField("finished"):
                 event.finished.output_tokens = sequence.output_tokens
             self._tell(link, event)
+        elif output.token_ids:
+            self._offer(sequence)
         self._bound(link)
+
+    def _offer(self, sequence: Hosted) -> None:
+        """Have the gateway look for another place, where a running sequence is of a role that has been left."""
+        if self.assignment.leaves_decode and self.leaving.offers(sequence):
+            self._tell(sequence.link, pb.SequenceEvent(sequence=sequence.number, leaving=pb.Leaving()))
 
     def _bound(self, link: Link) -> None:
         if link.outbox.overflowed and not link.closed.is_set():
             log.warning("gateway does not read its stream", gateway=link.waiting.name)
             link.close(QueueFull("the stream is not read fast enough"))
 
-    def _end(self, sequence: _Sequence, output: SequenceOutput) -> None:
+    def _end(self, sequence: Hosted, output: SequenceOutput) -> None:
         del self._sequences[output.key]
         sequence.link.keys.pop(sequence.number, None)
         self._pool(sequence.phase).free()
-        if output.finish is FinishReason.PREFILLED and output.handle is not None:
+        if output.finish in _ENDED:
+            self.leaving.ended(sequence.output_tokens)
+        if output.handle is not None:
+            if output.finish is FinishReason.MOVED:
+                self.leaving.left(output.handle, self._clock.now_ns())
             if sequence.link.closed.is_set():
-                self.engine.release(output.handle.opaque)  # nobody is left who could have it pulled
+                self.release(output.handle.opaque)  # nobody is left who could have it pulled
             else:
                 sequence.link.hold(sequence.number, output.handle.opaque)
 
@@ -359,3 +385,10 @@ class WorkerHost:
         for link in self._links.values():
             link.leaving = True
             link.wake.set()
+
+
+def _numbers(packed: bytes, field: str) -> Sequence[int]:
+    try:
+        return unpack_u32(packed)
+    except ValueError:
+        raise InvalidRequest(f"{field} is not a whole number of uint32") from None

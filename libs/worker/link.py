@@ -30,6 +30,8 @@ class Link:
     """Whether a frame was made since the last beat."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+    epoch: int = 0
+    """Of the assignment that the gateway has said it routes by."""
     leaving: bool = False
     """The worker ends the stream once all is told."""
     error: FulcrumError | None = None

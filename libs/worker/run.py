@@ -112,7 +112,7 @@ async def open_worker(
         await ports.bus.start()
         stack.push_async_callback(ports.bus.close)
 
-        host = _host(settings, ports, roles, address, incarnation)
+        host = _host(settings, ports, roles, clock, address=address, incarnation=incarnation)
         source = TelemetrySource(settings.id, incarnation, settings.node, settings.gpus, ports.engine.name)
         builder = StepBatchBuilder(source, clock.now_ns())
         telemetry = TelemetryPublisher(builder, host, ports.bus, clock, period_ms=settings.telemetry_ms)
@@ -161,7 +161,9 @@ def _roles(settings: WorkerSettings) -> Roles:
         raise StartupError(str(error)) from None
 
 
-def _host(settings: WorkerSettings, ports: WorkerPorts, roles: Roles, address: str, incarnation: int) -> WorkerHost:
+def _host(
+    settings: WorkerSettings, ports: WorkerPorts, roles: Roles, clock: Clock, *, address: str, incarnation: int
+) -> WorkerHost:
     engine, model = ports.engine, ports.model
     identity = common.Worker(
         id=settings.id,
@@ -183,6 +185,7 @@ def _host(settings: WorkerSettings, ports: WorkerPorts, roles: Roles, address: s
         assignment=AssignmentState(model.name, *role_from_name(settings.role, settings.budget_tokens)),
         roles=roles,
         cluster=settings.cluster,
+        clock=clock,
     )
 
 

@@ -114,6 +114,13 @@ def sequence_event(sequence: int, output: SequenceOutput) -> pb.SequenceEvent | 
         return pb.SequenceEvent(sequence=sequence, kv_pulling=pb.KvPulling()) if output.pulling else None
     if finish in _FAILED:
         return pb.SequenceEvent(sequence=sequence, failed=pb.Failed(code=_FAILED[finish], detail=output.detail))
+    if finish is FinishReason.MOVED:
+        moved = pb.Moved(
+            kv=kv_source(output.handle) if output.handle else None,
+            cached_tokens=output.cached_tokens,
+            computed_prompt_tokens=output.computed_prompt_tokens,
+        )
+        return pb.SequenceEvent(sequence=sequence, moved=moved)
     if finish is FinishReason.PREFILLED:
         prefilled = pb.Prefilled(
             kv=kv_source(output.handle) if output.handle else None,

@@ -18,6 +18,7 @@ from services.gateway.fleet import Fleet
 from services.gateway.frames import Tokens, read_tokens
 from services.gateway.generation import FinishReason, Generation, Leg
 from services.gateway.link import WorkerLink, kv_kind
+from services.gateway.moves import Moves, handed_over
 from services.gateway.readiness import serves_decode
 from services.gateway.waiting import RETRY_AFTER_S, WaitingQueue, expired
 
@@ -52,6 +53,7 @@ class Dispatcher:
         self._no_workers_wait_ms = no_workers_wait_ms
         self._max_reroutes = max_reroutes
         self._queue = WaitingQueue(max_waiting)
+        self._moves = Moves()
         self._live: dict[int, Generation] = {}
         self._turn_is_due = False
         self._draining = False
@@ -135,6 +137,8 @@ class Dispatcher:
     def _turn(self) -> None:
         self._turn_is_due = False
         links, views = self._fleet.serving(), self._fleet.views()
+        if self._moves and self._moves.place(links, views):
+            views = self._fleet.views()
         if len(self._queue) and any(view.decode_credits for view in views):
             asks = (self._ask(generation, views) for generation in self._queue.in_order())
             for binding in bind(asks, views):
@@ -191,7 +195,7 @@ class Dispatcher:
             leg = link.legs.get(event.sequence)
             if leg is not None:
                 self._event(leg, event)
-        if len(self._queue) or frame.HasField("worker"):
+        if len(self._queue) or self._moves or frame.HasField("worker"):
             self._turn_soon()
 
     def _tokens(self, link: WorkerLink, tokens: Tokens) -> None:
@@ -219,6 +223,11 @@ class Dispatcher:
                 self._opened(leg, event.kv_opened.kv)
             case "prefilled":
                 self._prefilled(leg, event.prefilled)
+            case "leaving":
+                self._moves.ask(leg)
+            case "moved":
+                handed_over(leg, event.moved)
+                self._decode(leg.generation)
             case "finished":
                 self._finished(leg, event.finished)
             case "refused":

@@ -108,6 +108,8 @@ class Generation:
     cached_tokens: int = 0
     """Prompt tokens that the first prefill found cached."""
     reroutes: int = 0
+    moves: int = 0
+    """How often it went on elsewhere with its KV because its worker took another role."""
     avoid: set[str] = field(default_factory=set)
     prefill_worker: str = ""
     decode_worker: str = ""

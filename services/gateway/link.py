@@ -78,6 +78,7 @@ class WorkerLink:
         self._submits: deque[pb.Submit] = deque()
         self._proceeds: list[pb.Proceed] = []
         self._aborts: list[int] = []
+        self._hand_overs: list[int] = []
         self._demand = pb.Demand()
         self._sequences = count(1)
         self._wake = asyncio.Event()
@@ -144,6 +145,11 @@ class WorkerLink:
     def proceed(self, leg: Leg, token_ids: Sequence[int]) -> None:
         """The prompt of a streamed leg is computed, and these tokens were sampled there."""
         self._proceeds.append(pb.Proceed(sequence=leg.sequence, token_ids=pack_u32(token_ids)))
+        self._wake.set()
+
+    def hand_over(self, leg: Leg) -> None:
+        """Let the worker hand a running leg over: its place elsewhere is reserved."""
+        self._hand_overs.append(leg.sequence)
         self._wake.set()
 
     def forget(self, leg: Leg, *, abort: bool) -> None:
@@ -239,8 +245,10 @@ class WorkerLink:
             self._wake.set()
         else:  # never before the submits that they are about
             frame.proceeds.extend(self._proceeds)
+            frame.hand_overs = pack_u32(self._hand_overs)
             frame.aborts = pack_u32(self._aborts)
             self._proceeds.clear()
+            self._hand_overs.clear()
             self._aborts.clear()
         return frame
 
@@ -252,6 +260,8 @@ class WorkerLink:
             log.info("worker link is up", worker=self.id, address=self.address)
             self.left = False
         self._worker = worker
+        self._next.epoch = worker.assignment.epoch  # from here on its work is bound by it
+        self._wake.set()
         return True
 
     def _take(self, frame: pb.WorkerFrame) -> None:
@@ -275,6 +285,7 @@ class WorkerLink:
         self.reserved.clear()
         self._submits.clear()
         self._proceeds.clear()
+        self._hand_overs.clear()
         self._aborts.clear()
         self._next = pb.GatewayFrame()
         self._demand = pb.Demand()

@@ -43,6 +43,12 @@ class GatewayMetrics:
         self.late_s = Counter(
             "fulcrum_gateway_late_seconds", "Time by which the event loop was late to listen", registry=self.registry
         )
+        self.moves = Counter(
+            "fulcrum_gateway_moves",
+            "Running choices that went on elsewhere with their KV",
+            ("model",),
+            registry=self.registry,
+        )
         self.queue_s = self._histogram("queue_seconds", "Arrival until bound to workers", _SECONDS)
         self.ttft_s = self._histogram("ttft_seconds", "Arrival until the first token", _SECONDS)
         self.tpot_s = self._histogram("tpot_seconds", "Mean time per output token after the first", _TOKEN_SECONDS)

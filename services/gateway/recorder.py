@@ -33,6 +33,7 @@ class Recorder:
         metrics.cached_tokens.labels(model).inc(generation.cached_tokens)
         metrics.output_tokens.labels(model).inc(len(generation.output))
         metrics.reroutes.labels(model).inc(generation.reroutes)
+        metrics.moves.labels(model).inc(generation.moves)
         if timeline.bound_ns:
             metrics.queue_s.labels(model).observe(timeline.queue_ns / 1e9)
         if generation.output:
@@ -66,6 +67,7 @@ def request_event(generation: Generation, outcome: FinishReason | FulcrumError |
         ttft_deadline_unix_ns=context.ttft_deadline_unix_ns,
         tpot_target_us=context.tpot_target_us,
         reroutes=generation.reroutes,
+        moves=generation.moves,
     )
 
 

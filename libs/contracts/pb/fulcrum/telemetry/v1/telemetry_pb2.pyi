@@ -106,7 +106,7 @@ class KvTransfer(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., from_worker_id: _Optional[str] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("request_id", "gateway_id", "tenant", "service_class", "model", "arrival_unix_ns", "prompt_tokens", "output_tokens", "cached_tokens", "queue_ns", "ttft_ns", "decode_ns", "prefill_worker", "decode_worker", "outcome", "finish_reason", "error_code", "traceparent", "ttft_deadline_unix_ns", "tpot_target_us", "reroutes")
+    __slots__ = ("request_id", "gateway_id", "tenant", "service_class", "model", "arrival_unix_ns", "prompt_tokens", "output_tokens", "cached_tokens", "queue_ns", "ttft_ns", "decode_ns", "prefill_worker", "decode_worker", "outcome", "finish_reason", "error_code", "traceparent", "ttft_deadline_unix_ns", "tpot_target_us", "reroutes", "moves")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class RequestEvent(_message.Message):
     TTFT_DEADLINE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     TPOT_TARGET_US_FIELD_NUMBER: _ClassVar[int]
     REROUTES_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     gateway_id: str
     tenant: str
@@ -149,4 +150,5 @@ class RequestEvent(_message.Message):
     ttft_deadline_unix_ns: int
     tpot_target_us: int
     reroutes: int
-    def __init__(self, request_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., tenant: _Optional[str] = ..., service_class: _Optional[str] = ..., model: _Optional[str] = ..., arrival_unix_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_ns: _Optional[int] = ..., ttft_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., finish_reason: _Optional[str] = ..., error_code: _Optional[str] = ..., traceparent: _Optional[str] = ..., ttft_deadline_unix_ns: _Optional[int] = ..., tpot_target_us: _Optional[int] = ..., reroutes: _Optional[int] = ...) -> None: ...
+    moves: int
+    def __init__(self, request_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., tenant: _Optional[str] = ..., service_class: _Optional[str] = ..., model: _Optional[str] = ..., arrival_unix_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_ns: _Optional[int] = ..., ttft_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., finish_reason: _Optional[str] = ..., error_code: _Optional[str] = ..., traceparent: _Optional[str] = ..., ttft_deadline_unix_ns: _Optional[int] = ..., tpot_target_us: _Optional[int] = ..., reroutes: _Optional[int] = ..., moves: _Optional[int] = ...) -> None: ...

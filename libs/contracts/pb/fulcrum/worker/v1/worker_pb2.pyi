@@ -426,14 +426,16 @@ class SetRoleRequest(_message.Message):
     def __init__(self, expected_epoch: _Optional[int] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., budget_tokens: _Optional[int] = ..., model: _Optional[str] = ..., reason: _Optional[str] = ..., actor: _Optional[str] = ..., incarnation: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
 
 class SetRoleResponse(_message.Message):
-    __slots__ = ("assignment", "gateways_behind", "waited_ns")
+    __slots__ = ("assignment", "gateways_behind", "waited_ns", "running")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     GATEWAYS_BEHIND_FIELD_NUMBER: _ClassVar[int]
     WAITED_NS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
     assignment: _common_pb2.Assignment
     gateways_behind: int
     waited_ns: int
-    def __init__(self, assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., gateways_behind: _Optional[int] = ..., waited_ns: _Optional[int] = ...) -> None: ...
+    running: int
+    def __init__(self, assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., gateways_behind: _Optional[int] = ..., waited_ns: _Optional[int] = ..., running: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("deadline_ms",)

@@ -1,0 +1,73 @@
+"""Whether a sequence that is to leave its worker is gone sooner by ending there or by moving with its KV. Pure."""
+
+from dataclasses import dataclass
+
+REMEMBERED = 0.95
+"""Weight that an observed move keeps with each later one."""
+PRIOR = ((0.0, 0.005), (1e9, 1.0))
+"""(bytes, seconds) assumed: binding takes two turns of a stream and a step, the link carries a GB a second."""
+
+
+class MoveTime:
+    """How long a move takes by the bytes it carries: a line through observed moves, on top of an assumption.
+
+    Its height at 0 bytes is binding, its slope the link.
+    """
+
+    def __init__(self) -> None:
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
+
+    def observe(self, kv_bytes: int, seconds: float) -> None:
+        """A sequence has moved in so long, from sealing its blocks until they had arrived."""
+        self._sums = _add(_scaled(self._sums, REMEMBERED), kv_bytes, seconds)
+
+    def seconds(self, kv_bytes: int) -> float:
+        """Expected for so many bytes; never below 0, and never less for more bytes."""
+        sums = self._sums
+        for prior_bytes, prior_s in PRIOR:
+            sums = _add(sums, prior_bytes, prior_s)
+        count, x, y, xx, xy = sums
+        slope = max((count * xy - x * y) / (count * xx - x * x), 0.0)
+        return max((y - slope * x) / count, 0.0) + slope * kv_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Staying:
+    """What a sequence's end costs where it is."""
+
+    tpot_s: float
+    """Time of a decode step there; 0: none has been seen."""
+    mean_output_tokens: float
+    """OSL of answers that ended there; 0: none has."""
+
+    def seconds(self, most_tokens_left: int) -> float:
+        """Until a sequence ends, that has at most so many tokens to come; endless where no step has been seen."""
+        tokens = expected_tokens_left(most_tokens_left, self.mean_output_tokens)
+        return tokens * self.tpot_s if self.tpot_s else float("inf")
+
+
+def expected_tokens_left(most: int, mean_output_tokens: float) -> float:
+    """Output tokens still to come, of at most `most`.
+
+    How many have come says nothing about how many will: an answer without memory always has a mean before it.
+    """
+    return min(most, mean_output_tokens) if mean_output_tokens else most
+
+
+def sooner_moved(most_tokens_left: int, kv_bytes: int, staying: Staying, moving: MoveTime) -> bool:
+    """Whether moving rids the worker of a sequence before its end would."""
+    return moving.seconds(kv_bytes) < staying.seconds(most_tokens_left)
+
+
+_Sums = tuple[float, float, float, float, float]
+"""count, x, y, x², x·y"""
+
+
+def _add(sums: _Sums, x: float, y: float) -> _Sums:
+    count, of_x, of_y, of_xx, of_xy = sums
+    return count + 1, of_x + x, of_y + y, of_xx + x * x, of_xy + x * y
+
+
+def _scaled(sums: _Sums, factor: float) -> _Sums:
+    count, of_x, of_y, of_xx, of_xy = sums
+    return count * factor, of_x * factor, of_y * factor, of_xx * factor, of_xy * factor

@@ -1,0 +1,158 @@
+"""Requests under way while workers change their roles: each answer is held to that of the same request undisturbed."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from libs.contracts.roles import role_from_name
+from libs.runtime.rpc import make_channel
+from libs.runtime.settings import CommonSettings
+from libs.worker.admin_client import RoleMove, WorkerAdmin
+
+REQUEST_TIMEOUT_S = 60.0
+FIRST_STEP_WITHIN_S = 0.5
+BUDGET_TOKENS = 128
+
+
+def request_bodies(model: str, kinds: int, *, prompt_tokens: int, output_tokens: int) -> list[dict[str, Any]]:
+    """Text completions that never end early, greedy and sampled in turn, with penalties and logprobs."""
+    rng = random.Random(7)  # noqa: S311 - not a secret
+    ways: tuple[dict[str, Any], ...] = (
+        {"temperature": 0},
+        {"temperature": 0.9, "seed": 3},
+        {"temperature": 1.0, "seed": 5, "top_p": 0.9, "frequency_penalty": 0.4, "presence_penalty": 0.3},
+        {"temperature": 0, "frequency_penalty": 0.6, "logprobs": 2},
+    )
+    return [
+        {
+            "model": model,
+            "prompt": [rng.randrange(97, 122) for _ in range(rng.randint(prompt_tokens // 2, prompt_tokens))],
+            "max_tokens": rng.randint(output_tokens // 2, output_tokens),
+            "ignore_eos": True,
+            **ways[kind % len(ways)],
+        }
+        for kind in range(kinds)
+    ]
+
+
+@dataclass
+class Traffic:
+    """Clients that ask one request after another."""
+
+    http: httpx.AsyncClient
+    bodies: Sequence[dict[str, Any]]
+    expected: list[Any] = field(default_factory=list)
+    answered: int = 0
+    output_tokens: int = 0
+    failed: list[str] = field(default_factory=list)
+    """Answers other than 200, in words."""
+    wrong: list[int] = field(default_factory=list)
+    """Requests whose answer differed."""
+
+    async def learn(self) -> None:
+        """Ask everything once, one after the other, while nothing moves."""
+        for body in self.bodies:
+            answer = await self.http.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            self.expected.append(_choice(answer))
+
+    @asynccontextmanager
+    async def flowing(self, clients: int) -> AsyncIterator[None]:
+        """So many requests are under way while the context is open; leaving it waits for the last ones."""
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for client in range(clients):
+                group.create_task(self._client(client, stop))
+            try:
+                yield
+            finally:
+                stop.set()
+
+    async def _client(self, client: int, stop: asyncio.Event) -> None:
+        rng = random.Random(client)  # noqa: S311
+        while not stop.is_set():
+            kind = rng.randrange(len(self.bodies))
+            answer = await self.http.post("/v1/completions", json=self.bodies[kind])
+            self.answered += 1
+            if answer.status_code != 200:
+                self.failed.append(answer.text)
+                continue
+            self.output_tokens += answer.json()["usage"]["completion_tokens"]
+            if _choice(answer) != self.expected[kind]:
+                self.wrong.append(kind)
+
+
+def _choice(answer: httpx.Response) -> Any:
+    return answer.json()["choices"][0]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """One move, and how soon it held."""
+
+    worker: str
+    role: str
+    move: RoleMove
+    first_step_s: float | None
+
+
+class Mover:
+    """Changes roles over the workers' admin services, never leaving a phase without a worker."""
+
+    def __init__(self, admins: Mapping[str, WorkerAdmin], roles: Mapping[str, str]) -> None:
+        self._admins = admins
+        self._roles = dict(roles)
+        self._rng = random.Random(11)  # noqa: S311
+        self.moves: list[Moved] = []
+
+    async def move_one(self, *, first_step_within_s: float = 0.0) -> Moved:
+        """Some worker takes another role."""
+        worker, role = self._rng.choice(list(self._possible()))
+        moved = await self.move(worker, role, first_step_within_s=first_step_within_s)
+        self.moves.append(moved)
+        return moved
+
+    async def move(self, worker: str, role: str, *, first_step_within_s: float = 0.0) -> Moved:
+        """A worker takes a role."""
+        admin = self._admins[worker]
+        described = await admin.describe()
+        move = await admin.set_role(
+            *role_from_name(role, BUDGET_TOKENS if role == "mixed" else 0),
+            expected_epoch=described.worker.assignment.epoch,
+            incarnation=described.worker.incarnation,
+            actor="test",
+            reason="to see that nothing is lost",
+        )
+        assert move.assignment.epoch == described.worker.assignment.epoch + 1
+        self._roles[worker] = role
+        first_step_s = None
+        if first_step_within_s and role != "standby":
+            first_step_s = await admin.first_step_s(move, within_s=first_step_within_s)
+        return Moved(worker, role, move, first_step_s)
+
+    def _possible(self) -> list[tuple[str, str]]:
+        """Every (worker, role) that leaves a worker for prompts and one for tokens."""
+        found = []
+        for worker, now in self._roles.items():
+            others = [role for other, role in self._roles.items() if other != worker]
+            for role in ("prefill", "decode", "mixed", "standby"):
+                after = [*others, role]
+                prompts, tokens = "prefill" in after or "mixed" in after, "decode" in after or "mixed" in after
+                if role != now and prompts and tokens:
+                    found.append((worker, role))
+        return found
+
+
+@asynccontextmanager
+async def open_admins(addresses: Mapping[str, str], token: str) -> AsyncIterator[dict[str, WorkerAdmin]]:
+    """The admin services of workers, by id."""
+    async with AsyncExitStack() as stack:
+        yield {
+            worker: WorkerAdmin(await stack.enter_async_context(make_channel(CommonSettings(), address)), worker, token)
+            for worker, address in addresses.items()
+        }

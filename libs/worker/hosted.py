@@ -1,0 +1,50 @@
+"""One sequence in the engine, as the worker host follows it."""
+
+from dataclasses import dataclass
+
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.port import EngineRequest, SequenceOutput
+from libs.worker.link import Link
+from libs.worker.role import Role
+
+PROMPT_PHASES = (pb.PHASE_PREFILL, pb.PHASE_BOTH)
+
+
+@dataclass(slots=True)
+class Hosted:
+    """A gateway's sequence and how far it is."""
+
+    link: Link
+    number: int
+    """The gateway's."""
+    phase: pb.Phase
+    role: Role
+    request: EngineRequest
+    new_tokens: int = 0
+    """That came of it here."""
+    offered: bool = False
+    """Whether it has been weighed for leaving, in the present role."""
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and output so far."""
+        return len(self.request.token_ids) + self.new_tokens
+
+    @property
+    def output_tokens(self) -> int:
+        """Output so far, wherever it was generated."""
+        return self.tokens - self.request.prompt_tokens
+
+    @property
+    def most_tokens_left(self) -> int:
+        """Output that may still come."""
+        return self.request.max_output_tokens - self.output_tokens
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it is past its prompt and goes on here, token by token."""
+        return self.phase != pb.PHASE_PREFILL and self.new_tokens > 0
+
+    def took(self, output: SequenceOutput) -> None:
+        """A step has brought something for it."""
+        self.new_tokens += len(output.token_ids)

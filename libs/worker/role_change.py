@@ -1,0 +1,36 @@
+"""A worker's last change of role: who asked for it and why, and how soon it worked. Sync; time is passed in."""
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, Assignment, RoleChange
+from libs.engine.port import EngineEvent, StepReport
+
+
+class LastChange:
+    """What is told of the last change; nothing before the first."""
+
+    def __init__(self) -> None:
+        self.message: RoleChange | None = None
+        self.first_step_ns: int | None = None
+        """From the change until the first engine step of the new role's kind ended; None until one has."""
+        self._assignment = Assignment()
+
+    def took(self, assignment: Assignment, *, actor: str, reason: str, now_ns: int) -> None:
+        """The worker takes an assignment now."""
+        self.message = RoleChange(actor=actor, reason=reason, unix_ns=now_ns)
+        self.first_step_ns = None
+        self._assignment = assignment
+
+    def stepped(self, event: EngineEvent) -> None:
+        """Look at a step; one that began before the change says nothing."""
+        step = event.step
+        if self.message is None or self.first_step_ns is not None or step is None or not step.end_unix_ns:
+            return
+        if step.start_unix_ns >= self.message.unix_ns and _is_of(self._assignment, step):
+            self.first_step_ns = step.end_unix_ns - self.message.unix_ns
+
+
+def _is_of(assignment: Assignment, step: StepReport) -> bool:
+    if assignment.role == ROLE_PREFILL:
+        return step.prefill_tokens > 0
+    if assignment.role == ROLE_MIXED:
+        return step.decode_sequences > 0 or (assignment.budget_tokens > 0 and step.prefill_tokens > 0)
+    return False

@@ -1,0 +1,62 @@
+"""Running choices that their worker would hand over, until a place is found for each or it ends where it is."""
+
+from collections.abc import Mapping, Sequence
+
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from services.gateway.binding import Ask, WorkerView, bind
+from services.gateway.generation import Leg
+from services.gateway.link import WorkerLink, kv_kind
+
+MAX_MOVES = 32
+"""Of one choice; a worker that would hand it over once more keeps it to its end."""
+
+
+class Moves:
+    """Legs whose worker leaves the token phase. A place is a decode credit elsewhere; only then does the worker let go,
+    so a choice never waits between two workers."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, Leg] = {}
+        """By choice, so no more than those that live."""
+
+    def __bool__(self) -> bool:
+        return bool(self._asked)
+
+    def ask(self, leg: Leg) -> None:
+        """The worker of `leg` would hand it over."""
+        if leg.generation.moves < MAX_MOVES:
+            self._asked[leg.generation.number] = leg
+
+    def place(self, links: Mapping[str, WorkerLink], views: Sequence[WorkerView]) -> bool:
+        """Reserve a place wherever there is one, and have the worker let go; whether any was found."""
+        takes_decode = {view.id for view in views if view.takes_decode}
+        # One whose worker decodes again, or where it has ended, needs none any more.
+        self._asked = {
+            number: leg
+            for number, leg in self._asked.items()
+            if leg.link.legs.get(leg.sequence) is leg and leg.link.id not in takes_decode
+        }
+        bindings = bind((_ask(leg) for leg in self._asked.values()), views)
+        for binding in bindings:
+            leg = self._asked.pop(binding.key)
+            links[binding.decode_worker].reserve(leg.generation)
+            leg.link.hand_over(leg)
+        return bool(bindings)
+
+
+def handed_over(leg: Leg, moved: pb.Moved) -> None:
+    """The worker has let go: from here on the leg stands for the blocks it left, as that of a computed prompt does."""
+    generation = leg.generation
+    assert leg.link.worker is not None
+    if leg is generation.prompt_leg:
+        generation.cached_tokens = generation.cached_tokens if generation.reroutes else moved.cached_tokens
+    elif generation.prompt_leg is not None:
+        generation.prompt_leg.link.forget(generation.prompt_leg, abort=True)
+    generation.prompt_leg, generation.decode_leg = leg, None
+    generation.kv, generation.kv_kind = moved.kv, kv_kind(leg.link.worker)
+    generation.moves += 1
+
+
+def _ask(leg: Leg) -> Ask:
+    assert leg.link.worker is not None
+    return Ask(key=leg.generation.number, model=leg.generation.model, kv_kind=kv_kind(leg.link.worker))
