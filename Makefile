@@ -5,6 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Further options of `fulcrum up` and pytest, e.g. make up ARGS="--engine sim --decode 2"
 ARGS ?=
+# Examples that each fuzz test tries.
+EXAMPLES ?= 500
 
 # Every target is a verb, none a file.
 .PHONY: $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(MAKEFILE_LIST))
@@ -23,6 +25,9 @@ up: setup ## set up, start a suite, ask it a first question, serve until Ctrl-C
 
 test: setup-dev ## set up, run every test
 	$(BIN)/python -m pytest $(ARGS)
+
+fuzz: setup-dev ## fuzz REST, gRPC and Kafka values for long, and print what came of it
+	$(BIN)/python -m pytest tests/fuzz --fuzz-examples $(EXAMPLES) --timeout 3000 $(ARGS)
 
 test-exact: setup-dev ## tokens against transformers, 60 prompts of 1 to 1,500 tokens (minutes)
 	$(BIN)/python -m pytest tests/e2e/test_torch_exact.py -m exact $(ARGS)

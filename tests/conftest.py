@@ -18,6 +18,10 @@ from libs.testing.stores import (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz-examples", type=int, default=0, help="examples that each test under tests/fuzz tries")
+
+
 def _unavailable(error: Exception) -> None:
     """Skipped with the reason on a person's machine; a failure in CI, which must have it."""
     if os.environ.get("CI", "").lower() in ("1", "true"):

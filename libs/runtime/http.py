@@ -7,9 +7,11 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from libs.contracts.errors import StartupError
+from libs.contracts.errors import InvalidRequest, StartupError
 from libs.runtime.tasks import TaskOwner
 
 BACKLOG = 2048
@@ -40,6 +42,47 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _Protocol(HttpToolsProtocol):
+    """Answers what is no HTTP in the shape of the API's errors, and gives up all that a lost client has asked for.
+
+    uvicorn looks after the last of several pipelined requests only; the answer of another would go to a closed
+    connection, which is an error in uvloop.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._cycles: list[RequestResponseCycle] = []
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        if self.cycle is not None and self.cycle not in self._cycles:
+            self._cycles.append(self.cycle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._give_up()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        if not any(cycle.response_started and not cycle.response_complete for cycle in self._cycles):
+            self.transport.write(_bad_request(msg))
+        self._give_up()
+        self.transport.close()
+
+    def _give_up(self) -> None:
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._cycles.clear()
+
+
+def _bad_request(message: str) -> bytes:
+    error = {"message": message, "type": InvalidRequest.error_type, "param": None, "code": InvalidRequest.code}
+    body = msgspec.json.encode({"error": error})
+    head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    return head.encode() + b"connection: close\r\n\r\n" + body
+
+
 @contextlib.asynccontextmanager
 async def serve_http(app: Any, sock: socket.socket, *, tasks: TaskOwner, drain_s: int = 5) -> AsyncIterator[str]:
     """Serve the ASGI app on a bound socket while the context is open; yields the base URL.
@@ -52,7 +95,7 @@ async def serve_http(app: Any, sock: socket.socket, *, tasks: TaskOwner, drain_s
         access_log=False,
         lifespan="off",
         loop="none",
-        http="httptools",
+        http=_Protocol,
         timeout_graceful_shutdown=drain_s,
         server_header=False,
         timeout_keep_alive=75,

@@ -1,14 +1,21 @@
 """What HTTP services of the control plane answer alike: health, readiness, Prometheus, and errors in one shape."""
 
 from collections.abc import Callable
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.exceptions import HTTPException
 
 from libs.contracts.errors import FulcrumError, InvalidRequest
+
+_REFUSED: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "The request's fault: the error names the parameter and says what is allowed."}
+}
+_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 NotReady = Callable[[], str | None]
 """Why a service's answers cannot be trusted now, in words; None when they can."""
@@ -16,7 +23,7 @@ NotReady = Callable[[], str | None]
 
 def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: CollectorRegistry) -> FastAPI:
     """An app with /healthz, /readyz and /metrics; FulcrumErrors and bad parameters become {"error": {...}}."""
-    app = FastAPIOffline(title=title, description=description)
+    app = FastAPIOffline(title=title, description=description, responses=_REFUSED)
 
     @app.get("/healthz", tags=["operation"])
     async def healthz() -> dict[str, str]:
@@ -45,6 +52,13 @@ def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: 
         first = error.errors()[0]
         name = str(first["loc"][-1])
         return error_response(InvalidRequest(f"{name}: {first['msg']}", param=name))
+
+    @app.exception_handler(HTTPException)
+    async def no_such_route(request: Request, error: HTTPException) -> JSONResponse:
+        code = _CODES.get(error.status_code, InvalidRequest.code)
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        body = {"message": message, "type": InvalidRequest.error_type, "code": code, "param": None}
+        return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)
 
     return app
 

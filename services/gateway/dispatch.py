@@ -292,7 +292,8 @@ class Dispatcher:
 
     def _failed(self, leg: Leg, failed: pb.Failed) -> None:
         generation = leg.generation
-        code = pb.FailureCode.Name(failed.code)
+        known = failed.code in pb.FailureCode.values()
+        code = pb.FailureCode.Name(failed.code) if known else f"failure code {failed.code}"
         log.info("sequence failed", request_id=generation.request_id, worker=leg.link.id, code=code)
         _drop(leg)
         if failed.code != pb.FAILURE_CODE_KV_LOST:  # which is the source's fault, not this worker's

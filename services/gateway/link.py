@@ -221,6 +221,8 @@ class WorkerLink:
 
     async def _read(self, stream: Any, backoff: Backoff) -> None:
         while (frame := await stream.read()) is not grpc.aio.EOF:
+            if frame is None:  # what gRPC makes of bytes that do not parse
+                raise MalformedFrame("its bytes do not parse")
             self.silent_ms = 0.0
             if frame.HasField("worker") and not self._introduced(frame.worker):
                 return

@@ -23,6 +23,8 @@ _HEADERS = (
     ("traceparent", "W3C trace context."),
 )
 
+_EVENTS: dict[str, Any] = {"text/event-stream": {}}
+
 
 def declare(app: FastAPI) -> None:
     """Add the hot routes to the app's OpenAPI document."""
@@ -55,7 +57,7 @@ def _add(document: dict[str, Any]) -> None:
                 ],
                 "requestBody": {"required": True, "content": _json(by_type[str(request)])},
                 "responses": {
-                    "200": {"description": "The answer.", "content": _json(by_type[str(reply)])},
+                    "200": {"description": "The answer.", "content": _json(by_type[str(reply)]) | _EVENTS},
                     "4XX": {"description": "The request's fault.", "content": _json(by_type[str(ErrorReply)])},
                     "5XX": {"description": "The suite's fault.", "content": _json(by_type[str(ErrorReply)])},
                 },

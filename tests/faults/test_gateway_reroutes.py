@@ -258,3 +258,26 @@ async def test_of_two_incarnations_of_a_worker_only_the_newer_gets_work(open_gat
         for request in asking:
             request.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
+
+
+MALFORMED = {
+    "tokens that are no whole numbers": pb.WorkerFrame(token_sequences=b"\1\0\0\0", token_ids=b"\1\0\0"),
+    "tokens of nobody": pb.WorkerFrame(token_ids=b"\1\0\0\0"),
+    "logprobs that are no whole numbers": pb.WorkerFrame(token_ids=b"\1\0\0\0", logprobs=[pb.TokenLogprobs(top_logprobs=b"\1")]),
+}
+
+
+@pytest.mark.parametrize("frame", MALFORMED.values(), ids=MALFORMED.keys())
+async def test_a_worker_that_sends_nonsense_is_left_and_the_gateway_serves_on(
+    open_gateway_over: Any, frame: pb.WorkerFrame
+) -> None:
+    async with AsyncExitStack() as stack:
+        found = await workers(stack, "m0", m0=(Plan(tokens=3, hang=True),))
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+        asked = asyncio.create_task(gateway.complete(TOKENS))
+        await until(lambda: found[0].submits)
+        found[0].tell(frame)
+        answer = await asked
+        assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert found[0].streams == 2
+        await until(gateway.idle, what="an idle gateway")

@@ -1,0 +1,148 @@
+"""Whatever lies on the bus: metrics and planner take it or leave it, and answer every question about it."""
+
+import asyncio
+import math
+from typing import Any
+
+import httpx
+from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from libs.bus.codec import SCHEMA_HEADER, decode
+from libs.bus.port import Record
+from libs.bus.servers import Servers
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY
+from libs.contracts.topics import ALL, REQUESTS, STEPS, Topic
+from libs.telemetry.split import prefill_share
+from libs.testing.clock import ManualClock
+from libs.testing.messages import messages, spoiled
+from libs.testing.suite import Suite
+from services.metrics.api import make_api as make_metrics_api
+from services.metrics.prometheus import OccupancyCollector, RequestMetrics
+from services.metrics.state import MetricsState
+from services.planner.api import PlannerCollector
+from services.planner.api import make_api as make_planner_api
+from services.planner.core import Limits
+from services.planner.state import Identity, PlannerState
+
+NOW_NS = 1_700_000_000_000_000_000
+SECOND_NS = 1_000_000_000
+METRICS_PATHS = (
+    "/v1/occupancy", "/v1/occupancy?window=100ms", "/v1/occupancy?window=10m", "/v1/requests/summary?window=10m",
+    "/metrics", "/readyz",
+)  # fmt: skip
+PLANNER_PATHS = ("/v1/workers", "/v1/decisions", "/metrics", "/readyz")
+
+near = st.integers(-10 * SECOND_NS, 100 * SECOND_NS).map(lambda offset: NOW_NS + offset)
+known = {
+    "worker_id": st.sampled_from(["a", "b"]),
+    "incarnation": st.integers(1, 2),
+    "sequence": st.integers(1, 6),
+    "covered_from_unix_ns": near,
+    "covered_to_unix_ns": near,
+    "start_unix_ns": near,
+    "end_unix_ns": near,
+    "arrival_unix_ns": near,
+    "model": st.sampled_from(["sim", "other"]),
+}
+values = st.one_of(*(st.tuples(st.just(topic), spoiled(messages(topic.value, known))) for topic in ALL))
+
+
+def schema(topic: Topic) -> list[tuple[str, bytes]]:
+    return [(SCHEMA_HEADER, topic.value.DESCRIPTOR.full_name.encode())]
+
+
+def records(found: list[tuple[Topic, bytes]]) -> list[Record]:
+    decoded = ((topic, decode(topic, value, schema(topic))) for topic, value in found)
+    return [Record(topic, "", value, 0, 0) for topic, value in decoded if value is not None]
+
+
+def answers(client: TestClient, paths: tuple[str, ...]) -> None:
+    for path in paths:
+        response = client.get(path)
+        assert response.status_code == 200 or (path == "/readyz" and response.status_code == 503), response.text
+        assert "Traceback" not in response.text
+
+
+def test_metrics_takes_any_values(fuzz: Any) -> None:
+    @fuzz.settings(8)
+    @given(found=st.lists(values, max_size=12))
+    def holds(found: list[tuple[Topic, bytes]]) -> None:
+        clock, registry = ManualClock(NOW_NS), CollectorRegistry()
+        state = MetricsState(prefill_share, RequestMetrics(registry))
+        registry.register(OccupancyCollector(state.fleet, state.decisions, clock.now_ns, 2 * SECOND_NS))
+        client = TestClient(make_metrics_api(state, clock, registry, lag_ns=0))
+        for record in records(found):
+            state.take(record, clock.now_ns())
+            clock.advance_ms(50)
+        fuzz.counts["bus values into metrics"] += len(found)
+        answers(client, METRICS_PATHS)
+        for worker in client.get("/v1/occupancy?window=10m").json()["workers"]:
+            parts = worker["gpu_ns"]
+            assert parts["prefill"] + parts["decode"] + parts["kv_wait"] + parts["idle"] == parts["covered"]
+            assert math.isfinite(worker["coverage"]) and 0 <= worker["coverage"] <= 1
+
+    holds()
+
+
+def test_planner_takes_any_values(fuzz: Any) -> None:
+    @fuzz.settings(8)
+    @given(found=st.lists(values, max_size=8), workers=st.lists(messages(Worker, known | {"id": known["worker_id"]})))
+    def holds(found: list[tuple[Topic, bytes]], workers: list[Worker]) -> None:
+        clock = ManualClock(NOW_NS)
+        identity = Identity("planner", NOW_NS, MODE_ADVISORY)
+        state = PlannerState(
+            identity, Limits(), prefill_share, lag_ns=0, window_ns=2 * SECOND_NS, kept_decisions=8
+        )  # fmt: skip
+        registry = CollectorRegistry()
+        registry.register(PlannerCollector(state, clock))
+        client = TestClient(make_planner_api(state, clock, registry))
+        state.take_workers(workers, clock.now_ns())
+        for record in records(found):
+            if record.topic is STEPS:
+                state.fleet.add(record.value, clock.now_ns())  # type: ignore[arg-type]
+            clock.advance_ms(50)
+            state.decide(clock.now_ns())
+        fuzz.counts["bus values into planner"] += len(found)
+        answers(client, PLANNER_PATHS)
+
+    holds()
+
+
+async def test_values_from_the_broker(live_suite: Suite, fuzz: Any) -> None:
+    """All at once into the running services; a good event behind them shows that they have been read."""
+    drawn: list[tuple[Topic, bytes]] = []
+
+    @fuzz.settings(4)
+    @given(found=values)
+    def collect(found: tuple[Topic, bytes]) -> None:
+        drawn.append(found)
+
+    collect()
+    cluster = live_suite.ready["cluster"]
+    marker = REQUESTS.value(request_id="marker", model="marker", arrival_unix_ns=1)
+    await _publish(live_suite, [(t.name(cluster), v, schema(t)) for t, v in drawn])
+    async with httpx.AsyncClient(timeout=10) as client, asyncio.timeout(30):
+        while True:
+            marker.arrival_unix_ns += 1  # a repeated event would be counted once
+            await _publish(live_suite, [(REQUESTS.name(cluster), marker.SerializeToString(), schema(REQUESTS))])
+            text = (await client.get(f"{live_suite.ready['metrics']}/metrics")).text
+            if 'model="marker"' in text:
+                break
+            await asyncio.sleep(0.1)
+        fuzz.counts["bus values through the broker"] += len(drawn)
+        for service, paths in (("metrics", METRICS_PATHS), ("planner", PLANNER_PATHS)):
+            for path in paths:
+                response = await client.get(live_suite.ready[service] + path)
+                assert response.status_code == 200, f"{path}: {response.text}"
+
+
+async def _publish(suite: Suite, found: list[tuple[str, bytes, list[tuple[str, bytes]]]]) -> None:
+    from libs.bus.clients import open_producer
+
+    async with open_producer(Servers(suite.ready["kafka"]).address().bootstrap, "fuzz") as producer:
+        for topic, value, headers in found:
+            await producer.send_and_wait(topic, value, key=b"k", headers=headers)
