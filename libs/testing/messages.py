@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ def _changed(data: bytes, at: float, byte: int) -> bytes:
     return data[:place] + bytes((byte,)) + data[place + 1 :]
 
 
-def _of(descriptor: Descriptor, known: Known, depth: int) -> st.SearchStrategy[Any]:
+def _of(descriptor: Any, known: Known, depth: int) -> st.SearchStrategy[Any]:
     fields = {field.name: _field(field, known, depth) for field in descriptor.fields if depth or not field.message_type}
     kind = GetMessageClass(descriptor)
     return st.fixed_dictionaries({}, optional=fields).map(lambda values: _build(kind, values))
@@ -63,11 +63,11 @@ def _build(kind: type[Message], values: dict[str, Any]) -> Message:
     return message
 
 
-def _is_map(field: FieldDescriptor) -> bool:
-    return field.message_type is not None and field.message_type.GetOptions().map_entry
+def _is_map(field: Any) -> bool:
+    return bool(field.message_type and field.message_type.GetOptions().map_entry)
 
 
-def _field(field: FieldDescriptor, known: Known, depth: int) -> st.SearchStrategy[Any]:
+def _field(field: Any, known: Known, depth: int) -> st.SearchStrategy[Any]:
     if _is_map(field):
         key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
         return st.dictionaries(_one(key, known, depth), _one(value, known, depth), max_size=MAX_REPEATED)
@@ -75,13 +75,13 @@ def _field(field: FieldDescriptor, known: Known, depth: int) -> st.SearchStrateg
     return st.lists(one, max_size=MAX_REPEATED) if field.is_repeated else one
 
 
-def _one(field: FieldDescriptor, known: Known, depth: int) -> st.SearchStrategy[Any]:
+def _one(field: Any, known: Known, depth: int) -> st.SearchStrategy[Any]:
     likely = known.get(field.full_name, known.get(field.name))
     anything = _of(field.message_type, known, depth - 1) if field.message_type else _scalar(field)
     return anything if likely is None else st.one_of(likely, likely, likely, anything)
 
 
-def _scalar(field: FieldDescriptor) -> st.SearchStrategy[Any]:
+def _scalar(field: Any) -> st.SearchStrategy[Any]:
     match field.type:
         case FieldDescriptor.TYPE_UINT32 | FieldDescriptor.TYPE_FIXED32:
             return st.sampled_from(_EDGES[field.type]) | st.integers(0, 2**32 - 1)

@@ -21,6 +21,9 @@ from services.planner.snapshot import ClusterSnapshot, WorkerView, build_snapsho
 
 STALE_NS: Final = 3_000_000_000
 """Without news for this long, a source is taken to be away; what it said last stays in use."""
+MAX_UINT32: Final = 2**32 - 1
+MAX_UINT64: Final = 2**64 - 1
+"""What a decision can carry: sums over workers that each tell the most are cut there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +116,11 @@ def decision_message(identity: Identity, sequence: int, now_ns: int, snapshot: C
                     model=pool.model,
                     role=pool.role,
                     workers=len(pool.workers),
-                    gpus=pool.gpus,
+                    gpus=min(pool.gpus, MAX_UINT32),
                     busy=pool.busy,
-                    running=pool.running,
-                    waiting=pool.waiting,
-                    waiting_prefill_tokens=pool.waiting_prefill_tokens,
+                    running=min(pool.running, MAX_UINT32),
+                    waiting=min(pool.waiting, MAX_UINT32),
+                    waiting_prefill_tokens=min(pool.waiting_prefill_tokens, MAX_UINT64),
                 )
                 for pool in snapshot.pools
             ],

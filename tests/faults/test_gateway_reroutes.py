@@ -263,7 +263,9 @@ async def test_of_two_incarnations_of_a_worker_only_the_newer_gets_work(open_gat
 MALFORMED = {
     "tokens that are no whole numbers": pb.WorkerFrame(token_sequences=b"\1\0\0\0", token_ids=b"\1\0\0"),
     "tokens of nobody": pb.WorkerFrame(token_ids=b"\1\0\0\0"),
-    "logprobs that are no whole numbers": pb.WorkerFrame(token_ids=b"\1\0\0\0", logprobs=[pb.TokenLogprobs(top_logprobs=b"\1")]),
+    "logprobs that are no whole numbers": pb.WorkerFrame(
+        token_ids=b"\1\0\0\0", logprobs=[pb.TokenLogprobs(top_logprobs=b"\1")]
+    ),
 }
 
 

@@ -68,7 +68,7 @@ def answers(client: TestClient, paths: tuple[str, ...]) -> None:
 
 
 def test_metrics_takes_any_values(fuzz: Any) -> None:
-    @fuzz.settings(8)
+    @fuzz.settings(2)
     @given(found=st.lists(values, max_size=12))
     def holds(found: list[tuple[Topic, bytes]]) -> None:
         clock, registry = ManualClock(NOW_NS), CollectorRegistry()
@@ -89,14 +89,12 @@ def test_metrics_takes_any_values(fuzz: Any) -> None:
 
 
 def test_planner_takes_any_values(fuzz: Any) -> None:
-    @fuzz.settings(8)
+    @fuzz.settings(2)
     @given(found=st.lists(values, max_size=8), workers=st.lists(messages(Worker, known | {"id": known["worker_id"]})))
     def holds(found: list[tuple[Topic, bytes]], workers: list[Worker]) -> None:
         clock = ManualClock(NOW_NS)
         identity = Identity("planner", NOW_NS, MODE_ADVISORY)
-        state = PlannerState(
-            identity, Limits(), prefill_share, lag_ns=0, window_ns=2 * SECOND_NS, kept_decisions=8
-        )  # fmt: skip
+        state = PlannerState(identity, Limits(), prefill_share, lag_ns=0, window_ns=2 * SECOND_NS, kept_decisions=8)
         registry = CollectorRegistry()
         registry.register(PlannerCollector(state, clock))
         client = TestClient(make_planner_api(state, clock, registry))

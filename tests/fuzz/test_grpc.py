@@ -212,7 +212,9 @@ async def babbler() -> AsyncIterator[_Babbler]:
     )  # fmt: skip
     servicer = _Babbler(worker)
     handler = grpc.stream_stream_rpc_method_handler(servicer.serve)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"{FULL}.WorkerService", {"Serve": handler}),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(f"{FULL}.WorkerService", {"Serve": handler}),)
+    )
     await server.start()
     try:
         yield servicer

@@ -87,7 +87,9 @@ def test_every_operation_answers_as_described(live_suite: Suite, fuzz: Any, serv
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 BODY = json.dumps({"model": "sim", "prompt": "hi", "max_tokens": 2}).encode()
 WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
-pieces = st.sampled_from([HEAD, BODY, b"\r\n", b"\r\n\r\n", b"content-length: 99999999999999999999\r\n", b"\x00", WHOLE])
+pieces = st.sampled_from(
+    [HEAD, BODY, b"\r\n", b"\r\n\r\n", b"content-length: 99999999999999999999\r\n", b"\x00", WHOLE]
+)
 pieces |= st.sampled_from([b"transfer-encoding: chunked\r\n", b"expect: 100-continue\r\n", b"upgrade: websocket\r\n"])
 pieces |= st.sampled_from([b"GET /%ff%00/../ HTTP/9.9\r\n\r\n", b"FFFFFFFFFFFFFFFFF\r\n", b"x" * 70_000])
 pieces |= st.binary(max_size=40)

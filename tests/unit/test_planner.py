@@ -227,6 +227,21 @@ async def test_decisions_are_answered_newest_first_and_kept_to_a_bound(planner):
     assert [(pool["role"], pool["busy"]) for pool in newest["pools"]] == [("prefill", None), ("decode", 0.25)]
 
 
+def test_sums_beyond_what_a_decision_carries_are_cut_there():
+    most = 2**32 - 1
+    workers = [worker(name, "decode", gpus=most) for name in ("a", "b")]
+    state = PlannerState(
+        Identity("planner", at(0), MODE_ADVISORY), Limits(), prefill_share, lag_ns=0, window_ns=WINDOW_MS * MS,
+        kept_decisions=3,
+    )  # fmt: skip
+    state.take_workers(workers, at(0))
+    for each in workers:
+        load = Load(running=most, waiting=most, waiting_prefill_tokens=2**64 - 1)
+        state.fleet.add(told(each, 100, load=load), at(WINDOW_MS))
+    (pool,) = state.decide(at(WINDOW_MS)).inputs.pools
+    assert (pool.gpus, pool.running, pool.waiting, pool.waiting_prefill_tokens) == (most, most, most, 2**64 - 1)
+
+
 async def test_a_bad_limit_is_a_400_that_names_the_parameter(planner):
     for limit in ("0", "1001", "many"):
         answer = await planner.http.get("/v1/decisions", params={"limit": limit})
