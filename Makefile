@@ -37,6 +37,9 @@ PROFILE ?= sim
 test-compose: setup-dev ## docker compose up, scaled, killed and restarted under load (needs a Docker Engine)
 	FULCRUM_TEST_COMPOSE=$(PROFILE) $(BIN)/python -m pytest -s tests/compose $(ARGS)
 
+test-faults: setup-dev ## every fault test, the long ones too (minutes)
+	$(BIN)/python -m pytest tests/faults -m "faults or not faults" $(ARGS)
+
 bench-engine: setup-dev ## the torch engine against plain transformers, side by side
 	$(BIN)/python -m load.bench_engine $(ARGS)
 

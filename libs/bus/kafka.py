@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 import structlog
 from google.protobuf.message import Message
 
+from libs.bus.buffer import MAX_BUFFERED_RECORDS, Buffer
 from libs.bus.clients import quiet_client_log
 from libs.bus.codec import encode
 from libs.bus.port import BusCapabilities, BusStats, Record
@@ -42,11 +43,13 @@ class KafkaBus:
         *,
         topics: Sequence[Topic] = ALL,
         on_failure: OnFailure | None = None,
+        buffer_records: int = MAX_BUFFERED_RECORDS,
     ) -> None:
+        """`buffer_records` may wait for a broker that is away, before the oldest are given up."""
         self._servers = Servers(servers)
         self._cluster = cluster
         self._client_id = client_id
-        self._sender = Sender(self._servers, cluster, client_id, topics)
+        self._sender = Sender(self._servers, cluster, client_id, topics, Buffer(max_records=buffer_records))
         self._undecodable = 0
         self._tasks = TaskOwner(on_failure)
         self._sending: asyncio.Task[None] | None = None

@@ -31,12 +31,12 @@ _NEVER_TAKEN = (MessageSizeTooLargeError, RecordListTooLargeError, InvalidTopicE
 class Sender:
     """Sends in order of publishing, at least once: what is not confirmed is sent again over the next connection."""
 
-    def __init__(self, servers: Servers, cluster: str, client_id: str, topics: Sequence[Topic]) -> None:
+    def __init__(self, servers: Servers, cluster: str, client_id: str, topics: Sequence[Topic], buffer: Buffer) -> None:
         self._servers = servers
         self._cluster = cluster
         self._client_id = client_id
         self._topics = topics
-        self._buffer = Buffer()
+        self._buffer = buffer
         self._in_flight = 0
         self._wake = asyncio.Event()
         self._closing = False

@@ -18,7 +18,13 @@ async def serve(service: Service[DecodeSettings]) -> None:
         engine=make_engine(settings.engine, settings.engine_config(model.name), service.clock),
         registry=RedisRegistry(settings.redis, settings.cluster),
         kv_index=RedisKvIndex(settings.redis, settings.cluster),
-        bus=KafkaBus(settings.kafka, settings.cluster, client_id=settings.id, on_failure=service.tasks.fail),
+        bus=KafkaBus(
+            settings.kafka,
+            settings.cluster,
+            client_id=settings.id,
+            on_failure=service.tasks.fail,
+            buffer_records=settings.kafka_buffer_records,
+        ),
         model=model,
     )
     await run_worker(settings, ports, service.clock, service.tasks, service.stopping)

@@ -21,7 +21,13 @@ async def main(service: Service[GatewaySettings]) -> None:
         sock = bind(settings.host, settings.port, "FULCRUM_GATEWAY_PORT")
         stack.callback(sock.close)
         catalog = await asyncio.to_thread(load_catalog, settings.models)
-        bus = KafkaBus(settings.kafka, settings.cluster, settings.id, on_failure=tasks.fail)
+        bus = KafkaBus(
+            settings.kafka,
+            settings.cluster,
+            settings.id,
+            on_failure=tasks.fail,
+            buffer_records=settings.kafka_buffer_records,
+        )
         registry = RedisRegistry(settings.redis, settings.cluster)
         index = RedisKvIndex(settings.redis, settings.cluster)
         for adapter in (bus, registry, index):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
@@ -13,6 +13,7 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self.responses = Counter(
             "fulcrum_gateway_responses", "Answered requests", ("route", "status"), registry=self.registry
         )
@@ -53,12 +54,22 @@ class GatewayMetrics:
         self.ttft_s = self._histogram("ttft_seconds", "Arrival until the first token", _SECONDS)
         self.tpot_s = self._histogram("tpot_seconds", "Mean time per output token after the first", _TOKEN_SECONDS)
 
-    def watch(self, *, waiting: Callable[[], float], live: Callable[[], float], workers: Callable[[], float]) -> None:
+    def watch(
+        self,
+        *,
+        waiting: Callable[[], float],
+        live: Callable[[], float],
+        workers: Callable[[], float],
+        legs: Callable[[], float],
+        tasks: Callable[[], float],
+    ) -> None:
         """Read depths when they are asked for."""
         for name, text, read in (
             ("waiting", "Choices in the queue", waiting),
             ("live", "Choices that have not ended", live),
             ("workers", "Workers with a stream that stands", workers),
+            ("legs", "Sequences on workers", legs),
+            ("tasks", "Background tasks", tasks),
         ):
             Gauge(f"fulcrum_gateway_{name}", text, registry=self.registry).set_function(read)
 

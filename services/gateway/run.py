@@ -87,6 +87,8 @@ async def open_gateway(
         waiting=lambda: dispatcher.waiting,
         live=lambda: dispatcher.live,
         workers=lambda: sum(link.connected for link in fleet.links),
+        legs=lambda: sum(len(link.legs) + len(link.reserved) for link in fleet.links),
+        tasks=lambda: len(tasks),
     )
     with ThreadPoolExecutor(TOKENISE_THREADS, thread_name_prefix="tokenise") as threads:
         intake = Intake(

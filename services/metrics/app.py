@@ -22,7 +22,13 @@ async def main(service: Service[MetricsSettings]) -> None:
     settings, clock = service.settings, service.clock
     lag_ns = settings.lag_ms * MS_NS
     sock = bind(settings.host, settings.port, "FULCRUM_METRICS_PORT")
-    bus = KafkaBus(settings.kafka, settings.cluster, "metrics", on_failure=service.tasks.fail)
+    bus = KafkaBus(
+        settings.kafka,
+        settings.cluster,
+        "metrics",
+        on_failure=service.tasks.fail,
+        buffer_records=settings.kafka_buffer_records,
+    )
     registry = CollectorRegistry()
     state = MetricsState(prefill_share, RequestMetrics(registry))
     registry.register(

@@ -23,7 +23,13 @@ async def main(service: Service[PlannerSettings]) -> None:
     """Serve until told to stop."""
     settings, clock, tasks = service.settings, service.clock, service.tasks
     sock = bind(settings.host, settings.port, "FULCRUM_PLANNER_PORT")
-    bus = KafkaBus(settings.kafka, settings.cluster, settings.id, on_failure=tasks.fail)
+    bus = KafkaBus(
+        settings.kafka,
+        settings.cluster,
+        settings.id,
+        on_failure=tasks.fail,
+        buffer_records=settings.kafka_buffer_records,
+    )
     registry = RedisRegistry(settings.redis, settings.cluster)
     mode = MODE_ADVISORY if settings.mode == "advisory" else MODE_OFF
     state = PlannerState(

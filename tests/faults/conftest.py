@@ -1,6 +1,6 @@
 """A gateway in this process over workers that a test scripts or runs; every part but the stores is real."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,11 +14,21 @@ from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind
 from libs.runtime.tasks import TaskOwner
 from libs.testing.listed_registry import ListedRegistry
+from libs.testing.suite import Suite, running_suite
 from libs.testing.wait import until
 from libs.testing.worker import RecordingBus, RecordingKvIndex
 from services.gateway.catalog import load_catalog
 from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
 from services.gateway.settings import GatewaySettings
+
+
+@pytest.fixture(scope="package")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """A whole suite of processes on the sim engine, with a spare of all that clients depend on."""
+    shape = ("--engine", "sim", "--prefill", "2", "--decode", "2", "--gateways", "2")
+    env = {"FULCRUM_KAFKA_BUFFER_RECORDS": "20"}
+    with running_suite(tmp_path_factory.mktemp("suite"), *shape, env=env) as found:
+        yield found
 
 
 class HintingKvIndex(RecordingKvIndex):

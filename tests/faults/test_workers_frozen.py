@@ -29,9 +29,9 @@ SHORT = ("p", 60)
 """Prompt and output tokens."""
 STAGES = {
     "prefill": ("prefill", LONG, 0.15),
+    "stream": ("decode", SHORT, 1.2),
     "kv pull, its source": ("prefill", LONG, 0.7),
     "kv pull, its receiver": ("decode", LONG, 0.7),
-    "stream": ("decode", SHORT, 1.2),
 }
 """Whose process, what is asked, and how long after it was asked the process is frozen."""
 

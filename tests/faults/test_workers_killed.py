@@ -3,26 +3,17 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from libs.testing.suite import Suite, running_suite
+from libs.testing.suite import Suite
 
 pytestmark = pytest.mark.suite
 
 REQUESTS = 24
 TOKENS = 120
-
-
-@pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
-    folder = tmp_path_factory.mktemp("suite")
-    shape = ("--engine", "sim", "--prefill", "2", "--decode", "2", "--gateways", "2")
-    with running_suite(folder, *shape) as found:
-        yield found
 
 
 async def _ask(http: httpx.AsyncClient, url: str, number: int) -> tuple[str, int]:

@@ -1,0 +1,119 @@
+"""The processes of a suite under test, by the names that its launcher gives them; and what they still hold."""
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import grpc.aio
+import httpx
+import psutil
+
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.contracts.roles import role_from_name
+from libs.runtime.rpc import make_channel
+from libs.runtime.settings import CommonSettings
+from libs.testing.suite import Suite
+
+_COMMANDS = {
+    "planner": "services.planner",
+    "metrics": "services.metrics",
+    "kafka": "libs.bus.embedded",
+    "redis": "redis-server",
+}
+POLL_S = 0.02
+
+
+def pid_of(suite: Suite, name: str) -> int | None:
+    """The process that now runs under `name` (gateway-1, prefill-2, planner, kafka ...), if one does."""
+    for process in psutil.Process(suite.process.pid).children():
+        try:
+            if _is(process, name) and process.status() != psutil.STATUS_ZOMBIE:
+                return process.pid
+        except psutil.NoSuchProcess:
+            continue
+    return None
+
+
+def _is(process: psutil.Process, name: str) -> bool:
+    if name in _COMMANDS:
+        return any(_COMMANDS[name] in word for word in process.cmdline())
+    environment = process.environ()
+    return name in (environment.get("FULCRUM_GATEWAY_ID"), environment.get("FULCRUM_WORKER_ID"))
+
+
+async def kill(suite: Suite, name: str) -> int:
+    """`kill -9` of what runs under `name`, as soon as something does; its id."""
+    while (pid := pid_of(suite, name)) is None:  # noqa: ASYNC110 - other processes set no event
+        await asyncio.sleep(POLL_S)
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+async def keep_down(suite: Suite, name: str, seconds: float) -> None:
+    """Kill it, and again whenever it has been started, for so long."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + seconds
+    while loop.time() < end_s:
+        pid = pid_of(suite, name)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(POLL_S)
+
+
+async def gateway_metrics(http: httpx.AsyncClient, url: str) -> dict[str, float]:
+    """A gateway's metrics, those with labels summed."""
+    found: dict[str, float] = {}
+    for line in (await http.get(f"{url}/metrics")).text.splitlines():
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            short = name.split("{")[0].removeprefix("fulcrum_gateway_")
+            found[short] = found.get(short, 0.0) + float(value)
+    return found
+
+
+async def workers(http: httpx.AsyncClient, suite: Suite) -> list[dict[str, Any]]:
+    """As the planner lists them."""
+    answer = await http.get(f"{suite.ready['planner']}/v1/workers")
+    found: list[dict[str, Any]] = answer.json() if answer.is_success else []
+    return found
+
+
+async def integrity(suite: Suite, address: str) -> pb.Integrity:
+    """What a worker says it still holds."""
+    async with make_channel(CommonSettings(), address) as channel:
+        metadata = grpc.aio.Metadata(("authorization", f"Bearer {suite.ready['token']}"))
+        stub = pb_grpc.WorkerAdminServiceStub(channel)  # type: ignore[no-untyped-call]
+        answer = await stub.Describe(pb.DescribeRequest(), metadata=metadata)
+        found: pb.Integrity = answer.integrity
+        return found
+
+
+async def set_role(suite: Suite, address: str, epoch: int, role: str, budget_tokens: int = 0) -> int:
+    """Change a worker's role as a planner would; the new epoch."""
+    number, budget_tokens = role_from_name(role, budget_tokens)
+    request = pb.SetRoleRequest(expected_epoch=epoch, role=number, budget_tokens=budget_tokens, reason="test")
+    async with make_channel(CommonSettings(), address) as channel:
+        metadata = grpc.aio.Metadata(("authorization", f"Bearer {suite.ready['token']}"))
+        stub = pb_grpc.WorkerAdminServiceStub(channel)  # type: ignore[no-untyped-call]
+        answer = await stub.SetRole(request, metadata=metadata)
+        return int(answer.assignment.epoch)
+
+
+async def leftovers(http: httpx.AsyncClient, suite: Suite) -> list[str]:
+    """What gateways and workers hold though nothing is asked of them; empty at idle."""
+    found = await _held_by_workers(http, suite)
+    for url in suite.ready["gateways"]:
+        metrics = await gateway_metrics(http, url)
+        found += [f"{url}: {metrics[name]:g} {name}" for name in ("live", "waiting", "legs") if metrics[name]]
+    return found
+
+
+async def _held_by_workers(http: httpx.AsyncClient, suite: Suite) -> list[str]:
+    found: list[str] = []
+    for worker in await workers(http, suite):
+        held = await integrity(suite, worker["address"])
+        counts = {name: getattr(held, name) for name in ("live_sequences", "referenced_blocks", "leased_handles")}
+        found += [f"{worker['id']}: {count} {name}" for name, count in counts.items() if count]
+    return found
