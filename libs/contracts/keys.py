@@ -19,3 +19,8 @@ def worker_changes(cluster: str) -> str:
 def kv_blocks(cluster: str, model: str, worker_id: str) -> str:
     """Set of the chained block hashes that a worker holds; it lives by the worker's lease."""
     return f"fulcrum:{cluster}:kv:{model}:{worker_id}"
+
+
+def step_time(cluster: str, engine: str, model: str, device: str) -> str:
+    """Hash of the latest fits of how long engine steps take, one serialized StepTime for each kind of step."""
+    return f"fulcrum:{cluster}:step-time:{engine}:{model}:{device}"

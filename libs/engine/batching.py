@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from libs.engine.runner import Batch, Chunk
 from libs.engine.sequence import Sequence
-from libs.perfmodel import StepWork
+from libs.perfmodel import StepWork, chunks_work
 
 
 def compose(
@@ -41,10 +41,5 @@ def work_of(batch: Batch) -> StepWork:
     """A batch in the figures of the step-time model and of telemetry."""
     decodes = [chunk for chunk in batch.chunks if is_decode(chunk)]
     prompts = [chunk for chunk in batch.chunks if not is_decode(chunk)]
-    return StepWork(
-        prefill_tokens=sum(len(chunk.token_ids) for chunk in prompts),
-        prefill_sequences=len(prompts),
-        prefill_context_tokens=sum(len(chunk.history) for chunk in prompts),
-        decode_sequences=len(decodes),
-        decode_kv_tokens=sum(len(chunk.history) for chunk in decodes),
-    )
+    decode = StepWork(decode_sequences=len(decodes), decode_kv_tokens=sum(len(chunk.history) for chunk in decodes))
+    return chunks_work(((chunk.start, len(chunk.history)) for chunk in prompts), decode)

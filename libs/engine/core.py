@@ -186,6 +186,7 @@ class Core:
             decode_kv_tokens=work.decode_kv_tokens,
             waiting=self._waiting(),
             waiting_prefill_tokens=self._waiting_prefill_tokens(),
+            prefill_squared_tokens=work.prefill_squared_tokens,
         )
         return self._step
 

@@ -181,6 +181,8 @@ class StepReport:
     decode_kv_tokens: int
     waiting: int
     waiting_prefill_tokens: int
+    prefill_squared_tokens: int = 0
+    """What the chunks added to the squares of their prompts' lengths (libs/perfmodel)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The step-time model: what a step costs by its prefill and decode work, and the share of each. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +16,44 @@ class StepWork:
     decode_sequences: int = 0
     decode_kv_tokens: int = 0
     """Tokens read for decode, summed over sequences."""
+    prefill_squared_tokens: int = 0
+    """What the chunks add to the squares of their prompts' lengths (see `squared_tokens`); 0: not told."""
+
+    @property
+    def squared(self) -> float:
+        """`prefill_squared_tokens`; where it is not told, as if all chunks were alike."""
+        tokens, context = self.prefill_tokens, self.prefill_context_tokens
+        alike = tokens * (2 * context - tokens) / max(self.prefill_sequences, 1)
+        return float(self.prefill_squared_tokens or max(alike, 0.0))
+
+
+def squared_tokens(chunks: Iterable[tuple[int, int]]) -> int:
+    """Σ end² − start² over prompt chunks [start, end): L² for a whole prompt of L tokens, however it is cut.
+
+    It is twice the sum of tokens x (context before them + tokens / 2): the pairs that attention computes.
+    """
+    return sum(end * end - start * start for start, end in chunks)
+
+
+def chunks_work(chunks: Iterable[tuple[int, int]], decode: StepWork | None = None) -> StepWork:
+    """Prompt chunks [start, end) beside the decodes of `decode`."""
+    spans = [(start, end) for start, end in chunks if end > start]
+    return replace(
+        decode or StepWork(),
+        prefill_tokens=sum(end - start for start, end in spans),
+        prefill_sequences=len(spans),
+        prefill_context_tokens=sum(end for _, end in spans),
+        prefill_squared_tokens=squared_tokens(spans),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimeModel:
-    """Prefill a + b·L + c·L² with cached context, decode a + b·batch + c·kv_tokens, and what the two cost together."""
+    """Prefill a + b·L + c·L² but at least its floor, decode a + b·batch + c·kv_tokens, and what the two cost together.
+
+    All are nanoseconds and none is negative. The floor is what a device needs to read the weights once, however few
+    tokens use them; below it more tokens are free.
+    """
 
     prefill_fixed_ns: float
     prefill_token_ns: float
@@ -28,18 +62,15 @@ class StepTimeModel:
     decode_sequence_ns: float
     decode_kv_token_ns: float
     interference: float
-    """Share of the cheaper part that adds to the dearer one in a mixed step: 0 overlaps wholly, 1 is the sum."""
+    """Share of the cheaper part that adds to the dearer one in a mixed step: 0 rides along, 1 is the sum."""
+    prefill_floor_ns: float = 0.0
 
     def prefill_ns(self, work: StepWork) -> float:
-        """The prompt chunks alone. Exact for one chunk and for equal ones; 0 without any."""
+        """The prompt chunks alone; 0 without any."""
         if not work.prefill_tokens:
             return 0.0
-        tokens, context = work.prefill_tokens, work.prefill_context_tokens
-        # A chunk of n tokens that ends at position m adds m² - (m - n)² = n·(2m - n) to the square of its prompt.
-        squared = tokens * (2 * context - tokens) / max(work.prefill_sequences, 1)
-        return (
-            self.prefill_fixed_ns + self.prefill_token_ns * tokens + self.prefill_token_squared_ns * max(squared, 0.0)
-        )
+        linear = self.prefill_fixed_ns + self.prefill_token_ns * work.prefill_tokens
+        return max(self.prefill_floor_ns, linear + self.prefill_token_squared_ns * work.squared)
 
     def decode_ns(self, work: StepWork) -> float:
         """The decodes alone; 0 without any."""
@@ -55,6 +86,11 @@ class StepTimeModel:
         """The whole step: the dearer part, and `interference` of the other."""
         prefill, decode = self.prefill_ns(work), self.decode_ns(work)
         return max(prefill, decode) + self.interference * min(prefill, decode)
+
+    def scaled(self, factor: float) -> "StepTimeModel":
+        """Of a device on which everything takes `factor` times as long."""
+        times = {field.name: getattr(self, field.name) * factor for field in fields(self)}
+        return replace(self, **(times | {"interference": self.interference}))
 
 
 def split_step_ns(model: StepTimeModel, work: StepWork, duration_ns: int) -> tuple[int, int]:

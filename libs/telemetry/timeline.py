@@ -21,8 +21,8 @@ MAX_INTERVALS: Final = 16_384
 INT64_END: Final = 1 << 62
 """Times and numbers from the wire must lie below."""
 
-PrefillShare = Callable[[str, Step], int]
-"""Which part of a step of the named engine is prefill, 0..`FULL_SHARE`."""
+PrefillShare = Callable[[StepBatch], Callable[[Step], int]]
+"""For a batch, which part of each of its steps is prefill, 0..`FULL_SHARE`."""
 
 
 class Taken(Enum):
@@ -162,8 +162,9 @@ class Timeline:
         self._covers.add(max(batch.covered_from_unix_ns, self._kept_from_ns), batch.covered_to_unix_ns)
         for wait in batch.kv_waits:
             self._kv_waits.add(wait.start_unix_ns, wait.end_unix_ns)
+        prefill_share = self._prefill_share(batch)
         for step in batch.steps:
-            share = min(max(self._prefill_share(batch.engine, step), 0), FULL_SHARE)
+            share = min(max(prefill_share(step), 0), FULL_SHARE)
             announced = step.end_unix_ns == 0
             end_ns = max(step.start_unix_ns, batch.covered_to_unix_ns) if announced else step.end_unix_ns
             self._steps.add(step.start_unix_ns, end_ns, share, announced=announced)

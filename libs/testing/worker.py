@@ -19,9 +19,11 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.topics import Topic
 from libs.engine.factory import make_engine
 from libs.model.info import load_model_info
+from libs.perfmodel import FittedModel, StepKind
 from libs.runtime.clock import SystemClock
 from libs.runtime.rpc import make_channel
 from libs.runtime.tasks import TaskOwner
+from libs.stepstore.port import StepTimeKey
 from libs.worker.host import WorkerHost
 from libs.worker.run import WorkerPorts, open_worker
 from libs.worker.settings import WorkerSettings
@@ -114,6 +116,24 @@ class RecordingKvIndex:
         """Nothing to disconnect."""
 
 
+class RecordingStepTimes:
+    """Remembers the fits of one cluster."""
+
+    def __init__(self) -> None:
+        self.fits: defaultdict[StepTimeKey, dict[StepKind, FittedModel]] = defaultdict(dict)
+
+    async def load(self, key: StepTimeKey) -> Mapping[StepKind, FittedModel]:
+        """What was saved."""
+        return dict(self.fits[key])
+
+    async def save(self, key: StepTimeKey, fits: Mapping[StepKind, FittedModel]) -> None:
+        """Remember them."""
+        self.fits[key].update(fits)
+
+    async def close(self) -> None:
+        """Nothing to disconnect."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalWorker:
     """A worker that serves in this process."""
@@ -124,6 +144,7 @@ class LocalWorker:
     bus: RecordingBus
     registry: RecordingRegistry
     index: RecordingKvIndex
+    step_times: RecordingStepTimes
 
     def batches(self) -> list[StepBatch]:
         """Its step telemetry so far."""
@@ -139,12 +160,12 @@ async def local_worker(worker_id: str, role: str, **overrides: Any) -> AsyncIter
     settings = WorkerSettings.model_validate({"id": worker_id, "role": role, **values})
     clock, tasks = SystemClock(), TaskOwner()
     model = load_model_info(settings.model_path)
-    bus, registry, index = RecordingBus(), RecordingRegistry(), RecordingKvIndex()
+    bus, registry, index, step_times = RecordingBus(), RecordingRegistry(), RecordingKvIndex(), RecordingStepTimes()
     engine = make_engine(settings.engine, settings.engine_config(model.name), clock)
-    ports = WorkerPorts(engine=engine, registry=registry, kv_index=index, bus=bus, model=model)
+    ports = WorkerPorts(engine=engine, registry=registry, kv_index=index, step_times=step_times, bus=bus, model=model)
     try:
         async with open_worker(settings, ports, clock, tasks) as running:
-            yield LocalWorker(settings, running.host, running.address, bus, registry, index)
+            yield LocalWorker(settings, running.host, running.address, bus, registry, index, step_times)
     finally:
         await tasks.close()
     if tasks.error is not None:

@@ -5,17 +5,29 @@ import asyncio
 from libs.bus.port import Bus
 from libs.contracts import topics
 from libs.engine.port import EngineEvent
+from libs.perfmodel.wire import step_time_message
 from libs.runtime.clock import Clock
 from libs.worker.host import WorkerHost
+from libs.worker.step_times import StepTimes
 from libs.worker.telemetry import StepBatchBuilder
 
 
 class TelemetryPublisher:
     """Cuts and publishes batches; gateways hear of a changed load at the same pace."""
 
-    def __init__(self, builder: StepBatchBuilder, host: WorkerHost, bus: Bus, clock: Clock, *, period_ms: int) -> None:
+    def __init__(
+        self,
+        builder: StepBatchBuilder,
+        host: WorkerHost,
+        step_times: StepTimes,
+        bus: Bus,
+        clock: Clock,
+        *,
+        period_ms: int,
+    ) -> None:
         self._builder = builder
         self._host = host
+        self._step_times = step_times
         self._bus = bus
         self._clock = clock
         self._period_s = period_ms / 1000
@@ -38,6 +50,7 @@ class TelemetryPublisher:
             self._host.engine.load(),
             self._host.assignment.current,
             dropped_batches=self._bus.stats().dropped,
+            step_time=step_time_message(self._step_times.fitted),
         )
         if batch is not None:
             self._bus.publish(topics.STEPS, batch)

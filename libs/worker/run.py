@@ -21,11 +21,13 @@ from libs.contracts.roles import role_from_name
 from libs.engine.port import Engine, EngineEvent, EngineIdentity
 from libs.kvindex.port import KvIndex
 from libs.model.info import ModelInfo
+from libs.perfmodel import prior_step_time
 from libs.registry.port import Registry
 from libs.runtime import status
 from libs.runtime.clock import Clock
 from libs.runtime.rpc import make_server
 from libs.runtime.tasks import TaskOwner
+from libs.stepstore.port import StepTimeKey, StepTimeStore
 from libs.worker.admin import AdminServicer
 from libs.worker.admission import Roles
 from libs.worker.assignment import AssignmentState
@@ -40,6 +42,7 @@ from libs.worker.registration import Registration
 from libs.worker.role import load_role
 from libs.worker.serve import WorkerServicer
 from libs.worker.settings import WorkerSettings
+from libs.worker.step_times import StepTimes
 from libs.worker.telemetry import StepBatchBuilder, TelemetrySource
 from libs.worker.wire import capabilities_message
 
@@ -56,6 +59,7 @@ class WorkerPorts:
     engine: Engine
     registry: Registry
     kv_index: KvIndex
+    step_times: StepTimeStore
     bus: Bus
     model: ModelInfo
 
@@ -98,7 +102,7 @@ async def open_worker(
     """A worker that serves while the context is open; leaving it stops at once what still runs."""
     roles = _roles(settings)
     async with AsyncExitStack() as stack:
-        for close in (ports.kv_index.close, ports.registry.close):
+        for close in (ports.kv_index.close, ports.registry.close, ports.step_times.close):
             stack.push_async_callback(close)
         # Bound before the model loads: the engine's KV handles name this address, and a port in use shows at once.
         server, port = make_server(settings, settings.listen_address(), token=settings.token.get_secret_value())
@@ -115,13 +119,16 @@ async def open_worker(
         host = _host(settings, ports, roles, clock, address=address, incarnation=incarnation)
         source = TelemetrySource(settings.id, incarnation, settings.node, settings.gpus, ports.engine.name)
         builder = StepBatchBuilder(source, clock.now_ns())
-        telemetry = TelemetryPublisher(builder, host, ports.bus, clock, period_ms=settings.telemetry_ms)
+        step_times = await _step_times(ports)
+        telemetry = TelemetryPublisher(builder, host, step_times, ports.bus, clock, period_ms=settings.telemetry_ms)
         blocks = BlockPublisher(ports.kv_index, ports.model.name, settings.id, lease_ms=settings.kv_index_lease_ms)
         registration = Registration(ports.registry, host, lease_ms=settings.lease_ms)
         stack.callback(telemetry.publish)
-        sinks = (host.on_event, telemetry.on_event, blocks.on_event)
+        sinks = (host.on_event, telemetry.on_event, blocks.on_event, step_times.on_event)
         _own(stack, tasks.spawn("engine events", _pump(ports.engine, sinks)))
         _own(stack, tasks.spawn("telemetry", telemetry.run()))
+        stack.push_async_callback(step_times.save)
+        _own(stack, tasks.spawn("step times", step_times.run()))
         stack.push_async_callback(blocks.forget)
         _own(stack, tasks.spawn("kv index", blocks.run()))
 
@@ -134,6 +141,15 @@ async def open_worker(
         _own(stack, tasks.spawn("registration", registration.run()))
         log.info("worker serves", id=settings.id, address=address)
         yield RunningWorker(host, address)
+
+
+async def _step_times(ports: WorkerPorts) -> StepTimes:
+    """From what earlier workers learned, else from the nearest profile."""
+    engine = ports.engine
+    key = StepTimeKey(engine.name, ports.model.name, engine.device)
+    step_times = StepTimes(ports.step_times, key, prior_step_time(engine.name, engine.device))
+    await step_times.restore()
+    return step_times
 
 
 def _own(stack: AsyncExitStack, task: "asyncio.Task[None]") -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, StepTime
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Interval, KvTransfer, Step, StepBatch
 from libs.engine.port import EngineEvent, EngineLoad, KvTransferReport, StepReport
 from libs.worker.wire import load_message
@@ -37,7 +37,14 @@ class StepBatchBuilder:
         self._waits.extend(event.kv_waits)
         self._transfers.extend(map(_transfer, event.kv_transfers))
 
-    def cut(self, now_ns: int, load: EngineLoad, assignment: Assignment, dropped_batches: int = 0) -> StepBatch | None:
+    def cut(
+        self,
+        now_ns: int,
+        load: EngineLoad,
+        assignment: Assignment,
+        dropped_batches: int = 0,
+        step_time: StepTime | None = None,
+    ) -> StepBatch | None:
         """The batch from where the last one ended until now, or until where the engine has told all.
 
         None when that is no time at all; what was gathered then stays for the next one.
@@ -64,6 +71,7 @@ class StepBatchBuilder:
             kv_transfers=self._transfers,
             load=load_message(load),
             dropped_batches=dropped_batches,
+            step_time=step_time,
         )
         self._steps = [step for step in self._steps if step.start_unix_ns >= covered_to]
         self._waits = [wait for wait in self._waits if wait[1] > covered_to]
@@ -98,6 +106,7 @@ def _step(report: StepReport, epoch: int) -> Step:
         epoch=epoch,
         waiting=report.waiting,
         waiting_prefill_tokens=report.waiting_prefill_tokens,
+        prefill_squared_tokens=report.prefill_squared_tokens,
     )
 
 

@@ -5,7 +5,11 @@ from libs.engine.factory import make_engine
 from libs.kvindex.redis import RedisKvIndex
 from libs.model.info import load_model_info
 from libs.registry.redis import RedisRegistry
+from libs.runtime.paths import cache_dir
 from libs.runtime.service import Service
+from libs.stepstore.files import FileStepTimes
+from libs.stepstore.layered import LayeredStepTimes
+from libs.stepstore.redis import RedisStepTimes
 from libs.worker.run import WorkerPorts, run_worker
 from services.decode.settings import DecodeSettings
 
@@ -18,6 +22,9 @@ async def serve(service: Service[DecodeSettings]) -> None:
         engine=make_engine(settings.engine, settings.engine_config(model.name), service.clock),
         registry=RedisRegistry(settings.redis, settings.cluster),
         kv_index=RedisKvIndex(settings.redis, settings.cluster),
+        step_times=LayeredStepTimes(
+            (FileStepTimes(cache_dir() / "step-times"), RedisStepTimes(settings.redis, settings.cluster))
+        ),
         bus=KafkaBus(
             settings.kafka,
             settings.cluster,

@@ -8,7 +8,7 @@ from libs.engine.sim.runner import SimRunner
 from libs.model.info import load_model_info
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
-from libs.testing.worker import RecordingBus, RecordingKvIndex, RecordingRegistry
+from libs.testing.worker import RecordingBus, RecordingKvIndex, RecordingRegistry, RecordingStepTimes
 from libs.worker.run import WorkerPorts, run_worker
 from libs.worker.settings import WorkerSettings
 
@@ -31,7 +31,8 @@ async def test_a_worker_told_to_stop_while_it_loads_stops_at_once() -> None:
     engine, registry = EndlessLoad(settings), RecordingRegistry()
     model = load_model_info(settings.model_path)
     ports = WorkerPorts(
-        engine=engine, registry=registry, kv_index=RecordingKvIndex(), bus=RecordingBus(), model=model
+        engine=engine, registry=registry, kv_index=RecordingKvIndex(), step_times=RecordingStepTimes(),
+        bus=RecordingBus(), model=model
     )  # fmt: skip
     tasks, stopping = TaskOwner(), asyncio.Event()
     worker = asyncio.create_task(run_worker(settings, ports, SystemClock(), tasks, stopping))

@@ -45,8 +45,9 @@ class SimRunner:
 
     @property
     def device(self) -> str:
-        """The modelled device, e.g. "sim:llama-8b-h100"."""
-        return f"sim:{self._profile.name}"
+        """The modelled device, e.g. "sim:llama-8b-h100"; one that is sped up is another device."""
+        speedup = self._config.sim_speedup
+        return f"sim:{self._profile.name}" + (f"/x{speedup:g}" if speedup != 1 else "")
 
     @property
     def eos_token_ids(self) -> frozenset[int]:

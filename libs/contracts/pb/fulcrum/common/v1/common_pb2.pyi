@@ -115,6 +115,42 @@ class RoleChange(_message.Message):
     unix_ns: int
     def __init__(self, actor: _Optional[str] = ..., reason: _Optional[str] = ..., unix_ns: _Optional[int] = ...) -> None: ...
 
+class StepTime(_message.Message):
+    __slots__ = ("prefill_floor_ns", "prefill_fixed_ns", "prefill_token_ns", "prefill_token_squared_ns", "decode_fixed_ns", "decode_sequence_ns", "decode_kv_token_ns", "interference", "prefill", "decode", "mixed")
+    PREFILL_FLOOR_NS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIXED_NS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKEN_SQUARED_NS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIXED_NS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_SEQUENCE_NS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_KV_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
+    INTERFERENCE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    MIXED_FIELD_NUMBER: _ClassVar[int]
+    prefill_floor_ns: float
+    prefill_fixed_ns: float
+    prefill_token_ns: float
+    prefill_token_squared_ns: float
+    decode_fixed_ns: float
+    decode_sequence_ns: float
+    decode_kv_token_ns: float
+    interference: float
+    prefill: StepKindFit
+    decode: StepKindFit
+    mixed: StepKindFit
+    def __init__(self, prefill_floor_ns: _Optional[float] = ..., prefill_fixed_ns: _Optional[float] = ..., prefill_token_ns: _Optional[float] = ..., prefill_token_squared_ns: _Optional[float] = ..., decode_fixed_ns: _Optional[float] = ..., decode_sequence_ns: _Optional[float] = ..., decode_kv_token_ns: _Optional[float] = ..., interference: _Optional[float] = ..., prefill: _Optional[_Union[StepKindFit, _Mapping]] = ..., decode: _Optional[_Union[StepKindFit, _Mapping]] = ..., mixed: _Optional[_Union[StepKindFit, _Mapping]] = ...) -> None: ...
+
+class StepKindFit(_message.Message):
+    __slots__ = ("steps", "error_p50", "error_p90")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_P50_FIELD_NUMBER: _ClassVar[int]
+    ERROR_P90_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    error_p50: float
+    error_p90: float
+    def __init__(self, steps: _Optional[int] = ..., error_p50: _Optional[float] = ..., error_p90: _Optional[float] = ...) -> None: ...
+
 class Load(_message.Message):
     __slots__ = ("running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks")
     RUNNING_FIELD_NUMBER: _ClassVar[int]

@@ -22,7 +22,7 @@ OUTCOME_REJECTED: Outcome
 OUTCOME_FAILED: Outcome
 
 class StepBatch(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "sequence", "node", "gpus", "assignment", "covered_from_unix_ns", "covered_to_unix_ns", "steps", "kv_waits", "kv_transfers", "load", "dropped_batches", "engine")
+    __slots__ = ("worker_id", "incarnation", "sequence", "node", "gpus", "assignment", "covered_from_unix_ns", "covered_to_unix_ns", "steps", "kv_waits", "kv_transfers", "load", "dropped_batches", "engine", "step_time")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class StepBatch(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     DROPPED_BATCHES_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     sequence: int
@@ -51,10 +52,11 @@ class StepBatch(_message.Message):
     load: _common_pb2.Load
     dropped_batches: int
     engine: str
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., node: _Optional[str] = ..., gpus: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., covered_from_unix_ns: _Optional[int] = ..., covered_to_unix_ns: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., kv_waits: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., kv_transfers: _Optional[_Iterable[_Union[KvTransfer, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., dropped_batches: _Optional[int] = ..., engine: _Optional[str] = ...) -> None: ...
+    step_time: _common_pb2.StepTime
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., node: _Optional[str] = ..., gpus: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., covered_from_unix_ns: _Optional[int] = ..., covered_to_unix_ns: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., kv_waits: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., kv_transfers: _Optional[_Iterable[_Union[KvTransfer, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., dropped_batches: _Optional[int] = ..., engine: _Optional[str] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("start_unix_ns", "end_unix_ns", "prefill_tokens", "prefill_sequences", "prefill_context_tokens", "decode_sequences", "decode_kv_tokens", "epoch", "waiting", "waiting_prefill_tokens")
+    __slots__ = ("start_unix_ns", "end_unix_ns", "prefill_tokens", "prefill_sequences", "prefill_context_tokens", "decode_sequences", "decode_kv_tokens", "epoch", "waiting", "waiting_prefill_tokens", "prefill_squared_tokens")
     START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +67,7 @@ class Step(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SQUARED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     start_unix_ns: int
     end_unix_ns: int
     prefill_tokens: int
@@ -75,7 +78,8 @@ class Step(_message.Message):
     epoch: int
     waiting: int
     waiting_prefill_tokens: int
-    def __init__(self, start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefill_sequences: _Optional[int] = ..., prefill_context_tokens: _Optional[int] = ..., decode_sequences: _Optional[int] = ..., decode_kv_tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ...) -> None: ...
+    prefill_squared_tokens: int
+    def __init__(self, start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefill_sequences: _Optional[int] = ..., prefill_context_tokens: _Optional[int] = ..., decode_sequences: _Optional[int] = ..., decode_kv_tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., prefill_squared_tokens: _Optional[int] = ...) -> None: ...
 
 class Interval(_message.Message):
     __slots__ = ("start_unix_ns", "end_unix_ns")

@@ -1,0 +1,168 @@
+"""Step-time models from measured steps: robust, bounded, and never worse than what was believed before. Pure.
+
+The model is linear once it is known which part of a mixed step is the dearer one and which prompt chunks are small
+enough for the floor. So the fit takes turns: regimes from the last coefficients, coefficients from a robust
+least-squares fit of relative errors, then the interference. Mixed steps teach both parts, pure ones are not needed.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.perfmodel.least_squares import robust_weights, with_prior
+from libs.perfmodel.samples import Rows
+from libs.perfmodel.step_time import StepTimeModel
+
+MIN_STEPS: Final = 16
+"""A phase with fewer steps keeps its prior."""
+PRIOR_ROWS: Final = 0.05
+"""How many rows the prior weighs: little, so that it decides only what the data leave open."""
+MAX_TURNS: Final = 12
+FLOOR_QUANTILE: Final = 0.1
+"""Of prefill durations: where a search for the floor starts."""
+MAX_FACTOR: Final = 1e4
+"""No coefficient predicts more than so many times the longest step for the largest work seen."""
+LOSS_CAP: Final = 1.0
+"""A relative error counts no more than this, so that outliers do not choose between two models."""
+
+Floats = NDArray[np.float64]
+_NAMES = (
+    "prefill_floor_ns",
+    "prefill_fixed_ns",
+    "prefill_token_ns",
+    "prefill_token_squared_ns",
+    "decode_fixed_ns",
+    "decode_sequence_ns",
+    "decode_kv_token_ns",
+)
+_PREFILL = slice(0, 4)
+_DECODE = slice(4, 7)
+
+
+def predict(model: StepTimeModel, rows: Rows) -> Floats:
+    """[steps] ns: what the model says of every row."""
+    prefill, decode = _parts(_vector(model), rows)
+    return np.maximum(prefill, decode) + model.interference * np.minimum(prefill, decode)
+
+
+def loss(model: StepTimeModel, rows: Rows) -> float:
+    """Weighted mean of the relative errors, each at most 1; 0 without rows."""
+    if not len(rows):
+        return 0.0
+    error = np.minimum(np.abs(predict(model, rows) / rows.duration_ns - 1), LOSS_CAP)
+    return float(np.average(error, weights=rows.weight))
+
+
+def fit_steps(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
+    """The model of these steps; the prior where they are too few or where it foretells unseen ones better."""
+    rows = _enough(rows)
+    if not len(rows):
+        return prior
+    odd = np.arange(len(rows)) % 2 == 1
+    trial, unseen = _fit(prior, rows.pick(~odd)), rows.pick(odd)
+    if loss(trial, unseen) > loss(prior, unseen):
+        return prior
+    fitted = _fit(prior, rows)
+    return fitted if loss(fitted, rows) <= loss(prior, rows) else prior
+
+
+def _enough(rows: Rows) -> Rows:
+    """Without the steps of a phase that has too few."""
+    keep = np.ones(len(rows), dtype=bool)
+    for has in (rows.has_prefill, rows.has_decode):
+        if has.sum() < MIN_STEPS:
+            keep &= ~has
+    return rows.pick(keep)
+
+
+def _fit(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
+    """The best of the local optima that a few starts lead to: where regimes change, least squares has several."""
+    scaled = _with(prior, _scaled_prior(prior, rows), prior.interference)
+    starts = [scaled]
+    if (pure := rows.has_prefill & ~rows.has_decode).sum() >= MIN_STEPS:
+        floor_ns = float(np.quantile(rows.duration_ns[pure], FLOOR_QUANTILE))
+        starts.append(replace(scaled, prefill_floor_ns=floor_ns, prefill_fixed_ns=0.0))
+    if (rows.has_prefill & rows.has_decode).any():
+        starts = [replace(start, interference=share) for start in starts for share in (0.2, 0.8)]
+    return min((_descend(start, rows) for start in starts), key=lambda model: loss(model, rows))
+
+
+def _descend(start: StepTimeModel, rows: Rows) -> StepTimeModel:
+    first = _vector(start)
+    vector, interference = first.copy(), start.interference
+    for _ in range(MAX_TURNS):
+        design = _design(vector, interference, rows)
+        weight = rows.weight * robust_weights(design @ vector - 1)
+        found = np.minimum(with_prior(design, weight, first, PRIOR_ROWS), _bounds(rows))
+        interference = _interference(found, rows, weight, start.interference)
+        settled = np.allclose(found, vector, rtol=1e-3)
+        vector = found
+        if settled:
+            break
+    return _with(start, vector, interference)
+
+
+def _with(model: StepTimeModel, vector: Floats, interference: float) -> StepTimeModel:
+    return replace(model, interference=interference, **dict(zip(_NAMES, map(float, vector), strict=True)))
+
+
+def _vector(model: StepTimeModel) -> Floats:
+    """[7]: the coefficients in the order of `_NAMES`."""
+    return np.array([getattr(model, name) for name in _NAMES])
+
+
+def _linear(rows: Rows) -> tuple[Floats, Floats]:
+    """([steps, 3], [steps, 3]): what the coefficients of prefill (above its floor) and of decode multiply."""
+    prefill = np.stack([np.ones(len(rows)), rows.prefill_tokens, rows.squared], axis=1)
+    decode = np.stack([np.ones(len(rows)), rows.batch, rows.kv_tokens], axis=1)
+    return prefill * rows.has_prefill[:, None], decode * rows.has_decode[:, None]
+
+
+def _parts(vector: Floats, rows: Rows) -> tuple[Floats, Floats]:
+    prefill, decode = _linear(rows)
+    return np.maximum(prefill @ vector[1:4], vector[0] * rows.has_prefill), decode @ vector[_DECODE]
+
+
+def _design(vector: Floats, interference: float, rows: Rows) -> Floats:
+    """[steps, 7]: the model around `vector`, each row divided by its duration."""
+    linear, decode = _linear(rows)
+    prefill_ns, decode_ns = _parts(vector, rows)
+    on_floor = (rows.has_prefill & (linear @ vector[1:4] < vector[0]))[:, None]
+    prefill = np.where(on_floor, np.array([1.0, 0, 0, 0]), np.pad(linear, ((0, 0), (1, 0))))
+    prefill_dearer = prefill_ns >= decode_ns
+    prefill = prefill * np.where(prefill_dearer, 1.0, interference)[:, None]
+    decode = decode * np.where(prefill_dearer & rows.has_prefill, interference, 1.0)[:, None]
+    return np.asarray(np.hstack([prefill, decode]) / rows.duration_ns[:, None])
+
+
+def _scaled_prior(prior: StepTimeModel, rows: Rows) -> Floats:
+    """The prior with each phase as much faster or slower as its pure steps say (mixed ones where there are none)."""
+    vector = _vector(prior)
+    for part, own, other in (
+        (_PREFILL, rows.has_prefill, rows.has_decode),
+        (_DECODE, rows.has_decode, rows.has_prefill),
+    ):
+        chosen = rows.pick(own & ~other if (own & ~other).any() else own)
+        expected = predict(prior, chosen)
+        if (expected > 0).any():
+            vector[part] *= np.median((chosen.duration_ns / np.maximum(expected, 1.0))[expected > 0])
+    return vector
+
+
+def _bounds(rows: Rows) -> Floats:
+    linear, decode = _linear(rows)
+    largest = np.concatenate([[1.0], np.maximum(linear.max(axis=0), 1.0), np.maximum(decode.max(axis=0), 1.0)])
+    return np.asarray(MAX_FACTOR * rows.duration_ns.max() / largest)
+
+
+def _interference(vector: Floats, rows: Rows, weight: Floats, prior: float) -> float:
+    """Least squares of what mixed steps cost beyond their dearer part, within 0..1."""
+    prefill, decode = _parts(vector, rows)
+    dearer, cheaper = np.maximum(prefill, decode) / rows.duration_ns, np.minimum(prefill, decode) / rows.duration_ns
+    usual = float(np.average(cheaper**2, weights=rows.weight)) * PRIOR_ROWS
+    information = float((weight * cheaper**2).sum()) + usual
+    if information <= 0:
+        return prior
+    return float(np.clip(((weight * cheaper * (1 - dearer)).sum() + usual * prior) / information, 0.0, 1.0))

@@ -1,0 +1,60 @@
+"""Step-time models in protobuf and back. Pure."""
+
+import math
+
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step
+from libs.perfmodel.learner import FittedModel, KindFit
+from libs.perfmodel.step_time import StepTimeModel, StepWork
+
+_TIMES = (
+    "prefill_floor_ns",
+    "prefill_fixed_ns",
+    "prefill_token_ns",
+    "prefill_token_squared_ns",
+    "decode_fixed_ns",
+    "decode_sequence_ns",
+    "decode_kv_token_ns",
+)
+
+
+def step_time_message(fitted: FittedModel) -> common.StepTime:
+    """What a worker says of how long its steps take."""
+    message = common.StepTime(
+        prefill=_kind_message(fitted.prefill),
+        decode=_kind_message(fitted.decode),
+        mixed=_kind_message(fitted.mixed),
+        interference=fitted.model.interference,
+    )
+    for name in _TIMES:
+        setattr(message, name, getattr(fitted.model, name))
+    return message
+
+
+def fitted_model(message: common.StepTime) -> FittedModel | None:
+    """The inverse; None for a message that is no model."""
+    times = {name: getattr(message, name) for name in _TIMES}
+    if not all(0 <= value < math.inf for value in times.values()) or not 0 <= message.interference <= 1:
+        return None
+    model = StepTimeModel(interference=message.interference, **times)
+    return FittedModel(model, _kind(message.prefill), _kind(message.decode), _kind(message.mixed))
+
+
+def step_work(step: Step) -> StepWork:
+    """What a step of telemetry did."""
+    return StepWork(
+        prefill_tokens=step.prefill_tokens,
+        prefill_sequences=step.prefill_sequences,
+        prefill_context_tokens=step.prefill_context_tokens,
+        decode_sequences=step.decode_sequences,
+        decode_kv_tokens=step.decode_kv_tokens,
+        prefill_squared_tokens=step.prefill_squared_tokens,
+    )
+
+
+def _kind_message(fit: KindFit) -> common.StepKindFit:
+    return common.StepKindFit(steps=fit.steps, error_p50=fit.error_p50, error_p90=fit.error_p90)
+
+
+def _kind(message: common.StepKindFit) -> KindFit:
+    return KindFit(message.steps, message.error_p50, message.error_p90)

@@ -1,0 +1,69 @@
+"""Step-time fits in Redis: a hash for each engine, model and device, with one serialized fit for each kind of step."""
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+import structlog
+from google.protobuf.message import DecodeError
+from redis.exceptions import RedisError
+
+from libs.contracts import keys
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import StepTime
+from libs.perfmodel import FittedModel, StepKind
+from libs.perfmodel.wire import fitted_model, step_time_message
+from libs.runtime.redis import make_redis
+from libs.stepstore.port import StepTimeKey
+
+log = structlog.get_logger()
+
+SOCKET_TIMEOUT_MS = 500
+CALL_TIMEOUT_S = 1.5
+
+
+class RedisStepTimes:
+    """StepTimeStore over Redis 6.2 or later. It never expires: a device is as fast next week."""
+
+    def __init__(self, url: str, cluster: str) -> None:
+        self._cluster = cluster
+        self._redis = make_redis(url, timeout_ms=SOCKET_TIMEOUT_MS)
+        self._away = False
+        """Whether an outage has been logged."""
+
+    async def load(self, key: StepTimeKey) -> Mapping[StepKind, FittedModel]:
+        """What is there; nothing while Redis is away."""
+        found: Any = await self._bounded(self._redis.hgetall(self._key(key)))
+        fits = {kind: _decode(found[kind.value.encode()]) for kind in StepKind if kind.value.encode() in (found or {})}
+        return {kind: fit for kind, fit in fits.items() if fit is not None}
+
+    async def save(self, key: StepTimeKey, fits: Mapping[StepKind, FittedModel]) -> None:
+        """Write the kinds; lost while Redis is away, since the next save says it again."""
+        values: dict[Any, Any] = {kind.value: step_time_message(fit).SerializeToString() for kind, fit in fits.items()}
+        if values:
+            await self._bounded(self._redis.hset(self._key(key), mapping=values))
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+        await self._redis.aclose()
+
+    def _key(self, key: StepTimeKey) -> str:
+        return keys.step_time(self._cluster, key.engine, key.model, key.device)
+
+    async def _bounded(self, call: Awaitable[Any]) -> Any:
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                answer = await call
+        except (RedisError, OSError, TimeoutError) as error:
+            if not self._away:
+                log.warning("step times are not shared: redis is away", error=str(error))
+            self._away = True
+            return None
+        self._away = False
+        return answer
+
+
+def _decode(value: bytes) -> FittedModel | None:
+    try:
+        return fitted_model(StepTime.FromString(value))
+    except DecodeError:
+        return None

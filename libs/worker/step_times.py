@@ -1,0 +1,84 @@
+"""What a worker learns of how long its own steps take: from the prior at its start to what the next worker finds."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from libs.engine.port import EngineEvent, StepReport
+from libs.perfmodel import FittedModel, StepKind, StepTimeLearner, StepTimeModel, StepWork, combine
+from libs.perfmodel.fit import MIN_STEPS
+from libs.stepstore.port import StepTimeKey, StepTimeStore
+
+log = structlog.get_logger()
+
+REFIT_S: Final = 2.0
+SAVE_S: Final = 30.0
+"""What is learned is kept so often, and at the end."""
+
+
+class StepTimes:
+    """Takes every step in, fits anew now and then, keeps the fits, and tells when the model has changed."""
+
+    def __init__(self, store: StepTimeStore, key: StepTimeKey, prior: StepTimeModel) -> None:
+        self._store = store
+        self._key = key
+        self._learner = StepTimeLearner(prior)
+        self._observers: list[Callable[[StepTimeModel], None]] = []
+        self.fitted: FittedModel = self._learner.fitted()
+
+    def on_change(self, observer: Callable[[StepTimeModel], None]) -> None:
+        """Call `observer` with the model now, and whenever it has changed noticeably."""
+        self._observers.append(observer)
+        observer(self.fitted.model)
+
+    def on_event(self, event: EngineEvent) -> None:
+        """Take an engine event in."""
+        step = event.step
+        if step is not None and step.end_unix_ns:
+            self._learner.add(work_of(step), step.end_unix_ns - step.start_unix_ns)
+
+    async def restore(self) -> None:
+        """Start from what earlier workers of this kind have learned."""
+        found = await self._store.load(self._key)
+        if found:
+            self._learner = StepTimeLearner(combine(self._learner.model, found))
+            self.fitted = self._learner.fitted()
+            log.info("step times known", kinds=sorted(kind.value for kind in found))
+
+    async def run(self) -> None:
+        """Fit and keep until cancelled."""
+        loop = asyncio.get_running_loop()
+        saved_s = loop.time()
+        while True:
+            await asyncio.sleep(REFIT_S)
+            self.refit()
+            if loop.time() >= saved_s + SAVE_S:
+                saved_s = loop.time()
+                await self.save()
+
+    def refit(self) -> None:
+        """Fit anew where there is something new."""
+        changed = self._learner.refit()
+        self.fitted = self._learner.fitted()
+        if changed:
+            for observer in self._observers:
+                observer(self.fitted.model)
+
+    async def save(self) -> None:
+        """Keep the fits of the kinds of steps that this worker has seen enough of."""
+        fits = {kind: self.fitted for kind in StepKind if self.fitted.of(kind).steps >= MIN_STEPS}
+        await self._store.save(self._key, fits)
+
+
+def work_of(step: StepReport) -> StepWork:
+    """What a reported step did."""
+    return StepWork(
+        prefill_tokens=step.prefill_tokens,
+        prefill_sequences=step.prefill_sequences,
+        prefill_context_tokens=step.prefill_context_tokens,
+        decode_sequences=step.decode_sequences,
+        decode_kv_tokens=step.decode_kv_tokens,
+        prefill_squared_tokens=step.prefill_squared_tokens,
+    )

@@ -1,0 +1,82 @@
+"""What every store of step times keeps to: in Redis, on disk, in both, and the one that tests use."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from libs.perfmodel import PROFILES, FittedModel, KindFit, StepKind
+from libs.stepstore.files import FileStepTimes
+from libs.stepstore.layered import LayeredStepTimes
+from libs.stepstore.port import StepTimeKey, StepTimeStore
+from libs.stepstore.redis import RedisStepTimes
+from libs.testing.stores import RedisServer
+from libs.testing.worker import RecordingStepTimes
+
+KEY = StepTimeKey("torch", "org/model: a/b", "cuda:NVIDIA H200")
+FIRST = FittedModel(PROFILES["llama-8b-h100"].step_time, prefill=KindFit(20, 0.25, 0.5))
+SECOND = FittedModel(PROFILES["smollm2-135m-cpu"].step_time, decode=KindFit(40, 0.125, 0.25))
+
+
+@pytest.fixture(params=["redis", "files", "layered", "recording"])
+async def store(
+    request: pytest.FixtureRequest, redis: RedisServer, cluster: str, tmp_path: Path
+) -> AsyncIterator[StepTimeStore]:
+    files, shared = FileStepTimes(tmp_path / "not" / "yet"), RedisStepTimes(redis.url, cluster)
+    stores: dict[str, StepTimeStore] = {
+        "redis": shared,
+        "files": files,
+        "layered": LayeredStepTimes((files, shared)),
+        "recording": RecordingStepTimes(),
+    }
+    yield stores[request.param]
+    for each in stores.values():
+        await each.close()
+
+
+async def test_nothing_is_known_of_a_key_that_nobody_saved(store: StepTimeStore) -> None:
+    assert await store.load(KEY) == {}
+
+
+async def test_each_kind_of_step_is_kept_by_itself_and_the_last_one_counts(store: StepTimeStore) -> None:
+    await store.save(KEY, {StepKind.PREFILL: FIRST, StepKind.DECODE: FIRST})
+    await store.save(KEY, {StepKind.DECODE: SECOND})
+    await store.save(KEY, {})
+    assert await store.load(KEY) == {StepKind.PREFILL: FIRST, StepKind.DECODE: SECOND}
+
+
+async def test_keys_do_not_mix(store: StepTimeStore) -> None:
+    await store.save(KEY, {StepKind.MIXED: FIRST})
+    for other in (
+        StepTimeKey("vllm", KEY.model, KEY.device),
+        StepTimeKey(KEY.engine, "org/model", KEY.device),
+        StepTimeKey(KEY.engine, KEY.model, ""),
+    ):
+        assert await store.load(other) == {}
+
+
+async def test_stores_that_are_away_or_unwritable_hold_nothing_and_raise_nothing(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    away: list[StepTimeStore] = [RedisStepTimes(f"unix://{tmp_path}/none.sock", "c"), FileStepTimes(in_the_way)]
+    for store in away:
+        await store.save(KEY, {StepKind.PREFILL: FIRST})
+        assert await store.load(KEY) == {}
+        await store.close()
+
+
+async def test_a_broken_file_is_as_good_as_none(tmp_path: Path) -> None:
+    store = FileStepTimes(tmp_path)
+    await store.save(KEY, {StepKind.PREFILL: FIRST, StepKind.DECODE: SECOND})
+    (broken,) = tmp_path.rglob("prefill.json")
+    broken.write_text("{")
+    assert await store.load(KEY) == {StepKind.DECODE: SECOND}
+
+
+async def test_what_one_store_has_lost_comes_from_the_next(tmp_path: Path, redis: RedisServer, cluster: str) -> None:
+    shared = RedisStepTimes(redis.url, cluster)
+    both = LayeredStepTimes((FileStepTimes(tmp_path), shared))
+    await shared.save(KEY, {StepKind.PREFILL: SECOND, StepKind.DECODE: SECOND})
+    await FileStepTimes(tmp_path).save(KEY, {StepKind.PREFILL: FIRST})
+    assert await both.load(KEY) == {StepKind.PREFILL: FIRST, StepKind.DECODE: SECOND}
+    await both.close()

@@ -1,0 +1,219 @@
+"""Step-time models from measured steps: what they recover, and what they never do."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.perfmodel import (
+    PROFILES,
+    FittedModel,
+    KindFit,
+    StepKind,
+    StepTimeLearner,
+    StepTimeModel,
+    StepWork,
+    chunks_work,
+    combine,
+)
+from libs.perfmodel.fit import fit_steps, loss
+from libs.perfmodel.least_squares import nonnegative
+from libs.perfmodel.samples import MAX_CELLS, STEPS_PER_CELL, StepSamples
+from libs.perfmodel.wire import fitted_model, step_time_message
+
+GPU = StepTimeModel(2e6, 22_000, 0.5, 6e6, 15_000, 60, 0.6, prefill_floor_ns=9e6)
+CPU = StepTimeModel(20e6, 3_000_000, 300, 40e6, 2_000_000, 4_000, 0.9)
+PRIORS = [entry.step_time for entry in PROFILES.values() if entry.name != "instant"]
+PREFILL, DECODE, MIXED = "p", "d", "m"
+
+models = st.builds(
+    StepTimeModel,
+    st.floats(0, 3e7),
+    st.floats(1e3, 3e6),
+    st.floats(0, 300),
+    st.floats(1e5, 5e7),
+    st.floats(0, 3e6),
+    st.floats(0, 4e3),
+    interference=st.floats(0, 1),
+)
+
+
+def some_work(kind: str, random: np.random.Generator) -> StepWork:
+    """A step with sizes over three orders of magnitude."""
+    chunks = []
+    if kind != DECODE:
+        for _ in range(random.integers(1, 3)):
+            start = int(random.choice([0, 0, 512, 2048, 8000]))
+            chunks.append((start, start + int(2 ** random.uniform(4, 11))))
+    batch = int(2 ** random.uniform(0, 6)) if kind != PREFILL else 0
+    kv_tokens = int(batch * 2 ** random.uniform(6, 13))
+    return chunks_work(chunks, StepWork(decode_sequences=batch, decode_kv_tokens=kv_tokens))
+
+
+def measured(
+    truth: StepTimeModel, kinds: str, steps: int, *, noise: float = 0.03, outliers: float = 0.0, seed: int = 0
+) -> StepSamples:
+    """Steps with noise, some of them many times too slow."""
+    random = np.random.default_rng(seed)
+    samples = StepSamples()
+    for index in range(steps):
+        work = some_work(kinds[index % len(kinds)], random)
+        duration = truth.step_ns(work) * math.exp(random.normal(0, noise))
+        if random.random() < outliers:
+            duration *= random.uniform(2, 20)
+        samples.add(work, max(round(duration), 1))
+    return samples
+
+
+def errors(model: StepTimeModel, truth: StepTimeModel, kinds: str, seed: int = 9) -> Sequence[float]:
+    """Relative errors on steps that no fit has seen."""
+    random = np.random.default_rng(seed)
+    works = [some_work(kind, random) for kind in kinds for _ in range(200)]
+    return [abs(model.step_ns(work) / truth.step_ns(work) - 1) for work in works]
+
+
+@pytest.mark.parametrize("truth", [GPU, CPU])
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("kinds", [PREFILL, DECODE, PREFILL + DECODE + MIXED])
+def test_a_few_hundred_noisy_steps_with_outliers_are_enough(
+    truth: StepTimeModel, prior: StepTimeModel, kinds: str
+) -> None:
+    found = fit_steps(prior, measured(truth, kinds, 300, outliers=0.08).rows())
+    assert np.median(errors(found, truth, kinds)) < 0.02
+    assert np.quantile(errors(found, truth, kinds), 0.9) < 0.06
+
+
+@pytest.mark.parametrize("truth", [GPU, CPU])
+def test_three_dozen_steps_are_of_use(truth: StepTimeModel) -> None:
+    for kinds in (PREFILL, DECODE):
+        found = fit_steps(PRIORS[0], measured(truth, kinds, 36).rows())
+        assert np.median(errors(found, truth, kinds)) < 0.04
+
+
+def test_mixed_steps_alone_teach_how_long_mixed_steps_take() -> None:
+    found = fit_steps(PRIORS[0], measured(GPU, MIXED, 300).rows())
+    assert np.median(errors(found, GPU, MIXED)) < 0.03
+
+
+@settings(max_examples=25, deadline=None)
+@given(models, models, st.sampled_from([PREFILL, DECODE, MIXED, PREFILL + DECODE + MIXED]), st.integers(0, 120))
+def test_a_fit_is_finite_never_negative_grows_with_work_and_suits_the_steps_no_worse_than_its_prior(
+    truth: StepTimeModel, prior: StepTimeModel, kinds: str, steps: int
+) -> None:
+    rows = measured(truth, kinds, steps, outliers=0.1).rows()
+    found = fit_steps(prior, rows)
+    values = [getattr(found, name) for name in StepTimeModel.__dataclass_fields__]
+    assert all(math.isfinite(value) and value >= 0 for value in values)
+    assert found.interference <= 1
+    assert loss(found, rows) <= loss(prior, rows) + 1e-12
+    base = StepWork(64, 1, 640, 4, 4000)
+    for more in (StepWork(65, 1, 641, 4, 4000), StepWork(64, 1, 640, 5, 4000), StepWork(64, 1, 640, 4, 4001)):
+        assert found.step_ns(more) >= found.step_ns(base) * (1 - 1e-9)
+
+
+@given(models, st.integers(0, 15))
+def test_too_few_steps_leave_the_prior(truth: StepTimeModel, steps: int) -> None:
+    for kinds in (PREFILL, DECODE, MIXED):
+        assert fit_steps(PRIORS[0], measured(truth, kinds, steps).rows()) == PRIORS[0]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from([GPU, CPU]), st.integers(1, 64), st.integers(16, 8192), st.integers(0, 99))
+def test_equal_steps_spoil_nothing_that_a_good_prior_knows(
+    truth: StepTimeModel, batch: int, context: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    samples = StepSamples()
+    for _ in range(200):
+        work = StepWork(decode_sequences=batch, decode_kv_tokens=batch * context + int(random.integers(0, 3)))
+        samples.add(work, round(truth.step_ns(work) * math.exp(random.normal(0, 0.03))))
+    found = fit_steps(truth, samples.rows())
+    assert np.max(errors(found, truth, DECODE)) < 0.1
+    assert errors(found, truth, PREFILL) == [0.0] * 200
+
+
+def test_a_device_that_changes_is_followed() -> None:
+    learner = StepTimeLearner(PRIORS[0])
+    random = np.random.default_rng(4)
+    for truth in (GPU, GPU.scaled(1.7)):
+        for _ in range(6000):
+            work = some_work(DECODE, random)
+            learner.add(work, round(truth.step_ns(work)))
+        learner.refit()
+    assert np.median(errors(learner.model, GPU.scaled(1.7), DECODE)) < 0.05
+
+
+def test_what_is_told_of_errors_is_of_predictions_made_before_the_step() -> None:
+    learner = StepTimeLearner(GPU.scaled(2))
+    random = np.random.default_rng(5)
+    assert learner.fitted().decode == KindFit()
+    for _ in range(100):
+        work = some_work(DECODE, random)
+        learner.add(work, round(GPU.step_ns(work)))
+    told = learner.fitted()
+    assert told.decode.steps == 100 and told.decode.error_p50 == pytest.approx(1.0)
+    assert told.prefill == told.mixed == KindFit()
+    assert learner.refit()
+    assert not learner.refit()
+    for _ in range(300):
+        work = some_work(DECODE, random)
+        learner.add(work, round(GPU.step_ns(work)))
+    assert learner.fitted().decode.error_p90 < 0.01
+
+
+@given(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 64), st.integers(0, 10**6)), max_size=300))
+def test_steps_are_kept_to_a_bound(steps: list[tuple[int, int, int]]) -> None:
+    samples = StepSamples()
+    for tokens, batch, kv_tokens in steps:
+        work = StepWork(tokens, 1, tokens, batch, kv_tokens)
+        assert samples.add(work, 1000) == bool(tokens or batch)
+        assert not samples.add(work, 0)
+    assert len(samples.rows()) <= min(MAX_CELLS * STEPS_PER_CELL, len(steps))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6))
+def test_nonnegative_least_squares_meets_its_optimality_conditions(seed: int, size: int) -> None:
+    random = np.random.default_rng(seed)
+    design = random.normal(size=(size + 3, size))
+    gram, target = design.T @ design + 1e-6 * np.eye(size), design.T @ random.normal(size=size + 3)
+    x = nonnegative(gram, target)
+    slope = gram @ x - target
+    assert (x >= 0).all() and (slope >= -1e-6).all() and np.abs(x * slope).max() < 1e-6
+
+
+@given(models, st.lists(st.integers(1, 3000), min_size=1, max_size=5), st.lists(st.integers(0, 9000), min_size=5))
+def test_unequal_chunks_cost_their_squares_exactly(model: StepTimeModel, sizes: list[int], starts: list[int]) -> None:
+    chunks = [(start, start + size) for size, start in zip(sizes, starts, strict=False)]
+    work = chunks_work(chunks)
+    pairs = sum(size * (start + size / 2) for size, start in zip(sizes, starts, strict=False))
+    assert work.prefill_squared_tokens == 2 * pairs
+    assert work.prefill_tokens == sum(sizes) and work.prefill_context_tokens == sum(end for _, end in chunks)
+    expected = model.prefill_fixed_ns + model.prefill_token_ns * sum(sizes) + 2 * model.prefill_token_squared_ns * pairs
+    assert model.prefill_ns(work) == pytest.approx(expected)
+
+
+@given(models, st.builds(KindFit, st.integers(0, 10**9), st.floats(0, 1, width=32), st.floats(0, 9, width=32)))
+def test_a_model_comes_back_from_the_wire_as_it_left(model: StepTimeModel, fit: KindFit) -> None:
+    told = FittedModel(model, prefill=fit, mixed=fit)
+    assert fitted_model(step_time_message(told)) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("prefill_token_ns", math.nan), ("decode_fixed_ns", -1), ("interference", 2)]
+)
+def test_a_message_that_is_no_model_is_none(name: str, value: float) -> None:
+    message = step_time_message(FittedModel(GPU))
+    setattr(message, name, value)
+    assert fitted_model(message) is None
+
+
+def test_kinds_are_combined_from_the_fits_that_know_them() -> None:
+    fits = {StepKind.PREFILL: FittedModel(GPU), StepKind.DECODE: FittedModel(CPU)}
+    found = combine(PRIORS[0], fits)
+    prefill, decode = StepWork(100, 1, 400), StepWork(decode_sequences=3, decode_kv_tokens=70)
+    assert found.prefill_ns(prefill) == GPU.prefill_ns(prefill)
+    assert found.decode_ns(decode) == CPU.decode_ns(decode)
+    assert found.interference == PRIORS[0].interference
