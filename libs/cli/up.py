@@ -34,6 +34,10 @@ def up(
         str | None,
         typer.Option(metavar="M", help="A Hugging Face folder, or ORG/NAME on the hub; the bundled model by default."),
     ] = None,
+    sim_profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which device --engine sim imitates, e.g. llama3.1-8b-h200-aic."),
+    ] = None,
     kafka: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="A running Kafka; an embedded broker by default.")
     ] = None,
@@ -60,6 +64,7 @@ def up(
         mixed=mixed,
         gateways=gateways,
         gateway_port=gateway_port,
+        sim_profile=sim_profile,
         kafka=kafka,
         redis=redis,
         restart=not no_restart,

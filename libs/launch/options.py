@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from libs.contracts.errors import StartupError
+from libs.perfmodel import profile
 
 EngineName = Literal["torch", "sim"]
 
@@ -23,6 +24,8 @@ class SuiteOptions:
     """HOST:PORT[,HOST:PORT...]; None starts the embedded broker."""
     redis: str | None = None
     """URL; None starts the embedded Redis."""
+    sim_profile: str | None = None
+    """Step-time profile of the sim engine's workers; None leaves it to their settings."""
     restart: bool = True
     json_ready: Path | None = None
 
@@ -32,7 +35,11 @@ class SuiteOptions:
         return self.prefill + self.decode + self.mixed
 
     def check(self) -> None:
-        """Raises StartupError for numbers that make no suite."""
+        """Raises StartupError for what makes no suite."""
+        if self.sim_profile is not None:
+            if self.engine != "sim":
+                raise StartupError("--sim-profile is for --engine sim")
+            profile(self.sim_profile)
         if self.prefill + self.mixed < 1:
             raise StartupError("nobody would compute prompts: ask for --prefill 1 or --mixed 1 at least")
         if self.decode + self.mixed < 1:

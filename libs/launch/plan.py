@@ -108,6 +108,8 @@ def _workers(options: SuiteOptions, model: Model, place: Place, shared: Mapping[
         "FULCRUM_WORKER_MODEL": model.name,
         "FULCRUM_WORKER_MODEL_PATH": model.path,
     }
+    if options.sim_profile is not None:
+        own["FULCRUM_WORKER_SIM_PROFILE"] = options.sim_profile
     kinds: tuple[tuple[str, int, str, dict[str, str]], ...] = (
         ("prefill", options.prefill, "prefill", {}),
         ("decode", options.decode, "decode", {}),

@@ -1,7 +1,7 @@
 """Step-time models from measured steps: robust, bounded, and never worse than what was believed before. Pure.
 
-The model is linear once it is known which part of a mixed step is the dearer one and which prompt chunks are small
-enough for the floor. So the fit takes turns: regimes from the last coefficients, coefficients from a robust
+The model is linear once it is known which prompt chunks are small enough for the floor, and which for hiding wholly in
+a decode step. So the fit takes turns: regimes from the last coefficients, coefficients from a robust
 least-squares fit of relative errors, then the interference. Mixed steps teach both parts, pure ones are not needed.
 """
 
@@ -43,8 +43,9 @@ _DECODE = slice(4, 7)
 
 def predict(model: StepTimeModel, rows: Rows) -> Floats:
     """[steps] ns: what the model says of every row."""
-    prefill, decode = _parts(_vector(model), rows)
-    return np.maximum(prefill, decode) + model.interference * np.minimum(prefill, decode)
+    vector = _vector(model)
+    prefill, decode = _parts(vector, rows)
+    return prefill + decode - (1 - model.interference) * _shared(vector, rows)
 
 
 def loss(model: StepTimeModel, rows: Rows) -> float:
@@ -128,12 +129,13 @@ def _parts(vector: Floats, rows: Rows) -> tuple[Floats, Floats]:
 def _design(vector: Floats, interference: float, rows: Rows) -> Floats:
     """[steps, 7]: the model around `vector`, each row divided by its duration."""
     linear, decode = _linear(rows)
-    prefill_ns, decode_ns = _parts(vector, rows)
+    prefill_ns, _ = _parts(vector, rows)
     on_floor = (rows.has_prefill & (linear @ vector[1:4] < vector[0]))[:, None]
     prefill = np.where(on_floor, np.array([1.0, 0, 0, 0]), np.pad(linear, ((0, 0), (1, 0))))
-    prefill_dearer = prefill_ns >= decode_ns
-    prefill = prefill * np.where(prefill_dearer, 1.0, interference)[:, None]
-    decode = decode * np.where(prefill_dearer & rows.has_prefill, interference, 1.0)[:, None]
+    mixed = rows.has_prefill & rows.has_decode
+    all_hides = mixed & (prefill_ns < vector[4])  # the whole chunk fits under decode's reading of the weights
+    prefill[all_hides] *= interference
+    decode[mixed & ~all_hides, 0] *= interference
     return np.asarray(np.hstack([prefill, decode]) / rows.duration_ns[:, None])
 
 
@@ -157,12 +159,18 @@ def _bounds(rows: Rows) -> Floats:
     return np.asarray(MAX_FACTOR * rows.duration_ns.max() / largest)
 
 
+def _shared(vector: Floats, rows: Rows) -> Floats:
+    """[steps] ns: what could hide in a mixed step; 0 for pure ones."""
+    return np.asarray(np.minimum(_parts(vector, rows)[0], vector[4] * rows.has_decode))
+
+
 def _interference(vector: Floats, rows: Rows, weight: Floats, prior: float) -> float:
-    """Least squares of what mixed steps cost beyond their dearer part, within 0..1."""
-    prefill, decode = _parts(vector, rows)
-    dearer, cheaper = np.maximum(prefill, decode) / rows.duration_ns, np.minimum(prefill, decode) / rows.duration_ns
-    usual = float(np.average(cheaper**2, weights=rows.weight)) * PRIOR_ROWS
-    information = float((weight * cheaper**2).sum()) + usual
+    """Least squares of what mixed steps take less than their two parts, within 0..1."""
+    shared = _shared(vector, rows) / rows.duration_ns
+    saved = sum(_parts(vector, rows)) / rows.duration_ns - 1
+    usual = float(np.average(shared**2, weights=rows.weight)) * PRIOR_ROWS
+    information = float((weight * shared**2).sum()) + usual
     if information <= 0:
         return prior
-    return float(np.clip(((weight * cheaper * (1 - dearer)).sum() + usual * prior) / information, 0.0, 1.0))
+    hidden = ((weight * shared * saved).sum() + usual * (1 - prior)) / information
+    return float(np.clip(1 - hidden, 0.0, 1.0))

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from libs.perfmodel.profiles import PROFILES
+from libs.contracts.errors import StartupError
+from libs.perfmodel.profiles import PROFILES, profile
 from libs.perfmodel.step_time import StepTimeModel
 
 DATACENTER_PROFILE: Final = "llama-8b-h100"
@@ -22,7 +23,10 @@ def prior_step_time(engine: str, device: str = "") -> StepTimeModel:
 
 def _simulated(device: str) -> StepTimeModel:
     name, _, speedup = device.partition("/x")
-    known = PROFILES.get(name, PROFILES[DATACENTER_PROFILE]).step_time
+    try:
+        known = profile(name).step_time
+    except StartupError:
+        known = PROFILES[DATACENTER_PROFILE].step_time
     try:
         factor = float(speedup or 1)
     except ValueError:

@@ -1,15 +1,18 @@
 """Named device profiles: a step-time model and what KV costs there.
 
-None is a measurement. They are rooflines: FLOPs and bytes of the model's published shape over the device's published
-peaks (H100 SXM: 989 TFLOP/s dense bf16, 3.35 TB/s, 80 GB), times the efficiency that each entry states.
+Those in this module are no measurements. They are rooflines: FLOPs and bytes of the model's published shape over the
+device's published peaks (H100 SXM: 989 TFLOP/s dense bf16, 3.35 TB/s, 80 GB), times the efficiency that each entry
+states. Many more are fitted to measurements and come as a file (`libs/perfmodel/shipped.py`, docs/profiles.md).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Final
 
 from libs.contracts.errors import StartupError
+from libs.perfmodel.shipped import shipped_entries
 from libs.perfmodel.step_time import StepTimeModel
 
 
@@ -95,8 +98,21 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
 
 
 def profile(name: str) -> Profile:
-    """The profile of that name; raises StartupError that lists the names."""
+    """The profile of that name, of this module or shipped; raises StartupError that lists names."""
     found = PROFILES.get(name)
-    if found is None:
-        raise StartupError(f"step-time profile {name!r} is not one of {', '.join(PROFILES)}")
-    return found
+    if found is not None:
+        return found
+    entry = shipped_entries().get(name)
+    if entry is None:
+        near = get_close_matches(name, [*PROFILES, *shipped_entries()], n=6, cutoff=0.4)
+        raise StartupError(
+            f"step-time profile {name!r} is not known; nearest: {', '.join(near) or 'none'}; there are also "
+            f"{', '.join(PROFILES)} and those of docs/profiles.md"
+        )
+    return Profile(
+        name=name,
+        step_time=StepTimeModel(**entry["step_time"]),
+        kv_bytes_per_token=entry["kv_bytes_per_token"],
+        kv_memory_bytes=entry["kv_memory_bytes"],
+        gpus=entry["gpus"],
+    )

@@ -62,7 +62,8 @@ class StepTimeModel:
     decode_sequence_ns: float
     decode_kv_token_ns: float
     interference: float
-    """Share of the cheaper part that adds to the dearer one in a mixed step: 0 rides along, 1 is the sum."""
+    """In a mixed step a prompt chunk can hide in the time in which decode reads the weights, `decode_fixed_ns`, or the
+    reading in the chunk if that is shorter. 0: all of it hides; 1: none, the parts add. Decode's KV always adds."""
     prefill_floor_ns: float = 0.0
 
     def prefill_ns(self, work: StepWork) -> float:
@@ -83,9 +84,13 @@ class StepTimeModel:
         )
 
     def step_ns(self, work: StepWork) -> float:
-        """The whole step: the dearer part, and `interference` of the other."""
-        prefill, decode = self.prefill_ns(work), self.decode_ns(work)
-        return max(prefill, decode) + self.interference * min(prefill, decode)
+        """The whole step: both parts, less what rides along."""
+        return self.prefill_ns(work) + self.decode_ns(work) - self.hidden_ns(work)
+
+    def hidden_ns(self, work: StepWork) -> float:
+        """What a mixed step saves against its two parts run one after the other; 0 for a pure one."""
+        shared = min(self.prefill_ns(work), self.decode_fixed_ns if work.decode_sequences else 0.0)
+        return (1 - self.interference) * shared
 
     def scaled(self, factor: float) -> "StepTimeModel":
         """Of a device on which everything takes `factor` times as long."""

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from libs.contracts.errors import StartupError
 from libs.perfmodel import PROFILES, StepTimeModel, StepWork, profile, split_step_ns
+from libs.perfmodel.shipped import shipped_entries
 
 models = st.builds(
     StepTimeModel,
@@ -62,3 +63,20 @@ def test_a_free_model_splits_by_tokens() -> None:
 def test_an_unknown_profile_names_the_known_ones() -> None:
     with pytest.raises(StartupError, match="llama-70b-tp4-h100"):
         profile("b200")
+
+
+def test_shipped_profiles_are_whole_and_of_many_devices() -> None:
+    entries = shipped_entries()
+    assert len(entries) >= 60 and len({entry["device"] for entry in entries.values()}) >= 10
+    for name, entry in entries.items():
+        found = profile(name)
+        values = [getattr(found.step_time, field) for field in StepTimeModel.__dataclass_fields__]
+        assert all(value >= 0 for value in values) and found.step_time.interference <= 1, name
+        assert found.kv_memory_bytes > 10**9 and entry["source"] and entry["error"], name
+        decode = found.step_time.decode_ns(StepWork(decode_sequences=8, decode_kv_tokens=8192))
+        assert 1e6 < decode < 1e8, name
+
+
+def test_a_profile_that_is_nearly_known_is_pointed_out() -> None:
+    with pytest.raises(StartupError, match=r"qwen2\.5-7b-h100"):
+        profile("qwen2-7b-h100")
