@@ -172,7 +172,9 @@ class Core:
         for chunk in batch.chunks:
             sequence = self._sequences[chunk.key]
             sequence.in_step = True
-            if self._capabilities.streams_kv and sequence.request.phase is Phase.PREFILL and not sequence.opened:
+            # What this step finishes has nothing to stream: its blocks are ready when it is.
+            streams = self._capabilities.streams_kv and sequence.request.phase is Phase.PREFILL and not chunk.sample
+            if streams and not sequence.opened:
                 self._outputs.append(SequenceOutput(sequence.key, opened=self._offers.open(sequence)))
         self._kv_wait.stepping(True, now_ns)
         work = batching.work_of(batch)

@@ -258,7 +258,7 @@ async def test_blocks_come_while_their_prompt_is_computed(bench: EngineBench) ->
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
-@pytest.mark.parametrize("size", [1, 16, 75, 800])
+@pytest.mark.parametrize("size", [75, 800])
 async def test_a_streamed_sequence_goes_on_as_if_it_had_stayed(
     bench: EngineBench, sampling: SamplingParams, size: int
 ) -> None:
@@ -284,8 +284,17 @@ async def test_a_streamed_sequence_goes_on_as_if_it_had_stayed(
     assert target.integrity() == IDLE
 
 
+async def test_a_prompt_that_one_step_computes_is_not_opened(bench: EngineBench) -> None:
+    """Its blocks are ready when it is: there is nothing to stream."""
+    engine, reader = await bench.start("prefill", prefill_chunk_tokens=64)
+    request = sequence(Phase.PREFILL, prompt=LONG[:64])
+    engine.submit(request)
+    log = await reader.ended(request.key)
+    assert (finish(log), log.opened) == (FinishReason.PREFILLED, None)
+
+
 async def test_tokens_that_come_before_the_blocks_wait_for_them(bench: EngineBench) -> None:
-    source, source_reader = await bench.start("prefill")
+    source, source_reader = await bench.start("prefill", prefill_chunk_tokens=16)
     target, target_reader = await bench.start("decode")
     stayed = await complete(source, source_reader, sequence())
     bench.fetcher.gate.clear()
