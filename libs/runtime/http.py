@@ -98,6 +98,8 @@ async def serve_http(app: Any, sock: socket.socket, *, tasks: TaskOwner, drain_s
         http=_Protocol,
         timeout_graceful_shutdown=drain_s,
         server_header=False,
+        proxy_headers=False,  # nobody asks who the client is
+        ws="none",
         timeout_keep_alive=75,
     )
     server = _Server(config)

@@ -1,11 +1,11 @@
 """Reading a request's body within bounds of size and time."""
 
-import asyncio
 from collections.abc import Iterable
 
 from starlette.types import Receive
 
 from libs.contracts.errors import BodyTooLarge, InvalidRequest
+from services.gateway.stalls import Patience
 
 BODY_TIMEOUT_S = 30.0
 """How long a client may take to send its body."""
@@ -15,27 +15,29 @@ class ClientGone(Exception):
     """The client closed the connection."""
 
 
-async def read_body(receive: Receive, headers: Iterable[tuple[bytes, bytes]], max_bytes: int) -> bytes:
-    """The whole body. Raises BodyTooLarge without reading on, InvalidRequest when it takes too long, ClientGone."""
+async def read_body(
+    receive: Receive, headers: Iterable[tuple[bytes, bytes]], max_bytes: int, patience: Patience
+) -> bytes:
+    """The whole body. Raises BodyTooLarge without reading on, ClientGone; `patience` bounds the time."""
     length = next((value for name, value in headers if name == b"content-length"), b"0")
     if length.isdigit() and int(length) > max_bytes:
         raise BodyTooLarge(f"the body is over {max_bytes} bytes", param="body")
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await _read(receive, max_bytes)
-    except TimeoutError:
-        raise InvalidRequest(f"the body did not come within {BODY_TIMEOUT_S:g} s", param="body") from None
-
-
-async def _read(receive: Receive, max_bytes: int) -> bytes:
-    body = b""
+    patience.wait(BODY_TIMEOUT_S, _too_slow)
+    parts: list[bytes] = []
+    room_bytes = max_bytes
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         part: bytes = message.get("body", b"")
-        if len(body) + len(part) > max_bytes:
+        room_bytes -= len(part)
+        if room_bytes < 0:
             raise BodyTooLarge(f"the body is over {max_bytes} bytes", param="body")
-        body = body + part if body else part
+        parts.append(part)
         if not message.get("more_body", False):
-            return body
+            patience.done()
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_slow() -> InvalidRequest:
+    return InvalidRequest(f"the body did not come within {BODY_TIMEOUT_S:g} s", param="body")

@@ -22,8 +22,7 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class Piece:
-    """What has come since the last piece was taken. A client that reads slowly gets fewer and larger ones; at most the
-    whole output waits."""
+    """What has come since the last piece was taken."""
 
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -34,7 +33,11 @@ class Piece:
 
 
 class ChoiceText:
-    """The sink of one generation."""
+    """The sink of one generation.
+
+    Tokens become text when a piece is taken: a client that reads slowly gets fewer and larger pieces, and at most the
+    whole output waits. Only stop strings make every token be decoded as it comes, since one of them may be the last.
+    """
 
     def __init__(
         self,
@@ -42,32 +45,36 @@ class ChoiceText:
         decoder: Decoder,
         stops: Sequence[str],
         silent_token_ids: frozenset[int],
+        in_pieces: bool,
         changed: Callable[[], None],
     ) -> None:
-        """`silent_token_ids`: they end the text and are no part of it. `changed` is called when there is news."""
+        """`silent_token_ids`: they end the text and are no part of it. `changed` is called when all is there, and, for
+        one who takes it `in_pieces`, when there may be a piece."""
         self.error: FulcrumError | None = None
         self.done = False
         self._decoder = decoder
         self._stops = StopMatcher(stops)
+        self._has_stops = bool(stops)
         self._silent = silent_token_ids
+        self._in_pieces = in_pieces
         self._changed = changed
+        self._tokens: list[tuple[int, Logprob | None]] = []
         self._chars = 0
         self._stopped = False
         self._piece = Piece()
 
     def token(self, token_id: int, logprob: Logprob | None) -> bool:
         """Take a token; True when a stop string ended the text."""
-        if logprob is not None:
-            self._piece.logprobs.append(TokenLogprob(token_id, logprob, self._chars))
-        if token_id not in self._silent:
-            text, self._stopped = self._stops.push(self._decoder.push(token_id))
-            self._add(text)
-        if self._piece:
+        self._tokens.append((token_id, logprob))
+        if self._has_stops:
+            self._decode()
+        if self._in_pieces:
             self._changed()
         return self._stopped
 
     def finish(self, reason: FinishReason) -> None:
         """The last token was taken."""
+        self._decode()
         if not self._stopped:
             text, stopped = self._stops.push(self._decoder.flush())
             self._add(text if stopped else text + self._stops.flush())
@@ -84,8 +91,18 @@ class ChoiceText:
 
     def take(self) -> Piece:
         """What is there to be sent."""
+        self._decode()
         piece, self._piece = self._piece, Piece()
         return piece
+
+    def _decode(self) -> None:
+        for token_id, logprob in self._tokens:
+            if logprob is not None:
+                self._piece.logprobs.append(TokenLogprob(token_id, logprob, self._chars))
+            if token_id not in self._silent:
+                text, self._stopped = self._stops.push(self._decoder.push(token_id))
+                self._add(text)
+        self._tokens.clear()
 
     def _add(self, text: str) -> None:
         if text:

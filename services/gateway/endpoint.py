@@ -4,7 +4,6 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 
-import structlog
 from starlette.types import Receive, Scope, Send
 
 from libs.contracts.errors import FulcrumError
@@ -21,9 +20,7 @@ from services.gateway.headers import read_headers
 from services.gateway.intake import Arrival, Intake
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.parse import Asked
-from services.gateway.sse import ClientStalled
-
-log = structlog.get_logger()
+from services.gateway.stalls import Stalled, Stalls
 
 CLIENT_GONE_STATUS = 499
 """For metrics only: nobody is there to get it."""
@@ -43,6 +40,7 @@ class CompletionEndpoint:
         metrics: GatewayMetrics,
         clock: Clock,
         tasks: TaskOwner,
+        stalls: Stalls,
         max_body_bytes: int,
     ) -> None:
         self._route = route
@@ -53,6 +51,7 @@ class CompletionEndpoint:
         self._metrics = metrics
         self._clock = clock
         self._tasks = tasks
+        self._stalls = stalls
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,20 +62,22 @@ class CompletionEndpoint:
         try:
             headers = read_headers(scope["headers"])
             request_id = headers.request_id or request_id
-            body = await read_body(receive, scope["headers"], self._max_body_bytes)
-            await self._serve(self._parse(body), Arrival(request_id, arrival_ns, headers), receive, send)
+            with self._stalls.watched() as patience:
+                body = await read_body(receive, scope["headers"], self._max_body_bytes, patience)
+                arrival = Arrival(request_id, arrival_ns, headers)
+                await self._serve(self._parse(body), arrival, receive, sse.Wire(send, patience))
             status = 200
-        except (ClientGone, ClientStalled):
+        except (ClientGone, Stalled):
             status = CLIENT_GONE_STATUS
         except FulcrumError as error:
             status = error.http_status
-            with suppress(ClientStalled):
-                reply_headers = {"x-request-id": request_id, **sse.error_headers(error)}
-                await sse.send_json(send, status, sse.error_reply(error), reply_headers)
+            with suppress(Stalled), self._stalls.watched() as patience:
+                own = {"x-request-id": request_id, **sse.error_headers(error)}
+                await sse.Wire(send, patience).json(status, sse.error_reply(error), own)
         finally:
             self._metrics.responses.labels(self._route, str(status)).inc()
 
-    async def _serve(self, asked: Asked, arrival: Arrival, receive: Receive, send: Send) -> None:
+    async def _serve(self, asked: Asked, arrival: Arrival, receive: Receive, wire: sse.Wire) -> None:
         model = self._intake.model(asked)
         self._dispatcher.check_room(asked.choices)  # before the work of tokenising
         news = News()
@@ -86,7 +87,7 @@ class CompletionEndpoint:
         watch = self._tasks.spawn("client watch", news.watch(receive))
         try:
             self._dispatcher.submit([choice.generation for choice in choices])
-            await (exchange.stream(send) if asked.stream else exchange.whole(send))
+            await (exchange.stream(wire) if asked.stream else exchange.whole(wire))
         finally:
             watch.cancel()
             # Whatever has not ended by now is wanted by nobody.

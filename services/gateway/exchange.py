@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from msgspec import UNSET
-from starlette.types import Receive, Send
+from starlette.types import Receive
 
 from services.gateway import sse
 from services.gateway.body import ClientGone
@@ -63,7 +63,7 @@ class Exchange:
         self._frame = frame
         self._news = news
 
-    async def whole(self, send: Send) -> None:
+    async def whole(self, wire: sse.Wire) -> None:
         """One JSON when every choice is done."""
         while not self._done():
             await self._news.wait()
@@ -73,9 +73,9 @@ class Exchange:
         reply = self._envelope(self._format.whole_object, choices)
         reply.usage = usage([choice.generation for choice in self._choices], self._frame.n)
         self._add_details(reply)
-        await sse.send_json(send, 200, reply, self._frame.headers)
+        await wire.json(200, reply, self._frame.headers)
 
-    async def stream(self, send: Send) -> None:
+    async def stream(self, wire: sse.Wire) -> None:
         """Server-sent events: chunks as tokens come, an error in their place, [DONE] at a good end."""
         opened: set[int] = set()
         started = False
@@ -88,15 +88,15 @@ class Exchange:
             body = b"".join(self._chunks(opened))
             if not started and (body or done):
                 started = True
-                await sse.send_start(send, 200, "text/event-stream; charset=utf-8", self._stream_headers())
+                await wire.start(200, "text/event-stream; charset=utf-8", self._stream_headers())
             if error is not None:
-                await sse.send_part(send, body + sse.event(sse.error_reply(error)), more=False)
+                await wire.part(body + sse.event(sse.error_reply(error)), more=False)
                 return
             if done:
-                await sse.send_part(send, body + self._closing() + sse.DONE, more=False)
+                await wire.part(body + self._closing() + sse.DONE, more=False)
                 return
             if body:
-                await sse.send_part(send, body, more=True)
+                await wire.part(body, more=True)
 
     def _chunks(self, opened: set[int]) -> Iterator[bytes]:
         for choice in self._choices:

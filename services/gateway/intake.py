@@ -95,6 +95,7 @@ class Intake:
                     decoder=model.tokenizer.decoder(),
                     stops=asked.stops,
                     silent_token_ids=end_token_ids,
+                    in_pieces=asked.stream,
                     changed=changed,
                 )
                 generation = Generation(

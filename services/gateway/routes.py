@@ -3,14 +3,15 @@
 import time
 from collections.abc import Callable, Mapping
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi_offline import FastAPIOffline
 from msgspec import to_builtins
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from libs.contracts.errors import FulcrumError
 from services.gateway.catalog import Catalog
@@ -32,8 +33,8 @@ def make_routes(
     draining: Callable[[], bool],
     metrics: GatewayMetrics,
     version: str,
-) -> FastAPI:
-    """`hot`: ASGI callables by path."""
+) -> ASGIApp:
+    """`hot`: ASGI callables by path, which are asked before FastAPI's own stack is passed."""
     app = FastAPIOffline(title="Fulcrum", version=version, description="LLM serving split into prefill and decode.")
     started = int(time.time())
     for path, endpoint in hot.items():
@@ -75,7 +76,20 @@ def make_routes(
     app.add_exception_handler(FulcrumError, _fulcrum_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
-    return app
+    return _HotFirst(hot, app)
+
+
+class _HotFirst:
+    """POSTs to hot routes go straight to them, all else through the app, which knows them too: for /docs, and to refuse
+    other methods."""
+
+    def __init__(self, hot: Mapping[str, ASGIApp], app: ASGIApp) -> None:
+        self._hot = {path: ServerErrorMiddleware(endpoint, handler=_unexpected) for path, endpoint in hot.items()}
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hot = self._hot.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        await (hot or self._app)(scope, receive, send)
 
 
 def _model(catalog: Catalog, name: str, created: int) -> dict[str, object]:

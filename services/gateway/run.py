@@ -29,6 +29,7 @@ from services.gateway.recorder import Recorder
 from services.gateway.routes import make_routes
 from services.gateway.settings import GatewaySettings
 from services.gateway.silence import SilenceWatch
+from services.gateway.stalls import Stalls
 from services.gateway.traffic import Traffic
 
 TOKENISE_THREADS = 2
@@ -99,6 +100,7 @@ async def open_gateway(
             defaults=Defaults(settings.id, settings.ttft_deadline_ms, settings.tpot_target_ms),
             limits=Limits(settings.max_n, settings.max_choices),
         )
+        stalls = Stalls()
         hot = {
             route: CompletionEndpoint(
                 route,
@@ -109,6 +111,7 @@ async def open_gateway(
                 metrics=metrics,
                 clock=clock,
                 tasks=tasks,
+                stalls=stalls,
                 max_body_bytes=settings.max_body_bytes,
             )
             for route, parse, make_format in (
@@ -126,6 +129,7 @@ async def open_gateway(
         )
         tasks.spawn("fleet", fleet.follow(ports.registry, dispatcher))
         tasks.spawn("expiry", dispatcher.expire())
+        tasks.spawn("stalls", stalls.sweep())
         tasks.spawn("silence", SilenceWatch(fleet, metrics).run())
         async with serve_http(app, sock, tasks=tasks, drain_s=CLOSE_S) as url:
             yield RunningGateway(url, dispatcher, fleet, metrics)

@@ -1,6 +1,5 @@
 """Server-sent events and plain JSON answers over ASGI."""
 
-import asyncio
 from collections.abc import Mapping
 
 import msgspec
@@ -8,16 +7,12 @@ from starlette.types import Send
 
 from libs.contracts.errors import FulcrumError
 from services.gateway.replies import ErrorBody, ErrorReply
+from services.gateway.stalls import Patience, Stalled
 
 DONE = b"data: [DONE]\n\n"
 WRITE_STALL_S = 120.0
 """How long a client may leave its socket unread before its connection is given up."""
-
 _encoder = msgspec.json.Encoder()
-
-
-class ClientStalled(Exception):
-    """The client has not read for WRITE_STALL_S."""
 
 
 def event(value: object) -> bytes:
@@ -37,24 +32,27 @@ def error_headers(error: FulcrumError) -> dict[str, str]:
     return {"retry-after": str(max(1, round(error.retry_after_s)))}
 
 
-async def send_start(send: Send, status: int, content_type: str, headers: Mapping[str, str]) -> None:
-    """Status and headers."""
-    pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-    pairs.append((b"content-type", content_type.encode()))
-    await send({"type": "http.response.start", "status": status, "headers": pairs})
+class Wire:
+    """One answer on its way to its client."""
 
+    def __init__(self, send: Send, patience: Patience) -> None:
+        self._send = send
+        self._patience = patience
 
-async def send_part(send: Send, body: bytes, *, more: bool) -> None:
-    """Part of the body; waits for a slow client, and raises ClientStalled when it does not read at all."""
-    try:
-        async with asyncio.timeout(WRITE_STALL_S):
-            await send({"type": "http.response.body", "body": body, "more_body": more})
-    except TimeoutError:
-        raise ClientStalled from None
+    async def start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
+        """Status and headers."""
+        pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        pairs.append((b"content-type", content_type.encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": pairs})
 
+    async def part(self, body: bytes, *, more: bool) -> None:
+        """Part of the body; waits for a slow client, and ends by Stalled when it does not read at all."""
+        self._patience.wait(WRITE_STALL_S, Stalled)
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        self._patience.done()
 
-async def send_json(send: Send, status: int, value: object, headers: Mapping[str, str]) -> None:
-    """A whole answer."""
-    body = _encoder.encode(value)
-    await send_start(send, status, "application/json", {**headers, "content-length": str(len(body))})
-    await send_part(send, body, more=False)
+    async def json(self, status: int, value: object, headers: Mapping[str, str]) -> None:
+        """A whole answer."""
+        body = _encoder.encode(value)
+        await self.start(status, "application/json", {**headers, "content-length": str(len(body))})
+        await self.part(body, more=False)

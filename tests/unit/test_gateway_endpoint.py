@@ -10,6 +10,7 @@ from services.gateway.endpoint import CompletionEndpoint
 from services.gateway.formats import CompletionFormat
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.parse import Asked
+from services.gateway.stalls import Stalls
 
 
 async def test_a_fault_of_the_gateways_own_is_counted_as_500() -> None:
@@ -26,7 +27,7 @@ async def test_a_fault_of_the_gateways_own_is_counted_as_500() -> None:
     unused: Any = None
     endpoint = CompletionEndpoint(
         "/v1/completions", parse=broken, make_format=CompletionFormat, intake=unused, dispatcher=unused,
-        metrics=metrics, clock=ManualClock(), tasks=TaskOwner(), max_body_bytes=1024,
+        metrics=metrics, clock=ManualClock(), tasks=TaskOwner(), stalls=Stalls(), max_body_bytes=1024,
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="a bug"):
         await endpoint({"type": "http", "headers": []}, receive, send)

@@ -1,0 +1,72 @@
+"""Bounds on what a client may make its request wait for: one look a second at all of them in place of a timer for each
+wait, of which an answer has one a token."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+SWEEP_S = 1.0
+"""Waits are ended this much late at most."""
+
+
+class Stalled(Exception):
+    """The client has left its socket unread for too long."""
+
+
+class Patience:
+    """What one request's client is waited for, and until when."""
+
+    def __init__(self, task: "asyncio.Task[object]") -> None:
+        self._task = task
+        self._loop = task.get_loop()
+        self._until_s = 0.0
+        self._late: Callable[[], Exception] = Stalled
+        self.error: Exception | None = None
+        """Set when a wait was broken."""
+
+    def wait(self, limit_s: float, late: Callable[[], Exception]) -> None:
+        """A wait for the client begins, which ends by `late()` after its limit; `done` ends it in time."""
+        self._until_s = self._loop.time() + limit_s
+        self._late = late
+
+    def done(self) -> None:
+        """The client did its part."""
+        self._until_s = 0.0
+
+    def check(self, now_s: float) -> None:
+        """Break a wait that is over its limit."""
+        if self.error is None and 0 < self._until_s < now_s:
+            self.error = self._late()
+            self._task.cancel()
+
+
+class Stalls:
+    """All requests of a gateway, as many as there are connections."""
+
+    def __init__(self) -> None:
+        self._watched: set[Patience] = set()
+
+    @contextmanager
+    def watched(self) -> Iterator[Patience]:
+        """Patience for the current task; a broken wait leaves it as its error."""
+        task = asyncio.current_task()
+        assert task is not None
+        patience = Patience(task)
+        self._watched.add(patience)
+        try:
+            yield patience
+        except asyncio.CancelledError:
+            if patience.error is None or task.uncancel():
+                raise
+            raise patience.error from None
+        finally:
+            self._watched.discard(patience)
+
+    async def sweep(self) -> None:
+        """Break waits that are too long, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now_s = loop.time()
+            for patience in list(self._watched):
+                patience.check(now_s)
