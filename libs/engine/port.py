@@ -102,7 +102,7 @@ class KvChunk:
     first_block: int
     blocks: int
     data: bytes
-    """blocks x [layers, 2, block_size, kv_heads, head_dim] in the engine's dtype; empty from the sim engine."""
+    """blocks x [layers, block_size, 2, kv_heads, head_dim] in the engine's dtype; empty from the sim engine."""
     data_bytes: int
     """What the blocks weigh, also where `data` is only simulated."""
 
