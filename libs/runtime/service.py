@@ -1,6 +1,7 @@
 """The life of a service process: settings, logging, signals, one main coroutine, one exit code."""
 
 import asyncio
+import gc
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -22,6 +23,9 @@ log = structlog.get_logger()
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_CANNOT_START = 2
+GC_YOUNG_OBJECTS = 20_000
+"""Allocations between collections of the youngest generation. Requests leave no cycles behind, or hardly any: looking
+for them after every 700 objects cost more than it freed."""
 
 
 @dataclass
@@ -45,6 +49,9 @@ def run_service(
     except StartupError as error:
         return _refuse(name, error)
     configure_logging(name, level=settings.log_level, log_format=settings.log_format)
+    gc.collect()
+    gc.freeze()  # modules stay: no later collection need walk them
+    gc.set_threshold(GC_YOUNG_OBJECTS)
     try:
         return uvloop.run(_run(name, settings, main))
     except StartupError as error:
