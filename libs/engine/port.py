@@ -102,7 +102,7 @@ class KvChunk:
     first_block: int
     blocks: int
     data: bytes
-    """blocks x [layers, block_size, 2, kv_heads, head_dim] in the engine's dtype; empty from the sim engine."""
+    """blocks x [layers, 2, block_size, kv_heads, head_dim] in the engine's dtype; empty from the sim engine."""
     data_bytes: int
     """What the blocks weigh, also where `data` is only simulated."""
 
@@ -238,8 +238,6 @@ class EngineLoad:
     """How often, since the start, a sequence lost its blocks to older ones."""
     recomputed_tokens: int = 0
     """Tokens computed again, since the start, because of that."""
-    pool_faults: int = 0
-    """As in `EngineIntegrity`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +248,7 @@ class EngineIntegrity:
     referenced_blocks: int
     leased_handles: int
     pool_faults: int = 0
-    """Whether the block pool's books were found wrong, 0 or 1: the engine dies of it, since a block that two sequences
-    take for theirs would mix their answers."""
+    """Whether the block pool's books have ever been found wrong, 0 or 1: never allowed."""
 
 
 Progress = Callable[[str, float], None]

@@ -16,8 +16,8 @@ from libs.engine.port import (
     SequenceOutput,
 )
 
-WAIT_S = 300.0
-"""Bound on everything a test waits for: real models on a machine that others load too. pytest's bound is shorter."""
+WAIT_S = 60.0
+"""Bound on everything a test waits for."""
 
 
 @dataclass

@@ -24,6 +24,9 @@ from libs.worker.wire import load_message
 log = structlog.get_logger()
 
 MAX_GATEWAYS = 64
+LONG_PROMPT_TOKENS = 1024.0
+"""What prompts are taken for before any has come."""
+PROMPTS_AVERAGED = 16
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -53,6 +56,8 @@ class WorkerHost:
         self._keys = count(1)
         self._link_ids = count(1)
         self._budget = 0
+        self._prompt_tokens = LONG_PROMPT_TOKENS
+        """Mean length of the last prompts."""
         self._credits = Credits()
         self._progress = asyncio.Event()
         self._epoch_told = asyncio.Event()
@@ -83,7 +88,6 @@ class WorkerHost:
             referenced_blocks=integrity.referenced_blocks,
             leased_handles=integrity.leased_handles,
             attached_gateways=len(self._links),
-            pool_faults=integrity.pool_faults,
         )
 
     def set_role(self, request: pb.SetRoleRequest) -> common.Assignment:
@@ -118,11 +122,7 @@ class WorkerHost:
             self._apply_assignment()
 
     def _apply_assignment(self) -> None:
-        assignment = self.assignment.current
-        role = self._roles.of_assignment(assignment)
-        takes_work = role is not None and not self.assignment.draining
-        slots = role.slots(assignment, self.engine.capabilities.max_sequences) if role and takes_work else (0, 0)
-        self._credits.resize(*slots)
+        self._resize()
         self._apply_budget()
         for link in self._links.values():
             link.assignment_news = True
@@ -133,6 +133,13 @@ class WorkerHost:
         self._settle()
         for observer in self._observers:
             observer()
+
+    def _resize(self) -> None:
+        """Credits for what the role takes at once."""
+        assignment = self.assignment.current
+        role = None if self.assignment.draining else self._roles.of_assignment(assignment)
+        max_sequences = self.engine.capabilities.max_sequences
+        self._credits.resize(*(role.slots(assignment, max_sequences, self._prompt_tokens) if role else (0, 0)))
 
     def _apply_budget(self) -> None:
         """Give the engine the role's prompt budget; a smaller one waits until prompts taken before are computed."""
@@ -273,6 +280,9 @@ class WorkerHost:
         role = self._roles.of_phase(submit.phase)
         self._sequences[key] = Hosted(link, submit.sequence, submit.phase, role, request)
         link.keys[submit.sequence] = key
+        if submit.phase == pb.PHASE_PREFILL:
+            self._prompt_tokens += (submit.prompt_tokens - self._prompt_tokens) / PROMPTS_AVERAGED
+            self._resize()
         return None
 
     def _proceed(self, link: Link, proceed: pb.Proceed) -> None:
@@ -322,12 +332,13 @@ class WorkerHost:
         if link.closed.is_set():
             return
         link.outbox.add_tokens(sequence.number, output)
-        link.wake.set()
+        if not output.pulling:  # which nobody waits for: it goes with the next frame
+            link.wake.set()
         event = sequence.role.event(sequence.number, output)
         if event is not None:
             if event.HasField("finished"):
                 event.finished.output_tokens = sequence.output_tokens
-            self._tell(link, event)
+            link.outbox.add_event(event)
         elif output.token_ids:
             self._offer(sequence)
         self._bound(link)

@@ -23,8 +23,9 @@ class Role(Protocol):
         """Prompt tokens that one engine step may compute in this role."""
         ...
 
-    def slots(self, assignment: Assignment, max_sequences: int) -> tuple[int, int]:
-        """How many (prefill, decode) requests the worker takes at once: the total of its credits."""
+    def slots(self, assignment: Assignment, max_sequences: int, prompt_tokens: float) -> tuple[int, int]:
+        """How many (prefill, decode) requests the worker takes at once: the total of its credits. `prompt_tokens`: the
+        mean length of late prompts."""
         ...
 
 

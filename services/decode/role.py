@@ -27,6 +27,6 @@ class DecodeRole:
         """The assignment's: what the decodes' TPOT leaves room for."""
         return assignment.budget_tokens
 
-    def slots(self, assignment: Assignment, max_sequences: int) -> tuple[int, int]:
+    def slots(self, assignment: Assignment, max_sequences: int, prompt_tokens: float) -> tuple[int, int]:
         """The running batch is the limit; a whole sequence takes a decode slot, where it spends nearly all its time."""
         return 0, max_sequences

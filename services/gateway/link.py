@@ -173,10 +173,13 @@ class WorkerLink:
         self._return_credits()
 
     def set_demand(self, demand: pb.Demand) -> None:
-        """Tell the worker what waits, when that has changed."""
-        if demand != self._demand and self.connected:
-            self._demand = demand
-            self._next.demand.CopyFrom(demand)
+        """Tell the worker what waits: at once where that changes who gets credits, else with whatever is sent next."""
+        if demand == self._demand or not self.connected:
+            return
+        told, self._demand = self._demand, demand
+        self._next.demand.CopyFrom(demand)
+        grown = demand.waiting >= 2 * told.waiting or not demand.waiting
+        if grown or demand.head_deadline_unix_ns < told.head_deadline_unix_ns:
             self._wake.set()
 
     def _return_credits(self) -> None:

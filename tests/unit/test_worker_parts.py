@@ -4,7 +4,13 @@ import pytest
 
 from libs.contracts.errors import InvalidRequest, StaleRole, StartupError
 from libs.contracts.packing import unpack_u32
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, ROLE_STANDBY, ROLE_UNSPECIFIED
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
+    ROLE_MIXED,
+    ROLE_PREFILL,
+    ROLE_STANDBY,
+    ROLE_UNSPECIFIED,
+    Assignment,
+)
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Logprob, SequenceOutput
 from libs.runtime.settings import load_settings
@@ -12,6 +18,7 @@ from libs.worker import outbox
 from libs.worker.assignment import AssignmentState
 from libs.worker.settings import WorkerSettings
 from services.decode.settings import DecodeSettings
+from services.prefill.role import PrefillRole
 from services.prefill.settings import PrefillSettings
 
 
@@ -116,3 +123,10 @@ def test_a_setting_that_cannot_be_is_named(
 def test_the_advertised_address_is_one_that_others_can_reach(host: str, advertise: str, address: str) -> None:
     values = {"engine": "sim", "host": host, "advertise": advertise, "node": "node-a"}
     assert WorkerSettings.model_validate(values).advertised_address(5000) == address
+
+
+@pytest.mark.parametrize(("mean_tokens", "prompts"), [(5000.0, 4), (256.0, 4), (128.0, 8), (60.0, 16), (1.0, 32)])
+def test_a_prefill_worker_takes_more_prompts_when_they_are_short(mean_tokens: float, prompts: int) -> None:
+    assignment = Assignment(role=ROLE_PREFILL)
+    assert PrefillRole().slots(assignment, 256, mean_tokens) == (prompts, 0)
+    assert PrefillRole().slots(assignment, 2, mean_tokens) == (2, 0)
