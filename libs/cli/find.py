@@ -23,6 +23,21 @@ def find_suite(ready_file: Path | None) -> Ready:
     return read_ready(default_ready_file(DEFAULT_GATEWAY_PORT)) or _default()
 
 
+def find_one_suite(ready_file: Path | None) -> Ready:
+    """For commands that change something: a suite that is named, or the only one there is."""
+    if ready_file is None:
+        files = sorted(default_ready_file(DEFAULT_GATEWAY_PORT).parent.glob("*.json"))
+        running = [(file, ready) for file in files if (ready := read_ready(file)) is not None]
+        if len(running) > 1:
+            raise StartupError(
+                f"{len(running)} suites run here: name one with --ready FILE, of "
+                + ", ".join(f"{file} ({ready.gateway})" for file, ready in running)
+            )
+        if running:
+            return running[0][1]
+    return find_suite(ready_file)
+
+
 def no_suite(url: str) -> StartupError:
     """For a suite that does not answer."""
     return StartupError(
@@ -34,6 +49,18 @@ def get_json(base_url: str, path: str, **params: str) -> Any:
     """What a service answers; raises StartupError that says what to do."""
     try:
         answer = httpx.get(f"{base_url}{path}", params=params, timeout=TIMEOUT_S, trust_env=False)
+    except httpx.TransportError:
+        raise no_suite(base_url) from None
+    if answer.is_success:
+        return answer.json()
+    raise StartupError(f"{base_url}{path} refused: {error_text(answer)}")
+
+
+def put_json(base_url: str, path: str, body: dict[str, str], *, token: str) -> Any:
+    """What a service answers to an admin verb; raises StartupError that says what to do."""
+    headers = {"authorization": f"Bearer {token}"}
+    try:
+        answer = httpx.put(f"{base_url}{path}", json=body, headers=headers, timeout=TIMEOUT_S, trust_env=False)
     except httpx.TransportError:
         raise no_suite(base_url) from None
     if answer.is_success:

@@ -7,6 +7,8 @@ import typer
 
 from libs.cli.chat import chat
 from libs.cli.occupancy import occupancy
+from libs.cli.planner import planner
+from libs.cli.role import role
 from libs.cli.up import up
 from libs.cli.workers import workers
 
@@ -23,6 +25,8 @@ app.command(epilog="Example: fulcrum up --engine sim --prefill 2 --decode 2 --ga
 app.command(epilog='Example: fulcrum chat "What is the capital of France?" --max-tokens 32 --temperature 0')(chat)
 app.command(epilog="Example: fulcrum workers --json")(workers)
 app.command(epilog="Example: fulcrum occupancy --window 500ms")(occupancy)
+app.command(epilog="Example: fulcrum role decode-1 prefill")(role)
+app.add_typer(planner, name="planner")
 
 
 def _version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from libs.cli.find import find_suite, get_json
 BAR_CELLS = 24
 PIPE_COLUMNS = 200
 """Where there is no terminal to fit into."""
+ROLE_STYLES = {"prefill": "cyan", "decode": "green", "mixed": "yellow", "standby": "dim"}
 PHASES = {"prefill": ("█", "cyan"), "decode": ("▓", "green"), "kv_wait": ("▒", "yellow"), "idle": ("·", "grey37")}
 """Cell and style of each; the cells differ, since not every output has colours."""
 
@@ -27,20 +29,25 @@ def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for title in ("worker", "role", "state"):
         table.add_column(title, no_wrap=True)
-    for title in ("run", "wait"):
+    for title in ("run", "wait", "epoch", "moves"):
         table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("last move", no_wrap=True)
     table.add_column("model")
     for title in ("device", "address"):
         table.add_column(title, no_wrap=True)
+    now_ns = time.time_ns()
     for worker in workers:
         budget = f" +{worker['budget_tokens']}" if worker["role"] == "mixed" else ""
         engine, device = worker["engine"], worker["device"]
         table.add_row(
             worker["id"],
-            worker["role"] + budget,
+            Text(worker["role"] + budget, style=ROLE_STYLES.get(worker["role"], "")),
             Text(worker["state"], style="green" if worker["state"] == "ready" else "yellow"),
             str(worker["running"]),
             str(worker["waiting"]),
+            str(worker["epoch"]),
+            str(worker["moves"] or "–"),
+            last_move(worker, now_ns),
             worker["model"],
             device if device.startswith(engine) else f"{engine} {device}",
             worker["address"],
@@ -64,6 +71,17 @@ def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> No
         table.add_row(f"{worker['id']}", *_cells(worker))
     legend = Text(" ").join(Text(f"{cell} {_title(phase)}", style=style) for phase, (cell, style) in PHASES.items())
     _console().print(Group(table, Text(), legend))
+
+
+def last_move(worker: dict[str, Any], now_ns: int) -> Text:
+    """How long ago a worker took its role, and who gave it."""
+    if not worker["moved_unix_ns"]:
+        return Text("–", style="dim")
+    age_s = max(now_ns - worker["moved_unix_ns"], 0) // 1_000_000_000
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        if age_s >= size or size == 1:
+            return Text(f"{age_s // size}{unit} ago, {worker['moved_by'] or 'unnamed'}")
+    raise AssertionError("a second is the smallest unit")
 
 
 def _console() -> Console:

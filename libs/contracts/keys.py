@@ -16,6 +16,11 @@ def worker_changes(cluster: str) -> str:
     return f"fulcrum:{cluster}:worker-changes"
 
 
+def planner_mode(cluster: str) -> str:
+    """The mode that the planner was last set to, in words; absent until somebody has."""
+    return f"fulcrum:{cluster}:planner-mode"
+
+
 def kv_blocks(cluster: str, model: str, worker_id: str) -> str:
     """Set of the chained block hashes that a worker holds; it lives by the worker's lease."""
     return f"fulcrum:{cluster}:kv:{model}:{worker_id}"

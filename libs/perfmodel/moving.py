@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 REMEMBERED = 0.95
 """Weight that an observed move keeps with each later one."""
+PRIOR_WEIGHT = 0.25
 PRIOR = ((0.0, 0.005), (1e9, 1.0))
 """(bytes, seconds) assumed: binding takes two turns of a stream and a step, the link carries a GB a second."""
 
@@ -25,7 +26,7 @@ class MoveTime:
         """Expected for so many bytes; never below 0, and never less for more bytes."""
         sums = self._sums
         for prior_bytes, prior_s in PRIOR:
-            sums = _add(sums, prior_bytes, prior_s)
+            sums = _add(sums, prior_bytes, prior_s, PRIOR_WEIGHT)
         count, x, y, xx, xy = sums
         slope = max((count * xy - x * y) / (count * xx - x * x), 0.0)
         return max((y - slope * x) / count, 0.0) + slope * kv_bytes
@@ -63,9 +64,15 @@ _Sums = tuple[float, float, float, float, float]
 """count, x, y, x², x·y"""
 
 
-def _add(sums: _Sums, x: float, y: float) -> _Sums:
+def _add(sums: _Sums, x: float, y: float, weight: float = 1.0) -> _Sums:
     count, of_x, of_y, of_xx, of_xy = sums
-    return count + 1, of_x + x, of_y + y, of_xx + x * x, of_xy + x * y
+    return (
+        count + weight,
+        of_x + weight * x,
+        of_y + weight * y,
+        of_xx + weight * x * x,
+        of_xy + weight * x * y,
+    )
 
 
 def _scaled(sums: _Sums, factor: float) -> _Sums:

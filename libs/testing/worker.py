@@ -20,6 +20,7 @@ from libs.contracts.topics import Topic
 from libs.engine.factory import make_engine
 from libs.model.info import load_model_info
 from libs.perfmodel import FittedModel, StepKind
+from libs.registry.port import Registry
 from libs.runtime.clock import SystemClock
 from libs.runtime.rpc import make_channel
 from libs.runtime.tasks import TaskOwner
@@ -152,20 +153,27 @@ class LocalWorker:
 
 
 @asynccontextmanager
-async def local_worker(worker_id: str, role: str, **overrides: Any) -> AsyncIterator[LocalWorker]:
-    """A sim worker on loopback; leaving the context kills it without a drain. A failed task fails the test."""
+async def local_worker(
+    worker_id: str, role: str, *, registry: Registry | None = None, **overrides: Any
+) -> AsyncIterator[LocalWorker]:
+    """A sim worker on loopback; leaving the context kills it without a drain. A failed task fails the test.
+
+    Another `registry` than one that remembers is closed with it.
+    """
     values: dict[str, Any] = {
         "engine": "sim", "sim_speedup": 50.0, "telemetry_ms": 20, "drain_s": 5.0, "token": TOKEN, "max_sequences": 8,
     } | overrides  # fmt: skip
     settings = WorkerSettings.model_validate({"id": worker_id, "role": role, **values})
     clock, tasks = SystemClock(), TaskOwner()
     model = load_model_info(settings.model_path)
-    bus, registry, index, step_times = RecordingBus(), RecordingRegistry(), RecordingKvIndex(), RecordingStepTimes()
+    bus, seen, index, step_times = RecordingBus(), RecordingRegistry(), RecordingKvIndex(), RecordingStepTimes()
     engine = make_engine(settings.engine, settings.engine_config(model.name), clock)
-    ports = WorkerPorts(engine=engine, registry=registry, kv_index=index, step_times=step_times, bus=bus, model=model)
+    ports = WorkerPorts(
+        engine=engine, registry=registry or seen, kv_index=index, step_times=step_times, bus=bus, model=model
+    )
     try:
         async with open_worker(settings, ports, clock, tasks) as running:
-            yield LocalWorker(settings, running.host, running.address, bus, registry, index, step_times)
+            yield LocalWorker(settings, running.host, running.address, bus, seen, index, step_times)
     finally:
         await tasks.close()
     if tasks.error is not None:

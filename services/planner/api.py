@@ -12,11 +12,13 @@ from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WorkerState
-from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision, Mode
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, Decision
 from libs.contracts.roles import role_name
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
 from services.planner.core import ROLE_WORDS
+from services.planner.mode import mode_word
+from services.planner.mode_api import ModeApi
 from services.planner.snapshot import WorkerView, gpus_of
 from services.planner.state import PlannerState, action_word
 
@@ -26,7 +28,10 @@ Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many decisions
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswer:
-    """A registered worker. Depths are null until its telemetry tells them."""
+    """A registered worker. Depths are null until its telemetry tells them.
+
+    `moves` counts its changes of role since it started; `moved_*` tell of the last one, and are 0 and empty before it.
+    """
 
     id: str
     pid: int
@@ -38,6 +43,10 @@ class WorkerAnswer:
     device: str
     gpus: int
     epoch: int
+    moves: int
+    moved_unix_ns: int
+    moved_by: str
+    moved_because: str
     state: str
     running: int | None
     waiting: int | None
@@ -69,7 +78,11 @@ class AlternativeAnswer:
 
 @dataclass(frozen=True, slots=True)
 class DecisionAnswer:
-    """A decision with its inputs and its reason."""
+    """A decision with its inputs and its reason.
+
+    Action role_moved tells of a move that was seen, whoever made it, and set_mode of this planner's mode; the worker,
+    its role and its epoch are empty and 0 where the action is about none.
+    """
 
     planner_id: str
     sequence: int
@@ -77,13 +90,17 @@ class DecisionAnswer:
     mode: str
     action: str
     reason: str
+    actor: str
+    worker: str
+    role: str
+    epoch: int
     window_ms: int
     coverage: float
     pools: list[PoolAnswer]
     alternatives: list[AlternativeAnswer]
 
 
-def make_api(state: PlannerState, clock: Clock, registry: CollectorRegistry) -> FastAPI:
+def make_api(state: PlannerState, clock: Clock, registry: CollectorRegistry, modes: ModeApi) -> FastAPI:
     """The app over `state`."""
     app = make_web_app(
         "Fulcrum planner",
@@ -102,6 +119,7 @@ def make_api(state: PlannerState, clock: Clock, registry: CollectorRegistry) -> 
         """The last decisions, the newest first."""
         return [_decision(decision) for decision in islice(reversed(state.decisions), limit)]
 
+    app.include_router(modes.router())
     return app
 
 
@@ -116,7 +134,8 @@ class PlannerCollector(Collector):
         """As of this scrape."""
         now_ns = self._clock.now_ns()
         decided = CounterMetricFamily(names.DECISIONS_TOTAL, "Decisions made.", labels=("action",))
-        decided.add_metric(("keep",), self._state.decided)
+        for action in (ACTION_KEEP, *sorted(self._state.told.keys() - {ACTION_KEEP})):
+            decided.add_metric((action_word(action),), self._state.told[action])
         yield decided
         yield GaugeMetricFamily(names.PLANNER_WORKERS, "Registered workers.", len(self._state.workers))
         coverage = self._state.snapshot(now_ns).coverage
@@ -139,6 +158,10 @@ def _worker(view: WorkerView) -> WorkerAnswer:
         device=worker.device,
         gpus=gpus_of(worker),
         epoch=assignment.epoch,
+        moves=max(assignment.epoch - 1, 0),
+        moved_unix_ns=worker.role_change.unix_ns,
+        moved_by=worker.role_change.actor,
+        moved_because=worker.role_change.reason,
         state=WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower() if known else "unknown",
         running=view.load.running if view.load else None,
         waiting=view.load.waiting if view.load else None,
@@ -152,9 +175,13 @@ def _decision(decision: Decision) -> DecisionAnswer:
         planner_id=decision.planner_id,
         sequence=decision.sequence,
         decided_unix_ns=decision.decided_unix_ns,
-        mode=Mode.Name(decision.mode).removeprefix("MODE_").lower(),
+        mode=mode_word(decision.mode),
         action=action_word(decision.action),
         reason=decision.reason,
+        actor=decision.actor,
+        worker=decision.worker_id,
+        role=role_name(decision.assignment) if decision.worker_id else "",
+        epoch=decision.assignment.epoch,
         window_ms=decision.inputs.window_ms,
         coverage=decision.inputs.coverage,
         pools=[

@@ -4,7 +4,6 @@ from prometheus_client import CollectorRegistry
 
 from libs.bus.collector import BusCollector
 from libs.bus.kafka import KafkaBus
-from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY, MODE_OFF
 from libs.registry.redis import RedisRegistry
 from libs.runtime import status
 from libs.runtime.http import bind, serve_http
@@ -13,6 +12,8 @@ from libs.telemetry.split import prefill_share
 from services.planner.api import PlannerCollector, make_api
 from services.planner.core import Limits
 from services.planner.loop import decide_forever, follow_telemetry, follow_workers
+from services.planner.mode import MODES, ModeStore
+from services.planner.mode_api import ModeApi
 from services.planner.settings import PlannerSettings
 from services.planner.state import Identity, PlannerState
 
@@ -31,7 +32,8 @@ async def main(service: Service[PlannerSettings]) -> None:
         buffer_records=settings.kafka_buffer_records,
     )
     registry = RedisRegistry(settings.redis, settings.cluster)
-    mode = MODE_ADVISORY if settings.mode == "advisory" else MODE_OFF
+    modes = ModeStore(settings.redis, settings.cluster)
+    mode = await modes.load() or MODES[settings.mode]
     state = PlannerState(
         Identity(settings.id, clock.now_ns(), mode),
         Limits(),
@@ -44,12 +46,12 @@ async def main(service: Service[PlannerSettings]) -> None:
     metrics.register(PlannerCollector(state, clock))
     metrics.register(BusCollector(bus))
     try:
-        tasks.spawn("follow workers", follow_workers(registry, state, clock))
+        tasks.spawn("follow workers", follow_workers(registry, bus, state, clock))
         tasks.spawn("follow telemetry", follow_telemetry(bus, state, clock))
         await bus.start()
-        if mode == MODE_ADVISORY:
-            tasks.spawn("decide", decide_forever(bus, state, clock, period_s=settings.period_ms / 1000))
-        async with serve_http(make_api(state, clock, metrics), sock, tasks=tasks) as url:
+        tasks.spawn("decide", decide_forever(bus, state, clock, period_s=settings.period_ms / 1000))
+        modes_api = ModeApi(state, modes, bus, clock, token=settings.token.get_secret_value())
+        async with serve_http(make_api(state, clock, metrics, modes_api), sock, tasks=tasks) as url:
             status.emit("ready", http=url)
             await service.stopping.wait()
     finally:
@@ -57,3 +59,4 @@ async def main(service: Service[PlannerSettings]) -> None:
         sock.close()
         await bus.close()
         await registry.close()
+        await modes.close()

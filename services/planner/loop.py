@@ -4,6 +4,7 @@ import asyncio
 from typing import Final
 
 from libs.bus.port import Bus
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_OFF
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import DECISIONS, STEPS
 from libs.registry.port import Registry
@@ -13,10 +14,11 @@ from services.planner.state import PlannerState
 REGISTRY_POLL_MS: Final = 1_000
 
 
-async def follow_workers(registry: Registry, state: PlannerState, clock: Clock) -> None:
-    """Keep the list of workers; an outage leaves the last one in place."""
+async def follow_workers(registry: Registry, bus: Bus, state: PlannerState, clock: Clock) -> None:
+    """Keep the list of workers, and publish role moves; an outage leaves the last list in place."""
     async for workers in registry.watch(poll_ms=REGISTRY_POLL_MS):
-        state.take_workers(workers, clock.now_ns())
+        for moved in state.take_workers(workers, clock.now_ns()):
+            bus.publish(DECISIONS, moved)
 
 
 async def follow_telemetry(bus: Bus, state: PlannerState, clock: Clock) -> None:
@@ -27,10 +29,11 @@ async def follow_telemetry(bus: Bus, state: PlannerState, clock: Clock) -> None:
 
 
 async def decide_forever(bus: Bus, state: PlannerState, clock: Clock, *, period_s: float) -> None:
-    """Decide and publish every period. A late round is not made up for."""
+    """Decide and publish every period, except while the mode is off. A late round is not made up for."""
     loop = asyncio.get_running_loop()
     due_s = loop.time()
     while True:
-        bus.publish(DECISIONS, state.decide(clock.now_ns()))
+        if state.identity.mode != MODE_OFF:
+            bus.publish(DECISIONS, state.decide(clock.now_ns()))
         due_s = max(due_s + period_s, loop.time())
         await asyncio.sleep(due_s - loop.time())

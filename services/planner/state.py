@@ -1,12 +1,14 @@
 """What the planner knows: workers from the registry, their time from telemetry, and its last decisions."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
+    ACTION_ROLE_MOVED,
+    ACTION_SET_MODE,
     Action,
     Alternative,
     ClusterSummary,
@@ -14,9 +16,11 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Mode,
     PoolSummary,
 )
+from libs.contracts.roles import role_name
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.timeline import PrefillShare
 from services.planner.core import Limits, Plan, decide
+from services.planner.mode import mode_word
 from services.planner.snapshot import ClusterSnapshot, WorkerView, build_snapshot, view_worker
 
 STALE_NS: Final = 3_000_000_000
@@ -52,17 +56,33 @@ class PlannerState:
         self.fleet = Fleet(prefill_share)
         self.workers: Sequence[Worker] = ()
         self.decisions: deque[Decision] = deque(maxlen=kept_decisions)
-        self.decided = 0
+        self.told: Counter[Action] = Counter()
+        """Decisions so far, by what they say was done."""
         self.started_ns = identity.incarnation
         self._limits = limits
         self._lag_ns = lag_ns
         self._window_ns = window_ns
         self._registry_ns: int | None = None
 
-    def take_workers(self, workers: Sequence[Worker], now_ns: int) -> None:
-        """The registry's list, as it came at `now_ns`."""
+    def take_workers(self, workers: Sequence[Worker], now_ns: int) -> list[Decision]:
+        """The registry's list, as it came at `now_ns`; the role moves that it shows, kept like decisions.
+
+        A worker that is seen for the first time has not moved; of several moves between two lists the last one shows.
+        """
+        known = {(worker.id, worker.incarnation): worker.assignment.epoch for worker in self.workers}
         self.workers = workers
         self._registry_ns = now_ns
+        return [
+            self._tell(_role_moved(worker), now_ns)
+            for worker in workers
+            if worker.assignment.epoch > known.get((worker.id, worker.incarnation), worker.assignment.epoch)
+        ]
+
+    def set_mode(self, mode: Mode, actor: str, now_ns: int) -> Decision:
+        """Decide from now on in this mode, or not at all; the change is kept like a decision."""
+        self.identity = replace(self.identity, mode=mode)
+        word = mode_word(mode)
+        return self._tell(Decision(action=ACTION_SET_MODE, actor=actor, reason=f"{actor} set the mode: {word}"), now_ns)
 
     def registry_age_ns(self, now_ns: int) -> int:
         """Since the registry answered; since the start when it never has."""
@@ -79,8 +99,16 @@ class PlannerState:
     def decide(self, now_ns: int) -> Decision:
         """Decide, and keep the decision."""
         snapshot = self.snapshot(now_ns)
-        self.decided += 1
-        decision = decision_message(self.identity, self.decided, now_ns, snapshot, decide(snapshot, self._limits))
+        return self._tell(decision_message(snapshot, decide(snapshot, self._limits)), now_ns)
+
+    def _tell(self, decision: Decision, now_ns: int) -> Decision:
+        """Sign a decision and keep it."""
+        self.told[decision.action] += 1
+        decision.planner_id = self.identity.planner_id
+        decision.incarnation = self.identity.incarnation
+        decision.mode = self.identity.mode
+        decision.sequence = sum(self.told.values())
+        decision.decided_unix_ns = now_ns
         self.decisions.append(decision)
         return decision
 
@@ -98,14 +126,22 @@ class PlannerState:
         return "; ".join(reasons) or None
 
 
-def decision_message(identity: Identity, sequence: int, now_ns: int, snapshot: ClusterSnapshot, plan: Plan) -> Decision:
-    """The decision as it is published."""
+def _role_moved(worker: Worker) -> Decision:
+    change, role = worker.role_change, role_name(worker.assignment)
+    actor = change.actor or "somebody"
     return Decision(
-        planner_id=identity.planner_id,
-        incarnation=identity.incarnation,
-        sequence=sequence,
-        decided_unix_ns=now_ns,
-        mode=identity.mode,
+        action=ACTION_ROLE_MOVED,
+        reason=f"{actor} moved {worker.id} to {role}: {change.reason or 'no reason given'}",
+        actor=actor,
+        worker_id=worker.id,
+        worker_incarnation=worker.incarnation,
+        assignment=worker.assignment,
+    )
+
+
+def decision_message(snapshot: ClusterSnapshot, plan: Plan) -> Decision:
+    """What was decided from what, before it is signed."""
+    return Decision(
         action=plan.action,
         reason=plan.reason,
         inputs=ClusterSummary(

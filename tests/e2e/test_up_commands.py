@@ -109,6 +109,8 @@ def test_people_get_a_table(suite: Suite, command: tuple[str, ...]) -> None:
         (("chat", "hi", "--model", "nobody"), "nobody"),
         (("chat", "hi", "--max-tokens", "1000000"), "exceed the context"),
         (("occupancy", "--window", "soon"), "window"),
+        (("role", "nobody", "prefill"), "prefill-1"),
+        (("role", "decode-1", "both"), "standby"),
     ],
 )
 def test_a_refusal_is_one_line_and_not_0(suite: Suite, command: tuple[str, ...], word: str) -> None:
@@ -117,3 +119,27 @@ def test_a_refusal_is_one_line_and_not_0(suite: Suite, command: tuple[str, ...],
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert word in done.stderr
+
+
+def test_a_worker_takes_another_role_and_everybody_knows(suite: Suite) -> None:
+    moved = one_json_line(suite, "role", "decode-2", "prefill", "--reason", "a test", "--first-step-s", "0")
+    assert (moved["worker"], moved["role"], moved["epoch"]) == ("decode-2", "prefill", 2)
+    assert 0 < moved["effect_ms"] < 5000
+    assert (moved["first_step_ms"], moved["gateways_behind"], moved["running"]) == (None, 0, 0)
+    stale = suite.fulcrum("role", "decode-2", "decode", "--epoch", "1")
+    assert stale.returncode == 1 and "expected epoch 1, the worker is at 2" in stale.stderr
+    told = suite.fulcrum("role", "decode-2", "decode", "--first-step-s", "0")
+    assert told.returncode == 0 and "since epoch 3" in told.stdout
+    (worker,) = [each for each in one_json_line(suite, "workers") if each["id"] == "decode-2"]
+    assert (worker["role"], worker["epoch"], worker["moves"], worker["moved_by"]) == ("decode", 3, 2, "fulcrum role")
+    decisions = httpx.get(f"{suite.ready['planner']}/v1/decisions", params={"limit": 1000}).json()
+    assert {"decode-2"} == {each["worker"] for each in decisions if each["action"] == "role_moved"}
+    assert "fulcrum role" in suite.fulcrum("workers").stdout
+
+
+def test_the_planner_is_switched_off_and_on(suite: Suite) -> None:
+    assert one_json_line(suite, "planner", "mode") == {"mode": "advisory", "kept": True}
+    assert one_json_line(suite, "planner", "mode", "off") == {"mode": "off", "kept": True}
+    newest = httpx.get(f"{suite.ready['planner']}/v1/decisions", params={"limit": 1}).json()[0]
+    assert (newest["action"], newest["mode"]) == ("set_mode", "off")
+    assert one_json_line(suite, "planner", "mode", "advisory")["mode"] == "advisory"

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,16 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from libs.cli.ask import Answer, take_line
+from libs.cli.find import find_one_suite
 from libs.cli.main import app
 from libs.cli.progress import Bars
-from libs.cli.tables import BAR_CELLS, PHASES, phase_bar
+from libs.cli.role_change import parse_role
+from libs.cli.tables import BAR_CELLS, PHASES, last_move, phase_bar
 from libs.contracts.errors import StartupError
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, ROLE_STANDBY
+from libs.launch.ready import Ready, write_ready
 
-COMMANDS = ("up", "chat", "workers", "occupancy")
+COMMANDS = ("up", "chat", "workers", "occupancy", "role")
 
 
 @pytest.mark.parametrize("arguments", [(), *((command,) for command in COMMANDS)])
@@ -97,3 +102,39 @@ def test_an_answer_is_put_together_from_its_chunks() -> None:
 def test_an_error_in_mid_stream_is_told() -> None:
     with pytest.raises(StartupError, match="worker gone"):
         take_line('data: {"error": {"message": "worker gone"}}', Answer())
+
+
+def test_roles_are_named_with_or_without_a_budget() -> None:
+    assert parse_role("prefill") == (ROLE_PREFILL, 0)
+    assert parse_role("decode") == (ROLE_MIXED, 0)
+    assert parse_role("mixed:64") == (ROLE_MIXED, 64)
+    assert parse_role("mixed")[1] > 0
+    assert parse_role("standby") == (ROLE_STANDBY, 0)
+
+
+@pytest.mark.parametrize("text", ["", "both", "prefill:64", "mixed:", "mixed:many", "mixed:-1"])
+def test_a_bad_role_says_what_is_allowed(text: str) -> None:
+    with pytest.raises(StartupError, match="prefill, decode, mixed"):
+        parse_role(text)
+    with pytest.raises(StartupError, match="at least 1"):
+        parse_role("mixed:0")
+
+
+def test_of_several_suites_one_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULCRUM_CACHE", str(tmp_path))
+    for port in (8000, 9000):
+        assert find_one_suite(None).pid == (os.getpid() if port == 9000 else 0)
+        urls = dict.fromkeys(("gateway", "planner", "metrics"), f"http://127.0.0.1:{port}")
+        rest = dict.fromkeys(("token", "kafka", "redis", "cluster", "model", "engine"), "x")
+        file = tmp_path / "suites" / f"{port}.json"
+        write_ready(file, Ready(gateways=(urls["gateway"],), pid=os.getpid(), **urls, **rest))
+    with pytest.raises(StartupError, match=r"2 suites run here: name one with --ready FILE, of .*9000.json"):
+        find_one_suite(None)
+    assert find_one_suite(file).gateway.endswith(":9000")
+
+
+def test_the_last_move_is_told_by_its_age() -> None:
+    for age_s, said in ((0, "0s ago"), (59, "59s ago"), (61, "1m ago"), (7300, "2h ago"), (200_000, "2d ago")):
+        moved = {"moved_unix_ns": 10**18, "moved_by": "somebody"}
+        assert str(last_move(moved, 10**18 + age_s * 10**9)) == f"{said}, somebody"
+    assert str(last_move({"moved_unix_ns": 0}, 1)) == "–"

@@ -13,16 +13,26 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     WORKER_STATE_READY,
     Assignment,
     Load,
+    RoleChange,
     Worker,
 )
-from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, MODE_ADVISORY
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
+    ACTION_KEEP,
+    ACTION_ROLE_MOVED,
+    ACTION_SET_MODE,
+    MODE_ADVISORY,
+    MODE_OFF,
+)
 from libs.contracts.roles import role_from_name
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.split import prefill_share
 from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, at, step, step_batch
+from libs.testing.worker import RecordingBus
 from services.planner.api import PlannerCollector, make_api
 from services.planner.core import KEEP, MAX_ALTERNATIVES, Limits, decide
+from services.planner.mode import ModeStore
+from services.planner.mode_api import ModeApi
 from services.planner.snapshot import build_snapshot
 from services.planner.state import Identity, PlannerState
 
@@ -155,6 +165,18 @@ def test_whatever_the_cluster_it_keeps_first_and_moves_follow_from_best_to_worst
     assert 0 <= snapshot.coverage <= 1
 
 
+class Keeper:
+    """A Redis that is there or is not."""
+
+    def __init__(self):
+        self.mode = None
+        self.away = False
+
+    async def keep(self, mode):
+        self.mode = None if self.away else mode
+        return not self.away
+
+
 class Planner:
     """A planner without its stores: what they would tell goes straight in."""
 
@@ -170,7 +192,10 @@ class Planner:
         )
         registry = CollectorRegistry()
         registry.register(PlannerCollector(self.state, self.clock))
-        app = make_api(self.state, self.clock, registry)
+        self.bus = RecordingBus()
+        self.keeper = Keeper()
+        modes = ModeApi(self.state, self.keeper, self.bus, self.clock, token="secret")
+        app = make_api(self.state, self.clock, registry, modes)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://planner")
 
 
@@ -198,6 +223,10 @@ async def test_workers_are_answered_with_words_and_their_latest_depths(planner):
         "device": "sim:h100",
         "gpus": 1,
         "epoch": 3,
+        "moves": 2,
+        "moved_unix_ns": 0,
+        "moved_by": "",
+        "moved_because": "",
         "state": "ready",
         "running": 3,
         "waiting": 2,
@@ -240,6 +269,55 @@ def test_sums_beyond_what_a_decision_carries_are_cut_there():
         state.fleet.add(told(each, 100, load=load), at(WINDOW_MS))
     (pool,) = state.decide(at(WINDOW_MS)).inputs.pools
     assert (pool.gpus, pool.running, pool.waiting, pool.waiting_prefill_tokens) == (most, most, most, 2**64 - 1)
+
+
+async def test_role_moves_are_told_with_actor_and_reason_whoever_made_them(planner):
+    now_ns, before = planner.clock.now_ns(), worker("d", "decode")
+    assert planner.state.take_workers([before], now_ns) == []
+    after = worker("d", "prefill")
+    after.assignment.epoch = 5
+    after.role_change.CopyFrom(RoleChange(actor="fulcrum role", reason="a spike", unix_ns=now_ns))
+    (told_of,) = planner.state.take_workers([after, worker("new", "decode")], now_ns)
+    assert planner.state.take_workers([after], now_ns) == []
+    assert (told_of.action, told_of.worker_id, told_of.assignment.epoch) == (ACTION_ROLE_MOVED, "d", 5)
+    assert (told_of.actor, told_of.worker_incarnation) == ("fulcrum role", 1)
+    (answer,) = (await planner.http.get("/v1/decisions")).json()
+    assert (answer["action"], answer["worker"], answer["role"], answer["epoch"]) == ("role_moved", "d", "prefill", 5)
+    assert answer["reason"] == "fulcrum role moved d to prefill: a spike"
+    (listed,) = (await planner.http.get("/v1/workers")).json()
+    assert (listed["moves"], listed["moved_unix_ns"], listed["moved_by"]) == (4, now_ns, "fulcrum role")
+    restarted = worker("d", "decode", incarnation=2)
+    assert planner.state.take_workers([restarted], now_ns) == []
+
+
+async def test_the_mode_is_set_with_the_token_told_and_kept(planner):
+    assert (await planner.http.get("/v1/mode")).json() == {"mode": "advisory", "kept": True}
+    off = {"mode": "off", "actor": "tester"}
+    for headers in ({}, {"authorization": "Bearer wrong"}):
+        assert (await planner.http.put("/v1/mode", json=off, headers=headers)).status_code == 401
+    headers = {"authorization": "Bearer secret"}
+    assert (await planner.http.put("/v1/mode", json={"mode": "on"}, headers=headers)).status_code == 400
+    assert planner.bus.published == []
+    assert (await planner.http.put("/v1/mode", json=off, headers=headers)).json() == {"mode": "off", "kept": True}
+    assert planner.keeper.mode == MODE_OFF
+    (told_of,) = planner.bus.published
+    assert (told_of.action, told_of.mode, told_of.actor) == (ACTION_SET_MODE, MODE_OFF, "tester")
+    (answer,) = (await planner.http.get("/v1/decisions")).json()
+    assert (answer["action"], answer["mode"], answer["worker"]) == ("set_mode", "off", "")
+    planner.keeper.away = True
+    answer = (await planner.http.put("/v1/mode", json={"mode": "advisory"}, headers=headers)).json()
+    assert answer == {"mode": "advisory", "kept": False}
+
+
+async def test_a_mode_outlives_a_restart_in_redis_and_without_it_is_none(redis, cluster):
+    first, second = ModeStore(redis.url, cluster), ModeStore(redis.url, cluster)
+    assert await first.load() is None
+    assert await first.keep(MODE_OFF)
+    assert await second.load() == MODE_OFF
+    away = ModeStore("redis://127.0.0.1:1/0", cluster)
+    assert (await away.load(), await away.keep(MODE_OFF)) == (None, False)
+    for store in (first, second, away):
+        await store.close()
 
 
 async def test_a_bad_limit_is_a_400_that_names_the_parameter(planner):

@@ -1,0 +1,75 @@
+"""The routes that tell and set the planner's mode; setting it is an admin verb."""
+
+import hmac
+from dataclasses import dataclass
+from typing import Annotated, Protocol
+
+from fastapi import APIRouter, Header
+
+from libs.bus.port import Bus
+from libs.contracts.errors import Unauthenticated
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Mode
+from libs.contracts.topics import DECISIONS
+from libs.runtime.clock import Clock
+from services.planner.mode import MODES, ModeWord, mode_word
+from services.planner.state import PlannerState
+
+
+class ModeKeeper(Protocol):
+    """Where a mode outlives a restart."""
+
+    async def keep(self, mode: Mode) -> bool:
+        """Remember a mode; whether that worked."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModeRequest:
+    """The mode to take, and who asks."""
+
+    mode: ModeWord
+    actor: str = "somebody"
+
+
+@dataclass(frozen=True, slots=True)
+class ModeAnswer:
+    """The mode, and whether it outlives a restart."""
+
+    mode: str
+    kept: bool
+
+
+class ModeApi:
+    """GET and PUT /v1/mode."""
+
+    def __init__(self, state: PlannerState, keeper: ModeKeeper, bus: Bus, clock: Clock, *, token: str) -> None:
+        self._state = state
+        self._keeper = keeper
+        self._bus = bus
+        self._clock = clock
+        self._expected = f"Bearer {token}" if token else ""
+        self._kept = True
+
+    def router(self) -> APIRouter:
+        """The routes, for the planner's app."""
+        router = APIRouter()
+
+        @router.get("/v1/mode")
+        async def mode() -> ModeAnswer:
+            """The planner's mode."""
+            return self._answer()
+
+        @router.put("/v1/mode", responses={401: {"description": "the token is missing or wrong"}})
+        async def set_mode(request: ModeRequest, authorization: Annotated[str, Header()] = "") -> ModeAnswer:
+            """Set the mode; needs the suite's token as `authorization: Bearer TOKEN`."""
+            if not (self._expected and hmac.compare_digest(authorization.encode(), self._expected.encode())):
+                raise Unauthenticated("setting the mode needs the suite's token as authorization: Bearer TOKEN")
+            wanted = MODES[request.mode]
+            self._bus.publish(DECISIONS, self._state.set_mode(wanted, request.actor, self._clock.now_ns()))
+            self._kept = await self._keeper.keep(wanted)
+            return self._answer()
+
+        return router
+
+    def _answer(self) -> ModeAnswer:
+        return ModeAnswer(mode_word(self._state.identity.mode), self._kept)
