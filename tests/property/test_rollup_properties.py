@@ -1,0 +1,94 @@
+"""Roll-ups against sums over what was written, whatever is written late, twice or after a pause."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.telemetry.fleet import Fleet
+from libs.telemetry.history import History
+from libs.telemetry.rollups import RollUps, Tier, Written
+from libs.telemetry.timeline import PhaseTime
+from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
+
+TIERS = (Tier(100, 40), Tier(1000, 20), Tier(5000, 10))
+WORKERS = ("a", "b", "c")
+
+times = st.tuples(*[st.integers(0, 33)] * 3).map(lambda parts: PhaseTime(sum(parts) + 1, *parts))
+writes = st.lists(st.tuples(st.integers(0, 120), st.sampled_from(WORKERS), times), max_size=80)
+
+
+def parts(time):
+    return [time.covered_ns, time.prefill_ns, time.decode_ns, time.kv_wait_ns]
+
+
+@settings(max_examples=200, deadline=None)
+@given(writes)
+def test_every_tier_is_the_sum_of_the_last_writes_it_still_holds(written):
+    rollups, known, newest = RollUps(TIERS), {}, 0
+    for number, worker, time in written:
+        newest = max(newest, number)
+        if number > newest - TIERS[0].windows:
+            known[number, worker] = time
+        rollups.write(number * 100, [Written(worker, time, 1)])
+    for tier in TIERS:
+        end = (newest * 100 // tier.window_ns + 1) * tier.window_ns
+        series = rollups.read(tier.window_ns, 0, end)
+        for start, window in zip(series.starts_ns, series.times_ns, strict=True):
+            for worker, found in zip(series.worker_ids, window, strict=True):
+                inside = [
+                    parts(time)
+                    for (number, of), time in known.items()
+                    if of == worker and start <= number * 100 < start + tier.window_ns
+                ]
+                assert found.tolist() == np.sum(inside or [[0] * 4], axis=0).tolist()
+
+
+def test_more_workers_than_slots_are_kept_apart():
+    rollups = RollUps(TIERS)
+    names = [f"w{number:03}" for number in range(100)]
+    rollups.write(0, [Written(name, PhaseTime(100, number, 0, 0), 1) for number, name in enumerate(names)])
+    series = rollups.read(1000, 0, 1000)
+    assert list(series.worker_ids) == names
+    assert series.times_ns[0, :, 1].tolist() == list(range(100))
+
+
+def test_a_window_that_was_overwritten_is_not_written_again():
+    rollups = RollUps(TIERS)
+    rollups.write(4000, [Written("a", PhaseTime(100, 1, 0, 0), 1)])
+    rollups.write(0, [Written("a", PhaseTime(100, 50, 0, 0), 1)])
+    assert rollups.read(1000, 0, 5000).times_ns[:, 0, 1].tolist() == [0, 0, 0, 0, 1]
+
+
+def test_a_length_that_no_tier_has_is_refused():
+    with pytest.raises(ValueError, match="100, 1000, 5000"):
+        RollUps(TIERS).read(300, 0, 1000)
+
+
+def follow(batches, order, ends_ms):
+    """Enter batches in an order, advancing as far as `ends_ms` says after each; the roll-ups."""
+    fleet, rollups = Fleet(lambda _batch: lambda step: (1 << 23) if step.prefill_tokens else 0), RollUps()
+    history = History(fleet, rollups)
+    history.advance(at(0))
+    for index, end_ms in zip(order, ends_ms, strict=True):
+        fleet.add(batches[index], at(100_000))
+        history.note(batches[index])
+        history.advance(at(end_ms))
+    history.advance(at(3000))
+    history.advance(at(3000))
+    return rollups
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.permutations(range(10)), st.lists(st.integers(200, 2900), min_size=10, max_size=10))
+def test_late_batches_end_in_the_same_roll_ups_as_punctual_ones(order, ends_ms):
+    batches = [
+        step_batch(number, (200 * number, 200 * number + 200), [step(200 * number + 30, 200 * number + 170, decode=1)])
+        for number in range(10)
+    ]
+    punctual = follow(batches, range(10), [200 * number + 200 for number in range(10)])
+    late = follow(batches, order, sorted(ends_ms))
+    for window_ns in (100 * MS, 1000 * MS):
+        want, found = (each.read(window_ns, ORIGIN_NS, at(3000)) for each in (punctual, late))
+        assert np.array_equal(want.times_ns, found.times_ns)
+        assert want.times_ns[:, 0, 0].sum() == 2000 * MS
