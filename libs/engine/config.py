@@ -21,6 +21,8 @@ class EngineConfig:
     prefill_chunk_tokens: int = 512
     kv_lease_ms: int = 30_000
     """How long blocks of a prefilled sequence wait for their receiver."""
+    kv_shared_dir: Path | None = None
+    """Folder in memory where the KV pool lies as a file, for other workers of the host to copy from; None: private."""
     sim_profile: str = "llama-8b-h100"
     """Step-time model of the sim engine, by name."""
     sim_speedup: float = 1.0

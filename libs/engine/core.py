@@ -12,7 +12,7 @@ from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.engine import batching
 from libs.engine.block_pool import BlockPool
 from libs.engine.config import EngineConfig
-from libs.engine.handles import Held
+from libs.engine.handles import Held, Received
 from libs.engine.kv_wait import KvWait
 from libs.engine.offers import Offers
 from libs.engine.port import (
@@ -63,12 +63,7 @@ class Core:
         self._eos_token_ids = eos_token_ids
         self._budget_tokens = config.prefill_chunk_tokens
         self._pool = BlockPool(capabilities.kv_blocks)
-        self._offers = Offers(
-            self._pool,
-            identity,
-            block_size_tokens=capabilities.block_size_tokens,
-            lease_ns=config.kv_lease_ms * 1_000_000,
-        )
+        self._offers = Offers(self._pool, identity, capabilities, lease_ns=config.kv_lease_ms * 1_000_000)
         self._kv_wait = KvWait()
         self._sequences: dict[int, Sequence] = {}
         self._at: dict[Stage, dict[int, Sequence]] = {stage: {} for stage in Stage}
@@ -226,23 +221,24 @@ class Core:
         """The first block was asked for."""
         self._outputs.append(SequenceOutput(sequence.key, pulling=True))
 
-    def kv_arrived(self, sequence: Sequence, blocks: int, data_bytes: int, started_ns: int, now_ns: int) -> None:
+    def kv_arrived(self, sequence: Sequence, received: Received, started_ns: int, now_ns: int) -> None:
         """All blocks of the handle are in the pool."""
         kv = sequence.request.kv
         assert kv is not None
-        sequence.kv_bytes_received = data_bytes
+        sequence.kv_bytes_received = received.data_bytes
         sequence.kv_arrived = True
         prompt_tokens = sequence.request.prompt_tokens
         self._transfers.append(
             KvTransferReport(
                 request_id=sequence.request.request_id,
                 from_worker_id=kv.worker_id,
-                blocks=blocks,
-                data_bytes=data_bytes,
+                blocks=received.blocks,
+                data_bytes=received.data_bytes,
                 start_unix_ns=started_ns,
                 end_unix_ns=now_ns,
                 prompt_tokens=prompt_tokens,
                 prompt_tokens_computed=max(prompt_tokens - kv.tokens, 0),
+                shared=received.shared,
             )
         )
         if sequence.handed is not None or not kv.streamed:
@@ -258,6 +254,14 @@ class Core:
     def held(self, opaque: bytes, now_ns: int) -> Held:
         """What is behind a handle, its lease renewed; raises KvLost for an unknown or expired one."""
         return self._offers.held(opaque, now_ns)
+
+    def pull(self, opaque: bytes, now_ns: int) -> Held:
+        """The same, for a receiver that stays until `leave`."""
+        return self._offers.pull(opaque, now_ns)
+
+    def leave(self, held: Held, now_ns: int) -> None:
+        """A receiver is gone; unless it has all, its blocks wait a little for another."""
+        self._offers.leave(held, now_ns)
 
     def release(self, opaque: bytes, now_ns: int) -> None:
         """The receiver has the blocks."""
@@ -362,10 +366,9 @@ class Core:
 
     def _go_on(self, sequence: Sequence, now_ns: int) -> None:
         """A transferred sequence has its KV, and all tokens that were sampled elsewhere."""
-        assert sequence.request.kv is not None
         for token_id in sequence.handed or ():
             sequence.append(token_id)
-        sequence.receive(sequence.request.kv.tokens)
+        sequence.receive()
         sequence.register_full_blocks(self._pool)
         generated_only = sequence.pending == 1 and sequence.computed >= sequence.request.prompt_tokens
         self._move(sequence, Stage.DECODE if generated_only else Stage.PREFILL)

@@ -18,6 +18,8 @@ class Held:
     """So many of them hold all their KV."""
     expires_ns: int | None = None
     """None: the prompt is still being computed."""
+    pulls: int = 0
+    """Receivers that are reading them."""
 
     @property
     def whole(self) -> bool:
@@ -25,28 +27,41 @@ class Held:
         return self.expires_ns is not None
 
 
+@dataclass(slots=True)
+class Received:
+    """What came of a handle's blocks."""
+
+    blocks: int = 0
+    data_bytes: int = 0
+    shared: bool = False
+    """From the sender's memory, on this host."""
+
+
 class HandleTable:
     """Handles by their opaque bytes, opened when a prompt begins and sealed under a lease when it is computed.
 
-    All leases are equally long, so they expire in the order of their last use.
+    A handle whose receiver left without a word has a shorter lease than one that waits for its first. The leases of a
+    kind are equally long, so they expire in the order of their last use.
     """
 
-    def __init__(self, *, incarnation: int, lease_ns: int) -> None:
+    def __init__(self, *, incarnation: int, lease_ns: int, left_lease_ns: int) -> None:
         self._incarnation = incarnation
         self._lease_ns = lease_ns
+        self._left_lease_ns = min(left_lease_ns, lease_ns)
         self._open: dict[bytes, Held] = {}
         self._held: OrderedDict[bytes, Held] = OrderedDict()
+        self._left: OrderedDict[bytes, Held] = OrderedDict()
         self._by_key: dict[int, bytes] = {}
         self._made = 0
 
     def __len__(self) -> int:
-        return len(self._open) + len(self._held)
+        return len(self._open) + len(self._held) + len(self._left)
 
     @property
     def next_expiry_ns(self) -> int | None:
         """When the first lease ends; None without any."""
-        first = next(iter(self._held.values()), None)
-        return first.expires_ns if first else None
+        firsts = (next(iter(leased.values())) for leased in (self._held, self._left) if leased)
+        return min((first.expires_ns for first in firsts if first.expires_ns is not None), default=None)
 
     def open(self, key: int, blocks: list[int]) -> Held:
         """A new handle without a lease, for blocks that are being filled; no other incarnation makes the same."""
@@ -67,16 +82,25 @@ class HandleTable:
         held = self._open.get(opaque)
         if held is not None:
             return held
-        held = self._held.get(opaque)
+        held = self._held.get(opaque) or self._left.get(opaque)
         if held is None or held.expires_ns is None or held.expires_ns <= now_ns:
             return None
         held.expires_ns = now_ns + self._lease_ns
+        self._left.pop(opaque, None)
+        self._held[opaque] = held
         self._held.move_to_end(opaque)
         return held
 
+    def leave(self, held: Held, now_ns: int) -> None:
+        """A receiver reads it no more; unless it was dropped, the last one to go leaves it the shorter lease."""
+        held.pulls -= 1
+        if not held.pulls and self._held.pop(held.opaque, None) is not None:
+            held.expires_ns = now_ns + self._left_lease_ns
+            self._left[held.opaque] = held
+
     def drop(self, opaque: bytes) -> Held | None:
         """End a lease; None when there is none."""
-        held = self._open.pop(opaque, None) or self._held.pop(opaque, None)
+        held = self._open.pop(opaque, None) or self._held.pop(opaque, None) or self._left.pop(opaque, None)
         if held is not None and self._by_key.get(held.key) == opaque:
             del self._by_key[held.key]
         return held
@@ -92,24 +116,25 @@ class HandleTable:
 
     def blocks(self) -> Iterator[int]:
         """The blocks behind all handles, one handle after the other."""
-        for held in chain(self._open.values(), self._held.values()):
+        for held in chain(self._open.values(), self._held.values(), self._left.values()):
             yield from held.blocks
 
     def expire(self, now_ns: int) -> list[Held]:
         """End the leases that are over."""
         over: list[Held] = []
-        while self._held:
-            first = next(iter(self._held.values()))
-            if first.expires_ns is None or first.expires_ns > now_ns:
-                break
-            self.drop(first.opaque)
-            over.append(first)
+        for leased in (self._held, self._left):
+            while leased:
+                first = next(iter(leased.values()))
+                if first.expires_ns is None or first.expires_ns > now_ns:
+                    break
+                self.drop(first.opaque)
+                over.append(first)
         return over
 
     def drop_all(self) -> list[Held]:
         """End every lease."""
-        held = [*self._open.values(), *self._held.values()]
-        self._open.clear()
-        self._held.clear()
+        held = [*self._open.values(), *self._held.values(), *self._left.values()]
+        for table in (self._open, self._held, self._left):
+            table.clear()
         self._by_key.clear()
         return held

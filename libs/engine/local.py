@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
 import structlog
@@ -85,7 +85,7 @@ class LocalEngine:
 
     async def start(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
         """Load the runner and start the loop. Raises StartupError."""
-        capabilities = await self._runner.load(progress)
+        capabilities = await self._runner.load(identity, progress)
         core = Core(self._config, capabilities, self._runner.eos_token_ids, identity)
         self._started = (core, capabilities, fetcher)
         self._tasks.spawn("engine loop", self._run())
@@ -124,7 +124,9 @@ class LocalEngine:
         while (event := await self._events.get()) is not None:
             yield event
 
-    async def export(self, opaque: bytes, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
+    async def export(
+        self, opaque: bytes, kv_layout: str, from_block: int, *, in_place: bool = False
+    ) -> AsyncGenerator[KvChunk, None]:
         """The blocks behind a handle as they fill, its lease renewed with each chunk. Raises KvLost, KvMismatch."""
         core, capabilities, _ = self._parts
         if kv_layout != capabilities.kv_layout:
@@ -135,9 +137,15 @@ class LocalEngine:
             lambda: core.held(opaque, self._clock.now_ns()),
             from_block,
             self._kv_progress.wait,
+            in_place=in_place,
         )
-        async for chunk in chunks:
-            yield chunk
+        pulled = core.pull(opaque, self._clock.now_ns())
+        try:
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            core.leave(pulled, self._clock.now_ns())
+            self._wake.set()  # its lease may end sooner than the loop expects
 
     def release(self, opaque: bytes) -> None:
         """The receiver has the blocks; unknown handles are ignored."""
@@ -233,11 +241,13 @@ class LocalEngine:
             core.kv_asked(sequence)
             self._settle()
             try:
-                data_bytes = await receive_blocks(self._runner, capabilities, fetcher, handle, sequence.blocks)
+                received = await receive_blocks(
+                    self._runner, capabilities, fetcher, handle, blocks=sequence.blocks, found=sequence.found_blocks
+                )
             except FulcrumError as error:
                 reason = FinishReason.KV_LOST if isinstance(error, KvLost) else FinishReason.FAILED
                 core.kv_failed(sequence, reason, f"{error.code}: {error.message}", self._clock.now_ns())
             else:
-                core.kv_arrived(sequence, handle.blocks, data_bytes, started_ns, self._clock.now_ns())
+                core.kv_arrived(sequence, received, started_ns, self._clock.now_ns())
         del self._fetches[sequence.key]
         self._settle()

@@ -5,18 +5,23 @@ from collections.abc import Iterator
 from libs.contracts.errors import KvLost
 from libs.engine.block_pool import BlockPool
 from libs.engine.handles import HandleTable, Held
-from libs.engine.port import EngineIdentity, KvHandle
+from libs.engine.port import Capabilities, EngineIdentity, KvHandle
 from libs.engine.sequence import Sequence
+
+RETRY_MS = 5_000
+"""How long blocks wait for another receiver when theirs has left: a gateway notices its loss well before."""
 
 
 class Offers:
     """Handles with references of their own to blocks: a sequence and what it offers end apart."""
 
-    def __init__(self, pool: BlockPool, identity: EngineIdentity, *, block_size_tokens: int, lease_ns: int) -> None:
+    def __init__(self, pool: BlockPool, identity: EngineIdentity, capabilities: Capabilities, *, lease_ns: int) -> None:
         self._pool = pool
         self._identity = identity
-        self._block_size = block_size_tokens
-        self._handles = HandleTable(incarnation=identity.incarnation, lease_ns=lease_ns)
+        self._capabilities = capabilities
+        self._handles = HandleTable(
+            incarnation=identity.incarnation, lease_ns=lease_ns, left_lease_ns=RETRY_MS * 1_000_000
+        )
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -35,7 +40,7 @@ class Offers:
     def progress(self, sequence: Sequence) -> None:
         """More of an open prompt is computed."""
         if sequence.opened is not None:
-            sequence.opened.ready = sequence.computed // self._block_size
+            sequence.opened.ready = sequence.computed // self._capabilities.block_size_tokens
 
     def seal(self, sequence: Sequence, now_ns: int) -> KvHandle:
         """A prompt is computed, or a running sequence leaves: its blocks wait under a lease."""
@@ -55,6 +60,16 @@ class Offers:
         if held is None:
             raise KvLost("no such KV handle here: it was released, or its lease has ended")
         return held
+
+    def pull(self, opaque: bytes, now_ns: int) -> Held:
+        """The same, for a receiver that stays until `leave`."""
+        held = self.held(opaque, now_ns)
+        held.pulls += 1
+        return held
+
+    def leave(self, held: Held, now_ns: int) -> None:
+        """A receiver is gone, whether it has the blocks or not."""
+        self._handles.leave(held, now_ns)
 
     def end(self, opaque: bytes) -> None:
         """Nobody needs the blocks behind a handle any more; unknown ones are ignored."""
@@ -84,7 +99,7 @@ class Offers:
 
     def _new(self, sequence: Sequence, tokens: int) -> Held:
         # A running sequence may hold a block more, for tokens to come.
-        blocks = self._pool.allocate(0, sequence.blocks[: -(-tokens // self._block_size)])
+        blocks = self._pool.allocate(0, sequence.blocks[: -(-tokens // self._capabilities.block_size_tokens)])
         assert blocks is not None
         return self._handles.open(sequence.key, blocks)
 
@@ -100,5 +115,6 @@ class Offers:
             opaque=held.opaque,
             tokens=tokens,
             blocks=len(held.blocks),
+            kv_layout=self._capabilities.kv_layout,
             streamed=streamed,
         )

@@ -5,7 +5,7 @@ sequence whose last token was computed gets a new one sampled. Prompt chunks, de
 same thing.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
@@ -57,6 +57,8 @@ class Capabilities:
     """`Engine.hand_over` works."""
     streams_kv: bool = False
     first_token_from: Literal["prefill", "decode"] = "prefill"
+    kv_nonce: bytes = b""
+    """What is written in the pool's file, where other processes of the host can map it; empty: they cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class KvHandle:
     opaque: bytes
     tokens: int
     blocks: int
+    kv_layout: str = ""
     streamed: bool = False
     """Its prompt is still being computed: `tokens` and `blocks` are what will be there, and what is sampled there comes
     by `Engine.proceed`."""
@@ -101,19 +104,27 @@ class KvChunk:
 
     first_block: int
     blocks: int
-    data: bytes
-    """blocks x [layers, 2, block_size, kv_heads, head_dim] in the engine's dtype; empty from the sim engine."""
-    data_bytes: int
+    data: tuple[memoryview, ...] = ()
+    """Of each block [layers, 2, block_size, kv_heads, head_dim] in the engine's dtype; none from the sim engine. They
+    may be views of memory that changes: good until the next chunk is asked for, and only if the checksums agree."""
+    data_bytes: int = 0
     """What the blocks weigh, also where `data` is only simulated."""
+    checksums: tuple[int, ...] = ()
+    """Of each block, by libs/engine/checksum.py."""
+    pool_blocks: tuple[int, ...] = ()
+    """Where the blocks lie in the sender's pool."""
+    shared: bool = False
+    """The views are of the sender's own memory, on this host."""
 
 
 class KvFetcher(Protocol):
     """How an engine that does not move bytes itself gets the blocks of a handle; the worker provides it."""
 
-    def fetch(self, handle: KvHandle, kv_layout: str) -> AsyncIterator[KvChunk]:
-        """Chunks in order, checked. Leaving the iterator early keeps the sender's lease; the end acknowledges.
+    def fetch(self, handle: KvHandle, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
+        """Chunks in order, from a block on; the checksums are the caller's to check. The end acknowledges.
 
-        Raises KvLost when the source is gone, KvMismatch when layouts differ.
+        Left early, the sender keeps the blocks for a moment, for another receiver. Raises KvLost when the source is
+        gone, KvMismatch when layouts differ.
         """
         ...
 
@@ -198,6 +209,8 @@ class KvTransferReport:
     prompt_tokens: int
     prompt_tokens_computed: int
     """Prompt tokens this engine has to compute because their KV did not come: 0 or 1."""
+    shared: bool = False
+    """Copied from the sender's memory on the same host; else the bytes were sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,9 +329,12 @@ class Engine(Protocol):
         """The engine's only output; one consumer. Raises when the engine died."""
         ...
 
-    def export(self, opaque: bytes, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
+    def export(
+        self, opaque: bytes, kv_layout: str, from_block: int, *, in_place: bool = False
+    ) -> AsyncGenerator[KvChunk, None]:
         """The blocks behind a handle, those of a streamed one as they become full.
 
+        `in_place`: the receiver reads them in the pool's file, so chunks may be larger than what a message carries.
         Raises KvLost for an unknown handle or one whose prompt was given up, KvMismatch for another layout.
         """
         ...

@@ -3,13 +3,14 @@
 Queue, blocks and batches (libs/engine/core.py and its neighbours) are the same code for both.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.engine.port import Capabilities, Logprob, Progress, SamplingParams
+from libs.engine.port import Capabilities, EngineIdentity, Logprob, Progress, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ class Runner(Protocol):
         """Tokens that end a sequence."""
         ...
 
-    async def load(self, progress: Progress) -> Capabilities:
-        """Load weights, allocate the pool. Raises StartupError."""
+    async def load(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
+        """Load weights, allocate the pool, shared under this identity where that is asked for. Raises StartupError."""
         ...
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
@@ -75,16 +76,19 @@ class Runner(Protocol):
         """
         ...
 
-    def read_blocks(self, blocks: NDArray[np.int32]) -> bytes:
-        """The bytes of pool blocks, block after block; empty where KV is only simulated.
+    def read_blocks(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
+        """The bytes of each block, as views that are good until it changes; none where KV is only simulated.
 
-        This and `write_blocks` are plain copies (about 15 GB/s on a CPU), called on the event loop's thread also while
-        `run` is under way, for blocks that the running batch does not write: nothing is locked, memory is disjoint.
+        This and `write_blocks` are called on the event loop's thread also while `run` is under way, for blocks that the
+        running batch does not write: nothing is locked, memory is disjoint. Callers keep each call small.
         """
         ...
 
-    def write_blocks(self, blocks: NDArray[np.int32], data: bytes) -> None:
-        """The inverse of `read_blocks`; the next `run` sees the bytes. Raises KvMismatch for a wrong number of them."""
+    def write_blocks(self, blocks: NDArray[np.int32], data: Sequence[memoryview], checksums: Sequence[int]) -> None:
+        """The inverse of `read_blocks`, for the next `run` to see; what was written is held against the checksums.
+
+        Raises KvLost where they differ, with the block zeroed, and KvMismatch for a wrong number of bytes.
+        """
         ...
 
     async def transfer(self, data_bytes: int) -> None:

@@ -47,6 +47,8 @@ class Sequence:
         self.computed_prompt_tokens = 0
         self.kv_bytes_received = 0
         self.kv_arrived = False
+        self.found_blocks = 0
+        """Blocks at the start of its table that were found here with their KV, so that only the rest is fetched."""
         self.handed: tuple[int, ...] | None = None
         """Tokens sampled where a streamed prompt was computed; None: not known yet."""
         self.opened: Held | None = None
@@ -100,10 +102,10 @@ class Sequence:
 
     def reusable_hashes(self) -> list[bytes]:
         """Hashes of the blocks that may come from the pool: full ones, and at least the last token stays to compute."""
-        if not self.request.chain_root or (self.request.kv and not self.preempted):
+        if not self.request.chain_root:
             return []
         self._extend_hashes(self.length // self._block_size)
-        return self._hashes[: (self.length - 1) // self._block_size]
+        return self._hashes[: self._known_elsewhere // self._block_size]
 
     def admit(self, blocks: list[int], shared: int) -> None:
         """Take blocks, of which the first `shared` were found with their KV."""
@@ -115,6 +117,7 @@ class Sequence:
             self.cached_tokens = min(shared * self._block_size, self.request.prompt_tokens)
         self.blocks = []
         self.grow(blocks)
+        self.found_blocks = shared
         self.computed = shared * self._block_size
         self.reached = max(self.reached, self.computed)
         self._registered = shared
@@ -131,9 +134,9 @@ class Sequence:
         self.preempted = True
         return blocks
 
-    def receive(self, tokens: int) -> None:
-        """KV of the first `tokens` has come from elsewhere; the last token is always computed here, to be sampled."""
-        self.computed = self.reached = min(tokens, self.length - 1)
+    def receive(self) -> None:
+        """The KV of its handle has come from elsewhere."""
+        self.computed = self.reached = self._known_elsewhere
 
     def table(self, tokens: int) -> NDArray[np.int32]:
         """[blocks] 1D int32: the blocks of the first `tokens` positions."""
@@ -182,6 +185,12 @@ class Sequence:
         for index in range(self._registered, full):
             pool.register(self.blocks[index], self._hashes[index])
         self._registered = full
+
+    @property
+    def _known_elsewhere(self) -> int:
+        """Tokens whose KV may be found or fetched; the last one is always computed here, to be sampled."""
+        kv = self.request.kv
+        return min(kv.tokens, self.length - 1) if kv and not self.preempted else self.length - 1
 
     def _blocks_for(self, tokens: int) -> int:
         own = -(-tokens // self._block_size)

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from libs.contracts.errors import KvLost
+from libs.engine.pool_map import PoolMap, PoolMaps
 from libs.engine.port import (
     Engine,
     EngineEvent,
@@ -22,20 +24,22 @@ WAIT_S = 60.0
 
 @dataclass
 class DirectFetcher:
-    """A `KvFetcher` over engines in this process, by worker id."""
+    """A `KvFetcher` over engines in this process, by worker id: bytes are copied, or read in the source's pool file."""
 
     engines: dict[str, Engine] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     """Chunks come while it is set."""
     dies: bool = False
     """Every source dies after its first chunk."""
+    maps: PoolMaps | None = None
+    """Where the pool files are."""
     fetching: int = 0
     """Transfers that are under way."""
 
     def __post_init__(self) -> None:
         self.gate.set()
 
-    async def fetch(self, handle: KvHandle, kv_layout: str) -> AsyncIterator[KvChunk]:
+    async def fetch(self, handle: KvHandle, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
         """The source's export, acknowledged at its end."""
         source = self.engines.get(handle.worker_id)
         if source is None:
@@ -43,14 +47,24 @@ class DirectFetcher:
         self.fetching += 1
         try:
             await self.gate.wait()
-            async for chunk in source.export(handle.opaque, kv_layout, 0):
-                yield chunk
+            pool = self.maps.get(handle.worker_id, handle.incarnation) if self.maps is not None else None
+            assert pool is None or pool.nonce == source.capabilities.kv_nonce
+            async for chunk in source.export(handle.opaque, kv_layout, from_block, in_place=pool is not None):
+                yield _shared(chunk, pool) if pool else _sent(chunk)
                 await self.gate.wait()
                 if self.dies:
                     raise KvLost(f"worker {handle.worker_id} is gone")
             source.release(handle.opaque)
         finally:
             self.fetching -= 1
+
+
+def _shared(chunk: KvChunk, pool: PoolMap) -> KvChunk:
+    return replace(chunk, data=tuple(map(pool.block, chunk.pool_blocks)), shared=True)
+
+
+def _sent(chunk: KvChunk) -> KvChunk:
+    return replace(chunk, data=tuple(memoryview(bytes(view)) for view in chunk.data))
 
 
 @dataclass
@@ -131,8 +145,8 @@ class EventReader:
 class EngineBench:
     """Some engines of one kind, started and read, that fetch from one another; `close` checks that nothing leaks."""
 
-    def __init__(self, make: Callable[..., Engine]) -> None:
-        self.fetcher = DirectFetcher()
+    def __init__(self, make: Callable[..., Engine], shared_dir: Path | None = None) -> None:
+        self.fetcher = DirectFetcher(maps=PoolMaps(shared_dir) if shared_dir else None)
         self._make = make
         self._readers: list[EventReader] = []
 
@@ -147,6 +161,8 @@ class EngineBench:
 
     async def close(self) -> None:
         """Close every engine and see its events end."""
+        if self.fetcher.maps is not None:
+            self.fetcher.maps.close()
         for engine in self.fetcher.engines.values():
             await engine.close()
             assert engine.integrity() == EngineIntegrity(0, 0, 0), "something was left behind"

@@ -63,6 +63,9 @@ def admit(
     code = assignment.refusal(submit.phase)
     if code is not None:
         return pb.Refused(code=code, detail="the phase does not fit the worker's assignment")
+    if request.kv is not None and request.kv.kv_layout != kv_layout:
+        detail = f"the blocks have KV layout {request.kv.kv_layout!r}, this engine has {kv_layout!r}"
+        return pb.Refused(code=pb.REFUSAL_CODE_KV_MISMATCH, detail=detail)
     if not has_credit:
         return pb.Refused(code=pb.REFUSAL_CODE_NO_CAPACITY, detail="no credit was held")
     return request

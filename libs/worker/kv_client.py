@@ -1,4 +1,9 @@
-"""The gRPC way to fetch KV blocks, for engines that do not move bytes themselves."""
+"""Fetching KV blocks for engines that do not move bytes themselves: over gRPC, or out of the sender's mapped memory.
+
+The stream is the same either way: it opens the transfer, tells which blocks are ready while the prompt is computed, and
+ends with the ack. Where sender and receiver share memory its chunks name blocks in place of carrying them. Nobody
+assumes that: the receiver opens the file that the sender's pool would have here and says what nonce is in it.
+"""
 
 import asyncio
 from collections import OrderedDict
@@ -6,17 +11,17 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
-from zlib import crc32
 
 import grpc
 import grpc.aio
 
 from libs.contracts.errors import KvLost, KvMismatch
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.engine.pool_map import PoolMap, PoolMaps
 from libs.engine.port import KvChunk, KvHandle
 from libs.runtime.rpc import make_channel
 from libs.runtime.settings import CommonSettings
+from libs.worker import kv_wire
 
 CHUNK_TIMEOUT_S = 5.0
 """A sender that is silent for so long is given up."""
@@ -34,36 +39,42 @@ class _Channel:
 class GrpcKvFetcher:
     """KvFetcher over KvService.Pull."""
 
-    def __init__(self, settings: CommonSettings, receiver_id: str) -> None:
+    def __init__(self, settings: CommonSettings, receiver_id: str, maps: PoolMaps | None = None) -> None:
+        """Without `maps` all bytes are sent."""
         self._settings = settings
         self._receiver_id = receiver_id
+        self._maps = maps
         self._channels: OrderedDict[str, _Channel] = OrderedDict()
 
-    async def fetch(self, handle: KvHandle, kv_layout: str) -> AsyncGenerator[KvChunk, None]:
-        """Chunks in order, checked. Leaving early keeps the sender's lease; the end acknowledges.
+    async def fetch(self, handle: KvHandle, kv_layout: str, from_block: int) -> AsyncGenerator[KvChunk, None]:
+        """Chunks in order, from a block on; the end acknowledges.
 
-        Raises KvLost when the source is gone or bytes are damaged, KvMismatch when layouts differ.
+        Raises KvLost when the source is gone or speaks nonsense, KvMismatch when layouts differ.
         """
+        pool = self._maps.get(handle.worker_id, handle.incarnation) if self._maps is not None else None
         pull = pb.PullOpen(
             handle=handle.opaque,
             incarnation=handle.incarnation,
             receiver_id=self._receiver_id,
             kv_layout=kv_layout,
+            from_block=from_block,
+            shared_nonce=pool.nonce if pool else b"",
         )
         async with self._channel(handle.address) as channel:
-            call: Any = pb_grpc.KvServiceStub(channel).Pull()  # type: ignore[no-untyped-call]
+            call: Any = _pull_method(channel)()
             try:
                 await _within(CHUNK_TIMEOUT_S, call.write(pb.PullFrame(open=pull)))
-                blocks = 0
+                blocks = from_block
                 last = False
                 while not last:
-                    message: Any = await _within(CHUNK_TIMEOUT_S, call.read())
-                    if message is grpc.aio.EOF:
+                    raw: Any = await _within(CHUNK_TIMEOUT_S, call.read())
+                    if raw is grpc.aio.EOF:
                         raise KvLost(f"{handle.worker_id} ended the transfer after {blocks} of {handle.blocks} blocks")
+                    message, data = kv_wire.decode(raw)
                     last = message.last
                     blocks += message.blocks
                     if message.blocks:
-                        yield _checked(message, handle)
+                        yield _chunk(message, data, pool)
                 if blocks != handle.blocks:
                     raise KvLost(f"{handle.worker_id} sent {blocks} of {handle.blocks} blocks")
                 await _acknowledge(call)
@@ -123,10 +134,31 @@ async def _acknowledge(call: Any) -> None:
         return
 
 
-def _checked(message: pb.KvChunk, handle: KvHandle) -> KvChunk:
-    if crc32(message.data) != message.crc32:
-        raise KvLost(f"blocks from {handle.worker_id} arrived damaged")
-    return KvChunk(message.first_block, message.blocks, message.data, message.data_bytes)
+def _pull_method(channel: grpc.aio.Channel) -> Any:
+    """KvService.Pull with chunks as raw bytes, for `kv_wire`."""
+    method = pb.DESCRIPTOR.services_by_name["KvService"].methods_by_name["Pull"]
+    return channel.stream_stream(
+        f"/{method.containing_service.full_name}/{method.name}",
+        request_serializer=pb.PullFrame.SerializeToString,
+        response_deserializer=None,
+    )
+
+
+def _chunk(message: pb.KvChunk, data: memoryview, pool: PoolMap | None) -> KvChunk:
+    """The chunk with its bytes where they are: in the message, or in the sender's pool."""
+    shared = bool(message.pool_blocks)
+    if shared and pool is None:
+        raise KvLost("the sender names blocks of a pool that is not mapped here")
+    views = tuple(map(pool.block, message.pool_blocks)) if pool and shared else kv_wire.split(data, message.blocks)
+    return KvChunk(
+        first_block=message.first_block,
+        blocks=message.blocks,
+        data=views,
+        data_bytes=message.data_bytes,
+        checksums=tuple(message.checksums),
+        pool_blocks=tuple(message.pool_blocks),
+        shared=shared,
+    )
 
 
 def _typed(error: grpc.aio.AioRpcError, handle: KvHandle) -> KvLost | KvMismatch:

@@ -1,59 +1,72 @@
 """KvService over gRPC: blocks leave under a lease that ends with the receiver's ack."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
-from zlib import crc32
 
 import grpc
 import grpc.aio
+import structlog
 
-from libs.contracts.errors import FulcrumError, InvalidRequest, KvLost
+from libs.contracts.errors import FulcrumError, InvalidRequest, KvLost, QueueFull
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
-from libs.engine.port import KvChunk
 from libs.runtime.rpc import abort_with, read_message
+from libs.worker import kv_wire
 from libs.worker.host import WorkerHost
+
+log = structlog.get_logger()
 
 FRAME_TIMEOUT_S = 10.0
 """How long a receiver may take to open or to ack; without an ack the blocks stay until their lease ends."""
+MAX_PULLS = 512
+"""Transfers out of this worker at a time; credits keep it far below, and more are refused."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class KvServicer(pb_grpc.KvServiceServicer):
+class KvServicer:
     """Serves the blocks of prefilled sequences to other workers."""
 
     def __init__(self, host: WorkerHost, incarnation: int) -> None:
         self._host = host
         self._incarnation = incarnation
+        self.pulls = 0
+        """Transfers under way."""
 
-    async def Pull(self, _frames: Any, context: Context) -> None:  # noqa: N802 - the service's name in proto
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve. Chunks leave as the bytes that `kv_wire` makes."""
+        service = pb.DESCRIPTOR.services_by_name["KvService"].full_name
+        handler: grpc.RpcMethodHandler[pb.PullFrame, bytes] = grpc.stream_stream_rpc_method_handler(
+            self.pull, request_deserializer=pb.PullFrame.FromString, response_serializer=None
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Pull": handler}),))
+
+    async def pull(self, _frames: Any, context: Context) -> None:
         """Send the blocks behind one handle, then wait for the ack that frees them."""
+        self.pulls += 1
         try:
-            pull = (await _frame(context)).open
-            if pull.incarnation != self._incarnation:
-                raise KvLost("the worker that held the blocks has restarted")
-            chunks = self._host.engine.export(pull.handle, pull.kv_layout, pull.from_block)
-            async for message in _messages(chunks):
-                await context.write(message)
-            if (await _frame(context)).HasField("ack"):
-                self._host.release(pull.handle)
+            await self._pull(context)
         except FulcrumError as error:
             await abort_with(context, error)
+        finally:
+            self.pulls -= 1
 
-
-async def _messages(chunks: AsyncIterator[KvChunk]) -> AsyncIterator[pb.KvChunk]:
-    """Chunks with checksums as they come, then one without blocks that says it is the last."""
-    async for chunk in chunks:
-        yield pb.KvChunk(
-            first_block=chunk.first_block,
-            blocks=chunk.blocks,
-            data=chunk.data,
-            data_bytes=chunk.data_bytes,
-            crc32=crc32(chunk.data),
-        )
-    yield pb.KvChunk(last=True)
+    async def _pull(self, context: Context) -> None:
+        if self.pulls > MAX_PULLS:
+            log.warning("a KV transfer is refused", under_way=MAX_PULLS)
+            raise QueueFull(f"{MAX_PULLS} transfers are under way")
+        pull = (await _frame(context)).open
+        if pull.incarnation != self._incarnation:
+            raise KvLost("the worker that held the blocks has restarted")
+        engine = self._host.engine
+        in_place = bool(pull.shared_nonce) and pull.shared_nonce == engine.capabilities.kv_nonce
+        chunks = engine.export(pull.handle, pull.kv_layout, pull.from_block, in_place=in_place)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                await context.write(kv_wire.encode(chunk, in_place=in_place))
+            await context.write(kv_wire.LAST)
+            if (await _frame(context)).HasField("ack"):
+                self._host.release(pull.handle)
 
 
 async def _frame(context: Context) -> pb.PullFrame:

@@ -42,6 +42,7 @@ from libs.worker.registration import Registration
 from libs.worker.role import load_role
 from libs.worker.serve import WorkerServicer
 from libs.worker.settings import WorkerSettings
+from libs.worker.shared_memory import SharedMemory
 from libs.worker.step_times import StepTimes
 from libs.worker.telemetry import StepBatchBuilder, TelemetrySource
 from libs.worker.wire import capabilities_message
@@ -109,7 +110,9 @@ async def open_worker(
         stack.push_async_callback(server.stop, None)
         address = settings.advertised_address(port)
         incarnation = clock.now_ns()
-        fetcher = GrpcKvFetcher(settings, settings.id)
+        memory = SharedMemory(settings.kv_shared_dir)
+        stack.callback(memory.close)
+        fetcher = GrpcKvFetcher(settings, settings.id, memory.maps)
         stack.push_async_callback(fetcher.close)
         stack.push_async_callback(ports.engine.close)
         await ports.engine.start(EngineIdentity(settings.id, incarnation, address), fetcher, status.progress)
@@ -131,6 +134,7 @@ async def open_worker(
         _own(stack, tasks.spawn("step times", step_times.run()))
         stack.push_async_callback(blocks.forget)
         _own(stack, tasks.spawn("kv index", blocks.run()))
+        _own(stack, tasks.spawn("shared memory", memory.run()))
 
         _own(stack, tasks.spawn("heartbeat", beat(host)))
         await _add_services(server, host, incarnation, settings)
@@ -207,7 +211,7 @@ def _host(
 
 async def _add_services(server: grpc.aio.Server, host: WorkerHost, incarnation: int, settings: WorkerSettings) -> None:
     pb_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(host), server)  # type: ignore[no-untyped-call]
-    pb_grpc.add_KvServiceServicer_to_server(KvServicer(host, incarnation), server)  # type: ignore[no-untyped-call]
+    KvServicer(host, incarnation).add_to(server)
     pb_grpc.add_WorkerAdminServiceServicer_to_server(AdminServicer(host, drain_s=settings.drain_s), server)  # type: ignore[no-untyped-call]
     servicer = health.aio.HealthServicer()
     await servicer.set("", health_pb2.HealthCheckResponse.SERVING)

@@ -4,7 +4,7 @@ import socket
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.engine.config import EngineConfig
@@ -67,12 +67,19 @@ class WorkerSettings(CommonSettings):
     """Prompt tokens that one step of a prefill worker computes at most."""
     kv_lease_ms: int = Field(30_000, ge=1)
     """How long KV blocks of a prefilled sequence wait for their receiver."""
+    kv_shared_dir: Path | None = Path("/dev/shm")  # noqa: S108 - the host's shared memory
+    """Folder in memory that the workers of a host share, to copy KV blocks from one another; empty switches it off."""
     sim_profile: str = "llama-8b-h100"
     """Sim engine: whose step times."""
     sim_speedup: float = Field(1.0, gt=0)
     """Sim engine: how much faster than that."""
     sim_link_gbps: float = Field(100.0, gt=0)
     """Sim engine: speed of the link that KV blocks travel, in Gbit/s."""
+
+    @field_validator("kv_shared_dir", mode="before")
+    @classmethod
+    def _empty_is_off(cls, value: object) -> object:
+        return value or None
 
     @model_validator(mode="after")
     def _fits(self) -> "WorkerSettings":
@@ -95,6 +102,7 @@ class WorkerSettings(CommonSettings):
             max_waiting=self.max_waiting,
             prefill_chunk_tokens=self.prefill_chunk_tokens,
             kv_lease_ms=self.kv_lease_ms,
+            kv_shared_dir=self.kv_shared_dir,
             sim_profile=self.sim_profile,
             sim_speedup=self.sim_speedup,
             sim_link_gbps=self.sim_link_gbps,

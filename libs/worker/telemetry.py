@@ -120,4 +120,5 @@ def _transfer(report: KvTransferReport) -> KvTransfer:
         end_unix_ns=report.end_unix_ns,
         prompt_tokens=report.prompt_tokens,
         prompt_tokens_computed=report.prompt_tokens_computed,
+        shared_memory=report.shared,
     )

@@ -65,6 +65,7 @@ def kv_source(handle: KvHandle) -> pb.KvSource:
         handle=handle.opaque,
         tokens=handle.tokens,
         blocks=handle.blocks,
+        kv_layout=handle.kv_layout,
         streamed=handle.streamed,
     )
 
@@ -78,6 +79,7 @@ def kv_handle(source: pb.KvSource) -> KvHandle:
         opaque=source.handle,
         tokens=source.tokens,
         blocks=source.blocks,
+        kv_layout=source.kv_layout,
         streamed=source.streamed,
     )
 

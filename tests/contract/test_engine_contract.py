@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from libs.contracts.errors import InvalidRequest, KvLost, KvMismatch, QueueFull
 from libs.contracts.hashing import block_hashes
 from libs.engine.config import EngineConfig
 from libs.engine.factory import make_engine
+from libs.engine.pool_file import PREFIX
 from libs.engine.port import (
     Engine,
     EngineIntegrity,
@@ -73,16 +75,24 @@ def torch_make(random_llama: Path) -> Make:
     return lambda **changes: make_engine("torch", replace(base, **changes), SystemClock())
 
 
-KINDS = ("sim", pytest.param("torch", marks=pytest.mark.torch))
+@pytest.fixture
+def torch_shared_make(torch_make: Make, tmp_path: Path) -> Make:
+    """The same, with pools that engines read in one another's files."""
+    return partial(torch_make, kv_shared_dir=tmp_path)
+
+
+KINDS = ("sim", *(pytest.param(kind, marks=pytest.mark.torch) for kind in ("torch", "torch_shared")))
 
 
 @pytest.fixture(params=KINDS)
-async def bench(request: pytest.FixtureRequest) -> AsyncIterator[EngineBench]:
+async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EngineBench]:
     """Engines of each kind in turn."""
-    bench = EngineBench(request.getfixturevalue(f"{request.param}_make"))
+    shared = request.param == "torch_shared"
+    bench = EngineBench(request.getfixturevalue(f"{request.param}_make"), tmp_path if shared else None)
     yield bench
     bench.fetcher.gate.set()
     await bench.close()
+    assert not list(tmp_path.glob(f"{PREFIX}*"))
 
 
 keys = itertools.count(1)
@@ -164,6 +174,7 @@ async def test_a_moved_sequence_goes_on_as_if_it_had_stayed(
     (transfer,) = [transfer for event in target_reader.events for transfer in event.kv_transfers]
     assert (transfer.request_id, transfer.from_worker_id) == (request.request_id, "prefill")
     assert (transfer.blocks, transfer.data_bytes, transfer.prompt_tokens_computed) == (handle.blocks, data_bytes, 0)
+    assert transfer.shared is (bench.fetcher.maps is not None)
     assert 0 < transfer.start_unix_ns <= transfer.end_unix_ns
     assert sum(event.step.prefill_tokens for event in target_reader.events if event.step) == 0
     assert source.integrity() == target.integrity() == IDLE
@@ -460,6 +471,69 @@ async def test_a_sequence_that_nobody_takes_over_costs_no_more_than_its_lease(be
     assert finish(await complete(target, target_reader, request)) is FinishReason.KV_LOST
 
 
+# ---------------------------------------------------------------- blocks that the receiver has already
+
+
+def blocks_received(reader: EventReader) -> list[int]:
+    return [transfer.blocks for event in reader.events for transfer in event.kv_transfers]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("size", "rest"), [(64, 0), (75, 1), (800, 0)])
+async def test_of_a_prompt_seen_before_only_the_last_blocks_are_pulled(
+    bench: EngineBench, size: int, rest: int, streamed: bool
+) -> None:
+    source, source_reader = await bench.start("prefill", prefill_chunk_tokens=64)
+    target, target_reader = await bench.start("decode")
+    prompt = LONG[:size]
+    stayed = (await complete(source, source_reader, sequence(prompt=prompt))).token_ids
+    for _ in range(2):
+        begun = sequence(Phase.PREFILL, prompt=prompt, root=ROOT)
+        source.submit(begun)
+        if streamed:
+            moved = sequence(Phase.DECODE, prompt=prompt, root=ROOT, kv=await opened(source_reader, begun.key))
+            target.submit(moved)
+            first = (await source_reader.ended(begun.key)).token_ids
+            target.proceed(moved.key, tuple(first))
+        else:
+            prefilled = await source_reader.ended(begun.key)
+            assert prefilled.end is not None
+            first = prefilled.token_ids
+            moved = sequence(Phase.DECODE, prompt=prompt, root=ROOT, generated=first, kv=prefilled.end.handle)
+            target.submit(moved)
+        log = await target_reader.ended(moved.key)
+        assert first + log.token_ids == stayed
+        await until(lambda: source.integrity() == target.integrity() == IDLE)
+    whole = -(-size // BLOCK)
+    # Of a streamed prompt of whole blocks the last one is pulled too: its first token is not known yet.
+    assert blocks_received(target_reader) == [whole, rest or int(streamed)]
+
+
+async def test_blocks_of_an_aborted_pull_stay_for_the_next(bench: EngineBench) -> None:
+    source, source_reader = await bench.start("prefill")
+    target, target_reader = await bench.start("decode")
+    stayed = (await complete(source, source_reader, sequence(prompt=LONG))).token_ids
+    seen, first = await prefill(source, source_reader, prompt=LONG[:320], root=ROOT)
+    await complete(
+        target, target_reader, sequence(Phase.DECODE, prompt=LONG[:320], root=ROOT, generated=first, kv=seen)
+    )
+    handle, first = await prefill(source, source_reader, prompt=LONG, root=ROOT)
+    bench.fetcher.gate.clear()
+    for _ in range(2):
+        moved = sequence(Phase.DECODE, prompt=LONG, root=ROOT, generated=first, kv=handle)
+        target.submit(moved)
+        await until(lambda: bench.fetcher.fetching == 1)
+        assert target.integrity().referenced_blocks == handle.blocks
+        target.abort(moved.key)
+        assert finish(await target_reader.ended(moved.key)) is FinishReason.ABORTED
+        await until(lambda: bench.fetcher.fetching == 0)
+        assert target.integrity() == IDLE
+    bench.fetcher.gate.set()
+    moved = sequence(Phase.DECODE, prompt=LONG, root=ROOT, generated=first, kv=handle)
+    assert first + (await complete(target, target_reader, moved)).token_ids == stayed
+    assert blocks_received(target_reader) == [20, 30]
+
+
 # ---------------------------------------------------------------- batches, chunks, prefixes
 
 
@@ -580,6 +654,7 @@ async def test_blocks_of_another_layout_are_refused(bench: EngineBench) -> None:
     handle, first = await prefill(source, source_reader)
     with pytest.raises(KvMismatch):
         await anext(aiter(source.export(handle.opaque, target.capabilities.kv_layout, 0)))
+    assert handle.kv_layout == source.capabilities.kv_layout != target.capabilities.kv_layout
     log = await complete(target, target_reader, sequence(Phase.DECODE, generated=first, kv=handle))
     assert finish(log) is FinishReason.FAILED
     assert log.end is not None and log.end.detail.startswith("kv_mismatch")
@@ -593,7 +668,9 @@ async def test_export_goes_on_from_any_block_in_bounded_chunks(bench: EngineBenc
     chunks = [chunk async for chunk in engine.export(handle.opaque, layout, 2)]
     assert chunks[0].first_block == 2 and sum(chunk.blocks for chunk in chunks) == handle.blocks - 2
     assert all(chunk.data_bytes == chunk.blocks * engine.capabilities.kv_block_bytes for chunk in chunks)
-    assert all(len(chunk.data) in (0, chunk.data_bytes) for chunk in chunks)
+    assert all(sum(map(len, chunk.data)) in (0, chunk.data_bytes) for chunk in chunks)
+    assert all(len(chunk.pool_blocks) == chunk.blocks for chunk in chunks)
+    assert all(len(chunk.checksums) == len(chunk.data) for chunk in chunks)
     assert all(chunk.blocks == 1 or chunk.data_bytes <= 4 * 1024 * 1024 for chunk in chunks)
     engine.release(handle.opaque)
 

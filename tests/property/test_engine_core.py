@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from libs.contracts.errors import InvalidRequest, KvLost, QueueFull
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
+from libs.engine.handles import Received
 from libs.engine.port import (
     Capabilities,
     EngineIdentity,
@@ -158,10 +159,12 @@ class CoreMachine(RuleBasedStateMachine):
             self.observe(worker)
             return
         blocks = held.blocks[: held.ready]
-        worker.device.slots[sequence.blocks[: len(blocks)]] = source.device.slots[blocks]
+        found = sequence.found_blocks
+        worker.device.slots[sequence.blocks[found : len(blocks)]] = source.device.slots[blocks[found:]]
         if held.whole:
             worker.core.kv_asked(sequence)
-            worker.core.kv_arrived(sequence, len(blocks), 64 * len(blocks), self.now, self.now)
+            pulled = len(blocks) - found
+            worker.core.kv_arrived(sequence, Received(pulled, 64 * pulled), self.now, self.now)
             source.core.release(handle.opaque, self.now)
             source.handles.pop(handle.opaque)
             self.observe(source)

@@ -10,7 +10,7 @@ import pytest
 
 from libs.contracts.errors import KvMismatch, StartupError
 from libs.engine.config import EngineConfig
-from libs.engine.port import SamplingParams
+from libs.engine.port import EngineIdentity, SamplingParams
 from libs.engine.runner import Batch, Chunk
 from libs.engine.sim.pacing import Pacer
 from libs.engine.sim.runner import SimRunner
@@ -57,7 +57,7 @@ async def test_tokens_of_a_model_folder_are_any_but_special_ones(tmp_path: Path)
     added = [{"id": number, "special": number < 30} for number in range(35)]
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
     runner = SimRunner(replace(CONFIG, model_path=tmp_path, sim_profile="instant"))
-    capabilities = await runner.load(lambda _stage, _fraction: None)
+    capabilities = await runner.load(EngineIdentity("one", 1, ""), lambda _stage, _fraction: None)
     assert (capabilities.vocab_size, capabilities.max_context_tokens) == (40, 512)
     assert runner.eos_token_ids == {2}
     seen = set()
@@ -95,10 +95,10 @@ async def test_the_link_takes_as_long_as_the_bytes_and_one_transfer_at_a_time() 
 def test_blocks_carry_no_bytes() -> None:
     runner = SimRunner(CONFIG)
     blocks = np.array([1, 2], dtype=np.int32)
-    assert runner.read_blocks(blocks) == b""
-    runner.write_blocks(blocks, b"")
+    assert runner.read_blocks(blocks) == ()
+    runner.write_blocks(blocks, (), ())
     with pytest.raises(KvMismatch):
-        runner.write_blocks(blocks, b"real")
+        runner.write_blocks(blocks, [memoryview(b"real")] * 2, (1, 2))
 
 
 def test_an_unknown_profile_is_refused_at_once() -> None:

@@ -11,12 +11,14 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from libs.contracts.errors import KvMismatch, StartupError  # noqa: E402
+from libs.contracts.errors import KvLost, KvMismatch, StartupError  # noqa: E402
+from libs.engine.checksum import block_checksum  # noqa: E402
 from libs.engine.config import EngineConfig  # noqa: E402
-from libs.engine.port import SamplingParams  # noqa: E402
+from libs.engine.port import EngineIdentity, SamplingParams  # noqa: E402
 from libs.engine.runner import Batch, Chunk  # noqa: E402
 from libs.engine.torch.runner import TorchRunner  # noqa: E402
 
+IDENTITY = EngineIdentity("one", 1, "")
 SMALL: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -59,7 +61,7 @@ def chunk(key: int, tokens: np.ndarray, start: int, end: int, table: np.ndarray)
 
 async def refusal(runner: TorchRunner) -> str:
     with pytest.raises(StartupError) as caught:
-        await runner.load(ignore)
+        await runner.load(IDENTITY, ignore)
     await runner.close()
     assert "\n" not in caught.value.message
     return caught.value.message
@@ -78,7 +80,7 @@ async def test_a_mixed_batch_equals_each_sequence_alone(make: Make, config_class
     """Decodes of very different length and two prompt chunks, over scattered blocks, against the model's own sdpa."""
     folder = make(config_class, **changes)
     runner = runner_of(folder)
-    capabilities = await runner.load(ignore)
+    capabilities = await runner.load(IDENTITY, ignore)
     rng = np.random.default_rng(3)
     order = rng.permutation(capabilities.kv_blocks)
     known = [40, 1, 3, 17, 11, 0]  # tokens with KV
@@ -99,7 +101,7 @@ async def test_a_mixed_batch_equals_each_sequence_alone(make: Make, config_class
 
 async def test_a_batch_without_samples_returns_nothing(make: Make):
     runner = runner_of(make("LlamaConfig"))
-    await runner.load(ignore)
+    await runner.load(IDENTITY, ignore)
     one = Chunk(1, np.ones(5, np.int32), 0, np.arange(2, dtype=np.int32), False, GREEDY, np.ones(5, np.int32), 5)
     assert await runner.run(Batch((one,))) == {}
     assert await runner.run(Batch(())) == {}
@@ -108,7 +110,7 @@ async def test_a_batch_without_samples_returns_nothing(make: Make):
 
 async def test_capabilities_describe_the_pool(make: Make):
     runner = runner_of(make("LlamaConfig", num_key_value_heads=2))
-    found = await runner.load(ignore)
+    found = await runner.load(IDENTITY, ignore)
     assert found.kv_block_bytes == 2 * 2 * 4 * 2 * 8 * 4  # layers, k and v, block, heads, head_dim, float32
     assert found.kv_blocks == 2**20 // found.kv_block_bytes
     assert (found.max_context_tokens, found.vocab_size) == (128, 99)
@@ -119,20 +121,27 @@ async def test_capabilities_describe_the_pool(make: Make):
 
 async def test_blocks_are_read_and_written_in_the_order_given(make: Make):
     runner = runner_of(make("LlamaConfig"))
-    size = (await runner.load(ignore)).kv_block_bytes
-    data = np.random.default_rng(0).bytes(3 * size)
-    runner.write_blocks(np.array([9, 2, 5], np.int32), data)
-    assert runner.read_blocks(np.array([9, 2, 5], np.int32)) == data
-    assert runner.read_blocks(np.array([5], np.int32)) == data[2 * size :]
-    with pytest.raises(KvMismatch):
-        runner.write_blocks(np.array([1], np.int32), data)
+    size = (await runner.load(IDENTITY, ignore)).kv_block_bytes
+    noise = memoryview(np.random.default_rng(0).bytes(3 * size))
+    data = [noise[:size], noise[size : 2 * size], noise[2 * size :]]
+    checksums = [*map(block_checksum, data)]
+    runner.write_blocks(np.array([9, 2, 5], np.int32), data, checksums)
+    assert [*runner.read_blocks(np.array([9, 2, 5], np.int32))] == data
+    assert runner.read_blocks(np.array([5], np.int32)) == (data[2],)
+    for wrong in (data, [noise[:5]]):
+        with pytest.raises(KvMismatch):
+            runner.write_blocks(np.array([1], np.int32), wrong, checksums[: len(wrong)])
+    for told in ([], [checksums[1]]):
+        with pytest.raises(KvLost):
+            runner.write_blocks(np.array([5], np.int32), data[:1], told)
+    assert not any(runner.read_blocks(np.array([5], np.int32))[0])  # nothing that is not finite stays in the pool
     await runner.close()
 
 
 async def test_progress_tells_every_stage_to_its_end(make: Make):
     seen: list[tuple[str, float]] = []
     runner = runner_of(make("LlamaConfig"))
-    await runner.load(lambda stage, fraction: seen.append((stage, fraction)))
+    await runner.load(IDENTITY, lambda stage, fraction: seen.append((stage, fraction)))
     stages = ["importing torch", "loading weights", "allocating KV", "warming up"]
     assert [stage for stage, fraction in seen if fraction == 1.0] == stages
     await runner.close()

@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from libs.engine.checksum import block_checksum
 from libs.engine.config import EngineConfig
-from libs.engine.port import SamplingParams
+from libs.engine.port import EngineIdentity, SamplingParams
 from libs.engine.runner import Batch, Chunk
 from libs.engine.torch.runner import TorchRunner
 from libs.testing.real_model import real_model_folder
@@ -48,7 +49,7 @@ def prompts(folder: Path) -> list[list[int]]:
 async def start(folder: Path) -> TorchRunner:
     config = EngineConfig(folder, "real", device="cpu", threads=1, block_size_tokens=BLOCK, kv_memory_mb=POOL_MB)
     runner = TorchRunner(config)
-    assert (await runner.load(lambda _stage, _fraction: None)).kv_blocks == POOL_BLOCKS
+    assert (await runner.load(EngineIdentity("one", 1, ""), lambda _stage, _fraction: None)).kv_blocks == POOL_BLOCKS
     return runner
 
 
@@ -145,7 +146,7 @@ async def test_a_sequence_goes_on_the_same_on_another_runner(
     moved = replace(stays, tokens=list(stays.tokens), table=there, logprobs=list(stays.logprobs))
     data = runner.read_blocks(here[:blocks])
     other = await start(folder)
-    other.write_blocks(there[:blocks], data)
+    other.write_blocks(there[:blocks], data, [*map(block_checksum, data)])
     await advance(runner, [stays], 12)
     await advance(other, [moved, Sequence(1, [5, 6, 7], tables(2, seed=6)[1])], 12)
     await other.close()
@@ -160,7 +161,8 @@ async def test_the_event_loop_runs_on_during_a_step(runner: TorchRunner, prompts
     step = asyncio.create_task(runner.run(Batch((chunk,))))
     turns = 0
     while not step.done():
-        runner.write_blocks(others[1:2], runner.read_blocks(others[:1]))
+        data = runner.read_blocks(others[:1])
+        runner.write_blocks(others[1:2], data, [*map(block_checksum, data)])
         await asyncio.sleep(0)
         turns += 1
     assert turns > 2
@@ -174,6 +176,6 @@ async def test_a_cancelled_step_raises_only_when_its_blocks_are_done(runner: Tor
     step.cancel()
     with pytest.raises(asyncio.CancelledError):
         await step
-    at_once = runner.read_blocks(first[:blocks])
+    at_once = [*map(bytes, runner.read_blocks(first[:blocks]))]
     await runner.run(Batch((Sequence(1, prompts[-1], second).chunk(),)))
-    assert at_once == runner.read_blocks(second[:blocks])
+    assert at_once == [*map(bytes, runner.read_blocks(second[:blocks]))]

@@ -9,6 +9,7 @@ variance between equal steps, and steps shorter than a timer's tick except in th
 """
 
 import asyncio
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from libs.contracts.errors import KvMismatch
 from libs.engine.batching import work_of
 from libs.engine.config import EngineConfig
-from libs.engine.port import Capabilities, Progress
+from libs.engine.port import Capabilities, EngineIdentity, Progress
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sim.pacing import Pacer
 from libs.engine.sim.tokens import TokenSource
@@ -54,7 +55,7 @@ class SimRunner:
         """The model's, though none is ever sampled."""
         return self._eos_token_ids
 
-    async def load(self, progress: Progress) -> Capabilities:
+    async def load(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
         """Read the vocabulary of the model folder, if there is one. Raises StartupError."""
         info = load_model_info(self._config.model_path or BUILTIN_SIM)
         self._eos_token_ids = info.eos_token_ids
@@ -81,14 +82,14 @@ class SimRunner:
         await self._device_pacer.spend(step_ns / 1e9 / self._config.sim_speedup)
         return {chunk.key: self._tokens.sample(chunk) for chunk in batch.chunks if chunk.sample}
 
-    def read_blocks(self, blocks: NDArray[np.int32]) -> bytes:
+    def read_blocks(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
         """Nothing: KV is only counted."""
-        return b""
+        return ()
 
-    def write_blocks(self, blocks: NDArray[np.int32], data: bytes) -> None:
+    def write_blocks(self, blocks: NDArray[np.int32], data: Sequence[memoryview], checksums: Sequence[int]) -> None:
         """Nothing; raises KvMismatch when there is data after all."""
         if data:
-            raise KvMismatch(f"the sim engine got {len(data)} bytes for {len(blocks)} blocks, it has no use for any")
+            raise KvMismatch(f"the sim engine got bytes for {len(blocks)} KV blocks, it has no use for any")
 
     async def transfer(self, data_bytes: int) -> None:
         """Wait for the link, then as long as the bytes take on it."""

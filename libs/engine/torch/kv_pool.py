@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 import torch
 from numpy.typing import NDArray
 
-from libs.contracts.errors import KvMismatch, StartupError
+from libs.contracts.errors import KvLost, KvMismatch, StartupError
+from libs.engine.checksum import block_checksum
+from libs.engine.pool_file import HEADER_BYTES, PoolFile, PoolFileError
+
+log = structlog.get_logger()
 
 MEMORY_HEADROOM = 0.9
 """Share of the free memory that the pool may take at most."""
@@ -45,8 +50,11 @@ class KvPool:
     weight of zero times NaN is NaN. Zeros at first and written KV later are.
     """
 
-    def __init__(self, shape: KvShape, memory_mb: int, device: torch.device) -> None:
-        """Raises StartupError where `memory_mb` is too small for two blocks or more than the device has free."""
+    def __init__(self, shape: KvShape, memory_mb: int, device: torch.device, file: Path | None = None) -> None:
+        """In `file`, on a CPU, other processes can map the pool; where that has no room it is private.
+
+        Raises StartupError where `memory_mb` is too small for two blocks or more than the device has free.
+        """
         self.shape = shape
         self.blocks = memory_mb * 2**20 // shape.block_bytes
         if self.blocks < 2:
@@ -58,9 +66,10 @@ class KvPool:
             raise StartupError(
                 f"kv_memory_mb={memory_mb} does not fit the {free >> 20} MB that {device} has free: lower it"
             )
+        self._file = _share(file, self.blocks, shape.block_bytes) if file and device.type == "cpu" else None
         size = (self.blocks, shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
         try:
-            self.tensor = torch.zeros(size, dtype=shape.dtype, device=device)
+            self.tensor = _tensor_in(self._file, size, shape.dtype, device)
         except (RuntimeError, MemoryError) as error:  # torch's OutOfMemoryError is a RuntimeError
             raise StartupError(f"cannot allocate kv_memory_mb={memory_mb} on {device}: lower it") from error
         # [blocks, block_bytes] uint8, sharing the pool's memory
@@ -69,36 +78,75 @@ class KvPool:
         # Copies on a stream of their own do not queue behind the step that runs.
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def read(self, blocks: NDArray[np.int32]) -> bytes:
-        """The bytes of `blocks`, one after the other."""
-        if self._host is not None:
-            return b"".join(self._host[block].data for block in blocks)
-        with self._copying():
-            return bytes(self._bytes[self._index(blocks)].cpu().numpy().tobytes())
+    @property
+    def nonce(self) -> bytes:
+        """Of the file that the pool lies in; empty for a private one."""
+        return self._file.header.nonce if self._file else b""
 
-    def write(self, blocks: NDArray[np.int32], data: bytes) -> None:
-        """Fill `blocks` with what `read` gave. Raises KvMismatch for a wrong number of bytes."""
-        if len(data) != len(blocks) * self.shape.block_bytes:
-            raise KvMismatch(f"{len(data)} bytes for {len(blocks)} KV blocks of {self.shape.block_bytes}")
-        rows = np.frombuffer(data, np.uint8).reshape(len(blocks), self.shape.block_bytes)
+    def close(self) -> None:
+        """Take the pool's file away, if it has one. Idempotent."""
+        if self._file is not None:
+            self._file.close()
+
+    def read(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
+        """The bytes of each of `blocks`: views of the pool on a CPU, of a copy otherwise."""
         if self._host is not None:
-            self._host[blocks] = rows
-            return
+            return tuple(self._host[block].data for block in blocks)
         with self._copying():
-            self._bytes[self._index(blocks)] = torch.from_numpy(rows.copy()).to(self._bytes.device)
-        if self._stream is not None:
-            self._stream.synchronize()
+            return tuple(row.data for row in self._bytes[self._index(blocks)].cpu().numpy())
+
+    def write(self, blocks: NDArray[np.int32], data: Sequence[memoryview], checksums: Sequence[int]) -> None:
+        """Fill `blocks` with what `read` gave elsewhere, held against its checksums once it is here.
+
+        Raises KvLost for a block that is not what was sent, and leaves zeros in its place: what is not finite would
+        spoil whoever gets the block next. Raises KvMismatch for a wrong number of bytes.
+        """
+        if len(data) != len(blocks) or any(view.nbytes != self.shape.block_bytes for view in data):
+            raise KvMismatch(f"{len(data)} parts for {len(blocks)} KV blocks of {self.shape.block_bytes} bytes")
+        if len(checksums) != len(blocks):
+            raise KvLost(f"{len(checksums)} checksums for {len(blocks)} KV blocks")
+        host = self._host
+        rows = host if host is not None else np.empty((len(blocks), self.shape.block_bytes), np.uint8)
+        for at, (block, view, checksum) in enumerate(zip(blocks, data, checksums, strict=True)):
+            row = rows[block if host is not None else at]
+            np.copyto(row, np.frombuffer(view, np.uint8))
+            if block_checksum(row.data) != checksum:  # while the block is in the CPU's cache
+                row[:] = 0
+                raise KvLost("a KV block is not what was sent: it was damaged or overwritten on its way")
+        if host is None:
+            self._to_device(blocks, rows)
 
     def written(self) -> None:
         """A step was given to the device: later reads come after it. Call it on the stream that computes."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._bytes.device))
 
+    def _to_device(self, blocks: NDArray[np.int32], rows: NDArray[np.uint8]) -> None:
+        with self._copying():
+            self._bytes[self._index(blocks)] = torch.from_numpy(rows).to(self._bytes.device)
+        if self._stream is not None:
+            self._stream.synchronize()
+
     def _copying(self) -> Any:
         return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
 
     def _index(self, blocks: Sequence[int] | NDArray[np.int32]) -> torch.Tensor:
         return torch.as_tensor(np.asarray(blocks, np.int64), device=self._bytes.device)
+
+
+def _share(file: Path, blocks: int, block_bytes: int) -> PoolFile | None:
+    try:
+        return PoolFile(file.parent, file.name, blocks=blocks, block_bytes=block_bytes)
+    except PoolFileError as error:
+        log.warning("the KV pool is private memory: other workers get its blocks over gRPC", reason=str(error))
+        return None
+
+
+def _tensor_in(file: PoolFile | None, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[*size] zeros, in the file's memory where there is one."""
+    if file is None:
+        return torch.zeros(size, dtype=dtype, device=device)
+    return torch.frombuffer(file.memory, dtype=dtype, offset=HEADER_BYTES).view(size)
 
 
 def _free_bytes(device: torch.device) -> int | None:

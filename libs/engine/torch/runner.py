@@ -4,7 +4,7 @@ This module imports no torch, which takes seconds: `load` does, on the thread th
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
-from libs.engine.port import Capabilities, Progress
+from libs.engine.port import Capabilities, EngineIdentity, Progress
 from libs.engine.runner import Batch, Sampled
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ class TorchRunner:
         """Tokens that end a sequence. After `load`."""
         return self._ready.info.eos_token_ids
 
-    async def load(self, progress: Progress) -> Capabilities:
+    async def load(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
         """Load weights, allocate the pool, warm up. Raises StartupError."""
         loop = asyncio.get_running_loop()
 
         def report(stage: str, fraction: float) -> None:
             loop.call_soon_threadsafe(progress, stage, fraction)
 
-        self._loaded = loaded = await self._on_thread(_load, self._config, report)
+        self._loaded = loaded = await self._on_thread(_load, self._config, identity, report)
         pool = loaded.pool
         return Capabilities(
             block_size_tokens=pool.shape.block_size,
@@ -68,19 +68,20 @@ class TorchRunner:
             vocab_size=loaded.info.vocab_size,
             streams_kv=True,
             moves_running_kv=True,
+            kv_nonce=pool.nonce,
         )
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
         """Compute the batch; a token for each chunk with `sample`, by key."""
         return await self._on_thread(_step, self._ready, batch)
 
-    def read_blocks(self, blocks: NDArray[np.int32]) -> bytes:
-        """The bytes of pool blocks, block after block."""
+    def read_blocks(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
+        """The bytes of each block, as views of the pool where it is in this host's memory."""
         return self._ready.pool.read(blocks)
 
-    def write_blocks(self, blocks: NDArray[np.int32], data: bytes) -> None:
-        """The inverse of `read_blocks`. Raises KvMismatch for a wrong number of bytes."""
-        self._ready.pool.write(blocks, data)
+    def write_blocks(self, blocks: NDArray[np.int32], data: Sequence[memoryview], checksums: Sequence[int]) -> None:
+        """The inverse of `read_blocks`. Raises KvLost for damaged bytes, KvMismatch for a wrong number of them."""
+        self._ready.pool.write(blocks, data, checksums)
 
     async def transfer(self, data_bytes: int) -> None:
         """Nothing to wait for: the bytes took their time."""
@@ -88,6 +89,8 @@ class TorchRunner:
     async def close(self) -> None:
         """Wait for a step that runs, then free the device. Idempotent."""
         await asyncio.to_thread(self._thread.shutdown)
+        if self._loaded is not None:
+            self._loaded.pool.close()
         self._loaded = None
 
     @property
@@ -106,7 +109,7 @@ class TorchRunner:
             raise
 
 
-def _load(config: EngineConfig, progress: Progress) -> "Loaded":
+def _load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> "Loaded":
     progress("importing torch", 0.0)
     try:
         from libs.engine.torch.step import load  # noqa: PLC0415
@@ -114,7 +117,7 @@ def _load(config: EngineConfig, progress: Progress) -> "Loaded":
         reason = str(error).splitlines()[0]
         raise StartupError(f"the torch engine lacks a package ({reason}): pip install 'fulcrum[torch]'") from error
     progress("importing torch", 1.0)
-    return load(config, progress)
+    return load(config, identity, progress)
 
 
 def _step(loaded: "Loaded", batch: Batch) -> dict[int, Sampled]:

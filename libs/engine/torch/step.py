@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
-from libs.engine.port import Progress, SamplingParams
+from libs.engine.pool_file import file_name
+from libs.engine.port import EngineIdentity, Progress, SamplingParams
 from libs.engine.runner import Batch, Chunk, Sampled
 from libs.engine.torch.attention import plan_step
 from libs.engine.torch.kv_pool import KvPool
@@ -33,7 +34,7 @@ class Loaded:
     pool: KvPool
 
 
-def load(config: EngineConfig, progress: Progress) -> Loaded:
+def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
     """Weights, pool and warm-up. Raises StartupError."""
     if config.model_path is None:
         raise StartupError("the torch engine needs a model folder: set its model path")
@@ -46,11 +47,17 @@ def load(config: EngineConfig, progress: Progress) -> Loaded:
     model = load_model(config.model_path, device)
     progress("loading weights", 1.0)
     progress("allocating KV", 0.0)
-    pool = KvPool(kv_shape(model, config.block_size_tokens), config.kv_memory_mb, device)
+    place = file_name(identity.worker_id, identity.incarnation)
+    file = config.kv_shared_dir / place if config.kv_shared_dir else None
+    pool = KvPool(kv_shape(model, config.block_size_tokens), config.kv_memory_mb, device, file)
     progress("allocating KV", 1.0)
     loaded = Loaded(info, device, name, model, pool)
     progress("warming up", 0.0)
-    _warm_up(loaded)
+    try:
+        _warm_up(loaded)
+    except BaseException:
+        pool.close()
+        raise
     progress("warming up", 1.0)
     return loaded
 

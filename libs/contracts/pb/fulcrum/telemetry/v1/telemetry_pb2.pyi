@@ -90,7 +90,7 @@ class Interval(_message.Message):
     def __init__(self, start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ...) -> None: ...
 
 class KvTransfer(_message.Message):
-    __slots__ = ("request_id", "from_worker_id", "blocks", "bytes", "start_unix_ns", "end_unix_ns", "prompt_tokens", "prompt_tokens_computed")
+    __slots__ = ("request_id", "from_worker_id", "blocks", "bytes", "start_unix_ns", "end_unix_ns", "prompt_tokens", "prompt_tokens_computed", "shared_memory")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     FROM_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,7 @@ class KvTransfer(_message.Message):
     END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     from_worker_id: str
     blocks: int
@@ -107,7 +108,8 @@ class KvTransfer(_message.Message):
     end_unix_ns: int
     prompt_tokens: int
     prompt_tokens_computed: int
-    def __init__(self, request_id: _Optional[str] = ..., from_worker_id: _Optional[str] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ...) -> None: ...
+    shared_memory: bool
+    def __init__(self, request_id: _Optional[str] = ..., from_worker_id: _Optional[str] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., shared_memory: _Optional[bool] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
     __slots__ = ("request_id", "gateway_id", "tenant", "service_class", "model", "arrival_unix_ns", "prompt_tokens", "output_tokens", "cached_tokens", "queue_ns", "ttft_ns", "decode_ns", "prefill_worker", "decode_worker", "outcome", "finish_reason", "error_code", "traceparent", "ttft_deadline_unix_ns", "tpot_target_us", "reroutes", "moves")

@@ -186,7 +186,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
 
 class KvSource(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "address", "handle", "tokens", "blocks", "streamed")
+    __slots__ = ("worker_id", "incarnation", "address", "handle", "tokens", "blocks", "streamed", "kv_layout")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +194,7 @@ class KvSource(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     STREAMED_FIELD_NUMBER: _ClassVar[int]
+    KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     address: str
@@ -201,7 +202,8 @@ class KvSource(_message.Message):
     tokens: int
     blocks: int
     streamed: bool
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., handle: _Optional[bytes] = ..., tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., streamed: _Optional[bool] = ...) -> None: ...
+    kv_layout: str
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., handle: _Optional[bytes] = ..., tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., streamed: _Optional[bool] = ..., kv_layout: _Optional[str] = ...) -> None: ...
 
 class WorkerFrame(_message.Message):
     __slots__ = ("worker", "credit", "load", "token_sequences", "token_ids", "logprobs", "events")
@@ -342,38 +344,42 @@ class PullFrame(_message.Message):
     def __init__(self, open: _Optional[_Union[PullOpen, _Mapping]] = ..., ack: _Optional[_Union[PullAck, _Mapping]] = ...) -> None: ...
 
 class PullOpen(_message.Message):
-    __slots__ = ("handle", "incarnation", "receiver_id", "kv_layout", "from_block")
+    __slots__ = ("handle", "incarnation", "receiver_id", "kv_layout", "from_block", "shared_nonce")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     FROM_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    SHARED_NONCE_FIELD_NUMBER: _ClassVar[int]
     handle: bytes
     incarnation: int
     receiver_id: str
     kv_layout: str
     from_block: int
-    def __init__(self, handle: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., receiver_id: _Optional[str] = ..., kv_layout: _Optional[str] = ..., from_block: _Optional[int] = ...) -> None: ...
+    shared_nonce: bytes
+    def __init__(self, handle: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., receiver_id: _Optional[str] = ..., kv_layout: _Optional[str] = ..., from_block: _Optional[int] = ..., shared_nonce: _Optional[bytes] = ...) -> None: ...
 
 class PullAck(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class KvChunk(_message.Message):
-    __slots__ = ("first_block", "blocks", "data", "data_bytes", "crc32", "last")
+    __slots__ = ("first_block", "blocks", "data", "data_bytes", "last", "checksums", "pool_blocks")
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     DATA_BYTES_FIELD_NUMBER: _ClassVar[int]
-    CRC32_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    POOL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     first_block: int
     blocks: int
     data: bytes
     data_bytes: int
-    crc32: int
     last: bool
-    def __init__(self, first_block: _Optional[int] = ..., blocks: _Optional[int] = ..., data: _Optional[bytes] = ..., data_bytes: _Optional[int] = ..., crc32: _Optional[int] = ..., last: _Optional[bool] = ...) -> None: ...
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    pool_blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, first_block: _Optional[int] = ..., blocks: _Optional[int] = ..., data: _Optional[bytes] = ..., data_bytes: _Optional[int] = ..., last: _Optional[bool] = ..., checksums: _Optional[_Iterable[int]] = ..., pool_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

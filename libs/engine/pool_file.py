@@ -1,0 +1,141 @@
+"""A KV pool's memory as a file that other workers of the same host can map: layout, ownership, sweeping.
+
+A file belongs to the process that holds its lock (flock), which the kernel drops however the process ends. Whatever is
+not owned is removed by the next sweep of any worker on the host. A file that was unlinked at once would need no sweep,
+but could be reached only through /proc of its owner, which containers that share the folder do not share.
+"""
+
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "fulcrum-kv-"
+HEADER_BYTES = mmap.PAGESIZE
+"""Before the blocks, which so begin on a page."""
+_HEADER = struct.Struct("<8s16s36sQQ")
+_MAGIC = b"FULKV\0\0\1"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+MAX_TRIES = 3
+"""A sweep may take a new file for an unowned one in the moment before it is locked: another is made."""
+
+
+class PoolFileError(Exception):
+    """The file cannot be used; the message says why in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHeader:
+    """What a pool file says of itself."""
+
+    nonce: bytes
+    """16 random bytes: who can name them has this very file mapped."""
+    blocks: int
+    block_bytes: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return HEADER_BYTES + self.blocks * self.block_bytes
+
+
+def file_name(worker_id: str, incarnation: int) -> str:
+    """Of one worker's pool, as its peers derive it from a KV handle."""
+    return f"{PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '_', worker_id)[:64]}-{incarnation:x}"
+
+
+def read_header(memory: mmap.mmap) -> PoolHeader:
+    """Raises PoolFileError for what is no pool file, or was made by another host or an earlier boot of this one."""
+    if len(memory) < HEADER_BYTES:
+        raise PoolFileError("too short for a KV pool")
+    magic, nonce, boot_id, blocks, block_bytes = _HEADER.unpack_from(memory)
+    if magic != _MAGIC:
+        raise PoolFileError("not a KV pool")
+    if boot_id != _read_boot_id():
+        raise PoolFileError("of another host, or from before its last start")
+    header = PoolHeader(nonce, blocks, block_bytes)
+    if header.size != len(memory):
+        raise PoolFileError(f"{len(memory)} bytes, not the {header.size} that it names")
+    return header
+
+
+class PoolFile:
+    """Memory for a pool in a file, owned by this process until `close`."""
+
+    def __init__(self, folder: Path, name: str, *, blocks: int, block_bytes: int) -> None:
+        """All of the memory is allocated: a write cannot fail later. Raises PoolFileError when there is no room."""
+        self.header = PoolHeader(secrets.token_bytes(16), blocks, block_bytes)
+        self._path = folder / name
+        try:
+            boot_id = _read_boot_id()
+            self._fd = _create(self._path)
+        except OSError as error:
+            raise PoolFileError(f"{error.strerror}: {error.filename}") from None
+        try:
+            os.posix_fallocate(self._fd, 0, self.header.size)
+            self.memory = mmap.mmap(self._fd, self.header.size)
+        except OSError as error:
+            self._path.unlink(missing_ok=True)
+            os.close(self._fd)
+            raise PoolFileError(f"{folder} has no room for {self.header.size >> 20} MB: {error.strerror}") from None
+        _HEADER.pack_into(self.memory, 0, _MAGIC, self.header.nonce, boot_id, blocks, block_bytes)
+
+    def close(self) -> None:
+        """Give the file up. Its memory comes free once nobody has it mapped any more. Idempotent."""
+        if self._fd >= 0:
+            self._path.unlink(missing_ok=True)
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # the map holds a duplicate of the descriptor, and so the lock
+            os.close(self._fd)
+            self._fd = -1
+
+
+def is_owned(fd: int) -> bool:
+    """Whether the process that made an open pool file lives."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return False
+
+
+def sweep(folder: Path) -> list[str]:
+    """Remove pool files whose owners have died; their names. Files of other users are left alone."""
+    removed = []
+    for path in folder.glob(f"{PREFIX}*"):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            # Held while the name goes, so that its maker, who locks next, sees that it is gone.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+    return removed
+
+
+def _create(path: Path) -> int:
+    """A new, locked, empty file for this user only; its descriptor."""
+    for _ in range(MAX_TRIES):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_nlink:
+                return fd
+        os.close(fd)
+        path.unlink(missing_ok=True)
+    raise BlockingIOError(None, "swept away again and again", str(path))
+
+
+def _read_boot_id() -> bytes:
+    return _BOOT_ID.read_bytes().strip()[:36]

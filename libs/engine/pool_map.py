@@ -1,0 +1,89 @@
+"""Other workers' KV pools, mapped read-only where they are files on this host."""
+
+import mmap
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+from libs.contracts.errors import KvLost
+from libs.engine.pool_file import HEADER_BYTES, PoolFileError, file_name, is_owned, read_header
+
+MAX_MAPS = 64
+"""Pools kept mapped; the least recently used goes first."""
+
+
+class PoolMap:
+    """One pool of another process. Its memory stays readable while this is held, whatever becomes of the owner."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises PoolFileError when there is no such pool here."""
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise PoolFileError(f"{error.strerror}: {path}") from None
+        try:
+            memory = mmap.mmap(self._fd, 0, prot=mmap.PROT_READ)
+            self._header = read_header(memory)
+        except (OSError, ValueError, PoolFileError) as error:  # ValueError: the file is empty
+            os.close(self._fd)
+            raise PoolFileError(f"{path} cannot be mapped: {error}") from None
+        self._bytes = memoryview(memory)
+
+    @property
+    def nonce(self) -> bytes:
+        """Read from the file; its owner knows by it that this is its pool."""
+        return self._header.nonce
+
+    @property
+    def owned(self) -> bool:
+        """Whether the owner lives."""
+        return is_owned(self._fd)
+
+    def block(self, number: int) -> memoryview:
+        """One block's bytes as they are now; raises KvLost where the pool has no such block."""
+        if not 0 <= number < self._header.blocks:
+            raise KvLost(f"there is no block {number} in a pool of {self._header.blocks}")
+        start = HEADER_BYTES + number * self._header.block_bytes
+        return self._bytes[start : start + self._header.block_bytes]
+
+    def close(self) -> None:
+        """Let go of the file; the memory goes with the last view of a block."""
+        self._bytes = memoryview(b"")
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class PoolMaps:
+    """Pools by worker and incarnation, mapped when first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._maps: OrderedDict[str, PoolMap] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._maps)
+
+    def get(self, worker_id: str, incarnation: int) -> PoolMap | None:
+        """The pool of a worker on this host; None where its bytes can only be sent."""
+        name = file_name(worker_id, incarnation)
+        found = self._maps.get(name)
+        if found is None:
+            try:
+                found = self._maps[name] = PoolMap(self._folder / name)
+            except PoolFileError:
+                return None
+        self._maps.move_to_end(name)
+        if len(self._maps) > MAX_MAPS:
+            self._maps.popitem(last=False)[1].close()
+        return found
+
+    def drop_unowned(self) -> None:
+        """Let go of the pools of workers that have ended, whose memory would stay taken otherwise."""
+        for name in [name for name, pool in self._maps.items() if not pool.owned]:
+            self._maps.pop(name).close()
+
+    def close(self) -> None:
+        """Let go of all."""
+        while self._maps:
+            self._maps.popitem()[1].close()
