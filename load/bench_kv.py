@@ -1,8 +1,10 @@
 """KV hand-off between two worker processes on one host: bytes a second, and how much of it hides behind prefill.
 
-Side by side in one run: a copy within memory, a raw loopback socket, and the hand-off of a prompt's blocks from a
-prefill worker in a process of its own to a decode worker here, over the gRPC they always use. Prints a table, then one
-JSON line.
+Side by side in one run: a copy within memory, a raw loopback socket, a bare grpc.aio stream, and the hand-off of a
+prompt's blocks from a prefill worker in a process of its own to decode workers here, one that reads its shared memory
+and one that is sent the bytes. A hand-off is timed by the decode worker from asking until every block is in its pool,
+checked and acknowledged. Pools are small, so that warm-up touches all their memory: pages are not new when time is
+taken. Prints a table, then one JSON line.
 """
 
 import argparse
@@ -13,17 +15,23 @@ import socket
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import grpc
+import grpc.aio
 import numpy as np
 
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.checksum import block_checksum
+from libs.engine.kv_transfer import MAX_CHUNK_BYTES, MAX_WRITE_BYTES
 from libs.runtime.paths import cache_dir
+from libs.runtime.rpc import make_channel, make_server
 from libs.runtime.settings import CommonSettings
 from libs.testing.worker import GatewayProbe, LocalWorker, gateway_probe, local_worker, submit
 
@@ -32,6 +40,10 @@ OUTPUT_TOKENS = 6
 WAIT_S = 180.0
 START_S = 120.0
 COPY_ROUNDS = 5
+WARM_UP_ROUNDS = 2
+POOL_MB = 160
+"""Two prompts of 1,500 tokens fill it."""
+SHARED_DIR = Path("/dev/shm")
 RECEIVE_BYTES = 4 * 1024 * 1024
 
 
@@ -169,33 +181,111 @@ async def hand_off(
     )
 
 
+async def grpc_bytes_s(settings: CommonSettings, size: int) -> float:
+    """Bytes a second of a bare grpc.aio stream from another process: ready-made messages, read and dropped."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve_stream, args=(size, theirs))
+    process.start()
+    try:
+        port = await asyncio.to_thread(ours.recv)
+        async with make_channel(settings, f"127.0.0.1:{port}") as channel:
+            rates = [size / await _read_stream(channel) for _ in range(COPY_ROUNDS)]
+    finally:
+        process.terminate()
+        await asyncio.to_thread(process.join)
+    return max(rates)
+
+
+async def _read_stream(channel: grpc.aio.Channel) -> float:
+    start = time.perf_counter()
+    call: Any = channel.unary_stream("/bench.Bytes/Stream", request_serializer=None, response_deserializer=None)(b"")
+    while await call.read() is not grpc.aio.EOF:
+        pass
+    return time.perf_counter() - start
+
+
+def _serve_stream(size: int, pipe: Connection) -> None:
+    """The other process: a bare stream of `size` bytes for whoever asks, until it is terminated."""
+    message = bytes(MAX_CHUNK_BYTES)
+
+    async def stream(_request: bytes, context: Any) -> None:
+        for _ in range(size // len(message)):
+            await context.write(message)
+        await context.write(bytes(size % len(message)))
+
+    async def serve() -> None:
+        server, port = make_server(CommonSettings(), "127.0.0.1:0")
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(stream, None, None)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Bytes", {"Stream": handler}),))
+        await server.start()
+        pipe.send(port)
+        await asyncio.Event().wait()
+
+    asyncio.run(serve())
+
+
+def slice_ms() -> float:
+    """How long the receiver's event loop is held at a time: one slice, copied and checked; the worst of some."""
+    source = np.random.default_rng(3).integers(0, 255, (COPY_ROUNDS, MAX_WRITE_BYTES), np.uint8)
+    target = np.zeros_like(source)
+
+    def work(row: int) -> None:
+        np.copyto(target[row], source[row])
+        block_checksum(target[row].data)
+
+    return max(_timed(lambda row=row: work(row)) for row in range(COPY_ROUNDS)) * 1e3  # type: ignore[misc]
+
+
+@dataclass(slots=True)
+class Way:
+    """One of the ways by which blocks come, and what was found of it."""
+
+    name: str
+    worker: LocalWorker
+    probe: GatewayProbe
+    after: list[HandOff] = field(default_factory=list)
+    streamed: list[HandOff] = field(default_factory=list)
+
+    def figures(self) -> dict[str, float]:
+        """By name, the way first."""
+        best = min(self.after, key=lambda result: result.transfer_s)
+        exposed = {name: statistics.median(r.exposed_s for r in getattr(self, name)) for name in ("after", "streamed")}
+        found = {
+            "bytes_s": round(best.data_bytes / best.transfer_s),
+            "median_bytes_s": round(statistics.median(r.data_bytes / r.transfer_s for r in self.after)),
+            "gap_after_ms": round(statistics.median(r.gap_s for r in self.after) * 1e3, 1),
+            "gap_streamed_ms": round(statistics.median(r.gap_s for r in self.streamed) * 1e3, 1),
+            "exposed_after_ms": round(exposed["after"] * 1e3, 1),
+            "exposed_streamed_ms": round(exposed["streamed"] * 1e3, 1),
+            "hidden_share": round(1 - exposed["streamed"] / exposed["after"], 3) if exposed["after"] else 0.0,
+        }
+        return {f"{self.name}_{name}": value for name, value in found.items()}
+
+
 async def bench(model_path: Path, tokens: int, rounds: int, device: str) -> dict[str, Any]:
     """All figures, by name."""
-    overrides = {"engine": "torch", "device": device, "kv_memory_mb": 512, "sim_speedup": 1.0}
-    rng = np.random.default_rng(7)
-    found: dict[bool, list[HandOff]] = {False: [], True: []}
-    async with (
-        _remote_prefill(model_path, overrides) as remote,
-        local_worker("decode-0", "decode", model_path=str(model_path), **overrides) as worker,
-        gateway_probe(remote) as prefill,
-        gateway_probe(worker) as decode,
-    ):
-        prefill.wait_s = decode.wait_s = WAIT_S
-        for sequence in range(2 * rounds + 2):
-            prompt = [int(token) for token in rng.integers(200, 40_000, tokens)]  # a new one: nothing is cached
-            async with asyncio.timeout(WAIT_S):
-                streamed = bool(sequence % 2)
-                result = await hand_off(prefill, decode, worker, sequence + 1, prompt, streamed=streamed)
-            if sequence >= 2:  # the first of each warms up
-                found[streamed].append(result)
-        engine = worker.host.engine
-        where = f"{engine.name} on {engine.device}"
-    size = found[False][0].data_bytes
-    after = min(found[False], key=lambda result: result.transfer_s)
-    exposed = {streamed: statistics.median(r.exposed_s for r in results) for streamed, results in found.items()}
-    memcpy, raw = await asyncio.to_thread(memcpy_bytes_s, size), await asyncio.to_thread(socket_bytes_s, size)
-    grpc = size / after.transfer_s
-    return {
+    with TemporaryDirectory(dir=SHARED_DIR) as folder:
+        overrides = {
+            "engine": "torch", "device": device, "kv_memory_mb": POOL_MB, "sim_speedup": 1.0, "kv_shared_dir": folder,
+        }  # fmt: skip
+        async with AsyncExitStack() as stack:
+            enter = stack.enter_async_context
+            remote = await enter(_remote_prefill(model_path, overrides))
+            prefill = await enter(gateway_probe(remote))
+            ways = []
+            for name, shared in (("shared", folder), ("grpc", None)):
+                settings = overrides | {"kv_shared_dir": shared}
+                worker = await enter(local_worker(f"decode-{name}", "decode", model_path=str(model_path), **settings))
+                ways.append(Way(name, worker, await enter(gateway_probe(worker))))
+            await _measure(ways, prefill, tokens, rounds)
+            engine = ways[0].worker.host.engine
+            where = f"{engine.name} on {engine.device}"
+            size = ways[0].after[0].data_bytes
+            memcpy, raw = await asyncio.to_thread(memcpy_bytes_s, size), await asyncio.to_thread(socket_bytes_s, size)
+            bare = await grpc_bytes_s(CommonSettings(), size)
+    found: dict[str, Any] = {key: value for way in ways for key, value in way.figures().items()}
+    steps = [result.step_s for way in ways for result in way.after + way.streamed]
+    return found | {
         "bench": "kv",
         "engine": where,
         "prompt_tokens": tokens,
@@ -203,32 +293,58 @@ async def bench(model_path: Path, tokens: int, rounds: int, device: str) -> dict
         "bytes": size,
         "memcpy_bytes_s": round(memcpy),
         "socket_bytes_s": round(raw),
-        "hand_off_bytes_s": round(grpc),
-        "hand_off_to_socket": round(grpc / raw, 3),
-        "hand_off_to_memcpy": round(grpc / memcpy, 3),
-        "gap_after_ms": round(statistics.median(r.gap_s for r in found[False]) * 1e3, 1),
-        "gap_streamed_ms": round(statistics.median(r.gap_s for r in found[True]) * 1e3, 1),
-        "step_ms": round(statistics.median(r.step_s for r in found[False] + found[True]) * 1e3, 1),
-        "exposed_after_ms": round(exposed[False] * 1e3, 1),
-        "exposed_streamed_ms": round(exposed[True] * 1e3, 1),
-        "hidden_share": round(1 - exposed[True] / exposed[False], 3) if exposed[False] else 0.0,
+        "bare_grpc_bytes_s": round(bare),
+        "shared_to_memcpy": round(found["shared_bytes_s"] / memcpy, 3),
+        "shared_median_to_memcpy": round(found["shared_median_bytes_s"] / memcpy, 3),
+        "grpc_to_socket": round(found["grpc_bytes_s"] / raw, 3),
+        "grpc_to_bare_grpc": round(found["grpc_bytes_s"] / bare, 3),
+        "slice_ms": round(slice_ms(), 2),
+        "step_ms": round(statistics.median(steps) * 1e3, 1),
     }
+
+
+async def _measure(ways: list[Way], prefill: GatewayProbe, tokens: int, rounds: int) -> None:
+    """Prompts of `tokens` tokens, a new one each time, each way and mode in turn. The first ones warm up."""
+    rng = np.random.default_rng(7)
+    sequence = 0
+    for number in range(WARM_UP_ROUNDS + rounds):
+        for way in ways:
+            for streamed in (False, True):
+                sequence += 1
+                prefill.wait_s = way.probe.wait_s = WAIT_S
+                prompt = [int(token) for token in rng.integers(200, 40_000, tokens)]
+                async with asyncio.timeout(WAIT_S):
+                    result = await hand_off(prefill, way.probe, way.worker, sequence, prompt, streamed=streamed)
+                if number >= WARM_UP_ROUNDS:
+                    (way.streamed if streamed else way.after).append(result)
 
 
 def table(figures: dict[str, Any]) -> str:
     """The figures for people."""
+
+    def rate(name: str) -> str:
+        return f"{figures[name] / 1e9:.2f} GB/s"
+
     rows = [
-        ("memcpy", f"{figures['memcpy_bytes_s'] / 1e9:.2f} GB/s"),
-        ("raw loopback socket", f"{figures['socket_bytes_s'] / 1e9:.2f} GB/s"),
-        ("hand-off over gRPC", f"{figures['hand_off_bytes_s'] / 1e9:.2f} GB/s"),
-        ("  of the socket", f"{figures['hand_off_to_socket']:.2f}x"),
-        ("first to second token, sent afterwards", f"{figures['gap_after_ms']:.0f} ms"),
-        ("first to second token, streamed", f"{figures['gap_streamed_ms']:.0f} ms"),
+        ("memcpy", rate("memcpy_bytes_s")),
+        ("hand-off by shared memory", rate("shared_bytes_s")),
+        ("  of memcpy: best, median", f"{figures['shared_to_memcpy']:.2f}x, {figures['shared_median_to_memcpy']:.2f}x"),
+        ("raw loopback socket", rate("socket_bytes_s")),
+        ("bare grpc.aio stream", rate("bare_grpc_bytes_s")),
+        ("hand-off over gRPC", rate("grpc_bytes_s")),
+        ("  of the socket, of bare grpc.aio", f"{figures['grpc_to_socket']:.2f}x, {figures['grpc_to_bare_grpc']:.2f}x"),
+        ("event loop held at a time, at most", f"{figures['slice_ms']:.2f} ms"),
         ("a decode step", f"{figures['step_ms']:.0f} ms"),
-        ("hidden behind prefill", f"{figures['hidden_share']:.0%}"),
     ]
+    for way, title in (("shared", "shared memory"), ("grpc", "gRPC")):
+        after, streamed = figures[f"{way}_gap_after_ms"], figures[f"{way}_gap_streamed_ms"]
+        rows += [
+            (f"{title}: to the 2nd token, sent after prefill", f"{after:.0f} ms"),
+            (f"{title}: the same, streamed", f"{streamed:.0f} ms"),
+            (f"{title}: hidden behind prefill", f"{figures[f'{way}_hidden_share']:.0%}"),
+        ]
     head = f"{figures['prompt_tokens']} tokens, {figures['bytes'] / 1e6:.0f} MB of KV, {figures['engine']}"
-    return "\n".join([head, *(f"  {name:<40} {value:>12}" for name, value in rows)])
+    return "\n".join([head, *(f"  {name:<48} {value:>14}" for name, value in rows)])
 
 
 def main() -> None:

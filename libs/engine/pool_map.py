@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import weakref
 from collections import OrderedDict
 from pathlib import Path
 
@@ -13,7 +14,10 @@ MAX_MAPS = 64
 
 
 class PoolMap:
-    """One pool of another process. Its memory stays readable while this is held, whatever becomes of the owner."""
+    """One pool of another process, readable while this or a view of a block is held, whatever becomes of the owner.
+
+    Nothing closes it, since a transfer may still read when the cache of maps has dropped it.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises PoolFileError when there is no such pool here."""
@@ -28,6 +32,7 @@ class PoolMap:
             os.close(self._fd)
             raise PoolFileError(f"{path} cannot be mapped: {error}") from None
         self._bytes = memoryview(memory)
+        weakref.finalize(self, os.close, self._fd)
 
     @property
     def nonce(self) -> bytes:
@@ -45,13 +50,6 @@ class PoolMap:
             raise KvLost(f"there is no block {number} in a pool of {self._header.blocks}")
         start = HEADER_BYTES + number * self._header.block_bytes
         return self._bytes[start : start + self._header.block_bytes]
-
-    def close(self) -> None:
-        """Let go of the file; the memory goes with the last view of a block."""
-        self._bytes = memoryview(b"")
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
 
 class PoolMaps:
@@ -75,15 +73,14 @@ class PoolMaps:
                 return None
         self._maps.move_to_end(name)
         if len(self._maps) > MAX_MAPS:
-            self._maps.popitem(last=False)[1].close()
+            self._maps.popitem(last=False)
         return found
 
     def drop_unowned(self) -> None:
         """Let go of the pools of workers that have ended, whose memory would stay taken otherwise."""
         for name in [name for name, pool in self._maps.items() if not pool.owned]:
-            self._maps.pop(name).close()
+            del self._maps[name]
 
     def close(self) -> None:
         """Let go of all."""
-        while self._maps:
-            self._maps.popitem()[1].close()
+        self._maps.clear()
