@@ -483,12 +483,12 @@ def blocks_received(reader: EventReader) -> list[int]:
 async def test_of_a_prompt_seen_before_only_the_last_blocks_are_pulled(
     bench: EngineBench, size: int, rest: int, streamed: bool
 ) -> None:
-    source, source_reader = await bench.start("prefill", prefill_chunk_tokens=64)
+    source, source_reader = await bench.start("prefill", prefill_chunk_tokens=32)
     target, target_reader = await bench.start("decode")
     prompt = LONG[:size]
     stayed = (await complete(source, source_reader, sequence(prompt=prompt))).token_ids
     for _ in range(2):
-        begun = sequence(Phase.PREFILL, prompt=prompt, root=ROOT)
+        begun = sequence(Phase.PREFILL, prompt=prompt)
         source.submit(begun)
         if streamed:
             moved = sequence(Phase.DECODE, prompt=prompt, root=ROOT, kv=await opened(source_reader, begun.key))
