@@ -23,6 +23,7 @@ CLUSTER_COVERAGE_RATIO: Final = "fulcrum_cluster_coverage_ratio"
 CLUSTER_PREFILL_DECODE_RATIO: Final = "fulcrum_cluster_prefill_decode_ratio"
 CLUSTER_GPUS: Final = "fulcrum_cluster_gpus"
 
+KV_TRANSFER_BYTES_TOTAL: Final = "fulcrum_kv_transfer_bytes_total"
 TELEMETRY_BATCHES_TOTAL: Final = "fulcrum_telemetry_batches_total"
 
 REQUESTS_TOTAL: Final = "fulcrum_requests_total"

@@ -22,6 +22,8 @@ class Fleet:
         self._prefill_share = prefill_share
         self._timelines: dict[str, Timeline] = {}
         self.batches: Counter[Taken] = Counter()
+        self.kv_bytes: Counter[str] = Counter()
+        """Bytes handed over between workers, by way: "shared_memory" or "grpc"."""
         self.latest_arrival_ns: int | None = None
         """When the newest batch came, by the clock of this process."""
 
@@ -30,6 +32,9 @@ class Fleet:
         self.latest_arrival_ns = now_ns
         taken = Taken.MALFORMED if batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS else self._add(batch)
         self.batches[taken] += 1
+        if taken is Taken.COUNTED:
+            for transfer in batch.kv_transfers:
+                self.kv_bytes["shared_memory" if transfer.shared_memory else "grpc"] += transfer.bytes
         return taken
 
     def phases(self, worker_id: str, low_ns: int, high_ns: int) -> PhaseTime:

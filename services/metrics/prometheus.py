@@ -77,6 +77,12 @@ class OccupancyCollector(Collector):
         for taken, count in self._fleet.batches.items():
             batches.add_metric((taken.value,), count)
         yield batches
+        handed_over = CounterMetricFamily(
+            names.KV_TRANSFER_BYTES_TOTAL, "KV bytes handed over between workers.", labels=("way",)
+        )
+        for way, count in sorted(self._fleet.kv_bytes.items()):
+            handed_over.add_metric((way,), count)
+        yield handed_over
         age = GaugeMetricFamily(
             names.WORKER_TELEMETRY_AGE_SECONDS,
             "Since the end of the last cover, at the window's end.",

@@ -13,6 +13,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     OUTCOME_CLIENT_GONE,
     OUTCOME_OK,
     OUTCOME_REJECTED,
+    KvTransfer,
     RequestEvent,
 )
 from libs.contracts.topics import DECISIONS, REQUESTS, STEPS
@@ -156,7 +157,12 @@ def test_percentiles_are_latencies_that_some_request_had():
 
 async def test_prometheus_shows_phases_requests_telemetry_and_decisions(metrics):
     metrics.take(STEPS, step_batch(4, (0, 1000), [step(0, 250, decode=1), step(250, 750, prefill=8)]))
-    metrics.take(STEPS, step_batch(6, (1200, 1300), dropped_batches=1))
+    last = step_batch(6, (1200, 1300), dropped_batches=1)
+    last.kv_transfers.extend(
+        (KvTransfer(bytes=5), KvTransfer(bytes=7, shared_memory=True), KvTransfer(bytes=8, shared_memory=True))
+    )
+    metrics.take(STEPS, last)
+    metrics.take(STEPS, last)  # what comes again counts once
     metrics.take(REQUESTS, finished())
     metrics.take(DECISIONS, Decision(action=ACTION_KEEP))
     samples = await metrics.samples()
@@ -168,6 +174,8 @@ async def test_prometheus_shows_phases_requests_telemetry_and_decisions(metrics)
     assert samples["fulcrum_worker_telemetry_lost_batches", ("worker", "decode-0")] == 1
     assert samples["fulcrum_worker_telemetry_dropped_batches", ("worker", "decode-0")] == 1
     assert samples["fulcrum_telemetry_batches_total", ("result", "counted")] == 2
+    assert samples["fulcrum_kv_transfer_bytes_total", ("way", "grpc")] == 5
+    assert samples["fulcrum_kv_transfer_bytes_total", ("way", "shared_memory")] == 15
     assert samples["fulcrum_request_time_to_first_token_seconds_sum", ("model", "sim")] == 0.1
     assert samples["fulcrum_decisions_seen_total", ("action", "keep")] == 1
 
