@@ -105,7 +105,7 @@ class KvChunk:
     first_block: int
     blocks: int
     data: tuple[memoryview, ...] = ()
-    """Of each block [layers, 2, block_size, kv_heads, head_dim] in the engine's dtype; none from the sim engine. They
+    """Of each block [layers, block_size, 2, kv_heads, head_dim] in the engine's dtype; none from the sim engine. They
     may be views of memory that changes: good until the next chunk is asked for, and only if the checksums agree."""
     data_bytes: int = 0
     """What the blocks weigh, also where `data` is only simulated."""

@@ -114,7 +114,7 @@ async def test_capabilities_describe_the_pool(make: Make):
     assert found.kv_block_bytes == 2 * 2 * 4 * 2 * 8 * 4  # layers, k and v, block, heads, head_dim, float32
     assert found.kv_blocks == 2**20 // found.kv_block_bytes
     assert (found.max_context_tokens, found.vocab_size) == (128, 99)
-    assert found.kv_layout == "kv1/float32/2x2x4x2x8"
+    assert found.kv_layout == "kv2/float32/2x4x2x2x8"
     assert (runner.name, runner.device, runner.eos_token_ids) == ("torch", "cpu", {2})
     await runner.close()
 

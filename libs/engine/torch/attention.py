@@ -2,7 +2,9 @@
 
 All tokens of a step form one row [1, tokens]; where each belongs is in a `StepPlan`, which travels to every layer as a
 keyword of the model's forward. A layer first writes the new keys and values to their slots, then attends: sequences
-with one new token together, padded to a common number of blocks; prompt chunks one by one.
+with one new token together, padded to a common number of blocks; prompt chunks one by one. What came before is gathered
+from the pool into memory that all layers and steps share: fresh memory of that size costs more in page faults than the
+copy itself.
 """
 
 from dataclasses import dataclass
@@ -37,7 +39,7 @@ class PromptChunk:
     blocks: torch.Tensor
     """[blocks] int64: pool blocks of the positions [0, context)."""
     mask: torch.Tensor | None
-    """[tokens, context] bool, True where position may be seen; None: plain causal, nothing came before."""
+    """[tokens, context] added to scores, -inf where a position may not be seen; None: nothing came before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class DecodeGroup:
     blocks: torch.Tensor
     """[sequences x blocks] int64: pool blocks, padded with block 0."""
     mask: torch.Tensor
-    """[sequences, 1, 1, positions] bool, False for padding."""
+    """[sequences, 1, 1, positions] added to scores, -inf for padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,9 @@ class StepPlan:
     positions: torch.Tensor
     """[tokens] int64: each token's position in its sequence."""
     pool: torch.Tensor
-    """[blocks, layers, 2, block_size, kv_heads, head_dim]"""
+    """[blocks, layers, block_size, 2, kv_heads, head_dim]"""
+    gathered: torch.Tensor
+    """[blocks, block_size, 2, kv_heads, head_dim]: room for the blocks of any one chunk or group, in one layer."""
     slot_blocks: torch.Tensor
     """[tokens] int64: the block that takes each token's KV."""
     slot_offsets: torch.Tensor
@@ -68,41 +72,60 @@ class StepPlan:
     decodes: tuple[DecodeGroup, ...]
 
 
-def plan_step(chunks: tuple[Chunk, ...], pool: KvPool) -> StepPlan:
+class GatherMemory:
+    """Memory for the KV that one layer attends to, kept from step to step; it grows to the largest need so far."""
+
+    def __init__(self, pool: KvPool) -> None:
+        self._like = pool.tensor
+        self._memory = pool.tensor.new_empty(0, *pool.tensor.shape[2:])
+
+    def take(self, blocks: int) -> torch.Tensor:
+        """Room for at least so many blocks."""
+        if len(self._memory) < blocks:
+            self._memory = self._like.new_empty(1 << (blocks - 1).bit_length(), *self._like.shape[2:])
+        return self._memory
+
+
+def plan_step(chunks: tuple[Chunk, ...], pool: KvPool, memory: GatherMemory) -> StepPlan:
     """Index tensors on the pool's device for the chunks in order, one after the other in the row."""
     size = pool.shape.block_size
     device = pool.tensor.device
+    dtype = pool.shape.dtype
     firsts = np.cumsum([0, *(len(chunk.token_ids) for chunk in chunks)])
     positions = [np.arange(chunk.start, chunk.start + len(chunk.token_ids)) for chunk in chunks]
     slots = [chunk.block_table[own // size] for chunk, own in zip(chunks, positions, strict=True)]
     prompts = [
-        _plan_prompt(chunk, int(first), size, device)
+        _plan_prompt(chunk, int(first), size, device, dtype)
         for chunk, first in zip(chunks, firsts, strict=False)
         if len(chunk.token_ids) > 1
     ]
     singles = [(chunk, int(first)) for chunk, first in zip(chunks, firsts, strict=False) if len(chunk.token_ids) == 1]
+    decodes = _plan_decodes(singles, size, device, dtype)
     where = np.concatenate(positions)
     return StepPlan(
         positions=_to_device(where, device),
         pool=pool.tensor,
+        gathered=memory.take(max([len(part.blocks) for part in prompts] + [len(group.blocks) for group in decodes])),
         slot_blocks=_to_device(np.concatenate(slots), device),
         slot_offsets=_to_device(where % size, device),
         prompts=tuple(prompts),
-        decodes=tuple(_plan_decodes(singles, size, device)),
+        decodes=tuple(decodes),
     )
 
 
-def _plan_prompt(chunk: Chunk, first: int, size: int, device: torch.device) -> PromptChunk:
+def _plan_prompt(chunk: Chunk, first: int, size: int, device: torch.device, dtype: torch.dtype) -> PromptChunk:
     tokens = len(chunk.token_ids)
     context = chunk.start + tokens
     blocks = _to_device(chunk.block_table[: -(-context // size)], device)
     mask = None
     if chunk.start:
-        mask = torch.ones(tokens, context, dtype=torch.bool, device=device).tril_(chunk.start)
+        mask = torch.full((tokens, context), -torch.inf, dtype=dtype, device=device).triu_(chunk.start + 1)
     return PromptChunk(first, tokens, context, blocks, mask)
 
 
-def _plan_decodes(singles: list[tuple[Chunk, int]], size: int, device: torch.device) -> list[DecodeGroup]:
+def _plan_decodes(
+    singles: list[tuple[Chunk, int]], size: int, device: torch.device, dtype: torch.dtype
+) -> list[DecodeGroup]:
     """Groups of similar length, longest first, so that padding stays bounded."""
     ordered = sorted(singles, key=lambda single: -single[0].start)
     needed = [chunk.start // size + 1 for chunk, _ in ordered]
@@ -117,9 +140,11 @@ def _plan_decodes(singles: list[tuple[Chunk, int]], size: int, device: torch.dev
         for row, (chunk, _) in enumerate(members):
             table[row, : needed[begin + row]] = chunk.block_table[: needed[begin + row]]
         lengths = np.array([chunk.start + 1 for chunk, _ in members])
-        visible = np.arange(needed[begin] * size)[None, :] < lengths[:, None]
+        hidden = np.where(
+            np.arange(needed[begin] * size)[None, :] < lengths[:, None], np.float32(0), -np.float32("inf")
+        )
         rows = np.array([first for _, first in members])
-        mask = torch.from_numpy(visible).to(device)[:, None, None, :]
+        mask = torch.from_numpy(hidden).to(device, dtype)[:, None, None, :]
         groups.append(DecodeGroup(_to_device(rows, device), _to_device(table.reshape(-1), device), mask))
     return groups
 
@@ -147,51 +172,57 @@ def paged_attention(
     for name in UNSUPPORTED_OPTIONS:
         if options.get(name) is not None:
             raise StartupError(f"the torch engine has no attention with {name}: choose another model or engine")
-    layer = plan.pool[:, module.layer_idx]  # [blocks, 2, block_size, kv_heads, head_dim]
-    slots = (plan.slot_blocks, plan.slot_offsets)
-    layer[:, 0].index_put_(slots, key[0].transpose(0, 1))
-    layer[:, 1].index_put_(slots, value[0].transpose(0, 1))
+    layer = plan.pool[:, module.layer_idx]  # [blocks, block_size, 2, kv_heads, head_dim]
+    new = torch.stack((key[0], value[0])).permute(2, 0, 1, 3)  # [tokens, 2, kv_heads, head_dim]
+    layer.index_put_((plan.slot_blocks, plan.slot_offsets), new)
     output = query.new_empty(query.shape[2], query.shape[1], query.shape[3])  # [tokens, heads, head_dim]
     for prompt in plan.prompts:
         rows = slice(prompt.first, prompt.first + prompt.tokens)
-        output[rows] = _attend_prompt(prompt, query[0, :, rows], layer, scaling)
+        if prompt.mask is None:
+            keys, values = key[0, :, rows], value[0, :, rows]
+        else:
+            keys, values = _gather(layer, prompt.blocks, plan.gathered).flatten(0, 1)[: prompt.context].unbind(1)
+            keys, values = keys.transpose(0, 1), values.transpose(0, 1)
+        output[rows] = _attend_prompt(query[0, :, rows], keys, values, prompt.mask, scaling)
     for group in plan.decodes:
-        output[group.rows] = _attend_decodes(group, query[0, :, group.rows], layer, scaling)
+        kv = _gather(layer, group.blocks, plan.gathered).view(len(group.rows), -1, *layer.shape[2:])
+        output[group.rows] = _attend_decodes(query[0, :, group.rows], kv, group.mask, scaling)
     return output[None], None
 
 
+def _gather(layer: torch.Tensor, blocks: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    """[blocks, block_size, 2, kv_heads, head_dim], until the next call."""
+    return torch.index_select(layer, 0, blocks, out=into[: len(blocks)])
+
+
 def _attend_prompt(
-    prompt: PromptChunk, query: torch.Tensor, layer: torch.Tensor, scaling: float | None
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
 ) -> torch.Tensor:
-    """query [heads, tokens, head_dim]; returns [tokens, heads, head_dim]."""
-    kv_heads = layer.shape[3]
+    """query [heads, tokens, head_dim], keys and values [kv_heads, context, head_dim]; [tokens, heads, head_dim]."""
     heads, tokens, head_dim = query.shape
+    kv_heads, context, _ = keys.shape
     grouped = query.reshape(kv_heads, heads // kv_heads, tokens, head_dim)
     # Query heads that share a KV head are one batch over an expanded view: keys and values are not repeated in memory.
-    shape = (kv_heads, heads // kv_heads, prompt.context, head_dim)
-    keys = layer[:, 0].index_select(0, prompt.blocks).flatten(0, 1)[: prompt.context]  # [context, kv_heads, head_dim]
-    values = layer[:, 1].index_select(0, prompt.blocks).flatten(0, 1)[: prompt.context]
+    shape = (kv_heads, heads // kv_heads, context, head_dim)
     attended = functional.scaled_dot_product_attention(
         grouped,
-        keys.transpose(0, 1)[:, None].expand(shape),
-        values.transpose(0, 1)[:, None].expand(shape),
-        attn_mask=prompt.mask,
-        is_causal=prompt.mask is None,
+        keys[:, None].expand(shape),
+        values[:, None].expand(shape),
+        attn_mask=mask,
+        is_causal=mask is None,
         scale=scaling,
     )
     return attended.reshape(heads, tokens, head_dim).transpose(0, 1)
 
 
-def _attend_decodes(
-    group: DecodeGroup, query: torch.Tensor, layer: torch.Tensor, scaling: float | None
-) -> torch.Tensor:
-    """query [heads, sequences, head_dim]; returns [sequences, heads, head_dim]."""
-    kv_heads = layer.shape[3]
+def _attend_decodes(query: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor, scaling: float | None) -> torch.Tensor:
+    """query [heads, sequences, head_dim], kv [sequences, positions, 2, kv_heads, head_dim].
+
+    Returns [sequences, heads, head_dim].
+    """
     heads, sequences, head_dim = query.shape
     # Query heads that share a KV head stand in for the query's positions: one token sees all of its context anyway.
-    grouped = query.transpose(0, 1).reshape(sequences, kv_heads, heads // kv_heads, head_dim)
-    shape = (sequences, -1, kv_heads, head_dim)
-    keys = layer[:, 0].index_select(0, group.blocks).view(shape).transpose(1, 2)  # [sequences, kv_heads, positions, ..]
-    values = layer[:, 1].index_select(0, group.blocks).view(shape).transpose(1, 2)
-    attended = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=group.mask, scale=scaling)
+    grouped = query.transpose(0, 1).reshape(sequences, kv.shape[3], -1, head_dim)
+    keys, values = kv.transpose(1, 3).unbind(2)  # [sequences, kv_heads, positions, head_dim]
+    attended = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scaling)
     return attended.reshape(sequences, heads, head_dim)

@@ -33,18 +33,21 @@ class KvShape:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block: [layers, 2, block_size, kv_heads, head_dim]."""
+        """Bytes of a block: [layers, block_size, 2, kv_heads, head_dim]."""
         return 2 * self.layers * self.block_size * self.kv_heads * self.head_dim * int(self.dtype.itemsize)
 
     @property
     def layout(self) -> str:
         """Equal where blocks can be exchanged."""
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"kv1/{dtype}/{self.layers}x2x{self.block_size}x{self.kv_heads}x{self.head_dim}"
+        return f"kv2/{dtype}/{self.layers}x{self.block_size}x2x{self.kv_heads}x{self.head_dim}"
 
 
 class KvPool:
-    """Blocks [blocks, layers, 2, block_size, kv_heads, head_dim] on one device, zero at first.
+    """Blocks [blocks, layers, block_size, 2, kv_heads, head_dim] on one device, zero at first.
+
+    Keys and values of a position lie side by side: one copy gathers both, and positions of gathered blocks are evenly
+    spaced, as attention kernels want them.
 
     Attention reads whole blocks and masks what a sequence has not written: those positions must be finite, since a
     weight of zero times NaN is NaN. Zeros at first and written KV later are.
@@ -67,7 +70,7 @@ class KvPool:
                 f"kv_memory_mb={memory_mb} does not fit the {free >> 20} MB that {device} has free: lower it"
             )
         self._file = _share(file, self.blocks, shape.block_bytes) if file and device.type == "cpu" else None
-        size = (self.blocks, shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
+        size = (self.blocks, shape.layers, shape.block_size, 2, shape.kv_heads, shape.head_dim)
         try:
             self.tensor = _tensor_in(self._file, size, shape.dtype, device)
         except (RuntimeError, MemoryError) as error:  # torch's OutOfMemoryError is a RuntimeError

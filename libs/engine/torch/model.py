@@ -9,6 +9,7 @@ from transformers.utils import logging
 
 from libs.contracts.errors import StartupError
 from libs.engine.torch.attention import ATTENTION_NAME, paged_attention
+from libs.engine.torch.head import quicken_head
 from libs.engine.torch.kv_pool import KvShape
 
 CONTEXT_DEPENDENT_ROPE = ("dynamic", "longrope")
@@ -48,6 +49,7 @@ def load_model(folder: Path, device: torch.device) -> Any:
     if absent:
         raise StartupError(f"weights in {folder} lack {absent[0]} ({len(absent)} in all): copy the model again")
     _refuse_unsupported(model)
+    quicken_head(model)
     return model.eval().requires_grad_(False)
 
 

@@ -12,7 +12,7 @@ from libs.engine.config import EngineConfig
 from libs.engine.pool_file import file_name
 from libs.engine.port import EngineIdentity, Progress, SamplingParams
 from libs.engine.runner import Batch, Chunk, Sampled
-from libs.engine.torch.attention import plan_step
+from libs.engine.torch.attention import GatherMemory, plan_step
 from libs.engine.torch.kv_pool import KvPool
 from libs.engine.torch.model import kv_shape, load_model, pick_device
 from libs.engine.torch.sampling import sample
@@ -32,6 +32,7 @@ class Loaded:
     """ "cpu", or "cuda:" and the GPU's name."""
     model: Any
     pool: KvPool
+    memory: GatherMemory
 
 
 def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
@@ -51,7 +52,7 @@ def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> 
     file = config.kv_shared_dir / place if config.kv_shared_dir else None
     pool = KvPool(kv_shape(model, config.block_size_tokens), config.kv_memory_mb, device, file)
     progress("allocating KV", 1.0)
-    loaded = Loaded(info, device, name, model, pool)
+    loaded = Loaded(info, device, name, model, pool, GatherMemory(pool))
     progress("warming up", 0.0)
     try:
         _warm_up(loaded)
@@ -71,7 +72,7 @@ def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
     sampling = [(chunk, int(row)) for chunk, row in zip(chunks, last_rows, strict=True) if chunk.sample]
     token_ids = torch.from_numpy(np.concatenate([chunk.token_ids for chunk in chunks]).astype(np.int64))
     with torch.inference_mode():
-        plan = plan_step(chunks, loaded.pool)
+        plan = plan_step(chunks, loaded.pool, loaded.memory)
         output = loaded.model(
             input_ids=token_ids[None].to(loaded.device),
             position_ids=plan.positions[None],
@@ -95,7 +96,7 @@ def _warm_up(loaded: Loaded) -> None:
     table = np.arange(blocks, dtype=np.int32)
     step(loaded, Batch((_warm_up_chunk(0, 0, tokens, table[:-1]),)))
     step(loaded, Batch((_warm_up_chunk(1, 0, 1, table[-1:]), _warm_up_chunk(0, tokens, tokens, table[:-1]))))
-    written = loaded.pool.tensor[0, :, :, 0].flatten(2).any(dim=-1).all(dim=-1)  # [layers]
+    written = loaded.pool.tensor[0, :, 0].flatten(2).any(dim=-1).all(dim=-1)  # [layers]
     if not bool(written.all()):
         layer = int(written.int().argmin())
         raise StartupError(f"layer {layer} keeps no KV in the pool: the torch engine serves plain attention only")
