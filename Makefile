@@ -30,7 +30,7 @@ fuzz: setup-dev ## fuzz REST, gRPC and Kafka values for long, and print what cam
 	$(BIN)/python -m pytest tests/fuzz --fuzz-examples $(EXAMPLES) --timeout 3000 $(ARGS)
 
 test-exact: setup-dev ## tokens against transformers, 60 prompts of 1 to 1,500 tokens (minutes)
-	$(BIN)/python -m pytest tests/e2e/test_torch_exact.py -m exact $(ARGS)
+	$(BIN)/python -m pytest tests/e2e/test_torch_exact.py -m exact -s $(ARGS)
 
 # Kind of cluster that test-compose starts: sim or cpu.
 PROFILE ?= sim

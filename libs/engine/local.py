@@ -5,8 +5,6 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
-import structlog
-
 from libs.contracts.errors import FulcrumError, KvLost, KvMismatch
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
@@ -30,12 +28,16 @@ from libs.engine.sequence import Sequence
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 
-log = structlog.get_logger()
-
 ANNOUNCE_AFTER_S = 0.1
 """A step that runs so long is announced, so that telemetry can show it before it ends."""
+POOL_CHECK_STEPS = 1000
+"""A busy engine checks its pool's books so often; an idle one each time it runs out of work."""
 MAX_FETCHES = 64
 """KV fetches at a time; others wait in order. Most of them wait for a prompt, not for bytes."""
+
+
+class PoolFault(RuntimeError):
+    """The block pool counts other blocks as held than are held: a defect, after which no answer can be trusted."""
 
 
 class LocalEngine:
@@ -155,7 +157,8 @@ class LocalEngine:
     def load(self) -> EngineLoad:
         """Depths now, and how far the events that were read account for the time."""
         starts = (self._unannounced_ns, self._events.oldest_start_ns())
-        return replace(self._core.load(), reported_to_unix_ns=min((ns for ns in starts if ns), default=0))
+        reported_to_ns = min((ns for ns in starts if ns), default=0)
+        return replace(self._core.load(), reported_to_unix_ns=reported_to_ns, pool_faults=self._pool_faults)
 
     def integrity(self) -> EngineIntegrity:
         """Counters that must be zero when nothing runs."""
@@ -174,6 +177,7 @@ class LocalEngine:
         await self._runner.close()
 
     async def _run(self) -> None:
+        steps = 0
         while True:
             await self._events.room()
             self._wake.clear()
@@ -184,13 +188,16 @@ class LocalEngine:
                 await self._idle()
             else:
                 await self._step(batch)
+                steps += 1
+                if steps % POOL_CHECK_STEPS == 0:
+                    self._check_pool()
                 await asyncio.sleep(0)  # a runner that never waits must not starve the loop
 
     def _check_pool(self) -> None:
-        """While nothing runs, compare the pool's books with who holds blocks; a difference is told once and kept."""
-        if not self._pool_faults and (fault := self._core.pool_fault()):
+        """Compare the pool's books with who holds blocks, between steps; a difference ends the engine."""
+        if fault := self._core.pool_fault():
             self._pool_faults = 1
-            log.error("the KV block pool's books are wrong: restart this worker", fault=fault)
+            raise PoolFault(f"the KV block pool's books are wrong, so that answers could mix: {fault}")
 
     async def _idle(self) -> None:
         """Wait for something to do, at most until the next lease ends."""

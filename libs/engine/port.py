@@ -251,6 +251,8 @@ class EngineLoad:
     """How often, since the start, a sequence lost its blocks to older ones."""
     recomputed_tokens: int = 0
     """Tokens computed again, since the start, because of that."""
+    pool_faults: int = 0
+    """As in `EngineIntegrity`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +263,8 @@ class EngineIntegrity:
     referenced_blocks: int
     leased_handles: int
     pool_faults: int = 0
-    """Whether the block pool's books have ever been found wrong, 0 or 1: never allowed."""
+    """Whether the block pool's books were found wrong, 0 or 1: the engine dies of it, since a block that two sequences
+    take for theirs would mix their answers."""
 
 
 Progress = Callable[[str, float], None]

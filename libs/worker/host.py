@@ -88,6 +88,7 @@ class WorkerHost:
             referenced_blocks=integrity.referenced_blocks,
             leased_handles=integrity.leased_handles,
             attached_gateways=len(self._links),
+            pool_faults=integrity.pool_faults,
         )
 
     def set_role(self, request: pb.SetRoleRequest) -> common.Assignment:

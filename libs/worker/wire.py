@@ -53,6 +53,9 @@ def load_message(load: EngineLoad) -> common.Load:
         waiting_prefill_tokens=load.waiting_prefill_tokens,
         awaiting_kv=load.awaiting_kv,
         free_kv_blocks=load.free_kv_blocks,
+        preemptions=load.preemptions,
+        recomputed_tokens=load.recomputed_tokens,
+        pool_faults=load.pool_faults,
     )
 
 

@@ -90,12 +90,24 @@ class OccupancyCollector(Collector):
         )
         lost = GaugeMetricFamily(names.WORKER_LOST_BATCHES, "Batches that have not come.", labels=("worker",))
         dropped = GaugeMetricFamily(names.WORKER_DROPPED_BATCHES, "Batches given up unsent.", labels=("worker",))
+        preemptions = CounterMetricFamily(
+            names.WORKER_PREEMPTIONS_TOTAL, "Times a sequence lost its KV blocks to older ones.", labels=("worker",)
+        )
+        recomputed = CounterMetricFamily(
+            names.WORKER_RECOMPUTED_TOKENS_TOTAL, "Tokens computed again after that.", labels=("worker",)
+        )
+        faults = GaugeMetricFamily(
+            names.WORKER_POOL_FAULTS, "1 where the KV block pool's books were found wrong.", labels=("worker",)
+        )
         for facts in self._fleet.listed(occupancy.as_of_unix_ns):
             labels = (facts.worker_id,)
             age.add_metric(labels, max(0, occupancy.as_of_unix_ns - facts.covered_to_unix_ns) / 1e9)
             lost.add_metric(labels, self._fleet.lost_batches(facts.worker_id))
             dropped.add_metric(labels, facts.dropped_batches)
-        yield from (age, lost, dropped)
+            preemptions.add_metric(labels, facts.load.preemptions)
+            recomputed.add_metric(labels, facts.load.recomputed_tokens)
+            faults.add_metric(labels, facts.load.pool_faults)
+        yield from (age, lost, dropped, preemptions, recomputed, faults)
 
 
 def _cluster(occupancy: ClusterOccupancy) -> Iterator[Metric]:

@@ -28,7 +28,7 @@ Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many decisions
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswer:
-    """A registered worker. Depths are null until its telemetry tells them.
+    """A registered worker. Depths and counts are null until its telemetry tells them.
 
     `moves` counts its changes of role since it started; `moved_*` tell of the last one, and are 0 and empty before it.
     """
@@ -50,6 +50,9 @@ class WorkerAnswer:
     state: str
     running: int | None
     waiting: int | None
+    preemptions: int | None
+    recomputed_tokens: int | None
+    pool_faults: int | None
     address: str
     coverage: float
 
@@ -165,6 +168,9 @@ def _worker(view: WorkerView) -> WorkerAnswer:
         state=WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower() if known else "unknown",
         running=view.load.running if view.load else None,
         waiting=view.load.waiting if view.load else None,
+        preemptions=view.load.preemptions if view.load else None,
+        recomputed_tokens=view.load.recomputed_tokens if view.load else None,
+        pool_faults=view.load.pool_faults if view.load else None,
         address=worker.address,
         coverage=view.coverage,
     )

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.suite
 
 WORKER_KEYS = {
     "id", "pid", "node", "role", "budget_tokens", "engine", "model", "device", "gpus", "epoch", "state", "running",
-    "waiting", "address",
+    "waiting", "preemptions", "recomputed_tokens", "pool_faults", "address",
 }  # fmt: skip
 OCCUPANCY_KEYS = {"window_ms", "gpus", "coverage", "prefill", "decode", "kv_wait", "idle", "ratio", "workers"}
 

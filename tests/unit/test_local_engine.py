@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.events import MAX_UNREAD_STEPS, EventQueue
 from libs.engine.factory import make_engine
-from libs.engine.local import LocalEngine
+from libs.engine.local import LocalEngine, PoolFault
 from libs.engine.port import (
     BlockEvents,
     EngineEvent,
@@ -148,20 +147,29 @@ async def test_abort_during_a_step_takes_effect_when_it_ends(started: Started) -
     await reader.close()
 
 
-async def test_a_leaked_block_is_noticed_when_nothing_runs_and_told_once(started: Started) -> None:
+async def test_an_engine_that_has_lost_a_block_dies_once_nothing_runs(started: Started) -> None:
     reader = EventReader(started.engine)
     started.gate.set()
     started.submit(1)
     await reader.ended(1)
-    assert started.engine.integrity().pool_faults == 0
+    assert started.engine.integrity().pool_faults == started.engine.load().pool_faults == 0
     started.engine._core._pool.allocate(1)
-    with capture_logs() as logs:
-        for key in (2, 3):
-            started.submit(key)
-            await reader.ended(key)
-            await until(lambda: started.engine.integrity().pool_faults == 1)
-    assert [line["fault"] for line in logs] == ["1 KV blocks count as held, 0 are"]
-    await reader.close()
+    started.submit(2)
+    with pytest.raises(PoolFault, match="1 KV blocks count as held, 0 are"):
+        await reader.finished()
+    assert started.engine.integrity().pool_faults == started.engine.load().pool_faults == 1
+
+
+async def test_a_busy_engine_checks_its_pool_too(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("libs.engine.local.POOL_CHECK_STEPS", 2)
+    reader = EventReader(started.engine)
+    started.submit(1, output=50)
+    await until(lambda: started.runner.steps == 1)
+    started.engine._core._pool.allocate(1)
+    started.gate.set()
+    with pytest.raises(PoolFault):
+        await reader.finished()
+    assert len(reader.log(1).token_ids) == 2
 
 
 def step(start_ns: int) -> StepReport:

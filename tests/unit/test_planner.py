@@ -210,7 +210,9 @@ async def test_workers_are_answered_with_words_and_their_latest_depths(planner):
     planner.clock.advance_ms(WINDOW_MS)
     busy, silent = worker("m", "mixed", gpus=0), worker("p", "prefill", state=WORKER_STATE_DRAINING)
     planner.state.take_workers([busy, silent], planner.clock.now_ns())
-    planner.state.fleet.add(told(busy, 500, load=Load(running=3, waiting=2)), planner.clock.now_ns())
+    planner.state.fleet.add(
+        told(busy, 500, load=Load(running=3, waiting=2, preemptions=1, recomputed_tokens=9)), planner.clock.now_ns()
+    )
     mixed, prefill = (await planner.http.get("/v1/workers")).json()
     assert mixed == {
         "id": "m",
@@ -230,6 +232,9 @@ async def test_workers_are_answered_with_words_and_their_latest_depths(planner):
         "state": "ready",
         "running": 3,
         "waiting": 2,
+        "preemptions": 1,
+        "recomputed_tokens": 9,
+        "pool_faults": 0,
         "address": "127.0.0.1:1",
         "coverage": 1.0,
     }

@@ -400,16 +400,18 @@ class DescribeResponse(_message.Message):
     def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., integrity: _Optional[_Union[Integrity, _Mapping]] = ..., gateways_behind: _Optional[int] = ..., first_step_ns: _Optional[int] = ...) -> None: ...
 
 class Integrity(_message.Message):
-    __slots__ = ("live_sequences", "referenced_blocks", "leased_handles", "attached_gateways")
+    __slots__ = ("live_sequences", "referenced_blocks", "leased_handles", "attached_gateways", "pool_faults")
     LIVE_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     REFERENCED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LEASED_HANDLES_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_GATEWAYS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FAULTS_FIELD_NUMBER: _ClassVar[int]
     live_sequences: int
     referenced_blocks: int
     leased_handles: int
     attached_gateways: int
-    def __init__(self, live_sequences: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., leased_handles: _Optional[int] = ..., attached_gateways: _Optional[int] = ...) -> None: ...
+    pool_faults: int
+    def __init__(self, live_sequences: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., leased_handles: _Optional[int] = ..., attached_gateways: _Optional[int] = ..., pool_faults: _Optional[int] = ...) -> None: ...
 
 class SetRoleRequest(_message.Message):
     __slots__ = ("expected_epoch", "role", "budget_tokens", "model", "reason", "actor", "incarnation", "wait_ms")
