@@ -40,6 +40,9 @@ test-compose: setup-dev ## docker compose up, scaled, killed and restarted under
 test-faults: setup-dev ## every fault test, the long ones too (minutes)
 	$(BIN)/python -m pytest tests/faults -m "faults or not faults" $(ARGS)
 
+bench-gpu: setup-dev ## the engine's contract suite and benches on a GPU; raw figures into gpu_engine.json
+	$(BIN)/python -m load.gpu_engine $(ARGS)
+
 bench-engine: setup-dev ## the torch engine against plain transformers, side by side
 	$(BIN)/python -m load.bench_engine $(ARGS)
 

@@ -6,6 +6,7 @@ median over rounds. stdout: a table, then one JSON object as the last line; stde
 
 import argparse
 import asyncio
+import copy
 import itertools
 import json
 import statistics
@@ -23,10 +24,13 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from libs.engine.config import EngineConfig
 from libs.engine.factory import make_engine
 from libs.engine.port import Engine, EngineIdentity, EngineRequest, Phase, SamplingParams
+from libs.engine.torch.model import pick_dtype
 from libs.runtime.clock import SystemClock
 from libs.testing.engine import DirectFetcher, EventReader
 from libs.testing.real_model import real_model_folder
 
+LONG_TOKENS = 1500
+PREFIX_TOKENS, NEW_TOKENS = 1024, 512
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 Side = Callable[[], Awaitable[int]]
 """Does the work once; the answer is its tokens."""
@@ -63,27 +67,30 @@ class Bench:
         self._options = options
         self._keys = itertools.count(1)
         self._random = np.random.default_rng(3)
+        self._prefix = self.prompts(1, PREFIX_TOKENS)
+        self._prefix_kv: Any = None
 
     def prompts(self, count: int, tokens: int) -> NDArray[np.int64]:
         """[count, tokens] int64: new ones each time, so that nothing is cached; equal lengths, so no padding counts."""
         return self._random.integers(100, 40_000, (count, tokens))
 
-    async def run_engine(self, batch: int, prompt_tokens: int, output_tokens: int) -> None:
-        """Submit a batch of prompts at once; wait for their last tokens."""
+    async def run_engine(self, rows: NDArray[np.int64], output_tokens: int, root: bytes = b"") -> None:
+        """Submit prompts [batch, tokens] at once; wait for their last tokens. With a `root`, prefixes are reused."""
+        tokens = rows.shape[1]
         requests = [
             EngineRequest(
-                next(self._keys), "bench", Phase.BOTH, row.astype(np.int32), prompt_tokens, output_tokens, GREEDY
+                next(self._keys), "bench", Phase.BOTH, row.astype(np.int32), tokens, output_tokens, GREEDY, root
             )
-            for row in self.prompts(batch, prompt_tokens)
+            for row in rows
         ]
         for request in requests:
             self._engine.submit(request)
         for request in requests:
             await self._reader.ended(request.key)
 
-    def generate(self, batch: int) -> None:
+    def generate(self, batch: int, prompt_tokens: int) -> None:
         """transformers' `generate` on a batch without padding."""
-        ids = torch.from_numpy(self.prompts(batch, self._options.prompt_tokens)).to(self._model.device)
+        ids = torch.from_numpy(self.prompts(batch, prompt_tokens)).to(self._model.device)
         self._model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -98,6 +105,20 @@ class Bench:
         config = GenerationConfig(do_sample=False, max_new_tokens=self._options.output_tokens, eos_token_id=-1)
         found = self._model.generate_batch(rows, generation_config=config, progress_bar=False)
         assert len(found) == batch, "generate_batch lost requests"
+
+    def after_prefix(self) -> NDArray[np.int64]:
+        """[1, tokens] int64: a prompt that begins as all of these do, with `NEW_TOKENS` new ones."""
+        return np.concatenate([self._prefix, self.prompts(1, NEW_TOKENS)], axis=1)
+
+    def forward_after_prefix(self) -> None:
+        """One forward pass over the new tokens of such a prompt, over a copy of the prefix's KV."""
+        with torch.inference_mode():
+            if self._prefix_kv is None:
+                ids = torch.from_numpy(self._prefix).to(self._model.device)
+                self._prefix_kv = self._model(ids, use_cache=True, logits_to_keep=1).past_key_values
+            ids = torch.from_numpy(self.prompts(1, NEW_TOKENS)).to(self._model.device)
+            kv = copy.deepcopy(self._prefix_kv)
+            self._model(ids, past_key_values=kv, use_cache=True, logits_to_keep=1).logits.argmax().item()
 
     def forward(self, tokens: int) -> None:
         """One plain forward pass over a whole prompt, which answers with the last logits."""
@@ -116,14 +137,18 @@ def cases(bench: Bench, options: argparse.Namespace) -> list[Case]:
 
     def engine(batch: int, prompt: int, output: int, counted: int) -> Side:
         async def run() -> int:
-            await bench.run_engine(batch, prompt, output)
+            await bench.run_engine(bench.prompts(batch, prompt), output)
             return counted
 
         return run
 
-    def plain(work: Callable[[int], None], argument: int, counted: int) -> Side:
+    async def engine_after_prefix() -> int:
+        await bench.run_engine(bench.after_prefix(), 1, b"bench")
+        return NEW_TOKENS
+
+    def plain(work: Callable[..., None], *arguments: int, counted: int) -> Side:
         async def run() -> int:
-            work(argument)
+            work(*arguments)
             return counted
 
         return run
@@ -132,15 +157,22 @@ def cases(bench: Bench, options: argparse.Namespace) -> list[Case]:
     for batch in (1, 8):
         made = batch * options.output_tokens
         ours = engine(batch, options.prompt_tokens, options.output_tokens, made)
-        found.append(Case(f"decode, batch {batch}, against generate", 1.0, ours, plain(bench.generate, batch, made)))
+        theirs = plain(bench.generate, batch, options.prompt_tokens, counted=made)
+        found.append(Case(f"decode, batch {batch}, against generate", 1.0, ours, theirs))
         if batch > 1 and options.continuous:
             name = f"decode, batch {batch}, against generate_batch"
-            found.append(Case(name, None, ours, plain(bench.generate_batch, batch, made)))
+            found.append(Case(name, None, ours, plain(bench.generate_batch, batch, counted=made)))
     for tokens in (128, 512):
         ours = engine(1, tokens, 1, tokens)
-        found.append(
-            Case(f"prefill, {tokens} tokens, against forward", 0.9, ours, plain(bench.forward, tokens, tokens))
-        )
+        theirs = plain(bench.forward, tokens, counted=tokens)
+        found.append(Case(f"prefill, {tokens} tokens, against forward", 0.9, ours, theirs))
+    if options.long:
+        made = options.output_tokens
+        ours = engine(1, LONG_TOKENS, made, made)
+        theirs = plain(bench.generate, 1, LONG_TOKENS, counted=made)
+        found.append(Case(f"{LONG_TOKENS}-token prompt and decode, against generate", None, ours, theirs))
+        name = f"prefill, {NEW_TOKENS} tokens after {PREFIX_TOKENS} cached"
+        found.append(Case(name, None, engine_after_prefix, plain(bench.forward_after_prefix, counted=NEW_TOKENS)))
     return found
 
 
@@ -170,10 +202,10 @@ async def measure(all_cases: list[Case], rounds: int) -> list[Case]:
 
 def report(done: list[Case], device: str, options: argparse.Namespace) -> None:
     """The table and the JSON object."""
-    print(f"{'case':<44}{'engine tok/s':>14}{'plain tok/s':>14}{'ratio':>8}{'aim':>6}")
+    print(f"{'case':<50}{'engine tok/s':>14}{'plain tok/s':>14}{'ratio':>8}{'aim':>6}")
     for case in done:
         aim = f"{case.aim:.1f}" if case.aim else ""
-        print(f"{case.name:<44}{case.median('engine'):>14.1f}{case.median('plain'):>14.1f}{case.ratio:>8.2f}{aim:>6}")
+        print(f"{case.name:<50}{case.median('engine'):>14.1f}{case.median('plain'):>14.1f}{case.ratio:>8.2f}{aim:>6}")
     result = {
         "device": device,
         "threads": torch.get_num_threads(),
@@ -194,7 +226,7 @@ async def main(options: argparse.Namespace) -> None:
     engine = make_engine("torch", config, SystemClock())
     await engine.start(EngineIdentity("bench", 1, ""), DirectFetcher(), lambda _stage, _share: None)
     device = engine.device.split(":")[0]
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    dtype = pick_dtype("auto", torch.device(device))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
     model.generation_config.eos_token_id = None
     bench = Bench(engine, model, options)
@@ -212,4 +244,5 @@ if __name__ == "__main__":
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--continuous", action="store_true", help="also against transformers' continuous batching")
+    parser.add_argument("--long", action="store_true", help="also prompts of 1,500 tokens, and chunks after a prefix")
     asyncio.run(main(parser.parse_args()))

@@ -67,10 +67,18 @@ def sim_make() -> Make:
 
 
 @pytest.fixture
-def torch_make(random_llama: Path) -> Make:
-    """Real attention over real blocks."""
+def torch_make(random_llama: Path, pytestconfig: pytest.Config) -> Make:
+    """Real attention over real blocks, in float32: bfloat16 rounds so coarsely that company changes near ties."""
+    device = pytestconfig.getoption("device")
     base = EngineConfig(
-        random_llama, "contract", device="cpu", threads=1, block_size_tokens=BLOCK, kv_memory_mb=4, max_sequences=16
+        random_llama,
+        "contract",
+        device=device,
+        dtype="float32",
+        threads=1,
+        block_size_tokens=BLOCK,
+        kv_memory_mb=4,
+        max_sequences=16,
     )
     return lambda **changes: make_engine("torch", replace(base, **changes), SystemClock())
 

@@ -16,6 +16,7 @@ from libs.engine.checksum import block_checksum  # noqa: E402
 from libs.engine.config import EngineConfig  # noqa: E402
 from libs.engine.port import EngineIdentity, SamplingParams  # noqa: E402
 from libs.engine.runner import Batch, Chunk  # noqa: E402
+from libs.engine.torch.head import FewRowsHead  # noqa: E402
 from libs.engine.torch.runner import TorchRunner  # noqa: E402
 
 IDENTITY = EngineIdentity("one", 1, "")
@@ -193,3 +194,15 @@ async def test_weights_that_are_missing_or_broken_are_named(make: Make):
     assert "lack model.layers.2." in await refusal(runner_of(folder))
     (folder / "model.safetensors").write_bytes(b"\0" * 64)
     assert "cannot load the model" in await refusal(runner_of(folder))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 32, 33])
+def test_the_head_says_the_same_for_any_number_of_rows(rows: int):
+    """oneDNN takes over for some: only the order of sums may differ."""
+    linear = torch.nn.Linear(48, 999)
+    hidden = torch.randn(1, rows, 48)
+    assert torch.allclose(FewRowsHead(linear)(hidden), linear(hidden), atol=1e-5)
+
+
+async def test_an_unknown_dtype_is_refused(make: Make):
+    assert "use auto, float32 or bfloat16" in await refusal(runner_of(make("LlamaConfig"), dtype="int4"))

@@ -27,5 +27,7 @@ class FewRowsHead(torch.nn.Module):  # type: ignore[misc]  # torch is untyped he
 def quicken_head(model: torch.nn.Module) -> None:
     """Replace the output layer of a float32 model on a CPU, where torch was built with oneDNN; else do nothing."""
     head = model.get_output_embeddings()
-    if type(head) is torch.nn.Linear and head.weight.device.type == "cpu" and torch.backends.mkldnn.is_available():
+    if type(head) is not torch.nn.Linear or not torch.backends.mkldnn.is_available():
+        return
+    if head.weight.device.type == "cpu" and head.weight.dtype == torch.float32:
         model.set_output_embeddings(FewRowsHead(head))

@@ -1,6 +1,7 @@
 """Loading a Hugging Face folder with transformers' model classes, and refusing what paged attention cannot serve."""
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from libs.engine.torch.attention import ATTENTION_NAME, paged_attention
 from libs.engine.torch.head import quicken_head
 from libs.engine.torch.kv_pool import KvShape
 
+DTYPES = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16})
+BFLOAT16_CAPABILITY = (8, 0)
+"""Of CUDA devices: older ones emulate bfloat16, slower than they compute in float32."""
 CONTEXT_DEPENDENT_ROPE = ("dynamic", "longrope")
 """Rotations that change with the longest sequence of a batch, so that stored keys would go stale."""
 
@@ -33,11 +37,21 @@ def pick_device(wanted: str) -> torch.device:
     return device
 
 
-def load_model(folder: Path, device: torch.device) -> Any:
-    """The model on `device`, float32 on a CPU and bfloat16 on CUDA, attending through the pool. Raises StartupError."""
+def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """The type behind a setting: "auto" is bfloat16 on GPUs that compute in it, else float32. Raises StartupError."""
+    if wanted == "auto":
+        fast = device.type == "cuda" and torch.cuda.get_device_capability(device) >= BFLOAT16_CAPABILITY
+        return torch.bfloat16 if fast else torch.float32
+    if wanted not in DTYPES:
+        raise StartupError(f"dtype={wanted} is unknown: use auto, {' or '.join(DTYPES)}")
+    return DTYPES[wanted]
+
+
+def load_model(folder: Path, device: torch.device, wanted_dtype: str = "auto") -> Any:
+    """The model on `device`, attending through the pool; see `pick_dtype`. Raises StartupError."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
     logging.disable_progress_bar()
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = pick_dtype(wanted_dtype, device)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True, output_loading_info=True

@@ -45,7 +45,7 @@ def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> 
     device = pick_device(config.device)
     name = f"cuda:{torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
     progress("loading weights", 0.0)
-    model = load_model(config.model_path, device)
+    model = load_model(config.model_path, device, config.dtype)
     progress("loading weights", 1.0)
     progress("allocating KV", 0.0)
     place = file_name(identity.worker_id, identity.incarnation)
@@ -81,11 +81,15 @@ def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
             logits_to_keep=torch.tensor([row for _, row in sampling], dtype=torch.int64, device=loaded.device),
             plan=plan,
         )
-        loaded.pool.written()
         logits = output.logits[0]  # [rows that sample, vocab]
         if len(logits) != len(sampling):
             raise StartupError("the model ignores logits_to_keep, which the torch engine needs: choose another model")
         sampled = sample(logits.float(), [chunk for chunk, _ in sampling])
+        if loaded.device.type == "cuda":
+            # A step that samples nothing would end for the caller before it has for the GPU: its time would be untrue,
+            # and its blocks could change hands. Block copies, on a stream of their own, never wait for a step this way.
+            torch.cuda.current_stream(loaded.device).synchronize()
+        loaded.pool.written()
     return {chunk.key: token for (chunk, _), token in zip(sampling, sampled, strict=True)}
 
 
