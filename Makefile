@@ -9,7 +9,7 @@ ARGS ?=
 EXAMPLES ?= 500
 
 # Every target is a verb, none a file.
-.PHONY: $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(MAKEFILE_LIST))
+.PHONY: bench-steps $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(MAKEFILE_LIST))
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ bench-gpu: setup-dev ## the engine's contract suite and benches on a GPU; raw fi
 
 bench-engine: setup-dev ## the torch engine against plain transformers, side by side
 	$(BIN)/python -m load.bench_engine $(ARGS)
+
+bench-steps: setup-dev ## how well step times are foretold, pure and mixed, on steps not seen
+	@$(BIN)/python -m load.bench_steps $(ARGS)
 
 check: lint test ## lint, strict types, import rules, generated code, tests
 

@@ -9,6 +9,7 @@ from libs.cli.chat import chat
 from libs.cli.occupancy import occupancy
 from libs.cli.planner import planner
 from libs.cli.role import role
+from libs.cli.tune import tune
 from libs.cli.up import up
 from libs.cli.workers import workers
 
@@ -27,6 +28,8 @@ app.command(epilog="Example: fulcrum workers --json")(workers)
 app.command(epilog="Example: fulcrum occupancy --window 500ms")(occupancy)
 app.command(epilog="Example: fulcrum role decode-1 prefill")(role)
 app.add_typer(planner, name="planner")
+
+app.add_typer(tune, name="tune")
 
 
 def _version(wanted: bool) -> None:

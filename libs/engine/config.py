@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+DEFAULT_CHUNK_TOKENS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,7 @@ class EngineConfig:
     max_sequences: int = 64
     max_waiting: int = 1024
     """Bound of the engine's own queue; credits keep it far below."""
-    prefill_chunk_tokens: int = 512
+    prefill_chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     kv_lease_ms: int = 30_000
     """How long blocks of a prefilled sequence wait for their receiver."""
     kv_shared_dir: Path | None = None

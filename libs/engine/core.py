@@ -15,6 +15,7 @@ from libs.engine.config import EngineConfig
 from libs.engine.handles import Held, Received
 from libs.engine.kv_wait import KvWait
 from libs.engine.offers import Offers
+from libs.engine.pace import Pace
 from libs.engine.port import (
     BlockEvents,
     Capabilities,
@@ -35,6 +36,7 @@ from libs.engine.preemption import blocks_to_spare, grow
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sequence import Sequence, Stage
 from libs.engine.validation import check_request
+from libs.perfmodel import StepTimeModel
 
 RETRY_AFTER_S = 1.0
 QUEUED = (Stage.QUEUED_PREEMPTED, Stage.QUEUED_TRANSFER, Stage.QUEUED_PROMPT)
@@ -61,7 +63,7 @@ class Core:
         self._config = config
         self._capabilities = capabilities
         self._eos_token_ids = eos_token_ids
-        self._budget_tokens = config.prefill_chunk_tokens
+        self._pace = Pace(config.prefill_chunk_tokens)
         self._pool = BlockPool(capabilities.kv_blocks)
         self._offers = Offers(self._pool, identity, capabilities, lease_ns=config.kv_lease_ms * 1_000_000)
         self._kv_wait = KvWait()
@@ -91,6 +93,8 @@ class Core:
             raise QueueFull("the engine's queue is full", retry_after_s=RETRY_AFTER_S)
         self._offers.forget_key(request.key)
         self._sequences[request.key] = sequence
+        if request.kv and sequence.length > request.prompt_tokens:
+            sequence.start_line(now_ns, sequence.length)
         self._move(sequence, Stage.QUEUED_TRANSFER if request.kv else Stage.QUEUED_PROMPT)
         self.admit(now_ns)
 
@@ -117,6 +121,7 @@ class Core:
         if sequence.length + len(token_ids) >= sequence.max_length or not self._known(token_ids):
             raise InvalidRequest(f"a sequence of {sequence.length} tokens cannot go on from {token_ids}")
         sequence.handed = token_ids
+        sequence.start_line(now_ns, sequence.length + len(token_ids))
         if sequence.kv_arrived:
             self._go_on(sequence, now_ns)
 
@@ -131,8 +136,16 @@ class Core:
             self.admit(now_ns)
 
     def set_prefill_budget(self, tokens: int) -> None:
-        """Prompt tokens a step may compute, under the configured bound; at 0, prompts wait."""
-        self._budget_tokens = min(max(tokens, 0), self._config.prefill_chunk_tokens)
+        """Prompt tokens a step may compute, at most a chunk; at 0, prompts wait."""
+        self._pace.budget_tokens = max(tokens, 0)
+
+    def set_prefill_chunk(self, tokens: int) -> None:
+        """Prompt tokens a step computes at most, whatever the budget."""
+        self._pace.chunk_tokens = max(tokens, 1)
+
+    def set_step_time(self, model: StepTimeModel) -> None:
+        """Hold prompt chunks and newcomers to running TPOT targets by this model."""
+        self._pace.step_time = model
 
     # ------------------------------------------------------------------ steps
 
@@ -154,11 +167,12 @@ class Core:
         self._offers.expire(now_ns)
         self._grow()
         self.admit(now_ns)
+        decodes, prompts = self._pace.decodes(self._at[Stage.DECODE].values(), now_ns), self._at[Stage.PREFILL].values()
         batch = batching.compose(
-            self._at[Stage.DECODE].values(),
-            self._at[Stage.PREFILL].values(),
-            budget_tokens=self._budget_tokens,
-            recompute_tokens=self._config.prefill_chunk_tokens,
+            decodes,
+            prompts,
+            budget_tokens=self._pace.prompt_tokens(decodes, prompts, now_ns),
+            recompute_tokens=self._pace.chunk_tokens,
         )
         return batch if batch.chunks else None
 
@@ -209,6 +223,21 @@ class Core:
         )
         self._step = None
         return report
+
+    # ------------------------------------------------------------------ measuring
+
+    def lend_blocks(self, count: int) -> list[int] | None:
+        """Blocks for a step that measures, to be given back; None without room."""
+        return self._pool.allocate(count)
+
+    def give_back(self, blocks: list[int], now_ns: int) -> None:
+        """The measuring step has ended."""
+        self._pool.release(blocks)
+        self.admit(now_ns)
+
+    def measuring(self, going_on: bool, now_ns: int) -> None:
+        """A step that measures begins or ends now: time in it is no KV wait."""
+        self._kv_wait.stepping(going_on, now_ns)
 
     # ------------------------------------------------------------------ KV from elsewhere
 
@@ -353,6 +382,7 @@ class Core:
 
     def _take_token(self, sequence: Sequence, token: Sampled, now_ns: int) -> None:
         sequence.append(token.token_id)
+        sequence.start_line(now_ns, sequence.length)
         reason = sequence.ended_by(token.token_id, self._eos_token_ids)
         handle = None
         if reason is None and (sequence.leaving or sequence.request.phase is Phase.PREFILL):

@@ -5,7 +5,8 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
-from libs.contracts.errors import FulcrumError, KvLost, KvMismatch
+from libs.contracts.errors import FulcrumError, KvLost, KvMismatch, QueueFull
+from libs.engine.batching import work_of
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.events import EventQueue
@@ -25,6 +26,8 @@ from libs.engine.port import (
 )
 from libs.engine.runner import Batch, Runner
 from libs.engine.sequence import Sequence
+from libs.engine.trial import blocks_for, trial_batch
+from libs.perfmodel import StepTimeModel
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 
@@ -57,6 +60,8 @@ class LocalEngine:
         """Set for a moment when blocks have become ready for others, or will never be."""
         self._unannounced_ns = 0
         """Start of the running step as long as it is not announced, else 0."""
+        self._trial: tuple[int, asyncio.Future[int | None]] | None = None
+        """A measurement that waits for its turn: tokens, and who is told."""
         self._pool_faults = 0
         self._closed = False
 
@@ -121,6 +126,28 @@ class LocalEngine:
         self._core.set_prefill_budget(tokens)
         self._wake.set()
 
+    def set_prefill_chunk(self, tokens: int) -> None:
+        """Prompt tokens a step computes at most, whatever the budget; the configured ones until this is called."""
+        self._core.set_prefill_chunk(tokens)
+        self._wake.set()
+
+    def set_step_time(self, model: StepTimeModel) -> None:
+        """Hold prompt chunks and newcomers to running TPOT targets by this model."""
+        self._core.set_step_time(model)
+
+    async def measure_prefill(self, tokens: int) -> int | None:
+        """Nanoseconds of one step of made-up prompts, run between other steps; None without room. Raises QueueFull."""
+        if self._trial is not None:
+            raise QueueFull("another measurement waits")
+        done: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._trial = (max(tokens, 1), done)
+        self._wake.set()
+        try:
+            return await done
+        finally:
+            if self._trial is not None and self._trial[1] is done:
+                self._trial = None
+
     async def events(self) -> AsyncIterator[EngineEvent]:
         """Events until the engine is closed; raises what made it fail. Iterating again goes on where it was left."""
         while (event := await self._events.get()) is not None:
@@ -170,6 +197,8 @@ class LocalEngine:
             return
         self._closed = True
         await self._tasks.close()
+        if self._trial is not None:
+            self._trial[1].cancel()
         if self._started is not None:
             self._core.drop_all(self._clock.now_ns())
             self._publish()
@@ -181,6 +210,8 @@ class LocalEngine:
         while True:
             await self._events.room()
             self._wake.clear()
+            if self._trial is not None:
+                await self._measure(*self._trial)
             batch = self._core.plan(self._clock.now_ns())
             if batch is None:
                 self._settle(wake=False)
@@ -219,6 +250,43 @@ class LocalEngine:
         report = self._core.apply(batch, sampled, self._clock.now_ns())
         self._unannounced_ns = 0
         self._publish(report)
+
+    async def _measure(self, tokens: int, done: "asyncio.Future[int | None]") -> None:
+        """The step of a trial, told as what it is: prompt tokens that the device computed."""
+        core, capabilities, _ = self._parts
+        self._trial = None
+        blocks = core.lend_blocks(blocks_for(tokens, capabilities.block_size_tokens))
+        if blocks is None:
+            if not done.done():
+                done.set_result(None)
+            return
+        try:
+            batch = trial_batch(tokens, blocks, capabilities)
+            work, load, start_ns = work_of(batch), core.load(), self._clock.now_ns()
+            core.measuring(True, start_ns)
+            self._unannounced_ns = start_ns
+            await self._runner.run(batch)
+        finally:
+            self._unannounced_ns = 0
+            end_ns = self._clock.now_ns()
+            core.measuring(False, end_ns)
+            core.give_back(blocks, end_ns)
+        self._publish(
+            StepReport(
+                start_unix_ns=start_ns,
+                end_unix_ns=end_ns,
+                prefill_tokens=work.prefill_tokens,
+                prefill_sequences=work.prefill_sequences,
+                prefill_context_tokens=work.prefill_context_tokens,
+                decode_sequences=0,
+                decode_kv_tokens=0,
+                waiting=load.waiting,
+                waiting_prefill_tokens=load.waiting_prefill_tokens,
+                prefill_squared_tokens=work.prefill_squared_tokens,
+            )
+        )
+        if not done.done():
+            done.set_result(end_ns - start_ns)
 
     def _announce(self, announcement: StepReport) -> None:
         self._events.put(EngineEvent(step=announcement))

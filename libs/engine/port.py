@@ -13,6 +13,8 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from libs.perfmodel import StepTimeModel
+
 
 class Phase(Enum):
     """What is asked for a sequence."""
@@ -146,6 +148,8 @@ class EngineRequest:
     chain_root: bytes = b""
     """Start of the block hash chain; empty switches prefix reuse off for the sequence."""
     kv: KvHandle | None = None
+    tpot_target_ns: int = 0
+    """Time per output token that is wanted after the first; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +330,21 @@ class Engine(Protocol):
 
     def set_prefill_budget(self, tokens: int) -> None:
         """Prompt tokens that one step may compute beside decodes; takes effect with the next step."""
+        ...
+
+    def set_prefill_chunk(self, tokens: int) -> None:
+        """Prompt tokens that one step computes at most, whatever the budget; takes effect with the next step."""
+        ...
+
+    def set_step_time(self, model: StepTimeModel) -> None:
+        """How long steps take, as known by now: prompt chunks and newcomers are held to running TPOT targets by it."""
+        ...
+
+    async def measure_prefill(self, tokens: int) -> int | None:
+        """Nanoseconds of one step that computes prompts of `tokens` tokens in all, run between other steps.
+
+        None where there is no room for them now. Raises QueueFull while another measurement waits.
+        """
         ...
 
     def events(self) -> AsyncIterator[EngineEvent]:

@@ -53,6 +53,13 @@ class Sequence:
         """Tokens sampled where a streamed prompt was computed; None: not known yet."""
         self.opened: Held | None = None
         """The handle of a prompt that is being computed here."""
+        self.joined = False
+        """It has decoded here: what has begun is not held back."""
+        self.held_since_ns = 0
+        """When it could first have decoded here; 0: not yet."""
+        self.line_from_ns = 0
+        """When its first token is known to have been there, which is where its TPOT is counted from; 0: not yet."""
+        self.line_from_length = 0
         self.in_step = False
         """The running step computes it: its blocks may not change hands before the step ends."""
         self.aborting = False
@@ -163,6 +170,11 @@ class Sequence:
         self.computed_prompt_tokens += max(min(self.computed, self.request.prompt_tokens) - start - again, 0)
         self.reached = max(self.reached, self.computed)
         return again
+
+    def start_line(self, now_ns: int, length: int) -> None:
+        """Its TPOT is counted from now, with `length` tokens; only the first call counts."""
+        if not self.line_from_ns:
+            self.line_from_ns, self.line_from_length = now_ns, length
 
     def append(self, token_id: int) -> None:
         """A token was sampled."""

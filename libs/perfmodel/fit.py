@@ -20,8 +20,8 @@ MIN_STEPS: Final = 16
 PRIOR_ROWS: Final = 0.05
 """How many rows the prior weighs: little, so that it decides only what the data leave open."""
 MAX_TURNS: Final = 12
-FLOOR_QUANTILE: Final = 0.1
-"""Of prefill durations: where a search for the floor starts."""
+LOW_QUANTILE: Final = 0.1
+"""Of prefill durations and of their ratio to a line: what lies under nearly all of them."""
 MAX_FACTOR: Final = 1e4
 """No coefficient predicts more than so many times the longest step for the largest work seen."""
 LOSS_CAP: Final = 1.0
@@ -83,11 +83,26 @@ def _fit(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
     scaled = _with(prior, _scaled_prior(prior, rows), prior.interference)
     starts = [scaled]
     if (pure := rows.has_prefill & ~rows.has_decode).sum() >= MIN_STEPS:
-        floor_ns = float(np.quantile(rows.duration_ns[pure], FLOOR_QUANTILE))
-        starts.append(replace(scaled, prefill_floor_ns=floor_ns, prefill_fixed_ns=0.0))
+        starts.append(_from_below(prior, scaled, rows.pick(pure)))
     if (rows.has_prefill & rows.has_decode).any():
         starts = [replace(start, interference=share) for start in starts for share in (0.2, 0.8)]
     return min((_descend(start, rows) for start in starts), key=lambda model: loss(model, rows))
+
+
+def _from_below(prior: StepTimeModel, start: StepTimeModel, rows: Rows) -> StepTimeModel:
+    """A start whose floor and whose line both lie under the prefill steps, as the two of any device do."""
+    floor_ns = float(np.quantile(rows.duration_ns, LOW_QUANTILE))
+    line_ns = np.maximum(
+        prior.prefill_token_ns * rows.prefill_tokens + prior.prefill_token_squared_ns * rows.squared, 1
+    )
+    factor = float(np.quantile(rows.duration_ns / line_ns, LOW_QUANTILE))
+    return replace(
+        start,
+        prefill_floor_ns=floor_ns,
+        prefill_fixed_ns=0.0,
+        prefill_token_ns=prior.prefill_token_ns * factor,
+        prefill_token_squared_ns=prior.prefill_token_squared_ns * factor,
+    )
 
 
 def _descend(start: StepTimeModel, rows: Rows) -> StepTimeModel:

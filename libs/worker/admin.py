@@ -9,14 +9,15 @@ import grpc
 import grpc.aio
 import structlog
 
-from libs.contracts.errors import FulcrumError
+from libs.contracts.errors import FulcrumError, QueueFull
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import role_name
 from libs.runtime.rpc import abort_with
 from libs.worker.drain import drain
 from libs.worker.host import WorkerHost
-from libs.worker.wire import load_message
+from libs.worker.tuning import PrefillTuner
+from libs.worker.wire import load_message, tuned_message
 
 log = structlog.get_logger()
 
@@ -26,10 +27,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
-    """Describe, SetRole, Drain."""
+    """Describe, SetRole, Drain, TunePrefill."""
 
-    def __init__(self, host: WorkerHost, *, drain_s: float) -> None:
+    def __init__(self, host: WorkerHost, tuner: PrefillTuner, *, drain_s: float) -> None:
         self._host = host
+        self._tuner = tuner
         self._drain_s = drain_s
 
     async def Describe(self, _request: pb.DescribeRequest, _context: Context) -> pb.DescribeResponse:  # noqa: N802
@@ -73,3 +75,18 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
         deadline_s = request.deadline_ms / 1000 if request.deadline_ms else self._drain_s
         drained = await drain(self._host, min(deadline_s, self._drain_s))
         return pb.DrainResponse(finished=drained.finished, aborted=drained.aborted)
+
+    async def TunePrefill(  # noqa: N802
+        self, request: pb.TunePrefillRequest, context: Context
+    ) -> pb.TunePrefillResponse:
+        """Measure between other steps; RESOURCE_EXHAUSTED while another measurement runs or without free KV blocks."""
+        try:
+            tuned = await self._tuner.tune(
+                most_tokens=request.most_tokens, limit_s=request.limit_ms / 1000, apply=not request.measure_only
+            )
+            if tuned is None:
+                raise QueueFull("there was no room, or no time, to measure enough steps: try again when less runs")
+        except FulcrumError as error:
+            await abort_with(context, error)
+            raise
+        return tuned_message(tuned, request.tpot_target_us, self._host.engine.capabilities.max_sequences)

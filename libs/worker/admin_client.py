@@ -8,14 +8,15 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, StaleRole, Unauthenticated
+from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, QueueFull, StaleRole, Unauthenticated
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Role
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 
 CALL_TIMEOUT_S = 5.0
+TUNE_TIMEOUT_S = 60.0
 POLL_S = 0.01
-_ERRORS: tuple[type[FulcrumError], ...] = (StaleRole, InvalidRequest, Unauthenticated)
+_ERRORS: tuple[type[FulcrumError], ...] = (StaleRole, InvalidRequest, Unauthenticated, QueueFull)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,11 @@ class WorkerAdmin:
             if time.monotonic() >= give_up_s:
                 return None
             await asyncio.sleep(POLL_S)
+
+    async def tune_prefill(self, request: pb.TunePrefillRequest) -> pb.TunePrefillResponse:
+        """Measure prefill and choose the chunk; QueueFull where the worker could not measure now."""
+        answer: pb.TunePrefillResponse = await self._call(self._stub.TunePrefill, request, TUNE_TIMEOUT_S)
+        return answer
 
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
         try:

@@ -45,6 +45,7 @@ from libs.worker.settings import WorkerSettings
 from libs.worker.shared_memory import SharedMemory
 from libs.worker.step_times import StepTimes
 from libs.worker.telemetry import StepBatchBuilder, TelemetrySource
+from libs.worker.tuning import PrefillTuner
 from libs.worker.wire import capabilities_message
 
 log = structlog.get_logger()
@@ -123,6 +124,7 @@ async def open_worker(
         source = TelemetrySource(settings.id, incarnation, settings.node, settings.gpus, ports.engine.name)
         builder = StepBatchBuilder(source, clock.now_ns())
         step_times = await _step_times(ports)
+        step_times.on_change(ports.engine.set_step_time)
         telemetry = TelemetryPublisher(builder, host, step_times, ports.bus, clock, period_ms=settings.telemetry_ms)
         blocks = BlockPublisher(ports.kv_index, ports.model.name, settings.id, lease_ms=settings.kv_index_lease_ms)
         registration = Registration(ports.registry, host, lease_ms=settings.lease_ms)
@@ -136,8 +138,11 @@ async def open_worker(
         _own(stack, tasks.spawn("kv index", blocks.run()))
         _own(stack, tasks.spawn("shared memory", memory.run()))
 
+        tuner = PrefillTuner(ports.engine, step_times, settings.engine_config(ports.model.name).prefill_chunk_tokens)
+        if not settings.prefill_chunk_tokens and settings.role == "prefill":
+            await tuner.settle()
         _own(stack, tasks.spawn("heartbeat", beat(host)))
-        await _add_services(server, host, incarnation, settings)
+        await _add_services(server, host, tuner, incarnation, settings)
         await server.start()
         stack.push_async_callback(server.stop, SERVER_STOP_S)
         stack.callback(host.hang_up)
@@ -209,10 +214,12 @@ def _host(
     )
 
 
-async def _add_services(server: grpc.aio.Server, host: WorkerHost, incarnation: int, settings: WorkerSettings) -> None:
+async def _add_services(
+    server: grpc.aio.Server, host: WorkerHost, tuner: PrefillTuner, incarnation: int, settings: WorkerSettings
+) -> None:
     pb_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(host), server)  # type: ignore[no-untyped-call]
     KvServicer(host, incarnation).add_to(server)
-    pb_grpc.add_WorkerAdminServiceServicer_to_server(AdminServicer(host, drain_s=settings.drain_s), server)  # type: ignore[no-untyped-call]
+    pb_grpc.add_WorkerAdminServiceServicer_to_server(AdminServicer(host, tuner, drain_s=settings.drain_s), server)  # type: ignore[no-untyped-call]
     servicer = health.aio.HealthServicer()
     await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from libs.engine.config import EngineConfig
+from libs.engine.config import DEFAULT_CHUNK_TOKENS, EngineConfig
 from libs.model.builtin import BUILTIN_SIM
 from libs.runtime.settings import CommonSettings, MemberName, own_name
 
@@ -63,8 +63,8 @@ class WorkerSettings(CommonSettings):
     """Sequences in the running batch: the decode credits of this worker."""
     max_waiting: int = Field(1024, ge=1)
     """Bound of the engine's own queue, which credits keep short."""
-    prefill_chunk_tokens: int = Field(512, ge=1)
-    """Prompt tokens that one step of a prefill worker computes at most."""
+    prefill_chunk_tokens: int = Field(512, ge=0)
+    """Prompt tokens that one step computes at most; 0: the smallest number that saturates the device, measured once."""
     kv_lease_ms: int = Field(30_000, ge=1)
     """How long KV blocks of a prefilled sequence wait for their receiver."""
     kv_shared_dir: Path | None = Path("/dev/shm")  # noqa: S108 - the host's shared memory
@@ -100,7 +100,7 @@ class WorkerSettings(CommonSettings):
             kv_memory_mb=self.kv_memory_mb,
             max_sequences=self.max_sequences,
             max_waiting=self.max_waiting,
-            prefill_chunk_tokens=self.prefill_chunk_tokens,
+            prefill_chunk_tokens=self.prefill_chunk_tokens or DEFAULT_CHUNK_TOKENS,
             kv_lease_ms=self.kv_lease_ms,
             kv_shared_dir=self.kv_shared_dir,
             sim_profile=self.sim_profile,

@@ -27,6 +27,8 @@ class StepTimes:
         self._learner = StepTimeLearner(prior)
         self._observers: list[Callable[[StepTimeModel], None]] = []
         self.fitted: FittedModel = self._learner.fitted()
+        self.known: frozenset[StepKind] = frozenset()
+        """Kinds of steps that earlier workers have learned."""
 
     def on_change(self, observer: Callable[[StepTimeModel], None]) -> None:
         """Call `observer` with the model now, and whenever it has changed noticeably."""
@@ -43,6 +45,7 @@ class StepTimes:
         """Start from what earlier workers of this kind have learned."""
         found = await self._store.load(self._key)
         if found:
+            self.known = frozenset(found)
             self._learner = StepTimeLearner(combine(self._learner.model, found))
             self.fitted = self._learner.fitted()
             log.info("step times known", kinds=sorted(kind.value for kind in found))

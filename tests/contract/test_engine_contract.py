@@ -774,3 +774,23 @@ async def test_an_idle_engine_has_nothing_open(bench: EngineBench) -> None:
     assert (load.running, load.waiting, load.waiting_prefill_tokens, load.awaiting_kv) == (0, 0, 0, 0)
     assert load.free_kv_blocks == engine.capabilities.kv_blocks
     assert (load.kv_wait_since_unix_ns, load.reported_to_unix_ns) == (0, 0)
+
+
+async def test_a_measured_step_is_told_and_leaves_nothing_behind(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    duration_ns = await engine.measure_prefill(40)
+    assert duration_ns is not None and duration_ns > 0
+    await reader.until(lambda: any(event.step and event.step.prefill_tokens == 40 for event in reader.events))
+    assert engine.integrity() == IDLE
+    assert await engine.measure_prefill(10**8) is None, "there is no room for it"
+
+
+async def test_a_chunk_bounds_steps_whatever_the_budget(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one", prefill_chunk_tokens=64)
+    engine.set_prefill_budget(1 << 30)
+    engine.set_prefill_chunk(32)
+    request = sequence(Phase.BOTH, prompt=LONG[:100], output=1)
+    engine.submit(request)
+    await reader.ended(request.key)
+    sizes = [event.step.prefill_tokens for event in reader.events if event.step and event.step.end_unix_ns]
+    assert sizes == [32, 32, 32, 4]

@@ -458,3 +458,43 @@ class DrainResponse(_message.Message):
     finished: int
     aborted: int
     def __init__(self, finished: _Optional[int] = ..., aborted: _Optional[int] = ...) -> None: ...
+
+class TunePrefillRequest(_message.Message):
+    __slots__ = ("most_tokens", "limit_ms", "measure_only", "tpot_target_us")
+    MOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_MS_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    TPOT_TARGET_US_FIELD_NUMBER: _ClassVar[int]
+    most_tokens: int
+    limit_ms: int
+    measure_only: bool
+    tpot_target_us: int
+    def __init__(self, most_tokens: _Optional[int] = ..., limit_ms: _Optional[int] = ..., measure_only: _Optional[bool] = ..., tpot_target_us: _Optional[int] = ...) -> None: ...
+
+class TunePrefillResponse(_message.Message):
+    __slots__ = ("chunk_tokens", "chunk_tokens_before", "plateau_tokens_per_s", "curve", "prompt_ns", "prompt_ns_before", "decode_batch")
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    PLATEAU_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    CURVE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_NS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_NS_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    DECODE_BATCH_FIELD_NUMBER: _ClassVar[int]
+    chunk_tokens: int
+    chunk_tokens_before: int
+    plateau_tokens_per_s: float
+    curve: _containers.RepeatedCompositeFieldContainer[TunePoint]
+    prompt_ns: int
+    prompt_ns_before: int
+    decode_batch: int
+    def __init__(self, chunk_tokens: _Optional[int] = ..., chunk_tokens_before: _Optional[int] = ..., plateau_tokens_per_s: _Optional[float] = ..., curve: _Optional[_Iterable[_Union[TunePoint, _Mapping]]] = ..., prompt_ns: _Optional[int] = ..., prompt_ns_before: _Optional[int] = ..., decode_batch: _Optional[int] = ...) -> None: ...
+
+class TunePoint(_message.Message):
+    __slots__ = ("tokens", "measured_tokens_per_s", "fitted_tokens_per_s")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    FITTED_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    measured_tokens_per_s: float
+    fitted_tokens_per_s: float
+    def __init__(self, tokens: _Optional[int] = ..., measured_tokens_per_s: _Optional[float] = ..., fitted_tokens_per_s: _Optional[float] = ...) -> None: ...

@@ -1,0 +1,40 @@
+"""A step that measures: made-up prompts on blocks that nobody holds, to see how long a size takes. Pure."""
+
+from typing import Final
+
+import numpy as np
+
+from libs.engine.port import Capabilities, SamplingParams
+from libs.engine.runner import Batch, Chunk
+from libs.perfmodel.saturation import trial_prompts
+
+_GREEDY: Final = SamplingParams(temperature=0.0)
+
+
+def blocks_for(tokens: int, block_size_tokens: int) -> int:
+    """Blocks that a trial writes to."""
+    return sum(-(-length // block_size_tokens) for length in trial_prompts(tokens))
+
+
+def trial_batch(tokens: int, blocks: list[int], capabilities: Capabilities) -> Batch:
+    """Whole prompts of random tokens that add up to `tokens`; keys are negative, so that no sequence is meant."""
+    random = np.random.default_rng(tokens)
+    table = np.array(blocks, dtype=np.int32)
+    chunks = []
+    for number, length in enumerate(trial_prompts(tokens), start=1):
+        ids = random.integers(0, capabilities.vocab_size or 2, length, dtype=np.int32)
+        held = -(-length // capabilities.block_size_tokens)
+        chunks.append(
+            Chunk(
+                key=-number,
+                token_ids=ids,
+                start=0,
+                block_table=table[:held],
+                sample=True,
+                sampling=_GREEDY,
+                history=ids,
+                prompt_tokens=length,
+            )
+        )
+        table = table[held:]
+    return Batch(tuple(chunks))

@@ -1,0 +1,140 @@
+"""The smallest prefill batch that saturates a device: the knee of tokens a second against tokens in a step. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from libs.perfmodel.fit import MIN_STEPS, fit_steps
+from libs.perfmodel.samples import Rows
+from libs.perfmodel.step_time import StepTimeModel, StepWork, chunks_work
+
+KNEE: Final = 0.97
+"""A batch saturates that reaches so much of the plateau."""
+CHUNK_MULTIPLE: Final = 16
+"""Chunk sizes are multiples of this: blocks and matrix tiles are."""
+ROUNDS: Final = 3
+"""How often each size is measured."""
+FIRST_TOKENS: Final = 32
+GROWTH: Final = 1.5
+CAUTION: Final = 1.5
+"""How much longer a trial may take than expected."""
+MIN_SIZES: Final = 6
+"""Fewer tell no curve."""
+TRIAL_PROMPT_TOKENS: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One measured step."""
+
+    tokens: int
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Of one size: the median of what was measured, and the fitted curve."""
+
+    tokens: int
+    measured_tokens_per_s: float
+    fitted_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Saturation:
+    """What trials say."""
+
+    chunk_tokens: int
+    """The smallest size within 3 % of the plateau."""
+    plateau_tokens_per_s: float
+    curve: tuple[Point, ...]
+    model: StepTimeModel
+
+
+def sizes(most_tokens: int) -> list[int]:
+    """Sizes to measure, growing by half each, up to `most_tokens`."""
+    found, size = [], float(FIRST_TOKENS)
+    while size < most_tokens / GROWTH:
+        found.append(round(size / CHUNK_MULTIPLE) * CHUNK_MULTIPLE)
+        size *= GROWTH
+    return [*found, most_tokens]
+
+
+def plan_trials(prior: StepTimeModel, most_tokens: int, limit_ns: int) -> Iterator[int]:
+    """Sizes in the order in which to measure them: each one several times, the rounds taking turns.
+
+    Sizes whose rounds the prior does not expect to fit into `limit_ns` are left out, largest first.
+    """
+    wanted = sizes(most_tokens)
+    expected_ns = [CAUTION * prior.prefill_ns(trial_work(size)) for size in wanted]
+    while len(wanted) > MIN_SIZES and ROUNDS * sum(expected_ns[: len(wanted)]) > limit_ns:
+        wanted.pop()
+    for turn in range(ROUNDS):
+        yield from wanted if turn % 2 else reversed(wanted)
+
+
+def find_knee(prior: StepTimeModel, trials: Sequence[Trial]) -> Saturation | None:
+    """The knee of a curve fitted to the trials; None where there are too few to fit one."""
+    if len(trials) < MIN_STEPS:
+        return None
+    by_size: defaultdict[int, list[int]] = defaultdict(list)
+    for trial in trials:
+        by_size[trial.tokens].append(trial.duration_ns)
+    model = fit_steps(prior, _rows(trials))
+    chunk_tokens, plateau = knee_of(model, max(by_size))
+    points = tuple(
+        Point(size, size / float(np.median(durations)) * 1e9, _rate(model, size))
+        for size, durations in sorted(by_size.items())
+    )
+    return Saturation(chunk_tokens, plateau, points, model)
+
+
+def knee_of(model: StepTimeModel, most_tokens: int) -> tuple[int, float]:
+    """(smallest size within 3 % of the plateau, the plateau in tokens a second) of sizes up to `most_tokens`."""
+    rates = {size: _rate(model, size) for size in range(CHUNK_MULTIPLE, most_tokens + 1, CHUNK_MULTIPLE)}
+    if not rates:
+        return most_tokens, _rate(model, most_tokens)
+    plateau = max(rates.values())
+    return next(size for size, rate in rates.items() if rate >= KNEE * plateau), plateau
+
+
+def trial_prompts(tokens: int) -> list[int]:
+    """Lengths of the prompts of a trial: none is so long that its attention, not the batch, is what is measured."""
+    whole, rest = divmod(tokens, TRIAL_PROMPT_TOKENS)
+    return [TRIAL_PROMPT_TOKENS] * whole + ([rest] if rest else [])
+
+
+def trial_work(tokens: int) -> StepWork:
+    """What a trial computes."""
+    whole, rest = divmod(tokens, TRIAL_PROMPT_TOKENS)
+    return StepWork(
+        prefill_tokens=tokens,
+        prefill_sequences=whole + bool(rest),
+        prefill_context_tokens=tokens,
+        prefill_squared_tokens=whole * TRIAL_PROMPT_TOKENS**2 + rest**2,
+    )
+
+
+def prompt_ns(model: StepTimeModel, tokens: int, chunk_tokens: int) -> float:
+    """A prompt computed alone in chunks."""
+    spans = ((start, min(start + chunk_tokens, tokens)) for start in range(0, tokens, chunk_tokens))
+    return sum(model.prefill_ns(chunks_work([span])) for span in spans)
+
+
+def ttft_under_load_ns(model: StepTimeModel, tokens: int, chunk_tokens: int) -> float:
+    """A prompt that comes to a busy worker: it waits for half a full step on average, then is computed in chunks."""
+    return model.prefill_ns(StepWork(chunk_tokens, 1, chunk_tokens)) / 2 + prompt_ns(model, tokens, chunk_tokens)
+
+
+def _rate(model: StepTimeModel, tokens: int) -> float:
+    """Tokens a second in steps of `tokens`."""
+    return tokens / max(model.prefill_ns(trial_work(tokens)), 1.0) * 1e9
+
+
+def _rows(trials: Sequence[Trial]) -> Rows:
+    table = np.array([(trial.tokens, trial_work(trial.tokens).squared, trial.duration_ns) for trial in trials], float)
+    nothing, everything = np.zeros(len(trials)), np.ones(len(trials))
+    return Rows(table[:, 0], table[:, 1], nothing, nothing, table[:, 2], everything)

@@ -1,0 +1,125 @@
+"""What a step may take on beside running sequences without breaking their time per output token. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from libs.perfmodel.step_time import StepTimeModel, StepWork, chunks_work
+
+MAX_STEP_NS: Final = 400_000_000
+"""No prompt makes a step longer than this while anything decodes, however far ahead of their lines all are."""
+MAX_HOLD_NS: Final = 2_000_000_000
+"""Neither a transferred sequence nor a prompt is held back for longer than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLine:
+    """When a running sequence's tokens are due: its first at `anchor_ns`, each further one `tpot_ns` later."""
+
+    anchor_ns: int
+    tpot_ns: int
+    tokens: int
+    """Tokens since the one at the anchor."""
+
+    @property
+    def due_ns(self) -> int:
+        """When the next token is due."""
+        return self.anchor_ns + self.tpot_ns * (self.tokens + 1)
+
+
+def prefill_chunk(
+    model: StepTimeModel,
+    decodes: StepWork,
+    lines: Sequence[TokenLine],
+    prompts: Sequence[tuple[int, int]],
+    *,
+    most_tokens: int,
+    waited_ns: int,
+    now_ns: int,
+) -> int:
+    """Prompt tokens that the next step may compute beside `decodes`: the most that keep the tightest line.
+
+    lines: of those running sequences that have a target. prompts: (first token to compute, one past the last) of each,
+    in the order in which they are served. waited_ns: how long no token of them was computed.
+    """
+    most_tokens = min(most_tokens, sum(end - start for start, end in prompts))
+    if most_tokens <= 0 or not decodes.decode_sequences or not lines:
+        return max(most_tokens, 0)
+    limit_ns = step_limit_ns(model.decode_ns(decodes), lines, waited_ns=waited_ns, now_ns=now_ns)
+    return largest(
+        lambda tokens: model.step_ns(chunks_work(first_chunks(prompts, tokens), decodes)) <= limit_ns, most_tokens
+    )
+
+
+def step_limit_ns(decode_ns: float, lines: Sequence[TokenLine], *, waited_ns: int, now_ns: int) -> float:
+    """How long the next step may be, given what its decodes alone take.
+
+    A sequence that its line leaves time for bounds the step by that. One that is late whatever the step takes, but
+    whose target decode can hold, is left half of the difference to catch up. One whose target decode cannot hold bounds
+    nothing: holding prompts back would not help it. Prompts that have waited for `MAX_HOLD_NS` get as long again as
+    the decodes take.
+    """
+    limit_ns = float(MAX_STEP_NS)
+    for line in lines:
+        slack_ns = line.due_ns - now_ns
+        if slack_ns >= decode_ns:
+            limit_ns = min(limit_ns, slack_ns)
+        elif line.tpot_ns >= decode_ns:
+            limit_ns = min(limit_ns, (line.tpot_ns + decode_ns) / 2)
+    return max(limit_ns, 2 * decode_ns) if waited_ns >= MAX_HOLD_NS else limit_ns
+
+
+def joins(model: StepTimeModel, decodes: StepWork, tpot_ns: Sequence[int], kv_tokens: int, *, held_ns: int) -> bool:
+    """Whether a transferred sequence of `kv_tokens` may decode beside `decodes`, whose targets are `tpot_ns`.
+
+    Not where every step from then on would be too long for a sequence that is well served without it: one newcomer
+    that waits a little is better than many that stall. It joins anyway once it was held for `MAX_HOLD_NS`.
+    """
+    if held_ns >= MAX_HOLD_NS or not decodes.decode_sequences:
+        return True
+    before_ns = model.decode_ns(decodes)
+    after_ns = model.decode_ns(beside(decodes, kv_tokens))
+    return not any(before_ns <= target < after_ns for target in tpot_ns)
+
+
+def beside(decodes: StepWork, kv_tokens: int) -> StepWork:
+    """The decodes with one more."""
+    return replace(
+        decodes,
+        decode_sequences=decodes.decode_sequences + 1,
+        decode_kv_tokens=decodes.decode_kv_tokens + kv_tokens,
+    )
+
+
+def largest_batch(model: StepTimeModel, tpot_ns: float, kv_tokens_each: int, most: int) -> int:
+    """The most sequences, at most `most`, that decode together within a TPOT target; 0 when one alone cannot."""
+    return largest(
+        lambda batch: (
+            model.decode_ns(StepWork(decode_sequences=batch, decode_kv_tokens=batch * kv_tokens_each)) <= tpot_ns
+        ),
+        most,
+    )
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number in 1..most that fits, where all smaller ones fit too; 0 when 1 does not."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def first_chunks(prompts: Sequence[tuple[int, int]], tokens: int) -> list[tuple[int, int]]:
+    """The chunks that `tokens` tokens make when prompts are served in order."""
+    chunks = []
+    for start, end in prompts:
+        if tokens <= 0:
+            break
+        taken = min(end - start, tokens)
+        chunks.append((start, start + taken))
+        tokens -= taken
+    return chunks

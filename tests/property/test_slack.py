@@ -1,0 +1,124 @@
+"""Prompt budgets from TPOT slack, and the decode admission guard."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.perfmodel import StepTimeModel, StepWork, chunks_work
+from libs.perfmodel.slack import (
+    MAX_HOLD_NS,
+    MAX_STEP_NS,
+    TokenLine,
+    beside,
+    first_chunks,
+    joins,
+    largest_batch,
+    prefill_chunk,
+)
+
+MS = 1_000_000
+models = st.builds(
+    StepTimeModel,
+    st.floats(0, 3e7),
+    st.floats(0, 1e6),
+    st.floats(0, 10),
+    st.floats(0, 5e7),
+    st.floats(0, 1e6),
+    st.floats(0, 1e3),
+    interference=st.floats(0, 1),
+    prefill_floor_ns=st.floats(0, 3e7),
+)
+decodes = st.builds(
+    lambda batch, context: StepWork(decode_sequences=batch, decode_kv_tokens=batch * context),
+    st.integers(1, 64),
+    st.integers(1, 8192),
+)
+lines = st.builds(TokenLine, st.integers(0, 10**10), st.integers(MS, 500 * MS), st.integers(0, 500))
+prompts = st.lists(
+    st.builds(lambda start, tokens: (start, start + tokens), st.integers(0, 30_000), st.integers(1, 9000)), max_size=5
+)
+now = st.integers(0, 10**11)
+
+
+@given(models, decodes, st.lists(lines, min_size=1, max_size=8), prompts, st.integers(0, 8192), now)
+def test_a_chunk_keeps_every_line_that_can_be_kept_and_is_as_large_as_that_allows(  # noqa: PLR0917
+    model: StepTimeModel,
+    work: StepWork,
+    running: list[TokenLine],
+    waiting: list[tuple[int, int]],
+    most: int,
+    now_ns: int,
+) -> None:
+    tokens = prefill_chunk(model, work, running, waiting, most_tokens=most, waited_ns=0, now_ns=now_ns)
+    room = min(most, sum(end - start for start, end in waiting))
+    assert 0 <= tokens <= room
+    alone_ns = model.decode_ns(work)
+    kept = [line for line in running if now_ns + alone_ns <= line.due_ns]
+
+    def step_ns(size: int) -> float:
+        return model.step_ns(chunks_work(first_chunks(waiting, size), work))
+
+    if tokens:
+        assert step_ns(tokens) <= MAX_STEP_NS
+        assert all(now_ns + step_ns(tokens) <= line.due_ns * (1 + 1e-12) for line in kept)
+        late = [line for line in running if line not in kept and line.tpot_ns >= alone_ns]
+        assert all(step_ns(tokens) <= line.tpot_ns for line in late), "a late one falls further behind"
+    if len(kept) == len(running) and tokens < room:
+        slack_ns = min(MAX_STEP_NS, *(line.due_ns - now_ns for line in running))
+        assert step_ns(tokens + 1) > slack_ns
+
+
+@given(models, decodes, st.lists(lines, max_size=8), prompts, now)
+def test_more_slack_never_makes_a_smaller_chunk(
+    model: StepTimeModel, work: StepWork, running: list[TokenLine], waiting: list[tuple[int, int]], now_ns: int
+) -> None:
+    ahead = [TokenLine(line.anchor_ns + 10**12, line.tpot_ns, line.tokens) for line in running]
+    further = [TokenLine(line.anchor_ns + 2 * 10**12, line.tpot_ns, line.tokens) for line in running]
+    sizes = [
+        prefill_chunk(model, work, each, waiting, most_tokens=8192, waited_ns=0, now_ns=now_ns)
+        for each in (ahead, further)
+    ]
+    assert sizes[0] <= sizes[1]
+
+
+@given(models, decodes, prompts)
+def test_without_targets_or_decodes_nothing_holds_prompts_back(
+    model: StepTimeModel, work: StepWork, waiting: list[tuple[int, int]]
+) -> None:
+    room = min(512, sum(end - start for start, end in waiting))
+    line = [TokenLine(0, 1, 0)]
+    assert prefill_chunk(model, work, [], waiting, most_tokens=512, waited_ns=0, now_ns=5) == room
+    assert prefill_chunk(model, StepWork(), line, waiting, most_tokens=512, waited_ns=0, now_ns=5) == room
+
+
+def test_prompts_behind_hopeless_or_just_kept_sequences_do_not_starve() -> None:
+    model = StepTimeModel(0, 10_000, 0, 10 * MS, 0, 0, 1.0)
+    work = StepWork(decode_sequences=4)
+    hopeless = [TokenLine(0, 5 * MS, 3)]
+    assert prefill_chunk(model, work, hopeless, [(0, 512)], most_tokens=512, waited_ns=0, now_ns=10**12) == 512
+    tight = [TokenLine(0, 10 * MS, 0)]
+    assert prefill_chunk(model, work, tight, [(0, 512)], most_tokens=512, waited_ns=0, now_ns=0) == 0
+    assert prefill_chunk(model, work, tight, [(0, 2048)], most_tokens=2048, waited_ns=MAX_HOLD_NS, now_ns=0) == 1000
+
+
+@given(models, decodes, st.lists(st.integers(MS, 500 * MS), max_size=8), st.integers(1, 8192), st.integers(0, 10**10))
+def test_a_newcomer_waits_only_where_it_would_break_a_target_that_holds_and_never_for_long(
+    model: StepTimeModel, work: StepWork, targets: list[int], kv_tokens: int, held_ns: int
+) -> None:
+    after = model.decode_ns(beside(work, kv_tokens))
+    broken = [target for target in targets if model.decode_ns(work) <= target < after]
+    assert joins(model, work, targets, kv_tokens, held_ns=held_ns) == (not broken or held_ns >= MAX_HOLD_NS)
+    assert joins(model, StepWork(), targets, kv_tokens, held_ns=0), "alone it is held by nobody"
+
+
+@given(models, st.floats(0, 5e8), st.integers(1, 8192), st.integers(0, 512))
+def test_the_largest_batch_holds_its_target_and_one_more_would_not(
+    model: StepTimeModel, tpot_ns: float, each: int, most: int
+) -> None:
+    batch = largest_batch(model, tpot_ns, each, most)
+    assert 0 <= batch <= most
+
+    def step_ns(size: int) -> float:
+        return model.decode_ns(StepWork(decode_sequences=size, decode_kv_tokens=size * each))
+
+    assert not batch or step_ns(batch) <= tpot_ns
+    assert batch == most or step_ns(batch + 1) > tpot_ns
