@@ -21,7 +21,7 @@ import numpy as np
 
 from libs.engine.batching import work_of
 from libs.engine.config import EngineConfig
-from libs.engine.port import Capabilities, SamplingParams
+from libs.engine.port import Capabilities, EngineIdentity, SamplingParams
 from libs.engine.runner import Batch, Chunk, Runner
 from libs.engine.torch.runner import TorchRunner
 from libs.perfmodel import StepKind, StepTimeLearner, StepTimeModel, StepWork, prior_step_time
@@ -196,6 +196,10 @@ def report(times: Times, works: Works, device: str, options: argparse.Namespace)
                 "held_out": table,
                 "ride_along_share": {str(tokens): round(share, 4) for tokens, share in shares.items()},
                 "model": coefficients,
+                "cells": [
+                    {"chunk": cell.chunk, "decode": cell.decode, "ms": [round(ns / 1e6, 2) for ns in durations]}
+                    for cell, durations in times.items()
+                ],
             }
         )
     )
@@ -207,7 +211,7 @@ async def main(options: argparse.Namespace) -> None:
         real_model_folder(), "bench", device=options.device, threads=options.threads, kv_memory_mb=options.kv_memory_mb
     )
     runner = TorchRunner(config)
-    capabilities = await runner.load(lambda _stage, _share: None)
+    capabilities = await runner.load(EngineIdentity("bench", 1, ""), lambda _stage, _share: None)
     try:
         times = await measure(runner, capabilities, options)
         report(times, {cell: work_of(batch_of(cell, capabilities)) for cell in times}, runner.device, options)
