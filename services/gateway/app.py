@@ -18,7 +18,7 @@ async def main(service: Service[GatewaySettings]) -> None:
     """Serve until told to stop, then let running requests end for a bounded time."""
     settings, tasks = service.settings, service.tasks
     async with AsyncExitStack() as stack:
-        sock = bind(settings.host, settings.port, "FULCRUM_GATEWAY_PORT")
+        sock = bind(settings.host, settings.port, "FULCRUM_GATEWAY_PORT", stall_s=settings.client_stall_s)
         stack.callback(sock.close)
         catalog = await asyncio.to_thread(load_catalog, settings.models)
         bus = KafkaBus(

@@ -80,7 +80,7 @@ class Dispatcher:
         """Raises QueueFull when the queue cannot take `count` more choices, NoWorkers when this gateway stops."""
         if self._draining:
             raise NoWorkers(STOPPING, retry_after_s=RETRY_AFTER_S)
-        self._queue.check_room(count)
+        self._queue.check_room(count, self._clock.now_ns())
 
     def submit(self, generations: Sequence[Generation]) -> None:
         """Take the choices of one request, all or none; raises as `check_room` does."""
@@ -111,10 +111,12 @@ class Dispatcher:
         """End those that have waited too long, until cancelled."""
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL_S)
+            now_ns = self._clock.now_ns()
             late = expired(
                 self._queue,
                 self._fleet.views() if len(self._queue) else [],
-                now_ns=self._clock.now_ns(),
+                now_ns=now_ns,
+                drain_s=self._queue.drain_s(now_ns),
                 max_wait_ms=self._max_wait_ms,
                 no_workers_wait_ms=self._no_workers_wait_ms,
             )
@@ -124,8 +126,8 @@ class Dispatcher:
     # ------------------------------------------------------------ binding
 
     def _wait(self, generation: Generation) -> None:
-        generation.timeline.queued_ns = self._clock.now_ns()
-        self._queue.add(generation)
+        generation.timeline.queued_ns = now_ns = self._clock.now_ns()
+        self._queue.add(generation, now_ns)
         self._turn_soon()
 
     def _turn_soon(self) -> None:
@@ -159,9 +161,9 @@ class Dispatcher:
         )
 
     def _start(self, generation: Generation, binding: Binding, links: dict[str, WorkerLink]) -> None:
-        self._queue.remove(generation)
-        timeline = generation.timeline
-        timeline.bound_ns = timeline.bound_ns or self._clock.now_ns()
+        timeline, now_ns = generation.timeline, self._clock.now_ns()
+        self._queue.bound(generation, now_ns)
+        timeline.bound_ns = timeline.bound_ns or now_ns
         decode_link = links[binding.decode_worker]
         decode_link.reserve(generation)
         if binding.prompt_worker is None:

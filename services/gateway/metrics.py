@@ -62,6 +62,7 @@ class GatewayMetrics:
         workers: Callable[[], float],
         legs: Callable[[], float],
         tasks: Callable[[], float],
+        open_requests: Callable[[], float],
     ) -> None:
         """Read depths when they are asked for."""
         for name, text, read in (
@@ -70,6 +71,7 @@ class GatewayMetrics:
             ("workers", "Workers with a stream that stands", workers),
             ("legs", "Sequences on workers", legs),
             ("tasks", "Background tasks", tasks),
+            ("open", "Requests whose body is read or whose answer is not fully sent", open_requests),
         ):
             Gauge(f"fulcrum_gateway_{name}", text, registry=self.registry).set_function(read)
 

@@ -54,6 +54,7 @@ class RunningGateway:
     dispatcher: Dispatcher
     fleet: Fleet
     metrics: GatewayMetrics
+    stalls: Stalls
 
 
 @asynccontextmanager
@@ -84,12 +85,14 @@ async def open_gateway(
         no_workers_wait_ms=settings.no_workers_wait_ms,
         max_reroutes=settings.max_reroutes,
     )
+    stalls = Stalls(settings.max_open)
     metrics.watch(
         waiting=lambda: dispatcher.waiting,
         live=lambda: dispatcher.live,
         workers=lambda: sum(link.connected for link in fleet.links),
         legs=lambda: sum(len(link.legs) + len(link.reserved) for link in fleet.links),
         tasks=lambda: len(tasks),
+        open_requests=lambda: len(stalls),
     )
     with ThreadPoolExecutor(TOKENISE_THREADS, thread_name_prefix="tokenise") as threads:
         intake = Intake(
@@ -100,7 +103,6 @@ async def open_gateway(
             defaults=Defaults(settings.id, settings.ttft_deadline_ms, settings.tpot_target_ms),
             limits=Limits(settings.max_n, settings.max_choices),
         )
-        stalls = Stalls()
         hot = {
             route: CompletionEndpoint(
                 route,
@@ -132,5 +134,5 @@ async def open_gateway(
         tasks.spawn("stalls", stalls.sweep())
         tasks.spawn("silence", SilenceWatch(fleet, metrics).run())
         async with serve_http(app, sock, tasks=tasks, drain_s=CLOSE_S) as url:
-            yield RunningGateway(url, dispatcher, fleet, metrics)
+            yield RunningGateway(url, dispatcher, fleet, metrics, stalls)
             await dispatcher.drain(settings.drain_s)

@@ -34,6 +34,12 @@ class GatewaySettings(CommonSettings):
     """Bound of a request's `n`."""
     max_choices: int = Field(128, ge=1)
     """Bound of `n` times the number of prompts."""
+    max_open: int = Field(4096, ge=1)
+    """Requests that are being read or answered, those of clients that read slowly included; more are refused with
+    429."""
+    client_stall_s: int = Field(30, ge=1)
+    """How long a client may take no byte of its answer, or not answer the network at all, before its connection is
+    ended."""
     max_waiting: int = Field(1024, ge=1)
     """Choices that may wait for a worker; more are refused with 429."""
     max_wait_ms: int = Field(60_000, ge=1)

@@ -5,6 +5,9 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from libs.contracts.errors import QueueFull
+from services.gateway.waiting import RETRY_AFTER_S
+
 SWEEP_S = 1.0
 """Waits are ended this much late at most."""
 
@@ -41,14 +44,21 @@ class Patience:
 
 
 class Stalls:
-    """All requests of a gateway, as many as there are connections."""
+    """All requests that are being read or answered, those of clients that read slowly included: bounded, because each
+    may hold a body, or an answer that waits to be read."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._watched: set[Patience] = set()
+
+    def __len__(self) -> int:
+        return len(self._watched)
 
     @contextmanager
     def watched(self) -> Iterator[Patience]:
-        """Patience for the current task; a broken wait leaves it as its error."""
+        """Patience for the current task; a broken wait leaves it as its error. Raises QueueFull at the bound."""
+        if len(self._watched) >= self._most:
+            raise QueueFull(f"{self._most} requests are open already", retry_after_s=RETRY_AFTER_S)
         task = asyncio.current_task()
         assert task is not None
         patience = Patience(task)

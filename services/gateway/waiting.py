@@ -8,9 +8,13 @@ from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Demand
 from services.gateway.binding import WorkerView
 from services.gateway.generation import Generation
 from services.gateway.order import order
+from services.gateway.outflow import Outflow, retry_after_s
 from services.gateway.readiness import serves
 
 RETRY_AFTER_S = 1.0
+"""Where it is not for the queue that a client has to wait."""
+AT_ONCE_NS = 50_000_000
+"""What finds room within this time found it free: it says nothing of how fast workers make more."""
 
 
 class WaitingQueue:
@@ -21,6 +25,7 @@ class WaitingQueue:
         self._waiting: dict[int, Generation] = {}
         self._requests: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
+        self._outflow = Outflow()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -31,13 +36,20 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Generation]:
         return iter(list(self._waiting.values()))
 
-    def check_room(self, count: int) -> None:
+    def check_room(self, count: int, now_ns: int) -> None:
         """Raises QueueFull when `count` more would pass the bound."""
         if len(self._waiting) + count > self._max_waiting:
-            raise QueueFull(f"{self._max_waiting} requests are waiting already", retry_after_s=RETRY_AFTER_S)
+            message = f"{self._max_waiting} requests are waiting already"
+            raise QueueFull(message, retry_after_s=self.drain_s(now_ns))
 
-    def add(self, generation: Generation) -> None:
+    def drain_s(self, now_ns: int) -> float:
+        """When all that waits will have left, by the rate at which it has left so far."""
+        return retry_after_s(self._tokens.total(), self._outflow.per_s(now_ns))
+
+    def add(self, generation: Generation, now_ns: int) -> None:
         """Let it wait."""
+        if not self._waiting:
+            self._outflow.resume(now_ns)
         self._waiting[generation.number] = generation
         self._requests[generation.model] += 1
         self._tokens[generation.model] += generation.prompt_tokens
@@ -49,6 +61,11 @@ class WaitingQueue:
         self._requests[generation.model] -= 1
         self._tokens[generation.model] -= generation.prompt_tokens
         return True
+
+    def bound(self, generation: Generation, now_ns: int) -> None:
+        """It leaves for workers."""
+        waited = self.remove(generation) and now_ns - generation.timeline.queued_ns >= AT_ONCE_NS
+        self._outflow.left(generation.prompt_tokens if waited else 0, now_ns)
 
     def in_order(self) -> list[Generation]:
         """The next one first."""
@@ -72,6 +89,7 @@ def expired(
     workers: list[WorkerView],
     *,
     now_ns: int,
+    drain_s: float,
     max_wait_ms: int,
     no_workers_wait_ms: int,
 ) -> list[tuple[Generation, FulcrumError]]:
@@ -84,5 +102,5 @@ def expired(
             found.append((generation, NoWorkers(message, retry_after_s=RETRY_AFTER_S)))
         elif waited_ms >= max_wait_ms:
             message = f"no worker had room within {max_wait_ms} ms"
-            found.append((generation, QueueFull(message, retry_after_s=RETRY_AFTER_S)))
+            found.append((generation, QueueFull(message, retry_after_s=drain_s)))
     return found

@@ -72,6 +72,11 @@ class LocalGateway:
         return self.running.dispatcher.waiting
 
     @property
+    def open(self) -> int:
+        """Requests that are being read or answered."""
+        return len(self.running.stalls)
+
+    @property
     def connected(self) -> set[str]:
         """Ids of workers whose stream stands."""
         return {link.id for link in self.running.fleet.links if link.connected}
@@ -106,7 +111,7 @@ async def _open(
 ) -> AsyncIterator[LocalGateway]:
     values = GatewaySettings.model_validate({"port": 0, "drain_s": 1, **settings})
     registry, bus, tasks = ListedRegistry(workers), RecordingBus(), TaskOwner()
-    sock = bind(values.host, 0, "FULCRUM_GATEWAY_PORT")
+    sock = bind(values.host, 0, "FULCRUM_GATEWAY_PORT", stall_s=values.client_stall_s)
     catalog = load_catalog(values.models)
     index = HintingKvIndex(held)
     ports = GatewayPorts(bus, registry, index)

@@ -108,7 +108,7 @@ def test_resumed_requests_come_first_then_first_come_first_served() -> None:
     late, early, resumed = generation(1, arrival_ns=20), generation(2, arrival_ns=10), generation(3, arrival_ns=30)
     resumed.reroutes = 1
     for item in (late, early, resumed):
-        queue.add(item)
+        queue.add(item, 0)
     assert queue.in_order() == [resumed, early, late]
     demand = queue.demand("sim")
     assert (demand.waiting, demand.waiting_tokens, demand.head_deadline_unix_ns) == (3, 3, 31)
@@ -120,18 +120,18 @@ def test_resumed_requests_come_first_then_first_come_first_served() -> None:
 
 def test_the_queue_takes_back_what_ran_already_beyond_its_bound() -> None:
     queue = WaitingQueue(1)
-    queue.check_room(1)
-    queue.add(generation(1))
+    queue.check_room(1, 0)
+    queue.add(generation(1), 0)
     with pytest.raises(QueueFull) as caught:
-        queue.check_room(1)
+        queue.check_room(1, 0)
     assert caught.value.retry_after_s
-    queue.add(generation(2))
+    queue.add(generation(2), 0)
     assert len(queue) == 2
 
 
 def test_waiting_ends_sooner_when_there_is_no_worker_at_all() -> None:
     waited = [generation(1, queued_ns=0), generation(2, queued_ns=int(8e9))]
-    bounds: Any = {"max_wait_ms": 10_000, "no_workers_wait_ms": 1_000}
+    bounds: Any = {"max_wait_ms": 10_000, "no_workers_wait_ms": 1_000, "drain_s": 7.0}
     both = [view(both=True)]
     assert expired(waited, both, now_ns=int(9e9 - 1), **bounds) == []
     assert [(g.number, type(e)) for g, e in expired(waited, [], now_ns=int(8.5e9), **bounds)] == [(1, NoWorkers)]

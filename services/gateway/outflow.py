@@ -1,0 +1,46 @@
+"""How fast the queue drains, measured, and when it pays to come back. Pure: time is what callers say it is."""
+
+from math import exp
+
+MEMORY_S = 10.0
+"""What left so long ago counts for 1/e of what leaves now."""
+MIN_RETRY_AFTER_S = 1.0
+MAX_RETRY_AFTER_S = 60.0
+
+
+class Outflow:
+    """Prompt tokens a second that leave the queue for workers, over the time in which something waits."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._measured_s = 0.0
+        """Time behind `_tokens`, forgotten at the same pace."""
+        self._seen_ns = 0
+
+    def resume(self, now_ns: int) -> None:
+        """Something waits again: the time since nothing did says nothing of how fast workers are."""
+        self._seen_ns = now_ns
+
+    def left(self, tokens: int, now_ns: int) -> None:
+        """So many have left."""
+        self._pass(now_ns)
+        self._tokens += tokens
+
+    def per_s(self, now_ns: int) -> float | None:
+        """Tokens a second; None as long as there is nothing to tell it by."""
+        self._pass(now_ns)
+        return self._tokens / self._measured_s if self._measured_s > 0 and self._tokens else None
+
+    def _pass(self, now_ns: int) -> None:
+        passed_s = max(now_ns - self._seen_ns, 0) / 1e9
+        kept = exp(-passed_s / MEMORY_S)
+        self._tokens *= kept
+        self._measured_s = self._measured_s * kept + MEMORY_S * (1 - kept)
+        self._seen_ns = max(now_ns, self._seen_ns)
+
+
+def retry_after_s(queued_tokens: int, tokens_per_s: float | None) -> float:
+    """When the queue will have drained at this rate, within bounds; the lower one where the rate is not known."""
+    if not tokens_per_s:
+        return MIN_RETRY_AFTER_S
+    return min(max(queued_tokens / tokens_per_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
