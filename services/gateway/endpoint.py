@@ -62,6 +62,7 @@ class CompletionEndpoint:
         try:
             headers = read_headers(scope["headers"])
             request_id = headers.request_id or request_id
+            self._stalls.check_room()
             with self._stalls.watched() as patience:
                 body = await read_body(receive, scope["headers"], self._max_body_bytes, patience)
                 arrival = Arrival(request_id, arrival_ns, headers)

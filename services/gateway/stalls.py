@@ -54,11 +54,14 @@ class Stalls:
     def __len__(self) -> int:
         return len(self._watched)
 
-    @contextmanager
-    def watched(self) -> Iterator[Patience]:
-        """Patience for the current task; a broken wait leaves it as its error. Raises QueueFull at the bound."""
+    def check_room(self) -> None:
+        """Raises QueueFull at the bound."""
         if len(self._watched) >= self._most:
             raise QueueFull(f"{self._most} requests are open already", retry_after_s=RETRY_AFTER_S)
+
+    @contextmanager
+    def watched(self) -> Iterator[Patience]:
+        """Patience for the current task; a broken wait leaves it as its error."""
         task = asyncio.current_task()
         assert task is not None
         patience = Patience(task)
