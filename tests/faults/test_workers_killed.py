@@ -3,11 +3,14 @@
 import asyncio
 import os
 import signal
+import uuid
 from typing import Any
 
 import httpx
 import pytest
 
+from libs.testing.processes import kill
+from libs.testing.streams import Streamed, stream
 from libs.testing.suite import Suite
 
 pytestmark = pytest.mark.suite
@@ -58,3 +61,42 @@ async def test_a_killed_worker_changes_no_answer(suite: Suite, role: str) -> Non
         async with asyncio.timeout(20):
             while len(await _workers(http, suite)) < 4:
                 await asyncio.sleep(0.1)
+
+
+WHOLE = {"logprobs": 3, "presence_penalty": 0.5, "frequency_penalty": 0.3, "stop": ["qz"], "max_tokens": 300}
+
+
+async def _ask_whole(http: httpx.AsyncClient, url: str, number: int, temperature: float) -> Streamed:
+    """No prefix is cached, so that usage is the same each time."""
+    tenant = uuid.uuid4().hex
+    body = {**WHOLE, "model": "sim", "prompt": f"{number}", "temperature": temperature, "seed": number}
+    return await stream(http, url, tenant=tenant, **body, ignore_eos=True)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_text_logprobs_stops_and_usage_are_those_of_an_unbroken_stream(suite: Suite, temperature: float) -> None:
+    url = suite.ready["gateways"][0]
+    async with httpx.AsyncClient(timeout=60) as http:
+        async with asyncio.timeout(20):
+            while await _metric(http, [url], "workers") < 4:
+                await asyncio.sleep(0.1)
+        expected = await asyncio.gather(*(_ask_whole(http, url, number, temperature) for number in range(12)))
+        before = await _metric(http, [url], "reroutes_total")
+        asking = asyncio.gather(*(_ask_whole(http, url, number, temperature) for number in range(12)))
+        await asyncio.wait([asking], timeout=0.4)
+        await kill(suite, "decode-1")
+        answers = await asking
+        for answer, unbroken in zip(answers, expected, strict=True):
+            assert (answer.text, answer.finish_reason) == (unbroken.text, unbroken.finish_reason)
+            assert (answer.usage, answer.done) == (unbroken.usage, True)
+            assert _joined(answer) == _joined(unbroken)
+        assert await _metric(http, [url], "reroutes_total") > before
+
+
+def _joined(answer: Streamed) -> dict[str, list[Any]]:
+    """Logprobs without regard to how they were cut into chunks."""
+    found: dict[str, list[Any]] = {}
+    for part in answer.logprobs:
+        for name, values in part.items():
+            found.setdefault(name, []).extend(values)
+    return found
