@@ -1,4 +1,5 @@
-"""Prometheus metrics of the control plane, all named here: dashboards and alerts are checked against this module.
+"""Prometheus metrics of the control plane and of routing, all named here: dashboards and alerts are checked against
+this module.
 
 Units are Prometheus's base units, last in the name. `phase` is prefill, decode, kv_wait or idle; a ratio of phases is
 of covered time.
@@ -47,3 +48,11 @@ BUS_PUBLISHED_TOTAL: Final = "fulcrum_bus_published_total"
 BUS_DROPPED_TOTAL: Final = "fulcrum_bus_dropped_total"
 BUS_UNDECODABLE_TOTAL: Final = "fulcrum_bus_undecodable_total"
 BUS_BUFFERED_RECORDS: Final = "fulcrum_bus_buffered_records"
+
+GATEWAY_RECOMPUTES: Final = "fulcrum_gateway_recomputes"
+GATEWAY_TTFT_PREDICTED_RATIO: Final = "fulcrum_gateway_time_to_first_token_predicted_ratio"
+GATEWAY_LATE_HINTS: Final = "fulcrum_gateway_late_prefix_hints"
+
+KV_INDEX_LOOKUPS_TOTAL: Final = "fulcrum_kv_index_lookups_total"
+KV_INDEX_LOOKUP_ERRORS_TOTAL: Final = "fulcrum_kv_index_lookup_errors_total"
+KV_INDEX_CHANGE_ERRORS_TOTAL: Final = "fulcrum_kv_index_change_errors_total"

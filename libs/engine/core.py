@@ -326,6 +326,7 @@ class Core:
             kv_wait_since_unix_ns=self._kv_wait.since_ns,
             preemptions=self._preemptions,
             recomputed_tokens=self._recomputed_tokens,
+            waiting_prefill_squares=self._waiting_prefill_squares(),
         )
 
     def integrity(self) -> EngineIntegrity:
@@ -454,6 +455,10 @@ class Core:
     def _waiting_prefill_tokens(self) -> int:
         running = chain(self._at[Stage.PREFILL].values(), self._at[Stage.QUEUED_PREEMPTED].values())
         return self._queued_prompt_tokens + sum(sequence.pending for sequence in running)
+
+    def _waiting_prefill_squares(self) -> int:
+        waiting = (self._at[stage].values() for stage in (Stage.QUEUED_PROMPT, Stage.PREFILL, Stage.QUEUED_PREEMPTED))
+        return sum(sequence.length**2 - sequence.computed**2 for sequence in chain.from_iterable(waiting))
 
 
 def _logprobs(token: Sampled) -> tuple[Logprob, ...]:

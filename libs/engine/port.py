@@ -61,6 +61,8 @@ class Capabilities:
     first_token_from: Literal["prefill", "decode"] = "prefill"
     kv_nonce: bytes = b""
     """What is written in the pool's file, where other processes of the host can map it; empty: they cannot."""
+    chunk_tokens: int = 0
+    """Prompt tokens that one step computes at most; 0: not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,8 @@ class EngineLoad:
     """Tokens computed again, since the start, because of that."""
     pool_faults: int = 0
     """As in `EngineIntegrity`."""
+    waiting_prefill_squares: int = 0
+    """Of `waiting_prefill_tokens`: each prompt's length squared less the square of what it has computed, summed."""
 
 
 @dataclass(frozen=True, slots=True)

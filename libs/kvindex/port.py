@@ -1,7 +1,29 @@
 """The KV index port: which worker holds which KV block. Losing it costs reuse, never a request."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixQuery:
+    """Prompts of one model, as their block hashes in order, and the workers that might hold them."""
+
+    model: str
+    prompts: Sequence[Sequence[bytes]]
+    worker_ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class KvIndexStats:
+    """Counters since start."""
+
+    lookups: int
+    """Round trips for prefixes, or attempts at one."""
+    lookup_errors: int
+    """Those answered with nothing because the store was away."""
+    change_errors: int
+    """Changes and renewals that the store did not take; the next one makes up for them."""
 
 
 class KvIndex(Protocol):
@@ -19,13 +41,15 @@ class KvIndex(Protocol):
         """Drop all of a worker's blocks (it starts anew, or leaves)."""
         ...
 
-    async def longest_prefix(
-        self, model: str, hashes: Sequence[Sequence[bytes]], worker_ids: Sequence[str]
-    ) -> list[Mapping[str, int]]:
-        """For each prompt (its block hashes in order), how many leading blocks each worker holds; one round trip.
+    async def longest_prefix(self, queries: Sequence[PrefixQuery]) -> list[list[Mapping[str, int]]]:
+        """For each prompt of each query, how many of its leading blocks each worker holds; one round trip for all.
 
         Workers that hold none are left out, so a store that is away looks like one that holds nothing.
         """
+        ...
+
+    def stats(self) -> KvIndexStats:
+        """Counters for metrics."""
         ...
 
     async def close(self) -> None:

@@ -14,3 +14,14 @@ def leading_blocks(prompt: Sequence[bytes], held: Mapping[bytes, bool]) -> int:
         if not held[block]:
             return count
     return len(prompt)
+
+
+def probes(blocks: int, at_most: int) -> list[int]:
+    """Depths 1..blocks at which to ask for a prefix: all of them, or `at_most` that lie evenly and end at the last.
+
+    A chained hash stands for all blocks before it, and pools evict a chain from its end: who holds a block holds what
+    leads to it.
+    """
+    if blocks <= at_most:
+        return list(range(1, blocks + 1))
+    return [blocks * number // at_most for number in range(1, at_most + 1)]

@@ -6,7 +6,6 @@ next change or renewal, so that the index heals from an outage and from a Redis 
 
 import asyncio
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
@@ -14,6 +13,7 @@ from redis.exceptions import RedisError
 
 from libs.contracts import keys
 from libs.kvindex.mirror import Mirror
+from libs.kvindex.port import KvIndexStats, PrefixQuery
 from libs.kvindex.prefix import distinct, leading_blocks
 from libs.runtime.redis import make_redis
 
@@ -30,17 +30,6 @@ CHUNK_BLOCKS = 4096
 """Hashes in one command."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class KvIndexStats:
-    """Counters since start."""
-
-    lookups: int
-    lookup_errors: int
-    """Look-ups answered with nothing because Redis was away."""
-    change_errors: int
-    """Changes and renewals that Redis did not take; the next one makes up for them."""
 
 
 class RedisKvIndex:
@@ -86,20 +75,26 @@ class RedisKvIndex:
                 self._change_errors += 1
                 self._failed("forget", error)
 
-    async def longest_prefix(
-        self, model: str, hashes: Sequence[Sequence[bytes]], worker_ids: Sequence[str]
-    ) -> list[Mapping[str, int]]:
-        """For each prompt, how many leading blocks each worker holds; empty maps while Redis is away."""
-        found: list[dict[str, int]] = [{} for _ in hashes]
-        wanted = distinct(hashes)
-        if not wanted or not worker_ids:
-            return list(found)
-        self._lookups += 1
-        for worker_id, held in zip(worker_ids, await self._held(model, wanted, worker_ids), strict=False):
-            for prompt, counts in zip(hashes, found, strict=True):
-                if count := leading_blocks(prompt, held):
-                    counts[worker_id] = count
-        return list(found)
+    async def longest_prefix(self, queries: Sequence[PrefixQuery]) -> list[list[Mapping[str, int]]]:
+        """For each prompt of each query, how many leading blocks each worker holds; empty maps while Redis is away."""
+        found: list[list[dict[str, int]]] = [[{} for _ in query.prompts] for query in queries]
+        asked = [
+            (worker_id, query, maps)
+            for query, maps in zip(queries, found, strict=True)
+            if any(query.prompts)
+            for worker_id in query.worker_ids
+        ]
+        if asked:
+            self._lookups += 1
+            sets = [
+                (keys.kv_blocks(self._cluster, query.model, worker_id), distinct(query.prompts))
+                for worker_id, query, _ in asked
+            ]
+            for (worker_id, query, maps), held in zip(asked, await self._held(sets), strict=False):
+                for prompt, counts in zip(query.prompts, maps, strict=True):
+                    if count := leading_blocks(prompt, held):
+                        counts[worker_id] = count
+        return [list(maps) for maps in found]
 
     def stats(self) -> KvIndexStats:
         """Counters for metrics."""
@@ -112,15 +107,15 @@ class RedisKvIndex:
     def _mirror(self, key: str) -> Mirror:
         return self._mirrors.setdefault(key, Mirror(lease_ms=FIRST_LEASE_MS))
 
-    async def _held(self, model: str, wanted: Sequence[bytes], worker_ids: Sequence[str]) -> list[dict[bytes, bool]]:
-        """Per worker, which of `wanted` it holds; nothing at all while Redis is away."""
+    async def _held(self, sets: Sequence[tuple[str, Sequence[bytes]]]) -> list[dict[bytes, bool]]:
+        """Which of the blocks wanted of each set it holds; nothing at all while Redis is away."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._paused_until_s:
             self._lookup_errors += 1
             return []
         asks = self._redis.pipeline(transaction=False)
-        for worker_id in worker_ids:
-            asks.smismember(keys.kv_blocks(self._cluster, model, worker_id), list(wanted))
+        for key, wanted in sets:
+            asks.smismember(key, list(wanted))
         try:
             answers = await _within(self._lookup_timeout_s, asks.execute())
         except (RedisError, OSError, TimeoutError) as error:
@@ -129,7 +124,9 @@ class RedisKvIndex:
             self._failed("look-up", error)
             return []
         self._away = False
-        return [dict(zip(wanted, map(bool, answer), strict=True)) for answer in answers]
+        return [
+            dict(zip(wanted, map(bool, answer), strict=True)) for (_, wanted), answer in zip(sets, answers, strict=True)
+        ]
 
     async def _write(self, key: str, mirror: Mirror, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
         """Bring the store to the mirror: by the change alone, or by all of it when the two may differ."""

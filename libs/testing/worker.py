@@ -18,6 +18,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.topics import Topic
 from libs.engine.factory import make_engine
+from libs.kvindex.port import KvIndex, KvIndexStats, PrefixQuery
 from libs.model.info import load_model_info
 from libs.perfmodel import FittedModel, StepKind
 from libs.registry.port import Registry
@@ -107,11 +108,13 @@ class RecordingKvIndex:
         """Drop all."""
         self.blocks.clear()
 
-    async def longest_prefix(
-        self, model: str, hashes: Sequence[Sequence[bytes]], worker_ids: Sequence[str]
-    ) -> list[Mapping[str, int]]:
+    async def longest_prefix(self, queries: Sequence[PrefixQuery]) -> list[list[Mapping[str, int]]]:
         """Not what workers do."""
         raise NotImplementedError
+
+    def stats(self) -> KvIndexStats:
+        """Nothing ever fails here."""
+        return KvIndexStats(0, 0, 0)
 
     async def close(self) -> None:
         """Nothing to disconnect."""
@@ -154,11 +157,16 @@ class LocalWorker:
 
 @asynccontextmanager
 async def local_worker(
-    worker_id: str, role: str, *, registry: Registry | None = None, **overrides: Any
+    worker_id: str,
+    role: str,
+    *,
+    registry: Registry | None = None,
+    kv_index: KvIndex | None = None,
+    **overrides: Any,
 ) -> AsyncIterator[LocalWorker]:
     """A sim worker on loopback; leaving the context kills it without a drain. A failed task fails the test.
 
-    Another `registry` than one that remembers is closed with it.
+    Another `registry` or `kv_index` than one that remembers is closed with it.
     """
     values: dict[str, Any] = {
         "engine": "sim", "sim_speedup": 50.0, "telemetry_ms": 20, "drain_s": 5.0, "token": TOKEN, "max_sequences": 8,
@@ -169,7 +177,12 @@ async def local_worker(
     bus, seen, index, step_times = RecordingBus(), RecordingRegistry(), RecordingKvIndex(), RecordingStepTimes()
     engine = make_engine(settings.engine, settings.engine_config(model.name), clock)
     ports = WorkerPorts(
-        engine=engine, registry=registry or seen, kv_index=index, step_times=step_times, bus=bus, model=model
+        engine=engine,
+        registry=registry or seen,
+        kv_index=kv_index or index,
+        step_times=step_times,
+        bus=bus,
+        model=model,
     )
     try:
         async with open_worker(settings, ports, clock, tasks) as running:

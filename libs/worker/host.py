@@ -19,6 +19,7 @@ from libs.worker.hosted import PROMPT_PHASES, Hosted
 from libs.worker.leaving import Leaving
 from libs.worker.link import Link
 from libs.worker.role_change import LastChange
+from libs.worker.speed import WorkerSpeed
 from libs.worker.wire import load_message
 
 log = structlog.get_logger()
@@ -44,6 +45,7 @@ class WorkerHost:
         clock: Clock,
     ) -> None:
         self.engine = engine
+        self.speed = WorkerSpeed(engine)
         self.assignment = assignment
         self.leaving = Leaving(engine.capabilities)
         self.last_change = LastChange()
@@ -184,6 +186,7 @@ class WorkerHost:
         self._credits.prefill.returned(link.id, frame.returned_prefill)
         self._credits.decode.returned(link.id, frame.returned_decode)
         for submit in frame.submits:
+            link.submits += 1
             self._submit(link, submit)
         for proceed in frame.proceeds:
             self._proceed(link, proceed)
@@ -203,7 +206,7 @@ class WorkerHost:
 
     def take_frame(self, link: Link) -> pb.WorkerFrame:
         """All that `link` is to be told now, as far as it fits one frame."""
-        frame = pb.WorkerFrame(load=load_message(self.engine.load()))
+        frame = pb.WorkerFrame(load=load_message(self.engine.load()), submits_taken=link.submits)
         if link.assignment_news:
             frame.worker.CopyFrom(self.worker())
         if self._credits.has_news(link.id):
@@ -216,6 +219,7 @@ class WorkerHost:
                     decode_recall=decode_recall,
                 )
             )
+        link.told_speed = self.speed.tell(frame, link.told_speed)
         link.outbox.take(frame)
         link.assignment_news = link.load_news = False
         link.told = True

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from libs.contracts.errors import FulcrumError
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
+from libs.perfmodel.speed import Speed
 from libs.worker.credits import Waiting
 from libs.worker.outbox import Outbox
 
@@ -23,7 +24,10 @@ class Link:
     outbox: Outbox = field(default_factory=Outbox)
     keys: dict[int, int] = field(default_factory=dict)
     """Engine keys of live sequences, by the gateway's numbers."""
+    submits: int = 0
+    """Taken from its stream so far."""
     told_load: Load | None = None
+    told_speed: Speed | None = None
     assignment_news: bool = True
     load_news: bool = True
     told: bool = False

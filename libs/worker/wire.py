@@ -47,6 +47,7 @@ def capabilities_message(capabilities: Capabilities) -> common.Capabilities:
         streams_kv=capabilities.streams_kv,
         first_token=_FIRST_TOKEN[capabilities.first_token_from],
         kv_layout=capabilities.kv_layout,
+        chunk_tokens=capabilities.chunk_tokens,
     )
 
 
@@ -61,6 +62,7 @@ def load_message(load: EngineLoad) -> common.Load:
         preemptions=load.preemptions,
         recomputed_tokens=load.recomputed_tokens,
         pool_faults=load.pool_faults,
+        waiting_prefill_squares=load.waiting_prefill_squares,
     )
 
 

@@ -4,125 +4,87 @@ A request is bound only against credits. Its decode worker is chosen together wi
 is computed only where its tokens have somewhere to go.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+
+from services.gateway.policies import Policy
+from services.gateway.prediction import predict, take
+from services.gateway.view import Ask, Binding, Room, WorkerView
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
-    """A worker as one gateway sees it at one moment."""
+class _Market:
+    """The workers of one model that still have credits in this round."""
 
-    id: str
-    model: str
-    kv_kind: str
-    """Workers with equal kinds can exchange blocks."""
-    takes_prefill: bool
-    takes_decode: bool
-    takes_both: bool
-    prefill_credits: int
-    decode_credits: int
-    """A request that runs on one worker from start to end is bound against one of these."""
-    load: int
-    """Sequences there, running, waiting and bound."""
+    def __init__(self) -> None:
+        self.prompts: list[Room] = []
+        self.both: list[Room] = []
+        self.decodes: dict[str, list[Room]] = {}
+        """By kind of KV."""
 
+    def add(self, room: Room) -> None:
+        view = room.view
+        if view.takes_prefill and room.prefill_credits > 0:
+            self.prompts.append(room)
+        if room.decode_credits > 0:
+            if view.takes_both:
+                self.both.append(room)
+            if view.takes_decode:
+                self.decodes.setdefault(view.kv_kind, []).append(room)
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What one waiting request needs."""
-
-    key: int
-    model: str
-    kv_kind: str | None = None
-    """Set when its prompt is computed and its blocks wait for a decode worker of this kind."""
-    cached_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Prompt tokens whose KV a worker holds already, by worker id."""
-    avoid: frozenset[str] = frozenset()
-    """Workers that failed it: taken only where there are no others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """Who serves a request."""
-
-    key: int
-    prompt_worker: str | None
-    """None: the prompt is computed already."""
-    decode_worker: str
-    """Equal to `prompt_worker` when one worker does both."""
+    def drop_spent(self, room: Room) -> None:
+        """Forget a room that this round has emptied."""
+        view = room.view
+        if room in self.prompts and room.prefill_credits <= 0:
+            self.prompts.remove(room)
+        if room.decode_credits <= 0:
+            if room in self.both:
+                self.both.remove(room)
+            if room in self.decodes.get(view.kv_kind, ()):
+                self.decodes[view.kv_kind].remove(room)
 
 
-@dataclass(slots=True)
-class _Room:
-    """A view, less what this round has bound."""
-
-    view: WorkerView
-    prefill: int
-    decode: int
-    load: int
-
-    def take(self, *, prefill: int = 0, decode: int = 0) -> None:
-        self.prefill -= prefill
-        self.decode -= decode
-        self.load += 1
-
-
-def bind(asks: Iterable[Ask], workers: Sequence[WorkerView]) -> list[Binding]:
+def bind(asks: Iterable[Ask], workers: Sequence[WorkerView], policy: Policy, now_ns: int = 0) -> list[Binding]:
     """Bind in the order of `asks`; one that finds no room holds up all later ones of its model, so none is starved."""
-    rooms: dict[str, list[_Room]] = {}
-    for view in sorted(workers, key=lambda view: view.id):
-        room = _Room(view, view.prefill_credits, view.decode_credits, view.load)
-        rooms.setdefault(view.model, []).append(room)
-    open_models = {model for model, of_model in rooms.items() if any(room.decode > 0 for room in of_model)}
+    markets: dict[str, _Market] = {}
+    for view in workers:
+        markets.setdefault(view.model, _Market()).add(Room.of(view, now_ns))
+    turn = max((view.turn for view in workers), default=0)
     bindings: list[Binding] = []
     for ask in asks:
-        if not open_models:
+        if not markets:
             break
-        if ask.model not in open_models:
+        market = markets.get(ask.model)
+        if market is None:
             continue
-        binding = _bind_decode(ask, rooms[ask.model]) if ask.kv_kind is not None else _bind(ask, rooms[ask.model])
-        if binding is None:
-            open_models.discard(ask.model)
-        else:
-            bindings.append(binding)
+        pair = _choose(ask, market, policy)
+        if pair is None:
+            del markets[ask.model]
+            continue
+        source, room = pair
+        turn += 1
+        predicted = predict(ask, source, room)
+        take(ask, source, room, turn)
+        market.drop_spent(room)
+        if source is not None and source is not room:
+            market.drop_spent(source)
+        bindings.append(Binding(ask.key, source.view.id if source else None, room.view.id, predicted))
     return bindings
 
 
-def _bind(ask: Ask, rooms: list[_Room]) -> Binding | None:
-    """The least loaded worker for the prompt; at equal load the longest cached prefix counts, then a split pair."""
-    best: tuple[tuple[bool, int, int, bool], _Room, _Room] | None = None
-    for room in rooms:
-        view = room.view
-        if view.takes_prefill and room.prefill > 0:
-            partner = _decode_room(ask, rooms, view.kv_kind)
-        elif view.takes_both and room.decode > 0:
-            partner = room
-        else:
-            continue
-        if partner is None:
-            continue
-        rank = (view.id in ask.avoid, room.load, -ask.cached_tokens.get(view.id, 0), partner is room)
-        if best is None or rank < best[0]:
-            best = rank, room, partner
-    if best is None:
+def _choose(ask: Ask, market: _Market, policy: Policy) -> tuple[Room | None, Room] | None:
+    if ask.kv_kind is not None:
+        fitting = market.decodes.get(ask.kv_kind)
+        return (None, policy.decode(ask, _preferred(ask, fitting), None)) if fitting else None
+    possible = [*(room for room in market.prompts if market.decodes.get(room.view.kv_kind)), *market.both]
+    if not possible:
         return None
-    _, prompt_room, decode_room = best
-    if prompt_room is decode_room:
-        decode_room.take(decode=1)
-    else:
-        prompt_room.take(prefill=1)
-        decode_room.take(decode=1)
-    return Binding(ask.key, prompt_room.view.id, decode_room.view.id)
+    source = policy.prompt(ask, _preferred(ask, possible))
+    if source.view.takes_both:
+        return source, source
+    return source, policy.decode(ask, _preferred(ask, market.decodes[source.view.kv_kind]), source)
 
 
-def _bind_decode(ask: Ask, rooms: list[_Room]) -> Binding | None:
-    assert ask.kv_kind is not None
-    room = _decode_room(ask, rooms, ask.kv_kind)
-    if room is None:
-        return None
-    room.take(decode=1)
-    return Binding(ask.key, None, room.view.id)
-
-
-def _decode_room(ask: Ask, rooms: list[_Room], kv_kind: str) -> _Room | None:
-    fitting = (r for r in rooms if r.view.takes_decode and r.view.kv_kind == kv_kind and r.decode > 0)
-    return min(fitting, key=lambda room: (room.view.id in ask.avoid, room.load), default=None)
+def _preferred(ask: Ask, rooms: Sequence[Room]) -> Sequence[Room]:
+    """Without those to be avoided, where others are left."""
+    if not ask.avoid:
+        return rooms
+    return [room for room in rooms if room.view.id not in ask.avoid] or rooms

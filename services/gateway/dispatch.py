@@ -6,6 +6,8 @@ All sync and on the event loop: what is decided here leaves with the links' next
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import count
 
 import structlog
 
@@ -13,13 +15,15 @@ from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, Seque
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Logprob
 from libs.runtime.clock import Clock
-from services.gateway.binding import Ask, Binding, WorkerView, bind
 from services.gateway.fleet import Fleet
 from services.gateway.frames import Tokens, read_tokens
 from services.gateway.generation import FinishReason, Generation, Leg
 from services.gateway.link import WorkerLink, kv_kind
 from services.gateway.moves import Moves, handed_over
+from services.gateway.outlook import lend_speeds
 from services.gateway.readiness import serves_decode
+from services.gateway.router import Router
+from services.gateway.view import Binding
 from services.gateway.waiting import RETRY_AFTER_S, WaitingQueue, expired
 
 log = structlog.get_logger()
@@ -39,6 +43,7 @@ class Dispatcher:
         self,
         *,
         fleet: Fleet,
+        router: Router,
         clock: Clock,
         ended: Ended,
         max_waiting: int,
@@ -47,6 +52,7 @@ class Dispatcher:
         max_reroutes: int,
     ) -> None:
         self._fleet = fleet
+        self._router = router
         self._clock = clock
         self._ended = ended
         self._max_wait_ms = max_wait_ms
@@ -55,6 +61,7 @@ class Dispatcher:
         self._queue = WaitingQueue(max_waiting)
         self._moves = Moves()
         self._live: dict[int, Generation] = {}
+        self._turns = count(1)
         self._turn_is_due = False
         self._draining = False
         self._idle = asyncio.Event()
@@ -139,36 +146,30 @@ class Dispatcher:
     def _turn(self) -> None:
         self._turn_is_due = False
         links, views = self._fleet.serving(), self._fleet.views()
-        if self._moves and self._moves.place(links, views):
+        now_ns = self._clock.now_ns()
+        if self._moves and self._moves.place(links, views, self._router, now_ns):
             views = self._fleet.views()
-        if len(self._queue) and any(view.decode_credits for view in views):
-            asks = (self._ask(generation, views) for generation in self._queue.in_order())
-            for binding in bind(asks, views):
-                self._start(self._live[binding.key], binding, links)
+        if len(self._queue):
+            waiting = self._queue.in_order()
+            strand = partial(self._release, keep_kv=False)
+            bindings = self._router.round(waiting, views, now_ns, hushed=self._fleet.hushed, strand=strand)
+            for binding in bindings:
+                self._start(self._live[binding.key], binding, links, now_ns)
         demands = {model: self._queue.demand(model) for model in {view.model for view in views}}
         for link in self._fleet.links:
             link.set_demand(demands.get(link.model, pb.Demand()))
 
-    def _ask(self, generation: Generation, views: list[WorkerView]) -> Ask:
-        if generation.kv and not serves_decode(views, generation.model, generation.kv_kind):
-            self._release(generation, keep_kv=False)  # nobody is left who could pull its blocks
-        return Ask(
-            key=generation.number,
-            model=generation.model,
-            kv_kind=generation.kv_kind if generation.kv else None,
-            cached_tokens=generation.cached_hints,
-            avoid=self._fleet.hushed.union(generation.avoid),
-        )
-
-    def _start(self, generation: Generation, binding: Binding, links: dict[str, WorkerLink]) -> None:
-        timeline, now_ns = generation.timeline, self._clock.now_ns()
+    def _start(self, generation: Generation, binding: Binding, links: dict[str, WorkerLink], now_ns: int) -> None:
         self._queue.bound(generation, now_ns)
-        timeline.bound_ns = timeline.bound_ns or now_ns
+        generation.timeline.bound(now_ns, binding.predicted.ttft_ns)
         decode_link = links[binding.decode_worker]
+        decode_link.outlook.turn = turn = next(self._turns)
         decode_link.reserve(generation)
         if binding.prompt_worker is None:
             self._decode(generation)
             return
+        generation.recomputes += bool(generation.output)
+        links[binding.prompt_worker].outlook.turn = turn
         generation.prefill_worker = binding.prompt_worker
         if binding.prompt_worker == binding.decode_worker:
             generation.decode_worker = binding.decode_worker
@@ -197,6 +198,8 @@ class Dispatcher:
             leg = link.legs.get(event.sequence)
             if leg is not None:
                 self._event(leg, event)
+        if frame.HasField("speed"):
+            lend_speeds(each.outlook for each in self._fleet.links)
         if len(self._queue) or self._moves or frame.HasField("worker"):
             self._turn_soon()
 

@@ -8,10 +8,11 @@ import structlog
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
 from libs.registry.port import Registry
+from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
-from services.gateway.binding import WorkerView
 from services.gateway.link import LinkListener, WorkerLink
 from services.gateway.traffic import Traffic
+from services.gateway.view import WorkerView
 
 log = structlog.get_logger()
 
@@ -23,9 +24,16 @@ class Fleet:
     """One link to each registered worker. What the registry forgets stays until its stream breaks."""
 
     def __init__(
-        self, *, hello: Hello, open_channel: Callable[[str], grpc.aio.Channel], traffic: Traffic, tasks: TaskOwner
+        self,
+        *,
+        hello: Hello,
+        open_channel: Callable[[str], grpc.aio.Channel],
+        traffic: Traffic,
+        tasks: TaskOwner,
+        clock: Clock,
     ) -> None:
         self._hello = hello
+        self._clock = clock
         self._open_channel = open_channel
         self._traffic = traffic
         self._tasks = tasks
@@ -82,7 +90,12 @@ class Fleet:
 
     def _open(self, key: Key, worker: Worker, listener: LinkListener) -> None:
         link = WorkerLink(
-            worker, hello=self._hello, open_channel=self._open_channel, traffic=self._traffic, listener=listener
+            worker,
+            hello=self._hello,
+            open_channel=self._open_channel,
+            traffic=self._traffic,
+            listener=listener,
+            clock=self._clock,
         )
         self._links[key] = link
         self._stop[key] = self._tasks.spawn(f"link {worker.id}", link.run()).cancel

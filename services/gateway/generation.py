@@ -59,8 +59,16 @@ class Timeline:
     """When it last began to wait."""
     bound_ns: int = 0
     """When it was first bound to workers."""
+    predicted_first_ns: int = 0
+    """When its first token was expected, as of then."""
     first_token_ns: int = 0
     last_token_ns: int = 0
+
+    def bound(self, now_ns: int, predicted_ttft_ns: float) -> None:
+        """It goes to workers; only the first time counts."""
+        if not self.bound_ns:
+            self.bound_ns = now_ns
+            self.predicted_first_ns = now_ns + round(predicted_ttft_ns)
 
     def token(self, now_ns: int) -> None:
         """A token has come."""
@@ -76,6 +84,11 @@ class Timeline:
     def ttft_ns(self) -> int:
         """Arrival until the first token; 0 when none came."""
         return max(self.first_token_ns - self.arrival_ns, 0)
+
+    @property
+    def predicted_ttft_ns(self) -> int:
+        """Arrival until the first token, as expected when it was bound; 0 when it never was."""
+        return max(self.predicted_first_ns - self.arrival_ns, 0)
 
     @property
     def decode_ns(self) -> int:
@@ -110,6 +123,8 @@ class Generation:
     reroutes: int = 0
     moves: int = 0
     """How often it went on elsewhere with its KV because its worker took another role."""
+    recomputes: int = 0
+    """How often its prompt was computed again although its first token had come."""
     avoid: set[str] = field(default_factory=set)
     prefill_worker: str = ""
     decode_worker: str = ""
@@ -130,6 +145,11 @@ class Generation:
     def arrival_unix_ns(self) -> int:
         """When the client's request came."""
         return self.timeline.arrival_ns
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and output so far."""
+        return self.prompt_tokens + len(self.output)
 
     @property
     def prefilling(self) -> bool:

@@ -14,14 +14,15 @@ from google.protobuf.message import DecodeError
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.contracts.roles import serves
 from libs.runtime.backoff import Backoff
+from libs.runtime.clock import Clock
 from libs.runtime.tasks import until_first
-from services.gateway.binding import WorkerView
 from services.gateway.frames import MalformedFrame
 from services.gateway.generation import Generation, Leg
+from services.gateway.outlook import Outlook, Sent
 from services.gateway.purse import Purse
 from services.gateway.traffic import Traffic
+from services.gateway.view import WorkerView
 
 log = structlog.get_logger()
 
@@ -55,6 +56,7 @@ class WorkerLink:
         open_channel: Callable[[str], grpc.aio.Channel],
         traffic: Traffic,
         listener: LinkListener,
+        clock: Clock,
     ) -> None:
         self.id = worker.id
         self.incarnation = worker.incarnation
@@ -73,7 +75,9 @@ class WorkerLink:
         self._traffic = traffic
         self._listener = listener
         self._worker: common.Worker | None = None
-        self._load = common.Load()
+        self._clock = clock
+        self._registered = worker
+        self.outlook = Outlook(worker)
         self._next = pb.GatewayFrame()
         self._submits: deque[pb.Submit] = deque()
         self._proceeds: list[pb.Proceed] = []
@@ -105,19 +109,8 @@ class WorkerLink:
         worker = self._worker
         if worker is None or worker.state != common.WORKER_STATE_READY:
             return None
-        assignment = worker.assignment
-        load = self._load
-        return WorkerView(
-            id=self.id,
-            model=assignment.model,
-            kv_kind=kv_kind(worker),
-            takes_prefill=serves(assignment, pb.PHASE_PREFILL),
-            takes_decode=serves(assignment, pb.PHASE_DECODE),
-            takes_both=serves(assignment, pb.PHASE_BOTH),
-            prefill_credits=self.prefill.free,
-            decode_credits=self.decode.free,
-            # The worker's count includes other gateways' work but not yet our latest; ours is the reverse.
-            load=max(load.running + load.waiting + load.awaiting_kv, len(self.legs) + len(self.reserved)),
+        return self.outlook.view(
+            worker, kv_kind(worker), prefill_credits=self.prefill.free, decode_credits=self.decode.free
         )
 
     def leave(self) -> None:
@@ -134,10 +127,10 @@ class WorkerLink:
             self.prefill.use()
         else:
             self.decode.use_reserved()
-            self.reserved.discard(generation)
-            generation.reserved = None
+            self._unreserve(generation)
         leg = Leg(generation, self, next(self._sequences) & 0xFFFFFFFF, phase, len(generation.output))
         self.legs[leg.sequence] = leg
+        self.outlook.sent(leg.sequence, Sent.of(generation.tokens, generation.cached_hints, self.id, phase))
         self._submits.append(generation.submit(leg.sequence, phase, self._worker.assignment.epoch))
         self._wake.set()
         return leg
@@ -155,6 +148,7 @@ class WorkerLink:
     def forget(self, leg: Leg, *, abort: bool) -> None:
         """Listen to a leg no more; `abort` also ends it there, or frees the blocks it left."""
         self.legs.pop(leg.sequence, None)
+        self.outlook.ended(leg.sequence)
         if abort and self.connected:
             self._aborts.append(leg.sequence)
             self._wake.set()
@@ -163,14 +157,19 @@ class WorkerLink:
         """Set a decode credit aside for a choice."""
         self.decode.reserve()
         self.reserved.add(generation)
+        self.outlook.reserved(generation.prompt_tokens)
         generation.reserved = self
 
     def release(self, generation: Generation) -> None:
         """The choice does not need its reserved credit."""
-        self.reserved.discard(generation)
-        generation.reserved = None
+        self._unreserve(generation)
         self.decode.release()
         self._return_credits()
+
+    def _unreserve(self, generation: Generation) -> None:
+        self.reserved.discard(generation)
+        self.outlook.reserved(generation.prompt_tokens, -1)
+        generation.reserved = None
 
     def set_demand(self, demand: pb.Demand) -> None:
         """Tell the worker what waits: at once where that changes who gets credits, else with whatever is sent next."""
@@ -277,8 +276,8 @@ class WorkerLink:
             self._return_credits()  # before the grant of the same frame, which is not what is asked back
             self.prefill.grant(credit.prefill_grant)
             self.decode.grant(credit.decode_grant)
-        if frame.HasField("load"):
-            self._load = frame.load
+        if self._worker is not None:
+            self.outlook.told(frame, self._worker, self._clock.now_ns())
         self._listener.received(self, frame)
 
     def _reset(self) -> None:
@@ -294,7 +293,7 @@ class WorkerLink:
         self._aborts.clear()
         self._next = pb.GatewayFrame()
         self._demand = pb.Demand()
-        self._load = common.Load()
+        self.outlook = Outlook(self._registered)
         for generation in reserved:
             generation.reserved = None
         self._leaving.clear()

@@ -1,11 +1,17 @@
-"""Prometheus metrics of a gateway: every name is in this one module."""
+"""Prometheus metrics of a gateway."""
 
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
+from libs.contracts import metric_names as names
+from libs.kvindex.collector import KvIndexCollector
+from libs.kvindex.port import KvIndex
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
+
+_RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 
 class GatewayMetrics:
@@ -50,6 +56,19 @@ class GatewayMetrics:
             ("model",),
             registry=self.registry,
         )
+        self.recomputes = Counter(
+            names.GATEWAY_RECOMPUTES,
+            "Prompts computed again after their first token",
+            ("model",),
+            registry=self.registry,
+        )
+        self.ttft_predicted = Histogram(
+            names.GATEWAY_TTFT_PREDICTED_RATIO,
+            "TTFT predicted when bound, over TTFT seen",
+            ("model",),
+            buckets=_RATIOS,
+            registry=self.registry,
+        )
         self.queue_s = self._histogram("queue_seconds", "Arrival until bound to workers", _SECONDS)
         self.ttft_s = self._histogram("ttft_seconds", "Arrival until the first token", _SECONDS)
         self.tpot_s = self._histogram("tpot_seconds", "Mean time per output token after the first", _TOKEN_SECONDS)
@@ -74,6 +93,12 @@ class GatewayMetrics:
             ("open", "Requests whose body is read or whose answer is not fully sent", open_requests),
         ):
             Gauge(f"fulcrum_gateway_{name}", text, registry=self.registry).set_function(read)
+
+    def watch_index(self, index: KvIndex, *, late: Callable[[], float]) -> None:
+        """Read the KV index's counters, and how many requests did not wait for it, when they are asked for."""
+        self.registry.register(KvIndexCollector(index))
+        gauge = Gauge(names.GATEWAY_LATE_HINTS, "Requests bound before their look-up came", registry=self.registry)
+        gauge.set_function(late)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"fulcrum_gateway_{name}", text, ("model",), buckets=buckets, registry=self.registry)

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from services.gateway.binding import Ask, WorkerView, bind
 from services.gateway.generation import Leg
 from services.gateway.link import WorkerLink, kv_kind
+from services.gateway.router import Router
+from services.gateway.view import Ask, WorkerView
 
 MAX_MOVES = 32
 """Of one choice; a worker that would hand it over once more keeps it to its end."""
@@ -27,7 +28,7 @@ class Moves:
         if leg.generation.moves < MAX_MOVES:
             self._asked[leg.generation.number] = leg
 
-    def place(self, links: Mapping[str, WorkerLink], views: Sequence[WorkerView]) -> bool:
+    def place(self, links: Mapping[str, WorkerLink], views: Sequence[WorkerView], router: Router, now_ns: int) -> bool:
         """Reserve a place wherever there is one, and have the worker let go; whether any was found."""
         takes_decode = {view.id for view in views if view.takes_decode}
         # One whose worker decodes again, or where it has ended, needs none any more.
@@ -36,7 +37,7 @@ class Moves:
             for number, leg in self._asked.items()
             if leg.link.legs.get(leg.sequence) is leg and leg.link.id not in takes_decode
         }
-        bindings = bind((_ask(leg) for leg in self._asked.values()), views)
+        bindings = router.bind(map(_ask, self._asked.values()), views, now_ns)
         for binding in bindings:
             leg = self._asked.pop(binding.key)
             links[binding.decode_worker].reserve(leg.generation)
@@ -59,4 +60,11 @@ def handed_over(leg: Leg, moved: pb.Moved) -> None:
 
 def _ask(leg: Leg) -> Ask:
     assert leg.link.worker is not None
-    return Ask(key=leg.generation.number, model=leg.generation.model, kv_kind=kv_kind(leg.link.worker))
+    generation = leg.generation
+    return Ask(
+        key=generation.number,
+        model=generation.model,
+        tokens=generation.tokens,
+        kv_kind=kv_kind(leg.link.worker),
+        cached_tokens=generation.cached_hints,
+    )

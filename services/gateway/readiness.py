@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from services.gateway.binding import WorkerView
+from services.gateway.view import WorkerView
 
 
 def serves_decode(workers: Iterable[WorkerView], model: str, kv_kind: str) -> bool:

@@ -34,6 +34,9 @@ class Recorder:
         metrics.output_tokens.labels(model).inc(len(generation.output))
         metrics.reroutes.labels(model).inc(generation.reroutes)
         metrics.moves.labels(model).inc(generation.moves)
+        metrics.recomputes.labels(model).inc(generation.recomputes)
+        if generation.output and timeline.predicted_ttft_ns and not generation.reroutes:
+            metrics.ttft_predicted.labels(model).observe(timeline.predicted_ttft_ns / timeline.ttft_ns)
         if timeline.bound_ns:
             metrics.queue_s.labels(model).observe(timeline.queue_ns / 1e9)
         if generation.output:
@@ -68,6 +71,8 @@ def request_event(generation: Generation, outcome: FinishReason | FulcrumError |
         tpot_target_us=context.tpot_target_us,
         reroutes=generation.reroutes,
         moves=generation.moves,
+        predicted_ttft_ns=timeline.predicted_ttft_ns,
+        recomputes=generation.recomputes,
     )
 
 

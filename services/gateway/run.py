@@ -25,7 +25,9 @@ from services.gateway.hints import PrefixHints
 from services.gateway.intake import Intake, Limits
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.parse import parse_chat, parse_completion
+from services.gateway.policies import POLICIES
 from services.gateway.recorder import Recorder
+from services.gateway.router import Router
 from services.gateway.routes import make_routes
 from services.gateway.settings import GatewaySettings
 from services.gateway.silence import SilenceWatch
@@ -75,9 +77,11 @@ async def open_gateway(
         open_channel=lambda address: make_channel(settings, address),
         traffic=Traffic(metrics),
         tasks=tasks,
+        clock=clock,
     )
     dispatcher = Dispatcher(
         fleet=fleet,
+        router=Router(POLICIES[settings.routing]()),
         clock=clock,
         ended=Recorder(ports.bus, metrics).ended,
         max_waiting=settings.max_waiting,
@@ -95,10 +99,12 @@ async def open_gateway(
         open_requests=lambda: len(stalls),
     )
     with ThreadPoolExecutor(TOKENISE_THREADS, thread_name_prefix="tokenise") as threads:
+        hints = PrefixHints(ports.kv_index, fleet, tasks, threads)
+        metrics.watch_index(ports.kv_index, late=lambda: hints.late)
         intake = Intake(
             catalog=catalog,
             fleet=fleet,
-            hints=PrefixHints(ports.kv_index, fleet, tasks),
+            hints=hints,
             threads=threads,
             defaults=Defaults(settings.id, settings.ttft_deadline_ms, settings.tpot_target_ms),
             limits=Limits(settings.max_n, settings.max_choices),

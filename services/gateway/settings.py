@@ -8,6 +8,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from libs.model.builtin import BUILTIN_SIM, SIM_NAME
 from libs.runtime.settings import CommonSettings, MemberName, own_name
+from services.gateway.policies import PolicyName
 
 
 def _from_json(value: Any) -> Any:
@@ -49,6 +50,8 @@ class GatewaySettings(CommonSettings):
     max_reroutes: int = Field(8, ge=0)
     """How often one choice may be sent elsewhere."""
 
+    routing: PolicyName = "predicted-ttft"
+    """How requests are given to workers; the others are baselines."""
     ttft_deadline_ms: int = Field(5_000, ge=1)
     """Time to first token that a request wants, where it names none."""
     tpot_target_ms: float = Field(100.0, gt=0)

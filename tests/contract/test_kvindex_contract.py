@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.hashing import HASH_BYTES
+from libs.kvindex.port import PrefixQuery
 from libs.kvindex.redis import RedisKvIndex
 from libs.testing.stores import RedisServer
 
@@ -24,7 +25,7 @@ async def index(redis: RedisServer, cluster: str) -> AsyncIterator[RedisKvIndex]
 
 
 async def held(index: RedisKvIndex, prompt: Sequence[bytes], *workers: str) -> dict[str, int]:
-    (found,) = await index.longest_prefix(MODEL, [prompt], workers)
+    ((found,),) = await index.longest_prefix([PrefixQuery(MODEL, [prompt], workers)])
     return dict(found)
 
 
@@ -85,7 +86,7 @@ async def test_many_blocks_prompts_and_workers_are_looked_up_together(index: Red
     workers = [f"w{number}" for number in range(4)]
     for number, worker in enumerate(workers):
         await index.publish(MODEL, worker, stored=blocks[: 2_500 * (number + 1)], removed=[])
-    found = await index.longest_prefix(MODEL, [blocks, blocks[:3], [], blocks[5:7]], workers)
+    (found,) = await index.longest_prefix([PrefixQuery(MODEL, [blocks, blocks[:3], [], blocks[5:7]], workers)])
     assert found[0] == {"w0": 2_500, "w1": 5_000, "w2": 7_500, "w3": 10_000}
     assert found[1:] == [dict.fromkeys(workers, 3), {}, dict.fromkeys(workers, 2)]
 
@@ -97,7 +98,7 @@ async def test_a_frozen_store_costs_reuse_for_a_moment_and_never_an_error(redis:
     redis.server.freeze()
     try:
         started_s = loop.time()
-        assert await index.longest_prefix(MODEL, [BLOCKS, BLOCKS], ["w"]) == [{}, {}]
+        assert await index.longest_prefix([PrefixQuery(MODEL, [BLOCKS, BLOCKS], ["w"])]) == [[{}, {}]]
         for _ in range(100):
             assert await held(index, BLOCKS, "w") == {}
         assert loop.time() - started_s < 0.5
@@ -160,7 +161,7 @@ def test_look_ups_agree_with_a_dictionary_of_sets(
         for worker, stored, removed in changes:
             await index.publish(MODEL, worker, stored=stored, removed=removed)
             model[worker] = (model[worker] | set(stored)) - set(removed)
-        found = await index.longest_prefix(MODEL, prompts, list(model))
+        (found,) = await index.longest_prefix([PrefixQuery(MODEL, prompts, list(model))])
         assert found == [{w: n for w in model if (n := leading(w, prompt))} for prompt in prompts]
         await index.close()
 

@@ -19,6 +19,7 @@ from libs.contracts.hashing import block_hashes, chain_root
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Worker
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.topics import STEPS
+from libs.kvindex.port import PrefixQuery
 from libs.kvindex.redis import RedisKvIndex
 from libs.registry.embedded import embedded_redis_server, redis_command
 from libs.registry.redis import RedisRegistry
@@ -161,7 +162,7 @@ async def _found_in_index(index: RedisKvIndex, worker: Worker) -> None:
     root = chain_root(model_revision=worker.model_revision, kv_layout=worker.capabilities.kv_layout)
     hashes = block_hashes(root, PROMPT, worker.capabilities.block_size_tokens)
     assert hashes
-    (found,) = await index.longest_prefix("sim", [hashes], [worker.id])
+    ((found,),) = await index.longest_prefix([PrefixQuery("sim", [hashes], [worker.id])])
     assert found == {worker.id: len(hashes)}
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
+from libs.kvindex.port import KvIndex, PrefixQuery
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind
 from libs.runtime.tasks import TaskOwner
@@ -39,11 +40,12 @@ class HintingKvIndex(RecordingKvIndex):
         self.held = held
         self.look_ups = 0
 
-    async def longest_prefix(
-        self, model: str, hashes: Sequence[Sequence[bytes]], worker_ids: Sequence[str]
-    ) -> list[Mapping[str, int]]:
+    async def longest_prefix(self, queries: Sequence[PrefixQuery]) -> list[list[Mapping[str, int]]]:
         self.look_ups += 1
-        return [{worker: self.held[worker] for worker in worker_ids if worker in self.held} for _ in hashes]
+        return [
+            [{worker: self.held[worker] for worker in query.worker_ids if worker in self.held} for _ in query.prompts]
+            for query in queries
+        ]
 
 
 @dataclass
@@ -107,14 +109,14 @@ class OpenGateway(Protocol):
 
 @asynccontextmanager
 async def _open(
-    workers: Iterable[Worker], settings: dict[str, Any], held: Mapping[str, int]
+    workers: Iterable[Worker], settings: dict[str, Any], held: Mapping[str, int], kv_index: KvIndex | None
 ) -> AsyncIterator[LocalGateway]:
     values = GatewaySettings.model_validate({"port": 0, "drain_s": 1, **settings})
     registry, bus, tasks = ListedRegistry(workers), RecordingBus(), TaskOwner()
     sock = bind(values.host, 0, "FULCRUM_GATEWAY_PORT", stall_s=values.client_stall_s)
     catalog = load_catalog(values.models)
     index = HintingKvIndex(held)
-    ports = GatewayPorts(bus, registry, index)
+    ports = GatewayPorts(bus, registry, kv_index or index)
     try:
         async with (
             open_gateway(
@@ -135,4 +137,4 @@ async def _open(
 @pytest.fixture
 def open_gateway_over() -> OpenGateway:
     """`async with open_gateway_over(worker, ..., max_waiting=2) as gateway`."""
-    return lambda *workers, held=(), **settings: _open(list(workers), settings, dict(held))
+    return lambda *workers, held=(), kv_index=None, **settings: _open(list(workers), settings, dict(held), kv_index)

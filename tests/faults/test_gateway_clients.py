@@ -209,18 +209,18 @@ async def test_two_gateways_share_workers_and_take_turns(open_gateway_over: Any)
         await until(lambda: all(gateway.idle() for gateway in gateways), what="idle gateways")
 
 
-async def test_equal_load_goes_where_the_prefix_is_cached(open_gateway_over: Any) -> None:
+async def test_a_prompt_goes_where_its_prefix_is_cached(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         names = ("p0", "p1", "p2")
         prefills = [await stack.enter_async_context(scripted_worker(name, "prefill")) for name in names]
         decode = await stack.enter_async_context(scripted_worker("d0", "decode"))
         workers = [worker.worker for worker in (*prefills, decode)]
-        gateway = await stack.enter_async_context(open_gateway_over(*workers, held={"p1": 1, "p2": 3}))
+        gateway = await stack.enter_async_context(open_gateway_over(*workers, held={"p1": 20, "p2": 60}))
         for _ in range(3):
-            assert (await gateway.complete(5)).status_code == 200
+            assert (await gateway.complete(5, prompt="x" * 1024)).status_code == 200
         assert [len(worker.submits) for worker in prefills] == [0, 0, 3]
         before = gateway.index.look_ups
-        await gateway.complete(5, prompt=["a" * 64, "b" * 64, "c" * 64])
+        await gateway.complete(5, prompt=["a" * 1024, "b" * 1024, "c" * 1024])
         assert gateway.index.look_ups == before + 1  # one round trip for all that comes together
 
 

@@ -3,12 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.binding import Ask, Binding, WorkerView, bind
+from services.gateway.binding import bind
+from services.gateway.policies import POLICIES, LeastLoaded, Policy
 from services.gateway.purse import Purse
 from services.gateway.stops import StopMatcher
+from services.gateway.view import Ask, Binding, WorkerView
 
 MODELS = ("a", "b")
 KINDS = ("k", "l")
+policies = st.sampled_from([make() for make in POLICIES.values()])
 
 
 @st.composite
@@ -38,6 +41,7 @@ def asks(draw: st.DrawFn) -> list[Ask]:
         Ask(
             key=key,
             model=draw(st.sampled_from(MODELS)),
+            tokens=draw(st.integers(1, 5000)),
             kv_kind=draw(st.sampled_from([None, None, *KINDS])),
             avoid=frozenset(draw(st.lists(st.sampled_from(["w0", "w1"]), max_size=2))),
         )
@@ -56,11 +60,11 @@ def spent(bindings: list[Binding]) -> dict[tuple[str, str], int]:
     return used
 
 
-@given(asks(), views())
+@given(asks(), views(), policies)
 def test_a_binding_is_covered_by_credits_and_fits_roles_model_and_blocks(
-    waiting: list[Ask], workers: list[WorkerView]
+    waiting: list[Ask], workers: list[WorkerView], policy: Policy
 ) -> None:
-    bindings = bind(waiting, workers)
+    bindings = bind(waiting, workers, policy)
     by_id, by_key = {view.id: view for view in workers}, {ask.key: ask for ask in waiting}
     for (worker, kind), count in spent(bindings).items():
         held = by_id[worker].prefill_credits if kind == "prefill" else by_id[worker].decode_credits
@@ -83,18 +87,18 @@ def test_a_binding_is_covered_by_credits_and_fits_roles_model_and_blocks(
             assert (prompt.model, prompt.kv_kind) == (ask.model, decode.kv_kind)
 
 
-@given(asks(), views())
-def test_nobody_is_overtaken_within_a_model(waiting: list[Ask], workers: list[WorkerView]) -> None:
-    bound = {binding.key for binding in bind(waiting, workers)}
+@given(asks(), views(), policies)
+def test_nobody_is_overtaken_within_a_model(waiting: list[Ask], workers: list[WorkerView], policy: Policy) -> None:
+    bound = {binding.key for binding in bind(waiting, workers, policy)}
     for model in MODELS:
         keys = [ask.key for ask in waiting if ask.model == model]
         taken = [key in bound for key in keys]
         assert taken == sorted(taken, reverse=True)
 
 
-@given(asks(), views())
-def test_a_head_that_could_be_bound_is_bound(waiting: list[Ask], workers: list[WorkerView]) -> None:
-    bound = {binding.key for binding in bind(waiting, workers)}
+@given(asks(), views(), policies)
+def test_a_head_that_could_be_bound_is_bound(waiting: list[Ask], workers: list[WorkerView], policy: Policy) -> None:
+    bound = {binding.key for binding in bind(waiting, workers, policy)}
     for model in MODELS:
         head = next((ask for ask in waiting if ask.model == model), None)
         if head is None:
@@ -115,7 +119,7 @@ def test_a_head_that_could_be_bound_is_bound(waiting: list[Ask], workers: list[W
 def test_work_goes_to_the_least_loaded(loads: list[int], count: int) -> None:
     workers = [WorkerView(f"w{i}", "a", "k", False, True, True, 0, 20, load) for i, load in enumerate(loads)]
     after = list(loads)
-    for binding in bind([Ask(key, "a") for key in range(count)], workers):
+    for binding in bind([Ask(key, "a") for key in range(count)], workers, LeastLoaded()):
         place = int(binding.decode_worker[1:])
         assert after[place] == min(after)
         after[place] += 1

@@ -5,9 +5,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.binding import WorkerView
 from services.gateway.readiness import serves
 from services.gateway.silence import MAX_AWAY_SHARE, SILENT_MS, Heard, whom_to_leave
+from services.gateway.view import WorkerView
 
 ROLES = {"prefill": (True, False, False), "decode": (False, True, False), "mixed": (False, True, True)}
 

@@ -7,7 +7,6 @@ import pytest
 from libs.contracts.errors import ContextTooLong, InvalidRequest, NoWorkers, QueueFull, StartupError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.runtime.settings import load_settings
-from services.gateway.binding import WorkerView
 from services.gateway.catalog import load_catalog
 from services.gateway.generation import FinishReason, Generation, Timeline
 from services.gateway.headers import Defaults, read_headers
@@ -17,6 +16,7 @@ from services.gateway.readiness import serves
 from services.gateway.settings import GatewaySettings
 from services.gateway.stops import StopMatcher
 from services.gateway.tokenise import check_fit
+from services.gateway.view import WorkerView
 from services.gateway.waiting import WaitingQueue, expired
 
 MODEL = load_catalog({"sim": "builtin:sim"}).get("sim")

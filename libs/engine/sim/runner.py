@@ -74,6 +74,7 @@ class SimRunner:
             vocab_size=info.vocab_size,
             streams_kv=True,
             moves_running_kv=True,
+            chunk_tokens=self._config.prefill_chunk_tokens,
         )
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:

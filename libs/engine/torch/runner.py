@@ -69,6 +69,7 @@ class TorchRunner:
             streams_kv=True,
             moves_running_kv=True,
             kv_nonce=pool.nonce,
+            chunk_tokens=self._config.prefill_chunk_tokens,
         )
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:

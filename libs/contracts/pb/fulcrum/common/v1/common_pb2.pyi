@@ -50,7 +50,7 @@ class Assignment(_message.Message):
     def __init__(self, model: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., budget_tokens: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("block_size_tokens", "kv_blocks", "kv_block_bytes", "max_context_tokens", "max_sequences", "moves_running_kv", "streams_kv", "first_token", "kv_layout")
+    __slots__ = ("block_size_tokens", "kv_blocks", "kv_block_bytes", "max_context_tokens", "max_sequences", "moves_running_kv", "streams_kv", "first_token", "kv_layout", "chunk_tokens")
     BLOCK_SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class Capabilities(_message.Message):
     STREAMS_KV_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     block_size_tokens: int
     kv_blocks: int
     kv_block_bytes: int
@@ -69,7 +70,8 @@ class Capabilities(_message.Message):
     streams_kv: bool
     first_token: FirstToken
     kv_layout: str
-    def __init__(self, block_size_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_block_bytes: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., moves_running_kv: _Optional[bool] = ..., streams_kv: _Optional[bool] = ..., first_token: _Optional[_Union[FirstToken, str]] = ..., kv_layout: _Optional[str] = ...) -> None: ...
+    chunk_tokens: int
+    def __init__(self, block_size_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_block_bytes: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., moves_running_kv: _Optional[bool] = ..., streams_kv: _Optional[bool] = ..., first_token: _Optional[_Union[FirstToken, str]] = ..., kv_layout: _Optional[str] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
 
 class Worker(_message.Message):
     __slots__ = ("id", "incarnation", "node", "pid", "address", "assignment", "engine", "device", "gpus", "nodes", "capabilities", "state", "model_revision", "version", "role_change")
@@ -152,7 +154,7 @@ class StepKindFit(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., error_p50: _Optional[float] = ..., error_p90: _Optional[float] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults")
+    __slots__ = ("running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "waiting_prefill_squares")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +163,7 @@ class Load(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     POOL_FAULTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_PREFILL_SQUARES_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_prefill_tokens: int
@@ -169,4 +172,5 @@ class Load(_message.Message):
     preemptions: int
     recomputed_tokens: int
     pool_faults: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., awaiting_kv: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., pool_faults: _Optional[int] = ...) -> None: ...
+    waiting_prefill_squares: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., awaiting_kv: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., pool_faults: _Optional[int] = ..., waiting_prefill_squares: _Optional[int] = ...) -> None: ...

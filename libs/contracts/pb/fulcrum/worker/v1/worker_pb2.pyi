@@ -206,7 +206,7 @@ class KvSource(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., handle: _Optional[bytes] = ..., tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., streamed: _Optional[bool] = ..., kv_layout: _Optional[str] = ...) -> None: ...
 
 class WorkerFrame(_message.Message):
-    __slots__ = ("worker", "credit", "load", "token_sequences", "token_ids", "logprobs", "events")
+    __slots__ = ("worker", "credit", "load", "token_sequences", "token_ids", "logprobs", "events", "submits_taken", "speed")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +214,8 @@ class WorkerFrame(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    SUBMITS_TAKEN_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.Worker
     credit: Credit
     load: _common_pb2.Load
@@ -221,7 +223,19 @@ class WorkerFrame(_message.Message):
     token_ids: bytes
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     events: _containers.RepeatedCompositeFieldContainer[SequenceEvent]
-    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., token_sequences: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[SequenceEvent, _Mapping]]] = ...) -> None: ...
+    submits_taken: int
+    speed: Speed
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., token_sequences: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[SequenceEvent, _Mapping]]] = ..., submits_taken: _Optional[int] = ..., speed: _Optional[_Union[Speed, _Mapping]] = ...) -> None: ...
+
+class Speed(_message.Message):
+    __slots__ = ("step_time", "kv_token_ns", "measured")
+    STEP_TIME_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
+    step_time: _common_pb2.StepTime
+    kv_token_ns: float
+    measured: bool
+    def __init__(self, step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., kv_token_ns: _Optional[float] = ..., measured: _Optional[bool] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("prefill_grant", "decode_grant", "prefill_recall", "decode_recall")

@@ -1,0 +1,49 @@
+"""How fast one worker is, as far as a router needs to know: prompts, decode steps, KV on its way. Pure."""
+
+from dataclasses import dataclass
+
+from libs.perfmodel.priors import prior_step_time
+from libs.perfmodel.step_time import StepTimeModel
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A worker's step times and its KV link."""
+
+    step_time: StepTimeModel
+    chunk_tokens: int
+    """Prompt tokens that one step computes at most."""
+    kv_token_ns: float = 0.0
+    """To receive the KV of one token; 0: not known."""
+    measured: bool = False
+    """From steps of the worker's own; else a guess."""
+
+    def prompt_ns(self, tokens: float, squares: float, decode_ns: float = 0.0) -> float:
+        """Computing `tokens` prompt tokens in chunks, each step beside decodes that alone take `decode_ns`.
+
+        `squares`: of each prompt, its length squared less the square of what has its KV already, summed.
+        """
+        if tokens <= 0:
+            return 0.0
+        model = self.step_time
+        steps = -(-tokens // self.chunk_tokens)
+        prefill = max(
+            steps * model.prefill_floor_ns,
+            steps * model.prefill_fixed_ns + tokens * model.prefill_token_ns + squares * model.prefill_token_squared_ns,
+        )
+        if not decode_ns:
+            return prefill
+        hidden = (1 - model.interference) * min(prefill, steps * model.decode_fixed_ns)
+        return prefill + steps * decode_ns - hidden
+
+    def decode_ns(self, sequences: float, kv_tokens: float) -> float:
+        """One decode step over so many sequences, which read so many tokens' KV; 0 without any."""
+        model = self.step_time
+        if sequences <= 0:
+            return 0.0
+        return model.decode_fixed_ns + sequences * model.decode_sequence_ns + kv_tokens * model.decode_kv_token_ns
+
+
+def prior(engine: str, device: str, chunk_tokens: int) -> Speed:
+    """What to believe of a worker before it has said anything."""
+    return Speed(prior_step_time(engine, device), max(chunk_tokens, 1))

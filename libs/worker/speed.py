@@ -1,0 +1,54 @@
+"""How fast this worker is, as gateways are told: what it has learned of its steps, and of KV that came to it."""
+
+from dataclasses import replace
+
+from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import WorkerFrame
+from libs.engine.port import Engine, EngineEvent
+from libs.perfmodel.speed import Speed, prior
+from libs.perfmodel.speed_wire import speed_message
+from libs.perfmodel.step_time import StepTimeModel
+
+NOTICEABLE = 0.05
+"""A link that changes by a smaller share is not worth telling anyone."""
+LINK_FORGETS = 1.02
+"""The fastest transfer seen sets the link's speed; each slower one moves it by at most this factor."""
+MIN_TRANSFER_BLOCKS = 4
+"""Shorter transfers tell more of latency than of speed."""
+
+
+class WorkerSpeed:
+    """The same object is told until it has changed noticeably."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._block_size_tokens = engine.capabilities.block_size_tokens
+        self._prior = prior(engine.name, engine.device, engine.capabilities.chunk_tokens)
+        self._speed = self._prior
+        self._kv_token_ns = 0.0
+
+    @property
+    def speed(self) -> Speed:
+        """As gateways are told it."""
+        return self._speed
+
+    def learned(self, model: StepTimeModel) -> None:
+        """The model of its steps is another one now."""
+        self._speed = replace(self._speed, step_time=model, measured=model != self._prior.step_time)
+
+    def on_event(self, event: EngineEvent) -> None:
+        """Take KV transfers in. One that waited for its prompt says less of the link than one that did not."""
+        for transfer in event.kv_transfers:
+            duration_ns = transfer.end_unix_ns - transfer.start_unix_ns
+            if transfer.blocks < MIN_TRANSFER_BLOCKS or duration_ns <= 0:
+                continue
+            token_ns = duration_ns / (transfer.blocks * self._block_size_tokens)
+            known = self._kv_token_ns
+            self._kv_token_ns = min(token_ns, known * LINK_FORGETS) if known else token_ns
+        told = self._speed.kv_token_ns
+        if abs(self._kv_token_ns - told) > NOTICEABLE * told:
+            self._speed = replace(self._speed, kv_token_ns=self._kv_token_ns)
+
+    def tell(self, frame: WorkerFrame, told: Speed | None) -> Speed:
+        """Put the speed into a frame unless that is what was `told` before; the answer is what is told now."""
+        if self._speed is not told:
+            frame.speed.CopyFrom(speed_message(self._speed))
+        return self._speed

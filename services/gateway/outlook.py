@@ -1,0 +1,143 @@
+"""What one worker has before it: its load and speed as last told, and what this gateway has sent since. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.roles import serves
+from libs.perfmodel.speed import prior
+from libs.perfmodel.speed_wire import speed_of
+from services.gateway.view import WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What one submit adds to a worker's load, as far as its gateway can tell."""
+
+    prompt_tokens: int = 0
+    """To compute there."""
+    squares: int = 0
+    """The prompt's length squared less the square of what is cached there."""
+    kv_tokens: int = 0
+    """Whose KV it will hold and does not hold yet."""
+    decodes: bool = False
+    """Its tokens are made there."""
+
+    @classmethod
+    def of(cls, tokens: int, cached: Mapping[str, int], worker_id: str, phase: pb.Phase) -> "Sent":
+        """A submit of so many tokens, of whose start workers are thought to hold `cached`."""
+        held = min(cached.get(worker_id, 0), tokens)
+        if phase == pb.PHASE_DECODE:
+            return cls(kv_tokens=tokens - held, decodes=True)
+        return cls(tokens - held, tokens**2 - held**2, tokens - held, decodes=phase == pb.PHASE_BOTH)
+
+
+class Outlook:
+    """Counts a submit from when it is sent until the worker's own count has it, or until it has ended."""
+
+    def __init__(self, worker: common.Worker) -> None:
+        self.device = worker.device
+        self.speed = prior(worker.engine, worker.device, worker.capabilities.chunk_tokens)
+        self.turn = 0
+        """Of the gateway's bindings, the last one that went there."""
+        self._load = common.Load(free_kv_blocks=worker.capabilities.kv_blocks)
+        self._told_unix_ns = 0
+        self._submits = 0
+        self._unseen: dict[int, tuple[int, Sent]] = {}
+        self._prompt_tokens = 0
+        self._squares = 0
+        self._kv_tokens = 0
+        self._decodes = 0
+        self._arriving_tokens = 0
+        self._reserved = 0
+        self._reserved_tokens = 0
+
+    def sent(self, sequence: int, sent: Sent) -> None:
+        """A submit leaves."""
+        self._submits += 1
+        self._unseen[sequence] = self._submits, sent
+        self._count(sent, 1)
+
+    def ended(self, sequence: int) -> None:
+        """The gateway listens to it no more."""
+        found = self._unseen.pop(sequence, None)
+        if found is not None:
+            self._count(found[1], -1)
+
+    def reserved(self, tokens: int, times: int = 1) -> None:
+        """A decode of so many tokens will come there; `times` -1: it will not, or has come."""
+        self._reserved += times
+        self._reserved_tokens += times * tokens
+
+    def told(self, frame: pb.WorkerFrame, worker: common.Worker, now_ns: int) -> None:
+        """Take the worker's own count, which has the first `submits_taken` in it, and its speed."""
+        if frame.HasField("speed"):
+            self.speed = speed_of(frame.speed, worker.capabilities.chunk_tokens) or self.speed
+        if not frame.HasField("load"):
+            return
+        self._load = frame.load
+        self._told_unix_ns = now_ns
+        for sequence, (number, _) in list(self._unseen.items()):
+            if number > frame.submits_taken:
+                break
+            self.ended(sequence)
+
+    def view(self, worker: common.Worker, kv_kind: str, *, prefill_credits: int, decode_credits: int) -> WorkerView:
+        """For binding."""
+        load, capabilities, assignment = self._load, worker.capabilities, worker.assignment
+        takes_prefill, takes_decode = serves(assignment, pb.PHASE_PREFILL), serves(assignment, pb.PHASE_DECODE)
+        takes_both = serves(assignment, pb.PHASE_BOTH)
+        block_size = capabilities.block_size_tokens
+        kv_tokens = max(capabilities.kv_blocks - load.free_kv_blocks, 0) * block_size
+        decodes = load.running + self._decodes + self._reserved if takes_decode else 0
+        speed = self.speed
+        if takes_both:
+            speed = replace(speed, chunk_tokens=min(speed.chunk_tokens, assignment.budget_tokens))
+        beside_ns = speed.decode_ns(decodes, kv_tokens)
+        coming = self._kv_tokens + self._reserved_tokens
+        arriving = load.awaiting_kv * kv_tokens // max(load.running + load.awaiting_kv, 1) if load.awaiting_kv else 0
+        view = WorkerView(
+            id=worker.id,
+            model=assignment.model,
+            kv_kind=kv_kind,
+            takes_prefill=takes_prefill,
+            takes_decode=takes_decode,
+            takes_both=takes_both,
+            prefill_credits=prefill_credits,
+            decode_credits=decode_credits,
+            load=load.running + load.waiting + load.awaiting_kv + len(self._unseen) + self._reserved,
+            turn=self.turn,
+            speed=speed,
+            told_ns=speed.prompt_ns(load.waiting_prefill_tokens, load.waiting_prefill_squares, beside_ns),
+            told_unix_ns=self._told_unix_ns,
+            unseen_ns=speed.prompt_ns(self._prompt_tokens, self._squares, beside_ns),
+            decode_sequences=decodes,
+            kv_tokens=kv_tokens,
+            arriving_kv_tokens=arriving + self._arriving_tokens + self._reserved_tokens,
+            streams_kv=capabilities.streams_kv,
+        )
+        if not capabilities.kv_blocks:  # it does not say
+            return view
+        return replace(view, free_kv_tokens=load.free_kv_blocks * block_size - coming)
+
+    def _count(self, sent: Sent, times: int) -> None:
+        self._prompt_tokens += times * sent.prompt_tokens
+        self._squares += times * sent.squares
+        self._kv_tokens += times * sent.kv_tokens
+        self._decodes += times * sent.decodes
+        if not sent.prompt_tokens:
+            self._arriving_tokens += times * sent.kv_tokens
+
+
+def lend_speeds(outlooks: Iterable[Outlook]) -> None:
+    """Let workers that have measured nothing yet be thought as fast as one of the same device that has.
+
+    Beside a measured worker a guess would look like another device, and attract all work or none.
+    """
+    everyone = list(outlooks)
+    known = {outlook.device: outlook.speed for outlook in everyone if outlook.speed.measured}
+    for outlook in everyone:
+        if not outlook.speed.measured and outlook.device in known:
+            chunk_tokens = outlook.speed.chunk_tokens
+            outlook.speed = replace(known[outlook.device], chunk_tokens=chunk_tokens, measured=False)

@@ -1,0 +1,54 @@
+"""One binding round: who waits and who serves as `bind` wants to see them."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from services.gateway.binding import bind
+from services.gateway.generation import Generation
+from services.gateway.policies import Policy
+from services.gateway.readiness import serves_decode
+from services.gateway.view import Ask, Binding, WorkerView
+
+
+class Router:
+    """Applies one policy."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def round(
+        self,
+        waiting: Iterable[Generation],
+        views: list[WorkerView],
+        now_ns: int,
+        *,
+        hushed: frozenset[str],
+        strand: Callable[[Generation], None],
+    ) -> list[Binding]:
+        """Bindings for `waiting`, in its order; `hushed` workers are taken only where there are no others.
+
+        `strand` is called for those whose blocks nobody is left to pull.
+        """
+
+        def ask(generation: Generation) -> Ask:
+            if generation.kv and not serves_decode(views, generation.model, generation.kv_kind):
+                strand(generation)
+            return _ask(generation, hushed)
+
+        return self.bind(map(ask, waiting), views, now_ns)
+
+    def bind(self, asks: Iterable[Ask], views: Sequence[WorkerView], now_ns: int) -> list[Binding]:
+        """Bindings in the order of `asks`, as far as there is room."""
+        if not any(view.decode_credits for view in views):
+            return []
+        return bind(asks, views, self._policy, now_ns)
+
+
+def _ask(generation: Generation, hushed: frozenset[str]) -> Ask:
+    return Ask(
+        key=generation.number,
+        model=generation.model,
+        tokens=generation.tokens,
+        kv_kind=generation.kv_kind if generation.kv else None,
+        cached_tokens=generation.cached_hints,
+        avoid=hushed.union(generation.avoid),
+    )

@@ -1,0 +1,114 @@
+"""What one binding round works on: workers as this gateway sees them, requests that wait, and who gets whom. Pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from libs.perfmodel.speed import Speed, prior
+
+UNKNOWN_SPEED = prior("", "", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker as one gateway sees it at one moment."""
+
+    id: str
+    model: str
+    kv_kind: str
+    """Workers with equal kinds can exchange blocks."""
+    takes_prefill: bool
+    takes_decode: bool
+    takes_both: bool
+    prefill_credits: int
+    decode_credits: int
+    """A request that runs on one worker from start to end is bound against one of these."""
+    load: int
+    """Sequences there, running, waiting and bound."""
+    turn: int = 0
+    """Grows with each binding of this gateway: the worker that was bound longest ago has the lowest."""
+    speed: Speed = UNKNOWN_SPEED
+    told_ns: float = 0.0
+    """Computing the prompts that it had when it last told its load."""
+    told_unix_ns: int = 0
+    unseen_ns: float = 0.0
+    """Computing those that this gateway has sent since."""
+    decode_sequences: int = 0
+    kv_tokens: int = 0
+    """What its sequences hold, about what one of its decode steps reads."""
+    arriving_kv_tokens: int = 0
+    """On their way there from other workers."""
+    free_kv_tokens: float = math.inf
+    streams_kv: bool = True
+
+    def backlog_ns(self, now_ns: int) -> float:
+        """Until it has computed all prompts it has: what it told has shrunk since."""
+        return max(self.told_ns - max(now_ns - self.told_unix_ns, 0), 0.0) + self.unseen_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one waiting request needs."""
+
+    key: int
+    model: str
+    tokens: int = 0
+    """To be computed or pulled: the prompt, and what was generated before."""
+    kv_kind: str | None = None
+    """Set when its prompt is computed and its blocks wait for a decode worker of this kind."""
+    cached_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Of the prompt's start, how many have their KV at a worker already, by worker id."""
+    avoid: frozenset[str] = frozenset()
+    """Workers that failed it: taken only where there are no others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a request is expected to see of the workers it was bound to."""
+
+    ttft_ns: float
+    """From binding to the first token."""
+    second_ns: float
+    """From the first token to the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Who serves a request."""
+
+    key: int
+    prompt_worker: str | None
+    """None: the prompt is computed already."""
+    decode_worker: str
+    """Equal to `prompt_worker` when one worker does both."""
+    predicted: Prediction
+
+
+@dataclass(slots=True)
+class Room:
+    """A view, and what a binding round has changed of it so far."""
+
+    view: WorkerView
+    prefill_credits: int
+    decode_credits: int
+    load: int
+    turn: int
+    backlog_ns: float
+    decode_sequences: int
+    arriving_kv_tokens: int
+    free_kv_tokens: float
+
+    @classmethod
+    def of(cls, view: WorkerView, now_ns: int) -> "Room":
+        """Nothing is bound yet."""
+        return cls(
+            view,
+            view.prefill_credits,
+            view.decode_credits,
+            view.load,
+            view.turn,
+            view.backlog_ns(now_ns),
+            view.decode_sequences,
+            view.arriving_kv_tokens,
+            view.free_kv_tokens,
+        )
