@@ -61,6 +61,9 @@ lint: setup-dev ## the part of check that runs nothing
 bench-kv: setup-dev ## KV hand-off between workers, against memcpy and a raw socket
 	@$(BIN)/python -m load.bench_kv $(ARGS)
 
+bench-prefix: setup-dev ## routing by cached prefixes on the Mooncake trace, against no cache and simpler policies
+	@$(BIN)/python -m load.bench_prefix $(ARGS)
+
 bench-gateway: setup-dev ## cost of a request: requests/s, latency, CPU by process; ARGS="--peer dynamo" beside it
 	@$(BIN)/python -m load.bench_gateway $(ARGS)
 

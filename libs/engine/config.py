@@ -32,5 +32,7 @@ class EngineConfig:
     """Step-time model of the sim engine, by name."""
     sim_speedup: float = 1.0
     """How much faster than the modelled device the sim engine runs."""
+    sim_kv_memory_mb: int = 0
+    """Modelled KV memory; 0 is the profile's."""
     sim_link_gbps: float = 100.0
     """Modelled KV link, gigabits a second."""

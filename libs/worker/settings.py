@@ -73,6 +73,8 @@ class WorkerSettings(CommonSettings):
     """Sim engine: whose step times."""
     sim_speedup: float = Field(1.0, gt=0)
     """Sim engine: how much faster than that."""
+    sim_kv_memory_mb: int = Field(0, ge=0)
+    """KV memory of the sim engine; 0 is the profile's."""
     sim_link_gbps: float = Field(100.0, gt=0)
     """Sim engine: speed of the link that KV blocks travel, in Gbit/s."""
 
@@ -105,6 +107,7 @@ class WorkerSettings(CommonSettings):
             kv_shared_dir=self.kv_shared_dir,
             sim_profile=self.sim_profile,
             sim_speedup=self.sim_speedup,
+            sim_kv_memory_mb=self.sim_kv_memory_mb,
             sim_link_gbps=self.sim_link_gbps,
         )
 

@@ -66,7 +66,7 @@ class SimRunner:
         progress("loading weights", 1.0)
         return Capabilities(
             block_size_tokens=block_size,
-            kv_blocks=self._profile.kv_memory_bytes // block_bytes,
+            kv_blocks=(self._config.sim_kv_memory_mb * 1024 * 1024 or self._profile.kv_memory_bytes) // block_bytes,
             kv_block_bytes=block_bytes,
             max_context_tokens=info.max_context_tokens,
             max_sequences=self._config.max_sequences,
