@@ -14,8 +14,6 @@ from libs.kvindex.prefix import probes
 from libs.runtime.tasks import TaskOwner
 from services.gateway.fleet import Fleet
 
-MAX_HOLD_MS = 5.0
-"""A request waits no longer for a look-up; what comes later is still seen by the binding round, if it still waits."""
 MAX_PROBES = 64
 """Blocks of one prompt that are looked up. Those of a longer prompt lie evenly over it, so that a prefix is found to
 within this share of the prompt, whatever its length."""
@@ -55,7 +53,11 @@ class _Prompt:
 class PrefixHints:
     """Look-ups for prompts; a store that is away looks like one that holds nothing."""
 
-    def __init__(self, index: KvIndex, fleet: Fleet, tasks: TaskOwner, threads: Executor) -> None:
+    def __init__(
+        self, index: KvIndex, fleet: Fleet, tasks: TaskOwner, threads: Executor, *, max_hold_ms: float
+    ) -> None:
+        """A request waits no longer than `max_hold_ms`; what comes later is seen by rounds that it still waits for."""
+        self._max_hold_s = max_hold_ms / 1000
         self._index = index
         self._fleet = fleet
         self._tasks = tasks
@@ -66,7 +68,7 @@ class PrefixHints:
         """Requests that went on before their look-up was answered."""
 
     async def cached_tokens(self, model: str, prompt: Sequence[int], tenant: str) -> dict[str, int]:
-        """Tokens of the prompt's start by worker id; what comes after `MAX_HOLD_MS` is filled in.
+        """Tokens of the prompt's start by worker id; what comes after `max_hold_ms` is filled in.
 
         Empty, and at once, where there is no choice of worker.
         """
@@ -79,7 +81,7 @@ class PrefixHints:
         else:
             task = self._tasks.spawn("hash prompt", self._hash_and_join(kinds, model, prompt, tenant, found))
         # A client that leaves must not take the others' look-up with it: `wait` cancels nothing.
-        _, late = await asyncio.wait({task}, timeout=MAX_HOLD_MS / 1000)
+        _, late = await asyncio.wait({task}, timeout=self._max_hold_s)
         self.late += len(late)
         return found
 

@@ -99,7 +99,7 @@ async def open_gateway(
         open_requests=lambda: len(stalls),
     )
     with ThreadPoolExecutor(TOKENISE_THREADS, thread_name_prefix="tokenise") as threads:
-        hints = PrefixHints(ports.kv_index, fleet, tasks, threads)
+        hints = PrefixHints(ports.kv_index, fleet, tasks, threads, max_hold_ms=settings.prefix_wait_ms)
         metrics.watch_index(ports.kv_index, late=lambda: hints.late)
         intake = Intake(
             catalog=catalog,

@@ -52,6 +52,8 @@ class GatewaySettings(CommonSettings):
 
     routing: PolicyName = "predicted-ttft"
     """How requests are given to workers; the others are baselines."""
+    prefix_wait_ms: float = Field(5.0, ge=0)
+    """How long a request waits at most to hear which workers have its prefix cached."""
     ttft_deadline_ms: int = Field(5_000, ge=1)
     """Time to first token that a request wants, where it names none."""
     tpot_target_ms: float = Field(100.0, gt=0)
