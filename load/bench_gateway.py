@@ -113,6 +113,30 @@ async def bench(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+SCALE_SHAPE, SCALE_CONNECTIONS, SCALE_SECONDS = Shape(2, stream=False), 64, 8.0
+
+
+async def scale(options: argparse.Namespace) -> tuple[list[Row], float]:
+    """One gateway pinned to a core, then two with a core each; and the capacity of two over that of one.
+
+    Workers and load take their time from the same cores, which is taken out: a gateway's capacity is a core over the
+    CPU time that a request takes in it.
+    """
+    rows = []
+    for gateways in (1, 2):
+        with tempfile.TemporaryDirectory(prefix="fulcrum-bench-") as folder:
+            suite = targets.fulcrum(
+                Path(folder), model=options.model, gateways=gateways, prefill=options.prefill, decode=options.decode
+            )
+            async with suite as target:
+                for core, process in enumerate(target.kinds[GATEWAY]):
+                    process.cpu_affinity([core])
+                rows.append(await measure(target, SCALE_CONNECTIONS, SCALE_SHAPE, SCALE_SECONDS))
+        print(line(rows[-1]), flush=True)
+    one, two = rows
+    return rows, 2 * one.cpu_us[GATEWAY] / two.cpu_us[GATEWAY]
+
+
 HEAD = (
     f"{'':<13}{'C':>4} {'answers':<17}{'req/s':>7}{'p50 ms':>8}{'p99 ms':>8}  "
     + "".join(f"{kind:>8}" for kind in KINDS)
@@ -151,9 +175,17 @@ def main() -> None:
     parser.add_argument("--decode", type=int, default=1)
     parser.add_argument("--no-bare", action="store_true", help="without the bare endpoint")
     parser.add_argument("--peer", choices=["dynamo"], help="also a peer; `make peer-dynamo` installs it")
+    parser.add_argument("--scale", action="store_true", help="only one gateway against two, each pinned to a core")
     options = parser.parse_args()
     print("CPU µs per request by process; gRPC frames and bytes between gateway and workers, Redis round trips")
     print(HEAD)
+    if options.scale:
+        rows, ratio = uvloop.run(scale(options))
+        print(f"two gateways on two cores have {ratio:.2f} times the capacity of one on one")
+        print(
+            json.dumps({"bench": "gateway scale", "capacity_ratio": round(ratio, 3), "rows": list(map(asdict, rows))})
+        )
+        return
     rows = uvloop.run(bench(options))
     print(memory(rows))
     print(json.dumps({"bench": "gateway", "rows": [asdict(row) for row in rows]}))

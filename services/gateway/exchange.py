@@ -13,6 +13,9 @@ from services.gateway.choice import Choice, first_error
 from services.gateway.formats import Format, details, usage
 from services.gateway.replies import ChatChunkChoice, ChoiceT, CompletionChoice, Envelope
 
+NO_CHOICES = b'"choices":[]'
+"""Stands in no JSON string: its quotes would be escaped there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -62,6 +65,12 @@ class Exchange:
         self._format = shape
         self._frame = frame
         self._news = news
+        none: list[ChatChunkChoice] = []
+        around = self._envelope(shape.chunk_object, none)
+        if frame.include_usage:
+            around.usage = None  # as OpenAI does on all chunks but the last
+        self._around = sse.event(around).split(NO_CHOICES)
+        """What all chunks begin and end with."""
 
     async def whole(self, wire: sse.Wire) -> None:
         """One JSON when every choice is done."""
@@ -113,12 +122,12 @@ class Exchange:
             yield self._chunk(shown, last=last)
 
     def _chunk(self, choice: ChatChunkChoice | CompletionChoice, *, last: bool = False) -> bytes:
-        envelope = self._envelope(self._format.chunk_object, [choice])
-        if self._frame.include_usage:
-            envelope.usage = None  # as OpenAI does on all chunks but the last
-        if last:
+        if last and self._frame.details:
+            envelope = self._envelope(self._format.chunk_object, [choice])
             self._add_details(envelope)
-        return sse.event(envelope)
+            return sse.event(envelope)
+        before, after = self._around
+        return b"".join((before, b'"choices":[', sse.encode(choice), b"]", after))
 
     def _closing(self) -> bytes:
         """The chunk without choices that carries usage."""

@@ -84,9 +84,7 @@ class Intake:
         seed = asked.seed if asked.seed is not None else secrets.randbits(63)
         end_token_ids = frozenset() if asked.sampling.ignore_eos else model.info.eos_token_ids
         context = arrival.headers.context(arrival.arrival_ns, self._defaults)
-        hints = await asyncio.gather(
-            *(self._hints.cached_tokens(asked.model, prompt, context.tenant) for prompt in prompts)
-        )
+        hints = await self._cached(asked.model, prompts, context.tenant)
         choices: list[Choice] = []
         for prompt, cached_hints in zip(prompts, hints, strict=True):
             packed = pack_u32(prompt)
@@ -114,6 +112,12 @@ class Intake:
                 )
                 choices.append(Choice(len(choices), generation, text))
         return choices
+
+    async def _cached(self, model: str, prompts: list[list[int]], tenant: str) -> list[dict[str, int]]:
+        """Tokens that workers hold of each prompt."""
+        if len(prompts) == 1:
+            return [await self._hints.cached_tokens(model, prompts[0], tenant)]
+        return await asyncio.gather(*(self._hints.cached_tokens(model, prompt, tenant) for prompt in prompts))
 
     async def _tokenise(self, asked: Asked, model: ServedModel) -> list[list[int]]:
         if self._arriving >= MAX_ARRIVING:

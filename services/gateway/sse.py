@@ -12,12 +12,12 @@ from services.gateway.stalls import Patience, Stalled
 DONE = b"data: [DONE]\n\n"
 WRITE_STALL_S = 120.0
 """How long a client may leave its socket unread before its connection is given up."""
-_encoder = msgspec.json.Encoder()
+encode = msgspec.json.Encoder().encode
 
 
 def event(value: object) -> bytes:
     """One event. JSON has no bare line break, so it is one line."""
-    return b"data: " + _encoder.encode(value) + b"\n\n"
+    return b"data: " + encode(value) + b"\n\n"
 
 
 def error_reply(error: FulcrumError) -> ErrorReply:
@@ -53,6 +53,6 @@ class Wire:
 
     async def json(self, status: int, value: object, headers: Mapping[str, str]) -> None:
         """A whole answer."""
-        body = _encoder.encode(value)
+        body = encode(value)
         await self.start(status, "application/json", {**headers, "content-length": str(len(body))})
         await self.part(body, more=False)

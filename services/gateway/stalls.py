@@ -80,6 +80,9 @@ class Stalls:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_S)
-            now_s = loop.time()
-            for patience in list(self._watched):
-                patience.check(now_s)
+            self.look(loop.time())
+
+    def look(self, now_s: float) -> None:
+        """Break those that are too long at `now_s`, the loop's time."""
+        for patience in list(self._watched):
+            patience.check(now_s)
