@@ -5,6 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Further options of `fulcrum up` and pytest, e.g. make up ARGS="--engine sim --decode 2"
 ARGS ?=
+# How many seeds `make faults` runs.
+SEEDS ?= 20
 # Examples that each fuzz test tries.
 EXAMPLES ?= 500
 
@@ -25,6 +27,9 @@ up: setup ## set up, start a suite, ask it a first question, serve until Ctrl-C
 
 test: setup-dev ## set up, run every test
 	$(BIN)/python -m pytest $(ARGS)
+
+faults: setup-dev ## the seeded fault test in virtual time, e.g. make faults SEEDS=20; a failing seed replays exactly
+	$(BIN)/python -m load.chaos --seeds $(SEEDS) $(ARGS)
 
 fuzz: setup-dev ## fuzz REST, gRPC and Kafka values for long, and print what came of it
 	$(BIN)/python -m pytest tests/fuzz --fuzz-examples $(EXAMPLES) --timeout 3000 $(ARGS)

@@ -1,7 +1,6 @@
 """WorkerAdminService over gRPC; the server's interceptor has checked the token."""
 
 import asyncio
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -59,14 +58,15 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
         log.info(
             "role set", role=role_name(assignment), epoch=assignment.epoch, actor=request.actor, reason=request.reason
         )
-        set_ns = time.monotonic_ns()
+        now_s = asyncio.get_running_loop().time
+        set_s = now_s()
         with suppress(TimeoutError):
             async with asyncio.timeout(min(request.wait_ms, MAX_WAIT_MS) / 1000):
                 await self._host.gateways_hold(assignment.epoch)
         return pb.SetRoleResponse(
             assignment=assignment,
             gateways_behind=self._host.gateways_behind(assignment.epoch),
-            waited_ns=time.monotonic_ns() - set_ns,
+            waited_ns=int((now_s() - set_s) * 1e9),
             running=running,
         )
 

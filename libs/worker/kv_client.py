@@ -7,7 +7,7 @@ assumes that: the receiver opens the file that the sender's pool would have here
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +19,6 @@ from libs.contracts.errors import KvLost, KvMismatch
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.pool_map import PoolMap, PoolMaps
 from libs.engine.port import KvChunk, KvHandle
-from libs.runtime.rpc import make_channel
-from libs.runtime.settings import CommonSettings
 from libs.worker import kv_wire
 
 CHUNK_TIMEOUT_S = 5.0
@@ -39,9 +37,11 @@ class _Channel:
 class GrpcKvFetcher:
     """KvFetcher over KvService.Pull."""
 
-    def __init__(self, settings: CommonSettings, receiver_id: str, maps: PoolMaps | None = None) -> None:
+    def __init__(
+        self, open_channel: Callable[[str], grpc.aio.Channel], receiver_id: str, maps: PoolMaps | None = None
+    ) -> None:
         """Without `maps` all bytes are sent."""
-        self._settings = settings
+        self._open_channel = open_channel
         self._receiver_id = receiver_id
         self._maps = maps
         self._channels: OrderedDict[str, _Channel] = OrderedDict()
@@ -95,7 +95,7 @@ class GrpcKvFetcher:
     async def _channel(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
         cached = self._channels.get(address)
         if cached is None:
-            cached = self._channels[address] = _Channel(make_channel(self._settings, address))
+            cached = self._channels[address] = _Channel(self._open_channel(address))
         self._channels.move_to_end(address)
         cached.users += 1
         try:

@@ -25,8 +25,8 @@ from libs.perfmodel import prior_step_time
 from libs.registry.port import Registry
 from libs.runtime import status
 from libs.runtime.clock import Clock
-from libs.runtime.rpc import make_server
 from libs.runtime.tasks import TaskOwner
+from libs.runtime.transport import SystemTransport, Transport
 from libs.stepstore.port import StepTimeKey, StepTimeStore
 from libs.worker.admin import AdminServicer
 from libs.worker.admission import Roles
@@ -99,21 +99,26 @@ class RunningWorker:
 
 @asynccontextmanager
 async def open_worker(
-    settings: WorkerSettings, ports: WorkerPorts, clock: Clock, tasks: TaskOwner
+    settings: WorkerSettings,
+    ports: WorkerPorts,
+    clock: Clock,
+    tasks: TaskOwner,
+    transport: Transport | None = None,
 ) -> AsyncIterator[RunningWorker]:
     """A worker that serves while the context is open; leaving it stops at once what still runs."""
+    transport = transport or SystemTransport(settings)
     roles = _roles(settings)
     async with AsyncExitStack() as stack:
         for close in (ports.kv_index.close, ports.registry.close, ports.step_times.close):
             stack.push_async_callback(close)
         # Bound before the model loads: the engine's KV handles name this address, and a port in use shows at once.
-        server, port = make_server(settings, settings.listen_address(), token=settings.token.get_secret_value())
+        server, port = transport.server(settings.listen_address(), token=settings.token.get_secret_value())
         stack.push_async_callback(server.stop, None)
         address = settings.advertised_address(port)
         incarnation = clock.now_ns()
         memory = SharedMemory(settings.kv_shared_dir)
         stack.callback(memory.close)
-        fetcher = GrpcKvFetcher(settings, settings.id, memory.maps)
+        fetcher = GrpcKvFetcher(transport.channel, settings.id, memory.maps)
         stack.push_async_callback(fetcher.close)
         stack.push_async_callback(ports.engine.close)
         await ports.engine.start(EngineIdentity(settings.id, incarnation, address), fetcher, status.progress)

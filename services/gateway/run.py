@@ -12,9 +12,8 @@ from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
 from libs.kvindex.port import KvIndex
 from libs.registry.port import Registry
 from libs.runtime.clock import Clock
-from libs.runtime.http import serve_http
-from libs.runtime.rpc import make_channel
 from libs.runtime.tasks import TaskOwner
+from libs.runtime.transport import SystemTransport, Transport
 from services.gateway.catalog import Catalog
 from services.gateway.dispatch import Dispatcher
 from services.gateway.endpoint import CompletionEndpoint
@@ -68,13 +67,15 @@ async def open_gateway(
     sock: socket.socket,
     clock: Clock,
     tasks: TaskOwner,
+    transport: Transport | None = None,
 ) -> AsyncIterator[RunningGateway]:
     """Serve on a bound socket while the context is open; running requests then end within `settings.drain_s`."""
+    transport = transport or SystemTransport(settings)
     metrics = GatewayMetrics()
     hello = Hello(gateway_id=settings.id, cluster=settings.cluster)
     fleet = Fleet(
         hello=hello,
-        open_channel=lambda address: make_channel(settings, address),
+        open_channel=transport.channel,
         traffic=Traffic(metrics),
         tasks=tasks,
         clock=clock,
@@ -139,6 +140,6 @@ async def open_gateway(
         tasks.spawn("expiry", dispatcher.expire())
         tasks.spawn("stalls", stalls.sweep())
         tasks.spawn("silence", SilenceWatch(fleet, metrics).run())
-        async with serve_http(app, sock, tasks=tasks, drain_s=CLOSE_S) as url:
+        async with transport.http(app, sock, tasks=tasks, drain_s=CLOSE_S) as url:
             yield RunningGateway(url, dispatcher, fleet, metrics, stalls)
             await dispatcher.drain(settings.drain_s)

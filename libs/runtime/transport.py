@@ -1,0 +1,51 @@
+"""The network as services use it: what carries gRPC and HTTP. A simulation brings another (load/chaos)."""
+
+import socket
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+import grpc.aio
+
+from libs.runtime.http import serve_http
+from libs.runtime.rpc import make_channel, make_server
+from libs.runtime.settings import CommonSettings
+from libs.runtime.tasks import TaskOwner
+
+
+class Transport(Protocol):
+    """Everything that leaves a gateway or a worker for another process, except through the stores' ports."""
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """A channel to another process of the suite."""
+        ...
+
+    def server(self, address: str, *, token: str = "") -> tuple[grpc.aio.Server, int]:
+        """A gRPC server bound to `address` and its port; admin services need `token`. Raises StartupError."""
+        ...
+
+    def http(
+        self, app: Any, sock: socket.socket, *, tasks: TaskOwner, drain_s: int
+    ) -> AbstractAsyncContextManager[str]:
+        """Serve an ASGI app on a bound socket while the context is open; yields the base URL."""
+        ...
+
+
+class SystemTransport:
+    """gRPC and uvicorn over the machine's network."""
+
+    def __init__(self, settings: CommonSettings) -> None:
+        self._settings = settings
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """With TLS where the settings say so."""
+        return make_channel(self._settings, address)
+
+    def server(self, address: str, *, token: str = "") -> tuple[grpc.aio.Server, int]:
+        """Port 0 picks one."""
+        return make_server(self._settings, address, token=token)
+
+    def http(
+        self, app: Any, sock: socket.socket, *, tasks: TaskOwner, drain_s: int
+    ) -> AbstractAsyncContextManager[str]:
+        """uvicorn inside this event loop."""
+        return serve_http(app, sock, tasks=tasks, drain_s=drain_s)

@@ -1,0 +1,238 @@
+"""Gateways and workers as they run for real, each wired to the simulated network and stores."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.contracts.roles import role_from_name
+from libs.engine.factory import make_engine
+from libs.model.info import load_model_info
+from libs.runtime.tasks import TaskOwner
+from libs.worker.drain import drain
+from libs.worker.run import RunningWorker, WorkerPorts, open_worker
+from libs.worker.settings import WorkerSettings
+from load.chaos.loop import Node, SimLoop
+from load.chaos.net import Net, SimTransport
+from load.chaos.stores import SimBus, SimKvIndex, SimRegistry, Store
+from services.gateway.catalog import load_catalog
+from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
+from services.gateway.settings import GatewaySettings
+
+EPOCH_NS = 1_700_000_000_000_000_000
+TOKEN = "simulated"
+PORT = 50051
+DRAIN_S = 3
+KV_LEASE_MS = 4000
+BUDGET_TOKENS = 64
+PROFILE: dict[str, Any] = {"engine": "sim", "sim_speedup": 4.0, "max_sequences": 12, "prefill_chunk_tokens": 128}
+
+
+class SimClock:
+    """The loop's virtual time as Unix time."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+
+    def now_ns(self) -> int:
+        """Virtual nanoseconds."""
+        return EPOCH_NS + int(self._loop.time() * 1e9)
+
+
+@dataclass(eq=False)
+class Process:
+    """One life of a gateway or worker."""
+
+    node: Node
+    tasks: TaskOwner
+    stopping: asyncio.Event
+    main: "asyncio.Task[None] | None" = None
+    gateway: RunningGateway | None = None
+    worker: RunningWorker | None = None
+    spare_tasks: int = 0
+    """Owned tasks beside those of links, when nothing runs."""
+
+    @property
+    def up(self) -> bool:
+        """Whether it serves."""
+        return not self.node.dead and (self.gateway or self.worker) is not None and not self.stopping.is_set()
+
+
+@dataclass
+class Cluster:
+    """All processes, dead ones included."""
+
+    loop: SimLoop
+    net: Net
+    store: Store
+    wrong: list[str] = field(default_factory=list)
+    processes: dict[str, Process] = field(default_factory=dict)
+    """The present life of each name."""
+    past: list[Process] = field(default_factory=list)
+    lives: int = 0
+
+    def workers(self) -> list[Process]:
+        """Those that serve, in order of their names."""
+        return [each for _, each in sorted(self.processes.items()) if each.up and each.worker is not None]
+
+    def gateways(self) -> list[Process]:
+        """The same."""
+        return [each for _, each in sorted(self.processes.items()) if each.up and each.gateway is not None]
+
+    def start_gateway(self, name: str) -> None:
+        """Under this name; another life of it must have ended."""
+        process = self._process(name)
+        process.main = self.loop.spawn(process.node, self._gateway(process))
+
+    def start_worker(self, name: str, role: str) -> None:
+        """The same, in a first role."""
+        process = self._process(name)
+        process.main = self.loop.spawn(process.node, self._worker(process, role))
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        process = self.processes.pop(name)
+        self.past.append(process)
+        self.loop.kill(process.node)
+        self.net.killed(process.node)
+
+    def freeze(self, name: str) -> None:
+        """SIGSTOP."""
+        node = self.processes[name].node
+        node.frozen = True
+        self.net.frozen(node)
+
+    def thaw(self, name: str) -> None:
+        """SIGCONT."""
+        if name in self.processes:
+            self.processes[name].node.frozen = False
+
+    def stop(self, name: str) -> None:
+        """SIGTERM."""
+        process = self.processes[name]
+        self.loop.call_soon(process.stopping.set, context=process.node.context.copy())
+
+    async def set_role(self, client: Node, name: str, role: str) -> None:
+        """As the planner would, through the admin service; a refusal is fine."""
+        number, budget_tokens = role_from_name(role, BUDGET_TOKENS)
+        metadata = (("authorization", f"Bearer {TOKEN}"),)
+        async with SimTransport(self.net, client).channel(f"{name}:{PORT}") as channel:
+            stub: Any = pb_grpc.WorkerAdminServiceStub(channel)  # type: ignore[no-untyped-call]
+            try:
+                told = await stub.Describe(pb.DescribeRequest(), metadata=metadata, timeout=2)
+                request = pb.SetRoleRequest(
+                    expected_epoch=told.worker.assignment.epoch, role=number, budget_tokens=budget_tokens
+                )
+                await stub.SetRole(request, metadata=metadata, timeout=2)
+            except Exception as error:
+                self.net.log.add(f"set role of {name}: {type(error).__name__}")
+
+    def _process(self, name: str) -> Process:
+        self.lives += 1
+        node = Node(name)
+        self.loop.add(node)
+        tasks = TaskOwner(lambda error: self.wrong.append(f"{name}: a task failed with {error!r}"))
+        process = self.processes[name] = Process(node, tasks, asyncio.Event())
+        return process
+
+    async def _gateway(self, process: Process) -> None:
+        name, store = process.node.name, self.store
+        settings = GatewaySettings.model_validate(
+            {"id": name, "port": 0, "drain_s": DRAIN_S, "max_waiting": 512, "no_workers_wait_ms": 8000}
+        )
+        ports = GatewayPorts(SimBus(store, process.node), SimRegistry(store), SimKvIndex(store))
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(process.tasks.close)
+            process.gateway = await stack.enter_async_context(
+                open_gateway(
+                    settings=settings, ports=ports, catalog=load_catalog(settings.models), sock=None,  # type: ignore[arg-type]
+                    clock=SimClock(self.loop), tasks=process.tasks, transport=SimTransport(self.net, process.node),
+                )
+            )  # fmt: skip
+            process.spare_tasks = len(process.tasks)
+            await process.stopping.wait()
+        self._ended(process)
+
+    async def _worker(self, process: Process, role: str) -> None:
+        name, store, clock = process.node.name, self.store, SimClock(self.loop)
+        settings = WorkerSettings.model_validate(
+            {
+                "id": name, "role": role, "host": name, "port": PORT, "node": name, "token": TOKEN,
+                "budget_tokens": BUDGET_TOKENS if role == "mixed" else 0, "drain_s": DRAIN_S,
+                "kv_lease_ms": KV_LEASE_MS, "telemetry_ms": 500, **PROFILE,
+            }
+        )  # fmt: skip
+        model = load_model_info(settings.model_path)
+        engine = make_engine(settings.engine, settings.engine_config(model.name), clock)
+        ports = WorkerPorts(
+            engine=engine, registry=SimRegistry(store), kv_index=SimKvIndex(store), bus=SimBus(store, process.node),
+            model=model,
+        )  # fmt: skip
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(process.tasks.close)
+            opening = open_worker(settings, ports, clock, process.tasks, SimTransport(self.net, process.node))
+            process.worker = await stack.enter_async_context(opening)
+            await process.stopping.wait()
+            await drain(process.worker.host, DRAIN_S)
+        self._ended(process)
+
+    def _ended(self, process: Process) -> None:
+        """It has left by itself: what it was asked to do before must be over."""
+        if self.processes.get(process.node.name) is process:
+            del self.processes[process.node.name]
+        self.past.append(process)
+        left = [task for task in process.node.tasks if not task.done() and task is not process.main]
+        if left:
+            self.wrong.append(f"{process.node} has ended and left {len(left)} tasks: {left[:3]}")
+
+    # ------------------------------------------------------------ at rest
+
+    def unsettled(self) -> Iterator[str]:
+        """What is not zero, though nothing is asked any more."""
+        gateways, workers = self.gateways(), self.workers()
+        for each in gateways:
+            assert each.gateway is not None
+            yield from _gateway_left(each, each.gateway)
+        for each in workers:
+            assert each.worker is not None
+            yield from _worker_left(each.node, each.worker, len(gateways))
+        yield from self._credits_left(gateways, workers)
+
+    def _credits_left(self, gateways: list[Process], workers: list[Process]) -> Iterator[str]:
+        """What workers have granted is what gateways hold."""
+        links: dict[str, list[Any]] = {}
+        for each in gateways:
+            assert each.gateway is not None
+            for link in each.gateway.fleet.links:
+                if link.connected:
+                    links.setdefault(link.id, []).append(link)
+        for each in workers:
+            assert each.worker is not None
+            granted, held = each.worker.host._credits, links.get(each.node.name, [])
+            for kind in ("prefill", "decode"):
+                pool, free = getattr(granted, kind), sum(getattr(link, kind).free for link in held)
+                if pool.in_use or pool.granted != free or free != max(pool.slots, 0):
+                    slots = f"of {pool.slots} {kind} slots {pool.in_use} are in use, {pool.granted} granted"
+                    yield f"{each.node}: {slots}, and gateways hold {free}"
+
+
+def _gateway_left(process: Process, gateway: RunningGateway) -> Iterator[str]:
+    links = list(gateway.fleet.links)
+    dispatcher = gateway.dispatcher
+    legs, reserved = sum(len(link.legs) for link in links), sum(len(link.reserved) for link in links)
+    if dispatcher.live or dispatcher.waiting or legs or reserved:
+        yield f"{process.node}: live {dispatcher.live}, waiting {dispatcher.waiting}, legs {legs}, reserved {reserved}"
+    if len(process.tasks) != process.spare_tasks + len(links):
+        yield f"{process.node}: {len(process.tasks)} tasks for {len(links)} links"
+
+
+def _worker_left(node: Node, worker: RunningWorker, gateways: int) -> Iterator[str]:
+    integrity = worker.host.integrity()
+    wanted = pb.Integrity(attached_gateways=gateways)
+    if integrity != wanted:
+        yield f"{node}: {str(integrity).strip()!r}"
+    if worker.host.engine.integrity().pool_faults:
+        yield f"{node}: the block pool's books are wrong"

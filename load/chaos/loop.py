@@ -1,0 +1,171 @@
+"""An asyncio event loop on virtual time, shared by processes that a test can kill and freeze.
+
+Every callback belongs to the node whose context scheduled it. Within a node callbacks run in asyncio's own order, since
+programs may rely on it; between nodes a seeded choice decides whose turn is next, since nothing may rely on that. Time
+stands still while anybody can run, then jumps to the next timer. See docs/adr/0015.
+"""
+
+import asyncio
+import contextvars
+import heapq
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from random import Random
+from typing import Any
+
+MAX_IDLE_TURNS = 2_000_000
+"""Turns without time passing: more is a loop that never waits."""
+MAX_CANCELS = 5
+BURY_S = 30.0
+
+
+class Node:
+    """One simulated process."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.frozen = False
+        self.dead = False
+        self.ready: deque[asyncio.Handle] = deque()
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.context = contextvars.copy_context()
+        self.context.run(_node.set, self)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+_node: contextvars.ContextVar[Node | None] = contextvars.ContextVar("node", default=None)
+
+
+def current_node() -> Node | None:
+    """Whose code runs; None for the world's own."""
+    return _node.get()
+
+
+class Stuck(Exception):
+    """Nothing can run and no timer is left, or time does not pass any more."""
+
+
+class _Task(asyncio.Task[Any]):
+    """A task whose hash is its number, so that sets of tasks are walked in the same order in every run."""
+
+    def __init__(self, coro: Any, *, loop: "SimLoop", context: contextvars.Context | None = None) -> None:
+        self.number = next(loop.numbers)
+        super().__init__(coro, loop=loop, context=context)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """Threads and sockets are not simulated: executors run at once, and there is nothing to select on."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__()
+        self.numbers = count(1)
+        self.world = contextvars.Context()
+        self.turns = 0
+        self._random = random
+        self._now_s = 0.0
+        self._outside = Node("world")
+        self._nodes: list[Node] = [self._outside]
+        self._turns_at_now = 0
+        self.set_task_factory(self._make_task)
+
+    def add(self, node: Node) -> None:
+        """Let a node run from now on."""
+        self._nodes.append(node)
+
+    def kill(self, node: Node) -> None:
+        """Run nothing of it any more, not even what would clean up; what it waits for is kept for `bury`."""
+        node.dead = True
+
+    async def bury(self, nodes: list[Node]) -> None:
+        """After a run: let what dead processes left end, as Python wants it; nobody is concerned any more."""
+        for node in nodes:
+            node.dead = node.frozen = False
+        tasks = [task for node in nodes for task in node.tasks if not task.done()]
+        for _ in range(MAX_CANCELS):
+            for task in tasks:
+                task.cancel()
+            if not tasks:
+                break
+            _, left = await asyncio.wait(tasks, timeout=BURY_S)
+            tasks = sorted(left, key=hash)
+
+    def time(self) -> float:
+        """Virtual seconds since the start."""
+        return self._now_s
+
+    def spawn(self, node: Node, work: Any) -> "asyncio.Task[Any]":
+        """Run a coroutine as part of a node."""
+        return node.context.copy().run(self.create_task, work)
+
+    def after(self, delay_s: float, act: Callable[..., object], *args: Any) -> None:
+        """Let the world act, whatever becomes of whoever asked."""
+        self.call_at(self._now_s + delay_s, act, *args, context=self.world)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        """At once, in this thread: threads' timing cannot be replayed."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # whatever the work raises is the caller's
+            future.set_exception(error)
+        return future
+
+    def _make_task(self, loop: Any, coro: Any, context: contextvars.Context | None = None) -> "asyncio.Task[Any]":
+        task = _Task(coro, loop=self, context=context)
+        node = _node.get() if context is None else context.get(_node)
+        if node is not None:
+            node.tasks.append(task)
+            if len(node.tasks) > 2048:
+                node.tasks = [task for task in node.tasks if not task.done()]
+        return task
+
+    def _run_once(self) -> None:
+        self._sort(self._ready)  # type: ignore[attr-defined]
+        runnable = [node for node in self._nodes if node.ready and not (node.frozen or node.dead)]
+        if not runnable:
+            self._advance()
+            return
+        self._turns_at_now += 1
+        if self._turns_at_now > MAX_IDLE_TURNS:
+            raise Stuck(f"time has stopped at {self._now_s} s: {runnable}")
+        self.turns += 1
+        node = runnable[0] if len(runnable) == 1 else runnable[int(self._random.random() * len(runnable))]
+        ready = node.ready
+        for _ in range(len(ready)):  # one turn of that process's loop
+            handle = ready.popleft()
+            if not handle._cancelled:  # type: ignore[attr-defined]
+                handle._run()
+            if node.frozen or node.dead or not ready:
+                break
+
+    def _sort(self, handles: "deque[asyncio.Handle]") -> None:
+        while handles:
+            handle = handles.popleft()
+            node = handle._context.get(_node) or self._outside  # type: ignore[attr-defined]
+            node.ready.append(handle)
+
+    def _advance(self) -> None:
+        scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
+        while scheduled and scheduled[0]._cancelled:  # type: ignore[attr-defined]
+            heapq.heappop(scheduled)._scheduled = False  # type: ignore[attr-defined]
+        if not scheduled:
+            raise Stuck(f"nothing is left to do at {self._now_s} s")
+        self._now_s = max(self._now_s, scheduled[0].when())
+        self._turns_at_now = 0
+        while scheduled and scheduled[0].when() <= self._now_s:
+            handle = heapq.heappop(scheduled)
+            handle._scheduled = False  # type: ignore[attr-defined]
+            if not handle._cancelled:  # type: ignore[attr-defined]
+                self._ready.append(handle)  # type: ignore[attr-defined]
+
+    def _process_events(self, event_list: Any) -> None:
+        """There are none."""
+
+    def _write_to_self(self) -> None:
+        """Nobody sleeps in a selector."""

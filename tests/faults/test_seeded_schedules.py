@@ -1,0 +1,51 @@
+"""The seeded fault test on a few seeds, that it replays exactly, and that it would notice."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from libs.worker.host import WorkerHost
+from libs.worker.outbox import Outbox
+from load.chaos.run import Plan, run_seed
+
+SHORT = Plan(requests=60)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_no_request_is_lost_doubled_or_wrong_and_nothing_is_left(seed: int) -> None:
+    result = run_seed(seed, SHORT)
+    assert result.wrong == []
+    assert result.requests == SHORT.requests
+    assert sum(result.faults.values()) > 2
+
+
+def test_a_seed_gives_the_same_course_in_any_process() -> None:
+    here = run_seed(7, SHORT)
+    command = (sys.executable, "-m", "load.chaos", "--seed", "7", "--requests", str(SHORT.requests), "--json")
+    there = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert f'"7": "{here.digest:08x}"' in there.stdout
+
+
+def test_seeds_differ() -> None:
+    assert run_seed(1, Plan(requests=5)).digest != run_seed(2, Plan(requests=5)).digest
+
+
+def test_a_lost_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = Outbox.add_tokens
+    calls = []
+
+    def forgetful(self: Any, sequence: int, output: Any) -> None:
+        calls.append(sequence)
+        if len(calls) % 50:
+            add(self, sequence, output)
+
+    monkeypatch.setattr(Outbox, "add_tokens", forgetful)
+    assert any("said" in wrong for wrong in run_seed(1, SHORT).wrong)
+
+
+def test_a_leaked_sequence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WorkerHost, "_abort", lambda *_: None)
+    monkeypatch.setattr(WorkerHost, "release", lambda *_: None)
+    assert any("at rest" in wrong for wrong in run_seed(1, SHORT).wrong)
