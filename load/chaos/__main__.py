@@ -17,7 +17,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20, help="how many, from --first on")
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--seed", type=int, help="only this one")
-    parser.add_argument("--requests", type=int, default=Plan.requests, help="of each seed")
+    parser.add_argument("--requests", type=int, default=Plan().requests, help="of each seed")
     parser.add_argument("--verbose", action="store_true", help="show faults, logs and what went wrong as it happens")
     parser.add_argument("--json", action="store_true", help="one JSON object at the end, and nothing else on stdout")
     options = parser.parse_args()

@@ -199,7 +199,7 @@ class _Exchange:
         self._gone = asyncio.Event()
         self._sent_body = False
         self._ended = False
-        net.calls[self] = None  # type: ignore[index]
+        net.calls[self] = None
         self.client, self.server = client, gateway
 
     def start(self, app: Any) -> None:
@@ -211,7 +211,7 @@ class _Exchange:
 
     def leave(self) -> None:
         """The client has closed its end."""
-        self._net.calls.pop(self, None)  # type: ignore[call-overload]
+        self._net.calls.pop(self, None)
         self.down.end(EOF)
         self._gone.set()
 
@@ -219,7 +219,7 @@ class _Exchange:
         """Called by the network: both ends lose the connection; a keepalive of gRPC's is none of HTTP's."""
         if why == KEEPALIVE:
             return
-        self._net.calls.pop(self, None)  # type: ignore[call-overload]
+        self._net.calls.pop(self, None)
         self.down.end(why)
         self._gone.set()
 
@@ -257,5 +257,5 @@ class _Exchange:
         if not message.get("more_body", False):
             self._ended = True
             self._gone.set()
-            self._net.calls.pop(self, None)  # type: ignore[call-overload]
+            self._net.calls.pop(self, None)
             self.down.send(EOF)

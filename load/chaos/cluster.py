@@ -12,11 +12,13 @@ from libs.contracts.roles import role_from_name
 from libs.engine.factory import make_engine
 from libs.model.info import load_model_info
 from libs.runtime.tasks import TaskOwner
+from libs.testing.worker import RecordingStepTimes
 from libs.worker.drain import drain
 from libs.worker.run import RunningWorker, WorkerPorts, open_worker
 from libs.worker.settings import WorkerSettings
 from load.chaos.loop import Node, SimLoop
-from load.chaos.net import Net, SimTransport
+from load.chaos.net import Net
+from load.chaos.rpc import SimTransport
 from load.chaos.stores import SimBus, SimKvIndex, SimRegistry, Store
 from services.gateway.catalog import load_catalog
 from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
@@ -162,14 +164,14 @@ class Cluster:
             {
                 "id": name, "role": role, "host": name, "port": PORT, "node": name, "token": TOKEN,
                 "budget_tokens": BUDGET_TOKENS if role == "mixed" else 0, "drain_s": DRAIN_S,
-                "kv_lease_ms": KV_LEASE_MS, "telemetry_ms": 500, **PROFILE,
+                "kv_lease_ms": KV_LEASE_MS, "telemetry_ms": 500, "kv_shared_dir": None, **PROFILE,
             }
         )  # fmt: skip
         model = load_model_info(settings.model_path)
         engine = make_engine(settings.engine, settings.engine_config(model.name), clock)
         ports = WorkerPorts(
-            engine=engine, registry=SimRegistry(store), kv_index=SimKvIndex(store), bus=SimBus(store, process.node),
-            model=model,
+            engine=engine, registry=SimRegistry(store), kv_index=SimKvIndex(store), step_times=RecordingStepTimes(),
+            bus=SimBus(store, process.node), model=model,
         )  # fmt: skip
         async with AsyncExitStack() as stack:
             stack.push_async_callback(process.tasks.close)

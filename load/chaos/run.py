@@ -20,7 +20,8 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from load.chaos.clients import Ask, Outcome, check, draw, send
 from load.chaos.cluster import Cluster
 from load.chaos.loop import Node, SimLoop, Stuck, current_node
-from load.chaos.net import CUT, Call, Log, Net
+from load.chaos.net import CUT, Log, Net
+from load.chaos.rpc import Call
 from load.chaos.schedule import Fault, draw_schedule
 from load.chaos.stores import Store
 
@@ -240,7 +241,7 @@ class _World:
         if self.spoil_left:
             self.spoil_left -= 1
             chunk = pb.KvChunk.FromString(data)
-            chunk.crc32 ^= 1
+            chunk.data_bytes ^= 1
             return chunk.SerializeToString()
         if self.kv_cut_left:
             self.kv_cut_left -= 1
