@@ -74,7 +74,6 @@ class Cluster:
     processes: dict[str, Process] = field(default_factory=dict)
     """The present life of each name."""
     past: list[Process] = field(default_factory=list)
-    lives: int = 0
 
     def workers(self) -> list[Process]:
         """Those that serve, in order of their names."""
@@ -133,7 +132,6 @@ class Cluster:
                 self.net.log.add(f"set role of {name}: {type(error).__name__}")
 
     def _process(self, name: str) -> Process:
-        self.lives += 1
         node = Node(name)
         self.loop.add(node)
         tasks = TaskOwner(lambda error: self.wrong.append(f"{name}: a task failed with {error!r}"))

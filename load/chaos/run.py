@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -100,6 +101,7 @@ class _World:
         self.schedule = draw_schedule(
             Random(f"{seed} faults"), duration_s=plan.requests / plan.per_s, every_s=plan.fault_every_s
         )
+        self.names = count(len(FIRST_ROLES))
         self.spoil_left = 0
         self.kv_cut_left = 0
         self.net.spoil = self._spoil
@@ -194,7 +196,7 @@ class _World:
         match fault.kind:
             case "kill worker" | "kill worker for good":
                 cluster.kill(name)
-                fresh = name if fault.kind == "kill worker" else f"w{10 + cluster.lives}"
+                fresh = name if fault.kind == "kill worker" else f"w{next(self.names)}"
                 later(fault.lasts_s, cluster.start_worker, fresh, fault.role if fault.pick < 0.3 else self._needed())
             case "stop worker":
                 cluster.stop(name)

@@ -301,8 +301,9 @@ class Dispatcher:
         code = pb.FailureCode.Name(failed.code) if known else f"failure code {failed.code}"
         log.info("sequence failed", request_id=generation.request_id, worker=leg.link.id, code=code)
         _drop(leg)
-        if failed.code != pb.FAILURE_CODE_KV_LOST:  # which is the source's fault, not this worker's
-            generation.avoid.add(leg.link.id)
+        # Blocks that do not come are their source's fault: computed there again, they might never come.
+        at_fault = generation.prefill_worker if failed.code == pb.FAILURE_CODE_KV_LOST else leg.link.id
+        generation.avoid.add(at_fault)
         self._restart(generation, f"{code}: {failed.detail}", keep_kv=False)
 
     def lost(self, link: WorkerLink, legs: list[Leg], reserved: list[Generation], *, silent: bool) -> None:

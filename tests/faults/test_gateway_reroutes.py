@@ -97,6 +97,16 @@ async def test_a_refused_decode_goes_elsewhere_with_the_same_blocks(open_gateway
         assert prefill.aborts == []  # its lease ends with the pull
 
 
+async def test_blocks_that_do_not_come_are_computed_by_another_worker(open_gateway_over: Any) -> None:
+    async with AsyncExitStack() as stack:
+        plan = (Plan(tokens=0, fail=pb.FAILURE_CODE_KV_LOST),)
+        found = await workers(stack, "p0", "p1", "d0", d0=plan)
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+        answer = await gateway.complete(TOKENS)
+        assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert [phases(worker) for worker in found] == [["prefill"], ["prefill"], ["decode", "decode"]]
+
+
 async def test_decode_is_told_while_the_prompt_is_computed_and_goes_on_from_its_token(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         prefill, decode = found = await workers(stack, "p0", "d0", p0=(Plan(opens=True),))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from libs.worker.host import WorkerHost
+from libs.worker.credits import CreditPool
 from libs.worker.outbox import Outbox
 from load.chaos.run import Plan, run_seed
 
@@ -45,7 +45,14 @@ def test_a_lost_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("said" in wrong for wrong in run_seed(1, SHORT).wrong)
 
 
-def test_a_leaked_sequence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WorkerHost, "_abort", lambda *_: None)
-    monkeypatch.setattr(WorkerHost, "release", lambda *_: None)
+def test_a_leaked_slot_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = CreditPool.free
+    calls = []
+
+    def forgetful(self: Any) -> None:
+        calls.append(self)
+        if len(calls) != 5:
+            free(self)
+
+    monkeypatch.setattr(CreditPool, "free", forgetful)
     assert any("at rest" in wrong for wrong in run_seed(1, SHORT).wrong)
