@@ -51,7 +51,7 @@ def test_a_leaked_slot_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def forgetful(self: Any) -> None:
         calls.append(self)
-        if len(calls) != 5:
+        if len(calls) % 5:
             free(self)
 
     monkeypatch.setattr(CreditPool, "free", forgetful)
