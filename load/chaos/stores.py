@@ -8,6 +8,7 @@ from typing import Any
 from libs.bus.port import BusCapabilities, BusStats
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.topics import Topic
+from libs.kvindex.port import KvIndexStats, PrefixQuery
 from libs.registry.port import RegistryDown
 from load.chaos.loop import Node, SimLoop
 
@@ -128,13 +129,15 @@ class SimKvIndex:
         if await self._store.trip():
             self._store.blocks.pop(worker_id, None)
 
-    async def longest_prefix(
-        self, model: str, hashes: Sequence[Sequence[bytes]], worker_ids: Sequence[str]
-    ) -> list[Mapping[str, int]]:
+    async def longest_prefix(self, queries: Sequence[PrefixQuery]) -> list[list[Mapping[str, int]]]:
         """Leading blocks by worker."""
         if not await self._store.trip():
-            return [{} for _ in hashes]
-        return [self._held(prompt, worker_ids) for prompt in hashes]
+            return [[{} for _ in query.prompts] for query in queries]
+        return [[self._held(prompt, query.worker_ids) for prompt in query.prompts] for query in queries]
+
+    def stats(self) -> KvIndexStats:
+        """Not counted."""
+        return KvIndexStats(0, 0, 0)
 
     def _held(self, prompt: Sequence[bytes], worker_ids: Sequence[str]) -> dict[str, int]:
         found = {}
