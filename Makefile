@@ -54,6 +54,9 @@ bench-engine: setup-dev ## the torch engine against plain transformers, side by 
 bench-steps: setup-dev ## how well step times are foretold, pure and mixed, on steps not seen
 	@$(BIN)/python -m load.bench_steps $(ARGS)
 
+bench-role: setup-dev ## role moves on whole suites, idle and loaded, every token checked (minutes)
+	@$(BIN)/python -m load.bench_role $(ARGS)
+
 check: lint test ## lint, strict types, import rules, generated code, tests
 
 lint: setup-dev ## the part of check that runs nothing

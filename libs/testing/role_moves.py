@@ -14,8 +14,6 @@ from libs.runtime.rpc import make_channel
 from libs.runtime.settings import CommonSettings
 from libs.worker.admin_client import RoleMove, WorkerAdmin
 
-REQUEST_TIMEOUT_S = 60.0
-FIRST_STEP_WITHIN_S = 0.5
 BUDGET_TOKENS = 128
 
 
@@ -88,7 +86,9 @@ class Traffic:
 
 
 def _choice(answer: httpx.Response) -> Any:
-    return answer.json()["choices"][0]
+    """Every token of the answer. Logprobs may differ in their last bit with what else was in the batch."""
+    choice = answer.json()["choices"][0]
+    return choice["text"], choice["finish_reason"], (choice["logprobs"] or {}).get("tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,12 @@ class Mover:
         if first_step_within_s and role != "standby":
             first_step_s = await admin.first_step_s(move, within_s=first_step_within_s)
         return Moved(worker, role, move, first_step_s)
+
+    async def reset(self, roles: Mapping[str, str]) -> None:
+        """Back to these roles."""
+        for worker, role in roles.items():
+            if self._roles[worker] != role:
+                await self.move(worker, role)
 
     def _possible(self) -> list[tuple[str, str]]:
         """Every (worker, role) that leaves a worker for prompts and one for tokens."""

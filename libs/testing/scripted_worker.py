@@ -42,6 +42,9 @@ class Plan:
     """Break the stream."""
     hang: bool = False
     """Say nothing more."""
+    leaves: bool = False
+    """After `tokens` become a prefill worker, and ask for another place: handed over it moves, else it ends with
+    `finish_leaving`."""
     opens: bool = False
     """Prefill: offer the blocks first, and go on once `gate` is set."""
 
@@ -64,7 +67,11 @@ class ScriptedWorker:
     """It says nothing while this is not set; it is at first."""
     streams: int = 0
     """How many gateways have attached so far."""
+    hand_overs: list[int] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    """That gateways said they route by."""
     _streamed: dict[int, pb.Submit] = field(default_factory=dict)
+    _leaving: dict[int, pb.Submit] = field(default_factory=dict)
     _outboxes: list["asyncio.Queue[pb.WorkerFrame | None]"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -111,6 +118,9 @@ class ScriptedWorker:
     async def _read(self, context: Any, outbox: "asyncio.Queue[pb.WorkerFrame | None]") -> None:
         while (frame := await context.read()) is not grpc.aio.EOF:
             self.aborts += unpack_u32(frame.aborts)
+            self.epochs += [frame.epoch] if frame.epoch else []
+            for number in unpack_u32(frame.hand_overs):
+                self._hand_over(number, outbox)
             if frame.HasField("demand"):
                 self.demands.append(frame.demand)
             for submit in frame.submits:
@@ -133,6 +143,21 @@ class ScriptedWorker:
                     self._act(held, Plan(), outbox)
         outbox.put_nowait(None)
 
+    def _hand_over(self, number: int, outbox: "asyncio.Queue[pb.WorkerFrame | None]") -> None:
+        self.hand_overs.append(number)
+        submit = self._leaving.pop(number, None)
+        if submit is not None:
+            event = pb.SequenceEvent(sequence=number)
+            event.moved.kv.CopyFrom(self._source(submit, streamed=False))
+            outbox.put_nowait(pb.WorkerFrame(events=[event]))
+
+    def finish_leaving(self) -> None:
+        """What found no other place ends here."""
+        for submit in self._leaving.values():
+            for outbox in self._outboxes:
+                self._act(submit, Plan(), outbox)
+        self._leaving.clear()
+
     def _act(self, submit: pb.Submit, plan: Plan, outbox: "asyncio.Queue[pb.WorkerFrame | None]") -> None:
         frame = pb.WorkerFrame()
         used = pb.Credit(prefill_grant=1) if submit.phase == pb.PHASE_PREFILL else pb.Credit(decode_grant=1)
@@ -147,6 +172,10 @@ class ScriptedWorker:
             frame.token_sequences = pack_u32([submit.sequence] * tokens)
             frame.token_ids = pack_u32(list(expected_text(tokens, start).encode()))
             self._conclude(submit, plan, event)
+            if plan.leaves:
+                self.assign("prefill")
+                submit.token_ids += frame.token_ids
+                self._leaving[submit.sequence] = submit
         if event.WhichOneof("event"):
             frame.events.append(event)
             frame.credit.CopyFrom(used)
@@ -165,6 +194,8 @@ class ScriptedWorker:
             event.failed.code = plan.fail
         elif plan.abort:
             event.finished.reason = pb.FINISH_REASON_ABORTED
+        elif plan.leaves:
+            event.leaving.CopyFrom(pb.Leaving())
         elif plan.hang or plan.cut:
             return
         elif submit.phase == pb.PHASE_PREFILL:

@@ -1,13 +1,12 @@
 """The worker host: between the streams of gateways and one engine. Sync; gRPC, Redis and Kafka are around it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 
 import structlog
 
 from libs.contracts.errors import InvalidRequest, QueueFull, StaleRole
-from libs.contracts.packing import unpack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Engine, EngineEvent, FinishReason, SequenceOutput
@@ -20,7 +19,7 @@ from libs.worker.leaving import Leaving
 from libs.worker.link import Link
 from libs.worker.role_change import LastChange
 from libs.worker.speed import WorkerSpeed
-from libs.worker.wire import load_message
+from libs.worker.wire import load_message, numbers
 
 log = structlog.get_logger()
 
@@ -190,7 +189,7 @@ class WorkerHost:
             self._submit(link, submit)
         for proceed in frame.proceeds:
             self._proceed(link, proceed)
-        for number in _numbers(frame.hand_overs, "hand_overs"):
+        for number in numbers(frame.hand_overs, "hand_overs"):
             if (key := link.keys.get(number)) is not None:
                 self.engine.hand_over(key)
         self._abort(link, frame.aborts)
@@ -294,7 +293,7 @@ class WorkerHost:
         key = link.keys.get(proceed.sequence)
         if key is None:
             return  # it has ended here, and the gateway does not know yet
-        self.engine.proceed(key, tuple(_numbers(proceed.token_ids, "token_ids")))
+        self.engine.proceed(key, tuple(numbers(proceed.token_ids, "token_ids")))
 
     def _pool(self, phase: pb.Phase) -> CreditPool:
         return self._credits.prefill if phase == pb.PHASE_PREFILL else self._credits.decode
@@ -304,7 +303,7 @@ class WorkerHost:
         link.wake.set()
 
     def _abort(self, link: Link, packed: bytes) -> None:
-        for number in _numbers(packed, "aborts"):
+        for number in numbers(packed, "aborts"):
             key = link.keys.get(number)
             if key is not None:
                 self.engine.abort(key)
@@ -402,10 +401,3 @@ class WorkerHost:
         for link in self._links.values():
             link.leaving = True
             link.wake.set()
-
-
-def _numbers(packed: bytes, field: str) -> Sequence[int]:
-    try:
-        return unpack_u32(packed)
-    except ValueError:
-        raise InvalidRequest(f"{field} is not a whole number of uint32") from None

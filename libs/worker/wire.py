@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.contracts.errors import InvalidRequest
-from libs.contracts.packing import pack_f32, pack_u32
+from libs.contracts.packing import pack_f32, pack_u32, unpack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import (
@@ -150,6 +150,14 @@ def sequence_event(sequence: int, output: SequenceOutput) -> pb.SequenceEvent | 
             kv_bytes_received=output.kv_bytes_received,
         ),
     )
+
+
+def numbers(packed: bytes, field: str) -> list[int]:
+    """A frame's packed integers; raises InvalidRequest that names the field."""
+    try:
+        return unpack_u32(packed)
+    except ValueError:
+        raise InvalidRequest(f"{field} is not a whole number of uint32") from None
 
 
 def logprobs_message(index: int, logprob: Logprob) -> pb.TokenLogprobs:

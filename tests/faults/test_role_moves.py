@@ -1,11 +1,134 @@
 """Workers that change their roles under load: nothing is aborted, no token is lost, doubled or another."""
 
+import asyncio
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_CLIENT_GONE, OUTCOME_OK
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.testing.role_moves import Mover, Traffic, open_admins, request_bodies
+from libs.testing.scripted_worker import Plan, ScriptedWorker, expected_text, scripted_worker
 from libs.testing.wait import until
 from libs.testing.worker import TOKEN, LocalWorker, local_worker
+
+TOKENS = 12
+LEAVES = Plan(leaves=True, tokens=4)
+
+
+# ---------------------------------------------------------------- one choice that moves, by script
+
+
+async def scripted(stack: AsyncExitStack, **plans: tuple[Plan, ...]) -> list[ScriptedWorker]:
+    """p0 prefills; d0 and d1 decode, d0 leaves that role as soon as it was asked for something."""
+    return [
+        await stack.enter_async_context(
+            scripted_worker(name, "prefill" if name == "p0" else "decode", plans=plans.get(name, ()))
+        )
+        for name in ("p0", "d0", "d1")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("second", "moves", "reroutes"),
+    [
+        ((), 1, 0),
+        ((Plan(refuse=pb.REFUSAL_CODE_STALE_ROLE),), 1, 1),
+        ((Plan(refuse=pb.REFUSAL_CODE_KV_MISMATCH),), 1, 1),
+        ((Plan(tokens=0, fail=pb.FAILURE_CODE_KV_LOST),), 1, 1),
+        ((Plan(tokens=0, cut=True),), 1, 1),
+        ((Plan(tokens=3, cut=True),), 1, 1),
+    ],
+    ids=["well", "refused", "mismatch", "blocks lost", "target lost while pulling", "target lost later"],
+)
+async def test_a_choice_that_moves_is_whole_whatever_happens(
+    open_gateway_over: Any, second: tuple[Plan, ...], moves: int, reroutes: int
+) -> None:
+    async with AsyncExitStack() as stack:
+        prefill, first, other = found = await scripted(stack, d0=(LEAVES,), d1=second)
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+        asked = asyncio.create_task(gateway.complete(TOKENS))
+        answer = await asked
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
+        (event,) = gateway.events()
+        assert (event.outcome, event.moves, event.reroutes) == (OUTCOME_OK, moves, reroutes)
+        assert first.hand_overs == [first.submits[0].sequence]
+        assert other.submits[0].kv.worker_id == "d0"
+        assert prefill.aborts == []  # the leases of blocks that were pulled have ended
+        await until(gateway.idle, what="an idle gateway")
+
+
+async def test_gateways_tell_each_worker_the_epoch_they_route_by(open_gateway_over: Any) -> None:
+    async with AsyncExitStack() as stack:
+        found = await scripted(stack)
+        await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+        await until(lambda: found[1].epochs == [1])
+        found[1].assign("prefill")
+        await until(lambda: found[1].epochs == [1, 2])
+        assert found[2].epochs == [1]
+
+
+async def test_without_another_place_a_choice_stays_and_ends_where_it_is(open_gateway_over: Any) -> None:
+    async with AsyncExitStack() as stack:
+        _, first, other = found = await scripted(stack, d0=(LEAVES,))
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+        other.assign("standby")
+        await until(lambda: other.epochs[-1] == 2)
+        asked = asyncio.create_task(gateway.complete(TOKENS))
+        await until(lambda: first.epochs[-1] == 2)
+        first.finish_leaving()
+        assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
+        (event,) = gateway.events()
+        assert (event.moves, event.reroutes, first.hand_overs) == (0, 0, [])
+        await until(gateway.idle, what="an idle gateway")
+
+
+async def test_a_place_that_comes_later_is_taken_and_one_not_needed_any_more_is_not(open_gateway_over: Any) -> None:
+    async with AsyncExitStack() as stack:
+        _, first, other = found = await scripted(stack, d0=(LEAVES, LEAVES))
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+        other.assign("standby")
+        await until(lambda: other.epochs[-1] == 2)
+        asked = [asyncio.create_task(gateway.complete(TOKENS))]
+        await until(lambda: first.epochs[-1] == 2)
+        assert not first.hand_overs
+        other.assign("decode")
+        answers = [await asked.pop()]
+        assert len(first.hand_overs) == 1
+        other.assign("standby")
+        first.assign("decode")
+        await until(lambda: (first.epochs[-1], other.epochs[-1]) == (3, 4))
+        asked.append(asyncio.create_task(gateway.complete(TOKENS)))
+        await until(lambda: first.epochs[-1] == 4)
+        first.assign("decode")  # again: what it would have handed over may stay
+        await until(lambda: first.epochs[-1] == 5)
+        other.assign("decode")
+        await until(lambda: (first.epochs[-1], other.epochs[-1]) == (5, 5))
+        first.finish_leaving()
+        answers.append(await asked.pop())
+        assert {answer.json()["choices"][0]["text"] for answer in answers} == {expected_text(TOKENS)}
+        await until(gateway.idle, what="an idle gateway")
+
+
+async def test_a_client_that_leaves_while_its_choice_moves_frees_both_workers(open_gateway_over: Any) -> None:
+    async with AsyncExitStack() as stack:
+        _, first, other = found = await scripted(stack, d0=(LEAVES,), d1=(Plan(tokens=0, hang=True),))
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+        asked = asyncio.create_task(gateway.complete(TOKENS))
+        await until(lambda: other.submits)
+        asked.cancel()
+        await until(gateway.events)
+        await until(lambda: first.aborts and other.aborts)
+        (event,) = gateway.events()
+        assert event.outcome == OUTCOME_CLIENT_GONE
+        assert first.aborts == [first.submits[0].sequence]  # whose blocks wait there
+        await until(gateway.idle, what="an idle gateway")
+
+
+# ---------------------------------------------------------------- engines under load
 
 ROLES = {"a": "prefill", "b": "decode", "c": "decode", "d": "decode"}
 
@@ -28,14 +151,13 @@ async def moves_under_load(open_gateway_over: Any, moves: int, **engine: Any) ->
         mover = Mover(await stack.enter_async_context(open_admins(addresses, TOKEN)), ROLES)
         traffic = Traffic(gateway.http, request_bodies("sim", 12, prompt_tokens=60, output_tokens=60))
         await traffic.learn()
-        async with traffic.flowing(16):
+        async with traffic.flowing(18):  # of 24 slots
             for _ in range(moves):
                 answered = traffic.answered
                 await until(lambda answered=answered: traffic.answered > answered + 3, what="answers")
                 await mover.move_one()
         assert (traffic.failed, traffic.wrong) == ([], [])
-        caught = sum(moved.move.running > 0 for moved in mover.moves)
-        assert caught >= moves // 2
+        assert sum(moved.move.running > 0 for moved in mover.moves) >= moves // 3
         assert all(moved.move.effect_s is not None for moved in mover.moves)
         assert sum(event.moves for event in gateway.events()) > 0
         assert sum(worker.host.leaving.moved for worker in workers.values()) > 0
@@ -44,4 +166,25 @@ async def moves_under_load(open_gateway_over: Any, moves: int, **engine: Any) ->
 
 
 async def test_sim_workers_move_under_load(open_gateway_over: Any) -> None:
-    await moves_under_load(open_gateway_over, 24, sim_speedup=4.0)
+    await moves_under_load(open_gateway_over, 16, sim_speedup=4.0)
+
+
+@pytest.mark.torch
+async def test_torch_workers_move_under_load(open_gateway_over: Any, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=260,
+        max_position_embeddings=1024,
+        initializer_range=0.4,  # of nearly even logits the greatest would depend on the order of a sum
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    await moves_under_load(
+        open_gateway_over, 12, engine="torch", model_path=str(tmp_path), model="sim", kv_memory_mb=4, threads=1
+    )

@@ -1,0 +1,203 @@
+"""Role moves on a suite of real processes: how soon each is in effect, and that no token is lost, doubled or another.
+
+For each engine a suite with one prefill and three decode workers is started. Every request is asked once while nothing
+moves; then workers change roles, first idle, then under a load of four fifths of the decode slots, and every answer is
+held to the undisturbed one. Prints a table, then one JSON line.
+"""
+
+import argparse
+import asyncio
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from libs.testing.real_model import real_model_folder
+from libs.testing.role_moves import Moved, Mover, Traffic, open_admins, request_bodies
+from libs.testing.suite import Suite, running_suite
+from libs.testing.wait import until
+
+SLOTS = 8
+"""Sequences a worker decodes at once."""
+LOAD = 0.8
+"""Requests under way as a share of all decode slots at the start."""
+AIM_S = 0.1
+WAIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One engine and how much is asked of it."""
+
+    name: str
+    engine: str
+    idle_moves: int
+    moves: int
+    kinds: int
+    output_tokens: int
+    decode: int = 3
+
+
+CASES = (
+    Case("sim", "sim", idle_moves=40, moves=200, kinds=16, output_tokens=64),
+    Case("torch-tiny", "torch", idle_moves=40, moves=200, kinds=16, output_tokens=64),
+    Case("torch-smollm2", "torch", idle_moves=10, moves=16, kinds=4, output_tokens=24, decode=2),
+)
+
+
+def tiny_model(folder: Path) -> Path:
+    """Random weights so small that a step costs nothing beside what surrounds it, with a real tokenizer.
+
+    They are drawn wide: of nearly even logits the greatest would depend on the order of a sum.
+    """
+    real = real_model_folder()
+    torch.manual_seed(5)
+    real_config = json.loads((real / "config.json").read_text())
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=real_config["vocab_size"],
+        max_position_embeddings=2048,
+        initializer_range=0.4,
+        bos_token_id=real_config.get("bos_token_id"),
+        eos_token_id=real_config.get("eos_token_id"),
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    for file in real.glob("*token*"):
+        shutil.copy(file, folder / file.name)
+    return folder
+
+
+async def bench(case: Case, suite: Suite, model: str) -> dict[str, Any]:
+    """All figures of one engine."""
+    async with httpx.AsyncClient(base_url=suite.gateway, timeout=120, trust_env=False) as http:
+        workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
+        roles = {worker["id"]: worker["role"] for worker in workers}
+        addresses = {worker["id"]: worker["address"] for worker in workers}
+        async with open_admins(addresses, suite.ready["token"]) as admins:
+            bodies = request_bodies(model, case.kinds, prompt_tokens=60, output_tokens=case.output_tokens)
+            traffic, mover = Traffic(http, bodies), Mover(admins, roles)
+            await traffic.learn()
+            for _ in range(case.idle_moves):
+                await mover.move_one()
+            idle, mover.moves = mover.moves, []
+            await mover.reset(roles)
+            clients = round(LOAD * SLOTS * case.decode)
+            capacity = await _tokens_s(traffic, SLOTS * case.decode, answers=4 * SLOTS * case.decode)
+            start_s, before = time.perf_counter(), traffic.output_tokens
+            async with traffic.flowing(clients):
+                await until(lambda: traffic.output_tokens > before, timeout_s=WAIT_S)
+                for _ in range(case.moves):
+                    answered = traffic.answered
+                    await until(lambda answered=answered: traffic.answered >= answered + 2, timeout_s=WAIT_S)
+                    await mover.move_one(first_step_within_s=0.5)
+                while_s = time.perf_counter() - start_s
+            moving = (traffic.output_tokens - before) / (time.perf_counter() - start_s)
+            return {
+                "engine": case.name,
+                "slots_used": round(clients / (SLOTS * case.decode), 2),
+                "tokens_s_before": round(capacity),
+                "tokens_s_moving": round(moving),
+                "moves": len(mover.moves),
+                "moves_s": round(len(mover.moves) / while_s, 1),
+                "caught_running": sum(moved.move.running > 0 for moved in mover.moves),
+                "sequences_moved": await _moved_sequences(http),
+                "answers": traffic.answered,
+                "failed": len(traffic.failed),
+                "wrong": len(traffic.wrong),
+                "effect_idle_ms": _spread([moved.move.effect_s for moved in idle]),
+                "effect_loaded_ms": _spread([moved.move.effect_s for moved in mover.moves]),
+                "first_step_ms": _spread([s for s in _first_steps(mover.moves) if s is not None]),
+                "first_steps_seen": sum(s is not None for s in _first_steps(mover.moves)),
+            }
+
+
+async def _tokens_s(traffic: Traffic, clients: int, answers: int) -> float:
+    """Output tokens a second while every slot is asked for and nothing moves."""
+    start_s, tokens, answered = time.perf_counter(), traffic.output_tokens, traffic.answered
+    async with traffic.flowing(clients):
+        await until(lambda: traffic.answered >= answered + answers, timeout_s=60)
+    return (traffic.output_tokens - tokens) / (time.perf_counter() - start_s)
+
+
+async def _moved_sequences(http: httpx.AsyncClient) -> int:
+    text = (await http.get("/metrics")).text
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    return int(sum(s.value for s in samples if s.name == "fulcrum_gateway_moves_total"))
+
+
+def _first_steps(moves: Sequence[Moved]) -> list[float | None]:
+    return [moved.first_step_s for moved in moves if moved.role != "standby"]
+
+
+def _spread(seconds: Sequence[float | None]) -> dict[str, float | None]:
+    """p50, p99 and the greatest, in ms; null where nothing was measured. A move without effect counts as endless."""
+    values = sorted(float("inf") if value is None else value for value in seconds)
+    if not values:
+        return {"p50": None, "p99": None, "max": None}
+    at = {"p50": statistics.median_low(values), "p99": values[int(0.99 * (len(values) - 1))], "max": values[-1]}
+    return {name: round(value * 1e3, 2) for name, value in at.items()}
+
+
+def run(case: Case, folder: Path) -> dict[str, Any]:
+    """Start a suite for the case, bench it, stop it."""
+    arguments = ["--engine", case.engine, "--prefill", "1", "--decode", str(case.decode)]
+    model = "sim"
+    if case.engine == "torch":
+        path = tiny_model(folder / "tiny") if case.name == "torch-tiny" else real_model_folder()
+        arguments += ["--model", str(path)]
+        model = path.name
+    env = {"FULCRUM_WORKER_MAX_SEQUENCES": str(SLOTS), "FULCRUM_CACHE": str(folder / "cache")}
+    with running_suite(folder, *arguments, env=env) as suite:
+        return asyncio.run(bench(case, suite, suite.ready["model"] or model))
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """The figures for people."""
+    head = f"{'engine':<14}{'moves':>6}{'caught':>7}{'moved':>6}{'answers':>8}{'failed':>7}{'wrong':>6}  " + "".join(
+        f"{title:>20}" for title in ("idle p50/p99 ms", "loaded p50/p99 ms", "first step p50/p99")
+    )
+    rows = [
+        f"{r['engine']:<14}{r['moves']:>6}{r['caught_running']:>7}{r['sequences_moved']:>6}{r['answers']:>8}"
+        f"{r['failed']:>7}{r['wrong']:>6}  "
+        + "".join(
+            f"{r[name]['p50'] or 0:>11.1f} / {r[name]['p99'] or 0:<6.1f}"
+            for name in ("effect_idle_ms", "effect_loaded_ms", "first_step_ms")
+        )
+        for r in results
+    ]
+    return "\n".join([head, *rows])
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=[case.name for case in CASES], nargs="*", help="engines; all by default")
+    options = parser.parse_args()
+    results = []
+    for case in CASES:
+        if options.only and case.name not in options.only:
+            continue
+        print(f"{case.name} ...", file=sys.stderr)
+        with tempfile.TemporaryDirectory(prefix="bench-role-") as folder:
+            results.append(run(case, Path(folder)))
+    print(table(results))
+    print(json.dumps({"bench": "role", "aim_effect_p99_ms": AIM_S * 1e3, "engines": results}))
+
+
+if __name__ == "__main__":
+    main()
