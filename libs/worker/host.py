@@ -54,8 +54,7 @@ class WorkerHost:
         self._cluster = cluster
         self._links: dict[int, Link] = {}
         self._sequences: dict[int, Hosted] = {}
-        self._keys = count(1)
-        self._link_ids = count(1)
+        self._keys, self._link_ids = count(1), count(1)
         self._budget = 0
         self._prompt_tokens = LONG_PROMPT_TOKENS
         """Mean length of the last prompts."""
@@ -102,8 +101,7 @@ class WorkerHost:
             budget_tokens=request.budget_tokens,
             model=request.model,
         )
-        now_ns = self._clock.now_ns()
-        self.last_change.took(assignment, actor=request.actor, reason=request.reason, now_ns=now_ns)
+        self.last_change.took(assignment, request, self._clock.now_ns())
         self._apply_assignment()
         return assignment
 
@@ -189,9 +187,8 @@ class WorkerHost:
             self._submit(link, submit)
         for proceed in frame.proceeds:
             self._proceed(link, proceed)
-        for number in numbers(frame.hand_overs, "hand_overs"):
-            if (key := link.keys.get(number)) is not None:
-                self.engine.hand_over(key)
+        for key in filter(None, map(link.keys.get, numbers(frame.hand_overs, "hand_overs"))):
+            self.engine.hand_over(key)
         self._abort(link, frame.aborts)
         if frame.epoch:
             link.epoch = frame.epoch

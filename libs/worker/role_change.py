@@ -1,6 +1,7 @@
 """A worker's last change of role: who asked for it and why, and how soon it worked. Sync; time is passed in."""
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, Assignment, RoleChange
+from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import SetRoleRequest
 from libs.engine.port import EngineEvent, StepReport
 
 
@@ -13,9 +14,9 @@ class LastChange:
         """From the change until the first engine step of the new role's kind ended; None until one has."""
         self._assignment = Assignment()
 
-    def took(self, assignment: Assignment, *, actor: str, reason: str, now_ns: int) -> None:
-        """The worker takes an assignment now."""
-        self.message = RoleChange(actor=actor, reason=reason, unix_ns=now_ns)
+    def took(self, assignment: Assignment, request: SetRoleRequest, now_ns: int) -> None:
+        """The worker takes an assignment now, as it was asked to."""
+        self.message = RoleChange(actor=request.actor, reason=request.reason, unix_ns=now_ns)
         self.first_step_ns = None
         self._assignment = assignment
 

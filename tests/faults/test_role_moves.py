@@ -184,7 +184,7 @@ async def test_torch_workers_move_under_load(open_gateway_over: Any, tmp_path: P
         max_position_embeddings=1024,
         initializer_range=0.4,  # of nearly even logits the greatest would depend on the order of a sum
     )
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "sim")
     await moves_under_load(
-        open_gateway_over, 12, engine="torch", model_path=str(tmp_path), model="sim", kv_memory_mb=4, threads=1
+        open_gateway_over, 12, engine="torch", model_path=str(tmp_path / "sim"), kv_memory_mb=4, threads=1
     )
