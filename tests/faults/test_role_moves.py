@@ -76,9 +76,9 @@ async def test_without_another_place_a_choice_stays_and_ends_where_it_is(open_ga
         _, first, other = found = await scripted(stack, d0=(LEAVES,))
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
         other.assign("standby")
-        await until(lambda: other.epochs[-1] == 2)
+        await until(lambda: other.epochs[-1:] == [2])
         asked = asyncio.create_task(gateway.complete(TOKENS))
-        await until(lambda: first.epochs[-1] == 2)
+        await until(lambda: first.epochs[-1:] == [2])
         first.finish_leaving()
         assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
         (event,) = gateway.events()
@@ -91,22 +91,22 @@ async def test_a_place_that_comes_later_is_taken_and_one_not_needed_any_more_is_
         _, first, other = found = await scripted(stack, d0=(LEAVES, LEAVES))
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
         other.assign("standby")
-        await until(lambda: other.epochs[-1] == 2)
+        await until(lambda: other.epochs[-1:] == [2])
         asked = [asyncio.create_task(gateway.complete(TOKENS))]
-        await until(lambda: first.epochs[-1] == 2)
+        await until(lambda: first.epochs[-1:] == [2])
         assert not first.hand_overs
         other.assign("decode")
         answers = [await asked.pop()]
         assert len(first.hand_overs) == 1
         other.assign("standby")
         first.assign("decode")
-        await until(lambda: (first.epochs[-1], other.epochs[-1]) == (3, 4))
+        await until(lambda: [*first.epochs[-1:], *other.epochs[-1:]] == [3, 4])
         asked.append(asyncio.create_task(gateway.complete(TOKENS)))
-        await until(lambda: first.epochs[-1] == 4)
+        await until(lambda: first.epochs[-1:] == [4])
         first.assign("decode")  # again: what it would have handed over may stay
-        await until(lambda: first.epochs[-1] == 5)
+        await until(lambda: first.epochs[-1:] == [5])
         other.assign("decode")
-        await until(lambda: (first.epochs[-1], other.epochs[-1]) == (5, 5))
+        await until(lambda: [*first.epochs[-1:], *other.epochs[-1:]] == [5, 5])
         first.finish_leaving()
         answers.append(await asked.pop())
         assert {answer.json()["choices"][0]["text"] for answer in answers} == {expected_text(TOKENS)}
