@@ -5,10 +5,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
-from libs.telemetry.timeline import PhaseTime, PrefillShare, Taken, Timeline, WorkerFacts
+from libs.telemetry.timeline import MAX_STEPS, PhaseTime, PrefillShare, Taken, Timeline, WorkerFacts
 
-MAX_WORKERS: Final = 256
-"""With `timeline.MAX_STEPS` at most 400 MB, typically 1 MB each (60 steps a second). The longest silent one goes."""
+MAX_WORKERS: Final = 4096
+"""The longest silent one goes."""
+MAX_FLEET_STEPS: Final = 10_000_000
+"""Of all workers, 240 MB: each may keep its part, at most `timeline.MAX_STEPS` and at least `MIN_STEPS`. 1,000 workers
+with 60 steps a second are remembered for 160 s step by step; roll-ups reach further back."""
+MIN_STEPS: Final = 2_048
 MAX_AHEAD_NS: Final = 60 * 1_000_000_000
 """A batch that claims to cover time further ahead than clocks can differ is malformed."""
 LISTED_NS: Final = 60 * 1_000_000_000
@@ -21,6 +25,7 @@ class Fleet:
     def __init__(self, prefill_share: PrefillShare) -> None:
         self._prefill_share = prefill_share
         self._timelines: dict[str, Timeline] = {}
+        self._max_steps = MAX_STEPS
         self.batches: Counter[Taken] = Counter()
         self.kv_bytes: Counter[str] = Counter()
         """Bytes handed over between workers, by way: "shared_memory" or "grpc"."""
@@ -42,6 +47,11 @@ class Fleet:
         timeline = self._timelines.get(worker_id)
         return timeline.phases(low_ns, high_ns) if timeline else PhaseTime()
 
+    def role_at(self, worker_id: str, at_ns: int) -> str:
+        """The role that a worker had at a moment, in words; empty when nothing is known of it."""
+        timeline = self._timelines.get(worker_id)
+        return timeline.role_at(at_ns) if timeline else ""
+
     def facts(self, worker_id: str) -> WorkerFacts | None:
         """What a worker last said of itself."""
         timeline = self._timelines.get(worker_id)
@@ -61,6 +71,7 @@ class Fleet:
     def _add(self, batch: StepBatch) -> Taken:
         timeline = self._timelines.get(batch.worker_id)
         if timeline is not None:
+            timeline.max_steps = self._max_steps
             return timeline.add(batch)
         timeline = Timeline(self._prefill_share)
         taken = timeline.add(batch)
@@ -68,6 +79,7 @@ class Fleet:
             if len(self._timelines) >= MAX_WORKERS:
                 del self._timelines[min(self._timelines, key=self._heard_ns)]
             self._timelines[batch.worker_id] = timeline
+            self._max_steps = min(MAX_STEPS, max(MIN_STEPS, MAX_FLEET_STEPS // len(self._timelines)))
         return taken
 
     def _heard_ns(self, worker_id: str) -> int:

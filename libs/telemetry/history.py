@@ -2,14 +2,30 @@
 it. Pure; time is passed in."""
 
 from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
-from libs.contracts.roles import ROLE_NAMES, role_name
+from libs.contracts.roles import ROLE_NAMES
 from libs.telemetry.fleet import Fleet
-from libs.telemetry.rollups import RollUps, Written
+from libs.telemetry.rollups import NO_ROLE, RollUps, Written
 
-MAX_REVISED = 65_536
+MAX_REVISED: Final = 65_536
 """Windows waiting to be written again, of one worker each; further ones keep what they had, which is counted."""
+
+ROLE_NUMBERS: Final = {name: NO_ROLE + 1 + index for index, name in enumerate(ROLE_NAMES)}
+"""How roles are named in roll-ups."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenWindow:
+    """A window of the first tier that has just been written."""
+
+    start_ns: int
+    workers: list[Written]
+    revised: bool
+    """Written before; `workers` are those of which something else is known now."""
 
 
 class History:
@@ -44,26 +60,26 @@ class History:
             waiting.add(batch.worker_id)
             self._waiting += 1
 
-    def advance(self, end_ns: int) -> list[int]:
-        """Write what has changed, and all windows that end by `end_ns`; the starts of those written, in order."""
+    def advance(self, end_ns: int) -> list[WrittenWindow]:
+        """Write what has changed, and all windows that end by `end_ns`; what was written, revised windows first."""
         end_ns -= end_ns % self._window_ns
         written_to_ns = end_ns - self._window_ns if self._written_to_ns is None else self._written_to_ns
         revised, self._revised, self._waiting = self._revised, defaultdict(set), 0
-        for start_ns, worker_ids in revised.items():
-            self._write(start_ns, sorted(worker_ids))
+        written = [self._write(start_ns, sorted(revised[start_ns]), revised=True) for start_ns in sorted(revised)]
         # After a pause only what is kept is worth writing.
         fresh = range(max(written_to_ns, end_ns - self._kept_ns), end_ns, self._window_ns)
-        for start_ns in fresh:
-            self._write(start_ns, [facts.worker_id for facts in self._fleet.listed(end_ns)])
+        listed = [facts.worker_id for facts in self._fleet.listed(end_ns)] if fresh else []
+        written += [self._write(start_ns, listed, revised=False) for start_ns in fresh]
         self._written_to_ns = max(written_to_ns, end_ns)
-        return sorted({*revised, *fresh})
+        return written
 
-    def _write(self, start_ns: int, worker_ids: list[str]) -> None:
-        written = []
+    def _write(self, start_ns: int, worker_ids: Iterable[str], *, revised: bool) -> WrittenWindow:
+        end_ns = start_ns + self._window_ns
+        workers = []
         for worker_id in worker_ids:
-            facts = self._fleet.facts(worker_id)
-            if facts is None:
-                continue
-            time = self._fleet.phases(worker_id, start_ns, start_ns + self._window_ns)
-            written.append(Written(worker_id, time, 1 + ROLE_NAMES.index(role_name(facts.assignment))))
-        self._rollups.write(start_ns, written)
+            role = self._fleet.role_at(worker_id, end_ns - 1)
+            if role:
+                time = self._fleet.phases(worker_id, start_ns, end_ns)
+                workers.append(Written(worker_id, time, ROLE_NUMBERS[role]))
+        self._rollups.write(start_ns, workers)
+        return WrittenWindow(start_ns, workers, revised)

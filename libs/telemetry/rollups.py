@@ -18,6 +18,8 @@ COVERED, PREFILL, DECODE, KV_WAIT = range(4)
 MAX_WORKERS: Final = 4096
 FIRST_SLOTS: Final = 16
 NO_ROLE: Final = 0
+PROVISIONAL: Final = 0x80
+"""Beside the role in the first tier: part of the time is a step that still runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Written:
     worker_id: str
     time: PhaseTime
     role: int
-    """A small number that names the role it had, not `NO_ROLE`."""
+    """A number below `PROVISIONAL` that names the role it had, not `NO_ROLE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,9 @@ class Series:
     times_ns: NDArray[np.int64]
     """[windows, workers, 4] int64."""
     roles: NDArray[np.uint8]
-    """[windows, workers] uint8: the role last seen in the window, `NO_ROLE` where nothing was."""
+    """[windows, workers] uint8: the role at the window's end, `NO_ROLE` where nothing was written."""
+    provisional: NDArray[np.bool_]
+    """[windows, workers]: part of the time is a step that still runs. Told in the first tier only."""
 
 
 class _Ring:
@@ -71,9 +75,13 @@ class _Ring:
 
     def grow(self, slots: int) -> None:
         """Room for more workers."""
-        more = slots - self._times.shape[1]
-        self._times = np.pad(self._times, ((0, 0), (0, more), (0, 0)))
-        self._roles = np.pad(self._roles, ((0, 0), (0, more)))
+        held, used = self._starts >= 0, self._times.shape[1]
+        # Memory of windows and workers that are still to come is not touched, so it costs nothing yet.
+        times = np.zeros((self.tier.windows, slots, 4), self._times.dtype)
+        roles = np.zeros((self.tier.windows, slots), np.uint8)
+        times[held, :used] = self._times[held]
+        roles[held, :used] = self._roles[held]
+        self._times, self._roles = times, roles
 
     def clear(self, slot: int) -> None:
         """Forget a worker."""
@@ -98,9 +106,15 @@ class _Ring:
         times: NDArray[np.int64] = self._times[row, slots].astype(np.int64)
         return times
 
-    def add(self, row: int, slots: NDArray[np.int64], more: NDArray[np.int64], roles: NDArray[np.uint8]) -> None:
+    def add(self, row: int, slots: NDArray[np.int64], more: NDArray[np.int64]) -> None:
         """Change a window by `more` [slots, 4], which may be negative as long as the sums are not."""
         self._times[row, slots] = (self.get(row, slots) + more).astype(self._times.dtype)
+
+    def set_roles(self, row: int, slots: NDArray[np.int64], roles: NDArray[np.uint8], *, over: bool) -> None:
+        """Roles of workers in a window; those that are known already stay unless `over`."""
+        if not over:
+            known = self._roles[row, slots]
+            roles = np.where(known == NO_ROLE, roles, known)
         self._roles[row, slots] = roles
 
     def read(self, low_ns: int, high_ns: int, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
@@ -122,6 +136,7 @@ class RollUps:
         self._slots: dict[str, int] = {}
         """By worker id, the longest unwritten first."""
         self._size = FIRST_SLOTS
+        self._newest_ns = 0
 
     @property
     def tiers(self) -> list[Tier]:
@@ -139,12 +154,18 @@ class RollUps:
             return
         slots = np.array([self._slot(each.worker_id) for each in written], np.int64)
         roles = np.array([each.role for each in written], np.uint8)
+        flags = np.array([PROVISIONAL * each.time.provisional for each in written], np.uint8)
         times = np.array([_parts(each.time) for each in written], np.int64)
         change = times - finest.get(row, slots)
-        for ring in self._rings:
+        finest.add(row, slots, change)
+        finest.set_roles(row, slots, roles | flags, over=True)
+        newest = start_ns >= self._newest_ns
+        self._newest_ns = max(start_ns, self._newest_ns)
+        for ring in self._rings[1:]:
             row = ring.row(start_ns)
             if row is not None:
-                ring.add(row, slots, change, roles)
+                ring.add(row, slots, change)
+                ring.set_roles(row, slots, roles, over=newest)
 
     def read(self, window_ns: int, low_ns: int, high_ns: int) -> Series:
         """Windows of a tier that lie in [low, high). Raises ValueError for a length that is not a tier's."""
@@ -155,7 +176,7 @@ class RollUps:
         ids = sorted(self._slots)
         slots = np.array([self._slots[worker_id] for worker_id in ids], np.int64)
         starts, times, roles = ring.read(low_ns, high_ns, slots)
-        return Series(window_ns, starts, ids, times, roles.astype(np.uint8))
+        return Series(window_ns, starts, ids, times, roles & ~np.uint8(PROVISIONAL), roles & PROVISIONAL > 0)
 
     def _slot(self, worker_id: str) -> int:
         slot = self._slots.pop(worker_id, None)

@@ -1,11 +1,17 @@
 """How much of a mixed step is prefill: the one place where telemetry meets the step-time models."""
 
 from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step, StepBatch
 from libs.perfmodel import StepTimeModel, prior_step_time, split_step_ns
 from libs.perfmodel.wire import fitted_model, step_work
 from libs.telemetry.steps import FULL_SHARE
+
+
+MAX_ENGINES: Final = 32
+"""Names of engines whose nearest profile is remembered: looking one up costs more than entering a batch."""
 
 
 def prefill_share(batch: StepBatch) -> Callable[[Step], int]:
@@ -15,8 +21,13 @@ def prefill_share(batch: StepBatch) -> Callable[[Step], int]:
     matters here, so the nearest profile will do for a worker that sends none.
     """
     told = fitted_model(batch.step_time) if batch.HasField("step_time") else None
-    model = told.model if told else prior_step_time(batch.engine)
+    model = told.model if told else _prior(batch.engine)
     return lambda step: _share(model, step)
+
+
+@lru_cache(maxsize=MAX_ENGINES)
+def _prior(engine: str) -> StepTimeModel:
+    return prior_step_time(engine)
 
 
 def _share(model: StepTimeModel, step: Step) -> int:

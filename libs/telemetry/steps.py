@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 SHARE_BITS: Final = 23
 """The prefill part of a step is kept in units of 2**-23 of it: a product with 17 minutes still fits an int64."""
 FULL_SHARE: Final = 1 << SHARE_BITS
+FEW_STEPS: Final = 32
+"""Up to so many steps a loop is cheaper than arrays: a window of 100 ms takes 10 us in place of 45."""
 
 
 class StepLog:
@@ -71,10 +73,12 @@ class StepLog:
         """The start of the oldest among the `count` newest steps; there must be as many."""
         return self._starts[-count]
 
-    def busy(self, low: int, high: int, reach: Callable[[int], int]) -> "BusyTime":
+    def busy(self, low: int, high: int, reach: Callable[[int], int]) -> "BusyTime | FewBusyTime":
         """Running time inside [low, high). An announced step runs on as far as `reach` says from where it was seen."""
         first = max(bisect_right(self._starts, low) - 1, 0)
         last = bisect_left(self._starts, high)
+        if last - first <= FEW_STEPS:
+            return self._few_busy(first, last, low, high, reach)
         starts = np.array(self._starts[first:last], dtype=np.int64)
         ends = np.array(self._ends[first:last], dtype=np.int64)
         provisional = False
@@ -88,6 +92,40 @@ class StepLog:
         starts = np.clip(starts, low, high)
         ends = np.clip(ends, starts, high)
         return BusyTime(starts, ends, np.array(self._shares[first:last], dtype=np.int64), provisional)
+
+    def _few_busy(self, first: int, last: int, low: int, high: int, reach: Callable[[int], int]) -> "FewBusyTime":
+        steps, provisional = [], False
+        for index in range(first, last):
+            start, end = self._starts[index], self._ends[index]
+            if start in self._announced:
+                end = reach(end)
+                provisional = provisional or end > low
+            if index + 1 < last:
+                end = min(end, self._starts[index + 1])
+            start = max(start, low)
+            steps.append((start, max(min(end, high), start), self._shares[index]))
+        return FewBusyTime(steps, provisional)
+
+
+class FewBusyTime:
+    """What `BusyTime` says, to the nanosecond, of steps that are few."""
+
+    def __init__(self, steps: list[tuple[int, int, int]], provisional: bool) -> None:
+        """`steps` are (start, end, prefill share), disjoint and in order."""
+        self.provisional = provisional
+        self._steps = steps
+
+    def between(self, spans: list[tuple[int, int]]) -> tuple[int, int]:
+        """(all, prefill) nanoseconds of steps inside the disjoint `spans`."""
+        total = prefill = 0
+        for low, high in spans:
+            for start, end, share in self._steps:
+                after, until = max(low, start) - start, min(high, end) - start
+                if until > after:
+                    total += until - after
+                    # Rounded at both ends of the span, so that parts of a step add up to it.
+                    prefill += (until * share >> SHARE_BITS) - (after * share >> SHARE_BITS)
+        return total, prefill
 
 
 class BusyTime:

@@ -7,7 +7,9 @@ from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step, StepBatch
+from libs.contracts.roles import role_name
 from libs.telemetry.intervals import Intervals
+from libs.telemetry.role_log import RoleLog
 from libs.telemetry.steps import FULL_SHARE, StepLog
 
 MAX_WINDOW_NS: Final = 600 * 1_000_000_000
@@ -15,7 +17,7 @@ HISTORY_NS: Final = 660 * 1_000_000_000
 TRIM_NS: Final = 30 * 1_000_000_000
 """History is dropped in pieces of this size, so that dropping costs little."""
 MAX_STEPS: Final = 65_536
-"""Of one worker: at 24 bytes a step, 1.6 MB. A worker with more of them in `HISTORY_NS` is remembered less long."""
+"""Of one worker, at most: 24 bytes a step. One with more of them in `HISTORY_NS` is remembered less long."""
 MAX_INTERVALS: Final = 16_384
 """Covers, KV waits, and runs of batch numbers, each: 16 bytes an entry."""
 INT64_END: Final = 1 << 62
@@ -103,6 +105,9 @@ class Timeline:
         self._next = 0
         """One past the highest of them."""
         self._kept_from_ns = 0
+        self._roles = RoleLog()
+        self.max_steps = MAX_STEPS
+        """The fleet lowers it as workers become many."""
         self.facts: WorkerFacts | None = None
         self.lost_batches = 0
         """Numbers that were skipped and have not come since."""
@@ -137,11 +142,16 @@ class Timeline:
             provisional=busy.provisional,
         )
 
+    def role_at(self, at_ns: int) -> str:
+        """The role it had then, as far as is known; empty when none is."""
+        return self._roles.at(at_ns)
+
     def _start_anew(self, batch: StepBatch) -> None:
         """A new incarnation: the old one's steps end where last seen, and its claims on later time are void."""
         self._steps.settle(self._covers.reach)
         for kept in (self._covers, self._kv_waits, self._steps):
             kept.forget_from(batch.covered_from_unix_ns)
+        self._roles.forget_from(batch.covered_from_unix_ns)
         self._seen = Intervals()
         self._seen_from = 0
         self._first = self._next = batch.sequence
@@ -162,6 +172,7 @@ class Timeline:
         self._covers.add(max(batch.covered_from_unix_ns, self._kept_from_ns), batch.covered_to_unix_ns)
         for wait in batch.kv_waits:
             self._kv_waits.add(wait.start_unix_ns, wait.end_unix_ns)
+        self._roles.add(batch.covered_from_unix_ns, role_name(batch.assignment))
         prefill_share = self._prefill_share(batch)
         for step in batch.steps:
             share = min(max(prefill_share(step), 0), FULL_SHARE)
@@ -174,8 +185,8 @@ class Timeline:
         assert self.facts is not None
         oldest_ns = self.facts.covered_to_unix_ns - HISTORY_NS
         keep_from_ns = oldest_ns if oldest_ns > self._kept_from_ns + TRIM_NS else self._kept_from_ns
-        if len(self._steps) > MAX_STEPS:
-            keep_from_ns = max(keep_from_ns, self._steps.start_of_newest(MAX_STEPS * 15 // 16))
+        if len(self._steps) > self.max_steps:
+            keep_from_ns = max(keep_from_ns, self._steps.start_of_newest(self.max_steps * 15 // 16))
         for intervals in (self._covers, self._kv_waits):
             if len(intervals) > MAX_INTERVALS:
                 keep_from_ns = max(keep_from_ns, intervals.start_of_newest(MAX_INTERVALS * 15 // 16))
