@@ -167,16 +167,23 @@ class RollUps:
                 ring.add(row, slots, change)
                 ring.set_roles(row, slots, roles, over=newest)
 
-    def read(self, window_ns: int, low_ns: int, high_ns: int) -> Series:
-        """Windows of a tier that lie in [low, high). Raises ValueError for a length that is not a tier's."""
+    def worker_ids(self) -> list[str]:
+        """Workers of which something was written, in order."""
+        return sorted(self._slots)
+
+    def read(self, window_ns: int, low_ns: int, high_ns: int, worker_ids: Sequence[str] | None = None) -> Series:
+        """Windows of a tier that lie in [low, high), of some of `worker_ids()` or all.
+
+        Raises ValueError for a length that is not a tier's.
+        """
         ring = next((ring for ring in self._rings if ring.tier.window_ns == window_ns), None)
         if ring is None:
             raise ValueError(f"windows are {', '.join(str(tier.window_ns) for tier in self.tiers)} ns long")
         low_ns = max(low_ns, high_ns - ring.tier.windows * window_ns)
-        ids = sorted(self._slots)
+        ids = self.worker_ids() if worker_ids is None else worker_ids
         slots = np.array([self._slots[worker_id] for worker_id in ids], np.int64)
         starts, times, roles = ring.read(low_ns, high_ns, slots)
-        return Series(window_ns, starts, ids, times, roles & ~np.uint8(PROVISIONAL), roles & PROVISIONAL > 0)
+        return Series(window_ns, starts, ids, times, (roles % PROVISIONAL).astype(np.uint8), roles >= PROVISIONAL)
 
     def _slot(self, worker_id: str) -> int:
         slot = self._slots.pop(worker_id, None)

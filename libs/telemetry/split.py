@@ -9,7 +9,6 @@ from libs.perfmodel import StepTimeModel, prior_step_time, split_step_ns
 from libs.perfmodel.wire import fitted_model, step_work
 from libs.telemetry.steps import FULL_SHARE
 
-
 MAX_ENGINES: Final = 32
 """Names of engines whose nearest profile is remembered: looking one up costs more than entering a batch."""
 

@@ -7,7 +7,10 @@ from prometheus_client import CollectorRegistry
 
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
+from services.metrics.history_api import MS_NS, End, HistoryApi
+from services.metrics.hub import Hub
 from services.metrics.occupancy import ClusterOccupancy, cluster_occupancy
+from services.metrics.page import Page
 from services.metrics.requests import RequestsReport
 from services.metrics.state import MetricsState
 from services.metrics.window import ALLOWED, parse_window_ns
@@ -18,8 +21,11 @@ BAD_WINDOW: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_api(state: MetricsState, clock: Clock, registry: CollectorRegistry, *, lag_ns: int) -> FastAPI:
-    """The app over `state`. Windows end `lag_ns` before now, when telemetry has come in."""
+def make_api(
+    state: MetricsState, hub: Hub, clock: Clock, registry: CollectorRegistry, *, lag_ns: int, live_lag_ns: int
+) -> FastAPI:
+    """The app over `state`. Windows end `lag_ns` before now, when telemetry has come in; those of history and stream
+    `live_lag_ns` before now, and are revised."""
     app = make_web_app(
         "Fulcrum metrics",
         "True GPU time by phase, from step telemetry.",
@@ -28,13 +34,17 @@ def make_api(state: MetricsState, clock: Clock, registry: CollectorRegistry, *, 
     )
 
     @app.get("/v1/occupancy", responses=BAD_WINDOW)
-    async def occupancy(window: Window = "2s") -> ClusterOccupancy:
+    async def occupancy(window: Window = "2s", end_unix_ms: End = None) -> ClusterOccupancy:
         """GPU time by phase: of each worker, each model and the cluster, as fractions of covered time."""
-        return cluster_occupancy(state.fleet, clock.now_ns() - lag_ns, parse_window_ns(window))
+        newest_ns = clock.now_ns() - lag_ns
+        end_ns = newest_ns if end_unix_ms is None else min(end_unix_ms * MS_NS, newest_ns)
+        return cluster_occupancy(state.fleet, end_ns, parse_window_ns(window))
 
     @app.get("/v1/requests/summary", responses=BAD_WINDOW)
     async def requests_summary(window: Window = "1m") -> RequestsReport:
         """Requests that ended in the window: counts, TTFT and TPOT percentiles in seconds, in all and by model."""
         return state.requests.report(clock.now_ns(), parse_window_ns(window))
 
+    app.include_router(HistoryApi(state, hub, clock, lag_ns=live_lag_ns).router())
+    app.mount("/", Page())  # last: it takes every path that is left
     return app

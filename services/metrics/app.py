@@ -9,10 +9,13 @@ from libs.runtime.http import bind, serve_http
 from libs.runtime.service import Service
 from libs.telemetry.split import prefill_share
 from services.metrics.api import make_api
+from services.metrics.hub import Hub
 from services.metrics.ingest import ingest
-from services.metrics.prometheus import OccupancyCollector, RequestMetrics
+from services.metrics.live import TICK_NS, tick_forever
+from services.metrics.prometheus import LiveCollector, OccupancyCollector, RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
+from services.metrics.ticks import TickWriter
 
 MS_NS = 1_000_000
 
@@ -20,7 +23,7 @@ MS_NS = 1_000_000
 async def main(service: Service[MetricsSettings]) -> None:
     """Serve until told to stop."""
     settings, clock = service.settings, service.clock
-    lag_ns = settings.lag_ms * MS_NS
+    lag_ns, live_lag_ns = settings.lag_ms * MS_NS, settings.live_lag_ms * MS_NS
     sock = bind(settings.host, settings.port, "FULCRUM_METRICS_PORT")
     bus = KafkaBus(
         settings.kafka,
@@ -31,18 +34,23 @@ async def main(service: Service[MetricsSettings]) -> None:
     )
     registry = CollectorRegistry()
     state = MetricsState(prefill_share, RequestMetrics(registry))
+    hub, writer = Hub(), TickWriter(window_ns=TICK_NS, settled_ns=lag_ns)
     registry.register(
         OccupancyCollector(
             state.fleet, state.decisions, lambda: clock.now_ns() - lag_ns, settings.gauge_window_ms * MS_NS
         )
     )
     registry.register(BusCollector(bus))
+    registry.register(LiveCollector(hub, state.history))
     try:
         service.tasks.spawn("ingest", ingest(bus, state, clock))
+        service.tasks.spawn("live", tick_forever(state, hub, writer, clock, lag_ns=live_lag_ns))
         await bus.start()
-        async with serve_http(make_api(state, clock, registry, lag_ns=lag_ns), sock, tasks=service.tasks) as url:
+        api = make_api(state, hub, clock, registry, lag_ns=lag_ns, live_lag_ns=live_lag_ns)
+        async with serve_http(api, sock, tasks=service.tasks) as url:
             status.emit("ready", http=url)
             await service.stopping.wait()
+            hub.close()  # or its readers would hold up the end of serving
     finally:
         await service.tasks.close()  # before what they read from
         sock.close()

@@ -10,6 +10,8 @@ from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
 from libs.telemetry.fleet import Fleet
+from libs.telemetry.history import History
+from services.metrics.hub import Hub
 from services.metrics.occupancy import ClusterOccupancy, Occupancy, cluster_occupancy
 from services.metrics.requests import Finished
 
@@ -108,6 +110,26 @@ class OccupancyCollector(Collector):
             recomputed.add_metric(labels, facts.load.recomputed_tokens)
             faults.add_metric(labels, facts.load.pool_faults)
         yield from (age, lost, dropped, preemptions, recomputed, faults)
+
+
+class LiveCollector(Collector):
+    """The stream's readers, and what did not reach them or the history."""
+
+    def __init__(self, hub: Hub, history: History) -> None:
+        self._hub = hub
+        self._history = history
+
+    def collect(self) -> Iterator[Metric]:
+        """As of this scrape."""
+        yield GaugeMetricFamily(names.STREAM_READERS, "Readers of the live stream.", self._hub.readers)
+        yield CounterMetricFamily(
+            names.STREAM_SKIPPED_TICKS_TOTAL, "Ticks that readers were too slow for.", self._hub.skipped_ticks
+        )
+        yield CounterMetricFamily(
+            names.UNREVISED_WINDOWS_TOTAL,
+            "Windows of a worker that late telemetry changed and that were left as they were.",
+            self._history.unrevised_windows,
+        )
 
 
 def _cluster(occupancy: ClusterOccupancy) -> Iterator[Metric]:

@@ -7,7 +7,10 @@ from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Action, Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
 from libs.telemetry.fleet import Fleet
-from libs.telemetry.timeline import PrefillShare
+from libs.telemetry.history import History
+from libs.telemetry.rollups import RollUps
+from libs.telemetry.timeline import PrefillShare, Taken
+from services.metrics.events import Event, EventLog
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.requests import RequestLog
 
@@ -16,28 +19,40 @@ STALE_NS: Final = 3_000_000_000
 
 
 class MetricsState:
-    """Workers' time, finished requests, and how many decisions were seen."""
+    """Workers' time and its history, finished requests, decisions and what was done."""
 
     def __init__(self, prefill_share: PrefillShare, request_metrics: RequestMetrics) -> None:
         self.fleet = Fleet(prefill_share)
+        self.rollups = RollUps()
+        self.history = History(self.fleet, self.rollups)
         self.requests = RequestLog()
+        self.events = EventLog()
         self.decisions: Counter[str] = Counter()
         self._request_metrics = request_metrics
         self._latest_ns: int | None = None
+        self._told_events = 0
 
     def take(self, record: Record, now_ns: int) -> None:
         """Enter a record that came at `now_ns`."""
         self._latest_ns = now_ns
         value = record.value
         if isinstance(value, StepBatch):
-            self.fleet.add(value, now_ns)
+            if self.fleet.add(value, now_ns) is Taken.COUNTED:
+                self.history.note(value)
         elif isinstance(value, RequestEvent):
             finished = self.requests.add(value, now_ns)
             if finished is not None:
                 self._request_metrics.observe(finished)
         elif isinstance(value, Decision):
+            self.events.add(value)
             known = value.action in Action.values()
             self.decisions[Action.Name(value.action).removeprefix("ACTION_").lower() if known else "unknown"] += 1
+
+    def untold_events(self) -> list[Event]:
+        """Events since it was last asked."""
+        events = self.events.after(self._told_events)
+        self._told_events = self.events.count
+        return events
 
     def not_live(self, now_ns: int) -> str | None:
         """Why figures are not live, in words; None when they are."""

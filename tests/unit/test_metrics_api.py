@@ -21,11 +21,13 @@ from libs.telemetry.split import prefill_share
 from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, at, step, step_batch
 from services.metrics.api import make_api
+from services.metrics.hub import Hub
 from services.metrics.prometheus import MAX_MODELS, OTHER_MODEL, OccupancyCollector, RequestMetrics
 from services.metrics.requests import MAX_REQUESTS, RequestLog, percentiles
 from services.metrics.state import MetricsState
 
 LAG_NS = 400 * MS
+LIVE_LAG_NS = 100 * MS
 
 
 class Metrics:
@@ -38,7 +40,8 @@ class Metrics:
         self.registry.register(
             OccupancyCollector(self.state.fleet, self.state.decisions, lambda: self.clock.now_ns() - LAG_NS, 1000 * MS)
         )
-        app = make_api(self.state, self.clock, self.registry, lag_ns=LAG_NS)
+        self.hub = Hub()
+        app = make_api(self.state, self.hub, self.clock, self.registry, lag_ns=LAG_NS, live_lag_ns=LIVE_LAG_NS)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://metrics")
 
     def take(self, topic, value):
@@ -198,3 +201,42 @@ async def test_model_labels_are_bounded_whatever_clients_ask_for(metrics):
         metrics.take(REQUESTS, finished(f"r{number}", model=f"made-up-{number}", outcome=OUTCOME_REJECTED))
     samples = await metrics.samples()
     assert samples["fulcrum_requests_total", ("model", OTHER_MODEL), ("outcome", "rejected")] == 5
+
+
+async def test_history_windows_and_events_answer_and_say_what_they_allow(metrics):
+    metrics.take(STEPS, step_batch(1, (0, 1400), [step(500, 750, decode=1)]))
+    for now_ms in (100, 1400):
+        metrics.state.history.advance(at(now_ms))
+    answer = await metrics.http.get("/v1/occupancy/history", params={"window": "100ms", "span": "1s"})
+    body = answer.json()
+    assert body["starts_unix_ms"][-1] == at(1200) // MS
+    assert sum(body["gpu_ns"]["decode"]) == 250 * MS
+    packed = await metrics.http.get("/v1/occupancy/windows", params={"span": "1s"})
+    assert packed.headers["content-type"] == "application/octet-stream"
+    assert (await metrics.http.get("/v1/events")).json() == []
+    for path, param, value in (
+        ("/v1/occupancy/history", "scope", "gpu"),
+        ("/v1/occupancy/history", "window", "5s"),
+        ("/v1/occupancy/history", "span", "9m"),
+        ("/v1/occupancy/windows", "span", "x"),
+    ):
+        refused = await metrics.http.get(path, params={"window": "100ms", param: value})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+async def test_occupancy_of_an_earlier_moment_is_what_the_windows_before_it_add_up_to(metrics):
+    metrics.take(STEPS, step_batch(1, (0, 1400), [step(500, 750, decode=1)]))
+    end_unix_ms = at(700) // MS
+    answer = await metrics.http.get("/v1/occupancy", params={"window": "500ms", "end_unix_ms": end_unix_ms})
+    assert (answer.json()["as_of_unix_ns"], answer.json()["gpu_ns"]["decode"]) == (at(700), 200 * MS)
+
+
+async def test_the_page_comes_with_a_policy_that_lets_nothing_else_in(metrics):
+    page = await metrics.http.get("/")
+    assert page.status_code == 200
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "<script>" not in page.text
+    missing = await metrics.http.get("/nowhere")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")

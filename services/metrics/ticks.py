@@ -1,0 +1,131 @@
+"""Messages of the stream: who there is, and what each 100 ms brought. Encoded once for all readers. Pure."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from libs.contracts.roles import ROLE_NAMES
+from libs.telemetry.history import WrittenWindow
+from libs.telemetry.rollups import PROVISIONAL
+from libs.telemetry.timeline import WorkerFacts
+from services.metrics.events import Event
+
+MS_NS: Final = 1_000_000
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A worker in the stream: where it stands in `Members.workers` is how ticks name it."""
+
+    id: str
+    node: str
+    model: str
+    gpus: int
+    engine: str
+
+
+class Members(msgspec.Struct):
+    """Workers heard of in the last minute; sent first, and again whenever it changes."""
+
+    version: int
+    window_ms: int
+    settled_ms: int
+    """Windows that ended so long before a tick are seldom revised."""
+    roles: tuple[str, ...]
+    """Names of the numbers in ticks, counted from 1."""
+    workers: list[Member]
+
+
+class Window(msgspec.Struct, array_like=True):
+    """One window: `workers` says of whom, None for all; the other lists go beside it. Times are in ns of one GPU."""
+
+    start_unix_ms: int
+    workers: list[int] | None
+    covered: list[int]
+    prefill: list[int]
+    decode: list[int]
+    kv_wait: list[int]
+    roles: list[int]
+    """With 128 added where a step that still runs is counted as far as it is known to have run."""
+
+
+class Depths(msgspec.Struct):
+    """Of each worker, at its last report."""
+
+    running: list[int]
+    waiting: list[int]
+    waiting_prefill_tokens: list[int]
+    awaiting_kv: list[int]
+
+
+class Tick(msgspec.Struct):
+    """What is new since the last tick: revised windows first."""
+
+    number: int
+    version: int
+    now_unix_ms: int
+    windows: list[Window]
+    depths: Depths
+    events: list[Event]
+
+
+class TickWriter:
+    """Makes the messages, numbered; says who there is again when that changes."""
+
+    def __init__(self, *, window_ns: int, settled_ns: int) -> None:
+        self._window_ms = window_ns // MS_NS
+        self._settled_ms = settled_ns // MS_NS
+        self._members: list[Member] = []
+        self._places: dict[str, int] = {}
+        self.version = 0
+        self.number = 0
+
+    def members(self, listed: Sequence[WorkerFacts]) -> bytes | None:
+        """A message when other workers are listed than before; the first time always."""
+        members = [Member(f.worker_id, f.node, f.assignment.model, f.gpus, f.engine) for f in listed]
+        if self.version and members == self._members:
+            return None
+        self.version += 1
+        self._members = members
+        self._places = {member.id: place for place, member in enumerate(members)}
+        message = Members(self.version, self._window_ms, self._settled_ms, ROLE_NAMES, members)
+        return b"event: members\ndata: " + msgspec.json.encode(message) + b"\n\n"
+
+    def tick(
+        self,
+        now_ns: int,
+        written: Sequence[WrittenWindow],
+        listed: Sequence[WorkerFacts],
+        events: list[Event],
+    ) -> bytes:
+        """What has been written; `listed` are the workers of the last `members`."""
+        self.number += 1
+        loads = [facts.load for facts in listed]
+        message = Tick(
+            self.number,
+            self.version,
+            now_ns // MS_NS,
+            [self._window(window) for window in written],
+            Depths(
+                [load.running for load in loads],
+                [load.waiting for load in loads],
+                [load.waiting_prefill_tokens for load in loads],
+                [load.awaiting_kv for load in loads],
+            ),
+            events,
+        )
+        return b"id: %d\nevent: tick\ndata: %b\n\n" % (self.number, msgspec.json.encode(message))
+
+    def _window(self, window: WrittenWindow) -> Window:
+        workers = [each for each in window.workers if each.worker_id in self._places]
+        places = [self._places[each.worker_id] for each in workers]
+        times = [each.time for each in workers]
+        return Window(
+            window.start_ns // MS_NS,
+            None if places == list(range(len(self._members))) else places,
+            [time.covered_ns for time in times],
+            [time.prefill_ns for time in times],
+            [time.decode_ns for time in times],
+            [time.kv_wait_ns for time in times],
+            [each.role + PROVISIONAL * each.time.provisional for each in workers],
+        )

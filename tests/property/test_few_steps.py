@@ -1,0 +1,54 @@
+"""Busy time of few steps by a loop and of many by arrays: the same to the nanosecond; roles by the time they held."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.telemetry import steps as module
+from libs.telemetry.role_log import MAX_CHANGES, RoleLog
+from libs.telemetry.steps import FULL_SHARE, StepLog
+
+spans = st.lists(st.integers(0, 2_000), min_size=0, max_size=6, unique=True).map(
+    lambda edges: list(zip(sorted(edges)[::2], sorted(edges)[1::2], strict=False))
+)
+step_parts = st.tuples(st.integers(0, 2_000), st.integers(0, 300), st.integers(0, FULL_SHARE), st.booleans())
+
+
+@given(st.lists(step_parts, max_size=20), st.tuples(st.integers(0, 1_000), st.integers(1, 1_000)), spans)
+def test_a_loop_and_arrays_agree(entered, window, inside):
+    log = StepLog()
+    for start, length, share, announced in entered:
+        log.add(start, start + length, share, announced=announced)
+    low, high = window[0], window[0] + window[1]
+    clipped = [(max(a, low), min(b, high)) for a, b in inside if max(a, low) < min(b, high)]
+    few = log.busy(low, high, lambda point: point + 7)
+    kept, module.FEW_STEPS = module.FEW_STEPS, -1
+    try:
+        many = log.busy(low, high, lambda point: point + 7)
+    finally:
+        module.FEW_STEPS = kept
+    assert few.between(clipped) == many.between(clipped)
+    assert few.provisional == many.provisional
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_roles_told_every_window_are_known_in_any_order_of_arrival(lengths, random):
+    told = [role for index, length in enumerate(lengths) for role in ["ab"[index % 2]] * length]
+    log, order = RoleLog(), list(range(len(told)))
+    for at in order:
+        log.add(at, told[at])
+    assert [log.at(at) for at in order] == told
+    late = RoleLog()
+    random.shuffle(order)
+    for at in order:
+        late.add(at, told[at])
+    for at in order:  # a second time, as a batch after each change comes soon enough
+        late.add(at, told[at])
+    assert [late.at(at) for at in range(len(told))] == told
+
+
+def test_the_log_of_roles_is_bounded():
+    log = RoleLog()
+    for at in range(3 * MAX_CHANGES):
+        log.add(at, "ab"[at % 2])
+    assert log.at(3 * MAX_CHANGES) == "b"
+    assert log.at(0) == log.at(2 * MAX_CHANGES)
