@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from libs.perfmodel.least_squares import robust_weights, with_prior
 from libs.perfmodel.samples import Rows
-from libs.perfmodel.step_time import StepTimeModel
+from libs.perfmodel.step_time import MATRIX_ROWS, StepTimeModel
 
 MIN_STEPS: Final = 16
 """A phase with fewer steps keeps its prior."""
@@ -34,11 +34,13 @@ _NAMES = (
     "prefill_token_ns",
     "prefill_token_squared_ns",
     "decode_fixed_ns",
+    "decode_matrix_ns",
     "decode_sequence_ns",
     "decode_kv_token_ns",
 )
 _PREFILL = slice(0, 4)
-_DECODE = slice(4, 7)
+_DECODE = slice(4, 8)
+_READING = slice(4, 6)
 
 
 def predict(model: StepTimeModel, rows: Rows) -> Floats:
@@ -125,14 +127,14 @@ def _with(model: StepTimeModel, vector: Floats, interference: float) -> StepTime
 
 
 def _vector(model: StepTimeModel) -> Floats:
-    """[7]: the coefficients in the order of `_NAMES`."""
+    """[8]: the coefficients in the order of `_NAMES`."""
     return np.array([getattr(model, name) for name in _NAMES])
 
 
 def _linear(rows: Rows) -> tuple[Floats, Floats]:
-    """([steps, 3], [steps, 3]): what the coefficients of prefill (above its floor) and of decode multiply."""
+    """([steps, 3], [steps, 4]): what the coefficients of prefill (above its floor) and of decode multiply."""
     prefill = np.stack([np.ones(len(rows)), rows.prefill_tokens, rows.squared], axis=1)
-    decode = np.stack([np.ones(len(rows)), rows.batch, rows.kv_tokens], axis=1)
+    decode = np.stack([np.ones(len(rows)), rows.batch >= MATRIX_ROWS, rows.batch, rows.kv_tokens], axis=1)
     return prefill * rows.has_prefill[:, None], decode * rows.has_decode[:, None]
 
 
@@ -142,15 +144,15 @@ def _parts(vector: Floats, rows: Rows) -> tuple[Floats, Floats]:
 
 
 def _design(vector: Floats, interference: float, rows: Rows) -> Floats:
-    """[steps, 7]: the model around `vector`, each row divided by its duration."""
+    """[steps, 8]: the model around `vector`, each row divided by its duration."""
     linear, decode = _linear(rows)
     prefill_ns, _ = _parts(vector, rows)
     on_floor = (rows.has_prefill & (linear @ vector[1:4] < vector[0]))[:, None]
     prefill = np.where(on_floor, np.array([1.0, 0, 0, 0]), np.pad(linear, ((0, 0), (1, 0))))
     mixed = rows.has_prefill & rows.has_decode
-    all_hides = mixed & (prefill_ns < vector[4])  # the whole chunk fits under decode's reading of the weights
+    all_hides = mixed & (prefill_ns < _reading(vector, rows))  # the whole chunk fits under the reading of the weights
     prefill[all_hides] *= interference
-    decode[mixed & ~all_hides, 0] *= interference
+    decode[mixed & ~all_hides, :2] *= interference
     return np.asarray(np.hstack([prefill, decode]) / rows.duration_ns[:, None])
 
 
@@ -176,7 +178,12 @@ def _bounds(rows: Rows) -> Floats:
 
 def _shared(vector: Floats, rows: Rows) -> Floats:
     """[steps] ns: what could hide in a mixed step; 0 for pure ones."""
-    return np.asarray(np.minimum(_parts(vector, rows)[0], vector[4] * rows.has_decode))
+    return np.asarray(np.minimum(_parts(vector, rows)[0], _reading(vector, rows)))
+
+
+def _reading(vector: Floats, rows: Rows) -> Floats:
+    """[steps] ns: decode's fixed part."""
+    return np.asarray(_linear(rows)[1][:, :2] @ vector[_READING])
 
 
 def _interference(vector: Floats, rows: Rows, weight: Floats, prior: float) -> float:

@@ -75,6 +75,7 @@ def combine(base: StepTimeModel, fits: Mapping[StepKind, FittedModel]) -> StepTi
         base = replace(
             base,
             decode_fixed_ns=model.decode_fixed_ns,
+            decode_matrix_ns=model.decode_matrix_ns,
             decode_sequence_ns=model.decode_sequence_ns,
             decode_kv_token_ns=model.decode_kv_token_ns,
         )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from libs.perfmodel.priors import prior_step_time
-from libs.perfmodel.step_time import StepTimeModel
+from libs.perfmodel.step_time import MATRIX_ROWS, StepTimeModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,15 @@ class Speed:
         )
         if not decode_ns:
             return prefill
-        hidden = (1 - model.interference) * min(prefill, steps * model.decode_fixed_ns)
-        return prefill + steps * decode_ns - hidden
+        reading_ns = min(decode_ns, model.reading_ns(MATRIX_ROWS))
+        return prefill + steps * decode_ns - (1 - model.interference) * min(prefill, steps * reading_ns)
 
     def decode_ns(self, sequences: float, kv_tokens: float) -> float:
         """One decode step over so many sequences, which read so many tokens' KV; 0 without any."""
         model = self.step_time
         if sequences <= 0:
             return 0.0
-        return model.decode_fixed_ns + sequences * model.decode_sequence_ns + kv_tokens * model.decode_kv_token_ns
+        return model.reading_ns(sequences) + sequences * model.decode_sequence_ns + kv_tokens * model.decode_kv_token_ns
 
 
 def prior(engine: str, device: str, chunk_tokens: int) -> Speed:

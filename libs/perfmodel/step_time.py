@@ -2,6 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from typing import Final
+
+MATRIX_ROWS: Final = 4
+"""From so many rows on, libraries for CPUs multiply weights with a matrix; fewer rows they take as vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ def chunks_work(chunks: Iterable[tuple[int, int]], decode: StepWork | None = Non
 class StepTimeModel:
     """Prefill a + b·L + c·L² but at least its floor, decode a + b·batch + c·kv_tokens, and what the two cost together.
 
+    Decode's a is more by `decode_matrix_ns` from `MATRIX_ROWS` sequences on.
+
     All are nanoseconds and none is negative. The floor is what a device needs to read the weights once, however few
     tokens use them; below it more tokens are free.
     """
@@ -62,9 +68,10 @@ class StepTimeModel:
     decode_sequence_ns: float
     decode_kv_token_ns: float
     interference: float
-    """In a mixed step a prompt chunk can hide in the time in which decode reads the weights, `decode_fixed_ns`, or the
+    """In a mixed step a prompt chunk can hide in the time in which decode reads the weights, `reading_ns`, or the
     reading in the chunk if that is shorter. 0: all of it hides; 1: none, the parts add. Decode's KV always adds."""
     prefill_floor_ns: float = 0.0
+    decode_matrix_ns: float = 0.0
 
     def prefill_ns(self, work: StepWork) -> float:
         """The prompt chunks alone; 0 without any."""
@@ -73,12 +80,16 @@ class StepTimeModel:
         linear = self.prefill_fixed_ns + self.prefill_token_ns * work.prefill_tokens
         return max(self.prefill_floor_ns, linear + self.prefill_token_squared_ns * work.squared)
 
+    def reading_ns(self, sequences: float) -> float:
+        """Decode's fixed part for so many sequences, in which the weights are read; 0 without any."""
+        if sequences <= 0:
+            return 0.0
+        return self.decode_fixed_ns + (self.decode_matrix_ns if sequences >= MATRIX_ROWS else 0.0)
+
     def decode_ns(self, work: StepWork) -> float:
         """The decodes alone; 0 without any."""
-        if not work.decode_sequences:
-            return 0.0
         return (
-            self.decode_fixed_ns
+            self.reading_ns(work.decode_sequences)
             + self.decode_sequence_ns * work.decode_sequences
             + self.decode_kv_token_ns * work.decode_kv_tokens
         )
@@ -89,8 +100,7 @@ class StepTimeModel:
 
     def hidden_ns(self, work: StepWork) -> float:
         """What a mixed step saves against its two parts run one after the other; 0 for a pure one."""
-        shared = min(self.prefill_ns(work), self.decode_fixed_ns if work.decode_sequences else 0.0)
-        return (1 - self.interference) * shared
+        return (1 - self.interference) * min(self.prefill_ns(work), self.reading_ns(work.decode_sequences))
 
     def scaled(self, factor: float) -> "StepTimeModel":
         """Of a device on which everything takes `factor` times as long."""

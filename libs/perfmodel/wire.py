@@ -13,6 +13,7 @@ _TIMES = (
     "prefill_token_ns",
     "prefill_token_squared_ns",
     "decode_fixed_ns",
+    "decode_matrix_ns",
     "decode_sequence_ns",
     "decode_kv_token_ns",
 )

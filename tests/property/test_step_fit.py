@@ -22,10 +22,11 @@ from libs.perfmodel import (
 from libs.perfmodel.fit import fit_steps, loss
 from libs.perfmodel.least_squares import nonnegative
 from libs.perfmodel.samples import MAX_CELLS, STEPS_PER_CELL, StepSamples
+from libs.perfmodel.step_time import MATRIX_ROWS
 from libs.perfmodel.wire import fitted_model, step_time_message
 
 GPU = StepTimeModel(2e6, 22_000, 0.5, 6e6, 15_000, 60, 0.6, prefill_floor_ns=9e6)
-CPU = StepTimeModel(20e6, 3_000_000, 300, 40e6, 2_000_000, 4_000, 0.9)
+CPU = StepTimeModel(20e6, 3_000_000, 300, 40e6, 2_000_000, 4_000, 0.9, decode_matrix_ns=15e6)
 PRIORS = [entry.step_time for entry in PROFILES.values() if entry.name != "instant"]
 PREFILL, DECODE, MIXED = "p", "d", "m"
 
@@ -38,6 +39,7 @@ models = st.builds(
     st.floats(0, 3e6),
     st.floats(0, 4e3),
     interference=st.floats(0, 1),
+    decode_matrix_ns=st.floats(0, 5e7),
 )
 
 
@@ -217,3 +219,12 @@ def test_kinds_are_combined_from_the_fits_that_know_them() -> None:
     assert found.prefill_ns(prefill) == GPU.prefill_ns(prefill)
     assert found.decode_ns(decode) == CPU.decode_ns(decode)
     assert found.interference == PRIORS[0].interference
+
+
+def test_the_step_from_vectors_to_a_matrix_is_found_and_a_prompt_chunk_hides_in_it() -> None:
+    truth = StepTimeModel(55e6, 700_000, 200, 41e6, 900_000, 5_000, 0.1, decode_matrix_ns=16e6)
+    found = fit_steps(CPU, measured(truth, PREFILL + DECODE + MIXED, 400).rows())
+    assert found.decode_matrix_ns == pytest.approx(16e6, rel=0.25)
+    few, batch = StepWork(64, 1, 64, MATRIX_ROWS - 1, 300), StepWork(64, 1, 64, MATRIX_ROWS, 300)
+    assert truth.hidden_ns(batch) - truth.hidden_ns(few) == pytest.approx(0.9 * 16e6)
+    assert np.median(errors(found, truth, DECODE + MIXED)) < 0.02

@@ -12,6 +12,7 @@ models = st.builds(
     StepTimeModel,
     *(st.floats(0, 1e8, allow_nan=False) for _ in range(6)),
     interference=st.floats(0, 1, allow_nan=False),
+    decode_matrix_ns=st.floats(0, 1e8, allow_nan=False),
 )
 
 

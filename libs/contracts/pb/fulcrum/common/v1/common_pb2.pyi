@@ -118,7 +118,7 @@ class RoleChange(_message.Message):
     def __init__(self, actor: _Optional[str] = ..., reason: _Optional[str] = ..., unix_ns: _Optional[int] = ...) -> None: ...
 
 class StepTime(_message.Message):
-    __slots__ = ("prefill_floor_ns", "prefill_fixed_ns", "prefill_token_ns", "prefill_token_squared_ns", "decode_fixed_ns", "decode_sequence_ns", "decode_kv_token_ns", "interference", "prefill", "decode", "mixed")
+    __slots__ = ("prefill_floor_ns", "prefill_fixed_ns", "prefill_token_ns", "prefill_token_squared_ns", "decode_fixed_ns", "decode_sequence_ns", "decode_kv_token_ns", "interference", "prefill", "decode", "mixed", "decode_matrix_ns")
     PREFILL_FLOOR_NS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIXED_NS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,7 @@ class StepTime(_message.Message):
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     MIXED_FIELD_NUMBER: _ClassVar[int]
+    DECODE_MATRIX_NS_FIELD_NUMBER: _ClassVar[int]
     prefill_floor_ns: float
     prefill_fixed_ns: float
     prefill_token_ns: float
@@ -141,7 +142,8 @@ class StepTime(_message.Message):
     prefill: StepKindFit
     decode: StepKindFit
     mixed: StepKindFit
-    def __init__(self, prefill_floor_ns: _Optional[float] = ..., prefill_fixed_ns: _Optional[float] = ..., prefill_token_ns: _Optional[float] = ..., prefill_token_squared_ns: _Optional[float] = ..., decode_fixed_ns: _Optional[float] = ..., decode_sequence_ns: _Optional[float] = ..., decode_kv_token_ns: _Optional[float] = ..., interference: _Optional[float] = ..., prefill: _Optional[_Union[StepKindFit, _Mapping]] = ..., decode: _Optional[_Union[StepKindFit, _Mapping]] = ..., mixed: _Optional[_Union[StepKindFit, _Mapping]] = ...) -> None: ...
+    decode_matrix_ns: float
+    def __init__(self, prefill_floor_ns: _Optional[float] = ..., prefill_fixed_ns: _Optional[float] = ..., prefill_token_ns: _Optional[float] = ..., prefill_token_squared_ns: _Optional[float] = ..., decode_fixed_ns: _Optional[float] = ..., decode_sequence_ns: _Optional[float] = ..., decode_kv_token_ns: _Optional[float] = ..., interference: _Optional[float] = ..., prefill: _Optional[_Union[StepKindFit, _Mapping]] = ..., decode: _Optional[_Union[StepKindFit, _Mapping]] = ..., mixed: _Optional[_Union[StepKindFit, _Mapping]] = ..., decode_matrix_ns: _Optional[float] = ...) -> None: ...
 
 class StepKindFit(_message.Message):
     __slots__ = ("steps", "error_p50", "error_p90")
