@@ -62,3 +62,7 @@ class Launcher(Protocol):
     def last_words(self, name: str) -> str:
         """The last line that the child logged; empty when there is none."""
         ...
+
+    async def bound_logs(self) -> None:
+        """Cut what children have logged to a bounded size; called now and then while they run."""
+        ...

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, Process
@@ -17,7 +18,7 @@ from libs.launch.port import ChildSpec
 from libs.launch.status import StatusLine, parse_status
 
 MAX_LOG_BYTES = 32 * 1024 * 1024
-"""A log that has grown over this is started anew with its child's next start."""
+"""A log that has grown over this is put aside, in place of the one before, and started anew."""
 LAST_WORDS_BYTES = 4096
 MAX_STATUS_BYTES = 64 * 1024
 
@@ -102,6 +103,21 @@ class ProcessLauncher:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
+    async def bound_logs(self) -> None:
+        """Put logs that have grown too big aside."""
+        await asyncio.to_thread(self._bound_logs)
+
+    def _bound_logs(self) -> None:
+        for name in sorted(self._started):
+            log = Path(self.log_of(name))
+            with contextlib.suppress(OSError):  # a full disk has room again once the log is cut
+                if log.stat().st_size > MAX_LOG_BYTES:
+                    try:
+                        shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+                    finally:
+                        # The child holds it open to append: it can be cut, not replaced.
+                        os.truncate(log, 0)
+
     async def _start(self, spec: ChildSpec) -> ProcessChild:
         reader = asyncio.StreamReader(limit=MAX_STATUS_BYTES)
         # A pipe of our own: the end of a process must not wait for a grandchild that holds its output open.
@@ -130,7 +146,7 @@ class ProcessLauncher:
         """Empty at a suite's start; a restarted child goes on in it."""
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = Path(self.log_of(name))
-        if name not in self._started or path.stat().st_size > MAX_LOG_BYTES:
+        if name not in self._started:
             path.write_bytes(b"")
         self._started.add(name)
         return path.open("ab")

@@ -12,9 +12,9 @@ class LaunchSettings(CommonSettings):
 
     worker_threads: int = Field(0, ge=0, validation_alias="FULCRUM_WORKER_THREADS")
     """Of each worker's engine; 0 shares the machine's cores out."""
-    worker_drain_s: float = Field(3.0, ge=0, validation_alias="FULCRUM_WORKER_DRAIN_S")
+    worker_drain_s: float = Field(1.5, ge=0, validation_alias="FULCRUM_WORKER_DRAIN_S")
     """How long workers let sequences go on when the suite stops."""
-    gateway_drain_s: int = Field(3, ge=0, validation_alias="FULCRUM_GATEWAY_DRAIN_S")
+    gateway_drain_s: int = Field(2, ge=0, validation_alias="FULCRUM_GATEWAY_DRAIN_S")
     """The same for gateways, which stop first."""
 
     def threads_of(self, workers: int) -> int:

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc.aio
@@ -23,6 +25,10 @@ _COMMANDS = {
     "redis": "redis-server",
 }
 POLL_S = 0.02
+BACK_S = 60.0
+"""Killed processes are back by then, on a machine with little to spare."""
+DOWN_POLL_S = 0.1
+"""No process of a suite serves so soon after its start."""
 
 
 def pid_of(suite: Suite, name: str) -> int | None:
@@ -51,15 +57,25 @@ async def kill(suite: Suite, name: str) -> int:
     return pid
 
 
-async def keep_down(suite: Suite, name: str, seconds: float) -> None:
-    """Kill it, and again whenever it has been started, for so long."""
-    loop = asyncio.get_running_loop()
-    end_s = loop.time() + seconds
-    while loop.time() < end_s:
-        pid = pid_of(suite, name)
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
-        await asyncio.sleep(POLL_S)
+@asynccontextmanager
+async def kept_down(suite: Suite, *names: str) -> AsyncIterator[None]:
+    """Kill what runs under these names, and again whenever it has been started, until the context closes."""
+
+    async def killing() -> None:
+        while True:
+            for name in names:
+                pid = pid_of(suite, name)
+                if pid is not None:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(DOWN_POLL_S)
+
+    task = asyncio.create_task(killing())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def gateway_metrics(http: httpx.AsyncClient, url: str) -> dict[str, float]:
@@ -78,6 +94,29 @@ async def workers(http: httpx.AsyncClient, suite: Suite) -> list[dict[str, Any]]
     answer = await http.get(f"{suite.ready['planner']}/v1/workers")
     found: list[dict[str, Any]] = answer.json() if answer.is_success else []
     return found
+
+
+async def is_whole(http: httpx.AsyncClient, suite: Suite) -> bool:
+    """Whether every part is back and knows of all others."""
+    try:
+        if len(await workers(http, suite)) < suite.workers:
+            return False
+        for url in suite.ready["gateways"]:
+            if (await gateway_metrics(http, url))["workers"] < suite.workers:
+                return False
+        for service in ("planner", "metrics"):
+            if (await http.get(f"{suite.ready[service]}/readyz")).status_code != httpx.codes.OK:
+                return False
+    except httpx.TransportError:
+        return False
+    return True
+
+
+async def until_whole(http: httpx.AsyncClient, suite: Suite) -> None:
+    """Wait, for a bounded time, until it is."""
+    async with asyncio.timeout(BACK_S):
+        while not await is_whole(http, suite):  # noqa: ASYNC110 - other processes set no event
+            await asyncio.sleep(POLL_S)
 
 
 async def integrity(suite: Suite, address: str) -> pb.Integrity:

@@ -68,3 +68,12 @@ def _take(answer: Streamed, chunk: dict[str, Any], now_s: float) -> None:
         answer.finish_reason = choice["finish_reason"] or answer.finish_reason
         if choice["logprobs"]:
             answer.logprobs.append(choice["logprobs"])
+
+
+def joined_logprobs(answer: Streamed) -> dict[str, list[Any]]:
+    """Logprobs without regard to how they were cut into chunks."""
+    found: dict[str, list[Any]] = {}
+    for part in answer.logprobs:
+        for name, values in part.items():
+            found.setdefault(name, []).extend(values)
+    return found

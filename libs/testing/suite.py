@@ -8,13 +8,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import libs.launch.leash
+
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 15.0
+_DEFAULT_WORKERS = {"prefill": 1, "decode": 1, "mixed": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,8 @@ class Suite:
     ready_file: Path
     ready: dict[str, Any]
     env: dict[str, str]
+    workers: int
+    """How many it has when it is whole."""
 
     @property
     def gateway(self) -> str:
@@ -49,10 +55,14 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running_suite(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> Iterator[Suite]:
-    """`fulcrum up ARGUMENTS` until the context closes; fails with its stderr when it does not get ready."""
+    """`fulcrum up ARGUMENTS` until the context closes or this process dies; fails with its stderr when it is not ready.
+
+    To be opened on the main thread: the kernel ends the suite with the thread that started it.
+    """
     ready_file = folder / "ready.json"
     full_env = {**os.environ, **(env or {}), "FULCRUM_READY": str(ready_file)}
-    command = [sys.executable, "-m", "libs.cli.main", "up", "--no-question", "--json-ready", str(ready_file)]
+    leash = [sys.executable, "-I", "-S", str(Path(libs.launch.leash.__file__)), str(os.getpid())]
+    command = [*leash, sys.executable, "-m", "libs.cli.main", "up", "--no-question", "--json-ready", str(ready_file)]
     with (folder / "up.log").open("w") as log:
         process = subprocess.Popen(
             [*command, "--gateway-port", str(free_port()), *arguments],
@@ -60,9 +70,14 @@ def running_suite(folder: Path, *arguments: str, env: dict[str, str] | None = No
         )  # fmt: skip
         try:
             ready = _await_ready(process, ready_file, folder / "up.log")
-            yield Suite(process, ready_file, ready, full_env)
+            yield Suite(process, ready_file, ready, full_env, _workers(arguments))
         finally:
             _stop(process)
+
+
+def _workers(arguments: Sequence[str]) -> int:
+    asked = dict(pairwise(arguments))
+    return sum(int(asked.get(f"--{role}", default)) for role, default in _DEFAULT_WORKERS.items())
 
 
 def _await_ready(process: "subprocess.Popen[str]", ready_file: Path, log: Path) -> dict[str, Any]:

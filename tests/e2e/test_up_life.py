@@ -1,5 +1,6 @@
 """How a suite comes, survives and goes: nothing is left of it, whatever ends it."""
 
+import contextlib
 import json
 import os
 import secrets
@@ -8,11 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -21,6 +23,8 @@ from libs.testing.suite import Suite, free_port, running_suite
 pytestmark = pytest.mark.suite
 
 STOP_S = 10.0
+SOON_S = 8.0
+"""What the graces of a stop add up to, and a busy machine."""
 RESTART_S = 30.0
 
 
@@ -68,13 +72,13 @@ def listens(url: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
-def assert_nothing_left(suite: Suite, env: dict[str, str]) -> None:
+def assert_nothing_left(ready: dict[str, Any], ready_file: Path, env: dict[str, str]) -> None:
     until(lambda: not processes(env), STOP_S, "the end of every process")
-    urls = (*suite.ready["gateways"], suite.ready["planner"], suite.ready["metrics"])
+    urls = (*ready["gateways"], ready["planner"], ready["metrics"])
     # A process that ends gives back its memory, by which it is found, before its ports.
     until(lambda: not [url for url in urls if listens(url)], STOP_S, "the end of every port")
     until(lambda: not list(Path(env["TMPDIR"]).glob("fulcrum-*")), STOP_S, "the end of the temporary folder")
-    assert not suite.ready_file.exists()
+    assert not ready_file.exists()
     assert not list((Path(env["FULCRUM_CACHE"]) / "suites").iterdir())
 
 
@@ -84,16 +88,51 @@ def up(env: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str
     return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-def test_a_signal_ends_every_process_port_and_folder(
+@contextlib.contextmanager
+def open_streams(suite: Suite, count: int) -> Iterator[list[Iterator[str]]]:
+    """Lines of answers that have begun and would go on for long."""
+    body = {"model": "sim", "prompt": "p", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+    with contextlib.ExitStack() as stack:
+        http = stack.enter_context(httpx.Client(timeout=30))
+        url = f"{suite.gateway}/v1/completions"
+        answers = [stack.enter_context(http.stream("POST", url, json=body)).iter_lines() for _ in range(count)]
+        assert all(next(lines) for lines in answers)
+        yield answers
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_ends_open_streams_and_every_process_port_and_folder(
     tmp_path: Path, env: dict[str, str], number: signal.Signals
 ) -> None:
-    with running_suite(tmp_path, "--engine", "sim", env=env) as suite:
+    with running_suite(tmp_path, "--engine", "sim", env=env) as suite, open_streams(suite, 4) as answers:
         assert len(processes(env)) >= 8
         suite.process.send_signal(number)
-        code = suite.process.wait(STOP_S)
-        assert_nothing_left(suite, env)
-    assert code == (-signal.SIGKILL if number == signal.SIGKILL else 0)
+        assert suite.process.wait(SOON_S) == 0
+        for lines in answers:
+            assert json.loads([line for line in lines if line][-1].removeprefix("data: "))["error"]["code"]
+        assert_nothing_left(suite.ready, suite.ready_file, env)
+
+
+STARTER = """
+import sys
+from pathlib import Path
+from libs.testing.suite import running_suite
+with running_suite(Path(sys.argv[1]), "--engine", "sim") as suite:
+    print(suite.process.pid, flush=True)
+    suite.process.wait()
+"""
+
+
+def test_kill_9_of_who_started_it_ends_a_suite_under_test_and_all_that_it_started(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    command = [sys.executable, "-c", STARTER, str(tmp_path)]
+    with subprocess.Popen(command, env={**os.environ, **env}, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        ready = json.loads((tmp_path / "ready.json").read_text()) if starter.stdout.readline() else {}
+        assert len(processes(env)) >= 9
+        starter.kill()
+    assert_nothing_left(ready, tmp_path / "ready.json", env)
 
 
 def test_a_signal_while_starting_ends_it_all_the_same(tmp_path: Path, env: dict[str, str]) -> None:
@@ -143,7 +182,7 @@ def test_with_no_restart_the_death_of_a_child_ends_the_suite(tmp_path: Path, env
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         assert suite.process.wait(STOP_S) == 1
-        assert_nothing_left(suite, env)
+        assert_nothing_left(suite.ready, suite.ready_file, env)
         assert "fulcrum: decode-1 died (signal SIGKILL" in (tmp_path / "up.log").read_text().splitlines()[-1]
 
 

@@ -25,9 +25,13 @@ from services.gateway.settings import GatewaySettings
 
 @pytest.fixture(scope="package")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
-    """A whole suite of processes on the sim engine, with a spare of all that clients depend on."""
+    """A whole suite of processes on the sim engine, with a spare of all that clients depend on.
+
+    It is slow enough to be met at every stage: a prompt of 1,500 tokens takes 0.2 s, and about as long to pull.
+    """
     shape = ("--engine", "sim", "--prefill", "2", "--decode", "2", "--gateways", "2")
-    env = {"FULCRUM_KAFKA_BUFFER_RECORDS": "20"}
+    slow = {"FULCRUM_WORKER_SIM_SPEEDUP": "0.25", "FULCRUM_WORKER_SIM_LINK_GBPS": "40"}
+    env = {"FULCRUM_KAFKA_BUFFER_RECORDS": "20", **slow}
     with running_suite(tmp_path_factory.mktemp("suite"), *shape, env=env) as found:
         yield found
 
@@ -122,7 +126,7 @@ async def _open(
             open_gateway(
                 settings=values, ports=ports, catalog=catalog, sock=sock, clock=SystemClock(), tasks=tasks
             ) as running,
-            httpx.AsyncClient(base_url=running.url, timeout=20) as http,
+            httpx.AsyncClient(base_url=running.url, timeout=20, verify=False) as http,
         ):
             gateway = LocalGateway(running, registry, bus, index, tasks, http)
             wanted = {worker.id for worker in workers}

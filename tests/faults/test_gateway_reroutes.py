@@ -65,24 +65,25 @@ REROUTED = {
 
 
 @pytest.mark.parametrize("plans", REROUTED.values(), ids=REROUTED.keys())
-@pytest.mark.parametrize("spare", [True, False], ids=["with a spare", "alone"])
-async def test_the_text_is_whole_whatever_happens(
-    open_gateway_over: Any, plans: dict[str, tuple[Plan, ...]], spare: bool
-) -> None:
-    async with AsyncExitStack() as stack:
-        names = ("p0", "p1", "d0", "d1") if spare or "p1" in plans else ("p0", "d0")
-        found = await workers(stack, *names, **plans)
-        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
-        answer = await gateway.complete(TOKENS)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
-        assert answer.json()["usage"]["completion_tokens"] == TOKENS
-        assert answer.json()["usage"]["prompt_tokens"] == len("hello")
-        (event,) = gateway.events()
-        assert event.outcome == OUTCOME_OK
-        assert event.reroutes > 0
-        assert event.output_tokens == TOKENS
-        await until(gateway.idle, what="an idle gateway")
+async def test_the_text_is_whole_whatever_happens(open_gateway_over: Any, plans: dict[str, tuple[Plan, ...]]) -> None:
+    """With another worker of each kind, and with none that is not in the plans."""
+
+    async def ask(*names: str) -> None:
+        async with AsyncExitStack() as stack:
+            found = await workers(stack, *names, **plans)
+            gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+            answer = await gateway.complete(TOKENS)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
+            assert answer.json()["usage"]["completion_tokens"] == TOKENS
+            assert answer.json()["usage"]["prompt_tokens"] == len("hello")
+            (event,) = gateway.events()
+            assert event.outcome == OUTCOME_OK
+            assert event.reroutes > 0
+            assert event.output_tokens == TOKENS
+            await until(gateway.idle, what="an idle gateway")
+
+    await asyncio.gather(ask("p0", "p1", "d0", "d1"), ask(*sorted({"p0", "d0", *plans})))
 
 
 async def test_a_refused_decode_goes_elsewhere_with_the_same_blocks(open_gateway_over: Any) -> None:

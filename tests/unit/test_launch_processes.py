@@ -175,6 +175,23 @@ async def test_stop_lets_a_child_drain_and_then_ends_it_and_what_it_started(kept
         await gone(pid)
 
 
+async def test_a_log_is_bounded_while_its_child_writes(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("libs.launch.process.MAX_LOG_BYTES", 20_000)
+    kept.start(child(READY + "[(sys.stderr.write('x' * 999 + '\\n'), time.sleep(0.001)) for _ in iter(int, 1)]"))
+    await kept.told.starts(1)
+    log = Path(kept.launcher.log_of("child-1"))
+    kept_aside = log.with_name("child-1.log.1")
+    for _ in range(3):
+        async with asyncio.timeout(TIMEOUT_S):
+            while log.stat().st_size <= 20_000:
+                await asyncio.sleep(0.01)
+        await kept.launcher.bound_logs()
+        assert log.stat().st_size < 20_000
+        assert kept_aside.stat().st_size > 20_000
+        kept_aside.unlink()
+    assert len(kept.told.addresses) == 1  # the child noticed nothing
+
+
 async def test_a_death_shows_while_a_grandchild_holds_the_output_open(kept: Kept) -> None:
     code = "import subprocess; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
     kept.start(child(READY + code))

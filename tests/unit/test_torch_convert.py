@@ -1,6 +1,7 @@
 """The bundled model, converted: what is in the folder, and how conversion ends when it cannot."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -134,4 +135,19 @@ def test_sigterm_leaves_nothing_behind(tmp_path: Path):
         assert len(list(tmp_path.iterdir())) == 1
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_conversion_left_is_swept_and_what_runs_is_not(tmp_path: Path):
+    out_dir = tmp_path / "model"
+    with subprocess.Popen([*COMMAND, str(out_dir)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["fraction"] == 0.0
+        (folder,) = tmp_path.iterdir()
+        os.utime(folder, (0, 0))
+        convert.sweep(out_dir)
+        assert folder.is_dir()
+        process.kill()
+    assert folder.is_dir()
+    convert.sweep(out_dir)
     assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,8 @@ not at all, whoever else converts at the same time.
 """
 
 import contextlib
+import fcntl
+import glob
 import io
 import json
 import os
@@ -13,6 +15,7 @@ import secrets
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,12 +32,16 @@ ADVISED_SAMPLING = {"do_sample": False}
 """So small a model, from 4 bits a weight, wanders off when sampled: greedy unless a request says otherwise."""
 NEEDED_DISK_BYTES = 600 * 1024 * 1024
 """135 M weights of 4 bytes, the tokenizer, and some air."""
+LOCKED_NAME_BYTES = 4
+LOCK_WITHIN_S = 5.0
+"""A folder may be without its lock for so long, between its making and its locking."""
 EXIT_CANNOT_CONVERT = 2
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 def convert(out_dir: Path) -> None:
     """Write the model into `out_dir`, or leave it as it is when it holds one. Raises StartupError."""
+    sweep(out_dir)
     if is_complete(out_dir):
         return
     gguf = find_gguf()
@@ -44,6 +51,7 @@ def convert(out_dir: Path) -> None:
                 raise StartupError(f"the model needs {NEEDED_DISK_BYTES >> 20} MB of free disk at {out_dir.parent}")
             _write(gguf, folder)
             move_into_place(folder, out_dir)
+        sweep(out_dir)  # nobody may ask for a conversion again
     except OSError as error:
         reason = error.strerror or str(error).splitlines()[0]
         raise StartupError(f"cannot write the model to {out_dir} ({reason}): choose another folder") from error
@@ -65,13 +73,34 @@ def find_gguf() -> Path:
 
 @contextlib.contextmanager
 def _folder_beside(out_dir: Path) -> Iterator[Path]:
-    """An empty folder on the same file system, gone afterwards."""
-    folder = out_dir.parent / f".{out_dir.name}.{secrets.token_hex(4)}"
+    """An empty folder on the same file system, gone afterwards, and locked as long as somebody is at it."""
+    folder = out_dir.parent / f".{out_dir.name}.{secrets.token_hex(LOCKED_NAME_BYTES)}"
     folder.mkdir(parents=True)
     try:
-        yield folder
+        with _locked(folder):
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(out_dir: Path) -> None:
+    """Remove what conversions into `out_dir` have left that were killed."""
+    for folder in out_dir.parent.glob(f".{glob.escape(out_dir.name)}.{'?' * 2 * LOCKED_NAME_BYTES}"):
+        with contextlib.suppress(OSError):  # somebody is at it, or swept it first
+            if time.time() - folder.stat().st_mtime > LOCK_WITHIN_S:
+                with _locked(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Raises OSError where another process holds it. A killed holder's lock ends with it."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(number)
 
 
 def _write(gguf: Path, folder: Path) -> None:
