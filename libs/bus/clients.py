@@ -17,6 +17,18 @@ REQUEST_TIMEOUT_MS = 3000
 METADATA_AGE_MS = 1000
 BATCH_BYTES = 512 * 1024
 MAX_RECORD_BYTES = 1024 * 1024
+MEMBER_FETCH_BYTES = 128 * 1024
+"""Of each partition that a member of a group works on: what has been fetched and is not worked on yet."""
+TRANSACTION_TIMEOUT_MS = 20_000
+"""A transaction left open holds up readers for this long, unless its producer's successor comes sooner."""
+SESSION_TIMEOUT_MS = 6_000
+"""A member of a group that is silent for this long has lost its partitions to others."""
+REBALANCE_TIMEOUT_MS = 10_000
+JOIN_TIMEOUT_MS = REBALANCE_TIMEOUT_MS + 2_000
+"""Joining a group is answered when all its members have joined, or are given up."""
+MAX_WORK_MS = 24 * 3_600_000
+"""How long a member may work on what it has read; that it lives is what its heartbeats say."""
+CLOSE_TIMEOUT_S = 3.0
 FETCH_WAIT_MS = 500
 EMBEDDED_FETCH_WAIT_MS = 20
 """The embedded broker answers a fetch that found nothing only when its wait is over, whatever has come meanwhile."""
@@ -58,6 +70,61 @@ async def open_producer(bootstrap: str, client_id: str) -> AsyncIterator[AIOKafk
         yield producer
     finally:
         await producer.stop()
+
+
+@asynccontextmanager
+async def open_transactions(bootstrap: str, client_id: str, transactional_id: str) -> AsyncIterator[AIOKafkaProducer]:
+    """A connected producer of transactions. From here on any other of the same id is fenced, and what it left open is
+    aborted or committed."""
+    producer = AIOKafkaProducer(
+        bootstrap_servers=bootstrap,
+        client_id=client_id,
+        transactional_id=transactional_id,
+        transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+        linger_ms=0,
+        max_batch_size=BATCH_BYTES,
+        max_request_size=MAX_RECORD_BYTES,
+        request_timeout_ms=REQUEST_TIMEOUT_MS,
+    )
+    try:
+        await _start(producer.start())
+        yield producer
+    finally:
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await producer.stop()
+        except CONNECTION_ERRORS:  # it waits for what the broker will not take
+            await producer._sender.close()
+            await producer.client.close()
+
+
+@asynccontextmanager
+async def open_member(bootstrap: str, client_id: str, group: str, *, embedded: bool) -> AsyncIterator[AIOKafkaConsumer]:
+    """A connected consumer of a group, which has subscribed to nothing yet and commits nothing by itself."""
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap,
+        client_id=client_id,
+        group_id=group,
+        # Started again, it takes its own place in the group at once; the embedded broker knows no such members.
+        group_instance_id=None if embedded else client_id,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        isolation_level="read_committed",
+        check_crcs=not embedded,
+        fetch_max_wait_ms=EMBEDDED_FETCH_WAIT_MS if embedded else FETCH_WAIT_MS,
+        max_partition_fetch_bytes=MEMBER_FETCH_BYTES,
+        request_timeout_ms=JOIN_TIMEOUT_MS,
+        metadata_max_age_ms=METADATA_AGE_MS,
+        session_timeout_ms=SESSION_TIMEOUT_MS,
+        heartbeat_interval_ms=SESSION_TIMEOUT_MS // 5,
+        rebalance_timeout_ms=REBALANCE_TIMEOUT_MS,
+        max_poll_interval_ms=MAX_WORK_MS,
+    )
+    try:
+        await _start(consumer.start())
+        yield consumer
+    finally:
+        await _stop(consumer)
 
 
 @asynccontextmanager

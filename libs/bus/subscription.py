@@ -42,13 +42,16 @@ class Subscription:
         *,
         from_start: bool,
         on_undecodable: Callable[[], None],
+        since: Sequence[int] = (),
     ) -> None:
+        """`since`: where to begin, by partition, as long as the broker has not forgotten everything."""
         self._servers = servers
         self._topics = {topic.name(cluster): topic for topic in topics}
         self._cluster = cluster
         self._client_id = client_id
         self._from_start = from_start
         self._on_undecodable = on_undecodable
+        self._since = since
         self._run = servers.run()
         self._positions: dict[TopicPartition, int] = {}
 
@@ -81,6 +84,7 @@ class Subscription:
         if address.run != self._run:
             self._run = address.run
             self._positions.clear()
+            self._since = ()
             self._from_start = True
         return address
 
@@ -142,7 +146,9 @@ class Subscription:
         new = sorted(found - self._positions.keys())
         if new:
             offsets = await (consumer.beginning_offsets(new) if self._from_start else consumer.end_offsets(new))
-            self._positions.update(offsets)
+            for partition, offset in offsets.items():
+                known = partition.partition < len(self._since)
+                self._positions[partition] = max(offset, self._since[partition.partition]) if known else offset
         self._from_start = True  # what appears later is younger than the subscription
         self._positions = {partition: self._positions[partition] for partition in found}
         consumer.assign(sorted(found))

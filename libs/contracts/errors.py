@@ -51,6 +51,45 @@ class BodyTooLarge(InvalidRequest):
     http_status = 413
 
 
+class FileTooLarge(InvalidRequest):
+    """A file is over the bound for one."""
+
+    code = "file_too_large"
+    http_status = 413
+
+
+class FileNotFound(FulcrumError):
+    """No such file is kept."""
+
+    code = "file_not_found"
+    error_type = "invalid_request_error"
+    http_status = 404
+    grpc_status = grpc.StatusCode.NOT_FOUND
+
+
+class BatchNotFound(FileNotFound):
+    """No such batch is known."""
+
+    code = "batch_not_found"
+
+
+class Conflict(FulcrumError):
+    """What is asked for does not go with how things stand."""
+
+    code = "conflict"
+    error_type = "invalid_request_error"
+    http_status = 409
+    grpc_status = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class StoreFull(FulcrumError):
+    """The file store has no room: deleting files makes some."""
+
+    code = "store_full"
+    http_status = 507
+    grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 class UnknownModel(FulcrumError):
     """No such model here."""
 
@@ -82,6 +121,15 @@ class NoWorkers(FulcrumError):
     """No worker can take the request now."""
 
     code = "no_workers"
+    error_type = "service_unavailable_error"
+    http_status = 503
+    grpc_status = grpc.StatusCode.UNAVAILABLE
+
+
+class BrokerUnavailable(FulcrumError):
+    """Kafka did not take or tell something in time: whether it has happened is not known."""
+
+    code = "broker_unavailable"
     error_type = "service_unavailable_error"
     http_status = 503
     grpc_status = grpc.StatusCode.UNAVAILABLE

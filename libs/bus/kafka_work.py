@@ -1,0 +1,133 @@
+"""Work over Kafka: a real cluster, or the embedded broker, which does not isolate transactions."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import structlog
+from aiokafka import TopicPartition
+from google.protobuf.message import Message
+
+from libs.bus.broker import partitions
+from libs.bus.clients import CONNECTION_ERRORS, open_admin, open_consumer, open_member, open_producer
+from libs.bus.codec import SCHEMA_HEADER, encode
+from libs.bus.kafka import EMBEDDED, KAFKA
+from libs.bus.lanes import LANE_ERRORS, Lanes
+from libs.bus.port import BusCapabilities, Record
+from libs.bus.servers import Servers
+from libs.bus.subscription import Subscription
+from libs.bus.work import Handle
+from libs.contracts.errors import BrokerUnavailable
+from libs.contracts.topics import Topic
+from libs.runtime.backoff import Backoff
+
+log = structlog.get_logger()
+
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 2.0
+RETRY_AFTER_S = 2.0
+ASK_TIMEOUT_S = 6.0
+"""How long a caller waits for the broker to take or to tell something."""
+
+
+class KafkaWork:
+    """WorkBus over `servers`, as KafkaBus takes them; `member`: a name of this process that no other one has."""
+
+    def __init__(self, servers: str, cluster: str, member: str) -> None:
+        self._servers = Servers(servers)
+        self._cluster = cluster
+        self._member = member
+        self._undecodable = 0
+
+    @property
+    def capabilities(self) -> BusCapabilities:
+        """What the broker can do."""
+        return EMBEDDED if self._servers.embedded else KAFKA
+
+    async def send(self, topic: Topic, value: Message) -> None:
+        """Publish, and wait until the broker has it; raises BrokerUnavailable. Rare: each call has a connection."""
+        record = encode(topic, self._cluster, value)
+        headers = [(SCHEMA_HEADER, record.schema)]
+        try:
+            async with (
+                asyncio.timeout(ASK_TIMEOUT_S),
+                open_producer(self._servers.address().bootstrap, self._member) as producer,
+            ):
+                await producer.send_and_wait(record.topic, record.value, key=record.key, headers=headers)
+        except CONNECTION_ERRORS as error:
+            raise _unavailable(error) from error
+
+    async def ends(self, topic: Topic) -> list[int]:
+        """The offset after the last record of each partition; raises BrokerUnavailable."""
+        name = topic.name(self._cluster)
+        try:
+            bootstrap = self._servers.address().bootstrap
+            async with (
+                asyncio.timeout(ASK_TIMEOUT_S),
+                open_admin(bootstrap, self._member) as admin,
+                open_consumer(bootstrap, self._member, embedded=self._servers.embedded) as consumer,
+            ):
+                numbers = (await partitions(admin, [topic], self._cluster)).get(name, ())
+                found = await consumer.end_offsets([TopicPartition(name, number) for number in numbers])
+        except CONNECTION_ERRORS as error:
+            raise _unavailable(error) from error
+        return [offset for _, offset in sorted(found.items())]
+
+    def follow(self, topic: Topic, since: Sequence[int] = ()) -> AsyncIterator[Record]:
+        """Committed records of all partitions, from `since` or else from the start, through outages."""
+        subscription = Subscription(
+            self._servers,
+            [topic],
+            self._cluster,
+            self._member,
+            from_start=True,
+            on_undecodable=self._count_undecodable,
+            since=since,
+        )
+        return subscription.records(lambda: False)
+
+    async def work(self, topic: Topic, group: str, handle: Handle) -> None:
+        """Be a member of the group until cancelled."""
+        backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
+        now_s = asyncio.get_running_loop().time
+        while True:
+            started_s = now_s()
+            try:
+                await self._be_member(topic, f"fulcrum.{self._cluster}.{group}", handle)
+            except LANE_ERRORS as error:
+                if now_s() - started_s > BACKOFF_MAX_S:
+                    backoff.reset()
+                wait_s = backoff.next_s()
+                if backoff.failures == 1:
+                    log.warning("work is interrupted", topic=topic.stem, error=repr(error))
+                await asyncio.sleep(wait_s)
+
+    async def _be_member(self, topic: Topic, group: str, handle: Handle) -> None:
+        """Until cancelled, or until a client is of no more use: raises one of LANE_ERRORS."""
+        bootstrap, embedded = self._servers.address().bootstrap, self._servers.embedded
+        async with (
+            open_admin(bootstrap, self._member) as admin,
+            open_member(bootstrap, self._member, group, embedded=embedded) as consumer,
+        ):
+            lanes = Lanes(
+                servers=self._servers,
+                topic=topic,
+                cluster=self._cluster,
+                group=group,
+                client_id=self._member,
+                admin=admin,
+                consumer=consumer,
+                handle=handle,
+                on_undecodable=self._count_undecodable,
+            )
+            consumer.subscribe([topic.name(self._cluster)], listener=lanes)
+            try:
+                await lanes.failed()
+            finally:
+                await lanes.close()
+
+    def _count_undecodable(self) -> None:
+        self._undecodable += 1
+
+
+def _unavailable(error: BaseException) -> BrokerUnavailable:
+    return BrokerUnavailable(f"the broker does not answer ({error!r})", retry_after_s=RETRY_AFTER_S)

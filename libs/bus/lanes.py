@@ -1,0 +1,216 @@
+"""The partitions that this member of a group has, each with a producer of transactions that is its alone.
+
+The transactional id belongs to the partition, not to the member: whoever opens the lane fences whoever had it before,
+also one that does not know yet that it has lost it. Only then is read where the lane begins.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+import structlog
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import ConsumerStoppedError, ProducerClosed
+from aiokafka.structs import OffsetAndMetadata
+from google.protobuf.message import Message
+
+from libs.bus.buffer import Outgoing
+from libs.bus.clients import CONNECTION_ERRORS, open_transactions
+from libs.bus.codec import SCHEMA_HEADER, decode, encode
+from libs.bus.port import Record
+from libs.bus.servers import BrokerAway, Servers
+from libs.bus.work import Handle
+from libs.contracts.topics import Topic
+
+log = structlog.get_logger()
+
+LANE_ERRORS = (*CONNECTION_ERRORS, ConsumerStoppedError, ProducerClosed)
+POLL_MS = 250
+STALL_POLLS = 12
+"""Empty polls in a row after which it is asked whether there is something that does not come."""
+MAX_POLL_RECORDS = 100
+COMMIT_TIMEOUT_S = 10.0
+CHECK_S = 1.0
+"""How soon it is noticed that another broker has taken the place of the embedded one."""
+
+
+class KafkaLane:
+    """Lane over one partition."""
+
+    def __init__(
+        self,
+        *,
+        topic: Topic,
+        cluster: str,
+        group: str,
+        partition: TopicPartition,
+        consumer: AIOKafkaConsumer,
+        producer: AIOKafkaProducer,
+        note: str,
+        end: int,
+        embedded: bool,
+        on_undecodable: Callable[[], None],
+    ) -> None:
+        """`end`: where the partition ended when the lane began."""
+        self._topic = topic
+        self._cluster = cluster
+        self._group = group
+        self._partition = partition
+        self._consumer = consumer
+        self._producer = producer
+        self._end = end
+        self._embedded = embedded
+        self._on_undecodable = on_undecodable
+        self.note = note
+        self.replayed = False
+
+    @property
+    def partition(self) -> int:
+        """Its number."""
+        number: int = self._partition.partition
+        return number
+
+    async def batches(self) -> AsyncIterator[list[Record]]:
+        """Records from the committed offset on; an empty list when none came for a moment."""
+        empty_polls = 0
+        while True:
+            found = await self._consumer.getmany(
+                self._partition, timeout_ms=POLL_MS if self.replayed else 1, max_records=MAX_POLL_RECORDS
+            )
+            batch = [record for raw in found.get(self._partition, ()) if (record := self._record(raw)) is not None]
+            empty_polls = 0 if batch else empty_polls + 1
+            if not self.replayed or empty_polls % STALL_POLLS == STALL_POLLS - 1:
+                position = await self._consumer.position(self._partition)
+                if not self.replayed:
+                    self.replayed = position >= self._end
+                elif position < (await self._consumer.end_offsets([self._partition]))[self._partition]:
+                    raise BrokerAway(f"{self._partition} has records that do not come")
+            yield batch
+
+    async def commit(self, produced: Sequence[tuple[Topic, Message]], *, next_offset: int, note: str = "") -> None:
+        """One transaction: these records, and where to go on, with a note."""
+        work = self._commit([encode(topic, self._cluster, value) for topic, value in produced], next_offset, note)
+        task = asyncio.get_running_loop().create_task(work, name="commit")
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # A transaction left open would hold up every reader until it times out.
+            await asyncio.wait([task])
+            raise
+
+    async def _commit(self, records: Sequence[Outgoing], next_offset: int, note: str) -> None:
+        # One that fails is not aborted here: whoever opens the lane next has the broker do it.
+        async with asyncio.timeout(COMMIT_TIMEOUT_S):
+            await self._producer.begin_transaction()
+            for record in records:
+                sent = await self._producer.send(
+                    record.topic, record.value, key=record.key, headers=[(SCHEMA_HEADER, record.schema)]
+                )
+                sent.add_done_callback(_look_at)  # committing tells of failures
+            offsets = {self._partition: OffsetAndMetadata(next_offset, note)}
+            await self._producer.send_offsets_to_transaction(offsets, self._group)
+            await self._producer.commit_transaction()
+            if self._embedded:
+                # The embedded broker forgets offsets of transactions: its lanes are at least once, as it declares.
+                await self._consumer.commit(offsets)
+
+    def _record(self, raw: object) -> Record | None:
+        value = decode(self._topic, raw.value, raw.headers)  # type: ignore[attr-defined]  # aiokafka has no types
+        if value is None:
+            self._on_undecodable()
+            return None
+        key = (raw.key or b"").decode(errors="replace")  # type: ignore[attr-defined]
+        return Record(self._topic, key, value, self.partition, raw.offset)  # type: ignore[attr-defined]
+
+
+def _look_at(sent: "asyncio.Future[object]") -> None:
+    if not sent.cancelled():
+        sent.exception()
+
+
+class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    """Opens a lane for each partition that the group deals to this member, and closes those that it takes away."""
+
+    def __init__(
+        self,
+        *,
+        servers: Servers,
+        topic: Topic,
+        cluster: str,
+        group: str,
+        client_id: str,
+        admin: AIOKafkaAdminClient,
+        consumer: AIOKafkaConsumer,
+        handle: Handle,
+        on_undecodable: Callable[[], None],
+    ) -> None:
+        self._servers = servers
+        self._address = servers.address()
+        self._topic = topic
+        self._cluster = cluster
+        self._group = group
+        self._client_id = client_id
+        self._admin = admin
+        self._consumer = consumer
+        self._handle = handle
+        self._on_undecodable = on_undecodable
+        self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def failed(self) -> None:
+        """Until a lane fails, which is raised, or the broker is another."""
+        while True:
+            done, _ = await asyncio.wait([self._failure], timeout=CHECK_S)
+            if done:
+                self._failure.result()
+            if self._servers.run() != self._address.run:
+                raise BrokerAway("another broker has taken its place")
+
+    async def close(self) -> None:
+        """End all lanes."""
+        await self.on_partitions_revoked(list(self._tasks))
+        if not self._failure.done():
+            self._failure.cancel()
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """The group is about to deal anew: each lane commits what it has, and ends."""
+        tasks = [task for partition in list(revoked) if (task := self._tasks.pop(partition, None))]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Open a lane for each."""
+        for partition in sorted(assigned):
+            task = asyncio.get_running_loop().create_task(self._run(partition), name=f"lane {partition.partition}")
+            task.add_done_callback(self._ended)
+            self._tasks[partition] = task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and not self._failure.done():
+            self._failure.set_exception(error)
+
+    async def _run(self, partition: TopicPartition) -> None:
+        transactional_id = f"{self._group}.{partition.partition}"
+        async with open_transactions(self._address.bootstrap, self._client_id, transactional_id) as producer:
+            # Only now does nobody else commit here any more.
+            committed = await self._admin.list_consumer_group_offsets(self._group, partitions=[partition])
+            start = committed.get(partition)
+            begins = start.offset if start is not None else -1
+            if begins < 0:
+                begins = (await self._consumer.beginning_offsets([partition]))[partition]
+            self._consumer.seek(partition, begins)
+            lane = KafkaLane(
+                topic=self._topic,
+                cluster=self._cluster,
+                group=self._group,
+                partition=partition,
+                consumer=self._consumer,
+                producer=producer,
+                note=start.metadata or "" if start is not None else "",
+                end=(await self._consumer.end_offsets([partition]))[partition],
+                embedded=self._servers.embedded,
+                on_undecodable=self._on_undecodable,
+            )
+            log.info("lane is open", topic=self._topic.stem, partition=partition.partition, offset=begins)
+            await self._handle(lane)

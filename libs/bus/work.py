@@ -1,0 +1,75 @@
+"""The port to work that must be done once: partitions dealt out to members of a group, each worked on in transactions.
+
+A separate port from `Bus`, whose publishing is allowed to lose and to repeat.
+"""
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from google.protobuf.message import Message
+
+from libs.bus.port import BusCapabilities, Record
+from libs.contracts.topics import Topic
+
+MAX_NOTE_CHARS = 4096
+"""What a broker keeps beside an offset, by default."""
+
+
+class Lane(Protocol):
+    """One partition of a topic of work, for as long as this member has it. Whoever had it before can commit no more."""
+
+    @property
+    def partition(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def note(self) -> str:
+        """What was committed with the offset at which it begins."""
+        ...
+
+    @property
+    def replayed(self) -> bool:
+        """Whether all has been read that was there when the lane began."""
+        ...
+
+    def batches(self) -> AsyncIterator[list[Record]]:
+        """Records from the committed offset on, as they come; an empty list when none came for a moment."""
+        ...
+
+    async def commit(self, produced: Sequence[tuple[Topic, Message]], *, next_offset: int, note: str = "") -> None:
+        """One transaction: these records, and that the next to be worked on is at `next_offset`, with a note.
+
+        One at a time. Raises when it cannot be known, or is not true, that it was committed: the lane is then of no
+        more use, and the next one begins where the broker says.
+        """
+        ...
+
+
+Handle = Callable[[Lane], Coroutine[Any, Any, None]]
+"""Works on one lane until it is cancelled, which it is when the lane goes to another member."""
+
+
+class WorkBus(Protocol):
+    """Work over Kafka. What the broker cannot do is in its capabilities, as with `Bus`."""
+
+    @property
+    def capabilities(self) -> BusCapabilities:
+        """Without `read_committed`, work whose transaction failed may be read twice."""
+        ...
+
+    async def send(self, topic: Topic, value: Message) -> None:
+        """Publish, and wait until the broker has it; raises BrokerUnavailable."""
+        ...
+
+    async def ends(self, topic: Topic) -> list[int]:
+        """The offset after the last record of each partition; raises BrokerUnavailable."""
+        ...
+
+    def follow(self, topic: Topic, since: Sequence[int] = ()) -> AsyncIterator[Record]:
+        """Committed records of all partitions, from `since` or else from the start, through outages."""
+        ...
+
+    async def work(self, topic: Topic, group: str, handle: Handle) -> None:
+        """Be a member of the group until cancelled: `handle` runs once for each partition it has, through outages."""
+        ...

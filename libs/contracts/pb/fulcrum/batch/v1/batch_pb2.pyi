@@ -1,0 +1,144 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
+    OUTCOME_COMPLETED: _ClassVar[Outcome]
+    OUTCOME_CANCELLED: _ClassVar[Outcome]
+    OUTCOME_EXPIRED: _ClassVar[Outcome]
+    OUTCOME_FAILED: _ClassVar[Outcome]
+OUTCOME_UNSPECIFIED: Outcome
+OUTCOME_COMPLETED: Outcome
+OUTCOME_CANCELLED: Outcome
+OUTCOME_EXPIRED: Outcome
+OUTCOME_FAILED: Outcome
+
+class JobEvent(_message.Message):
+    __slots__ = ("job_id", "at_unix_ns", "created", "started", "progress", "cancel_asked", "finished")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    AT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_ASKED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    at_unix_ns: int
+    created: Created
+    started: Started
+    progress: Progress
+    cancel_asked: CancelAsked
+    finished: Finished
+    def __init__(self, job_id: _Optional[str] = ..., at_unix_ns: _Optional[int] = ..., created: _Optional[_Union[Created, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cancel_asked: _Optional[_Union[CancelAsked, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+
+class Created(_message.Message):
+    __slots__ = ("input_file_id", "endpoint", "completion_window", "expires_unix_ns", "metadata")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    INPUT_FILE_ID_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    expires_unix_ns: int
+    metadata: _containers.ScalarMap[str, str]
+    def __init__(self, input_file_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., completion_window: _Optional[str] = ..., expires_unix_ns: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Started(_message.Message):
+    __slots__ = ("lines", "results_since")
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_SINCE_FIELD_NUMBER: _ClassVar[int]
+    lines: int
+    results_since: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lines: _Optional[int] = ..., results_since: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("share", "completed", "failed")
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    share: int
+    completed: int
+    failed: int
+    def __init__(self, share: _Optional[int] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
+
+class CancelAsked(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("outcome", "completed", "failed", "output_file_id", "error_file_id", "error_code", "error_message")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FILE_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FILE_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    outcome: Outcome
+    completed: int
+    failed: int
+    output_file_id: str
+    error_file_id: str
+    error_code: str
+    error_message: str
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., output_file_id: _Optional[str] = ..., error_file_id: _Optional[str] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
+
+class Share(_message.Message):
+    __slots__ = ("share_id", "job_id", "number", "input_file_id", "endpoint", "first_line", "lines", "first_byte", "bytes", "repeats", "expires_unix_ns", "first_place")
+    SHARE_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FILE_ID_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LINE_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BYTE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    REPEATS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PLACE_FIELD_NUMBER: _ClassVar[int]
+    share_id: str
+    job_id: str
+    number: int
+    input_file_id: str
+    endpoint: str
+    first_line: int
+    lines: int
+    first_byte: int
+    bytes: int
+    repeats: _containers.RepeatedScalarFieldContainer[int]
+    expires_unix_ns: int
+    first_place: int
+    def __init__(self, share_id: _Optional[str] = ..., job_id: _Optional[str] = ..., number: _Optional[int] = ..., input_file_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., first_line: _Optional[int] = ..., lines: _Optional[int] = ..., first_byte: _Optional[int] = ..., bytes: _Optional[int] = ..., repeats: _Optional[_Iterable[int]] = ..., expires_unix_ns: _Optional[int] = ..., first_place: _Optional[int] = ...) -> None: ...
+
+class Result(_message.Message):
+    __slots__ = ("job_id", "place", "custom_id", "ok", "answer", "expired")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    CUSTOM_ID_FIELD_NUMBER: _ClassVar[int]
+    OK_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    place: int
+    custom_id: str
+    ok: bool
+    answer: bytes
+    expired: bool
+    def __init__(self, job_id: _Optional[str] = ..., place: _Optional[int] = ..., custom_id: _Optional[str] = ..., ok: _Optional[bool] = ..., answer: _Optional[bytes] = ..., expired: _Optional[bool] = ...) -> None: ...

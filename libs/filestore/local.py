@@ -1,0 +1,184 @@
+"""Files in a local folder, which several processes of one host may share.
+
+One folder a file, named by its id, moved to its place by one rename: content and what is known of it appear together.
+"""
+
+import asyncio
+import re
+import shutil
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull
+from libs.filestore.port import FileInfo
+
+MAX_FILES = 10_000
+READ_BYTES = 256 * 1024
+STALE_DRAFT_S = 24 * 3600.0
+"""A draft this old has lost its process."""
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+_CONTENT, _INFO, _DRAFTS = "content", "info.json", ".drafts"
+
+
+class LocalFiles:
+    """FileStore in `folder`, which may hold `max_bytes` in all."""
+
+    def __init__(self, folder: Path, *, max_bytes: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+
+    @asynccontextmanager
+    async def draft(self, file_id: str, *, max_bytes: int) -> AsyncIterator["LocalDraft"]:
+        """A new file; what has not been kept when the context closes leaves nothing behind."""
+        home = self._folder / _DRAFTS / uuid.uuid4().hex
+        used_bytes = await asyncio.to_thread(self._make_room, home)
+        room_bytes = self._max_bytes - used_bytes
+        draft = LocalDraft(home, self._home(file_id), max_bytes=max_bytes, room_bytes=room_bytes)
+        try:
+            yield draft
+        finally:
+            await asyncio.shield(asyncio.to_thread(draft.discard))
+
+    async def info(self, file_id: str) -> FileInfo:
+        """What is known of a file."""
+        home = self._home(file_id)
+        found = await asyncio.to_thread(_read_info, home)
+        if found is None:
+            raise _not_found(file_id)
+        return found
+
+    async def read(self, file_id: str, first_byte: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """Its bytes from `first_byte`, in parts of at most READ_BYTES."""
+        left = length
+        file = await asyncio.to_thread(_open, self._home(file_id) / _CONTENT, first_byte)
+        if file is None:
+            raise _not_found(file_id)
+        try:
+            while part := await asyncio.to_thread(file.read, READ_BYTES if left is None else min(left, READ_BYTES)):
+                left = None if left is None else left - len(part)
+                yield part
+        finally:
+            file.close()
+
+    async def infos(self) -> list[FileInfo]:
+        """All of them, the youngest first."""
+        found = await asyncio.to_thread(self._scan)
+        return sorted(found, key=lambda info: (-info.created_unix_s, info.id))
+
+    async def delete(self, file_id: str) -> None:
+        """Forget one."""
+        home = self._home(file_id)
+        try:
+            await asyncio.to_thread(_remove, home, self._folder / _DRAFTS / uuid.uuid4().hex)
+        except FileNotFoundError:
+            raise _not_found(file_id) from None
+
+    def _home(self, file_id: str) -> Path:
+        if not _ID.fullmatch(file_id):
+            raise _not_found(file_id)
+        return self._folder / file_id
+
+    def _scan(self) -> list[FileInfo]:
+        if not self._folder.is_dir():
+            return []
+        return [info for home in self._folder.iterdir() if (info := _read_info(home)) is not None]
+
+    def _make_room(self, home: Path) -> int:
+        """Make the draft's folder; how many bytes are in use."""
+        home.mkdir(parents=True)
+        sizes = [info.bytes for info in self._scan()]
+        if len(sizes) >= MAX_FILES:
+            home.rmdir()
+            raise StoreFull(f"the file store holds {MAX_FILES} files already: delete some")
+        for other in home.parent.iterdir():
+            if other != home and time.time() - _changed_s(other) > STALE_DRAFT_S:
+                shutil.rmtree(other, ignore_errors=True)
+        return sum(sizes) + sum(_size(other / _CONTENT) for other in home.parent.iterdir())
+
+
+class LocalDraft:
+    """A file that is being written, in a folder of its own."""
+
+    def __init__(self, home: Path, target: Path, *, max_bytes: int, room_bytes: int) -> None:
+        self._home = home
+        self._target = target
+        self._max_bytes = max_bytes
+        self._room_bytes = room_bytes
+        self._bytes = 0
+        self._file: BinaryIO = (home / _CONTENT).open("wb")
+
+    async def write(self, part: bytes) -> None:
+        """Append; raises FileTooLarge or StoreFull."""
+        self._bytes += len(part)
+        if self._bytes > self._max_bytes:
+            raise FileTooLarge(f"the file is over {self._max_bytes} bytes", param="file")
+        if self._bytes > self._room_bytes:
+            raise StoreFull("the file store has no room for the file: delete some")
+        try:
+            await asyncio.to_thread(self._file.write, part)
+        except OSError as error:
+            raise StoreFull(f"the file store cannot take the file ({error.strerror})") from error
+
+    async def keep(self, *, name: str, purpose: str) -> FileInfo:
+        """It is whole: from now on others see it."""
+        info = FileInfo(self._target.name, name, purpose, self._bytes, int(time.time()))
+        return await asyncio.to_thread(self._keep, info)
+
+    def _keep(self, info: FileInfo) -> FileInfo:
+        self._file.close()
+        (self._home / _INFO).write_bytes(msgspec.json.encode(info))
+        with suppress(FileNotFoundError):
+            _remove(self._target, self._home.with_suffix(".old"))
+        self._home.rename(self._target)
+        return info
+
+    def discard(self) -> None:
+        """Remove what was not kept."""
+        self._file.close()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+
+def _read_info(home: Path) -> FileInfo | None:
+    try:
+        return msgspec.json.decode((home / _INFO).read_bytes(), type=FileInfo)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _open(path: Path, first_byte: int) -> BinaryIO | None:
+    try:
+        file = path.open("rb")
+    except OSError:
+        return None
+    file.seek(first_byte)
+    return file
+
+
+def _remove(home: Path, aside: Path) -> None:
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    home.rename(aside)  # gone at once for all; its bytes follow
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return time.time()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _not_found(file_id: str) -> FileNotFound:
+    return FileNotFound(f"no file {file_id!r} is kept here", param="file_id")

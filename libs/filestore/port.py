@@ -1,0 +1,57 @@
+"""The port to where files of clients are kept: what they upload, and what is made for them.
+
+A file is there whole or not at all, and never changes: what object stores with multipart uploads can do as well.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """One file."""
+
+    id: str
+    name: str
+    """As its maker called it."""
+    purpose: str
+    bytes: int
+    created_unix_s: int
+
+
+class Draft(Protocol):
+    """A file that is being written."""
+
+    async def write(self, part: bytes) -> None:
+        """Append; raises FileTooLarge or StoreFull."""
+        ...
+
+    async def keep(self, *, name: str, purpose: str) -> FileInfo:
+        """It is whole: from now on others see it. One of the same id is replaced."""
+        ...
+
+
+class FileStore(Protocol):
+    """Files by id. Raises FileNotFound for an id that it does not hold."""
+
+    def draft(self, file_id: str, *, max_bytes: int) -> AbstractAsyncContextManager[Draft]:
+        """A new file; what has not been kept when the context closes leaves nothing behind."""
+        ...
+
+    async def info(self, file_id: str) -> FileInfo:
+        """What is known of a file."""
+        ...
+
+    def read(self, file_id: str, first_byte: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """Its bytes from `first_byte`, in parts of at most a megabyte."""
+        ...
+
+    async def infos(self) -> list[FileInfo]:
+        """All of them, the youngest first."""
+        ...
+
+    async def delete(self, file_id: str) -> None:
+        """Forget one."""
+        ...

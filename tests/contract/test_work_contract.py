@@ -1,0 +1,204 @@
+"""What work in transactions keeps to, over the embedded broker and Apache Kafka: limits of the former as declared."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka.errors import KafkaError
+
+from libs.bus.kafka import KafkaBus
+from libs.bus.kafka_work import KafkaWork
+from libs.bus.servers import Servers
+from libs.bus.work import Lane
+from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result, Share
+from libs.contracts.topics import BATCH_RESULTS, BATCH_SHARES
+from libs.testing.stores import KafkaServer
+from libs.testing.wait import until
+
+SETTLE_S = 40.0
+
+
+@pytest.fixture
+async def topics(kafka: KafkaServer, cluster: str) -> AsyncIterator[None]:
+    bus = KafkaBus(kafka.servers, cluster, "maker")
+    await bus.start()
+    yield
+    await bus.close()
+
+
+@asynccontextmanager
+async def member(work: KafkaWork, handle: Callable[[Lane], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    task = asyncio.get_running_loop().create_task(work.work(BATCH_SHARES, "runners", handle))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def publish(kafka: KafkaServer, cluster: str, numbers: range) -> None:
+    bus = KafkaBus(kafka.servers, cluster, "publisher")
+    await bus.start()
+    for number in numbers:
+        bus.publish(BATCH_SHARES, Share(share_id=f"share-{number}", number=number))
+    await bus.close()
+
+
+def answer(number: int) -> tuple[Any, Result]:
+    return BATCH_RESULTS, Result(job_id="job", place=number)
+
+
+async def each_once(lane: Lane) -> None:
+    """One result for each share, in a transaction with its offset."""
+    async for batch in lane.batches():
+        for record in batch:
+            assert isinstance(record.value, Share)
+            await lane.commit([answer(record.value.number)], next_offset=record.offset + 1)
+
+
+async def results(kafka: KafkaServer, cluster: str) -> Counter[int]:
+    """All committed results, read by a client that knows nothing of the bus."""
+    consumer = AIOKafkaConsumer(
+        BATCH_RESULTS.name(cluster),
+        bootstrap_servers=Servers(kafka.servers).address().bootstrap,
+        auto_offset_reset="earliest",
+        isolation_level="read_committed",
+        check_crcs=not kafka.embedded,
+    )
+    await consumer.start()
+    found: Counter[int] = Counter()
+    try:
+        while batches := await consumer.getmany(timeout_ms=1500):
+            found.update(Result.FromString(raw.value).place for batch in batches.values() for raw in batch)
+    finally:
+        await consumer.stop()
+    return found
+
+
+@pytest.mark.usefixtures("topics")
+async def test_every_share_has_one_result_whichever_member_works_on_it(kafka: KafkaServer, cluster: str) -> None:
+    await publish(kafka, cluster, range(40))
+    lanes: dict[str, set[int]] = {"a": set(), "b": set()}
+
+    def handle(name: str) -> Callable[[Lane], Coroutine[Any, Any, None]]:
+        async def work(lane: Lane) -> None:
+            lanes[name].add(lane.partition)
+            await each_once(lane)
+
+        return work
+
+    a = KafkaWork(kafka.servers, cluster, "a")
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(member(a, handle("a")))
+        await until(lambda: len(lanes["a"]) >= 4, timeout_s=SETTLE_S)
+        if a.capabilities.durable:  # the embedded broker deals a second member nothing while the first one lives
+            await stack.enter_async_context(member(KafkaWork(kafka.servers, cluster, "b"), handle("b")))
+            await until(lambda: lanes["b"], timeout_s=SETTLE_S, what="partitions for a second member")
+        await publish(kafka, cluster, range(40, 80))
+        async with asyncio.timeout(SETTLE_S):
+            while (found := await results(kafka, cluster)).keys() != set(range(80)):
+                pass
+    if a.capabilities.read_committed:
+        assert set(found.values()) == {1}
+
+
+@pytest.mark.usefixtures("topics")
+async def test_a_lane_begins_where_it_was_committed_with_the_note_of_that_commit(
+    kafka: KafkaServer, cluster: str
+) -> None:
+    work = KafkaWork(kafka.servers, cluster, "a")
+    await work.send(BATCH_SHARES, Share(share_id="one", number=1))
+    seen: list[tuple[str, int]] = []
+
+    async def half(lane: Lane) -> None:
+        async for batch in lane.batches():
+            for record in batch:
+                seen.append((lane.note, record.offset))
+                if not lane.note:
+                    await lane.commit([answer(7)], next_offset=record.offset, note="half of it")
+
+    async with member(work, half):
+        await until(lambda: seen, timeout_s=SETTLE_S)
+    async with member(work, half):
+        await until(lambda: len(seen) == 2, timeout_s=SETTLE_S)
+    assert seen[0][0] == ""
+    assert seen[1] == ("half of it", seen[0][1])
+
+
+@pytest.mark.usefixtures("topics")
+async def test_who_has_lost_its_lane_commits_no_more(kafka: KafkaServer, cluster: str) -> None:
+    if not KafkaWork(kafka.servers, cluster, "a").capabilities.read_committed:
+        pytest.skip("declared: the embedded broker does not isolate transactions")
+    stale: dict[int, Lane] = {}
+    refused: list[BaseException] = []
+    again = asyncio.Event()
+
+    async def hold(lane: Lane) -> None:
+        """Does not notice that its lane has gone: it commits when another has opened it."""
+        stale[lane.partition] = lane
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await again.wait()
+            try:
+                await lane.commit([answer(1)], next_offset=1)
+            except (KafkaError, TimeoutError) as error:
+                refused.append(error)
+            raise
+
+    async def take(_lane: Lane) -> None:
+        again.set()
+        await asyncio.Event().wait()
+
+    async with member(KafkaWork(kafka.servers, cluster, "a"), hold):
+        await until(lambda: len(stale) == BATCH_SHARES.partitions, timeout_s=SETTLE_S)
+        # Another group member cannot be dealt a lane while its holder has not let go; a second group run under the
+        # same name is what a gateway is that was frozen and replaced.
+        async with member(KafkaWork(kafka.servers, cluster, "a"), take):
+            await until(again.is_set, timeout_s=SETTLE_S)
+            await until(lambda: refused, timeout_s=SETTLE_S)
+    assert not await results(kafka, cluster)
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("topics")
+async def test_a_killed_broker_neither_loses_nor_repeats_a_result(kafka: KafkaServer, cluster: str) -> None:
+    work = KafkaWork(kafka.servers, cluster, "a")
+    if not work.capabilities.durable:
+        pytest.skip("declared: the embedded broker forgets everything")
+    await publish(kafka, cluster, range(60))
+    begun = 0
+
+    async def slowly(lane: Lane) -> None:
+        nonlocal begun
+        async for batch in lane.batches():
+            for record in batch:
+                assert isinstance(record.value, Share)
+                begun += 1
+                await asyncio.sleep(0.02)
+                await lane.commit([answer(record.value.number)], next_offset=record.offset + 1)
+
+    async with member(work, slowly):
+        await until(lambda: begun > 10, timeout_s=SETTLE_S)
+        kafka.server.kill()
+        kafka.server.start()
+        found: Counter[int] = Counter()
+        async with asyncio.timeout(SETTLE_S):
+            while found.keys() != set(range(60)):
+                found = await results(kafka, cluster)
+    assert set(found.values()) == {1}
+
+
+async def test_what_is_sent_is_on_the_broker_and_ends_are_told(kafka: KafkaServer, cluster: str, topics: None) -> None:
+    work = KafkaWork(kafka.servers, cluster, "a")
+    assert sum(await work.ends(BATCH_SHARES)) == 0
+    since = await work.ends(BATCH_SHARES)
+    await work.send(BATCH_SHARES, Share(share_id="one", number=1))
+    assert sum(await work.ends(BATCH_SHARES)) == 1
+    async for record in work.follow(BATCH_SHARES, since):
+        assert record.value == Share(share_id="one", number=1)
+        break
