@@ -51,6 +51,9 @@ bench-gpu: setup-dev ## the engine's contract suite and benches on a GPU; raw fi
 bench-engine: setup-dev ## the torch engine against plain transformers, side by side
 	$(BIN)/python -m load.bench_engine $(ARGS)
 
+bench-phase: setup-dev ## phase time as told against a clock around the model call, torch and sim
+	@$(BIN)/python -m load.bench_phase $(ARGS)
+
 bench-steps: setup-dev ## how well step times are foretold, pure and mixed, on steps not seen
 	@$(BIN)/python -m load.bench_steps $(ARGS)
 

@@ -272,6 +272,7 @@ class Core:
         )
         if sequence.handed is not None or not kv.streamed:
             self._go_on(sequence, now_ns)
+        self._note_awaiting(now_ns)
 
     def kv_failed(self, sequence: Sequence, reason: FinishReason, detail: str, now_ns: int) -> None:
         """The blocks will not come."""
@@ -403,7 +404,6 @@ class Core:
         sequence.register_full_blocks(self._pool)
         generated_only = sequence.pending == 1 and sequence.computed >= sequence.request.prompt_tokens
         self._move(sequence, Stage.DECODE if generated_only else Stage.PREFILL)
-        self._note_awaiting(now_ns)
 
     def _known(self, token_ids: tuple[int, ...]) -> bool:
         vocab_size = self._capabilities.vocab_size
@@ -447,7 +447,8 @@ class Core:
             self._at[stage][sequence.key] = sequence
 
     def _note_awaiting(self, now_ns: int) -> None:
-        self._kv_wait.awaiting(bool(self._at[Stage.FETCHING]), now_ns)
+        """One whose KV is all here, and that awaits the token sampled elsewhere, awaits no KV."""
+        self._kv_wait.awaiting(any(not each.kv_arrived for each in self._at[Stage.FETCHING].values()), now_ns)
 
     def _waiting(self) -> int:
         return sum(len(self._at[stage]) for stage in QUEUED)

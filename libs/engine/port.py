@@ -247,6 +247,7 @@ class EngineLoad:
     waiting: int
     waiting_prefill_tokens: int
     awaiting_kv: int
+    """Sequences whose KV, or the token sampled after it, is on its way."""
     free_kv_blocks: int
     kv_wait_since_unix_ns: int = 0
     """Start of a KV wait that goes on; 0 when none does."""

@@ -83,7 +83,8 @@ class SequenceLog:
 class EventReader:
     """Consumes an engine's events and sorts them by sequence."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, also: Callable[[EngineEvent], None] | None = None) -> None:
+        self._also = also
         self.events: list[EngineEvent] = []
         self._logs: dict[int, SequenceLog] = {}
         self._engine = engine
@@ -127,6 +128,8 @@ class EventReader:
     async def _read(self) -> None:
         async for event in self._engine.events():
             self.events.append(event)
+            if self._also is not None:
+                self._also(event)
             for output in event.outputs:
                 self._note(output)
             self._news.set()

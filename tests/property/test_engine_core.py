@@ -223,7 +223,7 @@ class CoreMachine(RuleBasedStateMachine):
     def time_passes(self, nanoseconds: int) -> None:
         self.now += nanoseconds
         for worker in self.workers:
-            if worker.batch is None and worker.core.load().awaiting_kv:
+            if worker.batch is None and any(not sequence.kv_arrived for sequence in worker.awaiting()):
                 worker.waited_ns += nanoseconds
 
     # ------------------------------------------------------------------ checks

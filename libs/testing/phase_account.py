@@ -1,0 +1,63 @@
+"""An engine's time by phase as the metrics service would tell it, without worker, bus or service around it."""
+
+import asyncio
+from typing import Final
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
+from libs.engine.port import Engine, EngineEvent
+from libs.perfmodel import StepTimeLearner, StepTimeModel, prior_step_time
+from libs.perfmodel.wire import step_time_message
+from libs.runtime.clock import Clock
+from libs.telemetry.fleet import Fleet
+from libs.telemetry.split import prefill_share
+from libs.telemetry.timeline import PhaseTime
+from libs.worker.step_times import work_of
+from libs.worker.telemetry import StepBatchBuilder, TelemetrySource
+
+CUT_S: Final = 0.1
+REFIT_CUTS: Final = 20
+WORKER: Final = "one"
+
+
+class PhaseAccount:
+    """Step telemetry of one engine, cut and entered as a worker and the metrics service do it."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._builder = StepBatchBuilder(TelemetrySource(WORKER, 1, "node", 1, engine.name), clock.now_ns())
+        self._learner = StepTimeLearner(prior_step_time(engine.name, engine.device))
+        self._fleet = Fleet(prefill_share)
+
+    @property
+    def model(self) -> StepTimeModel:
+        """What was learned of the engine's steps, by which mixed ones are split."""
+        return self._learner.model
+
+    def on_event(self, event: EngineEvent) -> None:
+        """Take an engine event in."""
+        self._builder.add(event, 1)
+        if event.step is not None and event.step.end_unix_ns:
+            self._learner.add(work_of(event.step), event.step.end_unix_ns - event.step.start_unix_ns)
+
+    async def run(self) -> None:
+        """Cut batches until cancelled."""
+        cuts = 0
+        while True:
+            await asyncio.sleep(CUT_S)
+            cuts += 1
+            if cuts % REFIT_CUTS == 0:
+                self._learner.refit()
+            self.cut()
+
+    def cut(self) -> None:
+        """Enter what has gathered."""
+        now_ns = self._clock.now_ns()
+        told = step_time_message(self._learner.fitted())
+        batch = self._builder.cut(now_ns, self._engine.load(), Assignment(epoch=1), step_time=told)
+        if batch is not None:
+            self._fleet.add(batch, now_ns)
+
+    def phases(self, low_ns: int, high_ns: int) -> PhaseTime:
+        """How the engine spent [low, high)."""
+        return self._fleet.phases(WORKER, low_ns, high_ns)
