@@ -8,6 +8,8 @@ of covered time.
 from typing import Final
 
 WORKER_PHASE_RATIO: Final = "fulcrum_worker_phase_ratio"
+WORKER_MFU_RATIO: Final = "fulcrum_worker_mfu_ratio"
+WORKER_MBU_RATIO: Final = "fulcrum_worker_mbu_ratio"
 WORKER_COVERAGE_RATIO: Final = "fulcrum_worker_coverage_ratio"
 WORKER_GPUS: Final = "fulcrum_worker_gpus"
 WORKER_RUNNING_SEQUENCES: Final = "fulcrum_worker_running_sequences"

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.perfmodel import StepTimeModel
+from libs.perfmodel.utilisation import Compute
 
 
 class Phase(Enum):
@@ -63,6 +64,8 @@ class Capabilities:
     """What is written in the pool's file, where other processes of the host can map it; empty: they cannot."""
     chunk_tokens: int = 0
     """Prompt tokens that one step computes at most; 0: not told."""
+    compute: Compute | None = None
+    """What utilisation is reckoned from; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """Step-time models in protobuf and back. Pure."""
 
 import math
+from dataclasses import fields
 
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step
 from libs.perfmodel.learner import FittedModel, KindFit
 from libs.perfmodel.step_time import StepTimeModel, StepWork
+from libs.perfmodel.utilisation import Compute
 
 _TIMES = (
     "prefill_floor_ns",
@@ -39,6 +41,20 @@ def fitted_model(message: common.StepTime) -> FittedModel | None:
         return None
     model = StepTimeModel(interference=message.interference, **times)
     return FittedModel(model, _kind(message.prefill), _kind(message.decode), _kind(message.mixed))
+
+
+def compute_message(compute: Compute) -> common.Compute:
+    """What a worker says of its model and device."""
+    message = common.Compute()
+    for field in fields(Compute):
+        setattr(message, field.name, getattr(compute, field.name))
+    return message
+
+
+def compute_of(message: common.Compute) -> Compute | None:
+    """The inverse; None for peaks that are no numbers."""
+    values = {field.name: getattr(message, field.name) for field in fields(Compute)}
+    return Compute(**values) if all(0 <= value < math.inf for value in values.values()) else None
 
 
 def step_work(step: Step) -> StepWork:

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.perfmodel.utilisation import Effort
 from libs.telemetry.timeline import MAX_STEPS, PhaseTime, PrefillShare, Taken, Timeline, WorkerFacts
 
 MAX_WORKERS: Final = 4096
 """The longest silent one goes."""
 MAX_FLEET_STEPS: Final = 10_000_000
-"""Of all workers, 240 MB: each may keep its part, at most `timeline.MAX_STEPS` and at least `MIN_STEPS`. 1,000 workers
+"""Of all workers, 560 MB: each may keep its part, at most `timeline.MAX_STEPS` and at least `MIN_STEPS`. 1,000 workers
 with 60 steps a second are remembered for 160 s step by step; roll-ups reach further back."""
 MIN_STEPS: Final = 2_048
 MAX_AHEAD_NS: Final = 60 * 1_000_000_000
@@ -46,6 +47,11 @@ class Fleet:
         """How a worker spent [low, high); nothing is covered for one that is not known."""
         timeline = self._timelines.get(worker_id)
         return timeline.phases(low_ns, high_ns) if timeline else PhaseTime()
+
+    def effort(self, worker_id: str, low_ns: int, high_ns: int) -> Effort:
+        """What a worker's finished steps computed and moved in [low, high), as far as it tells."""
+        timeline = self._timelines.get(worker_id)
+        return timeline.effort(low_ns, high_ns) if timeline else Effort()
 
     def role_at(self, worker_id: str, at_ns: int) -> str:
         """The role that a worker had at a moment, in words; empty when nothing is known of it."""

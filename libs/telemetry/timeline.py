@@ -8,6 +8,9 @@ from typing import Final
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step, StepBatch
 from libs.contracts.roles import role_name
+from libs.perfmodel.utilisation import Compute, Effort
+from libs.perfmodel.wire import compute_of
+from libs.telemetry.effort import EffortLog, effort_of
 from libs.telemetry.intervals import Intervals
 from libs.telemetry.role_log import RoleLog
 from libs.telemetry.steps import FULL_SHARE, StepLog
@@ -86,6 +89,8 @@ class WorkerFacts:
     load: Load
     covered_to_unix_ns: int
     dropped_batches: int
+    compute: Compute | None = None
+    """What utilisation is reckoned from; None: unknown."""
 
 
 class Timeline:
@@ -96,6 +101,7 @@ class Timeline:
         self._covers = Intervals()
         self._kv_waits = Intervals()
         self._steps = StepLog()
+        self._efforts = EffortLog()
         self._seen = Intervals()
         """Batch numbers of this incarnation that have come."""
         self._seen_from = 0
@@ -142,6 +148,10 @@ class Timeline:
             provisional=busy.provisional,
         )
 
+    def effort(self, low_ns: int, high_ns: int) -> Effort:
+        """What finished steps computed and moved in [low, high), as far as the worker tells."""
+        return self._efforts.within(low_ns, high_ns)
+
     def role_at(self, at_ns: int) -> str:
         """The role it had then, as far as is known; empty when none is."""
         return self._roles.at(at_ns)
@@ -149,7 +159,7 @@ class Timeline:
     def _start_anew(self, batch: StepBatch) -> None:
         """A new incarnation: the old one's steps end where last seen, and its claims on later time are void."""
         self._steps.settle(self._covers.reach)
-        for kept in (self._covers, self._kv_waits, self._steps):
+        for kept in (self._covers, self._kv_waits, self._steps, self._efforts):
             kept.forget_from(batch.covered_from_unix_ns)
         self._roles.forget_from(batch.covered_from_unix_ns)
         self._seen = Intervals()
@@ -173,12 +183,14 @@ class Timeline:
         for wait in batch.kv_waits:
             self._kv_waits.add(wait.start_unix_ns, wait.end_unix_ns)
         self._roles.add(batch.covered_from_unix_ns, role_name(batch.assignment))
-        prefill_share = self._prefill_share(batch)
+        prefill_share, effort = self._prefill_share(batch), effort_of(batch)
         for step in batch.steps:
             share = min(max(prefill_share(step), 0), FULL_SHARE)
             announced = step.end_unix_ns == 0
             end_ns = max(step.start_unix_ns, batch.covered_to_unix_ns) if announced else step.end_unix_ns
             self._steps.add(step.start_unix_ns, end_ns, share, announced=announced)
+            if effort is not None and not announced:
+                self._efforts.add(step.start_unix_ns, end_ns, effort(step, share))
 
     def _forget_old(self) -> None:
         """Keep history within its bounds; what is forgotten is no longer covered, so it never turns idle."""
@@ -192,7 +204,7 @@ class Timeline:
                 keep_from_ns = max(keep_from_ns, intervals.start_of_newest(MAX_INTERVALS * 15 // 16))
         if keep_from_ns > self._kept_from_ns:
             self._kept_from_ns = keep_from_ns
-            for kept in (self._covers, self._kv_waits, self._steps):
+            for kept in (self._covers, self._kv_waits, self._steps, self._efforts):
                 kept.forget_before(keep_from_ns)
 
 
@@ -218,6 +230,7 @@ def _facts(batch: StepBatch) -> WorkerFacts:
         load=batch.load,
         covered_to_unix_ns=batch.covered_to_unix_ns,
         dropped_batches=batch.dropped_batches,
+        compute=compute_of(batch.compute) if batch.HasField("compute") else None,
     )
 
 

@@ -126,7 +126,10 @@ async def open_worker(
         stack.push_async_callback(ports.bus.close)
 
         host = _host(settings, ports, roles, clock, address=address, incarnation=incarnation)
-        source = TelemetrySource(settings.id, incarnation, settings.node, settings.gpus, ports.engine.name)
+        engine = ports.engine
+        source = TelemetrySource(
+            settings.id, incarnation, settings.node, settings.gpus, engine.name, engine.capabilities.compute
+        )
         builder = StepBatchBuilder(source, clock.now_ns())
         step_times = await _step_times(ports)
         step_times.on_change(ports.engine.set_step_time)

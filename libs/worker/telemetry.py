@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, StepTime
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Interval, KvTransfer, Step, StepBatch
 from libs.engine.port import EngineEvent, EngineLoad, KvTransferReport, StepReport
+from libs.perfmodel.utilisation import Compute
+from libs.perfmodel.wire import compute_message
 from libs.worker.wire import load_message
 
 
@@ -17,6 +19,8 @@ class TelemetrySource:
     node: str
     gpus: int
     engine: str
+    compute: Compute | None = None
+    """What utilisation is reckoned from; None: unknown."""
 
 
 class StepBatchBuilder:
@@ -63,6 +67,7 @@ class StepBatchBuilder:
             node=source.node,
             gpus=source.gpus,
             engine=source.engine,
+            compute=compute_message(source.compute) if source.compute else None,
             assignment=assignment,
             covered_from_unix_ns=covered_from,
             covered_to_unix_ns=covered_to,

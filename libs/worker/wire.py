@@ -22,6 +22,7 @@ from libs.engine.port import (
 )
 from libs.perfmodel.saturation import TRIAL_PROMPT_TOKENS, ttft_under_load_ns
 from libs.perfmodel.slack import largest_batch
+from libs.perfmodel.wire import compute_message
 from libs.worker.tuned import Tuned
 
 DECODE_CONTEXT_TOKENS = 1024
@@ -48,6 +49,7 @@ def capabilities_message(capabilities: Capabilities) -> common.Capabilities:
         first_token=_FIRST_TOKEN[capabilities.first_token_from],
         kv_layout=capabilities.kv_layout,
         chunk_tokens=capabilities.chunk_tokens,
+        compute=compute_message(capabilities.compute) if capabilities.compute else None,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from libs.contracts.roles import role_name
+from libs.perfmodel.utilisation import Compute, Effort, utilisation
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.timeline import PhaseTime, WorkerFacts
 
@@ -61,6 +62,28 @@ class Occupancy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Utilisation:
+    """How near a phase comes to its device's peaks while it runs; null where that is not known."""
+
+    mfu: float | None
+    """FLOPs that the model needs, over what the device could compute in the phase's time."""
+    mbu: float | None
+    """Bytes of weights and KV that the model needs, over what its memory could move in that time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseUtilisation:
+    """By phase."""
+
+    prefill: Utilisation
+    decode: Utilisation
+
+    def by_phase(self) -> dict[str, Utilisation]:
+        """By the name of the phase."""
+        return {"prefill": self.prefill, "decode": self.decode}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOccupancy(Occupancy):
     """One worker, with its depths at its last report."""
 
@@ -71,6 +94,8 @@ class WorkerOccupancy(Occupancy):
     running: int
     waiting: int
     waiting_prefill_tokens: int
+    utilisation: PhaseUtilisation | None
+    """Null for a worker that tells neither its model's shape nor its device's peaks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +128,10 @@ def cluster_occupancy(fleet: Fleet, end_ns: int, window_ns: int) -> ClusterOccup
         window_ns,
         window_ms=window_ns // 1_000_000,
         as_of_unix_ns=end_ns,
-        workers=[_worker(facts, time, window_ns) for facts, time in spent],
+        workers=[
+            _worker(facts, time, fleet.effort(facts.worker_id, end_ns - window_ns, end_ns), window_ns)
+            for facts, time in spent
+        ],
         models=[
             ModelOccupancy.of(
                 *_sum([(facts, time) for facts, time in spent if facts.assignment.model == model]),
@@ -115,7 +143,7 @@ def cluster_occupancy(fleet: Fleet, end_ns: int, window_ns: int) -> ClusterOccup
     )
 
 
-def _worker(facts: WorkerFacts, time: PhaseTime, window_ns: int) -> WorkerOccupancy:
+def _worker(facts: WorkerFacts, time: PhaseTime, effort: Effort, window_ns: int) -> WorkerOccupancy:
     return WorkerOccupancy.of(
         time,
         facts.gpus,
@@ -127,6 +155,20 @@ def _worker(facts: WorkerFacts, time: PhaseTime, window_ns: int) -> WorkerOccupa
         running=facts.load.running,
         waiting=facts.load.waiting,
         waiting_prefill_tokens=facts.load.waiting_prefill_tokens,
+        utilisation=_utilisation(facts.compute, effort, time) if facts.compute else None,
+    )
+
+
+def _utilisation(compute: Compute, effort: Effort, time: PhaseTime) -> PhaseUtilisation:
+    def of(flops: float, moved_bytes: float, gpu_ns: int) -> Utilisation:
+        return Utilisation(
+            mfu=utilisation(flops, compute.peak_flops_per_s, gpu_ns),
+            mbu=utilisation(moved_bytes, compute.peak_bytes_per_s, gpu_ns),
+        )
+
+    return PhaseUtilisation(
+        prefill=of(effort.prefill_flops, effort.prefill_bytes, time.prefill_ns),
+        decode=of(effort.decode_flops, effort.decode_bytes, time.decode_ns),
     )
 
 

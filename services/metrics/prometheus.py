@@ -154,7 +154,10 @@ def _cluster(occupancy: ClusterOccupancy) -> Iterator[Metric]:
 
 
 def _workers(occupancy: ClusterOccupancy) -> Iterator[Metric]:
-    phases = GaugeMetricFamily(names.WORKER_PHASE_RATIO, "Share of covered time.", labels=(*WORKER_LABELS, "phase"))
+    phase_labels = (*WORKER_LABELS, "phase")
+    phases = GaugeMetricFamily(names.WORKER_PHASE_RATIO, "Share of covered time.", labels=phase_labels)
+    mfu = GaugeMetricFamily(names.WORKER_MFU_RATIO, "FLOPs needed : FLOPs possible in that time.", labels=phase_labels)
+    mbu = GaugeMetricFamily(names.WORKER_MBU_RATIO, "Bytes needed : bytes possible in that time.", labels=phase_labels)
     coverage = _worker_gauge(names.WORKER_COVERAGE_RATIO, "Share of time telemetry tells of.")
     gpus = _worker_gauge(names.WORKER_GPUS, "GPUs of the worker.")
     running = _worker_gauge(names.WORKER_RUNNING_SEQUENCES, "Sequences in the running batch.")
@@ -163,12 +166,16 @@ def _workers(occupancy: ClusterOccupancy) -> Iterator[Metric]:
     for worker in occupancy.workers:
         labels = (worker.id, worker.node, worker.model, worker.role)
         _add_phases(phases, labels, worker)
+        for phase, used in (worker.utilisation.by_phase() if worker.utilisation else {}).items():
+            for family, value in ((mfu, used.mfu), (mbu, used.mbu)):
+                if value is not None:
+                    family.add_metric((*labels, phase), value)
         coverage.add_metric(labels, worker.coverage)
         gpus.add_metric(labels, worker.gpus)
         running.add_metric(labels, worker.running)
         waiting.add_metric(labels, worker.waiting)
         tokens.add_metric(labels, worker.waiting_prefill_tokens)
-    yield from (phases, coverage, gpus, running, waiting, tokens)
+    yield from (phases, mfu, mbu, coverage, gpus, running, waiting, tokens)
 
 
 def _add_phases(family: GaugeMetricFamily, labels: tuple[str, ...], occupancy: Occupancy) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.errors import InvalidRequest
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute, Load
 from libs.telemetry.fleet import LISTED_NS, MAX_WORKERS, Fleet
 from libs.telemetry.split import prefill_share
 from libs.telemetry.timeline import Taken
@@ -33,6 +33,22 @@ def test_figures_of_the_cluster_weigh_workers_by_their_gpus():
     assert cluster.decode == pytest.approx(0.4 / 5)
     assert cluster.ratio == pytest.approx(8.0)
     assert [worker.id for worker in cluster.workers] == ["decode-0", "prefill-0"]
+
+
+def test_utilisation_is_of_the_time_in_a_phase_and_null_where_nothing_is_told():
+    compute = Compute(
+        layer_parameters=1_000_000, head_parameters=0, parameter_bytes=2, peak_flops_per_s=1e12, peak_bytes_per_s=1e9
+    )
+    told = step_batch(1, (0, 1000), [step(0, 8, prefill=1000), step(10, 30, decode=4)], worker="a", gpus=2)
+    told.compute.CopyFrom(compute)
+    silent = step_batch(1, (0, 1000), [step(0, 8, prefill=1000)], worker="b")
+    known, unknown = cluster_occupancy(fleet_of(told, silent), at(1000), 1000 * MS).workers
+    assert known.utilisation.prefill.mfu == pytest.approx(2 * 1_000_000 * 1000 / (1e12 * 0.016))
+    assert known.utilisation.decode.mfu == pytest.approx(2 * 1_000_000 * 4 / (1e12 * 0.040))
+    assert known.utilisation.decode.mbu == pytest.approx(2_000_000 / (1e9 * 0.040))
+    assert unknown.utilisation is None
+    later = cluster_occupancy(fleet_of(told), at(900), 100 * MS).workers[0].utilisation
+    assert (later.prefill.mfu, later.decode.mbu) == (None, None)
 
 
 def test_ratio_is_null_when_nothing_was_decoded():

@@ -154,6 +154,20 @@ async def test_a_sequence_goes_on_the_same_on_another_runner(
     assert moved.logprobs == pytest.approx(stays.logprobs, abs=1e-4)
 
 
+async def test_the_models_shape_is_told_with_what_this_cpu_can_do(folder: Path) -> None:
+    runner = TorchRunner(EngineConfig(folder, "real", device="cpu", threads=1, kv_memory_mb=POOL_MB))
+    try:
+        compute = (await runner.load(EngineIdentity("one", 1, ""), lambda _stage, _fraction: None)).compute
+    finally:
+        await runner.close()
+    assert compute is not None
+    # 30 layers of 576 x (2 x 576 + 2 x 192) for attention and 3 x 576 x 1536 behind it; 49,152 words of 576.
+    assert compute.layer_parameters == 30 * 576 * (2 * 576 + 2 * 192 + 3 * 1536)
+    assert (compute.head_parameters, compute.parameter_bytes) == (49_152 * 576, 4)
+    assert (compute.attention_width, compute.kv_token_bytes) == (30 * 576, 46_080)
+    assert compute.peak_flops_per_s > 1e9 and compute.peak_bytes_per_s > 1e8
+
+
 async def test_the_event_loop_runs_on_during_a_step(runner: TorchRunner, prompts: list[list[int]]):
     """And blocks that the step does not write can be read and written meanwhile."""
     table, others = tables(2)

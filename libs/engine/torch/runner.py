@@ -70,6 +70,7 @@ class TorchRunner:
             moves_running_kv=True,
             kv_nonce=pool.nonce,
             chunk_tokens=self._config.prefill_chunk_tokens,
+            compute=loaded.compute,
         )
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:

@@ -13,10 +13,12 @@ from libs.engine.pool_file import file_name
 from libs.engine.port import EngineIdentity, Progress, SamplingParams
 from libs.engine.runner import Batch, Chunk, Sampled
 from libs.engine.torch.attention import GatherMemory, plan_step
+from libs.engine.torch.compute import compute_of
 from libs.engine.torch.kv_pool import KvPool
 from libs.engine.torch.model import kv_shape, load_model, pick_device
 from libs.engine.torch.sampling import sample
 from libs.model.info import ModelInfo, load_model_info
+from libs.perfmodel.utilisation import Compute
 
 WARM_UP_TOKENS = 64
 """Tokens of the prompt chunks that fill caches inside torch before the first request."""
@@ -33,6 +35,8 @@ class Loaded:
     model: Any
     pool: KvPool
     memory: GatherMemory
+    compute: Compute | None
+    """What utilisation is reckoned from; None: unknown."""
 
 
 def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
@@ -52,7 +56,7 @@ def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> 
     file = config.kv_shared_dir / place if config.kv_shared_dir else None
     pool = KvPool(kv_shape(model, config.block_size_tokens), config.kv_memory_mb, device, file)
     progress("allocating KV", 1.0)
-    loaded = Loaded(info, device, name, model, pool, GatherMemory(pool))
+    loaded = Loaded(info, device, name, model, pool, GatherMemory(pool), compute_of(model, pool.shape, device))
     progress("warming up", 0.0)
     try:
         _warm_up(loaded)

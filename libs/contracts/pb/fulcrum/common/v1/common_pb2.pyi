@@ -50,7 +50,7 @@ class Assignment(_message.Message):
     def __init__(self, model: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., budget_tokens: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("block_size_tokens", "kv_blocks", "kv_block_bytes", "max_context_tokens", "max_sequences", "moves_running_kv", "streams_kv", "first_token", "kv_layout", "chunk_tokens")
+    __slots__ = ("block_size_tokens", "kv_blocks", "kv_block_bytes", "max_context_tokens", "max_sequences", "moves_running_kv", "streams_kv", "first_token", "kv_layout", "chunk_tokens", "compute")
     BLOCK_SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class Capabilities(_message.Message):
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_FIELD_NUMBER: _ClassVar[int]
     block_size_tokens: int
     kv_blocks: int
     kv_block_bytes: int
@@ -71,7 +72,26 @@ class Capabilities(_message.Message):
     first_token: FirstToken
     kv_layout: str
     chunk_tokens: int
-    def __init__(self, block_size_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_block_bytes: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., moves_running_kv: _Optional[bool] = ..., streams_kv: _Optional[bool] = ..., first_token: _Optional[_Union[FirstToken, str]] = ..., kv_layout: _Optional[str] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
+    compute: Compute
+    def __init__(self, block_size_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_block_bytes: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., moves_running_kv: _Optional[bool] = ..., streams_kv: _Optional[bool] = ..., first_token: _Optional[_Union[FirstToken, str]] = ..., kv_layout: _Optional[str] = ..., chunk_tokens: _Optional[int] = ..., compute: _Optional[_Union[Compute, _Mapping]] = ...) -> None: ...
+
+class Compute(_message.Message):
+    __slots__ = ("layer_parameters", "head_parameters", "parameter_bytes", "attention_width", "kv_token_bytes", "peak_flops_per_s", "peak_bytes_per_s")
+    LAYER_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEAK_FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PEAK_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    layer_parameters: int
+    head_parameters: int
+    parameter_bytes: int
+    attention_width: int
+    kv_token_bytes: int
+    peak_flops_per_s: float
+    peak_bytes_per_s: float
+    def __init__(self, layer_parameters: _Optional[int] = ..., head_parameters: _Optional[int] = ..., parameter_bytes: _Optional[int] = ..., attention_width: _Optional[int] = ..., kv_token_bytes: _Optional[int] = ..., peak_flops_per_s: _Optional[float] = ..., peak_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class Worker(_message.Message):
     __slots__ = ("id", "incarnation", "node", "pid", "address", "assignment", "engine", "device", "gpus", "nodes", "capabilities", "state", "model_revision", "version", "role_change")

@@ -22,7 +22,7 @@ OUTCOME_REJECTED: Outcome
 OUTCOME_FAILED: Outcome
 
 class StepBatch(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "sequence", "node", "gpus", "assignment", "covered_from_unix_ns", "covered_to_unix_ns", "steps", "kv_waits", "kv_transfers", "load", "dropped_batches", "engine", "step_time")
+    __slots__ = ("worker_id", "incarnation", "sequence", "node", "gpus", "assignment", "covered_from_unix_ns", "covered_to_unix_ns", "steps", "kv_waits", "kv_transfers", "load", "dropped_batches", "engine", "step_time", "compute")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class StepBatch(_message.Message):
     DROPPED_BATCHES_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     STEP_TIME_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     sequence: int
@@ -53,7 +54,8 @@ class StepBatch(_message.Message):
     dropped_batches: int
     engine: str
     step_time: _common_pb2.StepTime
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., node: _Optional[str] = ..., gpus: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., covered_from_unix_ns: _Optional[int] = ..., covered_to_unix_ns: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., kv_waits: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., kv_transfers: _Optional[_Iterable[_Union[KvTransfer, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., dropped_batches: _Optional[int] = ..., engine: _Optional[str] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ...) -> None: ...
+    compute: _common_pb2.Compute
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., node: _Optional[str] = ..., gpus: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., covered_from_unix_ns: _Optional[int] = ..., covered_to_unix_ns: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., kv_waits: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., kv_transfers: _Optional[_Iterable[_Union[KvTransfer, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., dropped_batches: _Optional[int] = ..., engine: _Optional[str] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., compute: _Optional[_Union[_common_pb2.Compute, _Mapping]] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("start_unix_ns", "end_unix_ns", "prefill_tokens", "prefill_sequences", "prefill_context_tokens", "decode_sequences", "decode_kv_tokens", "epoch", "waiting", "waiting_prefill_tokens", "prefill_squared_tokens")

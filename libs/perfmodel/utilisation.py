@@ -1,0 +1,75 @@
+"""How much of a device's peaks its steps use: FLOPs and bytes of a step from the model's shape. Pure.
+
+A forward pass computes 2 FLOPs a parameter and token (Kaplan et al. 2020, appendix; "model FLOPs utilisation" as in
+PaLM, appendix B), and attention 4 x heads x head_dim a layer and pair of tokens (Q·Kᵀ and its product with V, each a
+multiplication and an addition). It moves the weights once, however many tokens use them, and each sequence's KV
+("model bandwidth utilisation": bytes of parameters and KV a step, over its time). Both leave out what a kernel reads,
+writes or computes beyond that: they say how near a step comes to the least that the model needs.
+"""
+
+from dataclasses import dataclass
+
+from libs.perfmodel.step_time import StepWork
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """What must be known of a model on a device."""
+
+    layer_parameters: int
+    """Of matrices that every token is multiplied with."""
+    head_parameters: int
+    """Of the output projection, which runs for the last token of a chunk only."""
+    parameter_bytes: int
+    """Of one parameter."""
+    attention_width: int
+    """Layers x heads x head_dim."""
+    kv_token_bytes: int
+    peak_flops_per_s: float
+    """Of the worker's device in the type that it computes in; 0: unknown."""
+    peak_bytes_per_s: float
+    """Of the memory that holds weights and KV; 0: unknown."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """What every step reads."""
+        return (self.layer_parameters + self.head_parameters) * self.parameter_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """FLOPs and bytes by phase; additive."""
+
+    prefill_flops: float = 0.0
+    decode_flops: float = 0.0
+    prefill_bytes: float = 0.0
+    decode_bytes: float = 0.0
+
+    def __add__(self, other: "Effort") -> "Effort":
+        return Effort(
+            self.prefill_flops + other.prefill_flops,
+            self.decode_flops + other.decode_flops,
+            self.prefill_bytes + other.prefill_bytes,
+            self.decode_bytes + other.decode_bytes,
+        )
+
+
+def step_effort(compute: Compute, work: StepWork, prefill_share: float) -> Effort:
+    """Of one step; the reading of the weights belongs to the phases as its time does, `prefill_share` to prefill."""
+    squared = work.squared if work.prefill_tokens else 0.0
+    return Effort(
+        prefill_flops=2.0 * compute.layer_parameters * work.prefill_tokens
+        + 2.0 * compute.head_parameters * work.prefill_sequences
+        + 2.0 * compute.attention_width * squared,  # 4 a pair, and pairs are half of the squares
+        decode_flops=2.0 * (compute.layer_parameters + compute.head_parameters) * work.decode_sequences
+        + 4.0 * compute.attention_width * work.decode_kv_tokens,
+        prefill_bytes=compute.weight_bytes * prefill_share
+        + float(compute.kv_token_bytes) * (work.prefill_context_tokens + work.prefill_tokens),
+        decode_bytes=compute.weight_bytes * (1 - prefill_share)
+        + float(compute.kv_token_bytes) * (work.decode_kv_tokens + work.decode_sequences),
+    )
+
+
+def utilisation(amount: float, peak_per_s: float, gpu_ns: int) -> float | None:
+    """Share of a peak that was used in so much GPU time; None where the peak is unknown or no time was spent."""
+    return amount / (peak_per_s * gpu_ns / 1e9) if peak_per_s > 0 and gpu_ns > 0 else None
