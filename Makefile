@@ -72,6 +72,9 @@ lint: setup-dev ## the part of check that runs nothing
 bench-kv: setup-dev ## KV hand-off between workers, against memcpy and a raw socket
 	@$(BIN)/python -m load.bench_kv $(ARGS)
 
+bench-overload: setup-dev ## a suite at 1x and 10x of its capacity: refusals, Retry-After, memory over time
+	@$(BIN)/python -m load.bench_overload $(ARGS)
+
 bench-prefix: setup-dev ## routing by cached prefixes on the Mooncake trace, against no cache and simpler policies
 	@$(BIN)/python -m load.bench_prefix $(ARGS)
 

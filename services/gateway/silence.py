@@ -27,7 +27,8 @@ HUSHED_MS = 2.0 * SIGN_OF_LIFE_MS
 SILENT_MS = 3.5 * SIGN_OF_LIFE_MS
 """After so long what runs there goes to other workers, where they can take it."""
 MAX_AWAY_SHARE = 0.5
-"""Of a model's workers, one at least. More at once say more of the network, or of this machine, than of workers."""
+"""Of a model's workers, one at least. More that are quiet at once say more of the network, or of this machine, than of
+workers: then nobody is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Heard:
 
 
 def whom_to_leave(heard: Sequence[Heard], away: Counter[str]) -> list[Heard]:
-    """Silent workers that the others can do without, the longest silence first. Pure.
+    """Silent workers that the others can do without. Pure.
 
     `away`: workers of each model that were left before and have not come back. Nobody is left whose model would then
     not be served: as long as there is no one else, waiting is all that can be done.
@@ -54,9 +55,9 @@ def whom_to_leave(heard: Sequence[Heard], away: Counter[str]) -> list[Heard]:
         rest = [each.view for each in of_model if each.silent_ms < SILENT_MS and each.view is not None]
         if not serves(rest, model):
             continue
-        most = max(1, int(MAX_AWAY_SHARE * (len(of_model) + away[model]))) - away[model]
-        silent = sorted((each for each in of_model if each.silent_ms >= SILENT_MS), key=lambda each: -each.silent_ms)
-        leaving += silent[: max(most, 0)]
+        quiet = sum(each.silent_ms >= HUSHED_MS for each in of_model) + away[model]
+        if quiet <= max(1, MAX_AWAY_SHARE * (len(of_model) + away[model])):
+            leaving += [each for each in of_model if each.silent_ms >= SILENT_MS]
     return leaving
 
 

@@ -280,3 +280,39 @@ async def test_a_stop_lets_requests_end_for_a_bounded_time_and_answers_the_rest(
         await draining
         assert sorted(answer.status_code for answer in answers) == [200, 503]
         assert gateway.live == 0
+
+
+async def test_the_last_of_a_kind_gone_is_waited_for_within_bounds_and_all_goes_on_with_a_new_one(
+    open_gateway_over: Any,
+) -> None:
+    """A queue that fills, a full one that says so, an end to waiting, and open streams that end with an error."""
+    async with AsyncExitStack() as stack:
+        prefill = await stack.enter_async_context(scripted_worker("p0", "prefill"))
+        gateway = await stack.enter_async_context(
+            open_gateway_over(prefill.worker, max_waiting=3, no_workers_wait_ms=300)
+        )
+        async with scripted_worker("d0", "decode", plans=(Plan(tokens=3, hang=True),)) as decode:
+            await gateway.registry.announce(decode.worker, lease_ms=1000)
+            await until(lambda: gateway.connected == {"p0", "d0"}, what="both links")
+            reader, writer = await connect(gateway.url, {"stream": True, "max_tokens": 9})
+            await until(lambda: decode.submits, what="an open stream")
+            await gateway.registry.withdraw("d0", decode.worker.incarnation)
+        await until(lambda: gateway.connected == {"p0"}, what="the loss")
+        asking = [asyncio.ensure_future(gateway.complete(5)) for _ in range(6)]
+        received = (await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 10)).decode()
+        events = [json.loads(line[6:]) for line in received.split("\n") if line.startswith("data: ")]
+        assert "".join(event["choices"][0]["text"] for event in events[:-1]) == expected_text(4)
+        assert events[-1]["error"]["code"] == "no_workers"
+        answers = [await each for each in asking]
+        assert {answer.status_code for answer in answers} == {429, 503}
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers)
+        assert {answer.json()["error"]["code"] for answer in answers} == {"queue_full", "no_workers"}
+        await until(gateway.idle, what="an idle gateway")
+        writer.close()
+
+        patient = asyncio.ensure_future(gateway.complete(5))
+        await until(lambda: gateway.waiting == 1, what="one that waits")
+        new = await stack.enter_async_context(scripted_worker("d1", "decode"))
+        await gateway.registry.announce(new.worker, lease_ms=1000)
+        assert (await patient).json()["choices"][0]["text"] == expected_text(5)
+        assert gateway.idle()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.readiness import serves
-from services.gateway.silence import MAX_AWAY_SHARE, SILENT_MS, Heard, whom_to_leave
+from services.gateway.silence import HUSHED_MS, MAX_AWAY_SHARE, SILENT_MS, Heard, whom_to_leave
 from services.gateway.view import WorkerView
 
 ROLES = {"prefill": (True, False, False), "decode": (False, True, False), "mixed": (False, True, True)}
@@ -29,7 +29,7 @@ def heard(draw: st.DrawFn) -> list[Heard]:
             decode_credits=1,
             load=0,
         )
-        silent_ms = draw(st.sampled_from([0.0, SILENT_MS - 1, SILENT_MS, 10 * SILENT_MS]))
+        silent_ms = draw(st.sampled_from([0.0, HUSHED_MS, SILENT_MS - 1, SILENT_MS, 10 * SILENT_MS]))
         found.append(Heard(place, model, silent_ms, view if draw(st.booleans()) else None))
     return found
 
@@ -55,22 +55,19 @@ def test_at_most_a_share_of_a_model_is_away_at_once(all_heard: list[Heard], away
         assert away[model] + leaving <= max(1, MAX_AWAY_SHARE * workers)
 
 
+@given(heard(), counts())
+def test_where_more_than_a_share_is_quiet_at_once_nobody_is_left(all_heard: list[Heard], away: Counter[str]):
+    leaving = whom_to_leave(all_heard, away)
+    for model in {each.model for each in all_heard}:
+        of_model = [each for each in all_heard if each.model == model]
+        quiet = sum(each.silent_ms >= HUSHED_MS for each in of_model) + away[model]
+        if quiet > max(1, MAX_AWAY_SHARE * (len(of_model) + away[model])):
+            assert not [each for each in leaving if each.model == model]
+
+
 @given(heard())
 def test_one_silent_worker_beside_others_that_serve_is_always_left(all_heard: list[Heard]):
-    silent = [each for each in all_heard if each.silent_ms >= SILENT_MS]
+    quiet = [each for each in all_heard if each.silent_ms >= HUSHED_MS]
     rest = [each.view for each in all_heard if each.silent_ms < SILENT_MS and each.view]
-    if len(silent) == 1 and serves(rest, silent[0].model):
-        assert whom_to_leave(all_heard, Counter()) == silent
-
-
-@given(heard(), counts())
-def test_the_longest_silence_comes_first(all_heard: list[Heard], away: Counter[str]):
-    leaving = whom_to_leave(all_heard, away)
-    for model in {each.model for each in leaving}:
-        left = [each.silent_ms for each in leaving if each.model == model]
-        kept = [
-            each.silent_ms
-            for each in all_heard
-            if each.model == model and each.silent_ms >= SILENT_MS and each not in leaving
-        ]
-        assert min(left) >= max(kept, default=0)
+    if len(quiet) == 1 and quiet[0].silent_ms >= SILENT_MS and serves(rest, quiet[0].model):
+        assert whom_to_leave(all_heard, Counter()) == quiet

@@ -1,0 +1,97 @@
+"""Workers of a real model: killed in mid-stream no answer changes, and hard work is not taken for silence."""
+
+import asyncio
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from libs.testing.processes import gateway_metrics, kill, until_whole
+from libs.testing.streams import Streamed, joined_logprobs, stream
+from libs.testing.suite import Suite, running_suite
+from libs.testing.wait import until
+
+pytestmark = [pytest.mark.suite, pytest.mark.torch, pytest.mark.faults, pytest.mark.timeout(240)]
+
+MODEL = "SmolLM2-135M-Instruct"
+WHOLE = {"logprobs": 2, "presence_penalty": 0.5, "frequency_penalty": 0.3, "stop": [" the", "\n"]}
+REQUESTS = 6
+TOKENS = 32
+LONG_TOKENS = 1500
+STREAMS = 8
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    """Two of each kind: only a worker with a spare can be left for its silence."""
+    shape = ("--engine", "torch", "--prefill", "2", "--decode", "2")
+    threads = {"FULCRUM_WORKER_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    with running_suite(tmp_path_factory.mktemp("suite"), *shape, env=threads) as found:
+        yield found
+
+
+def answers() -> list[Streamed]:
+    return [Streamed(0.0) for _ in range(REQUESTS)]
+
+
+async def ask_all(http: httpx.AsyncClient, suite: Suite, temperature: float, into: Sequence[Streamed]) -> None:
+    """The same requests at each call, none of which finds its prefix cached."""
+    tenant = uuid.uuid4().hex
+
+    async def ask(number: int) -> None:
+        more: dict[str, Any] = WHOLE if number % 2 else {}
+        body = {**more, "model": MODEL, "max_tokens": TOKENS, "ignore_eos": True}
+        prompt = f"Once upon a time, {number} friends went to"
+        sampled = {"temperature": temperature, "seed": number}
+        await stream(http, suite.gateway, into=into[number], tenant=tenant, prompt=prompt, **body, **sampled)
+
+    await asyncio.gather(*map(ask, range(REQUESTS)))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_a_decode_worker_killed_in_mid_stream_changes_no_answer(suite: Suite, temperature: float) -> None:
+    async with httpx.AsyncClient(timeout=120) as http:
+        await until_whole(http, suite)
+        expected, found = answers(), answers()
+        await ask_all(http, suite, temperature, expected)
+        before = (await gateway_metrics(http, suite.gateway))["reroutes_total"]
+        asking = asyncio.ensure_future(ask_all(http, suite, temperature, found))
+        await until(lambda: sum(len(each.came_s) > 3 for each in found) > REQUESTS // 2, timeout_s=60, what="streams")
+        await kill(suite, "decode-1")
+        await asking
+        assert (await gateway_metrics(http, suite.gateway))["reroutes_total"] > before
+        for answer, unbroken in zip(found, expected, strict=True):
+            assert (answer.text, answer.finish_reason) == (unbroken.text, unbroken.finish_reason)
+            assert (answer.usage, answer.done, answer.error) == (unbroken.usage, True, None)
+            same_logprobs(joined_logprobs(answer), joined_logprobs(unbroken))
+
+
+def same_logprobs(found: dict[str, list[Any]], expected: dict[str, list[Any]]) -> None:
+    """But for the order of sums: what was one token a step is computed again as one prompt."""
+    assert found.get("tokens") == expected.get("tokens")
+    assert found.get("text_offset") == expected.get("text_offset")
+    assert found.get("token_logprobs", []) == pytest.approx(expected.get("token_logprobs", []), abs=1e-3)
+    for tops, others in zip(found.get("top_logprobs", []), expected.get("top_logprobs", []), strict=True):
+        assert tops == pytest.approx(others, abs=1e-3)
+
+
+async def test_long_prompts_and_many_streams_on_busy_cores_are_no_silence(suite: Suite) -> None:
+    async with httpx.AsyncClient(timeout=120) as http:
+        await until_whole(http, suite)
+        before = await gateway_metrics(http, suite.gateway)
+        fields = {"model": MODEL, "ignore_eos": True, "seed": 1}
+        streams = [
+            stream(http, suite.gateway, prompt=f"{number} little ducks", max_tokens=60, **fields)
+            for number in range(STREAMS)
+        ]
+        prompts = [
+            stream(http, suite.gateway, prompt=[number + 300] * LONG_TOKENS, max_tokens=2, **fields)
+            for number in range(2)
+        ]
+        found = await asyncio.gather(*streams, *prompts)
+        assert all(each.done for each in found)
+        now = await gateway_metrics(http, suite.gateway)
+        assert now["silences_total"] == before["silences_total"]
+        assert now["reroutes_total"] == before["reroutes_total"]
