@@ -29,11 +29,12 @@ import numpy as np
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.checksum import block_checksum
-from libs.engine.kv_transfer import MAX_CHUNK_BYTES, MAX_WRITE_BYTES
+from libs.engine.kv_transfer import MAX_WRITE_BYTES
 from libs.runtime.paths import cache_dir
 from libs.runtime.rpc import make_channel, make_server
 from libs.runtime.settings import CommonSettings
 from libs.testing.worker import GatewayProbe, LocalWorker, gateway_probe, local_worker, submit
+from libs.worker.kv_wire import MAX_FRAME_BYTES
 
 MODEL = "SmolLM2-135M-Instruct"
 OUTPUT_TOKENS = 6
@@ -206,7 +207,7 @@ async def _read_stream(channel: grpc.aio.Channel) -> float:
 
 def _serve_stream(size: int, pipe: Connection) -> None:
     """The other process: a bare stream of `size` bytes for whoever asks, until it is terminated."""
-    message = bytes(MAX_CHUNK_BYTES)
+    message = bytes(MAX_FRAME_BYTES)
 
     async def stream(_request: bytes, context: Any) -> None:
         for _ in range(size // len(message)):

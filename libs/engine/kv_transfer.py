@@ -1,8 +1,7 @@
 """KV blocks in and out of a pool, in chunks of bounded size."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
 
 import numpy as np
 
@@ -12,59 +11,74 @@ from libs.engine.handles import Held, Received
 from libs.engine.port import Capabilities, KvChunk, KvFetcher, KvHandle
 from libs.engine.runner import Runner
 
-MAX_CHUNK_BYTES = 4 * 1024 * 1024
-"""Bound of one chunk that is sent; a single larger block still goes as one."""
+MAX_CHUNK_BYTES = 1024 * 1024
+"""Bound of one chunk that is sent, so that transfers take turns; a single larger block still goes as one."""
 MAX_IN_PLACE_BYTES = 8 * 1024 * 1024
 """Bound of one chunk that is read in place: with its checksums it holds the sender's event loop for a millisecond."""
 FIRST_IN_PLACE_BYTES = 2 * 1024 * 1024
 """The first chunk is small, so that the receiver begins early; each later one is twice as large, up to the bound."""
 MAX_WRITE_BYTES = 2 * 1024 * 1024
 """So much is copied and checked at a time; the event loop runs in between. A single larger block still goes as one."""
-SIGN_OF_LIFE_S = 1.0
-"""While no block is ready an empty chunk goes so often, so that a slow prompt is not taken for a dead sender."""
 
 
-async def send_blocks(
-    runner: Runner,
-    capabilities: Capabilities,
-    held: Callable[[], Held],
-    from_block: int,
-    progress: Callable[[], Awaitable[object]],
-    *,
-    in_place: bool = False,
-) -> AsyncGenerator[KvChunk, None]:
-    """Chunks of a handle's blocks, in order, as far as they are ready; then after each `progress`, until it is whole.
+class BlockExport:
+    """A `KvExport` of a handle's blocks, in order, as far as they are ready."""
 
-    `held` is asked before each chunk and raises when there is no such handle any more.
-    """
-    chunk_bytes = FIRST_IN_PLACE_BYTES if in_place else MAX_CHUNK_BYTES
-    first = from_block
-    while True:
-        handle = held()
-        per_chunk = max(chunk_bytes // capabilities.kv_block_bytes, 1)
-        part = handle.blocks[first : min(first + per_chunk, handle.ready)]
-        if part:
-            data = runner.read_blocks(np.array(part, dtype=np.int32))
-            yield KvChunk(
-                first_block=first,
-                blocks=len(part),
-                data=data,
-                data_bytes=len(part) * capabilities.kv_block_bytes,
-                checksums=tuple(map(block_checksum, data)),
-                pool_blocks=tuple(part),
-            )
-            first += len(part)
-            if in_place:
-                chunk_bytes = min(2 * chunk_bytes, MAX_IN_PLACE_BYTES)
-        elif handle.whole:
-            return
-        else:
-            moved = False
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SIGN_OF_LIFE_S):
-                    moved = bool(await progress())
-            if not moved:
-                yield KvChunk(first, 0)
+    def __init__(
+        self,
+        runner: Runner,
+        capabilities: Capabilities,
+        from_block: int,
+        *,
+        in_place: bool,
+        held: Callable[[], Held],
+        waits: Callable[[], None],
+        left: Callable[[], None],
+    ) -> None:
+        """`held` is asked for each chunk and raises KvLost when there is no such handle any more.
+
+        `waits` is called where no block is ready, `left` once at the end.
+        """
+        self.done = False
+        self._runner = runner
+        self._block_bytes = capabilities.kv_block_bytes
+        self._next = from_block
+        self._in_place = in_place
+        self._chunk_bytes = FIRST_IN_PLACE_BYTES if in_place else MAX_CHUNK_BYTES
+        self._held = held
+        self._waits = waits
+        self._left = left
+        self._closed = False
+
+    def take(self) -> KvChunk | None:
+        """The next blocks that are ready; None while there are none."""
+        handle = self._held()
+        first = self._next
+        end = min(first + max(self._chunk_bytes // self._block_bytes, 1), handle.ready)
+        part = handle.blocks[first:end]
+        self._next += len(part)
+        self.done = handle.whole and self._next >= len(handle.blocks)
+        if not part:
+            if not self.done:
+                self._waits()
+            return None
+        data = self._runner.read_blocks(np.array(part, dtype=np.int32))
+        if self._in_place or not data:
+            self._chunk_bytes = min(2 * self._chunk_bytes, MAX_IN_PLACE_BYTES)
+        return KvChunk(
+            first_block=first,
+            blocks=len(part),
+            data=data,
+            data_bytes=len(part) * self._block_bytes,
+            checksums=tuple(map(block_checksum, data)),
+            pool_blocks=tuple(part),
+        )
+
+    def close(self) -> None:
+        """The receiver has left. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._left()
 
 
 async def receive_blocks(
@@ -80,18 +94,16 @@ async def receive_blocks(
 
     Raises KvLost when they are not all there or not what was sent, KvMismatch when they are of another layout.
     """
-    received, at = Received(), found
+    received, at, unbroken_bytes = Received(), found, 0
     chunks = fetcher.fetch(handle, capabilities.kv_layout, found)
     try:
         async for chunk in chunks:
-            if not chunk.blocks:
-                continue
             end = at + chunk.blocks
             if chunk.first_block != at or end > handle.blocks:
                 raise KvLost(f"blocks {chunk.first_block}+{chunk.blocks} came where {at} of {handle.blocks} were")
             if chunk.data_bytes != chunk.blocks * capabilities.kv_block_bytes:
                 raise KvLost(f"{chunk.blocks} KV blocks weigh {chunk.data_bytes} bytes")
-            await _write(runner, capabilities, blocks[at:end], chunk)
+            unbroken_bytes = await _write(runner, capabilities, blocks[at:end], chunk, unbroken_bytes)
             at, received.blocks = end, received.blocks + chunk.blocks
             received.data_bytes += chunk.data_bytes
             received.shared = chunk.shared
@@ -103,11 +115,21 @@ async def receive_blocks(
     return received
 
 
-async def _write(runner: Runner, capabilities: Capabilities, blocks: list[int], chunk: KvChunk) -> None:
-    """A chunk into `blocks`, a slice at a time. Once cancelled it writes no more."""
+async def _write(
+    runner: Runner, capabilities: Capabilities, blocks: list[int], chunk: KvChunk, unbroken_bytes: int
+) -> int:
+    """A chunk into `blocks`, a slice at a time. Once cancelled it writes no more.
+
+    `unbroken_bytes` were written since the event loop last ran; returns how many are by now.
+    """
     step = max(MAX_WRITE_BYTES // capabilities.kv_block_bytes, 1)
     for start in range(0, len(blocks), step):
-        part = slice(start, start + step)
-        runner.write_blocks(np.array(blocks[part], dtype=np.int32), chunk.data[part], chunk.checksums[part])
-        await asyncio.sleep(0)
+        part = blocks[start : start + step]
+        unbroken_bytes += len(part) * capabilities.kv_block_bytes
+        if unbroken_bytes > MAX_WRITE_BYTES:
+            await asyncio.sleep(0)
+            unbroken_bytes = len(part) * capabilities.kv_block_bytes
+        within = slice(start, start + step)
+        runner.write_blocks(np.array(part, dtype=np.int32), chunk.data[within], chunk.checksums[within])
     await runner.transfer(chunk.data_bytes)
+    return unbroken_bytes

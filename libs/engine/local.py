@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from libs.contracts.errors import FulcrumError, KvLost, KvMismatch, QueueFull
@@ -10,7 +10,7 @@ from libs.engine.batching import work_of
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.events import EventQueue
-from libs.engine.kv_transfer import receive_blocks, send_blocks
+from libs.engine.kv_transfer import BlockExport, receive_blocks
 from libs.engine.port import (
     Capabilities,
     EngineEvent,
@@ -19,7 +19,7 @@ from libs.engine.port import (
     EngineLoad,
     EngineRequest,
     FinishReason,
-    KvChunk,
+    KvExport,
     KvFetcher,
     Progress,
     StepReport,
@@ -56,8 +56,8 @@ class LocalEngine:
         self._wake = asyncio.Event()
         self._fetch_slots = asyncio.Semaphore(MAX_FETCHES)
         self._fetches: dict[int, asyncio.Task[None]] = {}
-        self._kv_progress = asyncio.Event()
-        """Set for a moment when blocks have become ready for others, or will never be."""
+        self._kv_waiting: set[Callable[[], None]] = set()
+        """Whom to tell when blocks have become ready for others, or will never be."""
         self._unannounced_ns = 0
         """Start of the running step as long as it is not announced, else 0."""
         self._trial: tuple[int, asyncio.Future[int | None]] | None = None
@@ -153,28 +153,28 @@ class LocalEngine:
         while (event := await self._events.get()) is not None:
             yield event
 
-    async def export(
-        self, opaque: bytes, kv_layout: str, from_block: int, *, in_place: bool = False
-    ) -> AsyncGenerator[KvChunk, None]:
+    def export(
+        self, opaque: bytes, kv_layout: str, from_block: int, *, news: Callable[[], None], in_place: bool = False
+    ) -> KvExport:
         """The blocks behind a handle as they fill, its lease renewed with each chunk. Raises KvLost, KvMismatch."""
         core, capabilities, _ = self._parts
         if kv_layout != capabilities.kv_layout:
             raise KvMismatch(f"KV layout {kv_layout!r} was asked for, this engine has {capabilities.kv_layout!r}")
-        chunks = send_blocks(
-            self._runner,
-            capabilities,
-            lambda: core.held(opaque, self._clock.now_ns()),
-            from_block,
-            self._kv_progress.wait,
-            in_place=in_place,
-        )
         pulled = core.pull(opaque, self._clock.now_ns())
-        try:
-            async for chunk in chunks:
-                yield chunk
-        finally:
+
+        def left() -> None:
             core.leave(pulled, self._clock.now_ns())
             self._wake.set()  # its lease may end sooner than the loop expects
+
+        return BlockExport(
+            self._runner,
+            capabilities,
+            from_block,
+            in_place=in_place,
+            held=lambda: core.held(opaque, self._clock.now_ns()),
+            waits=lambda: self._kv_waiting.add(news),
+            left=left,
+        )
 
     def release(self, opaque: bytes) -> None:
         """The receiver has the blocks; unknown handles are ignored."""
@@ -301,8 +301,9 @@ class LocalEngine:
             self._wake.set()
 
     def _publish(self, step: StepReport | None = None) -> None:
-        self._kv_progress.set()
-        self._kv_progress.clear()  # those that waited go on, those that come later wait
+        waiting, self._kv_waiting = self._kv_waiting, set()
+        for news in waiting:
+            news()
         event = self._core.take_event(step)
         if event is not None:
             self._events.put(event)

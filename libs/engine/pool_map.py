@@ -57,7 +57,8 @@ class PoolMaps:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._maps: OrderedDict[str, PoolMap] = OrderedDict()
+        self._maps: OrderedDict[str, PoolMap | None] = OrderedDict()
+        """None: not here. An engine's file is there before its first handle is, so that is asked once a sweep."""
 
     def __len__(self) -> int:
         return len(self._maps)
@@ -65,22 +66,24 @@ class PoolMaps:
     def get(self, worker_id: str, incarnation: int) -> PoolMap | None:
         """The pool of a worker on this host; None where its bytes can only be sent."""
         name = file_name(worker_id, incarnation)
-        found = self._maps.get(name)
-        if found is None:
-            try:
-                found = self._maps[name] = PoolMap(self._folder / name)
-            except PoolFileError:
-                return None
+        if name not in self._maps:
+            self._maps[name] = self._open(name)
+            if len(self._maps) > MAX_MAPS:
+                self._maps.popitem(last=False)
         self._maps.move_to_end(name)
-        if len(self._maps) > MAX_MAPS:
-            self._maps.popitem(last=False)
-        return found
+        return self._maps[name]
 
     def drop_unowned(self) -> None:
         """Let go of the pools of workers that have ended, whose memory would stay taken otherwise."""
-        for name in [name for name, pool in self._maps.items() if not pool.owned]:
+        for name in [name for name, pool in self._maps.items() if pool is None or not pool.owned]:
             del self._maps[name]
 
     def close(self) -> None:
         """Let go of all."""
         self._maps.clear()
+
+    def _open(self, name: str) -> PoolMap | None:
+        try:
+            return PoolMap(self._folder / name)
+        except PoolFileError:
+            return None

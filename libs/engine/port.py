@@ -5,7 +5,7 @@ sequence whose last token was computed gets a new one sampled. Prompt chunks, de
 same thing.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
@@ -107,7 +107,7 @@ class KvHandle:
 
 @dataclass(frozen=True, slots=True)
 class KvChunk:
-    """Some consecutive blocks on their way; one of 0 blocks only says that more will come."""
+    """Some consecutive blocks on their way."""
 
     first_block: int
     blocks: int
@@ -122,6 +122,26 @@ class KvChunk:
     """Where the blocks lie in the sender's pool."""
     shared: bool = False
     """The views are of the sender's own memory, on this host."""
+
+
+class KvExport(Protocol):
+    """What one receiver reads of a handle. Until `close` it counts as one of the handle's readers."""
+
+    @property
+    def done(self) -> bool:
+        """Whether `take` has given the last blocks."""
+        ...
+
+    def take(self) -> KvChunk | None:
+        """The next blocks, the handle's lease renewed; None while none is ready.
+
+        Raises KvLost once the handle is gone: its lease has ended, or its prompt was given up.
+        """
+        ...
+
+    def close(self) -> None:
+        """The receiver has left, whether it has the blocks or not. Idempotent."""
+        ...
 
 
 class KvFetcher(Protocol):
@@ -360,12 +380,13 @@ class Engine(Protocol):
         ...
 
     def export(
-        self, opaque: bytes, kv_layout: str, from_block: int, *, in_place: bool = False
-    ) -> AsyncGenerator[KvChunk, None]:
+        self, opaque: bytes, kv_layout: str, from_block: int, *, news: Callable[[], None], in_place: bool = False
+    ) -> KvExport:
         """The blocks behind a handle, those of a streamed one as they become full.
 
-        `in_place`: the receiver reads them in the pool's file, so chunks may be larger than what a message carries.
-        Raises KvLost for an unknown handle or one whose prompt was given up, KvMismatch for another layout.
+        `news` is called after a `take` that gave nothing, once another may give more. `in_place`: the receiver reads
+        them in the pool's file, so chunks may be larger than what a message carries. Raises KvLost for an unknown
+        handle, KvMismatch for another layout.
         """
         ...
 

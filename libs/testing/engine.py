@@ -1,7 +1,7 @@
 """Engines in tests without workers around them: a fetcher that asks the other engine directly, a reader of events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +20,24 @@ from libs.engine.port import (
 
 WAIT_S = 300.0
 """Bound on everything a test waits for: real models on a machine that others load too. pytest's bound is shorter."""
+
+
+async def exported(
+    engine: Engine, opaque: bytes, kv_layout: str, from_block: int = 0, *, in_place: bool = False
+) -> AsyncGenerator[KvChunk, None]:
+    """The blocks behind a handle as they become ready."""
+    news = asyncio.Event()
+    export = engine.export(opaque, kv_layout, from_block, news=news.set, in_place=in_place)
+    try:
+        while not export.done:
+            news.clear()
+            chunk = export.take()
+            if chunk is not None:
+                yield chunk
+            elif not export.done:
+                await news.wait()
+    finally:
+        export.close()
 
 
 @dataclass
@@ -49,7 +67,7 @@ class DirectFetcher:
             await self.gate.wait()
             pool = self.maps.get(handle.worker_id, handle.incarnation) if self.maps is not None else None
             assert pool is None or pool.nonce == source.capabilities.kv_nonce
-            async for chunk in source.export(handle.opaque, kv_layout, from_block, in_place=pool is not None):
+            async for chunk in exported(source, handle.opaque, kv_layout, from_block, in_place=pool is not None):
                 yield _shared(chunk, pool) if pool else _sent(chunk)
                 await self.gate.wait()
                 if self.dies:

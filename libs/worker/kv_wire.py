@@ -1,36 +1,48 @@
-"""KvChunk as gRPC carries it, made and read with one copy of the blocks: protobuf's own code makes several. Pure."""
+"""KvFrame as gRPC carries it, made and read with one copy of the blocks: protobuf's own code makes several. Pure."""
 
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from google.protobuf.message import DecodeError
 
 from libs.contracts.errors import KvLost
+from libs.contracts.packing import unpack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import KvChunk
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_DATA_TAG = pb.KvChunk.DATA_FIELD_NUMBER << 3 | _BYTES
+_DATA_TAG = pb.KvFrame.DATA_FIELD_NUMBER << 3 | _BYTES
 MAX_VARINT_BYTES = 10
-LAST = pb.KvChunk(last=True).SerializeToString()
-"""The end of a transfer."""
+MAX_FRAME_BYTES = 4 * 1024 * 1024
+"""A frame with blocks of so many bytes takes no more; the chunk that reaches it still goes along."""
+WINDOW_BYTES = 4 * 1024 * 1024
+"""A pull has no further chunk sent while so many bytes are on their way to its receiver or not taken in there."""
 
 
-def encode(chunk: KvChunk, *, in_place: bool) -> bytes:
-    """The message for a chunk: with its bytes, or with where they lie."""
-    message = pb.KvChunk(
+def chunk_message(pull: int, chunk: KvChunk, *, last: bool, in_place: bool) -> pb.KvChunk:
+    """What a frame says of a chunk: how many bytes of it follow in the frame's data, or where they lie."""
+    return pb.KvChunk(
+        pull=pull,
         first_block=chunk.first_block,
         blocks=chunk.blocks,
         data_bytes=chunk.data_bytes,
+        sent_bytes=0 if in_place else sum(view.nbytes for view in chunk.data),
+        last=last,
         checksums=chunk.checksums,
         pool_blocks=chunk.pool_blocks if in_place else (),
-    ).SerializeToString()
-    if in_place or not chunk.data:
+    )
+
+
+def encode(frame: pb.KvFrame, data: Sequence[memoryview]) -> bytes:
+    """A frame without data, and the data of its chunks, as one message."""
+    message = frame.SerializeToString()
+    if not data:
         return message
-    size = sum(view.nbytes for view in chunk.data)
-    return b"".join((message, bytes((_DATA_TAG,)), _varint_of(size), *chunk.data))
+    size = sum(view.nbytes for view in data)
+    return b"".join((message, bytes((_DATA_TAG,)), _varint_of(size), *data))
 
 
-def decode(message: bytes) -> tuple[pb.KvChunk, memoryview]:
+def decode(message: bytes) -> tuple[pb.KvFrame, memoryview]:
     """A message without its data, and the data as a view of it. Raises KvLost for bytes that are no message."""
     whole = memoryview(message)
     rest, data = [], whole[:0]
@@ -44,9 +56,28 @@ def decode(message: bytes) -> tuple[pb.KvChunk, memoryview]:
                 data = whole[begin:at]
             else:
                 rest.append(whole[start:at])
-        return pb.KvChunk.FromString(b"".join(rest)), data
+        return pb.KvFrame.FromString(b"".join(rest)), data
     except (DecodeError, IndexError) as error:
-        raise KvLost(f"a chunk of KV blocks is no message: {error}") from None
+        raise KvLost(f"a frame of KV blocks is no message: {error}") from None
+
+
+def parts(frame: pb.KvFrame, data: memoryview) -> Iterator[tuple[pb.KvChunk, memoryview]]:
+    """The chunks of a frame, each with what was sent of it; raises KvLost where they name more than came."""
+    at = 0
+    for chunk in frame.chunks:
+        end = at + chunk.sent_bytes
+        if end > data.nbytes:
+            raise KvLost(f"a frame of KV blocks has {data.nbytes} bytes where its chunks name {end}")
+        yield chunk, data[at:end]
+        at = end
+
+
+def numbers(packed: bytes) -> list[int]:
+    """Pulls by their numbers; raises KvLost for bytes that are none."""
+    try:
+        return unpack_u32(packed) if packed else []
+    except ValueError:
+        raise KvLost("numbers of pulls are not a whole number of uint32") from None
 
 
 def split(data: memoryview, blocks: int) -> tuple[memoryview, ...]:

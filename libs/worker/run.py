@@ -118,7 +118,7 @@ async def open_worker(
         incarnation = clock.now_ns()
         memory = SharedMemory(settings.kv_shared_dir)
         stack.callback(memory.close)
-        fetcher = GrpcKvFetcher(transport.channel, settings.id, memory.maps)
+        fetcher = GrpcKvFetcher(transport.channel, settings.id, memory.maps, on_failure=tasks.fail)
         stack.push_async_callback(fetcher.close)
         stack.push_async_callback(ports.engine.close)
         await ports.engine.start(EngineIdentity(settings.id, incarnation, address), fetcher, status.progress)
@@ -151,9 +151,10 @@ async def open_worker(
         if not settings.prefill_chunk_tokens and settings.role == "prefill":
             await tuner.settle()
         _own(stack, tasks.spawn("heartbeat", beat(host)))
-        await _add_services(server, host, tuner, incarnation, settings)
+        kv = await _add_services(server, host, tuner, incarnation, settings)
         await server.start()
         stack.push_async_callback(server.stop, SERVER_STOP_S)
+        stack.callback(kv.hang_up)
         stack.callback(host.hang_up)
         stack.push_async_callback(registration.withdraw)
         _own(stack, tasks.spawn("registration", registration.run()))
@@ -225,12 +226,14 @@ def _host(
 
 async def _add_services(
     server: grpc.aio.Server, host: WorkerHost, tuner: PrefillTuner, incarnation: int, settings: WorkerSettings
-) -> None:
+) -> KvServicer:
     pb_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(host), server)  # type: ignore[no-untyped-call]
-    KvServicer(host, incarnation).add_to(server)
+    kv = KvServicer(host, incarnation)
+    kv.add_to(server)
     pb_grpc.add_WorkerAdminServiceServicer_to_server(AdminServicer(host, tuner, drain_s=settings.drain_s), server)  # type: ignore[no-untyped-call]
     servicer = health.aio.HealthServicer()
     await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     names = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
     reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    return kv

@@ -237,14 +237,16 @@ class _World:
             self.cluster.start_worker(name, self._needed())
 
     def _spoil(self, call: Call, data: bytes) -> bytes:
-        """Change a KV chunk's bytes, or cut the pull in its middle."""
+        """Change what a frame says of a KV chunk, or cut the stream in the middle of its pulls."""
         if not call.method.endswith("/Pull"):
+            return data
+        frame = pb.KvFrame.FromString(data)
+        if not frame.chunks:
             return data
         if self.spoil_left:
             self.spoil_left -= 1
-            chunk = pb.KvChunk.FromString(data)
-            chunk.data_bytes ^= 1
-            return chunk.SerializeToString()
+            frame.chunks[0].data_bytes ^= 1
+            return frame.SerializeToString()
         if self.kv_cut_left:
             self.kv_cut_left -= 1
             self.loop.after(0, call.broken, CUT)

@@ -5,7 +5,7 @@ Whatever goes wrong on the way ends in KV_LOST and a clean receiver, never in wr
 
 import asyncio
 import multiprocessing
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.kv_transfer import BlockExport
 from libs.engine.pool_file import HEADER_BYTES, PREFIX, file_name
 from libs.engine.port import KvChunk
 from libs.runtime.settings import CommonSettings
@@ -96,6 +97,17 @@ class Pair:
         return [transfer.shared_memory for batch in self.decode.batches() for transfer in batch.kv_transfers]
 
 
+def alter_chunks(patched: pytest.MonkeyPatch, alter: Callable[[KvChunk], KvChunk]) -> None:
+    """Have senders send something else than what is in their pools."""
+    take = BlockExport.take
+
+    def altered(export: BlockExport) -> KvChunk | None:
+        chunk = take(export)
+        return None if chunk is None else alter(chunk)
+
+    patched.setattr(BlockExport, "take", altered)
+
+
 def is_clean(worker: LocalWorker) -> bool:
     integrity = worker.host.integrity()
     return not (integrity.live_sequences or integrity.referenced_blocks or integrity.leased_handles)
@@ -156,9 +168,8 @@ async def test_damage_and_lies_are_lost_kv_and_the_next_hand_off_works(
             case _:
                 return replace(chunk, checksums=())
 
-    encode = kv_wire.encode
     with monkeypatch.context() as lying:
-        lying.setattr(kv_wire, "encode", lambda chunk, **way: encode(damage(chunk), **way))
+        alter_chunks(lying, damage)
         assert await pair.lost()
     await eventually(lambda: pair.to_decode.decode_credits == 8)
     tokens = await pair.moved()
@@ -176,30 +187,27 @@ async def test_a_pool_that_is_overwritten_while_it_is_read_is_lost_kv(model: Pat
         pair = Pair(prefill, decode, to_prefill, to_decode)
         number, kv, first = await pair.prefilled()
         (path,) = [path for path in tmp_path.iterdir() if "prefill-0" in path.name]
-        encode = kv_wire.encode
 
-        def overwrite(chunk: KvChunk, **way: Any) -> bytes:
+        def overwrite(chunk: KvChunk) -> KvChunk:
             with path.open("r+b") as file:
                 file.seek(HEADER_BYTES + chunk.pool_blocks[0] * 4096)
                 file.write(b"\xff" * 4096)  # not finite as numbers
-            return encode(chunk, **way)
+            return chunk
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(kv_wire, "encode", overwrite)
+            alter_chunks(patched, overwrite)
             await pair.decode_from(number, kv, first)
             assert (await to_decode.event(number, "failed")).code == pb.FAILURE_CODE_KV_LOST
         await eventually(lambda: is_clean(decode))
 
 
 async def test_blocks_that_the_pool_does_not_have_are_lost_kv(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        kv_wire,
-        "encode",
-        lambda chunk, **_way: pb.KvChunk(
-            first_block=chunk.first_block, blocks=chunk.blocks, data_bytes=chunk.data_bytes,
-            checksums=chunk.checksums, pool_blocks=[10**6] * chunk.blocks,
-        ).SerializeToString(),
-    )  # fmt: skip
+    message = kv_wire.chunk_message
+
+    def elsewhere(pull: int, chunk: KvChunk, *, last: bool, in_place: bool) -> pb.KvChunk:
+        return message(pull, replace(chunk, pool_blocks=(10**6,) * chunk.blocks), last=last, in_place=True)
+
+    monkeypatch.setattr(kv_wire, "chunk_message", elsewhere)
     said = await pair.lost()
     assert "no block 1000000" in said or "not mapped here" in said
 

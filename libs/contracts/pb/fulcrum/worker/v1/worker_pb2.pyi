@@ -36,6 +36,12 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_CODE_UNSPECIFIED: _ClassVar[FailureCode]
     FAILURE_CODE_KV_LOST: _ClassVar[FailureCode]
     FAILURE_CODE_ENGINE: _ClassVar[FailureCode]
+
+class PullFailure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PULL_FAILURE_UNSPECIFIED: _ClassVar[PullFailure]
+    PULL_FAILURE_KV_LOST: _ClassVar[PullFailure]
+    PULL_FAILURE_KV_MISMATCH: _ClassVar[PullFailure]
 PHASE_UNSPECIFIED: Phase
 PHASE_PREFILL: Phase
 PHASE_DECODE: Phase
@@ -53,6 +59,9 @@ REFUSAL_CODE_KV_MISMATCH: RefusalCode
 FAILURE_CODE_UNSPECIFIED: FailureCode
 FAILURE_CODE_KV_LOST: FailureCode
 FAILURE_CODE_ENGINE: FailureCode
+PULL_FAILURE_UNSPECIFIED: PullFailure
+PULL_FAILURE_KV_LOST: PullFailure
+PULL_FAILURE_KV_MISMATCH: PullFailure
 
 class GatewayFrame(_message.Message):
     __slots__ = ("hello", "submits", "aborts", "demand", "returned_prefill", "returned_decode", "proceeds", "hand_overs", "epoch")
@@ -350,50 +359,84 @@ class Failed(_message.Message):
     def __init__(self, code: _Optional[_Union[FailureCode, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class PullFrame(_message.Message):
-    __slots__ = ("open", "ack")
-    OPEN_FIELD_NUMBER: _ClassVar[int]
-    ACK_FIELD_NUMBER: _ClassVar[int]
-    open: PullOpen
-    ack: PullAck
-    def __init__(self, open: _Optional[_Union[PullOpen, _Mapping]] = ..., ack: _Optional[_Union[PullAck, _Mapping]] = ...) -> None: ...
+    __slots__ = ("receiver_id", "opens", "taken", "acks", "cancels")
+    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
+    OPENS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    ACKS_FIELD_NUMBER: _ClassVar[int]
+    CANCELS_FIELD_NUMBER: _ClassVar[int]
+    receiver_id: str
+    opens: _containers.RepeatedCompositeFieldContainer[PullOpen]
+    taken: _containers.RepeatedCompositeFieldContainer[PullTaken]
+    acks: bytes
+    cancels: bytes
+    def __init__(self, receiver_id: _Optional[str] = ..., opens: _Optional[_Iterable[_Union[PullOpen, _Mapping]]] = ..., taken: _Optional[_Iterable[_Union[PullTaken, _Mapping]]] = ..., acks: _Optional[bytes] = ..., cancels: _Optional[bytes] = ...) -> None: ...
 
 class PullOpen(_message.Message):
-    __slots__ = ("handle", "incarnation", "receiver_id", "kv_layout", "from_block", "shared_nonce")
+    __slots__ = ("pull", "handle", "incarnation", "kv_layout", "from_block", "shared_nonce")
+    PULL_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     FROM_BLOCK_FIELD_NUMBER: _ClassVar[int]
     SHARED_NONCE_FIELD_NUMBER: _ClassVar[int]
+    pull: int
     handle: bytes
     incarnation: int
-    receiver_id: str
     kv_layout: str
     from_block: int
     shared_nonce: bytes
-    def __init__(self, handle: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., receiver_id: _Optional[str] = ..., kv_layout: _Optional[str] = ..., from_block: _Optional[int] = ..., shared_nonce: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, pull: _Optional[int] = ..., handle: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., kv_layout: _Optional[str] = ..., from_block: _Optional[int] = ..., shared_nonce: _Optional[bytes] = ...) -> None: ...
 
-class PullAck(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+class PullTaken(_message.Message):
+    __slots__ = ("pull", "sent_bytes")
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    pull: int
+    sent_bytes: int
+    def __init__(self, pull: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
+
+class KvFrame(_message.Message):
+    __slots__ = ("chunks", "failed", "alive", "data")
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[KvChunk]
+    failed: _containers.RepeatedCompositeFieldContainer[PullFailed]
+    alive: bytes
+    data: bytes
+    def __init__(self, chunks: _Optional[_Iterable[_Union[KvChunk, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[PullFailed, _Mapping]]] = ..., alive: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class KvChunk(_message.Message):
-    __slots__ = ("first_block", "blocks", "data", "data_bytes", "last", "checksums", "pool_blocks")
+    __slots__ = ("pull", "first_block", "blocks", "data_bytes", "sent_bytes", "last", "checksums", "pool_blocks")
+    PULL_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
     DATA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     POOL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    pull: int
     first_block: int
     blocks: int
-    data: bytes
     data_bytes: int
+    sent_bytes: int
     last: bool
     checksums: _containers.RepeatedScalarFieldContainer[int]
     pool_blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, first_block: _Optional[int] = ..., blocks: _Optional[int] = ..., data: _Optional[bytes] = ..., data_bytes: _Optional[int] = ..., last: _Optional[bool] = ..., checksums: _Optional[_Iterable[int]] = ..., pool_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, pull: _Optional[int] = ..., first_block: _Optional[int] = ..., blocks: _Optional[int] = ..., data_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., last: _Optional[bool] = ..., checksums: _Optional[_Iterable[int]] = ..., pool_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PullFailed(_message.Message):
+    __slots__ = ("pull", "failure", "detail")
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    pull: int
+    failure: PullFailure
+    detail: str
+    def __init__(self, pull: _Optional[int] = ..., failure: _Optional[_Union[PullFailure, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

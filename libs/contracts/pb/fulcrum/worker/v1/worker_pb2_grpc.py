@@ -104,7 +104,8 @@ class WorkerService:
 
 
 class KvServiceStub:
-    """Worker to worker: KV blocks. The sender keeps them under a lease until the receiver's ack.
+    """Worker to worker: KV blocks. One long-lived stream from each receiver to each sender, over which any number of pulls
+    run at once; what has queued leaves as one frame. The sender keeps blocks under a lease until the receiver's ack.
     """
 
     def __init__(self, channel):
@@ -116,12 +117,13 @@ class KvServiceStub:
         self.Pull = channel.stream_stream(
                 '/fulcrum.worker.v1.KvService/Pull',
                 request_serializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.PullFrame.SerializeToString,
-                response_deserializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.KvChunk.FromString,
+                response_deserializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.KvFrame.FromString,
                 _registered_method=True)
 
 
 class KvServiceServicer:
-    """Worker to worker: KV blocks. The sender keeps them under a lease until the receiver's ack.
+    """Worker to worker: KV blocks. One long-lived stream from each receiver to each sender, over which any number of pulls
+    run at once; what has queued leaves as one frame. The sender keeps blocks under a lease until the receiver's ack.
     """
 
     def Pull(self, request_iterator, context):
@@ -136,7 +138,7 @@ def add_KvServiceServicer_to_server(servicer, server):
             'Pull': grpc.stream_stream_rpc_method_handler(
                     servicer.Pull,
                     request_deserializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.PullFrame.FromString,
-                    response_serializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.KvChunk.SerializeToString,
+                    response_serializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.KvFrame.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -147,7 +149,8 @@ def add_KvServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KvService:
-    """Worker to worker: KV blocks. The sender keeps them under a lease until the receiver's ack.
+    """Worker to worker: KV blocks. One long-lived stream from each receiver to each sender, over which any number of pulls
+    run at once; what has queued leaves as one frame. The sender keeps blocks under a lease until the receiver's ack.
     """
 
     @staticmethod
@@ -166,7 +169,7 @@ class KvService:
             target,
             '/fulcrum.worker.v1.KvService/Pull',
             fulcrum_dot_worker_dot_v1_dot_worker__pb2.PullFrame.SerializeToString,
-            fulcrum_dot_worker_dot_v1_dot_worker__pb2.KvChunk.FromString,
+            fulcrum_dot_worker_dot_v1_dot_worker__pb2.KvFrame.FromString,
             options,
             channel_credentials,
             insecure,
