@@ -56,12 +56,12 @@ async def test_a_decode_worker_killed_in_mid_stream_changes_no_answer(suite: Sui
         await until_whole(http, suite)
         expected, found = answers(), answers()
         await ask_all(http, suite, temperature, expected)
-        before = (await gateway_metrics(http, suite.gateway))["reroutes_total"]
+        before = (await gateway_metrics(http, suite.gateway)).get("reroutes_total", 0.0)
         asking = asyncio.ensure_future(ask_all(http, suite, temperature, found))
         await until(lambda: sum(len(each.came_s) > 3 for each in found) > REQUESTS // 2, timeout_s=60, what="streams")
         await kill(suite, "decode-1")
         await asking
-        assert (await gateway_metrics(http, suite.gateway))["reroutes_total"] > before
+        assert (await gateway_metrics(http, suite.gateway)).get("reroutes_total", 0.0) > before
         for answer, unbroken in zip(found, expected, strict=True):
             assert (answer.text, answer.finish_reason) == (unbroken.text, unbroken.finish_reason)
             assert (answer.usage, answer.done, answer.error) == (unbroken.usage, True, None)
@@ -94,4 +94,4 @@ async def test_long_prompts_and_many_streams_on_busy_cores_are_no_silence(suite:
         assert all(each.done for each in found)
         now = await gateway_metrics(http, suite.gateway)
         assert now["silences_total"] == before["silences_total"]
-        assert now["reroutes_total"] == before["reroutes_total"]
+        assert now.get("reroutes_total", 0.0) == before.get("reroutes_total", 0.0)

@@ -44,7 +44,7 @@ async def test_text_logprobs_stops_and_usage_are_those_of_an_unbroken_stream(sui
         await until_whole(http, suite)
         expected, found = answers(), answers()
         await ask_all(http, urls, expected)
-        before = sum([(await gateway_metrics(http, url))["reroutes_total"] for url in urls])
+        before = sum([(await gateway_metrics(http, url)).get("reroutes_total", 0.0) for url in urls])
         asking = asyncio.ensure_future(ask_all(http, urls, found))
         begun = 1 if name.startswith("prefill") else REQUESTS // 2  # some prompts are computed while others stream
         await until(lambda: sum(bool(each.text) for each in found) >= begun, timeout_s=30, what="streams")
@@ -56,5 +56,5 @@ async def test_text_logprobs_stops_and_usage_are_those_of_an_unbroken_stream(sui
             assert joined_logprobs(answer) == joined_logprobs(unbroken)
         assert {each.finish_reason for each in found} == {"stop", "length"}
         after = [await gateway_metrics(http, url) for url in urls]
-        assert sum(each["reroutes_total"] for each in after) > before
+        assert sum(each.get("reroutes_total", 0.0) for each in after) > before
         assert [each["live"] + each["waiting"] for each in after] == [0, 0]
