@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from libs.testing.browser import BrowserUnavailable, find_browser
 from libs.testing.kafka_install import KafkaUnavailable
 from libs.testing.stores import (
     KafkaServer,
@@ -64,6 +65,16 @@ def real_redis_server() -> Iterator[RedisServer]:
     else:
         yield server
         context.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The browser's program."""
+    try:
+        return find_browser()
+    except BrowserUnavailable as error:
+        _unavailable(error)
+        raise
 
 
 @pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.kafka)])

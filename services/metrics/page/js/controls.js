@@ -1,0 +1,68 @@
+// Buttons, fields and the trail from the cluster down to what is looked at.
+
+import { isDark } from "./colors.js";
+import { KEYS } from "./keys.js";
+import { RANGES } from "./phases.js";
+import { splitScope } from "./store.js";
+
+const $ = (id) => document.getElementById(id);
+const SORTS = ["node", "pool", "model", "busy"];
+
+/** Wire the page's controls; what they do as functions by key. */
+export function makeControls(view, { pause, save, nodeOf }) {
+  for (const name of Object.keys(RANGES)) {
+    const button = $("ranges").appendChild(document.createElement("button"));
+    button.textContent = name;
+    button.addEventListener("click", () => view.set({ range: name }));
+  }
+  const toggleTheme = () => view.set({ theme: isDark(view) ? "light" : "dark" });
+  const help = () => $("help").showModal();
+  $("pause").addEventListener("click", pause);
+  $("theme").addEventListener("click", toggleTheme);
+  $("help-open").addEventListener("click", help);
+  $("csv").addEventListener("click", () => save("csv"));
+  $("json").addEventListener("click", () => save("json"));
+  $("sort").addEventListener("change", (event) => view.set({ sort: event.target.value }));
+  $("filter").addEventListener("input", (event) => view.set({ filter: event.target.value.trim() }));
+  $("trail").addEventListener("click", (event) => event.target.dataset.scope && view.set({ scope: event.target.dataset.scope }));
+  for (const dialog of document.querySelectorAll("dialog")) dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+  for (const [key, what] of Object.entries(KEYS)) {
+    $("keys").appendChild(document.createElement("dt")).textContent = key === " " ? "space" : key;
+    $("keys").appendChild(document.createElement("dd")).textContent = what;
+  }
+  const up = () => view.set({ scope: parent(view.scope, nodeOf) });
+  const act = { " ": pause, t: toggleTheme, u: up, "?": help, "/": () => $("filter").focus() };
+  act.s = () => view.set({ sort: SORTS[(SORTS.indexOf(view.sort) + 1) % SORTS.length] });
+  for (const [index, range] of Object.keys(RANGES).entries()) act[index + 1] = () => view.set({ range });
+  return act;
+}
+
+/** Show the view in the controls. */
+export function drawControls(view, paused, nodeOf) {
+  for (const button of $("ranges").children) button.setAttribute("aria-pressed", button.textContent === view.range);
+  $("pause").setAttribute("aria-pressed", paused);
+  $("pause").textContent = paused ? "go on" : "pause";
+  $("theme").textContent = isDark(view) ? "light" : "dark";
+  $("sort").value = view.sort;
+  if (document.activeElement !== $("filter")) $("filter").value = view.filter;
+  const trail = [];
+  for (let scope = view.scope; ; scope = parent(scope, nodeOf)) {
+    trail.unshift(scope);
+    if (scope === "cluster") break;
+  }
+  $("trail").replaceChildren(
+    ...trail.map((scope) => {
+      const button = document.createElement("button");
+      button.textContent = splitScope(scope).filter(Boolean).join(" ");
+      button.dataset.scope = scope;
+      if (scope === view.scope) button.setAttribute("aria-current", "page");
+      return button;
+    }),
+  );
+}
+
+function parent(scope, nodeOf) {
+  const [kind, name] = splitScope(scope);
+  const node = kind === "worker" ? nodeOf(name) : "";
+  return node ? `node:${node}` : "cluster";
+}

@@ -1,0 +1,23 @@
+// Keys, where no field has the focus.
+
+export const KEYS = {
+  " ": "pause or go on",
+  "1–5": "time range",
+  t: "light or dark",
+  s: "order of the heat map",
+  "/": "filter",
+  u: "up, out of a scope",
+  "?": "these keys",
+};
+
+/** `act` has a function for each single key. */
+export function listen(act) {
+  addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+    if (event.key === " " && event.target.tagName === "BUTTON") return;
+    const action = act[event.key];
+    if (!action) return;
+    action();
+    event.preventDefault();
+  });
+}

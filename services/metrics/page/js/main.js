@@ -1,0 +1,107 @@
+// Puts the page together: the feed says that something changed, the next frame shows it.
+
+import { clockText } from "./chart.js";
+import { followTheme } from "./colors.js";
+import { drawControls, makeControls } from "./controls.js";
+import { depthsByScope } from "./depths.js";
+import { rowsOf, save } from "./export.js";
+import { Feed } from "./feed.js";
+import { HeatMap } from "./heat.js";
+import { listen } from "./keys.js";
+import { followLatency } from "./latency.js";
+import { Moves } from "./moves.js";
+import { LIVE_WINDOW_MS } from "./phases.js";
+import { makeStack } from "./stack.js";
+import { drawSummary } from "./summary.js";
+import { Tables } from "./tables.js";
+import { makeTrend } from "./trend.js";
+import { View } from "./view.js";
+
+const FIGURE_MS = 2000; // what the figures at the top and in the tables are of
+const TABLES_MS = 500; // how often tables are filled
+
+const $ = (id) => document.getElementById(id);
+const view = new View();
+const feed = new Feed();
+let wanted = false, tablesAt = 0, marks = [], span = [0, 1], bounds = [0, 1];
+
+const shared = { bounds: () => bounds, marks: () => marks, windowSeconds: () => feed.shown.windowMs / 1000, onCursor: showTime };
+const trend = makeTrend($("trend"), shared);
+const stack = makeStack($("stack"), shared);
+const heat = new HeatMap($("heat"), $("heat-point"), (id) => view.set({ scope: `worker:${id}` }));
+const tables = new Tables($("tables"), (scope) => view.set({ scope }));
+const moves = new Moves($("moves"), $("move"));
+const nodeOf = (id) => feed.live.members[feed.live.slots.get(id)]?.node;
+const applyTheme = followTheme(view, () => {
+  heat.invalidate();
+  redraw();
+});
+listen(makeControls(view, { pause, save: (kind) => save(kind, `fulcrum-${view.scope.replace(/\W+/g, "-")}`, rowsOf(feed.shown, view.scope, ...span)), nodeOf }));
+
+let shownRange = "";
+view.addEventListener("change", () => {
+  applyTheme();
+  if (shownRange !== view.range) feed.show(view.rangeOf, view.endMs);
+  shownRange = view.range;
+  tablesAt = 0;
+});
+feed.addEventListener("change", redraw);
+feed.addEventListener("status", () => {
+  $("status").textContent = feed.problem || (feed.connected ? "live" : "connecting");
+  $("status").className = feed.connected && !feed.problem ? "good" : "poor";
+});
+new ResizeObserver(redraw).observe($("heat"));
+
+feed.start(view.endMs);
+shownRange = view.range;
+feed.show(view.rangeOf, view.endMs);
+followLatency($("latency"), $("latency-note"), () => feed.paused);
+
+function pause() {
+  const endMs = Math.floor((feed.nowMs - feed.settledMs) / LIVE_WINDOW_MS) * LIVE_WINDOW_MS;
+  feed.pause(!feed.paused);
+  view.set({ end: feed.paused ? String(endMs) : "" });
+  if (!feed.paused && feed.shown !== feed.live) feed.show(view.rangeOf, null);
+}
+
+function redraw() {
+  if (!wanted) requestAnimationFrame(draw);
+  wanted = true;
+}
+
+function draw(now) {
+  wanted = false;
+  const store = feed.shown, { live } = feed;
+  const settled = Math.floor((feed.nowMs - feed.settledMs) / LIVE_WINDOW_MS) - 1;
+  const last = view.endMs ? Math.floor((view.endMs - 1) / store.windowMs) : store.newest;
+  span = [last - view.rangeOf.columns + 1, last];
+  bounds = [(span[0] * store.windowMs) / 1000, ((last + 1) * store.windowMs) / 1000];
+  marks = moves.draw(feed.events, 1000 * bounds[0], 1000 * bounds[1]);
+  const series = store.series(view.scope);
+  trend.draw(store, series, ...span);
+  stack.draw(store, series, ...span);
+  heat.draw(store, live, view.scope, view.sort, ...span);
+  const depths = depthsByScope(live, feed.depths, feed.ids);
+  const count = FIGURE_MS / LIVE_WINDOW_MS;
+  drawSummary(live.total(view.scope, settled, count), depths, { asOfMs: (settled + 1) * LIVE_WINDOW_MS, windowMs: FIGURE_MS, scope: view.scope });
+  if (now - tablesAt >= TABLES_MS) {
+    tablesAt = now;
+    tables.draw(live, depths, view.scope, view.filter, settled, count);
+    drawControls(view, feed.paused, nodeOf);
+    $("as-of").textContent = `2 s to ${clockText(((settled + 1) * LIVE_WINDOW_MS) / 1000, true)}`;
+    $("empty").hidden = live.members.length > 0;
+  }
+}
+
+/** Time and shares where the cursor is, below the charts. */
+function showTime(index) {
+  const row = index == null ? undefined : rowsOf(feed.shown, view.scope, span[0] + index, span[0] + index)[0];
+  if (!row) {
+    $("chart-point").textContent = "";
+    return;
+  }
+  const share = (value) => (row.covered_gpu_ns ? `${((100 * value) / row.covered_gpu_ns).toFixed(0)} %` : "–");
+  $("chart-point").textContent =
+    `${clockText(row.start_unix_ms / 1000, true)} prefill ${share(row.prefill_gpu_ns)}, decode ${share(row.decode_gpu_ns)}, ` +
+    `KV wait ${share(row.kv_wait_gpu_ns)}, idle ${share(row.idle_gpu_ns)}; coverage ${(100 * row.coverage).toFixed(0)} %${row.provisional ? ", provisional" : ""}`;
+}

@@ -1,0 +1,35 @@
+// What the wire calls things: fields of a window, phases in the order they are stacked, roles by number.
+
+export const COVERED = 0, PREFILL = 1, DECODE = 2, KV_WAIT = 3; // as the service sends them
+export const GPU_NS = 4, PROVISIONAL_NS = 5; // added by sums: what the GPUs could have, and what may still change
+export const FIELDS = 6;
+
+export const PHASES = ["prefill", "decode", "kv_wait", "idle"];
+export const PHASE_NAMES = { prefill: "prefill", decode: "decode", kv_wait: "KV wait", idle: "idle" };
+export const ROLES = ["", "prefill", "decode", "mixed", "standby"];
+export const PROVISIONAL_BIT = 0x80;
+
+export const LIVE_WINDOW_MS = 100;
+export const LIVE_COLUMNS = 1200; // two minutes, as many as the service keeps
+/** How far charts reach back: windows of which length, and how many. */
+export const RANGES = {
+  "30s": { window: "100ms", windowMs: 100, columns: 300 },
+  "2m": { window: "100ms", windowMs: 100, columns: 1200 },
+  "15m": { window: "1s", windowMs: 1000, columns: 900 },
+  "1h": { window: "10s", windowMs: 10000, columns: 360 },
+  "6h": { window: "10s", windowMs: 10000, columns: 2160 },
+};
+
+/** The four phases of sums as a list beside PHASES; they add exactly to covered. */
+export function phaseTimes(sums) {
+  const idle = sums[COVERED] - sums[PREFILL] - sums[DECODE] - sums[KV_WAIT];
+  return [sums[PREFILL], sums[DECODE], sums[KV_WAIT], idle];
+}
+
+export const percent = (part, whole, digits = 1) => (whole > 0 ? `${((100 * part) / whole).toFixed(digits)} %` : "–");
+
+export function ratioText(sums) {
+  if (!(sums[DECODE] > 0)) return sums[PREFILL] > 0 ? "∞" : "–";
+  const ratio = sums[PREFILL] / sums[DECODE];
+  return ratio >= 100 ? ratio.toFixed(0) : ratio >= 10 ? ratio.toFixed(1) : ratio.toFixed(2);
+}

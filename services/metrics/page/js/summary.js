@@ -1,0 +1,32 @@
+// The figures at the top: the ratio, the shares behind it, how much is known, and what waits.
+
+import { COVERED, GPU_NS, percent, PHASE_NAMES, PHASES, phaseTimes, PROVISIONAL_NS, ratioText } from "./phases.js";
+
+const $ = (id) => document.getElementById(id);
+
+/** `sums` are of a window of `windowMs` that ended at `asOfMs`. */
+export function drawSummary(sums, depths, { asOfMs, windowMs, scope }) {
+  const covered = sums[COVERED];
+  $("ratio").textContent = ratioText(sums);
+  const times = phaseTimes(sums);
+  for (const [index, phase] of PHASES.entries()) {
+    $(`bar-${phase}`).style.flexGrow = covered ? times[index] / covered : 0;
+    $(`share-${phase}`).textContent = percent(times[index], covered);
+    $(`bar-${phase}`).title = `${PHASE_NAMES[phase]} ${percent(times[index], covered)}`;
+  }
+  $("coverage").textContent = percent(covered, sums[GPU_NS], 0);
+  $("coverage").classList.toggle("poor", covered < 0.99 * sums[GPU_NS]);
+  $("provisional").textContent = sums[PROVISIONAL_NS] ? `${percent(sums[PROVISIONAL_NS], covered, 0)} provisional` : "";
+  $("gpus").textContent = Math.round(sums[GPU_NS] / (windowMs * 1e6));
+  const [, prefillWaiting = 0, promptTokens = 0] = depths.get("phase:prefill") ?? [];
+  const [running = 0, decodeWaiting = 0, decodeTokens = 0, awaitingKv = 0] = depths.get("phase:decode") ?? [];
+  $("queue-prefill").textContent = `${prefillWaiting} requests · ${(promptTokens).toLocaleString("en")} tokens`;
+  $("queue-decode").textContent = `${decodeWaiting} requests · ${decodeTokens.toLocaleString("en")} tokens`;
+  $("running-decode").textContent = `${running} running, ${awaitingKv} await KV`;
+  const data = $("figures").dataset;
+  data.asOfUnixMs = asOfMs;
+  data.windowMs = windowMs;
+  data.scope = scope;
+  data.gpuNs = [covered, ...times].join();
+  data.coverage = sums[GPU_NS] ? covered / sums[GPU_NS] : 0;
+}

@@ -1,0 +1,51 @@
+// What is looked at, kept in the address so that a link shows the same.
+
+import { RANGES } from "./phases.js";
+
+const DEFAULTS = { range: "30s", scope: "cluster", sort: "node", theme: "", end: "", filter: "" };
+const ALLOWED = {
+  range: (value) => value in RANGES,
+  sort: (value) => ["node", "pool", "model", "busy"].includes(value),
+  theme: (value) => ["", "light", "dark"].includes(value),
+  end: (value) => /^\d{13}$/.test(value) || value === "",
+  scope: (value) => value === "cluster" || /^(pool|model|node|worker):./.test(value),
+  filter: () => true,
+};
+
+export class View extends EventTarget {
+  constructor() {
+    super();
+    this.#read();
+    addEventListener("popstate", () => {
+      this.#read();
+      this.dispatchEvent(new Event("change"));
+    });
+  }
+
+  #read() {
+    const query = new URLSearchParams(location.hash.slice(1));
+    for (const [name, value] of Object.entries(DEFAULTS)) {
+      const given = query.get(name);
+      this[name] = given !== null && ALLOWED[name](given) ? given : value;
+    }
+  }
+
+  get rangeOf() {
+    return RANGES[this.range];
+  }
+
+  get endMs() {
+    return this.end ? Number(this.end) : null;
+  }
+
+  /** Change some of it; a change of scope can be gone back from. */
+  set(changes) {
+    Object.assign(this, changes);
+    const query = new URLSearchParams();
+    for (const [name, value] of Object.entries(DEFAULTS)) if (this[name] !== value) query.set(name, this[name]);
+    const url = query.size ? `#${query}` : location.pathname;
+    if ("scope" in changes) history.pushState(null, "", url);
+    else history.replaceState(null, "", url);
+    this.dispatchEvent(new Event("change"));
+  }
+}

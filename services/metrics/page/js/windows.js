@@ -1,0 +1,48 @@
+// Windows of all workers from the service, in bytes: see services/metrics/packed.py.
+
+const MAX_CELLS = 200000; // windows x workers in one answer
+const PIECE_CELLS = 50000; // what is decoded between two frames
+
+/** Fetch windows that end at `endMs` (now when null) and enter them into the store, the newest first. */
+export async function load(store, { window, columns, endMs, memberOf, signal, count = columns }) {
+  let left = count, end = endMs;
+  while (left > 0) {
+    const cells = Math.max(store.members.length, 1);
+    const most = store.members.length ? Math.floor(PIECE_CELLS / cells) : 10;
+    const take = Math.max(1, Math.min(left, most, Math.floor(MAX_CELLS / cells)));
+    const span = take * store.windowMs;
+    const query = new URLSearchParams({ window, span: `${span}ms`.replace(/000ms$/, "s") });
+    if (end !== null) query.set("end_unix_ms", end);
+    const answer = await fetch(`/v1/occupancy/windows?${query}`, { signal });
+    if (!answer.ok) throw new Error((await answer.json()).error.message);
+    const header = enter(store, await answer.arrayBuffer(), memberOf);
+    end = header.first_start_unix_ms;
+    left -= take;
+    await new Promise(requestAnimationFrame);
+  }
+}
+
+/** Enter one answer; its header. */
+function enter(store, bytes, memberOf) {
+  const length = new DataView(bytes).getUint32(0, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 4, length)));
+  const { windows, workers } = header;
+  const kind = header.type === "uint32" ? Uint32Array : Float64Array;
+  const times = new kind(bytes, 4 + length, windows * workers.length * 4);
+  const roles = new Uint8Array(bytes, 4 + length + times.byteLength, windows * workers.length);
+  const slots = workers.map((id) => store.slot(memberOf(id)));
+  const first = Math.round(header.first_start_unix_ms / store.windowMs);
+  for (let index = 0; index < windows; index++) {
+    const column = store.column(first + index);
+    if (column < 0) continue;
+    for (let worker = 0; worker < workers.length; worker++) {
+      const from = index * workers.length + worker;
+      if (slots[worker] < 0) continue;
+      const at = 4 * from;
+      store.put(column, slots[worker], times[at], times[at + 1], times[at + 2], times[at + 3], roles[from]);
+    }
+  }
+  store.settle();
+  store.loads++;
+  return header;
+}

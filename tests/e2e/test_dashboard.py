@@ -1,0 +1,232 @@
+"""The page in a real Chromium, over the metrics service's own app, tick and stream."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from playwright.async_api import Page, expect
+from prometheus_client import CollectorRegistry
+
+from libs.bus.port import Record
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_ROLE_MOVED, Decision
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step, StepBatch
+from libs.contracts.roles import role_from_name
+from libs.contracts.topics import DECISIONS, STEPS
+from libs.runtime.clock import SystemClock
+from libs.runtime.http import bind, serve_http
+from libs.runtime.tasks import TaskOwner
+from libs.telemetry.split import prefill_share
+from libs.testing.browser import browser, listen_for_errors
+from services.metrics.api import make_api
+from services.metrics.hub import Hub
+from services.metrics.live import TICK_NS, tick_forever
+from services.metrics.prometheus import RequestMetrics
+from services.metrics.state import MetricsState
+from services.metrics.ticks import TickWriter
+
+MS = 1_000_000
+LAG_NS, LIVE_LAG_NS = 400 * MS, 100 * MS
+BATCH_NS = 100 * MS
+WAIT_MS = 10_000
+pytestmark = pytest.mark.suite
+
+
+@dataclass
+class Worker:
+    """Sends a batch every 100 ms, with a step of `busy` of it."""
+
+    id: str
+    role: str
+    busy: float
+    gpus: int = 1
+    node: str = "node-a"
+    sequence: int = 0
+    silent: bool = False
+
+    def batch(self, start_ns: int) -> StepBatch:
+        role, budget = role_from_name(self.role)
+        self.sequence += 1
+        prefill = self.role == "prefill"
+        step = Step(
+            start_unix_ns=start_ns, end_unix_ns=start_ns + int(self.busy * BATCH_NS),
+            prefill_tokens=64 * prefill, prefill_sequences=int(prefill), decode_sequences=int(not prefill),
+        )  # fmt: skip
+        return StepBatch(
+            worker_id=self.id, incarnation=1, sequence=self.sequence, node=self.node, gpus=self.gpus, engine="sim",
+            assignment=Assignment(model="sim", role=role, budget_tokens=budget, epoch=1),
+            covered_from_unix_ns=start_ns, covered_to_unix_ns=start_ns + BATCH_NS, steps=[step],
+            load=Load(running=2, waiting=3, waiting_prefill_tokens=40),
+        )  # fmt: skip
+
+
+@dataclass
+class Service:
+    """The metrics service, with workers that send straight into its state."""
+
+    state: MetricsState
+    clock: SystemClock
+    url: str = ""
+    workers: dict[str, Worker] = field(default_factory=dict)
+
+    def take(self, topic: Any, value: Any) -> None:
+        self.state.take(Record(topic, "key", value, 0, 0), self.clock.now_ns())
+
+    async def send_forever(self) -> None:
+        start_ns = self.clock.now_ns() // BATCH_NS * BATCH_NS
+        while True:
+            while start_ns + BATCH_NS <= self.clock.now_ns():
+                for worker in self.workers.values():
+                    if not worker.silent:
+                        self.take(STEPS, worker.batch(start_ns))
+                start_ns += BATCH_NS
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def serving(*workers: Worker) -> AsyncIterator[Service]:
+    clock, hub, tasks = SystemClock(), Hub(), TaskOwner()
+    state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()))
+    service = Service(state, clock, workers={worker.id: worker for worker in workers})
+    writer = TickWriter(window_ns=TICK_NS, settled_ns=LAG_NS)
+    api = make_api(state, hub, clock, CollectorRegistry(), lag_ns=LAG_NS, live_lag_ns=LIVE_LAG_NS)
+    try:
+        tasks.spawn("workers", service.send_forever())
+        tasks.spawn("live", tick_forever(state, hub, writer, clock, lag_ns=LIVE_LAG_NS))
+        async with serve_http(api, bind("127.0.0.1", 0, "PORT"), tasks=tasks) as service.url:
+            try:
+                yield service
+            finally:
+                hub.close()
+    finally:
+        await tasks.close()
+    assert tasks.error is None
+
+
+@asynccontextmanager
+async def looking(service: Service, path: str = "/", **options: Any) -> AsyncIterator[Page]:
+    """The page, which must not complain of anything."""
+    async with browser() as running:
+        page = await running.new_page(**options)
+        errors = listen_for_errors(page)
+        await page.goto(service.url + path)
+        yield page
+        assert errors == []
+
+
+async def figures(page: Page, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """What the page says at its top, once something holds of it."""
+    async with asyncio.timeout(WAIT_MS / 1000):
+        while not ((shown := await _figures(page)) and holds(shown)):
+            await asyncio.sleep(0.02)
+        return shown
+
+
+async def _figures(page: Page) -> dict[str, Any] | None:
+    data = json.loads(await page.evaluate("JSON.stringify({...document.getElementById('figures').dataset})"))
+    if not data:
+        return None
+    names = ("covered", "prefill", "decode", "kv_wait", "idle")
+    data["gpu_ns"] = dict(zip(names, map(int, data["gpuNs"].split(",")), strict=True))
+    data["coverage"] = float(data["coverage"])
+    return data
+
+
+async def occupancy(service: Service, shown: dict[str, Any]) -> dict[str, Any]:
+    """What the API says of the window that the page shows."""
+    window = {"window": f"{shown['windowMs']}ms", "end_unix_ms": shown["asOfUnixMs"]}
+    async with httpx.AsyncClient() as http:
+        body: dict[str, Any] = (await http.get(f"{service.url}/v1/occupancy", params=window)).json()
+    assert body["as_of_unix_ns"] == int(shown["asOfUnixMs"]) * MS
+    return body
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_browser(chromium: str) -> None:
+    """Skipped where there is none."""
+
+
+async def test_figures_equal_the_api_and_go_on_live() -> None:
+    workers = Worker("prefill-0", "prefill", 0.6, gpus=4), Worker("decode-0", "decode", 0.3)
+    async with serving(*workers) as service, looking(service) as page:
+        first = await figures(page, lambda shown: shown["gpu_ns"]["covered"] == 5 * 2_000 * MS)
+        await figures(page, lambda shown: int(shown["asOfUnixMs"]) >= int(first["asOfUnixMs"]) + 1000)
+        await page.keyboard.press(" ")
+        await expect(page.locator("#pause")).to_have_text("go on")
+        shown = await figures(page, bool)
+        told = await occupancy(service, shown)
+        assert shown["gpu_ns"] == told["gpu_ns"]
+        assert shown["coverage"] == told["coverage"] == 1.0
+        ratio = float(await page.locator("#ratio").inner_text())
+        assert ratio == pytest.approx(told["ratio"], rel=0.01) == pytest.approx(8.0)
+        assert await page.locator("#share-prefill").inner_text() == f"{100 * told['prefill']:.1f} %"
+        assert "3 requests · 40 tokens" in await page.locator("#queue-prefill").inner_text()
+        await page.keyboard.press(" ")
+        await figures(page, lambda later: int(later["asOfUnixMs"]) > int(shown["asOfUnixMs"]))
+
+
+async def test_a_link_shows_the_same_moment_and_scope_again() -> None:
+    workers = Worker("prefill-0", "prefill", 0.6, gpus=4), Worker("decode-0", "decode", 0.3)
+    async with serving(*workers) as service:
+        async with looking(service, "/#range=30s") as page:
+            await page.get_by_role("button", name="decode-0").click()
+            await expect(page.locator("#trail")).to_have_text("clusternode node-aworker decode-0")
+            await figures(page, lambda shown: shown["gpu_ns"]["covered"] == 2_000 * MS)
+            await page.locator("#pause").click()
+            await expect(page).to_have_url(re.compile("end="))
+            shown, link = await figures(page, bool), await page.evaluate("location.hash")
+        async with looking(service, f"/{link}") as page:
+            assert shown["scope"] == "worker:decode-0"
+            assert shown == await figures(page, lambda again: again["gpu_ns"] == shown["gpu_ns"])
+
+
+async def test_a_worker_that_stops_sending_lowers_coverage_and_does_not_become_idle() -> None:
+    workers = Worker("prefill-0", "prefill", 1.0), Worker("decode-0", "decode", 1.0)
+    async with serving(*workers) as service, looking(service) as page:
+        await figures(page, lambda shown: shown["coverage"] == 1)
+        service.workers["decode-0"].silent = True
+        shown = await figures(page, lambda shown: shown["coverage"] == 0.5)
+        assert shown["gpu_ns"]["idle"] == 0
+        assert await page.locator("#share-idle").inner_text() == "0.0 %"
+        assert await page.locator("#coverage").inner_text() == "50 %"
+        await expect(page.locator("tr.uncovered", has_text="decode-0")).to_be_visible(timeout=WAIT_MS)
+
+
+async def test_a_role_move_stands_on_the_time_axis_and_tells_its_reason() -> None:
+    async with serving(Worker("decode-0", "decode", 0.5)) as service, looking(service) as page:
+        await expect(page.locator("#tables .table").first).to_contain_text("decode", timeout=WAIT_MS)
+        service.workers["decode-0"].role = "prefill"
+        role, budget = role_from_name("prefill")
+        service.take(
+            DECISIONS,
+            Decision(
+                planner_id="planner", incarnation=1, sequence=1, decided_unix_ns=service.clock.now_ns(),
+                action=ACTION_ROLE_MOVED, reason="prompts <b>wait</b>", actor="somebody", worker_id="decode-0",
+                assignment=Assignment(model="sim", role=role, budget_tokens=budget, epoch=2),
+            ),
+        )  # fmt: skip
+        await page.locator("#moves button").click(timeout=WAIT_MS)
+        await expect(page.locator("#move")).to_contain_text("prompts <b>wait</b>")
+        await expect(page.locator("#move h2")).to_have_text("decode-0 moved to prefill")
+        await page.keyboard.press("Escape")
+        await expect(page.locator("#tables .table").first).to_contain_text("prefill", timeout=WAIT_MS)
+
+
+async def test_what_is_shown_can_be_kept_as_a_file() -> None:
+    workers = Worker("prefill-0", "prefill", 0.6), Worker("decode-0", "decode", 0.3)
+    async with serving(*workers) as service, looking(service) as page:
+        await figures(page, lambda shown: shown["coverage"] == 1)
+        async with page.expect_download() as download:
+            await page.locator("#json").click()
+        rows = json.loads((await (await download.value).path()).read_text())
+        whole = [row for row in rows if row["coverage"] == 1]
+        assert whole
+        for row in whole:
+            parts = [row[f"{name}_gpu_ns"] for name in ("prefill", "decode", "kv_wait", "idle")]
+            assert sum(parts) == row["covered_gpu_ns"] == 200 * MS
