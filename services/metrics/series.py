@@ -65,7 +65,7 @@ def sums(fleet: Fleet, rollups: RollUps, scope: Scope, tier: Tier, bounds_ns: tu
     gpus = {worker_id: facts.gpus for worker_id in ids if (facts := fleet.facts(worker_id))}
     low_ns, high_ns = bounds_ns
     step_ns = max(CELLS_AT_ONCE // max(len(ids), 1), 1) * tier.window_ns
-    for start_ns in range(low_ns, high_ns, step_ns):
+    for start_ns in range(low_ns, max(high_ns, low_ns + 1), step_ns):  # once even where there is nothing
         yield _sum(rollups.read(tier.window_ns, start_ns, min(start_ns + step_ns, high_ns), ids), gpus, scope.role)
 
 

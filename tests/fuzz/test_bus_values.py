@@ -21,8 +21,11 @@ from libs.testing.clock import ManualClock
 from libs.testing.messages import messages, spoiled
 from libs.testing.suite import Suite
 from services.metrics.api import make_api as make_metrics_api
+from services.metrics.hub import Hub
+from services.metrics.live import TICK_NS, tick
 from services.metrics.prometheus import OccupancyCollector, RequestMetrics
 from services.metrics.state import MetricsState
+from services.metrics.ticks import TickWriter
 from services.planner.api import PlannerCollector
 from services.planner.api import make_api as make_planner_api
 from services.planner.core import Limits
@@ -74,10 +77,12 @@ def test_metrics_takes_any_values(fuzz: Any) -> None:
         clock, registry = ManualClock(NOW_NS), CollectorRegistry()
         state = MetricsState(prefill_share, RequestMetrics(registry))
         registry.register(OccupancyCollector(state.fleet, state.decisions, clock.now_ns, 2 * SECOND_NS))
-        client = TestClient(make_metrics_api(state, clock, registry, lag_ns=0))
+        hub, writer = Hub(), TickWriter(window_ns=TICK_NS, settled_ns=0)
+        client = TestClient(make_metrics_api(state, hub, clock, registry, lag_ns=0, live_lag_ns=0))
         for record in records(found):
             state.take(record, clock.now_ns())
             clock.advance_ms(50)
+            tick(state, hub, writer, clock.now_ns(), lag_ns=0)
         fuzz.counts["bus values into metrics"] += len(found)
         answers(client, METRICS_PATHS)
         for worker in client.get("/v1/occupancy?window=10m").json()["workers"]:
