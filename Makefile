@@ -81,6 +81,12 @@ bench-prefix: setup-dev ## routing by cached prefixes on the Mooncake trace, aga
 bench-gateway: setup-dev ## cost of a request: requests/s, latency, CPU by process; ARGS="--peer dynamo" beside it
 	@$(BIN)/python -m load.bench_gateway $(ARGS)
 
+bench-occupancy: setup-dev ## live occupancy of 10 to 3,000 GPUs: CPU, freshness, memory, and the page over 1,000
+	@$(BIN)/python -m load.bench_occupancy $(ARGS)
+
+screenshots: setup-dev ## write docs/images anew from a simulated suite under load
+	@$(BIN)/python -m load.screenshots $(ARGS)
+
 peer-dynamo: setup-dev ## install the peer of bench-gateway into a venv of its own in the cache folder
 	@$(BIN)/python -m load.peers.dynamo.install
 

@@ -97,7 +97,7 @@ class _Run:
             for number, gateway in enumerate(ready.gateways, start=1)
         ]
         rows.append(("planner", ready.planner, "/v1/workers, /v1/decisions"))
-        rows.append(("metrics", ready.metrics, "/v1/occupancy, /metrics"))
+        rows.append(("metrics", ready.metrics, "the cluster live, in a browser; /v1/occupancy, /metrics"))
         self._out.print(f"\n[bold]Fulcrum serves {ready.model}[/] ({ready.engine})")
         for name, url, what in rows:
             self._out.print(f"  {name:<11}{url}  [dim]{what}[/]")
