@@ -30,7 +30,7 @@ PICTURES: Final = (
     ("page-readme", LAPTOP, "light", ""),
 )
 COLORS: Final = 128
-CLIENTS: Final = 24
+CLIENTS: Final = 8
 LOADED_S: Final = 25.0
 """Nearly a whole range of 30 s."""
 SETTLED_MS: Final = 3_000.0
@@ -42,8 +42,8 @@ async def waves(url: str) -> AsyncIterator[None]:
 
     async def client(http: httpx.AsyncClient) -> None:
         while True:
-            words = 300 + int(2_400 * abs(math.sin(time.monotonic() / 7)))
-            body = {"model": "sim", "prompt": "word " * words, "max_tokens": 30, "ignore_eos": True}
+            words = 100 + int(900 * abs(math.sin(time.monotonic() / 7)))
+            body = {"model": "sim", "prompt": "word " * words, "max_tokens": 60, "ignore_eos": True}
             body["prompt"] = f"{time.monotonic_ns()} {body['prompt']}"  # nothing is found cached
             await http.post(f"{url}/v1/completions", json=body)
 
