@@ -60,6 +60,9 @@ bench-steps: setup-dev ## how well step times are foretold, pure and mixed, on s
 bench-role: setup-dev ## role moves on whole suites, idle and loaded, every token checked (minutes)
 	@$(BIN)/python -m load.bench_role $(ARGS)
 
+soak-batch: setup-dev ## 100,000 batch lines with gateways, workers, broker and Redis killed; ARGS="--lines 1000000"
+	@$(BIN)/python -m load.soak_batch $(ARGS)
+
 check: lint test ## lint, strict types, import rules, generated code, tests
 
 lint: setup-dev ## the part of check that runs nothing

@@ -32,6 +32,8 @@ CLOSE_TIMEOUT_S = 3.0
 FETCH_WAIT_MS = 500
 EMBEDDED_FETCH_WAIT_MS = 20
 """The embedded broker answers a fetch that found nothing only when its wait is over, whatever has come meanwhile."""
+EMBEDDED_MEMBER_WAIT_MS = 250
+"""Nobody waits for work by the millisecond, and asking costs."""
 
 CONNECTION_ERRORS = (BrokerAway, KafkaError, OSError, TimeoutError, KeyError)
 """What a broker that is away makes of a call; aiokafka's KeyError when a connection goes while a request times out."""
@@ -111,7 +113,7 @@ async def open_member(bootstrap: str, client_id: str, group: str, *, embedded: b
         auto_offset_reset="earliest",
         isolation_level="read_committed",
         check_crcs=not embedded,
-        fetch_max_wait_ms=EMBEDDED_FETCH_WAIT_MS if embedded else FETCH_WAIT_MS,
+        fetch_max_wait_ms=EMBEDDED_MEMBER_WAIT_MS if embedded else FETCH_WAIT_MS,
         max_partition_fetch_bytes=MEMBER_FETCH_BYTES,
         request_timeout_ms=JOIN_TIMEOUT_MS,
         metadata_max_age_ms=METADATA_AGE_MS,

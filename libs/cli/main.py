@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from libs.cli.batch import batch
 from libs.cli.chat import chat
 from libs.cli.occupancy import occupancy
 from libs.cli.planner import planner
@@ -28,6 +29,7 @@ app.command(epilog="Example: fulcrum workers --json")(workers)
 app.command(epilog="Example: fulcrum occupancy --window 500ms")(occupancy)
 app.command(epilog="Example: fulcrum role decode-1 prefill")(role)
 app.add_typer(planner, name="planner")
+app.add_typer(batch, name="batch")
 
 app.add_typer(tune, name="tune")
 

@@ -37,7 +37,10 @@ class LocalFiles:
     async def draft(self, file_id: str, *, max_bytes: int) -> AsyncIterator["LocalDraft"]:
         """A new file; what has not been kept when the context closes leaves nothing behind."""
         home = self._folder / _DRAFTS / uuid.uuid4().hex
-        used_bytes = await asyncio.to_thread(self._make_room, home)
+        try:
+            used_bytes = await asyncio.to_thread(self._make_room, home)
+        except OSError as error:
+            raise StoreFull(f"the file store cannot take files ({error.strerror})") from error
         room_bytes = self._max_bytes - used_bytes
         draft = LocalDraft(home, self._home(file_id), max_bytes=max_bytes, room_bytes=room_bytes)
         try:

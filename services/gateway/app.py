@@ -2,13 +2,18 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from libs.bus.kafka import KafkaBus
+from libs.bus.kafka_work import KafkaWork
+from libs.filestore.local import LocalFiles
 from libs.kvindex.redis import RedisKvIndex
 from libs.registry.redis import RedisRegistry
 from libs.runtime import status
 from libs.runtime.http import bind
+from libs.runtime.paths import cache_dir
 from libs.runtime.service import Service
+from services.gateway.batch.run import BatchPorts
 from services.gateway.catalog import load_catalog
 from services.gateway.run import GatewayPorts, open_gateway
 from services.gateway.settings import GatewaySettings
@@ -34,7 +39,10 @@ async def main(service: Service[GatewaySettings]) -> None:
             stack.push_async_callback(adapter.close)
         stack.push_async_callback(tasks.close)  # whatever uses the adapters ends before them
         tasks.spawn("bus", bus.start())
-        ports = GatewayPorts(bus, registry, index)
+        folder = settings.files_folder or cache_dir() / "files" / settings.cluster
+        files = LocalFiles(Path(folder), max_bytes=settings.files_max_bytes)
+        batch = BatchPorts(KafkaWork(settings.kafka, settings.cluster, settings.id), files)
+        ports = GatewayPorts(bus, registry, index, batch)
         opening = open_gateway(
             settings=settings, ports=ports, catalog=catalog, sock=sock, clock=service.clock, tasks=tasks
         )

@@ -74,6 +74,11 @@ class Dispatcher:
         return len(self._queue)
 
     @property
+    def people_waiting(self) -> int:
+        """Choices in the queue that are no lines of batch jobs."""
+        return len(self._queue) - self._queue.batch
+
+    @property
     def live(self) -> int:
         """Choices that have not ended, waiting ones included."""
         return len(self._live)

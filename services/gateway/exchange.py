@@ -11,7 +11,7 @@ from services.gateway import sse
 from services.gateway.body import ClientGone
 from services.gateway.choice import Choice, first_error
 from services.gateway.formats import Format, details, usage
-from services.gateway.replies import ChatChunkChoice, ChoiceT, CompletionChoice, Envelope
+from services.gateway.replies import ChatChoice, ChatChunkChoice, ChoiceT, CompletionChoice, Envelope
 
 NO_CHOICES = b'"choices":[]'
 """Stands in no JSON string: its quotes would be escaped there."""
@@ -74,6 +74,10 @@ class Exchange:
 
     async def whole(self, wire: sse.Wire) -> None:
         """One JSON when every choice is done."""
+        await wire.json(200, await self.reply(), self._frame.headers)
+
+    async def reply(self) -> Envelope[ChatChoice | CompletionChoice]:
+        """The whole answer when every choice is done."""
         while not self._done():
             await self._news.wait()
             self._raise_error()
@@ -82,7 +86,7 @@ class Exchange:
         reply = self._envelope(self._format.whole_object, choices)
         reply.usage = usage([choice.generation for choice in self._choices], self._frame.n)
         self._add_details(reply)
-        await wire.json(200, reply, self._frame.headers)
+        return reply
 
     async def stream(self, wire: sse.Wire) -> None:
         """Server-sent events: chunks as tokens come, an error in their place, [DONE] at a good end."""

@@ -115,6 +115,8 @@ class Generation:
     sink: Sink
     timeline: Timeline
 
+    batch: bool = False
+    """A line of a batch job: it comes after all that somebody waits for."""
     output: list[int] = field(default_factory=list)
     cached_hints: Mapping[str, int] = field(default_factory=dict)
     """Prompt tokens that workers are thought to hold, by worker id."""

@@ -15,7 +15,7 @@ from services.gateway.catalog import Catalog, ServedModel
 from services.gateway.choice import Choice, ChoiceText
 from services.gateway.fleet import Fleet
 from services.gateway.generation import Generation, Timeline
-from services.gateway.headers import Defaults, Headers
+from services.gateway.headers import BATCH_CLASS, Defaults, Headers
 from services.gateway.hints import PrefixHints
 from services.gateway.parse import Asked
 from services.gateway.tokenise import check_fit, tokenise
@@ -109,6 +109,7 @@ class Intake:
                     sink=text,
                     timeline=Timeline(arrival.arrival_ns),
                     cached_hints=cached_hints,
+                    batch=context.service_class == BATCH_CLASS,
                 )
                 choices.append(Choice(len(choices), generation, text))
         return choices

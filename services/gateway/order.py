@@ -17,10 +17,15 @@ class Waiting(Protocol):
         """Whether it ran already and lost its worker."""
         ...
 
+    @property
+    def batch(self) -> bool:
+        """Whether nobody waits for it in person."""
+        ...
+
 
 W = TypeVar("W", bound=Waiting)
 
 
 def order(waiting: Iterable[W]) -> list[W]:
-    """First come, first served; a request whose client has already seen it start comes before all others."""
-    return sorted(waiting, key=lambda item: (not item.resumed, item.arrival_unix_ns))
+    """First come, first served; what its client has already seen start comes before all others, batch lines last."""
+    return sorted(waiting, key=lambda item: (item.batch, not item.resumed, item.arrival_unix_ns))

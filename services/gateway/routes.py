@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi_offline import FastAPIOffline
 from msgspec import to_builtins
@@ -28,6 +28,7 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 def make_routes(
     *,
     hot: Mapping[str, ASGIApp],
+    batch: APIRouter | None,
     catalog: Catalog,
     fleet: Fleet,
     draining: Callable[[], bool],
@@ -40,6 +41,8 @@ def make_routes(
     for path, endpoint in hot.items():
         app.router.routes.append(Route(path, endpoint, methods=["POST"]))
     declare(app)
+    if batch is not None:
+        app.include_router(batch)
 
     @app.get("/v1/models", tags=["models"], summary="List the models that requests can name.")
     async def models() -> dict[str, object]:

@@ -3,7 +3,7 @@
 import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -14,6 +14,7 @@ from libs.registry.port import Registry
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import SystemTransport, Transport
+from services.gateway.batch.run import Batch, BatchPorts, Serving
 from services.gateway.catalog import Catalog
 from services.gateway.dispatch import Dispatcher
 from services.gateway.endpoint import CompletionEndpoint
@@ -45,6 +46,8 @@ class GatewayPorts:
     bus: Bus
     registry: Registry
     kv_index: KvIndex
+    batch: BatchPorts | None = None
+    """None: no files, no batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +131,11 @@ async def open_gateway(
                 ("/v1/completions", parse_completion, CompletionFormat),
             )
         }
+        serving = Serving(intake, dispatcher, fleet, metrics)
+        batch = Batch(ports.batch, serving, settings, clock) if ports.batch else None
         app = make_routes(
             hot=hot,
+            batch=batch.router if batch else None,
             catalog=catalog,
             fleet=fleet,
             draining=lambda: dispatcher.draining,
@@ -141,5 +147,6 @@ async def open_gateway(
         tasks.spawn("stalls", stalls.sweep())
         tasks.spawn("silence", SilenceWatch(fleet, metrics).run())
         async with transport.http(app, sock, tasks=tasks, drain_s=CLOSE_S) as url:
-            yield RunningGateway(url, dispatcher, fleet, metrics, stalls)
+            async with batch.running(tasks) if batch else nullcontext():
+                yield RunningGateway(url, dispatcher, fleet, metrics, stalls)
             await dispatcher.drain(settings.drain_s)

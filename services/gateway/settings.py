@@ -60,3 +60,17 @@ class GatewaySettings(CommonSettings):
     """Time per output token after it, likewise."""
     drain_s: int = Field(5, ge=0)
     """How long running requests may go on after SIGTERM."""
+
+    files_folder: str = ""
+    """Where files of batch jobs are kept, shared by the gateways of a cluster; empty means in the cache folder, by
+    cluster."""
+    files_max_bytes: int = Field(20 * 1024**3, ge=1024)
+    """Bound of all files together."""
+    file_max_bytes: int = Field(512 * 1024**2, ge=1024)
+    """Bound of one file that is uploaded."""
+    batch_max_lines: int = Field(1_000_000, ge=1)
+    """Lines that a batch's file may have."""
+    batch_share: float = Field(0.75, gt=0, le=1)
+    """Of the sequences that workers have room for, as this gateway sees them, how many may be batch lines."""
+    batch_max_in_flight: int = Field(256, ge=1)
+    """Batch lines that this gateway runs at once."""

@@ -26,6 +26,8 @@ class WaitingQueue:
         self._requests: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
         self._outflow = Outflow()
+        self.batch = 0
+        """Of those that wait, lines of batch jobs."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -52,6 +54,7 @@ class WaitingQueue:
             self._outflow.resume(now_ns)
         self._waiting[generation.number] = generation
         self._requests[generation.model] += 1
+        self.batch += generation.batch
         self._tokens[generation.model] += generation.prompt_tokens
 
     def remove(self, generation: Generation) -> bool:
@@ -59,6 +62,7 @@ class WaitingQueue:
         if self._waiting.pop(generation.number, None) is None:
             return False
         self._requests[generation.model] -= 1
+        self.batch -= generation.batch
         self._tokens[generation.model] -= generation.prompt_tokens
         return True
 

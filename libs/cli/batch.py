@@ -1,0 +1,76 @@
+"""`fulcrum batch`: files of requests, run when there is room."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from libs.cli.options import Json, ReadyFile
+
+batch = typer.Typer(help="Run files of requests, each line answered once, when there is room.", no_args_is_help=True)
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="Of the job, as `fulcrum batch list` shows it.")]
+Output = Annotated[Path | None, typer.Option(metavar="FILE", help="Write answers here.")]
+Errors = Annotated[Path | None, typer.Option(metavar="FILE", help="Write errors of lines here.")]
+
+
+@batch.command(epilog="Example: fulcrum batch submit requests.jsonl --wait --output answers.jsonl")
+def submit(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Lines of custom_id, method, url, body.")],
+    *,
+    wait: Annotated[bool, typer.Option("--wait", help="Show progress until the job has ended.")] = False,
+    output: Output = None,
+    errors: Errors = None,
+    window: Annotated[
+        str, typer.Option(metavar="T", help="Lines not answered by then are given up: 24h, 30m.")
+    ] = "24h",
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="Route that every line names; the first line's by default.")
+    ] = None,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Upload a file and run it. --output and --errors wait for its end."""
+    from libs.cli.batch_jobs import submit_file  # noqa: PLC0415 (start-up time)
+
+    waiting = wait or output is not None or errors is not None
+    submit_file(ready, file, wait=waiting, output=output, errors=errors, window=window, endpoint=endpoint, as_json=json)
+
+
+@batch.command(epilog="Example: fulcrum batch status batch_0123 --json")
+def status(batch_id: Id, *, ready: ReadyFile = None, json: Json = False) -> None:
+    """Tell how far a job is."""
+    from libs.cli.batch_jobs import show_status  # noqa: PLC0415
+
+    show_status(ready, batch_id, as_json=json)
+
+
+@batch.command(epilog="Example: fulcrum batch cancel batch_0123")
+def cancel(batch_id: Id, *, ready: ReadyFile = None, json: Json = False) -> None:
+    """Answer no further lines of a job; what is answered can be had once it has ended."""
+    from libs.cli.batch_jobs import cancel_job  # noqa: PLC0415
+
+    cancel_job(ready, batch_id, as_json=json)
+
+
+@batch.command("list", epilog="Example: fulcrum batch list --limit 5")
+def list_jobs(
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="How many, the youngest first.")] = 20,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """List jobs."""
+    from libs.cli.batch_jobs import show_list  # noqa: PLC0415
+
+    show_list(ready, limit, as_json=json)
+
+
+@batch.command(epilog="Example: fulcrum batch results batch_0123 --output answers.jsonl --errors errors.jsonl")
+def results(
+    batch_id: Id, *, output: Output = None, errors: Errors = None, ready: ReadyFile = None, json: Json = False
+) -> None:
+    """Fetch what an ended job has answered: to files, or answers to stdout."""
+    from libs.cli.batch_jobs import fetch_results  # noqa: PLC0415
+
+    fetch_results(ready, batch_id, output=output, errors=errors, as_json=json)

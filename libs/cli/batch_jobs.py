@@ -1,0 +1,214 @@
+"""What `fulcrum batch` does, over the gateway's Files and Batch API."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from libs.cli.find import error_text, find_suite, no_suite
+from libs.contracts.errors import StartupError
+
+ENDED = ("completed", "failed", "cancelled", "expired")
+DEFAULT_ENDPOINT = "/v1/chat/completions"
+POLL_S = 0.2
+TIMEOUT_S = 60.0
+MAX_OUTAGE_S = 60.0
+"""How long a gateway may be away while one waits: the job does not need it."""
+PIPE_COLUMNS = 160
+
+Batch = dict[str, Any]
+
+
+def submit_file(
+    ready_file: Path | None,
+    file: Path,
+    *,
+    wait: bool,
+    output: Path | None,
+    errors: Path | None,
+    window: str,
+    endpoint: str | None,
+    as_json: bool,
+) -> None:
+    """Upload and begin; with `wait` until the end, which leaves with exit code 1 unless the job was completed."""
+    with _gateway(ready_file) as http:
+        with file.open("rb") as content:
+            form = {"purpose": "batch"}
+            uploaded = _checked(http.post("/v1/files", data=form, files={"file": (file.name, content)}))
+        asked = {
+            "input_file_id": uploaded["id"],
+            "endpoint": endpoint or _endpoint_of(file),
+            "completion_window": window,
+        }
+        batch = _checked(http.post("/v1/batches", json=asked))
+        started_s = time.monotonic()
+        if wait:
+            batch = _wait(http, batch)
+            _fetch(http, batch["output_file_id"], output)
+            _fetch(http, batch["error_file_id"], errors)
+        _tell(batch, time.monotonic() - started_s if wait else None, as_json=as_json)
+        if wait and batch["status"] != "completed":
+            raise typer.Exit(1)
+
+
+def show_status(ready_file: Path | None, batch_id: str, *, as_json: bool) -> None:
+    """Print one job."""
+    with _gateway(ready_file) as http:
+        _tell(_checked(http.get(f"/v1/batches/{batch_id}")), None, as_json=as_json)
+
+
+def cancel_job(ready_file: Path | None, batch_id: str, *, as_json: bool) -> None:
+    """Cancel one."""
+    with _gateway(ready_file) as http:
+        _tell(_checked(http.post(f"/v1/batches/{batch_id}/cancel")), None, as_json=as_json)
+
+
+def show_list(ready_file: Path | None, limit: int, *, as_json: bool) -> None:
+    """Print the youngest jobs."""
+    with _gateway(ready_file) as http:
+        batches = _checked(http.get("/v1/batches", params={"limit": limit}))["data"]
+    if as_json:
+        print(json.dumps([_figures(batch, None) for batch in batches]))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for title in ("job", "status", "lines", "completed", "failed", "created"):
+        table.add_column(title, no_wrap=True, justify="right" if title in ("lines", "completed", "failed") else "left")
+    for batch in batches:
+        counts = batch["request_counts"]
+        created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(batch["created_at"]))
+        table.add_row(
+            batch["id"], batch["status"], *(str(counts[name]) for name in ("total", "completed", "failed")), created
+        )
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    console.print(table if batches else "There is no job.")
+
+
+def fetch_results(
+    ready_file: Path | None, batch_id: str, *, output: Path | None, errors: Path | None, as_json: bool
+) -> None:
+    """Fetch the files of an ended job; answers go to stdout where no file is named."""
+    with _gateway(ready_file) as http:
+        batch = _checked(http.get(f"/v1/batches/{batch_id}"))
+        if batch["status"] not in ENDED:
+            raise StartupError(f"{batch_id} is {batch['status']}: its files are there once it has ended")
+        _fetch(http, batch["output_file_id"], output)
+        _fetch(http, batch["error_file_id"], errors)
+        if as_json:
+            print(json.dumps(_figures(batch, None)))
+        elif output is None and errors is None and batch["output_file_id"]:
+            for part in _content(http, batch["output_file_id"]):
+                sys.stdout.buffer.write(part)
+            sys.stdout.flush()
+
+
+@contextmanager
+def _gateway(ready_file: Path | None) -> Iterator[httpx.Client]:
+    url = find_suite(ready_file).gateway
+    try:
+        with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as http:
+            yield http
+    except httpx.TransportError:
+        raise no_suite(url) from None
+
+
+def _checked(answer: httpx.Response) -> Batch:
+    if not answer.is_success:
+        raise StartupError(f"the gateway refused: {error_text(answer)}")
+    found: Batch = answer.json()
+    return found
+
+
+def _endpoint_of(file: Path) -> str:
+    """The url of the first line that has one."""
+    with file.open("rb") as lines:
+        for line in lines:
+            try:
+                return str(json.loads(line)["url"])
+            except (ValueError, KeyError, TypeError):
+                continue
+    return DEFAULT_ENDPOINT
+
+
+def _wait(http: httpx.Client, batch: Batch) -> Batch:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=32),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]} failed", style="dim"),
+        TimeRemainingColumn(),
+    )
+    console = Console(file=sys.stderr, highlight=False)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task(batch["status"], total=None, failed=0)
+        while batch["status"] not in ENDED:
+            time.sleep(POLL_S)
+            batch = _ask_again(http, batch["id"])
+            counts = batch["request_counts"]
+            bars.update(
+                bar,
+                description=batch["status"].replace("_", " "),
+                total=counts["total"] or None,
+                completed=counts["completed"] + counts["failed"],
+                failed=counts["failed"],
+            )
+    return batch
+
+
+def _ask_again(http: httpx.Client, batch_id: str) -> Batch:
+    """How the job is now, also when its gateway was away for a moment."""
+    deadline_s = time.monotonic() + MAX_OUTAGE_S
+    while True:
+        try:
+            answer = http.get(f"/v1/batches/{batch_id}")
+            if answer.is_success or time.monotonic() > deadline_s:
+                return _checked(answer)
+        except httpx.TransportError:
+            if time.monotonic() > deadline_s:
+                raise
+        time.sleep(POLL_S)
+
+
+def _fetch(http: httpx.Client, file_id: str | None, path: Path | None) -> None:
+    """Into the file; an empty one where there is nothing to fetch."""
+    if path is not None:
+        with path.open("wb") as file:
+            for part in _content(http, file_id) if file_id else ():
+                file.write(part)
+
+
+def _content(http: httpx.Client, file_id: str) -> Iterator[bytes]:
+    with http.stream("GET", f"/v1/files/{file_id}/content") as answer:
+        if not answer.is_success:
+            answer.read()
+            raise StartupError(f"the gateway refused: {error_text(answer)}")
+        yield from answer.iter_bytes()
+
+
+def _figures(batch: Batch, took_s: float | None) -> dict[str, Any]:
+    counts = batch["request_counts"]
+    figures = {"id": batch["id"], "status": batch["status"], **counts}
+    if took_s is not None:
+        answered = counts["completed"] + counts["failed"]
+        figures["lines_per_s"] = round(answered / took_s, 2) if took_s else None
+    return figures
+
+
+def _tell(batch: Batch, took_s: float | None, *, as_json: bool) -> None:
+    figures = _figures(batch, took_s)
+    if as_json:
+        print(json.dumps(figures))
+        return
+    rate = f", {figures['lines_per_s']:g} lines/s" if took_s else ""
+    counts = f"{figures['completed']} of {figures['total']} lines completed, {figures['failed']} failed"
+    print(f"{batch['id']}: {batch['status']}, {counts}{rate}")
+    for error in (batch["errors"] or {}).get("data", ()):
+        print(f"  {error['code']}: {error['message']}", file=sys.stderr)

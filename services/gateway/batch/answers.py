@@ -1,0 +1,109 @@
+"""Answers to lines as OpenAI's output and error files have them. Pure.
+
+Ids follow from the job and the line, so an answer that is made again has the same.
+"""
+
+import msgspec
+
+from libs.contracts.errors import FulcrumError
+from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
+from services.gateway.batch.line import Line
+from services.gateway.replies import ChatChoice, CompletionChoice, Envelope, ErrorReply
+from services.gateway.sse import error_reply
+
+MAX_ANSWER_BYTES = 900 * 1024
+"""What a record of the broker holds, with room for the rest of it."""
+
+
+class NotRun(FulcrumError):
+    """A line that was not asked at all; `code` is the reason."""
+
+    error_type = "invalid_request_error"
+    http_status = 409
+
+
+class Cancelled(NotRun):
+    """The job was cancelled first."""
+
+    code = "batch_cancelled"
+
+
+class Expired(NotRun):
+    """The job's window ended first."""
+
+    code = "batch_expired"
+
+
+class InputGone(NotRun):
+    """The input file was deleted while its job ran."""
+
+    code = "input_file_gone"
+
+
+class ResultLost(FulcrumError):
+    """The broker forgot the answer before it was read."""
+
+    code = "result_lost"
+
+
+class AnswerTooLarge(FulcrumError):
+    """The answer does not fit into a record."""
+
+    code = "answer_too_large"
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    request_id: str
+    body: msgspec.Raw | ErrorReply
+
+
+class _Error(msgspec.Struct):
+    code: str
+    message: str
+    line: int
+
+
+class _Answer(msgspec.Struct):
+    id: str
+    custom_id: str | None
+    response: _Response | None
+    error: _Error | None
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def request_id(job_id: str, place: int) -> str:
+    """Of the request that a line becomes."""
+    return f"{job_id}-{place}"
+
+
+def answered(job_id: str, line: Line, reply: Envelope[ChatChoice | CompletionChoice]) -> Result:
+    """The line was answered; an answer too large for the broker is an error of its line."""
+    response = _Response(200, request_id(job_id, line.place), msgspec.Raw(_encoder.encode(reply)))
+    answer = _encoder.encode(_Answer(_id(job_id, line.place), line.custom_id, response, None))
+    if len(answer) > MAX_ANSWER_BYTES:
+        too_large = AnswerTooLarge(f"the answer's {len(answer)} bytes are over {MAX_ANSWER_BYTES}")
+        return refused(job_id, line, too_large)
+    return Result(job_id=job_id, place=line.place, custom_id=line.custom_id, ok=True, answer=answer)
+
+
+def refused(job_id: str, line: Line, error: FulcrumError) -> Result:
+    """The line has an error for an answer: a response where it was asked, else only the reason."""
+    asked = line.refusal is None and not isinstance(error, NotRun)
+    response = _Response(error.http_status, request_id(job_id, line.place), error_reply(error)) if asked else None
+    reason = _Error(error.code, error.message, line.number)
+    answer = _encoder.encode(_Answer(_id(job_id, line.place), line.custom_id or None, response, reason))
+    expired = isinstance(error, Expired)
+    return Result(job_id=job_id, place=line.place, custom_id=line.custom_id, ok=False, answer=answer, expired=expired)
+
+
+def lost(job_id: str, place: int) -> bytes:
+    """For the error file, where the broker forgot an answer."""
+    reason = _Error(ResultLost.code, f"the broker forgot the answer to line {place + 1} of the job", place + 1)
+    return _encoder.encode(_Answer(_id(job_id, place), None, None, reason))
+
+
+def _id(job_id: str, place: int) -> str:
+    return f"batch_req_{job_id.removeprefix('batch_')}_{place}"

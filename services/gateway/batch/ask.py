@@ -1,0 +1,102 @@
+"""A line on its way through the gateway: the same intake, queue and workers as any request, in the last class."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull, SequenceFailed, UnsupportedField
+from libs.model.tokenizer import Tokenizer
+from libs.runtime.backoff import Backoff
+from libs.runtime.clock import Clock
+from services.gateway.batch.answers import request_id
+from services.gateway.batch.line import Line
+from services.gateway.dispatch import Dispatcher
+from services.gateway.exchange import Exchange, Frame, News
+from services.gateway.formats import ChatFormat, CompletionFormat, Format
+from services.gateway.headers import BATCH_CLASS, DEFAULT_TENANT, MAX_TARGET_MS, Headers
+from services.gateway.intake import Arrival, Intake
+from services.gateway.parse import Asked, parse_chat, parse_completion
+from services.gateway.replies import ChatChoice, CompletionChoice, Envelope
+
+TPOT_TARGET_MS = 1_000.0
+"""Nobody reads along: running lines hold up nobody's prompt."""
+MAX_ATTEMPTS = 3
+"""At a line that workers fail at."""
+BACKOFF_FIRST_S = 0.2
+BACKOFF_MAX_S = 5.0
+
+_ROUTES: Mapping[str, tuple[Callable[[bytes], Asked], Callable[[Tokenizer, bool], Format]]] = {
+    "/v1/chat/completions": (parse_chat, ChatFormat),
+    "/v1/completions": (parse_completion, CompletionFormat),
+}
+
+
+class Asker:
+    """Asks lines."""
+
+    def __init__(self, intake: Intake, dispatcher: Dispatcher, clock: Clock) -> None:
+        self._intake = intake
+        self._dispatcher = dispatcher
+        self._clock = clock
+
+    async def ask(
+        self, job_id: str, line: Line, endpoint: str, *, expires_unix_ns: int
+    ) -> Envelope[ChatChoice | CompletionChoice]:
+        """The answer; raises FulcrumError for what is the line's own fault, and waits for what is not: for workers, and
+        for room."""
+        backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
+        attempts = 0
+        while True:
+            try:
+                return await self._ask(job_id, line, endpoint, expires_unix_ns)
+            except (QueueFull, NoWorkers):
+                pass
+            except SequenceFailed:
+                attempts += 1
+                if attempts == MAX_ATTEMPTS:
+                    raise
+            await asyncio.sleep(backoff.next_s())
+
+    async def _ask(
+        self, job_id: str, line: Line, endpoint: str, expires_unix_ns: int
+    ) -> Envelope[ChatChoice | CompletionChoice]:
+        parse, make_format = _ROUTES[endpoint]
+        asked = parse(line.body)
+        if asked.stream:
+            raise UnsupportedField("a batch line cannot be streamed", param="stream")
+        now_ns = self._clock.now_ns()
+        arrival = Arrival(request_id(job_id, line.place), now_ns, _headers(job_id, line, expires_unix_ns - now_ns))
+        model = self._intake.model(asked)
+        news = News()
+        choices = await self._intake.choices(asked, model, arrival, news.changed)
+        shape = make_format(model.tokenizer, asked.sampling.logprobs)
+        frame = Frame(
+            id=shape.id_prefix + arrival.request_id,
+            created=now_ns // 1_000_000_000,
+            model=asked.model,
+            n=asked.n,
+            include_usage=False,
+            details=False,
+            headers={},
+        )
+        error: FulcrumError | None = None
+        try:
+            self._dispatcher.submit([choice.generation for choice in choices])
+            return await Exchange(choices, shape, frame, news).reply()
+        except FulcrumError as failed:
+            error = failed
+            raise
+        finally:
+            for choice in choices:
+                self._dispatcher.cancel(choice.generation, error)
+
+
+def _headers(job_id: str, line: Line, left_ns: int) -> Headers:
+    return Headers(
+        request_id=request_id(job_id, line.place),
+        tenant=DEFAULT_TENANT,
+        service_class=BATCH_CLASS,
+        ttft_deadline_ms=min(max(left_ns / 1e6, 1.0), MAX_TARGET_MS),
+        tpot_target_ms=TPOT_TARGET_MS,
+        traceparent="",
+        details=False,
+    )

@@ -1,0 +1,84 @@
+"""One line of a batch file: what it asks, or why it cannot be asked. Pure."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from libs.contracts.errors import FulcrumError, InvalidRequest
+from services.gateway.batch.shares import custom_id_of
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+MAX_CUSTOM_ID_CHARS = 512
+
+
+class LineRefused(InvalidRequest):
+    """A line that is no request."""
+
+    code = "invalid_line"
+
+
+class MalformedLine(LineRefused):
+    """It is not the JSON of a request."""
+
+    code = "invalid_json_line"
+
+
+class RepeatedId(LineRefused):
+    """Its custom_id is an earlier line's."""
+
+    code = "duplicate_custom_id"
+
+
+class WrongUrl(LineRefused):
+    """It names another route than its job."""
+
+    code = "mismatched_url"
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+_decoder = msgspec.json.Decoder(_Line)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that was read."""
+
+    number: int
+    """In the file, from 1."""
+    place: int
+    """Among the job's lines, from 0."""
+    custom_id: str
+    """Empty where none can be read."""
+    body: bytes
+    refusal: FulcrumError | None
+    """Why it is not run."""
+
+
+def read_line(text: bytes, *, number: int, place: int, endpoint: str, repeated: bool) -> Line:
+    """Never raises: a line that cannot be run carries the reason, and holds up no other."""
+    try:
+        line = _decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        refusal = MalformedLine(f"line {number} is no request: {error}")
+        return Line(number, place, custom_id_of(text) or "", b"", refusal)
+    return Line(number, place, line.custom_id, bytes(line.body), _refusal(line, number, endpoint, repeated))
+
+
+def _refusal(line: _Line, number: int, endpoint: str, repeated: bool) -> FulcrumError | None:
+    if not 0 < len(line.custom_id) <= MAX_CUSTOM_ID_CHARS:
+        text = f"line {number}: custom_id must have 1 to {MAX_CUSTOM_ID_CHARS} characters"
+        return LineRefused(text, param="custom_id")
+    if repeated:
+        text = f"line {number}: custom_id {line.custom_id!r} is an earlier line's"
+        return RepeatedId(text, param="custom_id")
+    if line.method != "POST":
+        return LineRefused(f"line {number}: method must be POST", param="method")
+    if line.url != endpoint:
+        return WrongUrl(f"line {number}: url is {line.url!r}, the batch is for {endpoint}", param="url")
+    return None

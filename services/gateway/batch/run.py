@@ -1,0 +1,96 @@
+"""Batch in a gateway: its view of all jobs, its lanes of jobs and shares, its routes."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+
+from libs.bus.work import WorkBus
+from libs.contracts.topics import BATCH_JOBS, BATCH_SHARES
+from libs.filestore.port import FileStore
+from libs.runtime.clock import Clock
+from libs.runtime.tasks import TaskOwner
+from services.gateway.batch.api import make_batch_router
+from services.gateway.batch.ask import Asker
+from services.gateway.batch.keeper import Keeper
+from services.gateway.batch.runner import Runner
+from services.gateway.batch.slots import Load, Slots
+from services.gateway.batch.view import JobView
+from services.gateway.dispatch import Dispatcher
+from services.gateway.fleet import Fleet
+from services.gateway.intake import Intake
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.settings import GatewaySettings
+
+KEEPERS, RUNNERS = "batch-keepers", "batch-runners"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPorts:
+    """What batch needs from outside."""
+
+    work: WorkBus
+    files: FileStore
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The parts of the gateway that lines pass through."""
+
+    intake: Intake
+    dispatcher: Dispatcher
+    fleet: Fleet
+    metrics: GatewayMetrics
+
+
+class Batch:
+    """Batch in one gateway."""
+
+    def __init__(self, ports: BatchPorts, serving: Serving, settings: GatewaySettings, clock: Clock) -> None:
+        self._work = ports.work
+        self._view = JobView(ports.work)
+        slots = Slots(lambda: _load(serving), share=settings.batch_share, max_in_flight=settings.batch_max_in_flight)
+        self._runner = Runner(
+            files=ports.files,
+            asker=Asker(serving.intake, serving.dispatcher, clock),
+            slots=slots,
+            clock=clock,
+            cancelled=self._view.cancelled,
+        )
+        self._keeper = Keeper(
+            ports.work,
+            ports.files,
+            clock,
+            max_lines=settings.batch_max_lines,
+            max_output_bytes=settings.files_max_bytes,
+        )
+        self.router: APIRouter = make_batch_router(
+            bus=ports.work,
+            files=ports.files,
+            view=self._view,
+            clock=clock,
+            max_file_bytes=settings.file_max_bytes,
+            max_line_bytes=settings.max_body_bytes,
+        )
+        serving.metrics.watch_batch(in_flight=lambda: slots.in_flight)
+
+    @asynccontextmanager
+    async def running(self, tasks: TaskOwner) -> AsyncIterator[None]:
+        """Work on jobs and shares while the context is open; lines that run when it closes are left to others."""
+        own = TaskOwner(tasks.fail)
+        own.spawn("batch view", self._view.follow())
+        own.spawn("batch keeper", self._work.work(BATCH_JOBS, KEEPERS, self._keeper.work))
+        own.spawn("batch runner", self._work.work(BATCH_SHARES, RUNNERS, self._runner.work))
+        try:
+            yield
+        finally:
+            await own.close()
+
+
+def _load(serving: Serving) -> Load:
+    return Load(
+        free=sum(view.decode_credits for view in serving.fleet.views()),
+        bound=sum(len(link.legs) + len(link.reserved) for link in serving.fleet.links),
+        people_waiting=serving.dispatcher.people_waiting,
+    )

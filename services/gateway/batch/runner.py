@@ -1,0 +1,219 @@
+"""Work on shares: lines are read as there is capacity, and their answers committed together with how far the share is.
+
+A share's offset is committed only when all its lines are answered. Until then each commit carries, as the note beside
+the offset, which lines are: whoever gets the share next goes on with the others.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+
+import structlog
+from google.protobuf.message import Message
+
+from libs.bus.port import Record
+from libs.bus.work import Lane
+from libs.contracts.errors import FileNotFound, FulcrumError
+from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent, Progress, Result, Share
+from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, Topic
+from libs.filestore.port import FileStore
+from libs.runtime.clock import Clock
+from services.gateway.batch.answers import Cancelled, Expired, InputGone, NotRun, answered, refused
+from services.gateway.batch.ask import Asker
+from services.gateway.batch.line import Line, read_line
+from services.gateway.batch.note import ShareNote
+from services.gateway.batch.shares import LineSplitter
+from services.gateway.batch.slots import Slots
+
+log = structlog.get_logger()
+
+COMMIT_PAUSE_S = 0.1
+"""Between commits of a lane: answers that come meanwhile leave in one transaction."""
+MAX_WAITING_BYTES = 4 * 1024 * 1024
+"""Answers of a lane that wait for a commit; while there are more, no further line is read."""
+WATCH_S = 0.25
+"""How soon running lines are given up once their job is cancelled, or its window has ended."""
+
+
+class Runner:
+    """Handles lanes of the shares topic."""
+
+    def __init__(
+        self, *, files: FileStore, asker: Asker, slots: Slots, clock: Clock, cancelled: Callable[[str], bool]
+    ) -> None:
+        """`cancelled`: whether a job's client wants no more of it."""
+        self.files = files
+        self.slots = slots
+        self._asker = asker
+        self._clock = clock
+        self._cancelled = cancelled
+
+    async def work(self, lane: Lane) -> None:
+        """Answer the lines of every share of a lane, until cancelled."""
+        note = lane.note
+        async for batch in lane.batches():
+            for record in batch:
+                assert isinstance(record.value, Share)
+                await _ShareRun(self, lane, record, record.value, ShareNote.read(note, record.value.lines)).run()
+                note = ""  # it was the first share's
+
+    def not_run(self, share: Share) -> NotRun | None:
+        """Why lines of the share are not run any more, if so."""
+        if self._cancelled(share.job_id):
+            return Cancelled("the batch was cancelled first")
+        if self.now_ns() >= share.expires_unix_ns:
+            return Expired("the batch's window ended first")
+        return None
+
+    def now_ns(self) -> int:
+        """Unix time."""
+        return self._clock.now_ns()
+
+    async def ask(self, share: Share, line: Line) -> Result:
+        """The answer of a worker, or what is wrong with the line. No line stops others, whatever comes of it."""
+        try:
+            asking = self._asker.ask(share.job_id, line, share.endpoint, expires_unix_ns=share.expires_unix_ns)
+            return answered(share.job_id, line, await asking)
+        except FulcrumError as error:
+            return refused(share.job_id, line, error)
+        except TimeoutError:
+            raise
+        except Exception as error:
+            log.exception("batch line failed", job=share.job_id, line=line.number)
+            return refused(share.job_id, line, FulcrumError(f"internal error ({type(error).__name__})"))
+
+
+class _ShareRun:
+    """One share, from its first unanswered line to the commit of its last answer."""
+
+    def __init__(self, runner: Runner, lane: Lane, record: Record, share: Share, note: ShareNote) -> None:
+        self._runner = runner
+        self._lane = lane
+        self._offset = record.offset
+        self._share = share
+        self._note = note
+        self._left = share.lines - note.answered.bit_count()
+        self._ready: list[tuple[int, Result]] = []
+        self._ready_bytes = 0
+        self._some = asyncio.Event()
+        self._all = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._running: set[asyncio.Timeout] = set()
+
+    async def run(self) -> None:
+        """Raises what makes the lane useless."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._watch())
+                saving = group.create_task(self._save())
+                saving.add_done_callback(lambda _: watch.cancel())
+                await self._start_lines(group)
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _start_lines(self, group: asyncio.TaskGroup) -> None:
+        repeats = frozenset(self._share.repeats)
+        async with aclosing(self._texts()) as texts:
+            for index in range(self._share.lines):
+                if self._note.has(index):
+                    await anext(texts)
+                    continue
+                await self._room.wait()
+                # First the slot, then the line: what is read has somewhere to go.
+                has_slot = await self._runner.slots.take(lambda: self._runner.not_run(self._share))
+                number, text = await anext(texts)
+                line = self._line(index, number, text, repeated=index in repeats)
+                group.create_task(self._answer(index, line, has_slot=has_slot))
+
+    def _line(self, index: int, number: int, text: bytes | None, *, repeated: bool) -> Line:
+        place = self._share.first_place + index
+        if text is None:
+            return Line(number, place, "", b"", InputGone("the input file was deleted"))
+        return read_line(text, number=number, place=place, endpoint=self._share.endpoint, repeated=repeated)
+
+    async def _texts(self) -> AsyncGenerator[tuple[int, bytes | None], None]:
+        """Line numbers and lines of the share; without text once the file is gone."""
+        share, splitter = self._share, LineSplitter()
+        number = share.first_line
+        try:
+            async for part in self._runner.files.read(share.input_file_id, share.first_byte, share.bytes):
+                for text in splitter.push(part):
+                    if text.strip():
+                        yield number, text
+                    number += 1
+            for text in splitter.flush():
+                yield number, text
+        except FileNotFound:
+            pass
+        while True:
+            yield number, None
+            number += 1
+
+    async def _answer(self, index: int, line: Line, *, has_slot: bool) -> None:
+        share, runner = self._share, self._runner
+        try:
+            reason = line.refusal or runner.not_run(share)
+            if reason is not None or not has_slot:
+                result = refused(share.job_id, line, reason or Cancelled("the batch was cancelled first"))
+            else:
+                try:
+                    async with asyncio.timeout(None) as patience:
+                        self._running.add(patience)
+                        result = await runner.ask(share, line)
+                except TimeoutError:
+                    result = refused(share.job_id, line, runner.not_run(share) or Cancelled("the batch was cancelled"))
+                finally:
+                    self._running.discard(patience)
+        finally:
+            if has_slot:
+                runner.slots.give()
+        self._take(index, result)
+
+    def _take(self, index: int, result: Result) -> None:
+        self._ready.append((index, result))
+        self._ready_bytes += len(result.answer)
+        self._left -= 1
+        if self._ready_bytes >= MAX_WAITING_BYTES:
+            self._room.clear()
+        self._some.set()
+        if not self._left:
+            self._all.set()
+
+    async def _save(self) -> None:
+        """Commit answers as they come, until every line of the share has one."""
+        while True:
+            await self._some.wait()
+            self._some.clear()
+            ready, self._ready, self._ready_bytes = self._ready, [], 0
+            self._room.set()
+            await self._commit(ready)
+            if self._note.whole:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(COMMIT_PAUSE_S):
+                    await self._all.wait()
+
+    async def _commit(self, ready: list[tuple[int, Result]]) -> None:
+        for index, result in ready:
+            self._note.add(index, ok=result.ok)
+        share, note = self._share, self._note
+        completed, failed = note.counts
+        progress = Progress(share=share.number, completed=completed, failed=failed)
+        event = JobEvent(job_id=share.job_id, at_unix_ns=self._runner.now_ns(), progress=progress)
+        produced: list[tuple[Topic, Message]] = [(BATCH_RESULTS, result) for _, result in ready]
+        await self._lane.commit(
+            [*produced, (BATCH_JOBS, event)],
+            next_offset=self._offset + 1 if note.whole else self._offset,
+            note="" if note.whole else note.text(),
+        )
+
+    async def _watch(self) -> None:
+        """Give up running lines once their job is not wanted any more."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if self._runner.not_run(self._share) is not None:
+                for patience in list(self._running):
+                    if not patience.expired():
+                        patience.reschedule(loop.time())

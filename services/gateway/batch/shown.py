@@ -1,0 +1,114 @@
+"""Files and batches as OpenAI's API shows them, and what it is asked with. Pure."""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from libs.contracts.errors import InvalidRequest
+from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
+from libs.filestore.port import FileInfo
+from services.gateway.batch.jobs import Job
+from services.gateway.batch.line import ENDPOINTS
+
+MAX_METADATA = 16
+MAX_WINDOW_S = 7 * 24 * 3600
+_WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+
+
+class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /v1/batches."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str = "24h"
+    metadata: Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=MAX_METADATA)] | None = None
+
+
+def read_batch_request(body: bytes) -> tuple[BatchRequest, int]:
+    """What is asked for, and its window in seconds; raises InvalidRequest that names the field."""
+    try:
+        asked = msgspec.json.decode(body, type=BatchRequest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is no batch: {error}", param="body") from None
+    if asked.endpoint not in ENDPOINTS:
+        raise InvalidRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
+    window = _WINDOW.fullmatch(asked.completion_window)
+    window_s = int(window[1]) * _UNIT_S[window[2]] if window else 0
+    if not 0 < window_s <= MAX_WINDOW_S:
+        raise InvalidRequest("completion_window must be like 24h, and up to 7d", param="completion_window")
+    return asked, window_s
+
+
+def show_file(info: FileInfo) -> dict[str, Any]:
+    """OpenAI's file object."""
+    return {
+        "id": info.id,
+        "object": "file",
+        "bytes": info.bytes,
+        "created_at": info.created_unix_s,
+        "filename": info.name,
+        "purpose": info.purpose,
+        "status": "processed",
+        "expires_at": None,
+    }
+
+
+def show_batch(job: Job) -> dict[str, Any]:
+    """OpenAI's batch object."""
+    created, finished = job.created, job.finished
+    ended_s = _seconds(job.finished_unix_ns)
+    outcome = finished.outcome if finished else None
+    return {
+        "id": job.id,
+        "object": "batch",
+        "endpoint": created.endpoint,
+        "errors": _errors(finished),
+        "input_file_id": created.input_file_id,
+        "completion_window": created.completion_window,
+        "status": job.status,
+        "output_file_id": (finished.output_file_id or None) if finished else None,
+        "error_file_id": (finished.error_file_id or None) if finished else None,
+        "created_at": _seconds(job.created_unix_ns),
+        "in_progress_at": _seconds(job.started_unix_ns),
+        "expires_at": _seconds(created.expires_unix_ns),
+        "finalizing_at": _seconds(job.answered_unix_ns) if job.answered else None,
+        "completed_at": ended_s if outcome == pb.OUTCOME_COMPLETED else None,
+        "failed_at": ended_s if outcome == pb.OUTCOME_FAILED else None,
+        "expired_at": ended_s if outcome == pb.OUTCOME_EXPIRED else None,
+        "cancelling_at": _seconds(job.cancel_unix_ns),
+        "cancelled_at": ended_s if outcome == pb.OUTCOME_CANCELLED else None,
+        "request_counts": {"total": job.lines, "completed": job.completed, "failed": job.failed},
+        "metadata": dict(created.metadata) or None,
+    }
+
+
+def show_page(items: Sequence[dict[str, Any]], *, after: str | None, limit: int) -> dict[str, Any]:
+    """OpenAI's list object: what follows `after`, at most `limit` of it; raises InvalidRequest for an unknown id."""
+    start = 0
+    if after is not None:
+        start = next((place + 1 for place, item in enumerate(items) if item["id"] == after), -1)
+        if start < 0:
+            raise InvalidRequest(f"after: no {after!r} in the list", param="after")
+    page = list(items[start : start + limit])
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": start + limit < len(items),
+    }
+
+
+def _errors(finished: pb.Finished | None) -> dict[str, Any] | None:
+    if finished is None or not finished.error_code:
+        return None
+    error = {"code": finished.error_code, "message": finished.error_message, "param": "input_file_id", "line": None}
+    return {"object": "list", "data": [error]}
+
+
+def _seconds(unix_ns: int) -> int | None:
+    return unix_ns // 1_000_000_000 or None
