@@ -6,6 +6,7 @@ from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.perfmodel.utilisation import Effort
+from libs.telemetry.hardware import Hardware
 from libs.telemetry.timeline import MAX_STEPS, PhaseTime, PrefillShare, Taken, Timeline, WorkerFacts
 
 MAX_WORKERS: Final = 4096
@@ -30,6 +31,7 @@ class Fleet:
         self.batches: Counter[Taken] = Counter()
         self.kv_bytes: Counter[str] = Counter()
         """Bytes handed over between workers, by way: "shared_memory" or "grpc"."""
+        self.hardware = Hardware()
         self.latest_arrival_ns: int | None = None
         """When the newest batch came, by the clock of this process."""
 
@@ -39,6 +41,7 @@ class Fleet:
         taken = Taken.MALFORMED if batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS else self._add(batch)
         self.batches[taken] += 1
         if taken is Taken.COUNTED:
+            self.hardware.add(batch)
             for transfer in batch.kv_transfers:
                 self.kv_bytes["shared_memory" if transfer.shared_memory else "grpc"] += transfer.bytes
         return taken

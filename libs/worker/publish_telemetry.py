@@ -4,6 +4,7 @@ import asyncio
 
 from libs.bus.port import Bus
 from libs.contracts import topics
+from libs.counters.sampler import GpuSampler
 from libs.engine.port import EngineEvent
 from libs.perfmodel.wire import step_time_message
 from libs.runtime.clock import Clock
@@ -23,6 +24,7 @@ class TelemetryPublisher:
         bus: Bus,
         clock: Clock,
         *,
+        gpus: GpuSampler,
         period_ms: int,
     ) -> None:
         self._builder = builder
@@ -30,6 +32,7 @@ class TelemetryPublisher:
         self._step_times = step_times
         self._bus = bus
         self._clock = clock
+        self._gpus = gpus
         self._period_s = period_ms / 1000
 
     def on_event(self, event: EngineEvent) -> None:
@@ -51,6 +54,7 @@ class TelemetryPublisher:
             self._host.assignment.current,
             dropped_batches=self._bus.stats().dropped,
             step_time=step_time_message(self._step_times.fitted),
+            gpu_readings=self._gpus.take(),
         )
         if batch is not None:
             self._bus.publish(topics.STEPS, batch)

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
+from tempfile import gettempdir
 
 import grpc.aio
 import structlog
@@ -18,6 +20,8 @@ from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import role_from_name
+from libs.counters.nvml import open_nvml
+from libs.counters.sampler import GpuSampler
 from libs.engine.port import Engine, EngineEvent, EngineIdentity
 from libs.kvindex.port import KvIndex
 from libs.model.info import ModelInfo
@@ -133,7 +137,10 @@ async def open_worker(
         builder = StepBatchBuilder(source, clock.now_ns())
         step_times = await _step_times(ports)
         step_times.on_change(ports.engine.set_step_time)
-        telemetry = TelemetryPublisher(builder, host, step_times, ports.bus, clock, period_ms=settings.telemetry_ms)
+        gpus = GpuSampler(open_nvml, Path(gettempdir()))
+        telemetry = TelemetryPublisher(
+            builder, host, step_times, ports.bus, clock, gpus=gpus, period_ms=settings.telemetry_ms
+        )
         blocks = BlockPublisher(ports.kv_index, ports.model.name, settings.id, lease_ms=settings.kv_index_lease_ms)
         registration = Registration(ports.registry, host, lease_ms=settings.lease_ms)
         stack.callback(telemetry.publish)
@@ -141,6 +148,7 @@ async def open_worker(
         sinks = (host.speed.on_event, host.on_event, telemetry.on_event, blocks.on_event, step_times.on_event)
         _own(stack, tasks.spawn("engine events", _pump(ports.engine, sinks)))
         _own(stack, tasks.spawn("telemetry", telemetry.run()))
+        _own(stack, tasks.spawn("gpu counters", gpus.run()))
         stack.push_async_callback(step_times.save)
         _own(stack, tasks.spawn("step times", step_times.run()))
         stack.push_async_callback(blocks.forget)

@@ -1,9 +1,12 @@
 """Step telemetry: contiguous covers of a worker's time, with everything that happened in them. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, StepTime
+from libs.contracts.pb.fulcrum.telemetry.v1 import telemetry_pb2 as pb
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Interval, KvTransfer, Step, StepBatch
+from libs.counters.port import GpuReading
 from libs.engine.port import EngineEvent, EngineLoad, KvTransferReport, StepReport
 from libs.perfmodel.utilisation import Compute
 from libs.perfmodel.wire import compute_message
@@ -46,8 +49,10 @@ class StepBatchBuilder:
         now_ns: int,
         load: EngineLoad,
         assignment: Assignment,
+        *,
         dropped_batches: int = 0,
         step_time: StepTime | None = None,
+        gpu_readings: Iterable[GpuReading] = (),
     ) -> StepBatch | None:
         """The batch from where the last one ended until now, or until where the engine has told all.
 
@@ -77,6 +82,7 @@ class StepBatchBuilder:
             load=load_message(load),
             dropped_batches=dropped_batches,
             step_time=step_time,
+            gpu_readings=map(_gpu_reading, gpu_readings),
         )
         self._steps = [step for step in self._steps if step.start_unix_ns >= covered_to]
         self._waits = [wait for wait in self._waits if wait[1] > covered_to]
@@ -113,6 +119,10 @@ def _step(report: StepReport, epoch: int) -> Step:
         waiting_prefill_tokens=report.waiting_prefill_tokens,
         prefill_squared_tokens=report.prefill_squared_tokens,
     )
+
+
+def _gpu_reading(reading: GpuReading) -> pb.GpuReading:
+    return pb.GpuReading(**asdict(reading))
 
 
 def _transfer(report: KvTransferReport) -> KvTransfer:

@@ -1,7 +1,7 @@
 """GPU time by phase over a window: of each worker, each model and the cluster. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from libs.contracts.roles import role_name
@@ -106,6 +106,25 @@ class ModelOccupancy(Occupancy):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareGpu:
+    """A GPU's own counters at their latest reading; null where GPU or driver do not tell."""
+
+    node: str
+    uuid: str
+    index: int
+    name: str
+    utilisation: float | None
+    """Share of the driver's last sampling period in which any kernel ran."""
+    memory_used_bytes: int | None
+    memory_bytes: int | None
+    power_w: float | None
+    tensor_active: float | None
+    """Share of the last second in which tensor cores worked; Hopper and later."""
+    dram_active: float | None
+    """Share of the memory's bandwidth used in the last second; Hopper and later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOccupancy(Occupancy):
     """All workers weighed by their GPUs; those of which nothing is known in the window do not count."""
 
@@ -114,6 +133,8 @@ class ClusterOccupancy(Occupancy):
     """The end of the window."""
     workers: list[WorkerOccupancy]
     models: list[ModelOccupancy]
+    hardware: list[HardwareGpu]
+    """GPUs whose counters were read in the last seconds; empty where none can be read."""
 
 
 def cluster_occupancy(fleet: Fleet, end_ns: int, window_ns: int) -> ClusterOccupancy:
@@ -140,6 +161,7 @@ def cluster_occupancy(fleet: Fleet, end_ns: int, window_ns: int) -> ClusterOccup
             )
             for model in models
         ],
+        hardware=[HardwareGpu(node=seen.node, **asdict(seen.reading)) for seen in fleet.hardware.fresh(end_ns)],
     )
 
 

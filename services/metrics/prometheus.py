@@ -1,7 +1,7 @@
 """The state as Prometheus metrics: gauges are computed at each scrape, requests are counted as they come."""
 
 from collections import Counter as Counts
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
@@ -12,7 +12,7 @@ from libs.contracts import metric_names as names
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.history import History
 from services.metrics.hub import Hub
-from services.metrics.occupancy import ClusterOccupancy, Occupancy, cluster_occupancy
+from services.metrics.occupancy import ClusterOccupancy, HardwareGpu, Occupancy, cluster_occupancy
 from services.metrics.requests import Finished
 
 MAX_MODELS: Final = 64
@@ -22,6 +22,7 @@ TTFT_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 
 TPOT_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 QUEUE_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
 WORKER_LABELS: Final = ("worker", "node", "model", "role")
+GPU_LABELS: Final = ("node", "gpu", "name")
 PHASES: Final = ("prefill", "decode", "kv_wait", "idle")
 
 
@@ -68,6 +69,7 @@ class OccupancyCollector(Collector):
         occupancy = cluster_occupancy(self._fleet, self._end_ns(), self._window_ns)
         yield from _cluster(occupancy)
         yield from _workers(occupancy)
+        yield from _gpus(occupancy.hardware)
         yield from self._telemetry(occupancy)
         decisions = CounterMetricFamily(names.DECISIONS_SEEN_TOTAL, "Planner decisions read.", labels=("action",))
         for action, count in sorted(self._decisions.items()):
@@ -176,6 +178,24 @@ def _workers(occupancy: ClusterOccupancy) -> Iterator[Metric]:
         waiting.add_metric(labels, worker.waiting)
         tokens.add_metric(labels, worker.waiting_prefill_tokens)
     yield from (phases, mfu, mbu, coverage, gpus, running, waiting, tokens)
+
+
+def _gpus(hardware: Iterable[HardwareGpu]) -> Iterator[Metric]:
+    """Counters that a GPU does not tell have no samples rather than zeros."""
+    told = list(hardware)
+    for name, documentation, field in (
+        (names.GPU_UTILISATION_RATIO, "Share of time in which any kernel ran.", "utilisation"),
+        (names.GPU_MEMORY_USED_BYTES, "Memory in use.", "memory_used_bytes"),
+        (names.GPU_MEMORY_BYTES, "Memory of the GPU.", "memory_bytes"),
+        (names.GPU_POWER_WATTS, "Power drawn.", "power_w"),
+        (names.GPU_TENSOR_ACTIVE_RATIO, "Share of time in which tensor cores worked.", "tensor_active"),
+        (names.GPU_DRAM_ACTIVE_RATIO, "Share of memory bandwidth in use.", "dram_active"),
+    ):
+        family = GaugeMetricFamily(name, documentation, labels=GPU_LABELS)
+        for gpu in told:
+            if (number := getattr(gpu, field)) is not None:
+                family.add_metric((gpu.node, gpu.uuid, gpu.name), number)
+        yield family
 
 
 def _add_phases(family: GaugeMetricFamily, labels: tuple[str, ...], occupancy: Occupancy) -> None:

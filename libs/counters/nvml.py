@@ -1,0 +1,127 @@
+"""NVIDIA's counters by NVML (package nvidia-ml-py), with GPM's tensor and DRAM activity where the GPU has it."""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Final, TypeVar
+
+from libs.counters.port import GpuReading
+
+T = TypeVar("T")
+MILLI: Final = 1e-3
+PERCENT: Final = 1e-2
+
+
+def open_nvml() -> "NvmlCounters | None":
+    """None where the package, the driver's library or any GPU is missing."""
+    try:
+        library = import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        library.nvmlInit()
+    except library.NVMLError:
+        return None
+    counters = NvmlCounters(library)
+    if counters.gpus:
+        return counters
+    counters.close()
+    return None
+
+
+class NvmlCounters:
+    """Implements the GpuCounters port over an initialised `library`, the module pynvml."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._closed = False
+        count = self._asked(library.nvmlDeviceGetCount) or 0
+        found = (self._asked(library.nvmlDeviceGetHandleByIndex, index) for index in range(count))
+        self.gpus = [_Gpu(index, device) for index, device in enumerate(found) if device is not None]
+        self._gpm: dict[int, list[Any]] = {gpu.index: [] for gpu in self.gpus if self._has_gpm(gpu)}
+        """By GPU, the sample that the next one is compared with."""
+
+    def read(self) -> Sequence[GpuReading]:
+        """One reading of each GPU that answers."""
+        readings = (self._read(gpu) for gpu in self.gpus)
+        return [reading for reading in readings if reading is not None]
+
+    def close(self) -> None:
+        """Free the samples and let go of the library."""
+        if self._closed:
+            return
+        self._closed = True
+        for sample in (sample for samples in self._gpm.values() for sample in samples):
+            self._asked(self._library.nvmlGpmSampleFree, sample)
+        self._asked(self._library.nvmlShutdown)
+
+    def _read(self, gpu: "_Gpu") -> GpuReading | None:
+        nvml = self._library
+        uuid, name = self._asked(nvml.nvmlDeviceGetUUID, gpu.device), self._asked(nvml.nvmlDeviceGetName, gpu.device)
+        if not uuid:
+            return None
+        rates = self._asked(nvml.nvmlDeviceGetUtilizationRates, gpu.device)
+        memory = self._asked(nvml.nvmlDeviceGetMemoryInfo, gpu.device)
+        power_mw = self._asked(nvml.nvmlDeviceGetPowerUsage, gpu.device)
+        tensor, dram = self._activity(gpu)
+        return GpuReading(
+            uuid=uuid,
+            index=gpu.index,
+            name=name or "",
+            utilisation=rates.gpu * PERCENT if rates else None,
+            memory_used_bytes=memory.used if memory else None,
+            memory_bytes=memory.total if memory else None,
+            power_w=None if power_mw is None else power_mw * MILLI,
+            tensor_active=tensor,
+            dram_active=dram,
+        )
+
+    def _has_gpm(self, gpu: "_Gpu") -> bool:
+        support = self._asked(self._library.nvmlGpmQueryDeviceSupport, gpu.device)
+        return bool(support and support.isSupportedDevice)
+
+    def _activity(self, gpu: "_Gpu") -> tuple[float | None, float | None]:
+        """(tensor, DRAM) since the last call; unknown the first time."""
+        nvml, samples = self._library, self._gpm.get(gpu.index)
+        if samples is None:
+            return None, None
+        sample = self._asked(nvml.nvmlGpmSampleAlloc)
+        if sample is None:
+            return None, None
+        if self._asked(nvml.nvmlGpmSampleGet, gpu.device, sample) is None:
+            self._asked(nvml.nvmlGpmSampleFree, sample)
+            return None, None
+        samples.append(sample)
+        if len(samples) < 2:
+            return None, None
+        before = samples.pop(0)
+        asked = nvml.c_nvmlGpmMetricsGet_t()
+        asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        asked.numMetrics = 2
+        asked.sample1, asked.sample2 = before, sample
+        asked.metrics[0].metricId = nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL
+        asked.metrics[1].metricId = nvml.NVML_GPM_METRIC_DRAM_BW_UTIL
+        told = self._asked(nvml.nvmlGpmMetricsGet, asked)
+        self._asked(nvml.nvmlGpmSampleFree, before)
+        if told is None:
+            return None, None
+        tensor, dram = (told.metrics[place] for place in range(2))
+        return _share(tensor), _share(dram)
+
+    def _asked(self, function: Callable[..., T], *arguments: Any) -> T | None:
+        """What the library answers; None for what this GPU or driver does not support, or cannot tell now."""
+        try:
+            return function(*arguments)
+        except self._library.NVMLError:
+            return None
+
+
+def _share(metric: Any) -> float | None:
+    return None if metric.nvmlReturn else float(metric.value) * PERCENT
+
+
+class _Gpu:
+    """One GPU's handle."""
+
+    def __init__(self, index: int, device: Any) -> None:
+        self.index = index
+        self.device = device
