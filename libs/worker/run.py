@@ -130,11 +130,7 @@ async def open_worker(
         stack.push_async_callback(ports.bus.close)
 
         host = _host(settings, ports, roles, clock, address=address, incarnation=incarnation)
-        engine = ports.engine
-        source = TelemetrySource(
-            settings.id, incarnation, settings.node, settings.gpus, engine.name, engine.capabilities.compute
-        )
-        builder = StepBatchBuilder(source, clock.now_ns())
+        builder = StepBatchBuilder(_source(settings, ports.engine, incarnation), clock.now_ns())
         step_times = await _step_times(ports)
         step_times.on_change(ports.engine.set_step_time)
         gpus = GpuSampler(open_nvml, Path(gettempdir()))
@@ -177,6 +173,11 @@ async def _step_times(ports: WorkerPorts) -> StepTimes:
     step_times = StepTimes(ports.step_times, key, prior_step_time(engine.name, engine.device))
     await step_times.restore()
     return step_times
+
+
+def _source(settings: WorkerSettings, engine: Engine, incarnation: int) -> TelemetrySource:
+    compute = engine.capabilities.compute
+    return TelemetrySource(settings.id, incarnation, settings.node, settings.gpus, engine.name, compute)
 
 
 def _own(stack: AsyncExitStack, task: "asyncio.Task[None]") -> None:
