@@ -182,7 +182,7 @@ class Timeline:
         self._covers.add(max(batch.covered_from_unix_ns, self._kept_from_ns), batch.covered_to_unix_ns)
         for wait in batch.kv_waits:
             self._kv_waits.add(wait.start_unix_ns, wait.end_unix_ns)
-        self._roles.add(batch.covered_from_unix_ns, role_name(batch.assignment))
+        self._roles.add(batch.covered_from_unix_ns, batch.covered_to_unix_ns, role_name(batch.assignment))
         prefill_share, effort = self._prefill_share(batch), effort_of(batch)
         for step in batch.steps:
             share = min(max(prefill_share(step), 0), FULL_SHARE)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.telemetry import steps as module
-from libs.telemetry.role_log import MAX_CHANGES, RoleLog
+from libs.telemetry.role_log import MAX_SPANS, RoleLog
 from libs.telemetry.steps import FULL_SHARE, StepLog
 
 spans = st.lists(st.integers(0, 2_000), min_size=0, max_size=6, unique=True).map(
@@ -34,21 +34,24 @@ def test_a_loop_and_arrays_agree(entered, window, inside):
 def test_roles_told_every_window_are_known_in_any_order_of_arrival(lengths, random):
     told = [role for index, length in enumerate(lengths) for role in ["ab"[index % 2]] * length]
     log, order = RoleLog(), list(range(len(told)))
-    for at in order:
-        log.add(at, told[at])
-    assert [log.at(at) for at in order] == told
-    late = RoleLog()
     random.shuffle(order)
     for at in order:
-        late.add(at, told[at])
-    for at in order:  # a second time, as a batch after each change comes soon enough
-        late.add(at, told[at])
-    assert [late.at(at) for at in range(len(told))] == told
+        log.add(10 * at, 10 * at + 10, told[at])
+    assert [log.at(10 * at + 9) for at in range(len(told))] == told
+
+
+@given(st.integers(0, 100), st.integers(0, 100))
+def test_roles_of_a_new_incarnation_replace_what_an_old_one_claimed(cut, at):
+    log = RoleLog()
+    log.add(0, 100, "a")
+    log.forget_from(cut)
+    log.add(cut, 200, "b")
+    assert log.at(at) == ("b" if at >= cut else "a")
 
 
 def test_the_log_of_roles_is_bounded():
     log = RoleLog()
-    for at in range(3 * MAX_CHANGES):
-        log.add(at, "ab"[at % 2])
-    assert log.at(3 * MAX_CHANGES) == "b"
-    assert log.at(0) == log.at(2 * MAX_CHANGES)
+    for at in range(3 * MAX_SPANS):
+        log.add(at, at + 1, "ab"[at % 2])
+    assert log.at(3 * MAX_SPANS) == "b"
+    assert log.at(0) == log.at(2 * MAX_SPANS)

@@ -50,7 +50,7 @@ def test_the_choice_reaches_the_plateau_and_is_near_the_smallest_that_does(
     best = max(rate(truth, tokens) for tokens in range(CHUNK_MULTIPLE, most + 1, CHUNK_MULTIPLE))
     exact, _ = knee_of(truth, most)
     assert rate(truth, found.chunk_tokens) >= (KNEE - 0.03) * best
-    assert found.chunk_tokens <= 1.5 * exact + CHUNK_MULTIPLE
+    assert found.chunk_tokens <= 2 * exact + CHUNK_MULTIPLE  # the plateau is flat: noise of 1 % moves the knee far
     assert [point.tokens for point in found.curve] == sizes(most)
 
 
