@@ -20,6 +20,7 @@ from libs.telemetry.split import prefill_share
 from libs.testing.clock import ManualClock
 from libs.testing.messages import messages, spoiled
 from libs.testing.suite import Suite
+from libs.testing.worker import RecordingBus
 from services.metrics.api import make_api as make_metrics_api
 from services.metrics.hub import Hub
 from services.metrics.live import TICK_NS, tick
@@ -29,6 +30,8 @@ from services.metrics.ticks import TickWriter
 from services.planner.api import PlannerCollector
 from services.planner.api import make_api as make_planner_api
 from services.planner.core import Limits
+from services.planner.mode import ModeStore
+from services.planner.mode_api import ModeApi
 from services.planner.state import Identity, PlannerState
 
 NOW_NS = 1_700_000_000_000_000_000
@@ -37,7 +40,8 @@ METRICS_PATHS = (
     "/v1/occupancy", "/v1/occupancy?window=100ms", "/v1/occupancy?window=10m", "/v1/requests/summary?window=10m",
     "/metrics", "/readyz",
 )  # fmt: skip
-PLANNER_PATHS = ("/v1/workers", "/v1/decisions", "/metrics", "/readyz")
+PLANNER_PATHS = ("/v1/workers", "/v1/decisions", "/v1/mode", "/metrics", "/readyz")
+NO_REDIS = "redis://127.0.0.1:1/0"
 
 near = st.integers(-10 * SECOND_NS, 100 * SECOND_NS).map(lambda offset: NOW_NS + offset)
 known = {
