@@ -106,7 +106,8 @@ def test_planner_takes_any_values(fuzz: Any) -> None:
         state = PlannerState(identity, Limits(), prefill_share, lag_ns=0, window_ns=2 * SECOND_NS, kept_decisions=8)
         registry = CollectorRegistry()
         registry.register(PlannerCollector(state, clock))
-        client = TestClient(make_planner_api(state, clock, registry))
+        modes = ModeApi(state, ModeStore(NO_REDIS, "fuzz"), RecordingBus(), clock, token="")
+        client = TestClient(make_planner_api(state, clock, registry, modes))
         state.take_workers(workers, clock.now_ns())
         for record in records(found):
             if record.topic is STEPS:
