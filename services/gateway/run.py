@@ -1,9 +1,10 @@
 """A gateway over its ports: links to workers, the queue, the REST API. `app.py` gives it its adapters."""
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -146,7 +147,9 @@ async def open_gateway(
         tasks.spawn("expiry", dispatcher.expire())
         tasks.spawn("stalls", stalls.sweep())
         tasks.spawn("silence", SilenceWatch(fleet, metrics).run())
-        async with transport.http(app, sock, tasks=tasks, drain_s=CLOSE_S) as url:
-            async with batch.running(tasks) if batch else nullcontext():
-                yield RunningGateway(url, dispatcher, fleet, metrics, stalls)
-            await dispatcher.drain(settings.drain_s)
+        async with transport.http(app, sock, tasks=tasks, drain_s=CLOSE_S) as url, AsyncExitStack() as jobs:
+            if batch:
+                await jobs.enter_async_context(batch.running(tasks))
+            yield RunningGateway(url, dispatcher, fleet, metrics, stalls)
+            # At once: leaving the broker takes its time, of which people's requests must not lose any.
+            await asyncio.gather(dispatcher.drain(settings.drain_s), jobs.aclose())
