@@ -28,8 +28,13 @@ class MoveTime:
         for prior_bytes, prior_s in PRIOR:
             sums = _add(sums, prior_bytes, prior_s, PRIOR_WEIGHT)
         count, x, y, xx, xy = sums
-        slope = max((count * xy - x * y) / (count * xx - x * x), 0.0)
-        return max((y - slope * x) / count, 0.0) + slope * kv_bytes
+        slope = (count * xy - x * y) / (count * xx - x * x)
+        if slope < 0:
+            return y / count
+        binding_s = (y - slope * x) / count
+        if binding_s < 0:  # the best line that binds in no time, not this one cut off at 0
+            return xy / xx * kv_bytes
+        return binding_s + slope * kv_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ async def test_steps_take_the_modelled_time_on_average() -> None:
     for _ in range(60):
         await runner.run(Batch((chunk([*PROMPT, 97]),)))
     modelled_s = 60 * (7e6 + 20_000 + 52 * (len(PROMPT) + 1)) / 3 / 1e9
-    assert modelled_s * 0.95 <= clock() - start <= modelled_s * 1.5
+    assert modelled_s * 0.95 <= clock() - start <= modelled_s * 4  # a busy machine adds, the model never gives less
 
 
 async def test_a_step_of_no_length_still_gives_others_a_turn() -> None:

@@ -16,8 +16,9 @@ MAX_ANSWER_BYTES = 900 * 1024
 
 
 class NotRun(FulcrumError):
-    """A line that was not asked at all; `code` is the reason."""
+    """A line that was not asked at all; a subclass's `code` is the reason."""
 
+    code = "not_run"
     error_type = "invalid_request_error"
     http_status = 409
 
