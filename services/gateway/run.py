@@ -2,10 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 
 from libs.bus.port import Bus
@@ -114,28 +115,20 @@ async def open_gateway(
             defaults=Defaults(settings.id, settings.ttft_deadline_ms, settings.tpot_target_ms),
             limits=Limits(settings.max_n, settings.max_choices),
         )
-        hot = {
-            route: CompletionEndpoint(
-                route,
-                parse=parse,
-                make_format=make_format,
-                intake=intake,
-                dispatcher=dispatcher,
-                metrics=metrics,
-                clock=clock,
-                tasks=tasks,
-                stalls=stalls,
-                max_body_bytes=settings.max_body_bytes,
-            )
-            for route, parse, make_format in (
-                ("/v1/chat/completions", parse_chat, ChatFormat),
-                ("/v1/completions", parse_completion, CompletionFormat),
-            )
-        }
+        make_endpoint = partial(
+            CompletionEndpoint,
+            intake=intake,
+            dispatcher=dispatcher,
+            metrics=metrics,
+            clock=clock,
+            tasks=tasks,
+            stalls=stalls,
+            max_body_bytes=settings.max_body_bytes,
+        )
         serving = Serving(intake, dispatcher, fleet, metrics)
         batch = Batch(ports.batch, serving, settings, clock) if ports.batch else None
         app = make_routes(
-            hot=hot,
+            hot=_hot_routes(make_endpoint),
             batch=batch.router if batch else None,
             catalog=catalog,
             fleet=fleet,
@@ -153,3 +146,12 @@ async def open_gateway(
             yield RunningGateway(url, dispatcher, fleet, metrics, stalls)
             # At once: leaving the broker takes its time, of which people's requests must not lose any.
             await asyncio.gather(dispatcher.drain(settings.drain_s), jobs.aclose())
+
+
+def _hot_routes(make_endpoint: Callable[..., CompletionEndpoint]) -> dict[str, CompletionEndpoint]:
+    """Both kinds of completion, by path."""
+    chat, text = "/v1/chat/completions", "/v1/completions"
+    return {
+        chat: make_endpoint(chat, parse=parse_chat, make_format=ChatFormat),
+        text: make_endpoint(text, parse=parse_completion, make_format=CompletionFormat),
+    }
