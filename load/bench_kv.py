@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -151,7 +152,7 @@ async def hand_off(
 ) -> HandOff:
     """Serve one prompt over both workers as a gateway does; `streamed`: the blocks leave while it is computed."""
     model = worker.settings.model or MODEL
-    fields = {"output": OUTPUT_TOKENS, "model": model, "prompt_tokens": len(prompt)}
+    fields: dict[str, Any] = {"output": OUTPUT_TOKENS, "model": model, "prompt_tokens": len(prompt)}
     told = sum(len(batch.kv_transfers) for batch in worker.batches())
     await prefill.submit(submit(sequence, pb.PHASE_PREFILL, prompt, **fields))
     if streamed:
@@ -168,7 +169,7 @@ async def hand_off(
         await decode.submit(moved)
     times = [first_s]
     for count in range(1, OUTPUT_TOKENS):
-        await decode.until(lambda count=count: len(decode.tokens[sequence]) >= count)
+        await decode.until(partial(_has_tokens, decode, sequence, count))
         times.append(time.perf_counter())
     await decode.event(sequence, "finished")
     while sum(len(batch.kv_transfers) for batch in worker.batches()) == told:  # noqa: ASYNC110 - telemetry is batched
@@ -180,6 +181,10 @@ async def hand_off(
         transfer_s=(transfer.end_unix_ns - transfer.start_unix_ns) / 1e9,
         data_bytes=transfer.bytes,
     )
+
+
+def _has_tokens(probe: GatewayProbe, sequence: int, count: int) -> bool:
+    return len(probe.tokens[sequence]) >= count
 
 
 async def grpc_bytes_s(settings: CommonSettings, size: int) -> float:
@@ -199,7 +204,8 @@ async def grpc_bytes_s(settings: CommonSettings, size: int) -> float:
 
 async def _read_stream(channel: grpc.aio.Channel) -> float:
     start = time.perf_counter()
-    call: Any = channel.unary_stream("/bench.Bytes/Stream", request_serializer=None, response_deserializer=None)(b"")
+    opened: Any = channel.unary_stream("/bench.Bytes/Stream", request_serializer=None, response_deserializer=None)
+    call = opened(b"")
     while await call.read() is not grpc.aio.EOF:
         pass
     return time.perf_counter() - start
@@ -234,7 +240,7 @@ def slice_ms() -> float:
         np.copyto(target[row], source[row])
         block_checksum(target[row].data)
 
-    return max(_timed(lambda row=row: work(row)) for row in range(COPY_ROUNDS)) * 1e3  # type: ignore[misc]
+    return max(_timed(partial(work, row)) for row in range(COPY_ROUNDS)) * 1e3
 
 
 @dataclass(slots=True)
@@ -266,7 +272,7 @@ class Way:
 async def bench(model_path: Path, tokens: int, rounds: int, device: str) -> dict[str, Any]:
     """All figures, by name."""
     with TemporaryDirectory(dir=SHARED_DIR) as folder:
-        overrides = {
+        overrides: dict[str, Any] = {
             "engine": "torch", "device": device, "kv_memory_mb": POOL_MB, "sim_speedup": 1.0, "kv_shared_dir": folder,
         }  # fmt: skip
         async with AsyncExitStack() as stack:

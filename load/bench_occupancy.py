@@ -128,7 +128,8 @@ async def follow(url: str, reader: Reader, seconds: float) -> None:
 
 async def measure(gpus: int, seconds: float) -> Fleet:
     """One fleet."""
-    reader, used = Reader(gpus), {}
+    reader = Reader(gpus)
+    used: dict[str, Any] = {}
     async with service(gpus, used) as url:
         await follow(url, reader, seconds)
     ranks = statistics.quantiles(reader.freshness_ms, n=100)

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ async def bench(case: Case, suite: Suite, model: str) -> dict[str, Any]:
                 await until(lambda: traffic.output_tokens > before, timeout_s=WAIT_S)
                 for turn in range(case.moves):
                     answered = traffic.answered
-                    await until(lambda answered=answered: traffic.answered >= answered + 2, timeout_s=WAIT_S)
+                    await until(partial(_has_answered, traffic, answered + 2), timeout_s=WAIT_S)
                     # It takes its time where there is no work for the new role, so not after each move.
                     await mover.move_one(first_step_within_s=0.0 if turn % 4 else 0.5)
                 while_s = time.perf_counter() - start_s
@@ -125,6 +126,10 @@ async def bench(case: Case, suite: Suite, model: str) -> dict[str, Any]:
                 "first_step_ms": _spread([s for s in _first_steps(mover.moves) if s is not None]),
                 "first_steps_seen": sum(s is not None for s in _first_steps(mover.moves)),
             }
+
+
+def _has_answered(traffic: Traffic, count: int) -> bool:
+    return traffic.answered >= count
 
 
 async def _tokens_s(traffic: Traffic, clients: int, answers: int) -> float:

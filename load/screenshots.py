@@ -12,18 +12,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, Literal
 
 import httpx
 from PIL import Image
-from playwright.async_api import Browser
+from playwright.async_api import Browser, ViewportSize
 
 from libs.testing.browser import PHONE, WIDE, browser, listen_for_errors
 from libs.testing.suite import Suite, running_suite
 
 WORKERS: Final = ("--engine", "sim", "--prefill", "3", "--decode", "4", "--mixed", "1")
-LAPTOP: Final = {"width": 1280, "height": 800}
-PICTURES: Final = (
+LAPTOP: Final[ViewportSize] = {"width": 1280, "height": 800}
+PICTURES: Final[tuple[tuple[str, ViewportSize, Literal["light", "dark"], str], ...]] = (
     ("page-light", WIDE, "light", ""),
     ("page-dark", WIDE, "dark", ""),
     ("page-phone", PHONE, "light", ""),

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, ViewportSize, async_playwright
 
 PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
 OPTIONS: Final = (
@@ -17,8 +17,8 @@ OPTIONS: Final = (
     "--no-first-run",
     "--metrics-recording-only",
 )
-WIDE: Final = {"width": 1920, "height": 1080}
-PHONE: Final = {"width": 390, "height": 844}
+WIDE: Final[ViewportSize] = {"width": 1920, "height": 1080}
+PHONE: Final[ViewportSize] = {"width": 390, "height": 844}
 
 
 class BrowserUnavailable(Exception):

@@ -24,6 +24,7 @@ from libs.perfmodel import FittedModel, StepKind
 from libs.registry.port import Registry
 from libs.runtime.clock import SystemClock
 from libs.runtime.rpc import make_channel
+from libs.runtime.settings import CommonSettings
 from libs.runtime.tasks import TaskOwner
 from libs.stepstore.port import StepTimeKey
 from libs.worker.host import WorkerHost
@@ -266,7 +267,7 @@ class Reachable(Protocol):
     """A worker in this process or another."""
 
     @property
-    def settings(self) -> WorkerSettings:
+    def settings(self) -> CommonSettings:
         """How to talk to it."""
         ...
 

@@ -12,12 +12,15 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 from random import Random
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 MAX_IDLE_TURNS = 2_000_000
 """Turns without time passing: more is a loop that never waits."""
 MAX_CANCELS = 5
 BURY_S = 30.0
+
+_Result = TypeVar("_Result")
+_Args = TypeVarTuple("_Args")
 
 
 class Node:
@@ -107,9 +110,11 @@ class SimLoop(asyncio.BaseEventLoop):
         """Let the world act, whatever becomes of whoever asked."""
         self.call_at(self._now_s + delay_s, act, *args, context=self.world)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(
+        self, executor: Any, func: Callable[[Unpack[_Args]], _Result], *args: *_Args
+    ) -> "asyncio.Future[_Result]":
         """At once, in this thread: threads' timing cannot be replayed."""
-        future = self.create_future()
+        future: asyncio.Future[_Result] = self.create_future()
         try:
             future.set_result(func(*args))
         except Exception as error:  # whatever the work raises is the caller's
@@ -139,7 +144,7 @@ class SimLoop(asyncio.BaseEventLoop):
         ready = node.ready
         for _ in range(len(ready)):  # one turn of that process's loop
             handle = ready.popleft()
-            if not handle._cancelled:  # type: ignore[attr-defined]
+            if not handle._cancelled:
                 handle._run()
             if node.frozen or node.dead or not ready:
                 break
@@ -152,7 +157,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _advance(self) -> None:
         scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
-        while scheduled and scheduled[0]._cancelled:  # type: ignore[attr-defined]
+        while scheduled and scheduled[0]._cancelled:
             heapq.heappop(scheduled)._scheduled = False  # type: ignore[attr-defined]
         if not scheduled:
             raise Stuck(f"nothing is left to do at {self._now_s} s")
@@ -161,7 +166,7 @@ class SimLoop(asyncio.BaseEventLoop):
         while scheduled and scheduled[0].when() <= self._now_s:
             handle = heapq.heappop(scheduled)
             handle._scheduled = False  # type: ignore[attr-defined]
-            if not handle._cancelled:  # type: ignore[attr-defined]
+            if not handle._cancelled:
                 self._ready.append(handle)  # type: ignore[attr-defined]
 
     def _process_events(self, event_list: Any) -> None:

@@ -38,6 +38,9 @@ class Call:
         # By address, not by server: whoever listens there when the connection arrives.
         net.loop.after(net.delay_s(client, self.server), self._connect, address)
 
+    def __str__(self) -> str:
+        return f"{self.method} from {self.client} to {self.server}"
+
     def _connect(self, address: str) -> None:
         if self._status is not None:
             return
@@ -239,7 +242,8 @@ class SimServer:
         async def find(details: Any) -> Any:
             return next((found for each in self._generic if (found := each.service(details))), None)
 
-        handler = await self._interceptor.intercept_service(find, _Details(call.method, call.metadata))  # type: ignore[arg-type]
+        # Its types are those of gRPC's threaded server; what it finds here are coroutines.
+        handler: Any = await self._interceptor.intercept_service(find, _Details(call.method, call.metadata))  # type: ignore[arg-type]
         if handler is None:
             raise _Aborted(grpc.StatusCode.UNIMPLEMENTED, call.method)
         context = _ServerCall(call, handler)

@@ -6,7 +6,7 @@ import io
 import os
 import random as global_random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import structlog
 
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from load.chaos.clients import Ask, Outcome, check, draw, send
@@ -230,7 +231,7 @@ class _World:
     def _needed(self) -> str:
         """The role that fewest workers have."""
         roles = [each.worker.host.assignment.current.role for each in self.cluster.workers() if each.worker]
-        return "prefill" if roles.count(1) <= roles.count(2) else "decode"
+        return "prefill" if roles.count(ROLE_PREFILL) <= roles.count(ROLE_MIXED) else "decode"
 
     def _start_again(self, name: str) -> None:
         if name not in self.cluster.processes:
@@ -294,14 +295,14 @@ class _World:
             self.result.wrong += [f"{task} does not stop" for task in left]
         if self.net.calls:
             self.result.wrong.append(
-                f"{len(self.net.calls)} calls are left open: {[c.method for c in self.net.calls][:5]}"
+                f"{len(self.net.calls)} calls are left open: {[str(c) for c in self.net.calls][:5]}"
             )
 
 
 def _log_to(tell: Callable[[str], None] | None, loop: SimLoop) -> None:
     """The services' own log, to whoever follows the run."""
 
-    def write(_logger: Any, _method: str, event: dict[str, Any]) -> str:
+    def write(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
         if tell is not None:
             words = " ".join(f"{key}={value}" for key, value in event.items() if key != "event")
             tell(f"{loop.time():.6f}   {current_node()}: {event['event']} {words}")
