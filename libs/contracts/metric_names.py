@@ -41,6 +41,9 @@ UNREVISED_WINDOWS_TOTAL: Final = "fulcrum_history_unrevised_windows_total"
 STREAM_READERS: Final = "fulcrum_stream_readers"
 STREAM_SKIPPED_TICKS_TOTAL: Final = "fulcrum_stream_skipped_ticks_total"
 
+TRACE_SPANS_TOTAL: Final = "fulcrum_trace_spans_total"
+TRACE_DROPPED_REQUESTS_TOTAL: Final = "fulcrum_trace_dropped_requests_total"
+
 REQUESTS_TOTAL: Final = "fulcrum_requests_total"
 REQUEST_QUEUE_SECONDS: Final = "fulcrum_request_queue_seconds"
 REQUEST_TTFT_SECONDS: Final = "fulcrum_request_time_to_first_token_seconds"

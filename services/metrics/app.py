@@ -16,6 +16,8 @@ from services.metrics.prometheus import LiveCollector, OccupancyCollector, Reque
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter
+from services.metrics.traces.book import TraceBook
+from services.metrics.traces.otlp import TraceExporter
 
 MS_NS = 1_000_000
 
@@ -42,8 +44,15 @@ async def main(service: Service[MetricsSettings]) -> None:
     )
     registry.register(BusCollector(bus))
     registry.register(LiveCollector(hub, state.history))
+    takers = [state.take]
+    if settings.traces_url:
+        book = TraceBook(settings.traces_share)
+        exporter = TraceExporter(book, settings.traces_url, clock)
+        registry.register(exporter)
+        takers.append(book.enter)
+        service.tasks.spawn("traces", exporter.run())
     try:
-        service.tasks.spawn("ingest", ingest(bus, state, clock))
+        service.tasks.spawn("ingest", ingest(bus, takers, clock))
         service.tasks.spawn("live", tick_forever(state, hub, writer, clock, lag_ns=live_lag_ns))
         await bus.start()
         api = make_api(state, hub, clock, registry, lag_ns=lag_ns, live_lag_ns=live_lag_ns)

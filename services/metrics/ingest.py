@@ -1,12 +1,18 @@
-"""From the bus into the state."""
+"""From the bus into what the service knows."""
 
-from libs.bus.port import Bus
+from collections.abc import Callable, Sequence
+
+from libs.bus.port import Bus, Record
 from libs.contracts.topics import DECISIONS, REQUESTS, STEPS
 from libs.runtime.clock import Clock
-from services.metrics.state import MetricsState
+
+Take = Callable[[Record, int], None]
+"""Enters a record that came at a moment in Unix ns."""
 
 
-async def ingest(bus: Bus, state: MetricsState, clock: Clock) -> None:
-    """Enter every record from now on; ends with the bus."""
+async def ingest(bus: Bus, takers: Sequence[Take], clock: Clock) -> None:
+    """Give every record from now on to each taker; ends with the bus."""
     async for record in bus.subscribe((STEPS, REQUESTS, DECISIONS)):
-        state.take(record, clock.now_ns())
+        now_ns = clock.now_ns()
+        for take in takers:
+            take(record, now_ns)

@@ -21,3 +21,8 @@ class MetricsSettings(CommonSettings):
     sooner, a large one is revised less often."""
     gauge_window_ms: int = Field(15_000, ge=100, le=600_000)
     """Window of the Prometheus gauges: the scrape interval, so that no time falls between two scrapes."""
+    traces_url: str = Field("", pattern=r"^(https?://\S+)?$")
+    """Where traces of requests go: the OTLP/HTTP address of an OpenTelemetry collector, say
+    http://collector:4318/v1/traces. Empty: no traces."""
+    traces_share: float = Field(1.0, ge=0, le=1)
+    """Of requests whose client brings no trace context, the share that is traced."""

@@ -1,0 +1,73 @@
+"""Brings requests and their KV transfers together: they come from different processes, in any order. Pure."""
+
+from collections import OrderedDict, deque
+from typing import Final
+
+from libs.bus.port import Record
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, RequestEvent, StepBatch
+from services.metrics.traces.spans import HandOff, Span, spans, trace_context
+
+SETTLE_NS: Final = 1_000_000_000
+"""How long a finished request waits for its transfers: workers send theirs ten times a second."""
+MAX_REQUESTS: Final = 20_000
+"""Finished requests that wait; beyond it the oldest is dropped, and counted."""
+MAX_TRANSFERS: Final = 50_000
+"""Transfers whose request has not ended; beyond it the oldest is forgotten. It may be of one that is not sampled."""
+_SHARES: Final = 1 << 64
+
+
+class TraceBook:
+    """Requests to be told of, until they are taken. `share`, 0..1, of the traces that start here are kept; a request
+    that brings a trace context is kept if its client samples it."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._requests: deque[tuple[int, RequestEvent]] = deque()
+        self._transfers: OrderedDict[str, list[HandOff]] = OrderedDict()
+        self.dropped_requests = 0
+
+    def enter(self, record: Record, now_ns: int) -> None:
+        """A worker's transfers, or a finished request; other records say nothing of traces."""
+        value = record.value
+        if isinstance(value, StepBatch):
+            for transfer in value.kv_transfers:
+                self._transfer(value.worker_id, transfer)
+        elif isinstance(value, RequestEvent):
+            self._request(value, now_ns)
+
+    def _transfer(self, worker_id: str, transfer: KvTransfer) -> None:
+        self._transfers.setdefault(transfer.request_id, []).append(HandOff(worker_id, transfer))
+        if len(self._transfers) > MAX_TRANSFERS:
+            self._transfers.popitem(last=False)
+
+    def _request(self, event: RequestEvent, now_ns: int) -> None:
+        context = trace_context(event)
+        kept = context.sampled
+        if kept is None:
+            kept = int.from_bytes(context.trace_id[8:]) < self._share * _SHARES
+        if not kept:
+            self._transfers.pop(event.request_id, None)
+            return
+        self._requests.append((now_ns + SETTLE_NS, event))
+        if len(self._requests) > MAX_REQUESTS:
+            self._requests.popleft()
+            self.dropped_requests += 1
+
+    def take(self, now_ns: int, most: int) -> list[Span]:
+        """The spans of at most so many requests that have waited long enough, oldest first."""
+        found: list[Span] = []
+        while most and self._requests and self._requests[0][0] <= now_ns:
+            _, event = self._requests.popleft()
+            found += spans(event, self._hand_offs(event))
+            most -= 1
+        return found
+
+    def _hand_offs(self, event: RequestEvent) -> list[HandOff]:
+        """Of one choice; the choices of a request share its id, so each takes as many as it can have had."""
+        come = sorted(self._transfers.pop(event.request_id, []), key=lambda one: one.transfer.start_unix_ns)
+        own = [one for one in come if one.worker_id == event.decode_worker] or come
+        if event.moves or event.reroutes:
+            return come
+        if len(come) > 1:
+            self._transfers[event.request_id] = [one for one in come if one is not own[0]]
+        return own[:1]
