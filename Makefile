@@ -63,6 +63,9 @@ bench-role: setup-dev ## role moves on whole suites, idle and loaded, every toke
 soak-batch: setup-dev ## 100,000 batch lines with gateways, workers, broker and Redis killed; ARGS="--lines 1000000"
 	@$(BIN)/python -m load.soak_batch $(ARGS)
 
+bench-batch-yield: setup-dev ## what a batch job costs people: online TTFT with and without one, in alternating rounds
+	@$(BIN)/python -m load.bench_batch_yield $(ARGS)
+
 check: lint test ## lint, strict types, import rules, generated code, tests
 
 lint: setup-dev ## the part of check that runs nothing

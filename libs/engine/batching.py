@@ -32,6 +32,13 @@ def compose(
     return Batch(tuple(chunks))
 
 
+def unless_others_wait(prompts: Iterable[Sequence]) -> list[Sequence]:
+    """Without prompts that yield, where another one can be computed: in one step they would lengthen its wait."""
+    every = list(prompts)
+    first = [sequence for sequence in every if not sequence.request.yields and sequence.has_room]
+    return [sequence for sequence in every if not sequence.request.yields or sequence.request.kv] if first else every
+
+
 def is_decode(chunk: Chunk) -> bool:
     """Whether a chunk is the next token of a running sequence rather than part of a prompt."""
     return len(chunk.token_ids) == 1 and chunk.start >= chunk.prompt_tokens

@@ -49,7 +49,8 @@ class Core:
     """Sequences of one engine, from `submit` to their last output.
 
     Prompts are admitted first come, first served, transferred sequences before them: their first token is out and
-    their blocks wait under a lease. Preempted sequences go before both. Blocks are allocated as sequences grow; see
+    their blocks wait under a lease. Preempted sequences go before both. Of each kind, sequences that yield come last,
+    and are the first to be preempted. Blocks are allocated as sequences grow; see
     libs/engine/preemption.py for what happens when they run out.
     """
 
@@ -167,7 +168,8 @@ class Core:
         self._offers.expire(now_ns)
         self._grow()
         self.admit(now_ns)
-        decodes, prompts = self._pace.decodes(self._at[Stage.DECODE].values(), now_ns), self._at[Stage.PREFILL].values()
+        decodes = self._pace.decodes(self._at[Stage.DECODE].values(), now_ns)
+        prompts = batching.unless_others_wait(self._at[Stage.PREFILL].values())
         batch = batching.compose(
             decodes,
             prompts,
@@ -354,7 +356,8 @@ class Core:
         """Next in a queue; the youngest is preempted first, so the oldest may have come last."""
         queue = self._at[stage]
         if stage is not Stage.QUEUED_PREEMPTED:
-            return next(iter(queue.values()))
+            first = next((sequence for sequence in queue.values() if not sequence.request.yields), None)
+            return first or next(iter(queue.values()))
         return next(sequence for key, sequence in self._sequences.items() if key in queue)
 
     def _give_blocks(self, sequence: Sequence, running: int) -> bool:
@@ -378,6 +381,7 @@ class Core:
         if all(sequence.has_room for sequence in running.values()):
             return
         oldest_first = [sequence for key, sequence in self._sequences.items() if key in running]
+        oldest_first.sort(key=lambda sequence: sequence.request.yields)
         for sequence in grow(oldest_first, self._pool):
             self._preemptions += 1
             self._move(sequence, Stage.QUEUED_PREEMPTED)

@@ -175,6 +175,8 @@ class EngineRequest:
     kv: KvHandle | None = None
     tpot_target_ns: int = 0
     """Time per output token that is wanted after the first; 0: none."""
+    yields: bool = False
+    """Nobody waits for it in person: its prompt is computed while no other one waits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.packing import pack_f32, pack_u32, unpack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
@@ -117,6 +118,7 @@ def engine_request(submit: pb.Submit, phase: Phase, key: int, chain_root: bytes)
         chain_root=chain_root,
         kv=kv_handle(submit.kv) if phase is Phase.DECODE else None,
         tpot_target_ns=submit.context.tpot_target_us * 1000,
+        yields=submit.context.service_class == BATCH_CLASS,
     )
 
 

@@ -74,7 +74,8 @@ def _choose(ask: Ask, market: _Market, policy: Policy) -> tuple[Room | None, Roo
     if ask.kv_kind is not None:
         fitting = market.decodes.get(ask.kv_kind)
         return (None, policy.decode(ask, _preferred(ask, fitting), None)) if fitting else None
-    possible = [*(room for room in market.prompts if market.decodes.get(room.view.kv_kind)), *market.both]
+    prompts = (room for room in market.prompts if room.admits(ask) and market.decodes.get(room.view.kv_kind))
+    possible = [*prompts, *market.both]
     if not possible:
         return None
     source = policy.prompt(ask, _preferred(ask, possible))

@@ -4,12 +4,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from libs.contracts.classes import DEFAULT_CLASS
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import RequestContext
 
 DEFAULT_TENANT = "default"
-DEFAULT_CLASS = "online"
-BATCH_CLASS = "batch"
 MAX_TARGET_MS = 24 * 3_600_000
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import count
 
+from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
@@ -15,7 +16,7 @@ from services.gateway.catalog import Catalog, ServedModel
 from services.gateway.choice import Choice, ChoiceText
 from services.gateway.fleet import Fleet
 from services.gateway.generation import Generation, Timeline
-from services.gateway.headers import BATCH_CLASS, Defaults, Headers
+from services.gateway.headers import Defaults, Headers
 from services.gateway.hints import PrefixHints
 from services.gateway.parse import Asked
 from services.gateway.tokenise import check_fit, tokenise

@@ -64,6 +64,8 @@ class WorkerLink:
         self.prefill = Purse()
         self.decode = Purse()
         self.legs: dict[int, Leg] = {}
+        self._prompts: dict[int, Leg] = {}
+        """Of them, those of the prompt phase."""
         self.reserved: set[Generation] = set()
         self.silent_ms = 0.0
         """Time since the last frame, as far as this process was there to read one; see `silence.py`."""
@@ -109,8 +111,14 @@ class WorkerLink:
         worker = self._worker
         if worker is None or worker.state != common.WORKER_STATE_READY:
             return None
+        prompts = [leg for leg in self._prompts.values() if leg.generation.prefilling]
         return self.outlook.view(
-            worker, kv_kind(worker), prefill_credits=self.prefill.free, decode_credits=self.decode.free
+            worker,
+            kv_kind(worker),
+            prefill_credits=self.prefill.free,
+            decode_credits=self.decode.free,
+            prompts=len(prompts),
+            batch_prompts=sum(leg.generation.batch for leg in prompts),
         )
 
     def leave(self) -> None:
@@ -130,6 +138,8 @@ class WorkerLink:
             self._unreserve(generation)
         leg = Leg(generation, self, next(self._sequences) & 0xFFFFFFFF, phase, len(generation.output))
         self.legs[leg.sequence] = leg
+        if phase == pb.PHASE_PREFILL:
+            self._prompts[leg.sequence] = leg
         self.outlook.sent(leg.sequence, Sent.of(generation.tokens, generation.cached_hints, self.id, phase))
         self._submits.append(generation.submit(leg.sequence, phase, self._worker.assignment.epoch))
         self._wake.set()
@@ -148,6 +158,7 @@ class WorkerLink:
     def forget(self, leg: Leg, *, abort: bool) -> None:
         """Listen to a leg no more; `abort` also ends it there, or frees the blocks it left."""
         self.legs.pop(leg.sequence, None)
+        self._prompts.pop(leg.sequence, None)
         self.outlook.ended(leg.sequence)
         if abort and self.connected:
             self._aborts.append(leg.sequence)
@@ -286,6 +297,7 @@ class WorkerLink:
         self._worker = None
         self.prefill, self.decode = Purse(), Purse()
         self.legs.clear()
+        self._prompts.clear()
         self.reserved.clear()
         self._submits.clear()
         self._proceeds.clear()

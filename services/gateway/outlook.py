@@ -83,7 +83,16 @@ class Outlook:
                 break
             self.ended(sequence)
 
-    def view(self, worker: common.Worker, kv_kind: str, *, prefill_credits: int, decode_credits: int) -> WorkerView:
+    def view(
+        self,
+        worker: common.Worker,
+        kv_kind: str,
+        *,
+        prefill_credits: int,
+        decode_credits: int,
+        prompts: int = 0,
+        batch_prompts: int = 0,
+    ) -> WorkerView:
         """For binding."""
         load, capabilities, assignment = self._load, worker.capabilities, worker.assignment
         takes_prefill, takes_decode = serves(assignment, pb.PHASE_PREFILL), serves(assignment, pb.PHASE_DECODE)
@@ -116,6 +125,8 @@ class Outlook:
             kv_tokens=kv_tokens,
             arriving_kv_tokens=arriving + self._arriving_tokens + self._reserved_tokens,
             streams_kv=capabilities.streams_kv,
+            prompts=prompts,
+            batch_prompts=batch_prompts,
         )
         if not capabilities.kv_blocks:  # it does not say
             return view

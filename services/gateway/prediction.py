@@ -59,6 +59,7 @@ def take(ask: Ask, source: Room | None, room: Room, turn: int) -> None:
         source.turn = turn
     if source is not None and source is not room:
         source.prefill_credits -= 1
+        source.batch_prompts += ask.batch
         source.load += 1
         source.free_kv_tokens -= _missing_tokens(ask, source)
         room.arriving_kv_tokens += missing

@@ -51,4 +51,5 @@ def _ask(generation: Generation, hushed: frozenset[str]) -> Ask:
         kv_kind=generation.kv_kind if generation.kv else None,
         cached_tokens=generation.cached_hints,
         avoid=hushed.union(generation.avoid),
+        batch=generation.batch,
     )

@@ -40,6 +40,10 @@ class WorkerView:
     """On their way there from other workers."""
     free_kv_tokens: float = math.inf
     streams_kv: bool = True
+    prompts: int = 0
+    """Of this gateway, being computed there against prefill credits."""
+    batch_prompts: int = 0
+    """Of them, those of batch lines."""
 
     def backlog_ns(self, now_ns: int) -> float:
         """Until it has computed all prompts it has: what it told has shrunk since."""
@@ -60,6 +64,8 @@ class Ask:
     """Of the prompt's start, how many have their KV at a worker already, by worker id."""
     avoid: frozenset[str] = frozenset()
     """Workers that failed it: taken only where there are no others."""
+    batch: bool = False
+    """Nobody waits for it in person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,7 @@ class Room:
     decode_sequences: int
     arriving_kv_tokens: int
     free_kv_tokens: float
+    batch_prompts: int
 
     @classmethod
     def of(cls, view: WorkerView, now_ns: int) -> "Room":
@@ -111,4 +118,10 @@ class Room:
             view.decode_sequences,
             view.arriving_kv_tokens,
             view.free_kv_tokens,
+            view.batch_prompts,
         )
+
+    def admits(self, ask: Ask) -> bool:
+        """Whether the prompt may take a prefill credit: batch lines leave half of a gateway's to people who may come,
+        where it has more than one."""
+        return not ask.batch or self.batch_prompts < max((self.view.prefill_credits + self.view.prompts) // 2, 1)

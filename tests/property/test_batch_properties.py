@@ -99,7 +99,13 @@ def test_events_that_come_again_change_no_job(events: list[pb.JobEvent], again: 
 
 
 @given(
-    st.builds(Load, free=st.integers(0, 100), bound=st.integers(0, 100), people_waiting=st.integers(0, 3)),
+    st.builds(
+        Load,
+        free=st.integers(0, 100),
+        bound=st.integers(0, 100),
+        people_waiting=st.integers(0, 3),
+        lines_waiting=st.integers(0, 40),
+    ),
     st.floats(0.01, 1),
     st.integers(1, 64),
 )

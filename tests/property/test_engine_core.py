@@ -93,9 +93,20 @@ class CoreMachine(RuleBasedStateMachine):
         seed=st.integers(0, 3),
         reuse=st.sampled_from((True, True, False)),
         stops=st.booleans(),
+        yields=st.booleans(),
     )
     def submit(
-        self, *, index: int, phase: Phase, family: int, size: int, output: int, seed: int, reuse: bool, stops: bool
+        self,
+        *,
+        index: int,
+        phase: Phase,
+        family: int,
+        size: int,
+        output: int,
+        seed: int,
+        reuse: bool,
+        stops: bool,
+        yields: bool,
     ) -> None:
         prompt = (np.arange(size, dtype=np.int32) * (family + 3)) % 250
         sampling = SamplingParams(
@@ -104,7 +115,7 @@ class CoreMachine(RuleBasedStateMachine):
             stop_token_ids=frozenset({SPACE}) if stops else frozenset(),
             ignore_eos=not stops,
         )
-        request = EngineRequest(0, "r", phase, prompt, size, output, sampling, b"root" if reuse else b"")
+        request = EngineRequest(0, "r", phase, prompt, size, output, sampling, b"root" if reuse else b"", yields=yields)
         self.take(self.workers[index], request)
 
     @precondition(lambda self: any(worker.handles for worker in self.workers))

@@ -161,3 +161,16 @@ def test_credits_are_never_spent_twice(steps: list[str]) -> None:
         assert purse.reserved >= 0
         assert 0 <= purse.owed <= purse.free + purse.reserved
         assert purse.free + purse.reserved + used + returned == granted
+
+
+@given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 12), policies)
+def test_batch_lines_leave_half_of_the_prompt_credits_to_people(
+    free: int, there: int, lines: int, policy: Policy
+) -> None:
+    held = free + there
+    prefill = WorkerView("p", "a", "k", True, False, False, free, 0, 0, prompts=there, batch_prompts=there)
+    decode = WorkerView("d", "a", "k", False, True, False, 0, 100, 0)
+    bound = bind([Ask(key, "a", batch=True) for key in range(lines)], [prefill, decode], policy)
+    assert len(bound) == max(min(max(held // 2, 1) - there, free, lines), 0)
+    people = bind([Ask(key, "a") for key in range(lines)], [prefill, decode], policy)
+    assert len(people) == min(free, lines)

@@ -127,3 +127,29 @@ async def test_one_measurement_waits_at_a_time_and_a_cancelled_one_frees_its_pla
     await asyncio.gather(first, return_exceptions=True)
     assert await engine.measure_prefill(16)
     await bench.close()
+
+
+def test_a_prompt_that_yields_is_computed_only_while_no_other_one_waits() -> None:
+    capabilities = Capabilities(16, 2000, 1, 8192, 8, "test")
+    core = Core(EngineConfig(None, "sim", prefill_chunk_tokens=64), capabilities, frozenset(), IDENTITY)
+    order: list[int] = []
+
+    def ask(key: int, *, yields: bool) -> None:
+        request = EngineRequest(key, "r", Phase.BOTH, np.ones(96, np.int32), 96, 1, GREEDY, yields=yields)
+        core.submit(request, MS)
+
+    def step() -> None:
+        batch = core.plan(MS)
+        assert batch is not None
+        core.begin(batch, MS)
+        core.apply(batch, {c.key: Sampled(7) for c in batch.chunks if c.sample}, MS)
+        order.append(batch.chunks[0].key)
+        assert order[-1] != 3 or len(batch.chunks) == 1
+
+    ask(1, yields=True)
+    ask(2, yields=True)
+    step()
+    ask(3, yields=False)
+    while core.load().running + core.load().waiting:
+        step()
+    assert order == [1, 3, 3, 1, 2]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
+from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull, SequenceFailed, UnsupportedField
 from libs.model.tokenizer import Tokenizer
 from libs.runtime.backoff import Backoff
@@ -12,7 +13,7 @@ from services.gateway.batch.line import Line
 from services.gateway.dispatch import Dispatcher
 from services.gateway.exchange import Exchange, Frame, News
 from services.gateway.formats import ChatFormat, CompletionFormat, Format
-from services.gateway.headers import BATCH_CLASS, DEFAULT_TENANT, MAX_TARGET_MS, Headers
+from services.gateway.headers import DEFAULT_TENANT, MAX_TARGET_MS, Headers
 from services.gateway.intake import Arrival, Intake
 from services.gateway.parse import Asked, parse_chat, parse_completion
 from services.gateway.replies import ChatChoice, CompletionChoice, Envelope

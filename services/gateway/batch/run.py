@@ -89,8 +89,10 @@ class Batch:
 
 
 def _load(serving: Serving) -> Load:
+    links, dispatcher = serving.fleet.links, serving.dispatcher
     return Load(
-        free=sum(view.decode_credits for view in serving.fleet.views()),
-        bound=sum(len(link.legs) + len(link.reserved) for link in serving.fleet.links),
-        people_waiting=serving.dispatcher.people_waiting,
+        free=sum(link.decode.free for link in links),
+        bound=sum(len(link.legs) + len(link.reserved) for link in links),
+        people_waiting=dispatcher.people_waiting,
+        lines_waiting=dispatcher.waiting - dispatcher.people_waiting,
     )

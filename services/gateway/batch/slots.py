@@ -5,7 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 LOOK_AHEAD = 4
-"""Lines that may wait for workers, so that workers see that more could be done."""
+"""Lines that may be in flight where workers show no room at all, so that they see that more could be done."""
+MAX_LINES_WAITING = 32
+"""Lines in the gateway's queue: enough for one round of binding, and no more are read while workers take none."""
 POLL_S = 0.02
 """How soon capacity that has come free is seen: credits come and go without anybody being told."""
 
@@ -20,12 +22,14 @@ class Load:
     """Sequences that are bound, whoever asked for them."""
     people_waiting: int
     """Requests in the queue that are no batch lines."""
+    lines_waiting: int
+    """Batch lines in it."""
 
 
 def allowed(load: Load, share: float, max_in_flight: int) -> int:
     """How many batch lines may be in flight: none more while people wait, and never so many that a person who comes
     finds no room, save for a few that wait for workers. Pure."""
-    if load.people_waiting:
+    if load.people_waiting or load.lines_waiting >= MAX_LINES_WAITING:
         return 0
     return min(max_in_flight, max(int(share * (load.free + load.bound)), LOOK_AHEAD))
 
