@@ -158,14 +158,17 @@ class KvLink:
                 pull.alive()
 
     def _reset(self, reason: str) -> None:
-        """Whatever stood on the stream is lost."""
-        for pull in self._pulls.values():
-            pull.fail(KvLost(reason))
+        """Whatever stood on the stream is lost. What the sender was not asked for yet is asked for on the next one."""
+        unasked = dict(self._opens)
+        for number, pull in self._pulls.items():
+            if number not in unasked:
+                pull.fail(KvLost(reason))
         self._take_frame()
-        self._pulls.clear()
-        self._wanted.clear()
-        self._wake.clear()
+        self._pulls = {number: self._pulls[number] for number in unasked}
+        self._opens.update(unasked)
         self._silent_ticks = 0
+        for event in (self._wanted, self._wake):
+            event.set() if unasked else event.clear()
 
 
 def _error(failed: pb.PullFailed) -> FulcrumError:

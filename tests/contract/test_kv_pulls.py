@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import grpc.aio
@@ -111,7 +112,9 @@ class Served:
     def __init__(self) -> None:
         self.sender = Sender()
         self.connections = 0
-        self.fetcher = GrpcKvFetcher(self._open_channel, "decode-0")
+        self.ending: Callable[[], None] = lambda: None
+        """Called when a connection is being closed, before anybody hears of what stood on it."""
+        self.fetcher = GrpcKvFetcher(cast(Any, self._open_channel), "decode-0")
         self._server: grpc.aio.Server | None = None
         self.servicer: KvServicer | None = None
 
@@ -136,9 +139,15 @@ class Served:
                 found += map(bytes, chunk.data)
         return found
 
-    def _open_channel(self, address: str) -> grpc.aio.Channel:
+    @asynccontextmanager
+    async def _open_channel(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
         self.connections += 1
-        return make_channel(CommonSettings(), address)
+        try:
+            async with make_channel(CommonSettings(), address) as channel:
+                yield channel
+        finally:
+            self.ending()
+            await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -243,6 +252,21 @@ async def test_a_cut_stream_loses_all_its_pulls_and_the_next_pull_connects_again
     await served.start()
     assert await served.blocks(whole) == sender.expected(whole)
     assert served.connections <= 4  # attempts are made for pulls, not for their own sake
+
+
+async def test_a_pull_asked_for_while_a_silent_stream_ends_goes_over_the_next_one(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_link, "TICK_S", 0.02)  # its signs of life are too far apart now
+    chunks = await begin(served, served.sender.prompt("slow", 2, ready=1))
+    whole = served.sender.prompt("whole", 3)
+    asked: list[asyncio.Task[list[bytes]]] = []
+    served.ending = lambda: asked or asked.append(asyncio.create_task(served.blocks(whole)))
+    with pytest.raises(KvLost, match="does not answer"):
+        await anext(chunks)
+    await until(lambda: asked, what="the end of the stream")
+    assert await asked[0] == served.sender.expected(whole)
+    assert served.connections == 2
 
 
 async def test_a_sender_that_leaves_ends_its_streams(served: Served) -> None:
