@@ -38,6 +38,7 @@ async def registration(worker: LocalWorker) -> Worker:
 STAGES = {
     "waiting": (0, (), ()),
     "in prefill": (4, (Plan(tokens=0, hang=True),) * 2, ()),
+    "between first and second token": (4, (), (Plan(tokens=0, hang=True),) * 2),
     "in decode": (4, (), (Plan(tokens=3, hang=True),) * 2),
 }
 

@@ -1,9 +1,12 @@
 """Clients that stall, vanish or leave, at every stage: a bounded cost, and nothing left of them."""
 
 import asyncio
+import fcntl
 import json
 import os
 import socket
+import sys
+import termios
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,8 @@ import pytest
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_CLIENT_GONE
-from libs.testing.scripted_worker import scripted_worker
+from libs.testing.scripted_worker import Plan, scripted_worker
+from libs.testing.vanished import vanish
 from libs.testing.wait import until
 from libs.testing.worker import LocalWorker, local_worker
 
@@ -40,6 +44,11 @@ def request(body: dict[str, Any]) -> bytes:
 
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def unread_bytes(sock: socket.socket) -> int:
+    count = fcntl.ioctl(sock, termios.FIONREAD, bytes(4))
+    return int.from_bytes(count, sys.byteorder)
 
 
 async def registration(worker: LocalWorker) -> Worker:
@@ -84,6 +93,53 @@ async def test_what_unread_answers_can_hold_is_bounded(open_gateway_over: Any) -
         for writer in writers:
             writer.transport.abort()
         await until(lambda: gateway.open == 0, what="no open request")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peers are made to vanish by a packet filter")
+async def test_clients_that_vanish_without_an_end_are_found_and_leave_nothing(open_gateway_over: Any) -> None:
+    """Half-open connections at every stage: of a body, in the queue, in prefill, in decode, streaming and not."""
+    async with AsyncExitStack() as stack:
+        hang = Plan(tokens=0, hang=True)
+        prefill = await stack.enter_async_context(scripted_worker("p0", "prefill", slots=8, plans=(hang,)))
+        decode = await stack.enter_async_context(scripted_worker("d0", "decode", slots=3, plans=(hang,) * 2))
+        gateway = await stack.enter_async_context(open_gateway_over(prefill.worker, decode.worker, client_stall_s=1))
+        before = open_files()
+        clients = [await connect(gateway.url) for _ in range(6)]
+        head, prefilling, streaming, whole, *waiting = [writer for _, writer in clients]
+        head.write(request(BODY)[:-3])
+        prefilling.write(request(BODY))
+        await until(lambda: prefill.submits, what="work in prefill")
+        for writer, stream in ((streaming, True), (whole, False)):
+            writer.write(request(BODY | {"stream": stream}))
+        await until(lambda: len(decode.submits) == 2, what="work in decode")
+        for writer in waiting:
+            writer.write(request(BODY))
+        await until(lambda: gateway.open == len(clients) and gateway.live == 5, what="every stage")
+        for _, writer in clients:
+            vanish(writer.get_extra_info("socket"))
+        await until(lambda: gateway.open == 0 and gateway.idle(), what="an idle gateway")
+        await until(lambda: len(prefill.aborts) >= 1 and len(decode.aborts) >= 2, what="aborts at workers")
+        for _, writer in clients:
+            writer.transport.abort()
+        await until(lambda: open_files() <= before, what="no connection")
+
+
+async def test_a_client_that_leaves_with_its_answer_unread_leaves_nothing(open_gateway_over: Any) -> None:
+    async with AsyncExitStack() as stack:
+        mixed = {"sim_speedup": 10.0, "budget_tokens": 64}
+        worker = await stack.enter_async_context(local_worker("m0", "mixed", **mixed))
+        gateway = await stack.enter_async_context(open_gateway_over(await registration(worker)))
+        assert (await gateway.complete(5)).status_code == 200
+        before = open_files()
+        clients = [await connect(gateway.url, window_bytes=4096) for _ in range(4)]
+        for _, writer in clients:
+            writer.write(request(BODY | {"max_tokens": MANY, "ignore_eos": True}))
+        for _, writer in clients:
+            sock = writer.get_extra_info("socket")
+            await until(lambda sock=sock: unread_bytes(sock) > 1024, what="an answer that nobody reads")
+            writer.close()
+        await until(lambda: worker.host.integrity().live_sequences == 0, what="an idle worker")
+        await until(lambda: gateway.idle() and gateway.open == 0 and open_files() <= before, what="an idle gateway")
 
 
 @pytest.mark.parametrize("part", ["head", "body"])
