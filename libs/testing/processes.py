@@ -58,6 +58,16 @@ async def kill(suite: Suite, name: str) -> int:
 
 
 @asynccontextmanager
+async def frozen(pid: int) -> AsyncIterator[None]:
+    """SIGSTOP while the context is open."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@asynccontextmanager
 async def kept_down(suite: Suite, *names: str) -> AsyncIterator[None]:
     """Kill what runs under these names, and again whenever it has been started, until the context closes."""
 

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import role_from_name
@@ -26,6 +27,9 @@ from services.gateway.settings import GatewaySettings
 
 EPOCH_NS = 1_700_000_000_000_000_000
 TOKEN = "simulated"
+_METADATA = (("authorization", f"Bearer {TOKEN}"),)
+ADMIN_S = 2.0
+"""For each call of who sets roles."""
 PORT = 50051
 DRAIN_S = 3
 KV_LEASE_MS = 4000
@@ -99,6 +103,7 @@ class Cluster:
         self.past.append(process)
         self.loop.kill(process.node)
         self.net.killed(process.node)
+        self.store.broker.killed(process.node)
 
     def freeze(self, name: str) -> None:
         """SIGSTOP."""
@@ -116,20 +121,34 @@ class Cluster:
         process = self.processes[name]
         self.loop.call_soon(process.stopping.set, context=process.node.context.copy())
 
-    async def set_role(self, client: Node, name: str, role: str) -> None:
-        """As the planner would, through the admin service; a refusal is fine."""
-        number, budget_tokens = role_from_name(role, BUDGET_TOKENS)
-        metadata = (("authorization", f"Bearer {TOKEN}"),)
+    async def set_role(self, client: Node, name: str, *roles: str) -> None:
+        """As the planner would, through the admin service; a refusal is fine. Of several who go by the same epoch each
+        wants its own role, and one at most may have it."""
         async with SimTransport(self.net, client).channel(f"{name}:{PORT}") as channel:
             stub: Any = pb_grpc.WorkerAdminServiceStub(channel)  # type: ignore[no-untyped-call]
             try:
-                told = await stub.Describe(pb.DescribeRequest(), metadata=metadata, timeout=2)
-                request = pb.SetRoleRequest(
-                    expected_epoch=told.worker.assignment.epoch, role=number, budget_tokens=budget_tokens
-                )
-                await stub.SetRole(request, metadata=metadata, timeout=2)
+                told = await stub.Describe(pb.DescribeRequest(), metadata=_METADATA, timeout=ADMIN_S)
             except Exception as error:
                 self.net.log.add(f"set role of {name}: {type(error).__name__}")
+                return
+            won = await asyncio.gather(*(self._set_role(stub, told.worker, role) for role in roles))
+        if sum(won) > 1:
+            self.wrong.append(f"{name}: {sum(won)} of {roles} were taken at epoch {told.worker.assignment.epoch}")
+
+    async def _set_role(self, stub: Any, worker: Worker, role: str) -> bool:
+        number, budget_tokens = role_from_name(role, BUDGET_TOKENS)
+        epoch = worker.assignment.epoch
+        request = pb.SetRoleRequest(
+            expected_epoch=epoch, incarnation=worker.incarnation, role=number, budget_tokens=budget_tokens
+        )
+        try:
+            answer = await stub.SetRole(request, metadata=_METADATA, timeout=ADMIN_S)
+        except Exception as error:
+            self.net.log.add(f"set role of {worker.id}: {type(error).__name__}")
+            return False
+        if answer.assignment.epoch != epoch + 1:
+            self.wrong.append(f"{worker.id}: epoch {answer.assignment.epoch} follows {epoch}")
+        return True
 
     def _process(self, name: str) -> Process:
         node = Node(name)

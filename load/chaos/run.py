@@ -184,7 +184,7 @@ class _World:
 
     def _target(self, fault: Fault) -> str | None:
         """A process that is up, by the fault's own draw; empty for faults that have none."""
-        if "worker" not in fault.kind and "gateway" not in fault.kind and fault.kind != "set role":
+        if "worker" not in fault.kind and "gateway" not in fault.kind and "role" not in fault.kind:
             return ""
         found = self.cluster.gateways() if "gateway" in fault.kind else self.cluster.workers()
         found = [each for each in found if not each.node.frozen]
@@ -193,7 +193,7 @@ class _World:
         return found[int(fault.pick * len(found))].node.name if found else None
 
     def _do(self, fault: Fault, name: str) -> None:
-        cluster, store, later = self.cluster, self.store, self.loop.after
+        cluster, later = self.cluster, self.loop.after
         match fault.kind:
             case "kill worker" | "kill worker for good":
                 cluster.kill(name)
@@ -212,6 +212,8 @@ class _World:
                 later(fault.lasts_s, self.net.slow_s.pop, name, None)
             case "set role":
                 self.loop.spawn(self.client, cluster.set_role(self.client, name, fault.role))
+            case "rival roles":
+                self.loop.spawn(self.client, cluster.set_role(self.client, name, fault.role, fault.rival))
             case "kill gateway":
                 cluster.kill(name)
                 later(fault.lasts_s, cluster.start_gateway, name)
@@ -219,6 +221,15 @@ class _World:
                 self.spoil_left += 1
             case "cut KV":
                 self.kv_cut_left += 1
+            case _:
+                self._do_to_stores(fault)
+
+    def _do_to_stores(self, fault: Fault) -> None:
+        store, later = self.store, self.loop.after
+        match fault.kind:
+            case "broker away":
+                store.broker.away = True
+                later(fault.lasts_s, store.broker.back)
             case "lose Redis":
                 store.lose()
             case "Redis away":
@@ -258,6 +269,7 @@ class _World:
     async def _rest(self) -> None:
         """Heal everything, give each phase a worker, and wait until all counters are what they are at rest."""
         self.store.away, self.store.late_s = False, 0.0
+        self.store.broker.back()
         self.net.slow_s.clear()
         for name in list(self.cluster.processes):
             self.cluster.thaw(name)
@@ -269,7 +281,9 @@ class _World:
     def _check_events(self) -> None:
         """One event for each choice of each answered request, whatever way it ended."""
         events: dict[str, list[RequestEvent]] = {}
-        for _, value in self.store.published:
+        broker = self.store.broker
+        lost = {value.request_id for value in broker.lost if isinstance(value, RequestEvent)}
+        for value in broker.kept:
             if isinstance(value, RequestEvent):
                 self.result.reroutes += value.reroutes
                 events.setdefault(value.request_id, []).append(value)
@@ -280,6 +294,8 @@ class _World:
             for index in range(ask.n):
                 request_id = f"request-{ask.number}" + (f"-{index}" if ask.n > 1 else "")
                 found = events.get(request_id, [])
+                if not found and request_id in lost:  # with a gateway that was killed before the broker was back
+                    continue
                 if [event.outcome for event in found] != [OUTCOME_OK]:
                     self.result.wrong.append(f"{request_id}: events {[event.outcome for event in found]}")
                 elif found[0].output_tokens != ask.expected_tokens(index):

@@ -27,7 +27,7 @@ class Store:
         """How long at most the registry keeps news to itself."""
         self.workers: dict[str, tuple[Worker, float]] = {}
         self.blocks: dict[str, set[bytes]] = {}
-        self.published: list[tuple[Node, Any]] = []
+        self.broker = Broker()
         self.watchers: dict[asyncio.Event, None] = {}
 
     def lose(self) -> None:
@@ -47,6 +47,39 @@ class Store:
         """Tell watchers, each in its own time."""
         for event in self.watchers:
             self.loop.after(self.late_s * self.random.random(), event.set)
+
+
+class Broker:
+    """What was published, and by whom. While it is away, publishers keep what they have to say."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.kept: list[Any] = []
+        self.lost: list[Any] = []
+        """With processes that were killed before it was back."""
+        self._waiting: list[tuple[Node, Any]] = []
+
+    def publish(self, node: Node, value: Any) -> None:
+        """Take a record, or leave it with its publisher."""
+        if self.away:
+            self._waiting.append((node, value))
+        else:
+            self.kept.append(value)
+
+    def waiting(self, node: Node) -> int:
+        """Records that a publisher still has."""
+        return sum(each is node for each, _ in self._waiting)
+
+    def back(self) -> None:
+        """Here again: takes what waited."""
+        self.away = False
+        self.kept += [value for _, value in self._waiting]
+        self._waiting.clear()
+
+    def killed(self, node: Node) -> None:
+        """A publisher is gone, with what it had."""
+        self.lost += [value for each, value in self._waiting if each is node]
+        self._waiting = [(each, value) for each, value in self._waiting if each is not node]
 
 
 class SimRegistry:
@@ -170,7 +203,7 @@ class SimBus:
     def publish(self, topic: Topic, value: Any) -> None:
         """Keep it."""
         self._published += 1
-        self._store.published.append((self._node, value))
+        self._store.broker.publish(self._node, value)
 
     def subscribe(self, topics: Sequence[Topic], *, from_start: bool = False) -> AsyncIterator[Any]:
         """Nobody here reads."""
@@ -178,7 +211,8 @@ class SimBus:
 
     def stats(self) -> BusStats:
         """Nothing is dropped."""
-        return BusStats(published=self._published, dropped=0, buffered=0, undecodable=0)
+        buffered = self._store.broker.waiting(self._node)
+        return BusStats(published=self._published, dropped=0, buffered=buffered, undecodable=0)
 
     async def close(self) -> None:
         """Nothing to send."""

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_CLIENT_GONE, OUTCOME_OK
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
@@ -317,3 +318,29 @@ async def test_the_last_of_a_kind_gone_is_waited_for_within_bounds_and_all_goes_
         await gateway.registry.announce(new.worker, lease_ms=1000)
         assert (await patient).json()["choices"][0]["text"] == expected_text(5)
         assert gateway.idle()
+
+
+async def test_the_last_prefill_worker_gone_ends_what_it_computed_and_nothing_else(open_gateway_over: Any) -> None:
+    async with AsyncExitStack() as stack:
+        plans = (Plan(), Plan(tokens=0, hang=True))
+        decode = await stack.enter_async_context(scripted_worker("d0", "decode", plans=(Plan(tokens=3, hang=True),)))
+        gateway = await stack.enter_async_context(open_gateway_over(decode.worker, no_workers_wait_ms=300))
+        async with scripted_worker("p0", "prefill", plans=plans) as prefill:
+            await gateway.registry.announce(prefill.worker, lease_ms=1000)
+            await until(lambda: gateway.connected == {"p0", "d0"}, what="both links")
+            decoding = asyncio.ensure_future(gateway.complete(5))
+            await until(lambda: decode.submits, what="one that is past its prompt")
+            prefilling = asyncio.ensure_future(gateway.complete(5))
+            await until(lambda: len(prefill.submits) == 2, what="one in its prompt")
+            await gateway.registry.withdraw("p0", prefill.worker.incarnation)
+        waiting = asyncio.ensure_future(gateway.complete(5))
+        for told in (await prefilling, await waiting):
+            assert (told.status_code, told.json()["error"]["code"]) == (503, "no_workers")
+            assert int(told.headers["retry-after"]) >= 1
+        assert not decoding.done()
+        sequence = decode.submits[0].sequence
+        event = pb.SequenceEvent(sequence=sequence, finished=pb.Finished(reason=pb.FINISH_REASON_LENGTH))
+        last = pb.WorkerFrame(token_sequences=pack_u32([sequence]), token_ids=pack_u32([ord("e")]), events=[event])
+        decode.tell(last)
+        assert (await decoding).json()["choices"][0]["text"] == expected_text(5)
+        await until(gateway.idle, what="an idle gateway")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from libs.worker.assignment import AssignmentState
 from libs.worker.credits import CreditPool
 from libs.worker.outbox import Outbox
 from load.chaos.run import Plan, run_seed
@@ -43,6 +44,16 @@ def test_a_lost_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Outbox, "add_tokens", forgetful)
     assert any("said" in wrong for wrong in run_seed(1, SHORT).wrong)
+
+
+def test_an_epoch_that_two_win_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = AssignmentState.set_role
+
+    def lenient(self: Any, *, expected_epoch: int, **fields: Any) -> Any:
+        return take(self, expected_epoch=self.current.epoch, **fields)
+
+    monkeypatch.setattr(AssignmentState, "set_role", lenient)
+    assert any("were taken at epoch" in wrong for wrong in run_seed(2, Plan(requests=200)).wrong)
 
 
 def test_a_leaked_slot_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,13 @@
 """Workers frozen by SIGSTOP at every stage, in a whole suite: clients hardly notice, and no answer changes."""
 
 import asyncio
-import contextlib
-import os
-import signal
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import httpx
 import pytest
 
-from libs.testing.processes import gateway_metrics, until_whole, workers
+from libs.testing.processes import frozen, gateway_metrics, until_whole, workers
 from libs.testing.streams import Streamed, stream
 from libs.testing.suite import Suite
 
@@ -48,15 +45,6 @@ async def ask_all(http: httpx.AsyncClient, suite: Suite, prompt: str, tokens: in
         for number in range(REQUESTS)
     )
     return await asyncio.gather(*asked)
-
-
-@contextlib.asynccontextmanager
-async def frozen(pid: int) -> AsyncIterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def lasted_s(answers: list[Streamed]) -> float:
