@@ -22,6 +22,9 @@ from services.gateway.catalog import load_catalog
 from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
 from services.gateway.settings import GatewaySettings
 
+KV_LEASE_MS = 10_000
+"""What a prefill worker holds for a receiver whose gateway has left it is free after so long."""
+
 
 @pytest.fixture(scope="package")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
@@ -31,7 +34,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """
     shape = ("--engine", "sim", "--prefill", "2", "--decode", "2", "--gateways", "2")
     slow = {"FULCRUM_WORKER_SIM_SPEEDUP": "0.25", "FULCRUM_WORKER_SIM_LINK_GBPS": "40"}
-    env = {"FULCRUM_KAFKA_BUFFER_RECORDS": "20", **slow}
+    env = {"FULCRUM_KAFKA_BUFFER_RECORDS": "20", "FULCRUM_WORKER_KV_LEASE_MS": str(KV_LEASE_MS), **slow}
     with running_suite(tmp_path_factory.mktemp("suite"), *shape, env=env) as found:
         yield found
 
