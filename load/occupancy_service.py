@@ -20,6 +20,7 @@ from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
 from libs.telemetry.split import prefill_share
+from services.metrics.alerts.desk import AlertDesk
 from services.metrics.api import make_api
 from services.metrics.hub import Hub
 from services.metrics.live import TICK_NS, tick_forever
@@ -45,14 +46,15 @@ async def main(gpus: int) -> None:
     clock, hub, tasks = SystemClock(), Hub(), TaskOwner()
     state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()))
     lag_ns, live_lag_ns = settings.lag_ms * MS_NS, settings.live_lag_ms * MS_NS
-    api = make_api(state, hub, clock, CollectorRegistry(), lag_ns=lag_ns, live_lag_ns=live_lag_ns)
+    desk = AlertDesk(state, settings.alert_limits(), lag_ns=live_lag_ns)
+    api = make_api(state, hub, desk.book, clock, CollectorRegistry(), lag_ns=lag_ns, live_lag_ns=live_lag_ns)
     writer = TickWriter(window_ns=TICK_NS, settled_ns=lag_ns)
     feeder = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "load.synthetic_fleet", str(gpus), stdout=asyncio.subprocess.PIPE, limit=2**20
     )
     assert feeder.stdout
     tasks.spawn("ingest", take_forever(feeder.stdout, state, clock))
-    tasks.spawn("live", tick_forever(state, hub, writer, clock, lag_ns=live_lag_ns))
+    tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns))
     async with serve_http(api, bind("127.0.0.1", 0, "PORT"), tasks=tasks) as url:
         began_s, began_cpu_s = time.monotonic(), time.process_time()
         print(json.dumps({"url": url}), flush=True)

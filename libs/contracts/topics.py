@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import Message
 
+from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import AlertEvent
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent, Result, Share
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
@@ -30,10 +31,11 @@ class Topic:
 STEPS = Topic("steps.v1", StepBatch, key="worker_id", partitions=4, retention_ms=HOUR_MS)
 REQUESTS = Topic("requests.v1", RequestEvent, key="request_id", partitions=4, retention_ms=24 * HOUR_MS)
 DECISIONS = Topic("decisions.v1", Decision, key="planner_id", partitions=1, retention_ms=7 * 24 * HOUR_MS)
+ALERTS = Topic("alerts.v1", AlertEvent, key="alert_id", partitions=1, retention_ms=7 * 24 * HOUR_MS)
 
 BATCH_JOBS = Topic("batch-jobs.v1", JobEvent, key="job_id", partitions=4, retention_ms=30 * 24 * HOUR_MS)
 BATCH_SHARES = Topic("batch-shares.v1", Share, key="share_id", partitions=8, retention_ms=14 * 24 * HOUR_MS)
 BATCH_RESULTS = Topic("batch-results.v1", Result, key="job_id", partitions=8, retention_ms=14 * 24 * HOUR_MS)
 
-ALL = (STEPS, REQUESTS, DECISIONS, BATCH_JOBS, BATCH_SHARES, BATCH_RESULTS)
+ALL = (STEPS, REQUESTS, DECISIONS, ALERTS, BATCH_JOBS, BATCH_SHARES, BATCH_RESULTS)
 """Made at start where the broker allows it (the embedded one makes topics on first use, with 4 partitions each)."""

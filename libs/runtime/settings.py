@@ -71,7 +71,9 @@ def variable_of(settings_class: type[CommonSettings], field_name: str) -> str:
 
 
 def _explain(settings_class: type[CommonSettings], item: Any) -> str:
-    name = str(item["loc"][0]) if item["loc"] else ""
+    if not item["loc"]:  # of several settings together: the message names them
+        return str(item["msg"])
+    name = str(item["loc"][0])
     fields = settings_class.model_fields
     variable = variable_of(settings_class, name) if name in fields else name
     hidden = "TOKEN" in variable or "KEY" in variable

@@ -66,6 +66,11 @@ class Fleet:
         timeline = self._timelines.get(worker_id)
         return timeline.facts if timeline else None
 
+    def last_step_end_ns(self, worker_id: str) -> int:
+        """When a worker's last finished step ended; its start where there is none, 0 for a stranger."""
+        timeline = self._timelines.get(worker_id)
+        return timeline.last_step_end_ns if timeline else 0
+
     def lost_batches(self, worker_id: str) -> int:
         """Batches of a worker that never came, so far."""
         timeline = self._timelines.get(worker_id)

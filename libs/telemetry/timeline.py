@@ -91,6 +91,10 @@ class WorkerFacts:
     dropped_batches: int
     compute: Compute | None = None
     """What utilisation is reckoned from; None: unknown."""
+    kv_blocks: int = 0
+    """Of its pool; 0: unknown."""
+    left: bool = False
+    """It has said that nothing comes any more."""
 
 
 class Timeline:
@@ -114,6 +118,8 @@ class Timeline:
         self._roles = RoleLog()
         self.max_steps = MAX_STEPS
         """The fleet lowers it as workers become many."""
+        self.last_step_end_ns = 0
+        """Of the steps that are known to have ended; the start of the incarnation before there is any."""
         self.facts: WorkerFacts | None = None
         self.lost_batches = 0
         """Numbers that were skipped and have not come since."""
@@ -165,6 +171,7 @@ class Timeline:
         self._seen = Intervals()
         self._seen_from = 0
         self._first = self._next = batch.sequence
+        self.last_step_end_ns = batch.covered_from_unix_ns
 
     def _note_sequence(self, batch: StepBatch) -> None:
         if batch.sequence >= self._next:
@@ -189,7 +196,10 @@ class Timeline:
             announced = step.end_unix_ns == 0
             end_ns = max(step.start_unix_ns, batch.covered_to_unix_ns) if announced else step.end_unix_ns
             self._steps.add(step.start_unix_ns, end_ns, share, announced=announced)
-            if effort is not None and not announced:
+            if announced:
+                continue
+            self.last_step_end_ns = max(self.last_step_end_ns, end_ns)
+            if effort is not None:
                 self._efforts.add(step.start_unix_ns, end_ns, effort(step, share))
 
     def _forget_old(self) -> None:
@@ -231,6 +241,8 @@ def _facts(batch: StepBatch) -> WorkerFacts:
         covered_to_unix_ns=batch.covered_to_unix_ns,
         dropped_batches=batch.dropped_batches,
         compute=compute_of(batch.compute) if batch.HasField("compute") else None,
+        kv_blocks=batch.kv_blocks,
+        left=batch.last,
     )
 
 

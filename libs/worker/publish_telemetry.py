@@ -46,8 +46,8 @@ class TelemetryPublisher:
             self.publish()
             self._host.refresh_load()
 
-    def publish(self) -> None:
-        """Publish what has gathered."""
+    def publish(self, *, last: bool = False) -> None:
+        """Publish what has gathered; `last` says that the worker leaves."""
         batch = self._builder.cut(
             self._clock.now_ns(),
             self._host.engine.load(),
@@ -55,6 +55,7 @@ class TelemetryPublisher:
             dropped_batches=self._bus.stats().dropped,
             step_time=step_time_message(self._step_times.fitted),
             gpu_readings=self._gpus.take(),
+            last=last,
         )
         if batch is not None:
             self._bus.publish(topics.STEPS, batch)

@@ -139,7 +139,7 @@ async def open_worker(
         )
         blocks = BlockPublisher(ports.kv_index, ports.model.name, settings.id, lease_ms=settings.kv_index_lease_ms)
         registration = Registration(ports.registry, host, lease_ms=settings.lease_ms)
-        stack.callback(telemetry.publish)
+        stack.callback(telemetry.publish, last=True)
         step_times.on_change(host.speed.learned)
         sinks = (host.speed.on_event, host.on_event, telemetry.on_event, blocks.on_event, step_times.on_event)
         _own(stack, tasks.spawn("engine events", _pump(ports.engine, sinks)))
@@ -176,8 +176,10 @@ async def _step_times(ports: WorkerPorts) -> StepTimes:
 
 
 def _source(settings: WorkerSettings, engine: Engine, incarnation: int) -> TelemetrySource:
-    compute = engine.capabilities.compute
-    return TelemetrySource(settings.id, incarnation, settings.node, settings.gpus, engine.name, compute)
+    can = engine.capabilities
+    return TelemetrySource(
+        settings.id, incarnation, settings.node, settings.gpus, engine.name, can.compute, can.kv_blocks
+    )
 
 
 def _own(stack: AsyncExitStack, task: "asyncio.Task[None]") -> None:

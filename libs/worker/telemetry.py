@@ -24,6 +24,8 @@ class TelemetrySource:
     engine: str
     compute: Compute | None = None
     """What utilisation is reckoned from; None: unknown."""
+    kv_blocks: int = 0
+    """Of the engine's pool; 0: unknown."""
 
 
 class StepBatchBuilder:
@@ -53,10 +55,11 @@ class StepBatchBuilder:
         dropped_batches: int = 0,
         step_time: StepTime | None = None,
         gpu_readings: Iterable[GpuReading] = (),
+        last: bool = False,
     ) -> StepBatch | None:
         """The batch from where the last one ended until now, or until where the engine has told all.
 
-        None when that is no time at all; what was gathered then stays for the next one.
+        None when that is no time at all; what was gathered then stays for the next one. `last` says that none follows.
         """
         covered_from = self._covered_to_ns
         covered_to = min(now_ns, load.reported_to_unix_ns or now_ns)
@@ -83,6 +86,8 @@ class StepBatchBuilder:
             dropped_batches=dropped_batches,
             step_time=step_time,
             gpu_readings=map(_gpu_reading, gpu_readings),
+            kv_blocks=source.kv_blocks,
+            last=last,
         )
         self._steps = [step for step in self._steps if step.start_unix_ns >= covered_to]
         self._waits = [wait for wait in self._waits if wait[1] > covered_to]

@@ -7,11 +7,14 @@ from prometheus_client import CollectorRegistry
 
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
+from services.metrics.alerts.api import alerts_router
+from services.metrics.alerts.book import AlertBook
 from services.metrics.history_api import MS_NS, End, HistoryApi
 from services.metrics.hub import Hub
 from services.metrics.occupancy import ClusterOccupancy, cluster_occupancy
 from services.metrics.page import Page
 from services.metrics.requests import RequestsReport
+from services.metrics.runbook import runbook_router
 from services.metrics.state import MetricsState
 from services.metrics.window import ALLOWED, parse_window_ns
 
@@ -22,7 +25,14 @@ BAD_WINDOW: dict[int | str, dict[str, Any]] = {
 
 
 def make_api(
-    state: MetricsState, hub: Hub, clock: Clock, registry: CollectorRegistry, *, lag_ns: int, live_lag_ns: int
+    state: MetricsState,
+    hub: Hub,
+    book: AlertBook,
+    clock: Clock,
+    registry: CollectorRegistry,
+    *,
+    lag_ns: int,
+    live_lag_ns: int,
 ) -> FastAPI:
     """The app over `state`. Windows end `lag_ns` before now, when telemetry has come in; those of history and stream
     `live_lag_ns` before now, and are revised."""
@@ -46,5 +56,7 @@ def make_api(
         return state.requests.report(clock.now_ns(), parse_window_ns(window))
 
     app.include_router(HistoryApi(state, hub, clock, lag_ns=live_lag_ns).router())
+    app.include_router(alerts_router(book))
+    app.include_router(runbook_router())
     app.mount("/", Page())  # last: it takes every path that is left
     return app

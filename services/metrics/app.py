@@ -1,13 +1,22 @@
 """Wiring of the metrics service."""
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry
 
 from libs.bus.collector import BusCollector
 from libs.bus.kafka import KafkaBus
+from libs.bus.port import Bus
+from libs.contracts.topics import ALERTS
 from libs.runtime import status
 from libs.runtime.http import bind, serve_http
 from libs.runtime.service import Service
 from libs.telemetry.split import prefill_share
+from services.metrics.alerts.book import Alert
+from services.metrics.alerts.desk import AlertDesk
+from services.metrics.alerts.prometheus import AlertCollector
+from services.metrics.alerts.webhook import Webhook
+from services.metrics.alerts.wire import alert_event
 from services.metrics.api import make_api
 from services.metrics.hub import Hub
 from services.metrics.ingest import ingest
@@ -44,6 +53,11 @@ async def main(service: Service[MetricsSettings]) -> None:
     )
     registry.register(BusCollector(bus))
     registry.register(LiveCollector(hub, state.history))
+    desk = AlertDesk(state, settings.alert_limits(), lag_ns=live_lag_ns)
+    urls = [url.strip() for url in settings.alert_webhooks.split(",") if url.strip()]
+    webhooks = [Webhook(url, desk.book, clock, cluster=settings.cluster) for url in urls]
+    desk.tell += [_publisher(bus, settings.id, clock.now_ns()), *(webhook.tell for webhook in webhooks)]
+    registry.register(AlertCollector(desk, webhooks))
     takers = [state.take]
     if settings.traces_url:
         book = TraceBook(settings.traces_share)
@@ -53,10 +67,14 @@ async def main(service: Service[MetricsSettings]) -> None:
         service.tasks.spawn("traces", exporter.run())
     try:
         service.tasks.spawn("ingest", ingest(bus, takers, clock))
-        service.tasks.spawn("live", tick_forever(state, hub, writer, clock, lag_ns=live_lag_ns))
+        service.tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns))
         await bus.start()
-        api = make_api(state, hub, clock, registry, lag_ns=lag_ns, live_lag_ns=live_lag_ns)
+        api = make_api(state, hub, desk.book, clock, registry, lag_ns=lag_ns, live_lag_ns=live_lag_ns)
         async with serve_http(api, sock, tasks=service.tasks) as url:
+            desk.book.runbook_url = f"{settings.public_url or url}/runbook"
+            for webhook in webhooks:
+                webhook.page_url = settings.public_url or url
+                service.tasks.spawn("webhook", webhook.run())
             status.emit("ready", http=url)
             await service.stopping.wait()
             hub.close()  # or its readers would hold up the end of serving
@@ -64,3 +82,11 @@ async def main(service: Service[MetricsSettings]) -> None:
         await service.tasks.close()  # before what they read from
         sock.close()
         await bus.close()
+
+
+def _publisher(bus: Bus, metrics_id: str, incarnation: int) -> Callable[[list[Alert]], None]:
+    def publish(changed: list[Alert]) -> None:
+        for alert in changed:
+            bus.publish(ALERTS, alert_event(alert, metrics_id, incarnation))
+
+    return publish

@@ -1,9 +1,10 @@
-"""The owned task that writes history and tells readers, every 100 ms."""
+"""The owned task that writes history, looks for alerts and tells readers, every 100 ms."""
 
 import asyncio
 from typing import Final
 
 from libs.runtime.clock import Clock
+from services.metrics.alerts.desk import AlertDesk
 from services.metrics.hub import Hub
 from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter
@@ -11,16 +12,18 @@ from services.metrics.ticks import TickWriter
 TICK_NS: Final = 100_000_000
 
 
-async def tick_forever(state: MetricsState, hub: Hub, writer: TickWriter, clock: Clock, *, lag_ns: int) -> None:
+async def tick_forever(
+    state: MetricsState, hub: Hub, writer: TickWriter, desk: AlertDesk, clock: Clock, *, lag_ns: int
+) -> None:
     """Write windows that ended `lag_ns` ago at each full 100 ms. A late round writes what it has missed."""
     while True:
         await asyncio.sleep((TICK_NS - clock.now_ns() % TICK_NS) / 1e9)
-        tick(state, hub, writer, clock.now_ns(), lag_ns=lag_ns)
+        tick(state, hub, writer, desk, clock.now_ns(), lag_ns=lag_ns)
 
 
-def tick(state: MetricsState, hub: Hub, writer: TickWriter, now_ns: int, *, lag_ns: int) -> None:
+def tick(state: MetricsState, hub: Hub, writer: TickWriter, desk: AlertDesk, now_ns: int, *, lag_ns: int) -> None:
     """One round."""
     written = state.history.advance(now_ns - lag_ns)
     listed = list(state.fleet.listed(now_ns))
     members = writer.members(listed)
-    hub.publish(writer.tick(now_ns, written, listed, state.untold_events()), members)
+    hub.publish(writer.tick(now_ns, written, listed, state.untold_events(), desk.look(now_ns)), members)

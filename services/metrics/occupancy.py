@@ -94,8 +94,18 @@ class WorkerOccupancy(Occupancy):
     running: int
     waiting: int
     waiting_prefill_tokens: int
+    awaiting_kv: int
+    kv_used: float | None
+    """Share of its KV blocks that sequences hold; null where it does not tell how many it has."""
+    since_step_ms: int
+    """From the end of the last step that has ended until its telemetry did."""
     utilisation: PhaseUtilisation | None
     """Null for a worker that tells neither its model's shape nor its device's peaks."""
+
+    @property
+    def at_hand(self) -> int:
+        """Sequences that it holds, running or not."""
+        return self.running + self.waiting + self.awaiting_kv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +160,13 @@ def cluster_occupancy(fleet: Fleet, end_ns: int, window_ns: int) -> ClusterOccup
         window_ms=window_ns // 1_000_000,
         as_of_unix_ns=end_ns,
         workers=[
-            _worker(facts, time, fleet.effort(facts.worker_id, end_ns - window_ns, end_ns), window_ns)
+            _worker(
+                facts,
+                time,
+                fleet.effort(facts.worker_id, end_ns - window_ns, end_ns),
+                window_ns,
+                fleet.last_step_end_ns(facts.worker_id),
+            )
             for facts, time in spent
         ],
         models=[
@@ -165,7 +181,19 @@ def cluster_occupancy(fleet: Fleet, end_ns: int, window_ns: int) -> ClusterOccup
     )
 
 
-def _worker(facts: WorkerFacts, time: PhaseTime, effort: Effort, window_ns: int) -> WorkerOccupancy:
+def kv_used(facts: WorkerFacts) -> float | None:
+    """Share of a worker's KV blocks that sequences hold; None where it does not tell how many it has."""
+    return 1 - min(facts.load.free_kv_blocks / facts.kv_blocks, 1) if facts.kv_blocks else None
+
+
+def since_step_ns(facts: WorkerFacts, last_step_end_ns: int) -> int:
+    """From the end of the last step that has ended until the worker's telemetry did."""
+    return max(facts.covered_to_unix_ns - last_step_end_ns, 0)
+
+
+def _worker(
+    facts: WorkerFacts, time: PhaseTime, effort: Effort, window_ns: int, last_step_end_ns: int
+) -> WorkerOccupancy:
     return WorkerOccupancy.of(
         time,
         facts.gpus,
@@ -177,6 +205,9 @@ def _worker(facts: WorkerFacts, time: PhaseTime, effort: Effort, window_ns: int)
         running=facts.load.running,
         waiting=facts.load.waiting,
         waiting_prefill_tokens=facts.load.waiting_prefill_tokens,
+        awaiting_kv=facts.load.awaiting_kv,
+        kv_used=kv_used(facts),
+        since_step_ms=since_step_ns(facts, last_step_end_ns) // 1_000_000,
         utilisation=_utilisation(facts.compute, effort, time) if facts.compute else None,
     )
 

@@ -32,6 +32,9 @@ class RequestMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._models: set[str] = set()
         self._requests = Counter(names.REQUESTS_TOTAL, "Finished requests.", ("model", "outcome"), registry=registry)
+        self._slos = Counter(
+            names.SLO_REQUESTS_TOTAL, "Requests by what they kept.", ("model", "slo", "kept"), registry=registry
+        )
         self._prompt_tokens = _counter(names.REQUEST_PROMPT_TOKENS_TOTAL, "Prompt tokens.", registry)
         self._cached_tokens = _counter(names.REQUEST_CACHED_TOKENS_TOTAL, "Prompt tokens found cached.", registry)
         self._output_tokens = _counter(names.REQUEST_OUTPUT_TOKENS_TOTAL, "Tokens generated.", registry)
@@ -41,9 +44,7 @@ class RequestMetrics:
 
     def observe(self, finished: Finished) -> None:
         """Count a request."""
-        if finished.model not in self._models and len(self._models) < MAX_MODELS:
-            self._models.add(finished.model)
-        model = finished.model if finished.model in self._models else OTHER_MODEL
+        model = self._label(finished.model)
         self._requests.labels(model, finished.outcome).inc()
         self._prompt_tokens.labels(model).inc(finished.prompt_tokens)
         self._cached_tokens.labels(model).inc(finished.cached_tokens)
@@ -53,6 +54,15 @@ class RequestMetrics:
             self._ttft.labels(model).observe(finished.ttft_ns / 1e9)
         if finished.tpot_ns is not None:
             self._tpot.labels(model).observe(finished.tpot_ns / 1e9)
+
+    def judge(self, model: str, slo: str, *, bad: bool) -> None:
+        """Count a request by whether it kept a service level."""
+        self._slos.labels(self._label(model), slo, "no" if bad else "yes").inc()
+
+    def _label(self, model: str) -> str:
+        if model not in self._models and len(self._models) < MAX_MODELS:
+            self._models.add(model)
+        return model if model in self._models else OTHER_MODEL
 
 
 class OccupancyCollector(Collector):
@@ -165,6 +175,8 @@ def _workers(occupancy: ClusterOccupancy) -> Iterator[Metric]:
     running = _worker_gauge(names.WORKER_RUNNING_SEQUENCES, "Sequences in the running batch.")
     waiting = _worker_gauge(names.WORKER_WAITING_SEQUENCES, "Sequences that do not run yet.")
     tokens = _worker_gauge(names.WORKER_WAITING_PREFILL_TOKENS, "Prompt tokens still to compute.")
+    kv_used = _worker_gauge(names.WORKER_KV_USED_RATIO, "KV blocks held by sequences : all of its KV blocks.")
+    since_step = _worker_gauge(names.WORKER_SINCE_STEP_SECONDS, "Since a step ended, while it has work; else 0.")
     for worker in occupancy.workers:
         labels = (worker.id, worker.node, worker.model, worker.role)
         _add_phases(phases, labels, worker)
@@ -177,7 +189,10 @@ def _workers(occupancy: ClusterOccupancy) -> Iterator[Metric]:
         running.add_metric(labels, worker.running)
         waiting.add_metric(labels, worker.waiting)
         tokens.add_metric(labels, worker.waiting_prefill_tokens)
-    yield from (phases, mfu, mbu, coverage, gpus, running, waiting, tokens)
+        if worker.kv_used is not None:
+            kv_used.add_metric(labels, worker.kv_used)
+        since_step.add_metric(labels, worker.since_step_ms / 1000 if worker.at_hand else 0)
+    yield from (phases, mfu, mbu, coverage, gpus, running, waiting, tokens, kv_used, since_step)
 
 
 def _gpus(hardware: Iterable[HardwareGpu]) -> Iterator[Metric]:

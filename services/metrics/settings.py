@@ -1,9 +1,15 @@
 """Settings of the metrics service: FULCRUM_METRICS_* and the common ones."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from libs.runtime.settings import CommonSettings
+from libs.runtime.settings import CommonSettings, MemberName, own_name
+from services.metrics.alerts.grade import Threshold
+from services.metrics.alerts.limits import Limits
+
+MS_NS = 1_000_000
 
 
 class MetricsSettings(CommonSettings):
@@ -26,3 +32,73 @@ class MetricsSettings(CommonSettings):
     http://collector:4318/v1/traces. Empty: no traces."""
     traces_share: float = Field(1.0, ge=0, le=1)
     """Of requests whose client brings no trace context, the share that is traced."""
+    id: MemberName = Field(default_factory=lambda: own_name("metrics"))
+    """Name in the alerts topic; by default made from the host's name."""
+    public_url: str = Field("", pattern=r"^(https?://.+)?$")
+    """Where people reach the page, for links in alerts; empty: the address it listens on."""
+    alert_webhooks: str = ""
+    """URLs to post alerts to in Alertmanager's API v2, as http://alertmanager:9093/api/v2/alerts, separated by commas;
+    all of them get everything. Empty: none."""
+    alert_window_ms: int = Field(2_000, ge=200, le=60_000)
+    """What the shares of GPU time that alerts are judged by are of."""
+    alert_for_ms: int = Field(10_000, ge=0, le=3_600_000)
+    """How long imbalance, growing queues, KV wait and a full KV cache must last before they are told."""
+    alert_clear_ms: int = Field(30_000, ge=0, le=3_600_000)
+    """How long an alert must be clear before it is over; doubled for each time it has fired in the last half hour, four
+    times at most."""
+    alert_busy: float = Field(0.9, gt=0, le=1)
+    """Share of a phase's time in steps from which it can be starved, while work waits ..."""
+    alert_busy_clear: float = Field(0.75, ge=0, le=1)
+    """... and at which it no longer is."""
+    alert_idle: float = Field(0.6, gt=0, le=1)
+    """Share of the other phase's time in which nothing runs, from which it idles ..."""
+    alert_idle_clear: float = Field(0.4, ge=0, le=1)
+    """... and at which it no longer does."""
+    alert_queue_tokens: int = Field(8_192, ge=1)
+    """Prompt tokens for each prefill GPU that make a queue long, and by which it must grow a minute."""
+    alert_queue_sequences: int = Field(16, ge=1)
+    """The same for decode, in sequences for each decode GPU."""
+    alert_kv_wait: float = Field(0.2, gt=0, le=1)
+    """Share of decode's time spent waiting for KV blocks from which transfers are what holds it up ..."""
+    alert_kv_wait_clear: float = Field(0.1, ge=0, le=1)
+    """... and at which they no longer are."""
+    alert_kv_used: float = Field(0.95, gt=0, le=1)
+    """Share of a worker's KV blocks held by sequences from which its cache is nearly full ..."""
+    alert_kv_used_clear: float = Field(0.85, ge=0, le=1)
+    """... and at which it no longer is."""
+    alert_stuck_ms: int = Field(10_000, ge=200, le=3_600_000)
+    """A worker with work is stuck when no step has ended for so long."""
+    alert_stale_ms: int = Field(3_000, ge=500, le=60_000)
+    """A worker's telemetry is stale when it ended so long ago."""
+    slo_objective: float = Field(0.99, gt=0, lt=1)
+    """Share of requests that are to meet their TTFT deadline, and their TPOT target; each request carries both."""
+    slo_requests: int = Field(20, ge=1)
+    """Fewer requests in a window tell nothing of it."""
+
+    @model_validator(mode="after")
+    def _thresholds_stand_apart(self) -> Self:
+        """Raises ValueError when an alert would clear above what it fires at."""
+        for name in ("busy", "idle", "kv_wait", "kv_used"):
+            fire, clear = getattr(self, f"alert_{name}"), getattr(self, f"alert_{name}_clear")
+            if clear >= fire:
+                variable = f"FULCRUM_METRICS_ALERT_{name.upper()}"
+                raise ValueError(f"{variable}_CLEAR={clear} must be below {variable}={fire}")
+        return self
+
+    def alert_limits(self) -> Limits:
+        """What alerts are decided by."""
+        return Limits(
+            window_ns=self.alert_window_ms * MS_NS,
+            for_ns=self.alert_for_ms * MS_NS,
+            clear_ns=self.alert_clear_ms * MS_NS,
+            busy=Threshold(self.alert_busy, self.alert_busy_clear),
+            idle=Threshold(self.alert_idle, self.alert_idle_clear),
+            queue_tokens=self.alert_queue_tokens,
+            queue_sequences=self.alert_queue_sequences,
+            kv_wait=Threshold(self.alert_kv_wait, self.alert_kv_wait_clear),
+            kv_used=Threshold(self.alert_kv_used, self.alert_kv_used_clear),
+            stuck_s=Threshold(self.alert_stuck_ms / 1000, self.alert_stuck_ms / 4000),
+            stale_s=Threshold(self.alert_stale_ms / 1000, self.alert_stale_ms / 3000),
+            slo_objective=self.slo_objective,
+            slo_requests=self.slo_requests,
+        )

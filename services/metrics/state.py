@@ -10,6 +10,8 @@ from libs.telemetry.fleet import Fleet
 from libs.telemetry.history import History
 from libs.telemetry.rollups import RollUps
 from libs.telemetry.timeline import PrefillShare, Taken
+from services.metrics.alerts.burn import BurnLog
+from services.metrics.alerts.verdict import verdicts
 from services.metrics.events import Event, EventLog
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.requests import RequestLog
@@ -26,6 +28,7 @@ class MetricsState:
         self.rollups = RollUps()
         self.history = History(self.fleet, self.rollups)
         self.requests = RequestLog()
+        self.burns = BurnLog()
         self.events = EventLog()
         self.decisions: Counter[str] = Counter()
         self._request_metrics = request_metrics
@@ -43,6 +46,9 @@ class MetricsState:
             finished = self.requests.add(value, now_ns)
             if finished is not None:
                 self._request_metrics.observe(finished)
+                for slo, bad in verdicts(value):
+                    self.burns.add(finished.model, slo, now_ns, bad=bad)
+                    self._request_metrics.judge(finished.model, slo, bad=bad)
         elif isinstance(value, Decision):
             self.events.add(value)
             known = value.action in Action.values()

@@ -9,6 +9,7 @@ from libs.contracts.roles import ROLE_NAMES
 from libs.telemetry.history import WrittenWindow
 from libs.telemetry.rollups import PROVISIONAL
 from libs.telemetry.timeline import WorkerFacts
+from services.metrics.alerts.book import Alert
 from services.metrics.events import Event
 
 MS_NS: Final = 1_000_000
@@ -67,6 +68,8 @@ class Tick(msgspec.Struct):
     windows: list[Window]
     depths: Depths
     events: list[Event]
+    alerts: list[Alert]
+    """Changes: alerts that fire now, and that are over."""
 
 
 class TickWriter:
@@ -97,6 +100,7 @@ class TickWriter:
         written: Sequence[WrittenWindow],
         listed: Sequence[WorkerFacts],
         events: list[Event],
+        alerts: list[Alert],
     ) -> bytes:
         """What has been written; `listed` are the workers of the last `members`."""
         self.number += 1
@@ -113,6 +117,7 @@ class TickWriter:
                 [load.awaiting_kv for load in loads],
             ),
             events,
+            alerts,
         )
         return b"id: %d\nevent: tick\ndata: %b\n\n" % (self.number, msgspec.json.encode(message))
 

@@ -24,10 +24,12 @@ from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
 from libs.telemetry.split import prefill_share
 from libs.testing.browser import browser, listen_for_errors
+from services.metrics.alerts.desk import AlertDesk
 from services.metrics.api import make_api
 from services.metrics.hub import Hub
 from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.prometheus import RequestMetrics
+from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter
 
@@ -95,10 +97,11 @@ async def serving(*workers: Worker) -> AsyncIterator[Service]:
     state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()))
     service = Service(state, clock, workers={worker.id: worker for worker in workers})
     writer = TickWriter(window_ns=TICK_NS, settled_ns=LAG_NS)
-    api = make_api(state, hub, clock, CollectorRegistry(), lag_ns=LAG_NS, live_lag_ns=LIVE_LAG_NS)
+    desk = AlertDesk(state, MetricsSettings().alert_limits(), lag_ns=LIVE_LAG_NS)
+    api = make_api(state, hub, desk.book, clock, CollectorRegistry(), lag_ns=LAG_NS, live_lag_ns=LIVE_LAG_NS)
     try:
         tasks.spawn("workers", service.send_forever())
-        tasks.spawn("live", tick_forever(state, hub, writer, clock, lag_ns=LIVE_LAG_NS))
+        tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=LIVE_LAG_NS))
         async with serve_http(api, bind("127.0.0.1", 0, "PORT"), tasks=tasks) as service.url:
             try:
                 yield service

@@ -21,10 +21,13 @@ from libs.testing.clock import ManualClock
 from libs.testing.messages import messages, spoiled
 from libs.testing.suite import Suite
 from libs.testing.worker import RecordingBus
+from services.metrics.alerts.desk import AlertDesk
+from services.metrics.alerts.prometheus import AlertCollector
 from services.metrics.api import make_api as make_metrics_api
 from services.metrics.hub import Hub
 from services.metrics.live import TICK_NS, tick
 from services.metrics.prometheus import OccupancyCollector, RequestMetrics
+from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter
 from services.planner.api import PlannerCollector
@@ -38,7 +41,7 @@ NOW_NS = 1_700_000_000_000_000_000
 SECOND_NS = 1_000_000_000
 METRICS_PATHS = (
     "/v1/occupancy", "/v1/occupancy?window=100ms", "/v1/occupancy?window=10m", "/v1/requests/summary?window=10m",
-    "/metrics", "/readyz",
+    "/v1/alerts", "/metrics", "/readyz",
 )  # fmt: skip
 PLANNER_PATHS = ("/v1/workers", "/v1/decisions", "/v1/mode", "/metrics", "/readyz")
 NO_REDIS = "redis://127.0.0.1:1/0"
@@ -82,11 +85,13 @@ def test_metrics_takes_any_values(fuzz: Any) -> None:
         state = MetricsState(prefill_share, RequestMetrics(registry))
         registry.register(OccupancyCollector(state.fleet, state.decisions, clock.now_ns, 2 * SECOND_NS))
         hub, writer = Hub(), TickWriter(window_ns=TICK_NS, settled_ns=0)
-        client = TestClient(make_metrics_api(state, hub, clock, registry, lag_ns=0, live_lag_ns=0))
+        desk = AlertDesk(state, MetricsSettings(alert_for_ms=0, slo_requests=1).alert_limits(), lag_ns=0)
+        registry.register(AlertCollector(desk, []))
+        client = TestClient(make_metrics_api(state, hub, desk.book, clock, registry, lag_ns=0, live_lag_ns=0))
         for record in records(found):
             state.take(record, clock.now_ns())
             clock.advance_ms(50)
-            tick(state, hub, writer, clock.now_ns(), lag_ns=0)
+            tick(state, hub, writer, desk, clock.now_ns(), lag_ns=0)
         fuzz.counts["bus values into metrics"] += len(found)
         answers(client, METRICS_PATHS)
         for worker in client.get("/v1/occupancy?window=10m").json()["workers"]:

@@ -20,6 +20,7 @@ from libs.contracts.topics import DECISIONS, REQUESTS, STEPS
 from libs.telemetry.split import prefill_share
 from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, at, step, step_batch
+from services.metrics.alerts.book import AlertBook
 from services.metrics.api import make_api
 from services.metrics.hub import Hub
 from services.metrics.prometheus import MAX_MODELS, OTHER_MODEL, OccupancyCollector, RequestMetrics
@@ -41,7 +42,9 @@ class Metrics:
             OccupancyCollector(self.state.fleet, self.state.decisions, lambda: self.clock.now_ns() - LAG_NS, 1000 * MS)
         )
         self.hub = Hub()
-        app = make_api(self.state, self.hub, self.clock, self.registry, lag_ns=LAG_NS, live_lag_ns=LIVE_LAG_NS)
+        app = make_api(
+            self.state, self.hub, AlertBook(), self.clock, self.registry, lag_ns=LAG_NS, live_lag_ns=LIVE_LAG_NS
+        )
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://metrics")
 
     def take(self, topic, value):

@@ -15,6 +15,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, ACTION
 from libs.contracts.topics import DECISIONS, STEPS
 from libs.telemetry.split import prefill_share
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
+from services.metrics.alerts.desk import AlertDesk
 from services.metrics.event_stream import EventStream
 from services.metrics.events import MAX_EVENTS, EventLog
 from services.metrics.hub import KEPT_TICKS, MAX_READERS, Hub
@@ -23,6 +24,7 @@ from services.metrics.packed import pack
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.scope import parse_scope
 from services.metrics.series import history, sums
+from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter
 from services.metrics.window import TIER_NAMES, parse_span_ns, parse_tier
@@ -37,6 +39,7 @@ class Live:
         self.state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()))
         self.hub = Hub()
         self.writer = TickWriter(window_ns=TICK_NS, settled_ns=400 * MS)
+        self.desk = AlertDesk(self.state, MetricsSettings().alert_limits(), lag_ns=0)
 
     def take(self, *values, now_ms=0):
         for value in values:
@@ -44,7 +47,7 @@ class Live:
             self.state.take(Record(topic, "key", value, 0, 0), at(now_ms))
 
     def tick(self, now_ms):
-        tick(self.state, self.hub, self.writer, at(now_ms), lag_ns=0)
+        tick(self.state, self.hub, self.writer, self.desk, at(now_ms), lag_ns=0)
 
     def history(self, scope="cluster", span_ms=(0, 400)):
         wanted = parse_scope(scope)

@@ -6,11 +6,14 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from libs.contracts import metric_names
+from services.metrics.alerts.rules import Name
+from services.metrics.runbook import FOLDER
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 METRICS = {value for name, value in vars(metric_names).items() if name.isupper() and isinstance(value, str)}
@@ -37,11 +40,36 @@ def test_a_query_names_metrics_that_exist(where: str, query: str) -> None:
     assert named or query == "up == 0"
 
 
+def rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
 def test_every_alert_says_what_happened_and_what_to_do() -> None:
-    rules = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())
-    for rule in rules["groups"][0]["rules"]:
-        assert set(rule["annotations"]) == {"summary", "action"}
+    for rule in rules():
+        assert set(rule["annotations"]) == {"summary", "action", "runbook_url"}
+        assert rule["annotations"]["runbook_url"].endswith(f"/runbook/{rule['alert']}")
         assert rule["labels"]["severity"] in ("warning", "critical")
+
+
+def test_alerts_have_one_name_wherever_they_are_told_and_a_page_in_the_runbook() -> None:
+    in_prometheus = {rule["alert"] for rule in rules()}
+    assert set(Name) <= in_prometheus
+    assert {path.stem for path in FOLDER.glob("*.md")} == in_prometheus
+
+
+@pytest.mark.parametrize("page", sorted(FOLDER.glob("*.md")), ids=lambda path: path.stem)
+def test_a_runbook_page_says_what_it_means_how_to_see_it_and_what_to_do(page: Path) -> None:
+    text = page.read_text()
+    assert text.startswith(f"# {page.stem}\n")
+    for part in ("**What it means.**", "**How to see it.**", "**What to do.**"):
+        assert part in text
+    for link in re.findall(r"\]\((Fulcrum\w+)\)", text):
+        assert (FOLDER / f"{link}.md").exists()
+    assert set(re.findall(r"\bfulcrum_\w+", text)) <= METRICS
+    settings = (FOLDER.parent / "settings.md").read_text()
+    for prefix, names in re.findall(r"`(FULCRUM_[A-Z]+_)(\w+)`", text):
+        assert f"`{prefix}{names}`" in settings
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Debian's package prometheus, is not on PATH")

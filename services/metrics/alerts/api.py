@@ -1,0 +1,30 @@
+"""The route of alerts."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from services.metrics.alerts.book import MAX_RECENT, Alert, AlertBook
+
+Limit = Annotated[int, Query(ge=0, le=MAX_RECENT, description="How many of the last changes, the newest first.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Alerts:
+    """What fires now, the longest first, and the last changes, the newest first."""
+
+    firing: list[Alert]
+    recent: list[Alert]
+
+
+def alerts_router(book: AlertBook) -> APIRouter:
+    """`/v1/alerts`."""
+    router = APIRouter(prefix="/v1")
+
+    @router.get("/alerts")
+    async def alerts(limit: Limit = 100) -> Alerts:
+        """What fires, and the last changes; the stream brings further ones."""
+        return Alerts(book.firing(), book.newest(limit))
+
+    return router

@@ -1,0 +1,117 @@
+"""How fast the error budget of a service level burns: counts by 30 s over 3 days, judged over pairs of windows. Pure.
+
+Windows and rates are those of the Site Reliability Workbook, chapter 5 (multiwindow, multi-burn-rate alerts): the long
+window says that it matters, the short one that it still goes on.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from services.metrics.alerts.grade import Grade
+from services.metrics.alerts.limits import Limits
+from services.metrics.alerts.rules import Name
+from services.metrics.alerts.sign import Severity, Sign
+from services.metrics.alerts.snapshot import Burn, Count
+
+SLOS: Final = ("ttft", "tpot")
+BUCKET_S: Final = 30
+MINUTE_S: Final = 60
+HOUR_S: Final = 3600
+MAX_MODELS: Final = 64
+"""250 kB each; requests for later ones are not judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Fires when the budget burns at `rate` times what it can bear, over both windows."""
+
+    rate: float
+    long_s: int
+    short_s: int
+    severity: Severity
+
+
+PAIRS: Final = (
+    Pair(14.4, HOUR_S, 5 * MINUTE_S, "critical"),
+    Pair(6.0, 6 * HOUR_S, 30 * MINUTE_S, "critical"),
+    Pair(1.0, 72 * HOUR_S, 6 * HOUR_S, "warning"),
+)
+WINDOWS_S: Final = tuple(sorted({window for pair in PAIRS for window in (pair.long_s, pair.short_s)}))
+CLEAR_SHARE: Final = 0.9
+"""Of the rate at which a pair fires: above it, it does not clear."""
+BUCKETS: Final = max(WINDOWS_S) // BUCKET_S
+
+
+class BurnLog:
+    """Running sums of requests and bad ones, by model and service level; windows are differences of them."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str], np.ndarray[tuple[int, int], np.dtype[np.int64]]] = {}
+        self._newest: dict[tuple[str, str], int] = {}
+
+    def add(self, model: str, slo: str, now_ns: int, *, bad: bool) -> None:
+        """Count a request that ended now."""
+        key = (model, slo)
+        if key not in self._sums:
+            if len(self._sums) >= MAX_MODELS * len(SLOS):
+                return
+            self._sums[key] = np.zeros((BUCKETS + 1, 2), np.int64)
+            self._newest[key] = now_ns // (BUCKET_S * 10**9)
+        row = self._advance(key, now_ns)
+        self._sums[key][row] += (1, int(bad))
+
+    def burns(self, now_ns: int) -> list[Burn]:
+        """Every service level as it stands."""
+        found = []
+        for key, sums in self._sums.items():
+            row = self._advance(key, now_ns)
+            rows = np.array([row - min(window // BUCKET_S, BUCKETS) for window in WINDOWS_S]) % (BUCKETS + 1)
+            spans = (sums[row] - sums[rows]).tolist()
+            windows = {window: Count(*span) for window, span in zip(WINDOWS_S, spans, strict=True)}
+            found.append(Burn(*key, windows))
+        return found
+
+    def _advance(self, key: tuple[str, str], now_ns: int) -> int:
+        """The row of this moment; rows that were skipped hold what was known before them."""
+        sums, newest = self._sums[key], self._newest[key]
+        number = max(now_ns // (BUCKET_S * 10**9), newest)
+        last = sums[newest % (BUCKETS + 1)].copy()
+        for skipped in range(max(newest + 1, number - BUCKETS), number + 1):
+            sums[skipped % (BUCKETS + 1)] = last
+        self._newest[key] = number
+        return int(number % (BUCKETS + 1))
+
+
+def burn_signs(burns: list[Burn], limits: Limits) -> Iterator[Sign]:
+    """Of every service level: the gravest of its pairs."""
+    budget = 1 - limits.slo_objective
+    for burn in burns:
+        graded = [(_grade(burn, pair, budget, limits.slo_requests), pair) for pair in PAIRS]
+        grade = max(grade for grade, _ in graded)
+        pair = next(pair for own, pair in graded if own is grade)
+        counted = burn.windows[pair.long_s]
+        reason = (
+            f"{counted.bad} of {counted.total} requests in {duration(pair.long_s)} missed {burn.slo.upper()}: "
+            f"{counted.share / budget:.1f}x what {limits.slo_objective:.2%} allows, "
+            f"{burn.windows[pair.short_s].share / budget:.1f}x in {duration(pair.short_s)}"
+        )
+        yield Sign(Name.SLO_BURN, (("model", burn.model), ("slo", burn.slo)), grade, reason, pair.severity)
+
+
+def _grade(burn: Burn, pair: Pair, budget: float, least: int) -> Grade:
+    """Of one pair; windows with fewer than `least` requests say nothing bad."""
+    rates = [burn.windows[window].share / budget for window in (pair.long_s, pair.short_s)]
+    if min(rates) >= pair.rate:
+        return Grade.FIRE if burn.windows[pair.short_s].total >= least else Grade.HOLD
+    return Grade.CLEAR if min(rates) < CLEAR_SHARE * pair.rate else Grade.HOLD
+
+
+def duration(seconds: int) -> str:
+    """5 min, 1 h, 3 d."""
+    for size, unit in ((24 * HOUR_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min")):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"

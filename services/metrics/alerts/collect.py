@@ -1,0 +1,82 @@
+"""From what the service knows to what alerts are decided from. Pure."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from libs.contracts.roles import role_name
+from libs.telemetry.fleet import Fleet
+from libs.telemetry.history import ROLE_NUMBERS
+from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL, RollUps
+from libs.telemetry.timeline import WorkerFacts
+from services.metrics.alerts.burn import BurnLog
+from services.metrics.alerts.snapshot import Pool, Snapshot, Worker
+from services.metrics.occupancy import kv_used, since_step_ns
+
+PHASE_ROLES: Final = {"prefill": ("prefill",), "decode": ("decode", "mixed")}
+"""Whose time and queue stand for a phase."""
+
+
+def take_snapshot(
+    fleet: Fleet, rollups: RollUps, burns: BurnLog, now_ns: int, *, lag_ns: int, window_ns: int
+) -> Snapshot:
+    """As of now; shares of time are of the window that ended `lag_ns` ago."""
+    listed = list(fleet.listed(now_ns))
+    heard_ns = fleet.latest_arrival_ns
+    return Snapshot(
+        at_ns=now_ns,
+        pools=list(_pools(listed, rollups, now_ns - lag_ns, window_ns)),
+        workers=[_worker(facts, fleet.last_step_end_ns(facts.worker_id), now_ns) for facts in listed],
+        burns=burns.burns(now_ns),
+        silent_ns=None if heard_ns is None else max(now_ns - heard_ns, 0),
+    )
+
+
+def _pools(listed: list[WorkerFacts], rollups: RollUps, end_ns: int, window_ns: int) -> Iterator[Pool]:
+    """Of every model and phase that has workers now; their time counts for the role they had when they spent it."""
+    known = set(rollups.worker_ids())
+    written = [facts for facts in listed if facts.worker_id in known and not facts.left]
+    first = rollups.tiers[0].window_ns
+    series = rollups.read(first, end_ns - window_ns, end_ns, [facts.worker_id for facts in written])
+    gpus = np.array([facts.gpus for facts in written], np.int64)
+    for model in sorted({facts.assignment.model for facts in written}):
+        of_model = np.array([facts.assignment.model == model for facts in written])
+        for phase, roles in PHASE_ROLES.items():
+            members = [f for f in written if f.assignment.model == model and role_name(f.assignment) in roles]
+            if not members:
+                continue
+            counts = np.isin(series.roles, [ROLE_NUMBERS[role] for role in roles]) * (gpus * of_model)
+            times = np.einsum("nwp,nw->p", series.times_ns, counts).tolist()
+            yield Pool(
+                model=model,
+                phase=phase,
+                workers=len(members),
+                gpus=sum(facts.gpus for facts in members),
+                covered_ns=times[COVERED],
+                busy_ns=times[PREFILL] + times[DECODE],
+                kv_wait_ns=times[KV_WAIT],
+                waiting=sum(_waiting(facts, phase) for facts in members),
+            )
+
+
+def _waiting(facts: WorkerFacts, phase: str) -> int:
+    """Prompt tokens count only where whole prompts wait: what is being computed is no queue."""
+    load = facts.load
+    if phase == "decode":
+        return load.waiting
+    return load.waiting_prefill_tokens if load.waiting else 0
+
+
+def _worker(facts: WorkerFacts, last_step_end_ns: int, now_ns: int) -> Worker:
+    load = facts.load
+    return Worker(
+        id=facts.worker_id,
+        node=facts.node,
+        model=facts.assignment.model,
+        silent_ns=max(now_ns - facts.covered_to_unix_ns, 0),
+        left=facts.left,
+        at_hand=load.running + load.waiting + load.awaiting_kv,
+        since_step_ns=since_step_ns(facts, last_step_end_ns),
+        kv_used=kv_used(facts),
+    )

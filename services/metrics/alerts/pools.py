@@ -1,0 +1,92 @@
+"""Signs of whole pools: imbalance, queues that grow, time lost to KV transfers. Pure."""
+
+from collections.abc import Iterator
+
+from services.metrics.alerts.grade import Grade
+from services.metrics.alerts.limits import Limits
+from services.metrics.alerts.queues import QueueLog
+from services.metrics.alerts.rules import Name
+from services.metrics.alerts.sign import Labels, Sign
+from services.metrics.alerts.snapshot import Pool
+
+OTHER = {"prefill": "decode", "decode": "prefill"}
+
+
+def pool_signs(pools: list[Pool], queues: QueueLog, limits: Limits) -> Iterator[Sign]:
+    """Of every pool; `queues` has their depths up to now."""
+    known = {(pool.model, pool.phase): pool for pool in pools}
+    for pool in pools:
+        other = known.get((pool.model, OTHER[pool.phase]))
+        waiting = queues.mean((pool.model, pool.phase), limits.window_ns)
+        if other is not None:
+            yield _imbalance(pool, other, waiting, limits)
+        yield _queue(pool, waiting, queues.growth_per_minute((pool.model, pool.phase)), limits)
+        if pool.phase == "decode":
+            yield _kv_wait(pool, limits)
+
+
+def _imbalance(starved: Pool, other: Pool, waiting: float, limits: Limits) -> Sign:
+    """One phase has more than it can do while the other has nothing to do."""
+    labels = _labels(starved)
+    if not (starved.covered_ns and other.covered_ns):
+        return Sign(Name.IMBALANCE, labels, None, "telemetry does not tell")
+    busy = starved.busy_ns / starved.covered_ns
+    idle = 1 - (other.busy_ns + other.kv_wait_ns) / other.covered_ns
+    queued = Grade.FIRE if waiting >= 1 else Grade.HOLD  # a queue that is empty for a moment ends nothing
+    grade = min(limits.busy.grade(busy), limits.idle.grade(idle), queued)
+    reason = (
+        f"{starved.phase} {busy:.0%} busy with {amount(waiting)} {starved.unit} queued, "
+        f"{other.phase} {other.busy_ns / other.covered_ns:.0%}"
+    )
+    if grade is Grade.FIRE:
+        reason += f": {advice(starved, other)}"
+    return Sign(Name.IMBALANCE, labels, grade, reason)
+
+
+def advice(starved: Pool, other: Pool) -> str:
+    """What moving workers would do, from nothing but how busy they are. Both pools are covered."""
+    if other.workers == 1:
+        return f"its only {other.phase} worker cannot move; as mixed it would take prompts too"
+    work, lent = (pool.busy_ns / pool.covered_ns * pool.workers for pool in (starved, other))
+    # So many that both pools are equally busy afterwards, were the work the same.
+    even = (work * other.workers - lent * starved.workers) / (work + lent)
+    count = min(max(int(even), 1), other.workers - 1)
+    return (
+        f"moving {count} of {other.workers} {other.phase} workers gives {starved.phase} "
+        f"{count / starved.workers:.0%} more and leaves {other.phase} {min(lent / (other.workers - count), 1):.0%} busy"
+    )
+
+
+def _queue(pool: Pool, waiting: float, growth_per_minute: float, limits: Limits) -> Sign:
+    """It is long, and grows by as much a minute as makes it long."""
+    long = max(pool.gpus, 1) * (limits.queue_tokens if pool.phase == "prefill" else limits.queue_sequences)
+    if waiting < long / 2 or growth_per_minute < long / 10:
+        grade = Grade.CLEAR
+    else:
+        grade = Grade.FIRE if waiting >= long and growth_per_minute >= long else Grade.HOLD
+    reason = (
+        f"{amount(waiting)} {pool.unit} wait for {pool.phase} on {pool.gpus} GPUs, "
+        f"{'+' if growth_per_minute >= 0 else '-'}{amount(abs(growth_per_minute))} a minute"
+    )
+    return Sign(Name.QUEUE_GROWING, _labels(pool), grade, reason)
+
+
+def _kv_wait(pool: Pool, limits: Limits) -> Sign:
+    labels: Labels = (("model", pool.model),)
+    if not pool.covered_ns:
+        return Sign(Name.KV_TRANSFER_BOUND, labels, None, "telemetry does not tell")
+    share = pool.kv_wait_ns / pool.covered_ns
+    reason = f"decode workers wait for KV blocks {share:.0%} of the time, {pool.busy_ns / pool.covered_ns:.0%} busy"
+    return Sign(Name.KV_TRANSFER_BOUND, labels, limits.kv_wait.grade(share), reason)
+
+
+def _labels(pool: Pool) -> Labels:
+    return (("model", pool.model), ("phase", pool.phase))
+
+
+def amount(number: float) -> str:
+    """As people read it: 7, 41k, 2.3M."""
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.{0 if number >= 10 * size else 1}f}{unit}"
+    return f"{number:.0f}"

@@ -1,0 +1,42 @@
+"""Alerts, and how telling of them goes, as Prometheus metrics."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from libs.contracts import metric_names as names
+from services.metrics.alerts.desk import AlertDesk
+from services.metrics.alerts.rules import Name
+from services.metrics.alerts.webhook import Webhook
+
+
+class AlertCollector(Collector):
+    """As of each scrape."""
+
+    def __init__(self, desk: AlertDesk, webhooks: Sequence[Webhook]) -> None:
+        self._desk = desk
+        self._webhooks = webhooks
+
+    def collect(self) -> Iterator[Metric]:
+        """Every alert there is has a sample, so that 0 is told."""
+        firing = Counter(alert.name for alert in self._desk.book.firing())
+        gauge = GaugeMetricFamily(names.ALERTS_FIRING, "Alerts that fire.", labels=("alert",))
+        for name in Name:
+            gauge.add_metric((name,), firing[name])
+        yield gauge
+        yield CounterMetricFamily(names.ALERT_CHANGES_TOTAL, "Alerts that fired or ended.", self._desk.book.count)
+        yield CounterMetricFamily(
+            names.ALERT_UNFOLLOWED_TOTAL, "Signs of subjects for which there was no room.", self._desk.unfollowed_signs
+        )
+        posts = CounterMetricFamily(names.ALERT_POSTS_TOTAL, "Posts to webhooks.", labels=("result",))
+        for result in ("ok", "failed"):
+            posts.add_metric((result,), sum(webhook.posts[result] for webhook in self._webhooks))
+        yield posts
+        yield CounterMetricFamily(
+            names.ALERT_POSTS_DROPPED_TOTAL,
+            "Ended alerts that a webhook was never told of, because too many waited.",
+            sum(webhook.dropped_alerts for webhook in self._webhooks),
+        )

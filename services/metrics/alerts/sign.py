@@ -1,0 +1,23 @@
+"""What a rule says of a subject at a moment. Pure."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from services.metrics.alerts.grade import Grade
+from services.metrics.alerts.rules import Name
+
+Severity = Literal["warning", "critical"]
+Labels = tuple[tuple[str, str], ...]
+"""What an alert is about, e.g. (("model", "m"), ("phase", "prefill"))."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """One subject's grade, with the figures behind it in words."""
+
+    name: Name
+    labels: Labels
+    grade: Grade | None
+    """None: nothing is known now, so nothing changes."""
+    reason: str
+    severity: Severity = "warning"

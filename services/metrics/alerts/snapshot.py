@@ -1,0 +1,78 @@
+"""What alerts are decided from: depths, shares and latencies at a moment. Pure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The workers of one model that serve one phase: those of role prefill, or those of roles decode and mixed."""
+
+    model: str
+    phase: str
+    workers: int
+    gpus: int
+    covered_ns: int
+    """GPU-ns of the window that telemetry tells of."""
+    busy_ns: int
+    kv_wait_ns: int
+    waiting: int
+    """Prompt tokens still to compute of prefill, sequences not yet running of decode."""
+
+    @property
+    def unit(self) -> str:
+        """What `waiting` counts."""
+        return "prompt tokens" if self.phase == "prefill" else "sequences"
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker at its last report."""
+
+    id: str
+    node: str
+    model: str
+    silent_ns: int
+    """Since its telemetry ended, beyond what is usual."""
+    left: bool
+    """It said that nothing comes any more."""
+    at_hand: int
+    """Sequences that it holds, running or not."""
+    since_step_ns: int
+    """From the end of its last finished step until its telemetry ended."""
+    kv_used: float | None
+    """Share of its KV blocks that sequences hold; None where it does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Requests of a window, and how many of them missed their target."""
+
+    total: int
+    bad: int
+
+    @property
+    def share(self) -> float:
+        """Of bad ones; 0 without any request."""
+        return self.bad / self.total if self.total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Burn:
+    """A service level of a model, over windows by their length in seconds."""
+
+    model: str
+    slo: str
+    """ttft or tpot."""
+    windows: dict[int, Count]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A moment."""
+
+    at_ns: int
+    pools: list[Pool]
+    workers: list[Worker]
+    burns: list[Burn]
+    silent_ns: int | None
+    """Since telemetry of any worker came; None before the first."""

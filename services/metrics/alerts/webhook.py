@@ -1,0 +1,92 @@
+"""Tells an Alertmanager, or anything that takes its API v2, of alerts: state, not messages, so that nothing is owed.
+
+Every post holds all that fire and what has ended since the last post that was taken. It is repeated while something
+fires, as Alertmanager wants, and tried again when it fails.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from typing import Final
+
+import httpx
+import structlog
+
+from libs.runtime.backoff import Backoff
+from libs.runtime.clock import Clock
+from services.metrics.alerts.book import MS_NS, Alert, AlertBook
+from services.metrics.alerts.wire import postable
+
+RESEND_S: Final = 60.0
+TIMEOUT_S: Final = 5.0
+FIRST_RETRY_S: Final = 0.5
+MAX_RETRY_S: Final = 30.0
+MAX_ENDED: Final = 1_000
+"""Ended alerts that wait to be told; the oldest goes, counted."""
+MAX_AT_ONCE: Final = 500
+"""Alerts in one post that fire; Alertmanager takes bodies of some MB."""
+
+log = structlog.get_logger()
+
+
+class Webhook:
+    """One receiver."""
+
+    def __init__(self, url: str, book: AlertBook, clock: Clock, *, cluster: str) -> None:
+        self._url = url
+        self._book = book
+        self._clock = clock
+        self._cluster = cluster
+        self._ended: dict[str, Alert] = {}
+        self._news = asyncio.Event()
+        self.page_url = ""
+        self.posts = {"ok": 0, "failed": 0}
+        self.dropped_alerts = 0
+
+    def tell(self, changed: Iterable[Alert]) -> None:
+        """Something has changed; the post follows at once."""
+        for alert in changed:
+            self._ended.pop(alert.id, None)  # what fires again is no longer over
+            if alert.state == "resolved":
+                self._ended[alert.id] = alert
+                if len(self._ended) > MAX_ENDED:
+                    del self._ended[next(iter(self._ended))]
+                    self.dropped_alerts += 1
+            self._news.set()
+
+    async def run(self) -> None:
+        """Post until cancelled."""
+        backoff = Backoff(first_s=FIRST_RETRY_S, max_s=MAX_RETRY_S)
+        async with httpx.AsyncClient(timeout=TIMEOUT_S, headers={"content-type": "application/json"}) as http:
+            while True:
+                await self._wait_for_news()
+                while error := await self._post(http):
+                    if not backoff.failures:
+                        log.warning("alerts are not taken", error=error)
+                    await asyncio.sleep(backoff.next_s())
+                backoff.reset()
+
+    async def _wait_for_news(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RESEND_S):
+                await self._news.wait()
+        self._news.clear()
+
+    async def _post(self, http: httpx.AsyncClient) -> str:
+        """Why it was not taken; empty when it was, or when there is nothing to tell."""
+        ended = dict(self._ended)
+        alerts = [*ended.values(), *self._book.firing()[:MAX_AT_ONCE]]
+        if not alerts:
+            return ""
+        body = postable(alerts, self._clock.now_ns() // MS_NS, cluster=self._cluster, page_url=self.page_url)
+        try:
+            answer = await http.post(self._url, content=body)
+            answer.raise_for_status()
+        except httpx.HTTPError as error:
+            self.posts["failed"] += 1
+            return repr(error)
+        self.posts["ok"] += 1
+        for alert_id, alert in ended.items():
+            if self._ended.get(alert_id) is alert:
+                del self._ended[alert_id]
+        return ""

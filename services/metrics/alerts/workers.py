@@ -1,0 +1,73 @@
+"""Signs of single workers: stuck, silent, out of KV blocks; and of telemetry as a whole. Pure."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from services.metrics.alerts.grade import Grade
+from services.metrics.alerts.limits import Limits
+from services.metrics.alerts.rules import Name
+from services.metrics.alerts.sign import Labels, Sign
+from services.metrics.alerts.snapshot import Snapshot, Worker
+
+ALL_SILENT_SHARE: Final = 0.5
+"""Of the time after which a worker counts as silent: when nobody was heard for so long, it is not the workers."""
+CLUSTER: Final[Labels] = (("scope", "cluster"),)
+
+
+class AtHand:
+    """Since when workers have work: one that has just been given some is not stuck yet."""
+
+    def __init__(self) -> None:
+        self._since_ns: dict[str, int] = {}
+
+    def note(self, snapshot: Snapshot) -> None:
+        """Enter a moment; workers that are not in it are forgotten."""
+        busy = (worker.id for worker in snapshot.workers if worker.at_hand)
+        self._since_ns = {worker_id: self._since_ns.get(worker_id, snapshot.at_ns) for worker_id in busy}
+
+    def for_ns(self, worker_id: str, now_ns: int) -> int:
+        """How long it has had work without a break; 0 when it has none."""
+        return now_ns - self._since_ns.get(worker_id, now_ns)
+
+
+def worker_signs(snapshot: Snapshot, at_hand: AtHand, limits: Limits) -> Iterator[Sign]:
+    """Of every worker. While nobody at all is heard, nothing is said of single workers."""
+    silent_s = (snapshot.silent_ns or 0) / 1e9
+    staying = sum(not worker.left for worker in snapshot.workers)
+    all_silent = silent_s >= ALL_SILENT_SHARE * limits.stale_s.fire and staying > 0
+    grade = limits.stale_s.grade(silent_s) if staying else Grade.CLEAR
+    reason = f"no telemetry has come from any of {staying} workers for {silent_s:.1f} s"
+    # Those that were heard last are forgotten in time; that ends no silence.
+    known = snapshot.workers or not silent_s
+    yield Sign(Name.TELEMETRY_STALE, CLUSTER, grade if known else None, reason, "critical")
+    for worker in snapshot.workers:
+        yield _stale(worker, limits, unknown=all_silent)
+        yield _stuck(worker, at_hand.for_ns(worker.id, snapshot.at_ns), limits)
+        if worker.kv_used is not None:
+            yield _kv_full(worker, worker.kv_used, limits)
+
+
+def _stale(worker: Worker, limits: Limits, *, unknown: bool) -> Sign:
+    silent_s = worker.silent_ns / 1e9
+    if worker.left:
+        return Sign(Name.TELEMETRY_STALE, _labels(worker), Grade.CLEAR, "the worker has left in good order")
+    grade = None if unknown else limits.stale_s.grade(silent_s)
+    return Sign(Name.TELEMETRY_STALE, _labels(worker), grade, f"no telemetry for {silent_s:.1f} s")
+
+
+def _stuck(worker: Worker, busy_ns: int, limits: Limits) -> Sign:
+    """It holds sequences, says so, and no step ends."""
+    since_s = min(worker.since_step_ns, busy_ns) / 1e9
+    silent = worker.silent_ns / 1e9 >= limits.stale_s.clear and not worker.left
+    grade = None if silent else limits.stuck_s.grade(since_s)
+    reason = f"no step has ended for {since_s:.1f} s with {worker.at_hand} sequences at hand"
+    return Sign(Name.WORKER_STUCK, _labels(worker), grade, reason, "critical")
+
+
+def _kv_full(worker: Worker, used: float, limits: Limits) -> Sign:
+    grade = Grade.CLEAR if worker.left else limits.kv_used.grade(used)
+    return Sign(Name.KV_CACHE_FULL, _labels(worker), grade, f"{used:.0%} of its KV blocks are held by sequences")
+
+
+def _labels(worker: Worker) -> Labels:
+    return (("model", worker.model), ("node", worker.node), ("worker", worker.id))

@@ -1,0 +1,120 @@
+"""Alerts over any course of signs: fire once, end once, never flap."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.metrics.alerts.burn import BUCKET_S, WINDOWS_S, BurnLog
+from services.metrics.alerts.grade import Grade, Threshold
+from services.metrics.alerts.machine import FLAP_NS, GAP_NS, Machine
+from services.metrics.alerts.rules import Name, Rule
+from services.metrics.alerts.sign import Sign
+
+S = 10**9
+NAME = Name.IMBALANCE
+FLOATS = st.floats(0, 1)
+THRESHOLDS = st.tuples(FLOATS, FLOATS).filter(lambda pair: pair[0] != pair[1])
+THRESHOLDS = THRESHOLDS.map(lambda pair: Threshold(max(pair), min(pair)))
+RULES = st.builds(Rule, st.integers(0, 20 * S), st.integers(0, 60 * S))
+SUBJECTS = st.sampled_from(("a", "b"))
+GRADES = st.sampled_from((*Grade, None))
+STEPS = st.tuples(st.integers(-S, 2 * GAP_NS), st.dictionaries(SUBJECTS, GRADES))
+COURSES = st.lists(STEPS, max_size=150)
+
+
+def sign(subject, grade):
+    return Sign(NAME, (("worker", subject),), grade, str(grade))
+
+
+def run(rule, course):
+    """[(at_ns, transition)] of a course of (ns since the last step, grades)."""
+    machine, now_ns, found = Machine({NAME: rule}), 10**18, []
+    for step_ns, grades in course:
+        now_ns += step_ns
+        found += [(now_ns, each) for each in machine.step(now_ns, [sign(*item) for item in grades.items()])]
+    return found
+
+
+@given(RULES, COURSES)
+def test_an_alert_never_fires_twice_without_ending_and_never_ends_without_firing(rule, course):
+    firing = {}
+    for now_ns, each in run(rule, course):
+        if each.ended_ns is None:
+            assert each.labels not in firing
+            firing[each.labels] = each
+        else:
+            fired = firing.pop(each.labels)
+            assert each.started_ns == fired.started_ns <= each.ended_ns == now_ns
+
+
+@given(RULES, COURSES)
+def test_it_fires_only_after_its_condition_has_held_and_ends_only_after_it_was_clear(rule, course):
+    since, now_ns, machine = {}, 10**18, Machine({NAME: rule})
+    last_ns = None
+    for step_ns, grades in course:
+        now_ns += step_ns
+        changed = machine.step(now_ns, [sign(*item) for item in grades.items()])
+        if last_ns is not None and now_ns <= last_ns:
+            assert not changed
+            continue
+        if last_ns is not None and now_ns - last_ns > GAP_NS:
+            since = {}
+        last_ns = now_ns
+        since = {
+            (subject, grade): since.get((subject, grade), now_ns)
+            for subject, grade in grades.items()
+            if grade is not None
+        }
+        for each in changed:
+            subject = dict(each.labels)["worker"]
+            if each.ended_ns is None:
+                assert now_ns - since[subject, Grade.FIRE] >= rule.for_ns
+            elif "not heard of" not in each.reason:
+                assert now_ns - since[subject, Grade.CLEAR] >= rule.clear_ns
+
+
+@given(THRESHOLDS, RULES, st.lists(FLOATS, max_size=100), st.integers(1, S))
+def test_a_figure_that_only_grows_fires_once_at_most_and_never_ends(threshold, rule, values, step_ns):
+    course = [(step_ns, {"a": threshold.grade(value)}) for value in sorted(values)]
+    found = run(rule, course)
+    assert [each.ended_ns for _, each in found] in ([], [None])
+
+
+@given(THRESHOLDS, RULES, st.lists(FLOATS, max_size=100), st.integers(1, S))
+def test_a_figure_that_only_falls_ends_once_at_most(threshold, rule, values, step_ns):
+    course = [(step_ns, {"a": threshold.grade(value)}) for value in sorted(values, reverse=True)]
+    assert [each.ended_ns is None for _, each in run(rule, course)] in ([], [True], [True, False])
+
+
+@given(THRESHOLDS, st.lists(FLOATS, max_size=100))
+def test_a_figure_that_stays_between_the_thresholds_changes_nothing(threshold, values):
+    between = [threshold.clear + (threshold.fire - threshold.clear) * value for value in values]
+    course = [(S, {"a": threshold.grade(value)}) for value in between if threshold.clear < value < threshold.fire]
+    assert run(Rule(0, 0), course) == []
+    fired = run(Rule(0, 0), [(S, {"a": Grade.FIRE}), *course])
+    assert [each.ended_ns for _, each in fired] == [None]
+
+
+@given(st.lists(st.sampled_from(Grade), min_size=600, max_size=600), st.integers(1, 6))
+def test_whatever_a_figure_does_an_alert_fires_a_few_times_an_hour_at_most(grades, length):
+    """Clear for 30 s at first, then 60, 120, 240, 480, 480 ...: at most 8 fires in any half hour, 14 in an hour."""
+    rule = Rule(0, 30 * S)
+    course = [(S, {"a": grade}) for grade in grades for _ in range(length)]
+    fires = [now_ns for now_ns, each in run(rule, course) if each.ended_ns is None]
+    assert all(sum(0 <= other - start < FLAP_NS for other in fires) <= 8 for start in fires)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5_000), st.booleans()), max_size=200), st.integers(0, 400_000))
+def test_burn_windows_count_what_ended_in_them_to_a_bucket(requests, after_s):
+    log, now_s, ends = BurnLog(), 1_700_000_000, []
+    for step_s, bad in requests:
+        now_s += step_s
+        log.add("m", "ttft", now_s * S, bad=bad)
+        ends.append((now_s // BUCKET_S, bad))
+    now_s += after_s
+    for burn in log.burns(now_s * S):
+        for window_s in WINDOWS_S:
+            inside = [bad for bucket, bad in ends if now_s // BUCKET_S - bucket < window_s // BUCKET_S]
+            counted = burn.windows[window_s]
+            assert (counted.total, counted.bad) == (len(inside), Counter(inside)[True])

@@ -1,0 +1,359 @@
+"""What each alert fires on and what it says, over real snapshots; and how alerts are told to others."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+from libs.bus.port import Record
+from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import ALERT_STATE_FIRING, ALERT_STATE_RESOLVED
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
+    OUTCOME_CLIENT_GONE,
+    OUTCOME_FAILED,
+    OUTCOME_OK,
+    OUTCOME_REJECTED,
+    RequestEvent,
+)
+from libs.contracts.topics import REQUESTS, STEPS
+from libs.runtime.http import bind, serve_http
+from libs.runtime.tasks import TaskOwner
+from libs.telemetry.split import prefill_share
+from libs.testing.clock import ManualClock
+from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
+from libs.testing.wait import until
+from services.metrics.alerts import webhook as webhook_module
+from services.metrics.alerts.book import AlertBook
+from services.metrics.alerts.desk import AlertDesk
+from services.metrics.alerts.machine import Transition
+from services.metrics.alerts.pools import advice, amount
+from services.metrics.alerts.rules import Name
+from services.metrics.alerts.snapshot import Pool
+from services.metrics.alerts.verdict import verdicts
+from services.metrics.alerts.webhook import Webhook
+from services.metrics.alerts.wire import alert_event, postable
+from services.metrics.prometheus import RequestMetrics
+from services.metrics.settings import MetricsSettings
+from services.metrics.state import MetricsState
+
+SETTINGS = MetricsSettings(alert_for_ms=1_000, alert_clear_ms=2_000, alert_queue_tokens=1_000)
+
+
+class Cluster:
+    """The service's state and watch over workers that send a batch every 100 ms, all in virtual time."""
+
+    def __init__(self, settings=SETTINGS):
+        self.state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()))
+        self.desk = AlertDesk(self.state, settings.alert_limits(), lag_ns=0)
+        self.now_ms = 0
+        self.sequences = {}
+        self.told = []
+        self.desk.tell.append(self.told.extend)
+
+    def run(self, seconds, *workers):
+        """Each worker is (id, role, busy share, load) and what else `step_batch` takes; returns what changed."""
+        before = len(self.told)
+        for _ in range(round(seconds * 10)):
+            start_ms, self.now_ms = self.now_ms, self.now_ms + 100
+            for worker_id, role, busy, load, *more in workers:
+                number = self.sequences[worker_id] = self.sequences.get(worker_id, -1) + 1
+                kind = {"prefill": 8} if role == "prefill" else {"decode": 1}
+                steps = [step(start_ms, start_ms + 100 * busy, **kind)] if busy else []
+                batch = step_batch(
+                    number, (start_ms, self.now_ms), steps, worker=worker_id, role=role, load=Load(**load)
+                )
+                for key, value in (more[0] if more else {}).items():
+                    if key == "kv_waits":
+                        batch.kv_waits.extend(value(start_ms))
+                    else:
+                        setattr(batch, key, value)
+                self.state.take(Record(STEPS, worker_id, batch, 0, 0), at(self.now_ms))
+            self.state.history.advance(at(self.now_ms))
+            self.desk.look(at(self.now_ms))
+        return [(alert.name, alert.state, alert.labels) for alert in self.told[before:]]
+
+    @property
+    def reasons(self):
+        return {alert.name: alert.reason for alert in self.desk.book.firing()}
+
+
+def prefill(busy, waiting=0, tokens=0, worker="prefill-0"):
+    return (worker, "prefill", busy, {"running": 1, "waiting": waiting, "waiting_prefill_tokens": tokens})
+
+
+def decode(busy, worker="decode-0", **load):
+    return (worker, "decode", busy, load)
+
+
+def test_a_busy_phase_with_work_waiting_beside_an_idle_one_is_an_imbalance_until_it_is_over():
+    cluster = Cluster()
+    starved = prefill(0.97, 3, 900), decode(0.12), decode(0.12, "decode-1"), decode(0.12, "decode-2")
+    labels = {"model": "sim", "phase": "prefill"}
+    assert cluster.run(4, *starved) == [("FulcrumImbalance", "firing", labels)]
+    assert cluster.reasons["FulcrumImbalance"] == (
+        "prefill 97% busy with 900 prompt tokens queued, decode 12%: moving 1 of 3 decode workers gives prefill 100% "
+        "more and leaves decode 18% busy"
+    )
+    assert cluster.run(6, prefill(0.5), *starved[1:]) == [("FulcrumImbalance", "resolved", labels)]
+    assert cluster.told[-1].ended_because.startswith("prefill 50% busy with 0 prompt tokens queued")
+
+
+def test_decode_can_be_the_starved_one():
+    cluster = Cluster()
+    labels = {"model": "sim", "phase": "decode"}
+    changed = cluster.run(4, prefill(0.05), decode(1.0, running=64, waiting=5))
+    assert changed == [("FulcrumImbalance", "firing", labels)]
+    assert cluster.reasons["FulcrumImbalance"].endswith(
+        "5 sequences queued, prefill 5%: its only prefill worker cannot move; as mixed it would take prompts too"
+    )
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        (prefill(1.0), decode(0.1)),
+        (prefill(1.0, 3, 900), decode(0.9)),
+        (prefill(0.5, 3, 900), decode(0.1)),
+        (decode(1.0, waiting=9),),
+    ],
+    ids=["busy without a queue", "both busy", "room left", "one phase only"],
+)
+def test_what_is_healthy_is_no_imbalance(workers):
+    assert Cluster().run(5, *workers) == []
+
+
+@pytest.mark.parametrize(("workers", "count"), [(2, 1), (4, 3), (10, 4)])
+def test_advice_evens_the_pools_out_and_leaves_a_worker(workers, count):
+    starved = Pool("m", "prefill", 2, 2, 100, 100, 0, 50)
+    other = Pool("m", "decode", workers, workers, 100, 0 if workers < 10 else 20, 0, 0)
+    assert f"moving {count} of {workers} decode workers" in advice(starved, other)
+
+
+def test_a_queue_that_grows_is_told_and_one_that_only_stands_is_not():
+    cluster = Cluster()
+    for second in range(40):
+        changed = cluster.run(1, prefill(1.0, 9, 500 * second), decode(0.9))
+        if changed:
+            break
+    assert changed == [("FulcrumQueueGrowing", "firing", {"model": "sim", "phase": "prefill"})]
+    assert "a minute" in cluster.reasons["FulcrumQueueGrowing"]
+    standing = prefill(1.0, 9, 500 * second)
+    assert cluster.run(45, standing, decode(0.9))[-1][1] == "resolved"
+
+
+def test_time_lost_to_kv_transfers_is_told():
+    cluster = Cluster()
+
+    def waits(start_ms):
+        return step_batch(0, (start_ms, start_ms + 100), waits_ms=[(start_ms + 50, start_ms + 90)]).kv_waits
+
+    changed = cluster.run(4, prefill(0.5), (*decode(0.5, running=1), {"kv_waits": waits}))
+    assert changed == [("FulcrumKvTransferBound", "firing", {"model": "sim"})]
+    assert cluster.reasons["FulcrumKvTransferBound"] == "decode workers wait for KV blocks 40% of the time, 50% busy"
+
+
+def test_a_worker_whose_kv_blocks_are_nearly_all_held_is_told():
+    cluster = Cluster()
+    full = (*decode(0.5, running=1, free_kv_blocks=3), {"kv_blocks": 100})
+    labels = {"model": "sim", "node": "node-a", "worker": "decode-0"}
+    assert cluster.run(3, full) == [("FulcrumKvCacheFull", "firing", labels)]
+    assert cluster.reasons["FulcrumKvCacheFull"] == "97% of its KV blocks are held by sequences"
+    half = (*decode(0.5, running=1, free_kv_blocks=50), {"kv_blocks": 100})
+    assert cluster.run(4, half) == [("FulcrumKvCacheFull", "resolved", labels)]
+
+
+def test_a_worker_with_work_of_which_no_step_ends_is_stuck_and_one_at_rest_is_not():
+    cluster = Cluster()
+    resting = decode(0)
+    assert cluster.run(15, resting) == []
+    labels = {"model": "sim", "node": "node-a", "worker": "decode-0"}
+    assert cluster.run(9, decode(0, running=2)) == []
+    assert cluster.run(2, decode(0, running=2)) == [("FulcrumWorkerStuck", "firing", labels)]
+    assert cluster.told[-1].severity == "critical"
+    assert cluster.run(4, decode(0.5, running=2)) == [("FulcrumWorkerStuck", "resolved", labels)]
+
+
+def test_a_worker_that_falls_silent_is_stale_and_not_stuck_and_one_that_leaves_is_neither():
+    cluster = Cluster()
+    both = decode(0.5, "decode-0", running=1), decode(0.5, "decode-1", running=1)
+    cluster.run(2, *both)
+    labels = {"model": "sim", "node": "node-a", "worker": "decode-1"}
+    assert cluster.run(20, both[0]) == [("FulcrumTelemetryStale", "firing", labels)]
+    assert cluster.reasons["FulcrumTelemetryStale"] == "no telemetry for 3.0 s"
+    assert cluster.run(4, *both) == [("FulcrumTelemetryStale", "resolved", labels)]
+    cluster.run(0.1, both[0], (*both[1], {"last": True}))
+    assert cluster.run(70, both[0]) == []
+
+
+def test_when_nobody_is_heard_one_alert_tells_it_and_lasts_until_somebody_is():
+    cluster = Cluster()
+    many = [decode(0.5, f"decode-{number}", running=1) for number in range(20)]
+    cluster.run(2, *many)
+    assert cluster.run(100) == [("FulcrumTelemetryStale", "firing", {"scope": "cluster"})]
+    assert "any of 20 workers" in cluster.reasons["FulcrumTelemetryStale"]
+    assert cluster.run(4, *many) == [("FulcrumTelemetryStale", "resolved", {"scope": "cluster"})]
+
+
+def finished(number, *, ttft_ms=10, tpot_ms=1, **more):
+    fields = {
+        "request_id": str(number), "model": "m", "arrival_unix_ns": ORIGIN_NS, "output_tokens": 11,
+        "ttft_ns": ttft_ms * MS, "decode_ns": 10 * tpot_ms * MS, "outcome": OUTCOME_OK,
+        "ttft_deadline_unix_ns": ORIGIN_NS + 100 * MS, "tpot_target_us": 2_000,
+    }  # fmt: skip
+    return RequestEvent(**{**fields, **more})
+
+
+@pytest.mark.parametrize(
+    ("event", "kept"),
+    [
+        (finished(0), {"ttft": False, "tpot": False}),
+        (finished(0, ttft_ms=101), {"ttft": True, "tpot": False}),
+        (finished(0, tpot_ms=3), {"ttft": False, "tpot": True}),
+        (finished(0, outcome=OUTCOME_FAILED, ttft_ms=0, output_tokens=0), {"ttft": True}),
+        (finished(0, outcome=OUTCOME_REJECTED, error_code="queue_full", ttft_ms=0, output_tokens=0), {"ttft": True}),
+        (finished(0, outcome=OUTCOME_REJECTED, error_code="invalid_request", ttft_ms=0, output_tokens=0), {}),
+        (finished(0, outcome=OUTCOME_CLIENT_GONE, ttft_ms=0, output_tokens=0), {}),
+        (finished(0, ttft_deadline_unix_ns=0, tpot_target_us=0), {}),
+    ],
+)
+def test_a_request_is_judged_by_its_own_targets(event, kept):
+    assert dict(verdicts(event)) == kept
+
+
+def test_a_budget_that_burns_fast_over_both_windows_is_told_and_is_over_when_it_stops():
+    cluster = Cluster()
+
+    def requests(count, **more):
+        for number in range(count):
+            cluster.state.take(
+                Record(REQUESTS, "k", finished(f"{cluster.now_ms}-{number}", **more), 0, 0), at(cluster.now_ms)
+            )
+
+    requests(15, ttft_ms=500)
+    assert cluster.run(1) == []
+    requests(15, ttft_ms=500)
+    assert cluster.run(1) == [("FulcrumSloBurn", "firing", {"model": "m", "slo": "ttft"})]
+    assert cluster.reasons["FulcrumSloBurn"] == (
+        "30 of 30 requests in 1 h missed TTFT: 100.0x what 99.00% allows, 100.0x in 5 min"
+    )
+    assert cluster.told[-1].severity == "critical"
+    cluster.now_ms += 10_000_000
+    cluster.run(1)
+    requests(5000)
+    assert cluster.run(3)[-1] == ("FulcrumSloBurn", "resolved", {"model": "m", "slo": "ttft"})
+
+
+def test_amounts_read_well():
+    assert [amount(number) for number in (0, 7, 999, 1_234, 41_200, 2_300_000)] == [
+        "0",
+        "7",
+        "999",
+        "1.2k",
+        "41k",
+        "2.3M",
+    ]
+
+
+FIRED = Transition(Name.IMBALANCE, (("model", "m"), ("phase", "prefill")), "warning", "busy", 10**18, None)
+ENDED = replace(FIRED, reason="calm", ended_ns=10**18 + 5 * 10**9)
+
+
+def test_an_alert_goes_over_the_wire_with_its_state_labels_and_runbook():
+    book = AlertBook()
+    (fired,) = book.enter([FIRED])
+    (ended,) = book.enter([ENDED])
+    assert fired.id == ended.id == 'FulcrumImbalance{model="m",phase="prefill"}'
+    assert (book.firing(), book.newest(5)) == ([], [ended, fired])
+    events = [alert_event(alert, "metrics-a", 7) for alert in (fired, ended)]
+    assert [event.state for event in events] == [ALERT_STATE_FIRING, ALERT_STATE_RESOLVED]
+    assert [(event.reason, event.ended_unix_ns) for event in events] == [("busy", 0), ("calm", ENDED.ended_ns)]
+    posted = json.loads(postable([fired, ended], 10**12, cluster="blue", page_url="http://page"))
+    assert posted[0]["labels"] == {
+        "alertname": "FulcrumImbalance", "severity": "warning", "cluster": "blue", "model": "m", "phase": "prefill",
+    }  # fmt: skip
+    assert posted[1] | {"annotations": None} == posted[0] | {"annotations": None, "endsAt": "2001-09-09T01:46:45.000Z"}
+    assert posted[0]["endsAt"] == "2001-09-09T01:50:40.000Z"
+    assert posted[1]["annotations"] == {"summary": "calm", "runbook_url": "/runbook/FulcrumImbalance"}
+
+
+class Receiver:
+    """Takes posts, after refusing as many as it is told to."""
+
+    def __init__(self, refuses=0):
+        self.posts = []
+        self.refuses = refuses
+
+    async def post(self, request):
+        if self.refuses:
+            self.refuses -= 1
+            return Response(status_code=503)
+        self.posts.append(await request.json())
+        return Response()
+
+    def app(self):
+        return Starlette(routes=[Route("/api/v2/alerts", self.post, methods=["POST"])])
+
+
+async def test_a_webhook_gets_fire_and_end_though_it_refuses_at_first(monkeypatch):
+    monkeypatch.setattr(webhook_module, "FIRST_RETRY_S", 0.01)
+    receiver, book, tasks = Receiver(refuses=2), AlertBook(), TaskOwner()
+    try:
+        async with serve_http(receiver.app(), bind("127.0.0.1", 0, "PORT"), tasks=tasks) as url:
+            webhook = Webhook(f"{url}/api/v2/alerts", book, ManualClock(10**18), cluster="blue")
+            tasks.spawn("webhook", webhook.run())
+            webhook.tell(book.enter([FIRED]))
+            await until(lambda: receiver.posts)
+            assert [alert["annotations"]["summary"] for alert in receiver.posts[0]] == ["busy"]
+            assert webhook.posts == {"failed": 2, "ok": 1}
+            webhook.tell(book.enter([ENDED]))
+            await until(lambda: len(receiver.posts) > 1)
+            assert [alert["annotations"]["summary"] for alert in receiver.posts[1]] == ["calm"]
+    finally:
+        await tasks.close()
+    assert tasks.error is None
+
+
+async def test_a_webhook_tells_again_of_what_fires_and_not_of_what_was_told_to_be_over(monkeypatch):
+    monkeypatch.setattr(webhook_module, "RESEND_S", 0.05)
+    receiver, book, tasks = Receiver(), AlertBook(), TaskOwner()
+    other = replace(FIRED, labels=(("model", "n"),))
+    try:
+        async with serve_http(receiver.app(), bind("127.0.0.1", 0, "PORT"), tasks=tasks) as url:
+            webhook = Webhook(f"{url}/api/v2/alerts", book, ManualClock(10**18), cluster="blue")
+            webhook.tell(book.enter([FIRED, other, ENDED]))
+            tasks.spawn("webhook", webhook.run())
+            await until(lambda: len(receiver.posts) > 2)
+        assert [len(post) for post in receiver.posts[:3]] == [2, 1, 1]
+    finally:
+        await tasks.close()
+
+
+async def test_a_webhook_that_is_away_holds_nothing_up_and_ends_with_its_task():
+    book, tasks = AlertBook(), TaskOwner()
+    webhook = Webhook("http://127.0.0.1:9/api/v2/alerts", book, ManualClock(10**18), cluster="blue")
+    tasks.spawn("webhook", webhook.run())
+    webhook.tell(book.enter([FIRED]))
+    await until(lambda: webhook.posts["failed"])
+    async with asyncio.timeout(2):
+        await tasks.close()
+    assert tasks.error is None
+
+
+def test_ended_alerts_that_nobody_takes_are_bounded_and_counted(monkeypatch):
+    monkeypatch.setattr(webhook_module, "MAX_ENDED", 3)
+    book = AlertBook()
+    webhook = Webhook("http://127.0.0.1:9", book, ManualClock(10**18), cluster="blue")
+    for number in range(5):
+        labels = (("model", str(number)),)
+        webhook.tell(book.enter([replace(FIRED, labels=labels), replace(ENDED, labels=labels)]))
+    assert webhook.dropped_alerts == 2
+
+
+def test_thresholds_that_do_not_stand_apart_are_refused():
+    with pytest.raises(ValueError, match=r"FULCRUM_METRICS_ALERT_IDLE_CLEAR=0\.7 must be below"):
+        MetricsSettings(alert_idle_clear=0.7)
