@@ -74,7 +74,9 @@ class KafkaBus:
         """Queue a record; at the bound the oldest is dropped and counted."""
         self._sender.put(encode(topic, self._cluster, value))
 
-    def subscribe(self, topics: Sequence[Topic], *, from_start: bool = False) -> AsyncIterator[Record]:
+    def subscribe(
+        self, topics: Sequence[Topic], *, from_start: bool = False, since_unix_ns: int | None = None
+    ) -> AsyncIterator[Record]:
         """All partitions, without a group; the end is where they end when reading has connected."""
         subscription = Subscription(
             self._servers,
@@ -82,6 +84,7 @@ class KafkaBus:
             self._cluster,
             self._client_id,
             from_start=from_start,
+            since_unix_ns=since_unix_ns,
             on_undecodable=self._count_undecodable,
         )
         return subscription.records(lambda: self._closed)

@@ -62,8 +62,14 @@ class Bus(Protocol):
         """Queue a record; at the bound the oldest is dropped and counted."""
         ...
 
-    def subscribe(self, topics: Sequence[Topic], *, from_start: bool = False) -> AsyncIterator[Record]:
-        """All partitions, without a group, from the end unless `from_start`; goes on through broker outages."""
+    def subscribe(
+        self, topics: Sequence[Topic], *, from_start: bool = False, since_unix_ns: int | None = None
+    ) -> AsyncIterator[Record]:
+        """All partitions, without a group, from the end unless `from_start`; goes on through broker outages.
+
+        `since_unix_ns`: from the first record that was published then or later, by its publisher's clock. Earlier ones
+        may come too: a broker that cannot look times up is read from its start.
+        """
         ...
 
     def stats(self) -> BusStats:

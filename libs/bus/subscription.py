@@ -1,7 +1,7 @@
 """The reading half of the bus: every partition of some topics, from one client to the next without a gap."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 import structlog
@@ -43,6 +43,7 @@ class Subscription:
         from_start: bool,
         on_undecodable: Callable[[], None],
         since: Sequence[int] = (),
+        since_unix_ns: int | None = None,
     ) -> None:
         """`since`: where to begin, by partition, as long as the broker has not forgotten everything."""
         self._servers = servers
@@ -52,6 +53,7 @@ class Subscription:
         self._from_start = from_start
         self._on_undecodable = on_undecodable
         self._since = since
+        self._since_unix_ns = since_unix_ns
         self._run = servers.run()
         self._positions: dict[TopicPartition, int] = {}
 
@@ -145,7 +147,7 @@ class Subscription:
         """Read exactly these partitions, the known ones on from where they are."""
         new = sorted(found - self._positions.keys())
         if new:
-            offsets = await (consumer.beginning_offsets(new) if self._from_start else consumer.end_offsets(new))
+            offsets = await self._first_offsets(consumer, new)
             for partition, offset in offsets.items():
                 known = partition.partition < len(self._since)
                 self._positions[partition] = max(offset, self._since[partition.partition]) if known else offset
@@ -154,3 +156,18 @@ class Subscription:
         consumer.assign(sorted(found))
         for partition, offset in self._positions.items():
             consumer.seek(partition, offset)
+
+    async def _first_offsets(
+        self, consumer: AIOKafkaConsumer, new: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, int]:
+        """Where to begin with partitions that are new to this subscription."""
+        at_a_time = self._since_unix_ns is not None and not self._from_start
+        if self._from_start or (at_a_time and self._servers.embedded):
+            beginning: Mapping[TopicPartition, int] = await consumer.beginning_offsets(new)
+            return beginning
+        ends: Mapping[TopicPartition, int] = await consumer.end_offsets(new)
+        if not at_a_time:
+            return ends
+        assert self._since_unix_ns is not None
+        found = await consumer.offsets_for_times(dict.fromkeys(new, self._since_unix_ns // 1_000_000))
+        return {partition: at.offset if (at := found.get(partition)) else ends[partition] for partition in new}

@@ -40,6 +40,7 @@ CLUSTER_GPUS: Final = "fulcrum_cluster_gpus"
 KV_TRANSFER_BYTES_TOTAL: Final = "fulcrum_kv_transfer_bytes_total"
 TELEMETRY_BATCHES_TOTAL: Final = "fulcrum_telemetry_batches_total"
 UNREVISED_WINDOWS_TOTAL: Final = "fulcrum_history_unrevised_windows_total"
+HISTORY_WRITE_FAILURES_TOTAL: Final = "fulcrum_history_write_failures_total"
 STREAM_READERS: Final = "fulcrum_stream_readers"
 STREAM_SKIPPED_TICKS_TOTAL: Final = "fulcrum_stream_skipped_ticks_total"
 

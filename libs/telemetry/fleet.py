@@ -34,6 +34,8 @@ class Fleet:
         self.hardware = Hardware()
         self.latest_arrival_ns: int | None = None
         """When the newest batch came, by the clock of this process."""
+        self.newest_cover_ns = 0
+        """The latest moment that any batch tells of."""
 
     def add(self, batch: StepBatch, now_ns: int) -> Taken:
         """Enter a worker's batch that came at `now_ns`."""
@@ -41,6 +43,7 @@ class Fleet:
         taken = Taken.MALFORMED if batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS else self._add(batch)
         self.batches[taken] += 1
         if taken is Taken.COUNTED:
+            self.newest_cover_ns = max(batch.covered_to_unix_ns, self.newest_cover_ns)
             self.hardware.add(batch)
             for transfer in batch.kv_transfers:
                 self.kv_bytes["shared_memory" if transfer.shared_memory else "grpc"] += transfer.bytes

@@ -11,28 +11,26 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from libs.telemetry.ring import NO_ROLE, Ring, Tier
 from libs.telemetry.timeline import PhaseTime
 
 COVERED, PREFILL, DECODE, KV_WAIT = range(4)
 """Places in the last axis of every array of times; idle is what the other three leave of covered."""
 MAX_WORKERS: Final = 4096
 FIRST_SLOTS: Final = 16
-NO_ROLE: Final = 0
 PROVISIONAL: Final = 0x80
 """Beside the role in the first tier: part of the time is a step that still runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tier:
-    """Windows of one length, and how many of them are kept."""
-
-    window_ns: int
-    windows: int
-
-
 SECOND_NS: Final = 1_000_000_000
-TIERS: Final = (Tier(SECOND_NS // 10, 1200), Tier(SECOND_NS, 3600), Tier(10 * SECOND_NS, 2160))
-"""Two minutes, an hour, six hours: 17 bytes a window and worker (33 in the last), 150 MB for 1,000 workers."""
+TIERS: Final = (
+    Tier(SECOND_NS // 10, 1200),
+    Tier(SECOND_NS, 3600),
+    Tier(10 * SECOND_NS, 2160),
+    Tier(60 * SECOND_NS, 2880),
+)
+"""Two minutes, an hour, six hours, two days: 17 bytes a window and worker (33 from 10 s on), 250 MB for 1,000
+workers once all of it has been lived through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,78 +59,24 @@ class Series:
     """[windows, workers]: part of the time is a step that still runs. Told in the first tier only."""
 
 
-class _Ring:
-    """One tier's windows, the oldest overwritten by the newest."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One window of a coarse tier, as it is kept elsewhere: of the workers that were there."""
 
-    def __init__(self, tier: Tier, slots: int) -> None:
-        self.tier = tier
-        # Nanoseconds of up to four seconds fit 32 bits.
-        kind = np.uint32 if tier.window_ns < 2**32 else np.int64
-        self._times: NDArray[np.uint32 | np.int64] = np.zeros((tier.windows, slots, 4), kind)
-        self._roles = np.zeros((tier.windows, slots), np.uint8)
-        self._starts = np.full(tier.windows, -1, np.int64)
-        self._newest = 0
-
-    def grow(self, slots: int) -> None:
-        """Room for more workers."""
-        held, used = self._starts >= 0, self._times.shape[1]
-        # Memory of windows and workers that are still to come is not touched, so it costs nothing yet.
-        times = np.zeros((self.tier.windows, slots, 4), self._times.dtype)
-        roles = np.zeros((self.tier.windows, slots), np.uint8)
-        times[held, :used] = self._times[held]
-        roles[held, :used] = self._roles[held]
-        self._times, self._roles = times, roles
-
-    def clear(self, slot: int) -> None:
-        """Forget a worker."""
-        self._times[:, slot] = 0
-        self._roles[:, slot] = NO_ROLE
-
-    def row(self, at_ns: int) -> int | None:
-        """Where the window that holds `at_ns` is kept, emptied if new; None for one too old to be kept."""
-        number = at_ns // self.tier.window_ns
-        if number <= self._newest - self.tier.windows:
-            return None
-        self._newest = max(number, self._newest)
-        row, start_ns = number % self.tier.windows, number * self.tier.window_ns
-        if self._starts[row] != start_ns:
-            self._starts[row] = start_ns
-            self._times[row] = 0
-            self._roles[row] = NO_ROLE
-        return int(row)
-
-    def get(self, row: int, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[slots, 4] int64."""
-        times: NDArray[np.int64] = self._times[row, slots].astype(np.int64)
-        return times
-
-    def add(self, row: int, slots: NDArray[np.int64], more: NDArray[np.int64]) -> None:
-        """Change a window by `more` [slots, 4], which may be negative as long as the sums are not."""
-        self._times[row, slots] = (self.get(row, slots) + more).astype(self._times.dtype)
-
-    def set_roles(self, row: int, slots: NDArray[np.int64], roles: NDArray[np.uint8], *, over: bool) -> None:
-        """Roles of workers in a window; those that are known already stay unless `over`."""
-        if not over:
-            known = self._roles[row, slots]
-            roles = np.where(known == NO_ROLE, roles, known)
-        self._roles[row, slots] = roles
-
-    def read(self, low_ns: int, high_ns: int, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-        """(starts, times, roles) of the windows in [low, high), zeros for those that are not kept."""
-        length = self.tier.window_ns
-        starts = np.arange(-(-low_ns // length), high_ns // length, dtype=np.int64) * length
-        rows = starts // length % self.tier.windows
-        kept = self._starts[rows] == starts
-        times = np.where(kept[:, None, None], self._times[rows][:, slots].astype(np.int64), 0)
-        roles = np.where(kept[:, None], self._roles[rows][:, slots], NO_ROLE)
-        return starts, times, roles.astype(np.uint8)
+    window_ns: int
+    start_ns: int
+    worker_ids: Sequence[str]
+    times_ns: NDArray[np.int64]
+    """[workers, 4] int64."""
+    roles: NDArray[np.uint8]
+    """[workers] uint8."""
 
 
 class RollUps:
     """The windows of all workers."""
 
     def __init__(self, tiers: Sequence[Tier] = TIERS) -> None:
-        self._rings = [_Ring(tier, FIRST_SLOTS) for tier in tiers]
+        self._rings = [Ring(tier, FIRST_SLOTS) for tier in tiers]
         self._slots: dict[str, int] = {}
         """By worker id, the longest unwritten first."""
         self._size = FIRST_SLOTS
@@ -166,6 +110,52 @@ class RollUps:
             if row is not None:
                 ring.add(row, slots, change)
                 ring.set_roles(row, slots, roles, over=newest)
+                ring.changed.add(start_ns - start_ns % ring.tier.window_ns)
+
+    def take_changed(self, before_ns: int) -> list[Kept]:
+        """Windows of the coarse tiers that were written since they were last taken, each with what was written of the
+        time before `before_ns`: what lies after is to be written again by whoever goes on from there.
+
+        A window that reaches beyond is taken again next time.
+        """
+        taken = []
+        for ring in self._rings[1:]:
+            length = ring.tier.window_ns
+            starts = sorted(start_ns for start_ns in ring.changed if start_ns < before_ns)
+            taken += [self._kept(ring, start_ns, before_ns) for start_ns in starts]
+            ring.changed.difference_update(start_ns for start_ns in starts if start_ns + length <= before_ns)
+        return taken
+
+    def give_back(self, windows: Sequence[Kept]) -> None:
+        """They could not be kept: to be taken again."""
+        for ring in self._rings[1:]:
+            starts = {kept.start_ns for kept in windows if kept.window_ns == ring.tier.window_ns}
+            ring.changed |= {start_ns for start_ns in starts if ring.holds(start_ns)}
+
+    def restore(self, kept: Kept) -> None:
+        """Put a window of a coarse tier back, in place of what is there; nothing for one that is too old."""
+        ring = next((ring for ring in self._rings[1:] if ring.tier.window_ns == kept.window_ns), None)
+        row = None if ring is None else ring.row(kept.start_ns)
+        if ring is None or row is None or not kept.worker_ids:
+            return
+        slots = np.array([self._slot(worker_id) for worker_id in kept.worker_ids], np.int64)
+        ring.add(row, slots, kept.times_ns - ring.get(row, slots))
+        ring.set_roles(row, slots, kept.roles, over=True)
+
+    def _kept(self, ring: Ring, start_ns: int, before_ns: int) -> Kept:
+        ids = self.worker_ids()
+        slots = np.array([self._slots[worker_id] for worker_id in ids], np.int64)
+        end_ns = start_ns + ring.tier.window_ns
+        _, times, roles = ring.read(start_ns, end_ns, slots)
+        _, later, _ = self._rings[0].read(max(before_ns, start_ns), max(end_ns, before_ns), slots)
+        there = np.flatnonzero(roles[0] != NO_ROLE)
+        return Kept(
+            ring.tier.window_ns,
+            start_ns,
+            [ids[place] for place in there],
+            (times[0] - later.sum(axis=0))[there],
+            roles[0][there],
+        )
 
     def worker_ids(self) -> list[str]:
         """Workers of which something was written, in order."""

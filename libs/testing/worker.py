@@ -53,7 +53,9 @@ class RecordingBus:
         assert isinstance(value, topic.value)
         self.published.append(value)
 
-    def subscribe(self, topics: Sequence[Topic], *, from_start: bool = False) -> AsyncIterator[Record]:
+    def subscribe(
+        self, topics: Sequence[Topic], *, from_start: bool = False, since_unix_ns: int | None = None
+    ) -> AsyncIterator[Record]:
         """Not what workers do."""
         raise NotImplementedError
 

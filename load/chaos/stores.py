@@ -205,7 +205,9 @@ class SimBus:
         self._published += 1
         self._store.broker.publish(self._node, value)
 
-    def subscribe(self, topics: Sequence[Topic], *, from_start: bool = False) -> AsyncIterator[Any]:
+    def subscribe(
+        self, topics: Sequence[Topic], *, from_start: bool = False, since_unix_ns: int | None = None
+    ) -> AsyncIterator[Any]:
         """Nobody here reads."""
         raise NotImplementedError
 

@@ -1,6 +1,7 @@
 """Wiring of the metrics service."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -11,6 +12,7 @@ from libs.contracts.topics import ALERTS
 from libs.runtime import status
 from libs.runtime.http import bind, serve_http
 from libs.runtime.service import Service
+from libs.telemetry.rollups import TIERS
 from libs.telemetry.split import prefill_share
 from services.metrics.alerts.book import Alert
 from services.metrics.alerts.desk import AlertDesk
@@ -18,8 +20,10 @@ from services.metrics.alerts.prometheus import AlertCollector
 from services.metrics.alerts.webhook import Webhook
 from services.metrics.alerts.wire import alert_event
 from services.metrics.api import make_api
+from services.metrics.history_file import HistoryFile
 from services.metrics.hub import Hub
 from services.metrics.ingest import ingest
+from services.metrics.keeping import Keeper
 from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.prometheus import LiveCollector, OccupancyCollector, RequestMetrics
 from services.metrics.settings import MetricsSettings
@@ -65,8 +69,14 @@ async def main(service: Service[MetricsSettings]) -> None:
         registry.register(exporter)
         takers.append(book.enter)
         service.tasks.spawn("traces", exporter.run())
+    keeper = open_keeper(settings, state)
     try:
-        service.tasks.spawn("ingest", ingest(bus, takers, clock))
+        since_unix_ns = None
+        if keeper is not None:
+            registry.register(keeper)
+            since_unix_ns = await keeper.restore()
+            service.tasks.spawn("history", keeper.run())
+        service.tasks.spawn("ingest", ingest(bus, takers, clock, since_unix_ns=since_unix_ns))
         service.tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns))
         await bus.start()
         api = make_api(state, hub, desk.book, clock, registry, lag_ns=lag_ns, live_lag_ns=live_lag_ns)
@@ -80,6 +90,8 @@ async def main(service: Service[MetricsSettings]) -> None:
             hub.close()  # or its readers would hold up the end of serving
     finally:
         await service.tasks.close()  # before what they read from
+        if keeper is not None:
+            await keeper.close()
         sock.close()
         await bus.close()
 
@@ -90,3 +102,10 @@ def _publisher(bus: Bus, metrics_id: str, incarnation: int) -> Callable[[list[Al
             bus.publish(ALERTS, alert_event(alert, metrics_id, incarnation))
 
     return publish
+
+
+def open_keeper(settings: MetricsSettings, state: MetricsState) -> Keeper | None:
+    """Raises StartupError where there is a file and it cannot be used."""
+    if not settings.history_file:
+        return None
+    return Keeper(state, HistoryFile(Path(settings.history_file).expanduser(), settings.cluster, TIERS[1:]))

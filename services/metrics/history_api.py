@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Response
 
 from libs.contracts.errors import InvalidRequest
 from libs.runtime.clock import Clock
-from libs.telemetry.rollups import Tier
+from libs.telemetry.ring import Tier
 from services.metrics.event_stream import EventStream
 from services.metrics.events import Event
 from services.metrics.hub import Hub
@@ -54,7 +54,7 @@ class HistoryApi:
         wanted, tier = parse_scope(scope), parse_tier(window)
         bounds_ns = self._bounds(tier, span, end_unix_ms)
         pieces = []
-        for piece in sums(self._state.fleet, self._state.rollups, wanted, tier, bounds_ns):
+        for piece in sums(self._state.members, self._state.rollups, wanted, tier, bounds_ns):
             pieces.append(piece)
             await asyncio.sleep(0)
         return history(pieces, wanted, tier.window_ns)

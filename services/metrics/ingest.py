@@ -10,9 +10,9 @@ Take = Callable[[Record, int], None]
 """Enters a record that came at a moment in Unix ns."""
 
 
-async def ingest(bus: Bus, takers: Sequence[Take], clock: Clock) -> None:
-    """Give every record from now on to each taker; ends with the bus."""
-    async for record in bus.subscribe((STEPS, REQUESTS, DECISIONS)):
+async def ingest(bus: Bus, takers: Sequence[Take], clock: Clock, *, since_unix_ns: int | None = None) -> None:
+    """Give every record from now on, or since a moment, to each taker; ends with the bus."""
+    async for record in bus.subscribe((STEPS, REQUESTS, DECISIONS), since_unix_ns=since_unix_ns):
         now_ns = clock.now_ns()
         for take in takers:
             take(record, now_ns)

@@ -12,13 +12,27 @@ from services.metrics.ticks import TickWriter
 TICK_NS: Final = 100_000_000
 
 
+REPLAY_NS: Final = 5_000_000_000
+"""How long a service that goes on with kept history waits at most for what the broker held meanwhile."""
+YOUNG_NS: Final = 1_000_000_000
+
+
 async def tick_forever(
     state: MetricsState, hub: Hub, writer: TickWriter, desk: AlertDesk, clock: Clock, *, lag_ns: int
 ) -> None:
-    """Write windows that ended `lag_ns` ago at each full 100 ms. A late round writes what it has missed."""
+    """Write windows that ended `lag_ns` ago at each full 100 ms. A late round writes what it has missed.
+
+    With kept history the first round waits until telemetry has come that is nearly as young as this call: windows
+    written before it would all be written again.
+    """
+    started_ns = clock.now_ns()
+    replayed = state.history.written_to_ns is None
     while True:
         await asyncio.sleep((TICK_NS - clock.now_ns() % TICK_NS) / 1e9)
-        tick(state, hub, writer, desk, clock.now_ns(), lag_ns=lag_ns)
+        now_ns = clock.now_ns()
+        replayed = replayed or state.fleet.newest_cover_ns >= started_ns - YOUNG_NS or now_ns > started_ns + REPLAY_NS
+        if replayed:
+            tick(state, hub, writer, desk, now_ns, lag_ns=lag_ns)
 
 
 def tick(state: MetricsState, hub: Hub, writer: TickWriter, desk: AlertDesk, now_ns: int, *, lag_ns: int) -> None:

@@ -6,23 +6,23 @@ from typing import Final
 
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.roles import ROLE_NAMES
-from libs.telemetry.fleet import Fleet
 from libs.telemetry.history import ROLE_NUMBERS
-from libs.telemetry.timeline import WorkerFacts
+from libs.telemetry.members import Member, Members
 
 ALLOWED: Final = f"cluster, model:NAME, pool:{'|'.join(ROLE_NAMES)}, node:NAME or worker:ID"
 MAX_NAMES: Final = 8
 """That an error lists of those there are."""
-_OF_WORKER: Final[dict[str, Callable[[WorkerFacts], str]]] = {
-    "model": lambda facts: facts.assignment.model,
-    "node": lambda facts: facts.node,
-    "worker": lambda facts: facts.worker_id,
+_OF_WORKER: Final[dict[str, Callable[[Member], str]]] = {
+    "model": lambda member: member.model,
+    "node": lambda member: member.node,
+    "worker": lambda member: member.worker_id,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is asked for. A pool is named by the role that a worker had in each window, all others by what it is now."""
+    """What is asked for. A pool is named by the role that a worker had in each window, all others by what it is now, or
+    was when last heard of."""
 
     text: str
     kind: str = "cluster"
@@ -33,12 +33,12 @@ class Scope:
         """The number of the pool's role in roll-ups; None where workers of every role count."""
         return ROLE_NUMBERS[self.name] if self.kind == "pool" else None
 
-    def of(self, fleet: Fleet, worker_ids: Sequence[str]) -> list[str]:
+    def of(self, members: Members, worker_ids: Sequence[str]) -> list[str]:
         """Those of the workers that may count. Raises InvalidRequest when there is nothing of that name."""
         attribute = _OF_WORKER.get(self.kind)
         if attribute is None:
             return list(worker_ids)
-        names = {worker_id: attribute(facts) for worker_id in worker_ids if (facts := fleet.facts(worker_id))}
+        names = {worker_id: attribute(member) for worker_id in worker_ids if (member := members.get(worker_id))}
         found = [worker_id for worker_id, name in names.items() if name == self.name]
         if not found:
             known = sorted(set(names.values()))

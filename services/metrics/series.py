@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.contracts.roles import ROLE_NAMES
-from libs.telemetry.fleet import Fleet
 from libs.telemetry.history import ROLE_NUMBERS
-from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, NO_ROLE, PREFILL, RollUps, Series, Tier
+from libs.telemetry.members import Members
+from libs.telemetry.ring import NO_ROLE, Tier
+from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL, RollUps, Series
 from services.metrics.scope import Scope
 
 CELLS_AT_ONCE: Final = 100_000
@@ -59,10 +60,10 @@ class Sums:
     provisional: NDArray[np.bool_]
 
 
-def sums(fleet: Fleet, rollups: RollUps, scope: Scope, tier: Tier, bounds_ns: tuple[int, int]) -> Iterator[Sums]:
+def sums(members: Members, rollups: RollUps, scope: Scope, tier: Tier, bounds_ns: tuple[int, int]) -> Iterator[Sums]:
     """A tier's windows within the bounds piece by piece, so that others get a turn between them."""
-    ids = scope.of(fleet, rollups.worker_ids())
-    gpus = {worker_id: facts.gpus for worker_id in ids if (facts := fleet.facts(worker_id))}
+    ids = scope.of(members, rollups.worker_ids())
+    gpus = {worker_id: member.gpus for worker_id in ids if (member := members.get(worker_id))}
     low_ns, high_ns = bounds_ns
     step_ns = max(CELLS_AT_ONCE // max(len(ids), 1), 1) * tier.window_ns
     for start_ns in range(low_ns, max(high_ns, low_ns + 1), step_ns):  # once even where there is nothing

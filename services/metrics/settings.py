@@ -27,6 +27,9 @@ class MetricsSettings(CommonSettings):
     sooner, a large one is revised less often."""
     gauge_window_ms: int = Field(15_000, ge=100, le=600_000)
     """Window of the Prometheus gauges: the scrape interval, so that no time falls between two scrapes."""
+    history_file: str = ""
+    """Where the history of two days is kept over restarts: a file on a disk of its own host, up to 0.3 MB a worker.
+    Empty: in memory alone."""
     traces_url: str = Field("", pattern=r"^(https?://\S+)?$")
     """Where traces of requests go: the OTLP/HTTP address of an OpenTelemetry collector, say
     http://collector:4318/v1/traces. Empty: no traces."""

@@ -8,6 +8,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Action, Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.history import History
+from libs.telemetry.members import Members
 from libs.telemetry.rollups import RollUps
 from libs.telemetry.timeline import PrefillShare, Taken
 from services.metrics.alerts.burn import BurnLog
@@ -26,7 +27,8 @@ class MetricsState:
     def __init__(self, prefill_share: PrefillShare, request_metrics: RequestMetrics) -> None:
         self.fleet = Fleet(prefill_share)
         self.rollups = RollUps()
-        self.history = History(self.fleet, self.rollups)
+        self.members = Members()
+        self.history = History(self.fleet, self.rollups, self.members)
         self.requests = RequestLog()
         self.burns = BurnLog()
         self.events = EventLog()

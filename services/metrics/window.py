@@ -4,7 +4,8 @@ import re
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest
-from libs.telemetry.rollups import TIERS, Tier
+from libs.telemetry.ring import Tier
+from libs.telemetry.rollups import TIERS
 from libs.telemetry.timeline import MAX_WINDOW_NS
 
 MIN_WINDOW_NS: Final = 100_000_000

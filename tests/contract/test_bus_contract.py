@@ -1,6 +1,7 @@
 """What the bus keeps to, over the embedded broker and Apache Kafka: limits of the former only as it declares them."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -41,12 +42,14 @@ async def bus(kafka: KafkaServer, cluster: str) -> AsyncIterator[KafkaBus]:
 
 
 @asynccontextmanager
-async def reading(bus: KafkaBus, topics: Sequence[Topic], *, from_start: bool = True) -> AsyncIterator[list[Record]]:
+async def reading(
+    bus: KafkaBus, topics: Sequence[Topic], *, from_start: bool = True, since_unix_ns: int | None = None
+) -> AsyncIterator[list[Record]]:
     """What a subscription yields, as it comes."""
     records: list[Record] = []
 
     async def read() -> None:
-        async for record in bus.subscribe(topics, from_start=from_start):
+        async for record in bus.subscribe(topics, from_start=from_start, since_unix_ns=since_unix_ns):
             records.append(record)  # noqa: PERF401  (it never ends)
 
     task = asyncio.get_running_loop().create_task(read())
@@ -92,6 +95,35 @@ async def test_order_holds_for_each_key(bus: KafkaBus) -> None:
     assert all(steps(records, worker) == list(range(300)) for worker in workers)
     assert bus.stats().published == 300 * len(workers)
     assert (bus.stats().buffered, bus.stats().dropped) == (0, 0)
+
+
+async def test_a_subscription_can_begin_at_a_moment(bus: KafkaBus) -> None:
+    publish_steps(bus, range(5))
+    await until(lambda: bus.stats().buffered == 0)
+    sent_ns = time.time_ns()
+    await until(lambda: time.time_ns() - sent_ns > 5_000_000)  # the broker tells milliseconds apart
+    since_unix_ns = time.time_ns()
+    publish_steps(bus, range(5, 10))
+    await until(lambda: bus.stats().buffered == 0)
+    async with reading(bus, [STEPS], from_start=False, since_unix_ns=since_unix_ns) as records:
+        await until(lambda: steps(records)[-1:] == [9])
+        publish_steps(bus, range(10, 12))
+        await until(lambda: steps(records)[-1:] == [11])
+    wanted = list(range(12)) if bus.capabilities.name == "embedded" else list(range(5, 12))
+    assert steps(records) == wanted
+
+
+async def test_after_the_last_record_a_subscription_begins_at_the_end(bus: KafkaBus) -> None:
+    publish_steps(bus, range(3))
+    await until(lambda: bus.stats().buffered == 0)
+    async with reading(bus, [STEPS], from_start=False, since_unix_ns=time.time_ns() + 10**10) as records:
+        number = 3
+        async with asyncio.timeout(10):
+            while not records:
+                publish_steps(bus, range(number, number + 1))
+                number += 1
+                await asyncio.sleep(0.05)
+    assert bus.capabilities.name == "embedded" or min(steps(records)) >= 3
 
 
 async def test_a_subscription_begins_at_the_end_unless_from_start(bus: KafkaBus) -> None:

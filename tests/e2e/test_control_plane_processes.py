@@ -268,3 +268,37 @@ async def test_a_port_in_use_is_one_clear_line_and_exit_code_2(tmp_path, cluster
             assert json.loads(out)["event"] == "failed"
             assert f"port {port} on 127.0.0.1 is in use" in err.decode().strip()
             assert len(err.decode().strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("stores", [pytest.param("real", marks=pytest.mark.kafka)], indirect=True)
+async def test_history_has_no_hole_and_nothing_twice_after_a_stop_and_a_kill(stores, cluster, tmp_path):
+    env = {"FULCRUM_METRICS_HISTORY_FILE": str(tmp_path / "history.sqlite")}
+    bounds: dict[str, int] = {}
+
+    def seconds(body: Any) -> list[float]:
+        """Coverage of whole seconds from the first to the last that was asked for."""
+        return [
+            coverage
+            for start_ms, coverage in zip(body["starts_unix_ms"], body["coverage"], strict=True)
+            if bounds["from_ms"] <= start_ms < bounds["to_ms"]
+        ]
+
+    def now_ms() -> int:
+        return SystemClock().now_ns() // MS
+
+    whole = {"window": "1s", "span": "1m"}
+    async with fake_worker(*stores, cluster):
+        async with control("metrics", *stores, cluster, **env) as metrics:
+            await metrics.until("/v1/occupancy", lambda body: body["coverage"] > 0.99, window="500ms")
+            bounds |= {"from_ms": -(-now_ms() // 1000) * 1000, "to_ms": now_ms() // 1000 * 1000 + 4000}
+            await metrics.until("/v1/occupancy/history", lambda body: seconds(body)[2:] > [0.99], **whole)
+            assert await metrics.stop() == 0
+        async with control("metrics", *stores, cluster, **env) as metrics:
+            await metrics.until("/v1/occupancy", lambda body: body["coverage"] > 0.99, window="500ms")
+            metrics.process.kill()
+            await metrics.process.wait()
+        async with control("metrics", *stores, cluster, **env) as metrics:
+            bounds["to_ms"] = now_ms() // 1000 * 1000
+            found = await metrics.until("/v1/occupancy/history", lambda body: seconds(body)[-1:] > [0.99], **whole)
+    assert len(seconds(found)) > 3
+    assert seconds(found) == [1.0] * len(seconds(found))

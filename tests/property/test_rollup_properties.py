@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.history import History
-from libs.telemetry.rollups import RollUps, Tier, Written
+from libs.telemetry.members import Members
+from libs.telemetry.ring import Tier
+from libs.telemetry.rollups import RollUps, Written
 from libs.telemetry.timeline import PhaseTime
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 
@@ -68,7 +70,7 @@ def test_a_length_that_no_tier_has_is_refused():
 def follow(batches, order, ends_ms):
     """Enter batches in an order, advancing as far as `ends_ms` says after each; the roll-ups."""
     fleet, rollups = Fleet(lambda _batch: lambda step: (1 << 23) if step.prefill_tokens else 0), RollUps()
-    history = History(fleet, rollups)
+    history = History(fleet, rollups, Members())
     history.advance(at(0))
     for index, end_ms in zip(order, ends_ms, strict=True):
         fleet.add(batches[index], at(100_000))
@@ -92,3 +94,54 @@ def test_late_batches_end_in_the_same_roll_ups_as_punctual_ones(order, ends_ms):
         want, found = (each.read(window_ns, ORIGIN_NS, at(3000)) for each in (punctual, late))
         assert np.array_equal(want.times_ns, found.times_ns)
         assert want.times_ns[:, 0, 0].sum() == 2000 * MS
+
+
+def coarse(rollups, end):
+    """What the coarse tiers hold, by tier and worker."""
+    found = {}
+    for tier in TIERS[1:]:
+        series = rollups.read(tier.window_ns, 0, end + tier.window_ns)
+        for place, worker in enumerate(series.worker_ids):
+            for start, times, role in zip(
+                series.starts_ns, series.times_ns[:, place], series.roles[:, place], strict=True
+            ):
+                if role or times.any():
+                    found[tier.window_ns, int(start), worker] = (*times.tolist(), int(role))
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from(WORKERS), times), max_size=60), st.data())
+def test_history_goes_on_after_a_restart_as_if_there_had_been_none(written, data):
+    """Windows are kept as of a moment; those after it are written again, as telemetry that is read again has it."""
+    written = [(index // 3 + number, worker, time) for index, (number, worker, time) in enumerate(written)]
+    stop = data.draw(st.integers(0, len(written)), label="stop")
+    saves = data.draw(st.sets(st.integers(0, stop)), label="saves") | {stop}
+    whole, before, file, from_ns = RollUps(TIERS), RollUps(TIERS), {}, 0
+    for index in range(stop + 1):
+        if index in saves:
+            newest = max((number for number, *_ in written[:index]), default=0)
+            from_ns = max((newest - 3) * 100, 0, from_ns)
+            taken = before.take_changed(from_ns)
+            if data.draw(st.booleans(), label="the disk is full") and index < stop:
+                before.give_back(taken)
+            else:
+                file |= {(kept.window_ns, kept.start_ns): kept for kept in taken}
+        if index < stop:
+            number, worker, time = written[index]
+            # What came late for a time that is in the file already is told to the file at the next save.
+            before.write(number * 100, [Written(worker, time, 1)])
+    after = RollUps(TIERS)
+    for kept in file.values():
+        after.restore(kept)
+    lived = {}
+    for number, worker, time in written:
+        lived[number, worker] = time
+        whole.write(number * 100, [Written(worker, time, 1)])
+    for (number, worker), time in sorted(lived.items(), key=lambda entry: entry[0]):
+        if number * 100 >= from_ns:
+            after.write(number * 100, [Written(worker, time, 1)])
+    end = 100 * max((number for number, *_ in written), default=0)
+    late = {n for n, *_ in written[stop:] if n * 100 < from_ns}
+    if not late:
+        assert coarse(after, end) == coarse(whole, end)

@@ -52,7 +52,7 @@ class Live:
     def history(self, scope="cluster", span_ms=(0, 400)):
         wanted = parse_scope(scope)
         bounds_ns = at(span_ms[0]), at(span_ms[1])
-        return history(list(sums(self.state.fleet, self.state.rollups, wanted, TIER, bounds_ns)), wanted, TICK_NS)
+        return history(list(sums(self.state.members, self.state.rollups, wanted, TIER, bounds_ns)), wanted, TICK_NS)
 
 
 @pytest.fixture

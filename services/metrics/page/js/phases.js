@@ -18,6 +18,7 @@ export const RANGES = {
   "15m": { window: "1s", windowMs: 1000, columns: 900 },
   "1h": { window: "10s", windowMs: 10000, columns: 360 },
   "6h": { window: "10s", windowMs: 10000, columns: 2160 },
+  "2d": { window: "60s", windowMs: 60000, columns: 2880 },
 };
 
 /** The four phases of sums as a list beside PHASES; they add exactly to covered. */

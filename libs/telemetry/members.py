@@ -1,0 +1,48 @@
+"""Who windows are of: kept for workers that have gone, so that what they did still counts where it belongs. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from libs.telemetry.rollups import MAX_WORKERS
+from libs.telemetry.timeline import WorkerFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker as last heard of."""
+
+    worker_id: str
+    node: str
+    model: str
+    gpus: int
+
+
+class Members:
+    """By worker id; of more than roll-ups keep, the longest silent is forgotten."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Member] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def enter(self, members: Iterable[Member]) -> None:
+        """What is known of them by now."""
+        for member in members:
+            self._known.pop(member.worker_id, None)
+            self._known[member.worker_id] = member
+        while len(self._known) > MAX_WORKERS:
+            del self._known[next(iter(self._known))]
+
+    def get(self, worker_id: str) -> Member | None:
+        """None for one that is not known."""
+        return self._known.get(worker_id)
+
+    def all(self) -> list[Member]:
+        """The longest silent first."""
+        return list(self._known.values())
+
+
+def member_of(facts: WorkerFacts) -> Member:
+    """From a worker's own words."""
+    return Member(facts.worker_id, facts.node, facts.assignment.model, facts.gpus)

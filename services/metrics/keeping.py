@@ -1,0 +1,89 @@
+"""Keeps history over restarts: what the file holds is put back at the start, what changes is written as time goes."""
+
+import asyncio
+import sqlite3
+from collections.abc import Iterable
+from typing import Final
+
+import structlog
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from libs.contracts import metric_names as names
+from services.metrics.history_file import HistoryFile, Snapshot
+from services.metrics.state import MetricsState
+
+log = structlog.get_logger()
+
+EVERY_S: Final = 5.0
+UNSETTLED_NS: Final = 2_000_000_000
+"""The newest windows are not written: late telemetry still changes them. After a restart they are made again from
+what the broker holds."""
+OVERLAP_NS: Final = 10_000_000_000
+"""Telemetry is read from so long before the end of the file: steps that began earlier, and clocks that differ."""
+
+
+class Keeper(Collector):
+    """Between one history and one file."""
+
+    def __init__(self, state: MetricsState, file: HistoryFile) -> None:
+        self._state = state
+        self._file = file
+        self._from_ns = 0
+        """Where this run began: what lies before is in the file, and is not told apart any more."""
+        self._failures = 0
+        self._failing = False
+
+    async def restore(self) -> int | None:
+        """Put back what the file holds; where telemetry is to be read from, in Unix ns, None for a new file.
+
+        Nothing else may use the state meanwhile.
+        """
+        written_to_ns = await asyncio.to_thread(self._restore)
+        return None if written_to_ns is None else written_to_ns - OVERLAP_NS
+
+    def _restore(self) -> int | None:
+        written_to_ns = self._file.written_to_ns()
+        if written_to_ns is not None:
+            self._state.members.enter(self._file.members())
+            for kept in self._file.windows():
+                self._state.rollups.restore(kept)
+            self._state.history.resume(written_to_ns)
+            self._from_ns = written_to_ns
+        return written_to_ns
+
+    async def run(self) -> None:
+        """Write every few seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            await self.save()
+
+    async def save(self) -> None:
+        """Write what has changed. A file that cannot be written costs what it would have held, and is tried again."""
+        newest_ns = self._state.history.written_to_ns
+        if newest_ns is None:
+            return
+        before_ns = max(newest_ns - UNSETTLED_NS, self._from_ns)
+        changed = self._state.rollups.take_changed(before_ns)
+        snapshot = Snapshot(before_ns, self._state.members.all(), changed)
+        try:
+            await asyncio.to_thread(self._file.save, snapshot)
+        except sqlite3.Error as error:
+            self._failures += 1
+            if not self._failing:
+                log.warning("history cannot be written, trying again", problem=str(error))
+            self._failing = True
+            self._state.rollups.give_back(changed)
+            return
+        self._failing = False
+
+    async def close(self) -> None:
+        """Write what is left, and leave the file. Once nothing writes history any more."""
+        await self.save()
+        await asyncio.to_thread(self._file.close)
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """How often it could not be written."""
+        yield CounterMetricFamily(
+            names.HISTORY_WRITE_FAILURES_TOTAL, "Times that history could not be written to its file.", self._failures
+        )
