@@ -27,6 +27,7 @@ WORKER_KV_USED_RATIO: Final = "fulcrum_worker_kv_used_ratio"
 WORKER_SINCE_STEP_SECONDS: Final = "fulcrum_worker_since_step_seconds"
 WORKER_POOL_FAULTS: Final = "fulcrum_worker_pool_faults"
 WORKER_TELEMETRY_AGE_SECONDS: Final = "fulcrum_worker_telemetry_age_seconds"
+NODE_CLOCK_OFFSET_SECONDS: Final = "fulcrum_node_clock_offset_seconds"
 WORKER_LOST_BATCHES: Final = "fulcrum_worker_telemetry_lost_batches"
 WORKER_DROPPED_BATCHES: Final = "fulcrum_worker_telemetry_dropped_batches"
 

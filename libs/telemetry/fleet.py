@@ -6,6 +6,7 @@ from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.perfmodel.utilisation import Effort
+from libs.telemetry.clocks import Clocks
 from libs.telemetry.hardware import Hardware
 from libs.telemetry.timeline import MAX_STEPS, PhaseTime, PrefillShare, Taken, Timeline, WorkerFacts
 
@@ -32,6 +33,7 @@ class Fleet:
         self.kv_bytes: Counter[str] = Counter()
         """Bytes handed over between workers, by way: "shared_memory" or "grpc"."""
         self.hardware = Hardware()
+        self.clocks = Clocks()
         self.latest_arrival_ns: int | None = None
         """When the newest batch came, by the clock of this process."""
         self.newest_cover_ns = 0
@@ -45,6 +47,7 @@ class Fleet:
         if taken is Taken.COUNTED:
             self.newest_cover_ns = max(batch.covered_to_unix_ns, self.newest_cover_ns)
             self.hardware.add(batch)
+            self.clocks.note(batch.node, batch.covered_to_unix_ns, now_ns)
             for transfer in batch.kv_transfers:
                 self.kv_bytes["shared_memory" if transfer.shared_memory else "grpc"] += transfer.bytes
         return taken

@@ -1,6 +1,6 @@
 """GPU time by phase over a window: of each worker, each model and the cluster. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -8,6 +8,9 @@ from libs.contracts.roles import role_name
 from libs.perfmodel.utilisation import Compute, Effort, utilisation
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.timeline import PhaseTime, WorkerFacts
+
+Spent = tuple[WorkerFacts, PhaseTime]
+"""A worker and its GPU time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +119,22 @@ class ModelOccupancy(Occupancy):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolOccupancy(Occupancy):
+    """The workers that have one role now."""
+
+    role: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOccupancy(Occupancy):
+    """The workers of one host."""
+
+    node: str
+    clock_offset_ms: float
+    """How far its clock seems ahead of the median host's, from when telemetry comes: good to some milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareGpu:
     """A GPU's own counters at their latest reading; null where GPU or driver do not tell."""
 
@@ -143,6 +162,8 @@ class ClusterOccupancy(Occupancy):
     """The end of the window."""
     workers: list[WorkerOccupancy]
     models: list[ModelOccupancy]
+    pools: list[PoolOccupancy]
+    nodes: list[NodeOccupancy]
     hardware: list[HardwareGpu]
     """GPUs whose counters were read in the last seconds; empty where none can be read."""
 
@@ -153,7 +174,7 @@ def cluster_occupancy(fleet: Fleet, end_ns: int, window_ns: int) -> ClusterOccup
         (facts, fleet.phases(facts.worker_id, end_ns - window_ns, end_ns).times(facts.gpus))
         for facts in fleet.listed(end_ns)
     ]
-    models = sorted({facts.assignment.model for facts, _ in spent})
+    offsets_ns = fleet.clocks.offsets_ns(end_ns)
     return ClusterOccupancy.of(
         *_sum(spent),
         window_ns,
@@ -170,12 +191,16 @@ def cluster_occupancy(fleet: Fleet, end_ns: int, window_ns: int) -> ClusterOccup
             for facts, time in spent
         ],
         models=[
-            ModelOccupancy.of(
-                *_sum([(facts, time) for facts, time in spent if facts.assignment.model == model]),
-                window_ns,
-                model=model,
-            )
-            for model in models
+            ModelOccupancy.of(*_sum(part), window_ns, model=model)
+            for model, part in _parts(spent, lambda facts: facts.assignment.model)
+        ],
+        pools=[
+            PoolOccupancy.of(*_sum(part), window_ns, role=role)
+            for role, part in _parts(spent, lambda facts: role_name(facts.assignment))
+        ],
+        nodes=[
+            NodeOccupancy.of(*_sum(part), window_ns, node=node, clock_offset_ms=offsets_ns.get(node, 0) / 1e6)
+            for node, part in _parts(spent, lambda facts: facts.node)
         ],
         hardware=[HardwareGpu(node=seen.node, **asdict(seen.reading)) for seen in fleet.hardware.fresh(end_ns)],
     )
@@ -225,7 +250,15 @@ def _utilisation(compute: Compute, effort: Effort, time: PhaseTime) -> PhaseUtil
     )
 
 
-def _sum(spent: Sequence[tuple[WorkerFacts, PhaseTime]]) -> tuple[PhaseTime, int]:
+def _parts(spent: Sequence[Spent], name: Callable[[WorkerFacts], str]) -> list[tuple[str, list[Spent]]]:
+    """By name, in order."""
+    parts: dict[str, list[Spent]] = {}
+    for facts, time in spent:
+        parts.setdefault(name(facts), []).append((facts, time))
+    return sorted(parts.items())
+
+
+def _sum(spent: Sequence[Spent]) -> tuple[PhaseTime, int]:
     """GPU time, and how many GPUs it is of: those of workers with any coverage."""
     known = [(facts, time) for facts, time in spent if time.covered_ns]
     return sum((time for _, time in known), PhaseTime()), sum(facts.gpus for facts, _ in known)

@@ -163,6 +163,12 @@ def _cluster(occupancy: ClusterOccupancy) -> Iterator[Metric]:
         if model.ratio is not None:
             ratio.add_metric((model.model,), model.ratio)
     yield from (phases, ratio)
+    clocks = GaugeMetricFamily(
+        names.NODE_CLOCK_OFFSET_SECONDS, "How far the node's clock seems ahead of the median node's.", labels=("node",)
+    )
+    for node in occupancy.nodes:
+        clocks.add_metric((node.node,), node.clock_offset_ms / 1e3)
+    yield clocks
 
 
 def _workers(occupancy: ClusterOccupancy) -> Iterator[Metric]:

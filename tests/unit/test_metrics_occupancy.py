@@ -35,6 +35,23 @@ def test_figures_of_the_cluster_weigh_workers_by_their_gpus():
     assert [worker.id for worker in cluster.workers] == ["decode-0", "prefill-0"]
 
 
+def test_pools_nodes_and_models_each_add_up_to_the_cluster():
+    batches = [
+        step_batch(1, (0, 1000), [step(0, 100 * number, decode=1)], worker=f"w-{number}", role=role, gpus=number)
+        for number, role in enumerate(("prefill", "decode", "decode", "mixed"), start=1)
+    ]
+    batches[3].node = "node-b"
+    batches[0].assignment.model = "other"
+    cluster = cluster_occupancy(fleet_of(*batches), at(1000), 1000 * MS)
+    assert [(pool.role, pool.gpus) for pool in cluster.pools] == [("decode", 5), ("mixed", 4), ("prefill", 1)]
+    assert [(node.node, node.gpus, node.clock_offset_ms) for node in cluster.nodes] == [
+        ("node-a", 6, 0), ("node-b", 4, 0),
+    ]  # fmt: skip
+    for parts in (cluster.workers, cluster.pools, cluster.nodes, cluster.models):
+        for field in dataclasses.asdict(cluster.gpu_ns):
+            assert sum(getattr(part.gpu_ns, field) for part in parts) == getattr(cluster.gpu_ns, field)
+
+
 def test_utilisation_is_of_the_time_in_a_phase_and_null_where_nothing_is_told():
     compute = Compute(
         layer_parameters=1_000_000, head_parameters=0, parameter_bytes=2, peak_flops_per_s=1e12, peak_bytes_per_s=1e9
