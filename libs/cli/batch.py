@@ -18,7 +18,7 @@ Errors = Annotated[Path | None, typer.Option(metavar="FILE", help="Write errors 
 def submit(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Lines of custom_id, method, url, body.")],
     *,
-    wait: Annotated[bool, typer.Option("--wait", help="Show progress until the job has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", metavar="", help="Show progress until the job has ended.")] = False,
     output: Output = None,
     errors: Errors = None,
     window: Annotated[

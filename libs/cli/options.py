@@ -9,4 +9,4 @@ ReadyFile = Annotated[
     Path | None,
     typer.Option("--ready", envvar="FULCRUM_READY", metavar="FILE", help="Ready file of the suite to talk to."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON value on one line and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print one JSON value on one line and nothing else.")]

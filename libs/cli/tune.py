@@ -21,7 +21,9 @@ def prefill(
     most_tokens: Annotated[int, typer.Option(min=0, metavar="N", help="The largest step; 0: the worker's bound.")] = 0,
     limit: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Of measuring; 0: the worker's bound.")] = 0.0,
     tpot_ms: Annotated[float, typer.Option("--tpot", min=0, metavar="MS", help="Target of the decode batch.")] = 50.0,
-    measure_only: Annotated[bool, typer.Option("--measure-only", help="Leave the chunk size as it is.")] = False,
+    measure_only: Annotated[
+        bool, typer.Option("--measure-only", metavar="", help="Leave the chunk size as it is.")
+    ] = False,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:

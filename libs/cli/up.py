@@ -39,14 +39,18 @@ def up(
         typer.Option(metavar="NAME", help="Which device --engine sim imitates, e.g. llama3.1-8b-h200-aic."),
     ] = None,
     kafka: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="A running Kafka; an embedded broker by default.")
+        str | None,
+        typer.Option(
+            envvar="FULCRUM_KAFKA", metavar="HOST:PORT", help="A running Kafka; an embedded broker by default."
+        ),
     ] = None,
     redis: Annotated[
-        str | None, typer.Option(metavar="URL", help="A running Redis; an embedded one by default.")
+        str | None,
+        typer.Option(envvar="FULCRUM_REDIS", metavar="URL", help="A running Redis; an embedded one by default."),
     ] = None,
-    no_question: Annotated[bool, typer.Option("--no-question", help="Ask no first question.")] = False,
+    no_question: Annotated[bool, typer.Option("--no-question", metavar="", help="Ask no first question.")] = False,
     no_restart: Annotated[
-        bool, typer.Option("--no-restart", help="Stop when a process dies, instead of starting it again.")
+        bool, typer.Option("--no-restart", metavar="", help="Stop when a process dies, instead of starting it again.")
     ] = False,
     json_ready: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the ready file here: addresses, pid, token.")

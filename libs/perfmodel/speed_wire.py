@@ -11,12 +11,17 @@ from libs.perfmodel.wire import fitted_model, step_time_message
 def speed_message(speed: Speed) -> pb.Speed:
     """What gateways are told."""
     step_time = step_time_message(FittedModel(speed.step_time))
-    return pb.Speed(step_time=step_time, kv_token_ns=speed.kv_token_ns, measured=speed.measured)
+    return pb.Speed(
+        step_time=step_time,
+        kv_token_ns=speed.kv_token_ns,
+        measured=speed.measured,
+        chunk_tokens=speed.chunk_tokens,
+    )
 
 
 def speed_of(message: pb.Speed, chunk_tokens: int) -> Speed | None:
-    """What a worker has told; None for what is no speed."""
+    """What a worker has told, with `chunk_tokens` where it does not tell its own; None for what is no speed."""
     fitted = fitted_model(message.step_time)
     if fitted is None or not 0 <= message.kv_token_ns < math.inf:
         return None
-    return Speed(fitted.model, max(chunk_tokens, 1), message.kv_token_ns, message.measured)
+    return Speed(fitted.model, max(message.chunk_tokens or chunk_tokens, 1), message.kv_token_ns, message.measured)

@@ -36,8 +36,11 @@ class TelemetryPublisher:
         self._period_s = period_ms / 1000
 
     def on_event(self, event: EngineEvent) -> None:
-        """Take an engine event in."""
-        self._builder.add(event, self._host.assignment.current.epoch)
+        """Take an engine event in; a step is of the epoch it began in, however late it is told."""
+        epoch = self._host.assignment.current.epoch
+        if event.step is not None:
+            epoch = self._host.last_change.epoch_at(event.step.start_unix_ns, epoch)
+        self._builder.add(event, epoch)
 
     async def run(self) -> None:
         """Publish until cancelled."""

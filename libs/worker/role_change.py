@@ -1,8 +1,13 @@
 """A worker's last change of role: who asked for it and why, and how soon it worked. Sync; time is passed in."""
 
+from collections import deque
+
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, Assignment, RoleChange
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import SetRoleRequest
 from libs.engine.port import EngineEvent, StepReport
+
+MAX_CHANGES = 16
+"""Whose moments are remembered: more than a worker takes while one step runs and is told of."""
 
 
 class LastChange:
@@ -13,12 +18,18 @@ class LastChange:
         self.first_step_ns: int | None = None
         """From the change until the first engine step of the new role's kind ended; None until one has."""
         self._assignment = Assignment()
+        self._changed_ns: deque[int] = deque(maxlen=MAX_CHANGES)
 
     def took(self, assignment: Assignment, request: SetRoleRequest, now_ns: int) -> None:
         """The worker takes an assignment now, as it was asked to."""
         self.message = RoleChange(actor=request.actor, reason=request.reason, unix_ns=now_ns)
         self.first_step_ns = None
         self._assignment = assignment
+        self._changed_ns.append(now_ns)
+
+    def epoch_at(self, at_ns: int, epoch: int) -> int:
+        """The epoch that held then, where `epoch` holds now."""
+        return epoch - sum(changed_ns > at_ns for changed_ns in self._changed_ns)
 
     def stepped(self, event: EngineEvent) -> None:
         """Look at a step; one that began before the change says nothing."""

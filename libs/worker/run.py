@@ -151,7 +151,8 @@ async def open_worker(
         _own(stack, tasks.spawn("kv index", blocks.run()))
         _own(stack, tasks.spawn("shared memory", memory.run()))
 
-        tuner = PrefillTuner(ports.engine, step_times, settings.engine_config(ports.model.name).prefill_chunk_tokens)
+        chunk_tokens = settings.engine_config(ports.model.name).prefill_chunk_tokens
+        tuner = PrefillTuner(ports.engine, step_times, chunk_tokens, host.speed.chunked)
         if not settings.prefill_chunk_tokens and settings.role == "prefill":
             await tuner.settle()
         _own(stack, tasks.spawn("heartbeat", beat(host)))

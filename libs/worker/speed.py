@@ -34,6 +34,10 @@ class WorkerSpeed:
         """The model of its steps is another one now."""
         self._speed = replace(self._speed, step_time=model, measured=model != self._prior.step_time)
 
+    def chunked(self, tokens: int) -> None:
+        """A step computes at most so many prompt tokens from now on."""
+        self._speed = replace(self._speed, chunk_tokens=max(tokens, 1))
+
     def on_event(self, event: EngineEvent) -> None:
         """Take KV transfers in. One that waited for its prompt says less of the link than one that did not."""
         for transfer in event.kv_transfers:

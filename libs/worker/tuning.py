@@ -1,6 +1,7 @@
 """The prefill chunk size of one worker: measured at its start where that is asked for, and whenever somebody asks."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -23,10 +24,12 @@ LIMIT_S: Final = 10.0
 class PrefillTuner:
     """Knows the chunk size in effect and how to find a better one. One measurement at a time."""
 
-    def __init__(self, engine: Engine, step_times: StepTimes, chunk_tokens: int) -> None:
+    def __init__(self, engine: Engine, step_times: StepTimes, chunk_tokens: int, chosen: Callable[[int], None]) -> None:
+        """`chosen` is called with every chunk size that is taken over."""
         self._engine = engine
         self._step_times = step_times
         self.chunk_tokens = chunk_tokens
+        self._chosen = chosen
         self._busy = False
 
     async def settle(self) -> None:
@@ -79,3 +82,4 @@ class PrefillTuner:
         log.info("prefill chunk chosen", tokens=chunk_tokens, before=self.chunk_tokens)
         self.chunk_tokens = chunk_tokens
         self._engine.set_prefill_chunk(chunk_tokens)
+        self._chosen(chunk_tokens)

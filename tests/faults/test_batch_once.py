@@ -7,13 +7,13 @@ import httpx
 import pytest
 
 from libs.testing.batch import ENDED, answered, committed, shown, submit, unanswered, write_lines
-from libs.testing.processes import kill
+from libs.testing.processes import kill, until_whole
 from libs.testing.stores import KafkaServer
 from libs.testing.suite import running_suite
 
 pytestmark = [pytest.mark.suite, pytest.mark.kafka]
 
-LINES = 1_200
+LINES = 600
 TOKENS = 16
 END_S = 90.0
 
@@ -62,6 +62,7 @@ async def test_killed_gateways_and_workers_cost_no_line_and_answer_none_twice(
                     await asyncio.sleep(0.05)
             assert batch["status"] == "completed"
             assert next(victims, None) is None, "all were killed before the end"
+            await until_whole(http, suite)
             files = await answered(http, urls[0], batch)
         assert not shown(unanswered(files, LINES))
         assert not shown(unanswered(await committed(kafka, cluster), LINES))

@@ -228,7 +228,7 @@ async def test_a_prompt_goes_where_its_prefix_is_cached(open_gateway_over: Any) 
 
 async def test_more_than_fits_one_frame_follows_in_the_next(open_gateway_over: Any) -> None:
     prompt = [7] * 7000  # 28 kB packed: these together are above the bound of a frame, and of a gRPC message
-    count = 5 * MAX_SUBMIT_BYTES // (4 * len(prompt))
+    count = 2 * MAX_SUBMIT_BYTES // (4 * len(prompt))
     async with scripted_worker("m0", "mixed", slots=count) as worker, open_gateway_over(worker.worker) as gateway:
         (link,) = gateway.running.fleet.links
         asked = [gateway.complete(3, prompt=[prompt] * 100, n=1) for _ in range(count // 100)]

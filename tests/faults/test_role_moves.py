@@ -138,7 +138,7 @@ def is_clean(worker: LocalWorker) -> bool:
     return not (integrity.live_sequences or integrity.referenced_blocks or integrity.leased_handles)
 
 
-async def moves_under_load(open_gateway_over: Any, moves: int, **engine: Any) -> None:
+async def moves_under_load(open_gateway_over: Any, moves: int, *, output_tokens: int = 60, **engine: Any) -> None:
     async with AsyncExitStack() as stack:
         workers = {
             name: await stack.enter_async_context(local_worker(name, role, max_sequences=8, **engine))
@@ -149,7 +149,7 @@ async def moves_under_load(open_gateway_over: Any, moves: int, **engine: Any) ->
         )
         addresses = {name: worker.address for name, worker in workers.items()}
         mover = Mover(await stack.enter_async_context(open_admins(addresses, TOKEN)), ROLES)
-        traffic = Traffic(gateway.http, request_bodies("sim", 12, prompt_tokens=60, output_tokens=60))
+        traffic = Traffic(gateway.http, request_bodies("sim", 8, prompt_tokens=60, output_tokens=output_tokens))
         await traffic.learn()
         async with traffic.flowing(18):  # of 24 slots
             for _ in range(moves):
@@ -186,5 +186,11 @@ async def test_torch_workers_move_under_load(open_gateway_over: Any, tmp_path: P
     )
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "sim")
     await moves_under_load(
-        open_gateway_over, 12, engine="torch", model_path=str(tmp_path / "sim"), kv_memory_mb=4, threads=1
+        open_gateway_over,
+        6,
+        output_tokens=40,
+        engine="torch",
+        model_path=str(tmp_path / "sim"),
+        kv_memory_mb=4,
+        threads=1,
     )

@@ -231,6 +231,17 @@ def test_a_worker_that_has_not_measured_itself_is_thought_as_fast_as_its_like() 
 # ------------------------------------------------------------ what a worker tells of its speed
 
 
+async def test_a_worker_tells_the_chunk_size_it_was_tuned_to() -> None:
+    async with local_worker("prefill-0", "prefill", prefill_chunk_tokens=512) as running:
+        who, frame = running.host.worker(), pb.WorkerFrame()
+        outlook = Outlook(who)
+        assert outlook.speed.chunk_tokens == 512
+        running.host.speed.chunked(2048)
+        running.host.speed.tell(frame, None)
+        outlook.told(frame, who, 0)
+        assert outlook.speed.chunk_tokens == 2048
+
+
 async def test_a_worker_tells_its_speed_once_and_whenever_it_has_changed() -> None:
     async with local_worker("decode-0", "decode") as running:
         speed = running.host.speed

@@ -18,10 +18,19 @@ from libs.engine.port import Logprob, SequenceOutput
 from libs.runtime.settings import load_settings
 from libs.worker import outbox
 from libs.worker.assignment import AssignmentState
+from libs.worker.role_change import LastChange
 from libs.worker.settings import WorkerSettings
 from services.decode.settings import DecodeSettings
 from services.prefill.role import PrefillRole
 from services.prefill.settings import PrefillSettings
+
+
+def test_a_step_is_of_the_epoch_it_began_in() -> None:
+    change = LastChange()
+    assert change.epoch_at(5, 1) == 1
+    for epoch, at_ns in ((2, 100), (3, 200)):
+        change.took(Assignment(epoch=epoch), pb.SetRoleRequest(), at_ns)
+    assert [change.epoch_at(at_ns, 3) for at_ns in (99, 100, 199, 200, 300)] == [1, 2, 2, 3, 3]
 
 
 def test_a_role_is_set_once_for_each_epoch() -> None:

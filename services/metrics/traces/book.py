@@ -13,6 +13,8 @@ MAX_REQUESTS: Final = 20_000
 """Finished requests that wait; beyond it the oldest is dropped, and counted."""
 MAX_TRANSFERS: Final = 50_000
 """Transfers whose request has not ended; beyond it the oldest is forgotten. It may be of one that is not sampled."""
+MAX_HAND_OFFS: Final = 64
+"""Of one request, whose choices share its id; more are not told of."""
 _SHARES: Final = 1 << 64
 
 
@@ -36,7 +38,9 @@ class TraceBook:
             self._request(value, now_ns)
 
     def _transfer(self, worker_id: str, transfer: KvTransfer) -> None:
-        self._transfers.setdefault(transfer.request_id, []).append(HandOff(worker_id, transfer))
+        told = self._transfers.setdefault(transfer.request_id, [])
+        if len(told) < MAX_HAND_OFFS:
+            told.append(HandOff(worker_id, transfer))
         if len(self._transfers) > MAX_TRANSFERS:
             self._transfers.popitem(last=False)
 

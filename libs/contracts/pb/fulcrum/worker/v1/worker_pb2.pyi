@@ -237,14 +237,16 @@ class WorkerFrame(_message.Message):
     def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., token_sequences: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[SequenceEvent, _Mapping]]] = ..., submits_taken: _Optional[int] = ..., speed: _Optional[_Union[Speed, _Mapping]] = ...) -> None: ...
 
 class Speed(_message.Message):
-    __slots__ = ("step_time", "kv_token_ns", "measured")
+    __slots__ = ("step_time", "kv_token_ns", "measured", "chunk_tokens")
     STEP_TIME_FIELD_NUMBER: _ClassVar[int]
     KV_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     step_time: _common_pb2.StepTime
     kv_token_ns: float
     measured: bool
-    def __init__(self, step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., kv_token_ns: _Optional[float] = ..., measured: _Optional[bool] = ...) -> None: ...
+    chunk_tokens: int
+    def __init__(self, step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., kv_token_ns: _Optional[float] = ..., measured: _Optional[bool] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("prefill_grant", "decode_grant", "prefill_recall", "decode_recall")
