@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from libs.engine.batching import work_of
 from libs.engine.config import EngineConfig
 from libs.engine.local import LocalEngine
 from libs.engine.port import EngineIdentity, EngineRequest, Phase, SamplingParams
@@ -96,7 +95,7 @@ async def split_errors(runner: ClockedTorch | ClockedSim, log: CallLog, account:
                 await runner.run(part)
                 times.append(log.calls[-1].end_ns - log.calls[-1].start_ns)
             alone.append(min(times))
-        told = split_step_ns(account.model, work_of(batch), UNIT)[0] / UNIT
+        told = split_step_ns(account.model, batch.work, UNIT)[0] / UNIT
         errors.append(told - alone[0] / sum(alone))
     return errors
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from libs.engine.batching import is_decode, work_of
 from libs.engine.config import EngineConfig
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sim.runner import SimRunner
@@ -45,7 +44,7 @@ class CallLog:
 
     def add(self, batch: Batch, start_ns: int, device_ns: int | None = None) -> None:
         """A call has ended now."""
-        self.calls.append(Call(work_of(batch), start_ns, time.perf_counter_ns(), device_ns))
+        self.calls.append(Call(batch.work, start_ns, time.perf_counter_ns(), device_ns))
         if self.calls[-1].kind is StepKind.MIXED and len(self.mixed) < MAX_KEPT_BATCHES:
             self.mixed.append(batch)
 
@@ -86,8 +85,8 @@ class ClockedSim(SimRunner):
 def parts_of(batch: Batch) -> tuple[Batch, Batch]:
     """(prompt chunks, decodes) of a mixed batch."""
     return (
-        Batch(tuple(chunk for chunk in batch.chunks if not is_decode(chunk))),
-        Batch(tuple(chunk for chunk in batch.chunks if is_decode(chunk))),
+        Batch(tuple(chunk for chunk in batch.chunks if not chunk.decodes)),
+        Batch(tuple(chunk for chunk in batch.chunks if chunk.decodes)),
     )
 
 

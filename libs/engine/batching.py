@@ -1,10 +1,9 @@
-"""What one step computes, and how much work that is. Pure."""
+"""What one step computes. Pure."""
 
 from collections.abc import Iterable
 
-from libs.engine.runner import Batch, Chunk
+from libs.engine.runner import Batch
 from libs.engine.sequence import Sequence
-from libs.perfmodel import StepWork, chunks_work
 
 
 def compose(
@@ -37,16 +36,3 @@ def unless_others_wait(prompts: Iterable[Sequence]) -> list[Sequence]:
     every = list(prompts)
     first = [sequence for sequence in every if not sequence.request.yields and sequence.has_room]
     return [sequence for sequence in every if not sequence.request.yields or sequence.request.kv] if first else every
-
-
-def is_decode(chunk: Chunk) -> bool:
-    """Whether a chunk is the next token of a running sequence rather than part of a prompt."""
-    return len(chunk.token_ids) == 1 and chunk.start >= chunk.prompt_tokens
-
-
-def work_of(batch: Batch) -> StepWork:
-    """A batch in the figures of the step-time model and of telemetry."""
-    decodes = [chunk for chunk in batch.chunks if is_decode(chunk)]
-    prompts = [chunk for chunk in batch.chunks if not is_decode(chunk)]
-    decode = StepWork(decode_sequences=len(decodes), decode_kv_tokens=sum(len(chunk.history) for chunk in decodes))
-    return chunks_work(((chunk.start, len(chunk.history)) for chunk in prompts), decode)

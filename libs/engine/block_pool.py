@@ -21,6 +21,9 @@ class BlockChanges:
     stored: dict[bytes, None] = field(default_factory=dict)
     removed: dict[bytes, None] = field(default_factory=dict)
 
+    def __bool__(self) -> bool:
+        return bool(self.stored or self.removed)
+
     def store(self, content: bytes) -> None:
         """A hash became reusable."""
         if content in self.removed:

@@ -69,7 +69,7 @@ class Core:
         self._offers = Offers(self._pool, identity, capabilities, lease_ns=config.kv_lease_ms * 1_000_000)
         self._kv_wait = KvWait()
         self._sequences: dict[int, Sequence] = {}
-        self._at: dict[Stage, dict[int, Sequence]] = {stage: {} for stage in Stage}
+        self._at: Mapping[Stage, dict[int, Sequence]] = {stage: {} for stage in Stage}
         self._queued_prompt_tokens = 0
         self._preemptions = 0
         self._recomputed_tokens = 0
@@ -90,7 +90,7 @@ class Core:
             max_context_tokens=self._capabilities.max_context_tokens,
         )
         check_request(sequence, self._capabilities)
-        if sum(len(self._at[stage]) for stage in QUEUED) >= self._config.max_waiting:
+        if self._waiting() >= self._config.max_waiting:
             raise QueueFull("the engine's queue is full", retry_after_s=RETRY_AFTER_S)
         self._offers.forget_key(request.key)
         self._sequences[request.key] = sequence
@@ -153,7 +153,7 @@ class Core:
     def admit(self, now_ns: int) -> None:
         """Give blocks to queued sequences while the head of the queue fits. Safe while a step runs."""
         self._offers.expire(now_ns)
-        running = len(self._sequences) - sum(len(self._at[stage]) for stage in QUEUED)
+        running = len(self._sequences) - self._waiting()
         for stage in QUEUED:
             while self._at[stage]:
                 sequence = self._head(stage)
@@ -184,11 +184,11 @@ class Core:
             sequence = self._sequences[chunk.key]
             sequence.in_step = True
             # What this step finishes has nothing to stream: its blocks are ready when it is.
-            streams = self._capabilities.streams_kv and sequence.request.phase is Phase.PREFILL and not chunk.sample
+            streams = not chunk.sample and self._capabilities.streams_kv and sequence.request.phase is Phase.PREFILL
             if streams and not sequence.opened:
                 self._outputs.append(SequenceOutput(sequence.key, opened=self._offers.open(sequence)))
         self._kv_wait.stepping(True, now_ns)
-        work = batching.work_of(batch)
+        work = batch.work
         self._step = StepReport(
             start_unix_ns=now_ns,
             end_unix_ns=0,
@@ -309,17 +309,16 @@ class Core:
 
     def take_event(self, step: StepReport | None = None) -> EngineEvent | None:
         """Everything since the last call, with the step that brought it; None when nothing happened."""
-        kv_waits = self._kv_wait.take_ended()
+        if not (step or self._outputs or self._transfers or self._kv_wait.ended or self._pool.changes):
+            return None
         changes = self._pool.take_changes()
         blocks = BlockEvents(tuple(changes.stored), tuple(changes.removed))
-        if not (step or self._outputs or kv_waits or self._transfers or blocks.stored or blocks.removed):
-            return None
-        event = EngineEvent(tuple(self._outputs), step, kv_waits, tuple(self._transfers), blocks)
+        event = EngineEvent(tuple(self._outputs), step, self._kv_wait.take_ended(), tuple(self._transfers), blocks)
         self._outputs, self._transfers = [], []
         return event
 
-    def load(self) -> EngineLoad:
-        """Depths now."""
+    def load(self, *, reported_to_ns: int = 0, pool_faults: int = 0) -> EngineLoad:
+        """Depths now, with what only the engine around it knows."""
         return EngineLoad(
             running=len(self._at[Stage.PREFILL]) + len(self._at[Stage.DECODE]),
             waiting=self._waiting(),
@@ -327,6 +326,8 @@ class Core:
             awaiting_kv=len(self._at[Stage.FETCHING]),
             free_kv_blocks=self._pool.available,
             kv_wait_since_unix_ns=self._kv_wait.since_ns,
+            reported_to_unix_ns=reported_to_ns,
+            pool_faults=pool_faults,
             preemptions=self._preemptions,
             recomputed_tokens=self._recomputed_tokens,
             waiting_prefill_squares=self._waiting_prefill_squares(),
@@ -335,6 +336,11 @@ class Core:
     def integrity(self) -> EngineIntegrity:
         """Counters that must be zero when nothing runs."""
         return EngineIntegrity(len(self._sequences), self._pool.referenced, len(self._offers))
+
+    @property
+    def holds_blocks(self) -> bool:
+        """Whether a sequence or a handle is there that may hold blocks."""
+        return bool(self._sequences or len(self._offers))
 
     def pool_fault(self) -> str:
         """How the pool's books differ from what sequences and handles hold; empty when they agree."""
@@ -362,9 +368,12 @@ class Core:
 
     def _give_blocks(self, sequence: Sequence, running: int) -> bool:
         shared = self._pool.match(sequence.reusable_hashes())
-        holding = chain.from_iterable(self._at[stage].values() for stage in HOLDING)
-        spare = blocks_to_spare(sequence, holding) if running else 0
-        blocks = self._pool.allocate(sequence.blocks_now - len(shared), shared, spare=spare)
+        needed, spare = sequence.blocks_now - len(shared), 0
+        # With a block left for each there is no need to look which of them may grow.
+        if running and self._pool.available <= needed + len(shared) + running:
+            holding = chain.from_iterable(self._at[stage].values() for stage in HOLDING)
+            spare = blocks_to_spare(sequence, holding)
+        blocks = self._pool.allocate(needed, shared, spare=spare)
         if blocks is None:
             return False
         sequence.admit(blocks, len(shared))
@@ -377,9 +386,10 @@ class Core:
 
     def _grow(self) -> None:
         """Blocks for the tokens that were sampled; no step may run."""
-        running = {**self._at[Stage.PREFILL], **self._at[Stage.DECODE]}
-        if all(sequence.has_room for sequence in running.values()):
+        prefill, decode = self._at[Stage.PREFILL], self._at[Stage.DECODE]
+        if all(sequence.has_room for sequence in chain(prefill.values(), decode.values())):
             return
+        running = prefill.keys() | decode.keys()
         oldest_first = [sequence for key, sequence in self._sequences.items() if key in running]
         oldest_first.sort(key=lambda sequence: sequence.request.yields)
         for sequence in grow(oldest_first, self._pool):
@@ -397,7 +407,8 @@ class Core:
         if reason is not None:
             self._finish(sequence, reason, token=token, handle=handle)
             return
-        self._move(sequence, Stage.DECODE)
+        if sequence.stage is not Stage.DECODE:
+            self._move(sequence, Stage.DECODE)
         self._outputs.append(SequenceOutput(sequence.key, (token.token_id,), _logprobs(token)))
 
     def _go_on(self, sequence: Sequence, now_ns: int) -> None:
@@ -455,7 +466,8 @@ class Core:
         self._kv_wait.awaiting(any(not each.kv_arrived for each in self._at[Stage.FETCHING].values()), now_ns)
 
     def _waiting(self) -> int:
-        return sum(len(self._at[stage]) for stage in QUEUED)
+        at = self._at
+        return len(at[Stage.QUEUED_PROMPT]) + len(at[Stage.QUEUED_TRANSFER]) + len(at[Stage.QUEUED_PREEMPTED])
 
     def _waiting_prefill_tokens(self) -> int:
         running = chain(self._at[Stage.PREFILL].values(), self._at[Stage.QUEUED_PREEMPTED].values())

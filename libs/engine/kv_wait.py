@@ -7,7 +7,8 @@ class KvWait:
     def __init__(self) -> None:
         self._awaiting = False
         self._stepping = False
-        self._ended: list[tuple[int, int]] = []
+        self.ended: list[tuple[int, int]] = []
+        """Intervals (start, end) that ended since `take_ended`; none is empty."""
         self.since_ns = 0
         """Start of the wait that goes on; 0 when none does."""
 
@@ -22,8 +23,8 @@ class KvWait:
         self._settle(now_ns)
 
     def take_ended(self) -> tuple[tuple[int, int], ...]:
-        """Intervals (start, end) that ended since the last call; none is empty."""
-        ended, self._ended = tuple(self._ended), []
+        """The intervals that ended since the last call."""
+        ended, self.ended = tuple(self.ended), []
         return ended
 
     def _settle(self, now_ns: int) -> None:
@@ -32,5 +33,5 @@ class KvWait:
             self.since_ns = now_ns
         elif not waits and self.since_ns:
             if now_ns > self.since_ns:
-                self._ended.append((self.since_ns, now_ns))
+                self.ended.append((self.since_ns, now_ns))
             self.since_ns = 0

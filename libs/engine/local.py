@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from libs.contracts.errors import FulcrumError, KvLost, KvMismatch, QueueFull
-from libs.engine.batching import work_of
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.events import EventQueue
@@ -34,7 +33,7 @@ from libs.runtime.tasks import TaskOwner
 ANNOUNCE_AFTER_S = 0.1
 """A step that runs so long is announced, so that telemetry can show it before it ends."""
 POOL_CHECK_STEPS = 1000
-"""A busy engine checks its pool's books so often; an idle one each time it runs out of work."""
+"""An engine checks its pool's books so often, and each time when nothing is left that holds blocks."""
 MAX_FETCHES = 64
 """KV fetches at a time; others wait in order. Most of them wait for a prompt, not for bytes."""
 
@@ -185,7 +184,7 @@ class LocalEngine:
         """Depths now, and how far the events that were read account for the time."""
         starts = (self._unannounced_ns, self._events.oldest_start_ns())
         reported_to_ns = min((ns for ns in starts if ns), default=0)
-        return replace(self._core.load(), reported_to_unix_ns=reported_to_ns, pool_faults=self._pool_faults)
+        return self._core.load(reported_to_ns=reported_to_ns, pool_faults=self._pool_faults)
 
     def integrity(self) -> EngineIntegrity:
         """Counters that must be zero when nothing runs."""
@@ -215,7 +214,8 @@ class LocalEngine:
             batch = self._core.plan(self._clock.now_ns())
             if batch is None:
                 self._settle(wake=False)
-                self._check_pool()
+                if not self._core.holds_blocks:
+                    self._check_pool()
                 await self._idle()
             else:
                 await self._step(batch)
@@ -262,7 +262,7 @@ class LocalEngine:
             return
         try:
             batch = trial_batch(tokens, blocks, capabilities)
-            work, load, start_ns = work_of(batch), core.load(), self._clock.now_ns()
+            work, load, start_ns = batch.work, core.load(), self._clock.now_ns()
             core.measuring(True, start_ns)
             self._unannounced_ns = start_ns
             await self._runner.run(batch)

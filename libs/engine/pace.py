@@ -23,12 +23,19 @@ class Pace:
 
     def decodes(self, ready: Iterable[Sequence], now_ns: int) -> list[Sequence]:
         """Those that decode in the next step; a transferred one that would break others' pace waits, for a while."""
-        model = self.step_time
-        ready = [sequence for sequence in ready if sequence.has_room]
-        running = [sequence for sequence in ready if sequence.joined or not sequence.request.kv]
-        work = _work(running)
+        running: list[Sequence] = []
+        newcomers: list[Sequence] = []
+        for sequence in ready:
+            if sequence.has_room:
+                (running if sequence.joined or not sequence.request.kv else newcomers).append(sequence)
+        if newcomers:
+            self._join(running, newcomers, now_ns)
+        return running
+
+    def _join(self, running: list[Sequence], newcomers: list[Sequence], now_ns: int) -> None:
+        """Let newcomers decode beside those that run, first come, first served."""
+        model, work = self.step_time, _work(running)
         targets = [sequence.request.tpot_target_ns for sequence in running if sequence.request.tpot_target_ns]
-        newcomers = [sequence for sequence in ready if sequence.request.kv and not sequence.joined]
         for sequence in newcomers:
             sequence.held_since_ns = sequence.held_since_ns or now_ns
         for sequence in newcomers:
@@ -40,17 +47,16 @@ class Pace:
             work = beside(work, sequence.length)
             if sequence.request.tpot_target_ns:
                 targets.append(sequence.request.tpot_target_ns)
-        return running
 
     def prompt_tokens(self, running: Items[Sequence], prompts: Iterable[Sequence], now_ns: int) -> int:
         """Prompt tokens of the next step, beside the decodes of `running`."""
         tokens = min(self.budget_tokens, self.chunk_tokens)
         model = self.step_time
-        lines = [line for sequence in running if (line := _line(sequence)) is not None]
         spans = [(prompt.computed, prompt.length) for prompt in prompts if prompt.has_room and prompt.pending]
         if model is None or not spans or not tokens:
             self._prompts_stand_since_ns = 0
             return tokens
+        lines = [line for sequence in running if (line := _line(sequence)) is not None]
         since_ns = self._prompts_stand_since_ns or now_ns
         tokens = prefill_chunk(
             model, _work(running), lines, spans, most_tokens=tokens, waited_ns=now_ns - since_ns, now_ns=now_ns

@@ -5,12 +5,14 @@ Queue, blocks and batches (libs/engine/core.py and its neighbours) are the same 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from libs.engine.port import Capabilities, EngineIdentity, Logprob, Progress, SamplingParams
+from libs.perfmodel import StepWork, chunks_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,32 @@ class Chunk:
     """[start + n] 1D int32: all tokens so far (penalties, and the sim engine's next token)."""
     prompt_tokens: int
 
+    @property
+    def decodes(self) -> bool:
+        """Whether it is the next token of a running sequence rather than part of a prompt."""
+        return self.start >= self.prompt_tokens and len(self.token_ids) == 1
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Batch:
     """One step's work. Decodes first, then prompt chunks."""
 
     chunks: tuple[Chunk, ...]
+
+    @cached_property
+    def work(self) -> StepWork:
+        """In the figures of the step-time model and of telemetry."""
+        sequences = kv_tokens = 0
+        prompts: list[tuple[int, int]] = []
+        for chunk in self.chunks:
+            end = len(chunk.history)
+            if chunk.decodes:
+                sequences += 1
+                kv_tokens += end
+            else:
+                prompts.append((chunk.start, end))
+        decode = StepWork(decode_sequences=sequences, decode_kv_tokens=kv_tokens)
+        return chunks_work(prompts, decode) if prompts else decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """One sequence inside the engine: its tokens, how many of them have KV, and the blocks that hold it. Pure."""
 
-from enum import Enum
+from enum import IntEnum, auto
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,18 +12,18 @@ from libs.engine.port import EngineRequest, FinishReason, Phase
 from libs.engine.runner import Chunk
 
 
-class Stage(Enum):
+class Stage(IntEnum):
     """Where a sequence stands. Blocks are held from FETCHING on."""
 
-    QUEUED_TRANSFER = "queued_transfer"
+    QUEUED_TRANSFER = auto()
     """Its KV is at another worker; waits for room here."""
-    QUEUED_PREEMPTED = "queued_preempted"
+    QUEUED_PREEMPTED = auto()
     """Its blocks went to others; it is computed again from its tokens."""
-    QUEUED_PROMPT = "queued_prompt"
-    FETCHING = "fetching"
+    QUEUED_PROMPT = auto()
+    FETCHING = auto()
     """Awaits KV."""
-    PREFILL = "prefill"
-    DECODE = "decode"
+    PREFILL = auto()
+    DECODE = auto()
     """One token is left to compute each step, and it is a generated one."""
 
 
@@ -66,6 +66,8 @@ class Sequence:
         self.leaving = False
         """It is to be handed over at its next step boundary."""
         self._block_size = block_size_tokens
+        self._room_tokens = 0
+        """What its blocks hold."""
         self._tokens = request.token_ids
         self._table: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._hashes: list[bytes] = []
@@ -100,7 +102,7 @@ class Sequence:
     @property
     def has_room(self) -> bool:
         """Whether its blocks hold its tokens so far."""
-        return len(self.blocks) >= self.blocks_now
+        return self.length <= self._room_tokens
 
     @property
     def may_grow(self) -> bool:
@@ -133,10 +135,12 @@ class Sequence:
         """Take more blocks."""
         self._table[len(self.blocks) : len(self.blocks) + len(blocks)] = blocks
         self.blocks += blocks
+        self._room_tokens = len(self.blocks) * self._block_size
 
     def preempt(self) -> list[int]:
         """Lose its blocks, which are the answer, but no token."""
         blocks, self.blocks = self.blocks, []
+        self._room_tokens = 0
         self.computed = 0
         self.preempted = True
         return blocks
@@ -167,7 +171,8 @@ class Sequence:
         """A step has computed `tokens` tokens; the answer is how many of them it had computed before."""
         start, self.computed = self.computed, self.computed + tokens
         again = max(min(self.computed, self.reached) - start, 0)
-        self.computed_prompt_tokens += max(min(self.computed, self.request.prompt_tokens) - start - again, 0)
+        if start < self.request.prompt_tokens:
+            self.computed_prompt_tokens += max(min(self.computed, self.request.prompt_tokens) - start - again, 0)
         self.reached = max(self.reached, self.computed)
         return again
 
@@ -191,7 +196,7 @@ class Sequence:
     def register_full_blocks(self, pool: BlockPool) -> None:
         """Let others reuse the blocks that are full and computed."""
         full = self.computed // self._block_size
-        if not self.request.chain_root or full <= self._registered:
+        if full <= self._registered or not self.request.chain_root:
             return
         self._extend_hashes(full)
         for index in range(self._registered, full):

@@ -119,6 +119,9 @@ class CreditPool:
         if free < 0:
             self._recall(-free - self._pending(), sorted(self._accounts, key=lambda g: waiting[g].requests > 0))
             return
+        if len(self._accounts) == 1:  # nobody to weigh it against
+            next(iter(self._accounts.values())).granting += free
+            return
         unmet = sum(max(waiting[g].requests - account.keeps, 0) for g, account in self._accounts.items())
         self._recall(unmet - free - self._pending(), [g for g in self._accounts if not waiting[g].requests])
         if self._accounts:

@@ -317,21 +317,25 @@ class WorkerHost:
         """Pass an engine event on to the gateways concerned."""
         self.leaving.stepped(event)
         self.last_change.stepped(event)
+        ended = False
         for output in event.outputs:
             sequence = self._sequences.get(output.key)
             if sequence is not None:
-                self._deliver(sequence, output)
-        self._apply_budget()
-        self._settle()
-        self._progress.set()
+                sequence.new_tokens += len(output.token_ids)
+                if output.finish is not None:
+                    ended = True
+                    self._end(sequence, output)
+                if not sequence.link.closed.is_set():
+                    self._deliver(sequence, output)
+        if ended:
+            self._apply_budget()
+            self._settle()
+            self._progress.set()
+        for link in self._links.values():
+            self._bound(link)
 
     def _deliver(self, sequence: Hosted, output: SequenceOutput) -> None:
         link = sequence.link
-        sequence.took(output)
-        if output.finish is not None:
-            self._end(sequence, output)
-        if link.closed.is_set():
-            return
         link.outbox.add_tokens(sequence.number, output)
         if not output.pulling:  # which nobody waits for: it goes with the next frame
             link.wake.set()
@@ -342,7 +346,6 @@ class WorkerHost:
             link.outbox.add_event(event)
         elif output.token_ids:
             self._offer(sequence)
-        self._bound(link)
 
     def _offer(self, sequence: Hosted) -> None:
         """Have the gateway look for another place, where a running sequence is of a role that has been left."""

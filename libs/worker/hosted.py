@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.port import EngineRequest, SequenceOutput
+from libs.engine.port import EngineRequest
 from libs.worker.link import Link
 from libs.worker.role import Role
 
@@ -44,7 +44,3 @@ class Hosted:
     def decodes(self) -> bool:
         """Whether it is past its prompt and goes on here, token by token."""
         return self.phase != pb.PHASE_PREFILL and self.new_tokens > 0
-
-    def took(self, output: SequenceOutput) -> None:
-        """A step has brought something for it."""
-        self.new_tokens += len(output.token_ids)

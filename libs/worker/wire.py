@@ -202,10 +202,9 @@ def tuned_message(tuned: Tuned, tpot_target_us: int, max_sequences: int) -> pb.T
 def _token_ids(packed: bytes) -> NDArray[np.int32]:
     if len(packed) % 4:
         raise InvalidRequest(f"token_ids is {len(packed)} bytes, not a whole number of uint32")
-    token_ids = np.frombuffer(packed, dtype="<i4").astype(np.int32)
-    if np.any(token_ids < 0):
+    if max(packed[3::4], default=0) >= 0x80:
         raise InvalidRequest("token_ids holds a value of 2**31 or more")
-    return token_ids
+    return np.frombuffer(packed, dtype="<i4")
 
 
 def _sampling(sampling: pb.Sampling) -> SamplingParams:

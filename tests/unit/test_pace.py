@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from libs.contracts.errors import QueueFull
-from libs.engine.batching import work_of
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.factory import make_engine
@@ -102,7 +101,7 @@ def test_every_token_beside_long_prompts_comes_on_its_line() -> None:
         batch = core.plan(now_ns)
         assert batch is not None
         core.begin(batch, now_ns)
-        now_ns += round(MODEL.step_ns(work_of(batch)))
+        now_ns += round(MODEL.step_ns(batch.work))
         report = core.apply(batch, {c.key: Sampled(7) for c in batch.chunks if c.sample}, now_ns)
         event = core.take_event(report)
         assert event is not None

@@ -3,7 +3,7 @@
 import asyncio
 
 MIN_SLEEP_S = 50e-6
-"""Less than this is not slept, only yielded."""
+"""Less than this is not slept but owed to the next call."""
 MAX_CARRY_S = 2e-3
 
 
@@ -14,13 +14,11 @@ class Pacer:
         self._carry_s = 0.0
 
     async def spend(self, duration_s: float) -> None:
-        """Let `duration_s` pass; always gives other tasks a turn."""
-        if duration_s <= 0:
-            await asyncio.sleep(0)
-            return
-        clock = asyncio.get_running_loop().time
-        start = clock()
+        """Let `duration_s` pass, together with what is owed."""
         wanted = duration_s + self._carry_s
-        await asyncio.sleep(wanted if wanted >= MIN_SLEEP_S else 0)
-        missed = wanted - (clock() - start)
-        self._carry_s = min(max(missed, -MAX_CARRY_S), MAX_CARRY_S)
+        if wanted >= MIN_SLEEP_S:
+            clock = asyncio.get_running_loop().time
+            start = clock()
+            await asyncio.sleep(wanted)
+            wanted -= clock() - start
+        self._carry_s = min(max(wanted, -MAX_CARRY_S), MAX_CARRY_S)

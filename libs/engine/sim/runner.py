@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.contracts.errors import KvMismatch
-from libs.engine.batching import work_of
 from libs.engine.config import EngineConfig
 from libs.engine.port import Capabilities, EngineIdentity, Progress
 from libs.engine.runner import Batch, Sampled
@@ -79,7 +78,7 @@ class SimRunner:
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
         """Take as long as the model says, divided by the speed-up, and name the next tokens."""
-        step_ns = self._profile.step_time.step_ns(work_of(batch))
+        step_ns = self._profile.step_time.step_ns(batch.work)
         await self._device_pacer.spend(step_ns / 1e9 / self._config.sim_speedup)
         return {chunk.key: self._tokens.sample(chunk) for chunk in batch.chunks if chunk.sample}
 

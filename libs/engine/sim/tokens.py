@@ -57,8 +57,7 @@ class TokenSource:
 
 def _prompt_digest(chunk: Chunk) -> int:
     prompt = chunk.history[: chunk.prompt_tokens]
-    tail = prompt[-PROMPT_EDGE_TOKENS:].tobytes()
-    return crc32(tail, crc32(prompt[:PROMPT_EDGE_TOKENS].tobytes(), chunk.prompt_tokens))
+    return crc32(prompt[-PROMPT_EDGE_TOKENS:].data, crc32(prompt[:PROMPT_EDGE_TOKENS].data, chunk.prompt_tokens))
 
 
 def _next_letter(previous: int, noise: int) -> int:
