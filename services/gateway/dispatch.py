@@ -18,7 +18,7 @@ from libs.runtime.clock import Clock
 from services.gateway.fleet import Fleet
 from services.gateway.frames import Tokens, read_tokens
 from services.gateway.generation import FinishReason, Generation, Leg
-from services.gateway.link import WorkerLink, kv_kind
+from services.gateway.link import WorkerLink
 from services.gateway.moves import Moves, handed_over
 from services.gateway.outlook import lend_speeds
 from services.gateway.readiness import serves_decode
@@ -150,6 +150,16 @@ class Dispatcher:
 
     def _turn(self) -> None:
         self._turn_is_due = False
+        if len(self._queue) or self._moves:
+            self._bind()
+        demands: dict[str, pb.Demand] = {}
+        for link in self._fleet.links:
+            if link.model not in demands:
+                demands[link.model] = self._queue.demand(link.model)
+            link.set_demand(demands[link.model])
+
+    def _bind(self) -> None:
+        """Send what waits to where there is room."""
         links, views = self._fleet.serving(), self._fleet.views()
         now_ns = self._clock.now_ns()
         if self._moves and self._moves.place(links, views, self._router, now_ns):
@@ -160,9 +170,6 @@ class Dispatcher:
             bindings = self._router.round(waiting, views, now_ns, hushed=self._fleet.hushed, strand=strand)
             for binding in bindings:
                 self._start(self._live[binding.key], binding, links, now_ns)
-        demands = {model: self._queue.demand(model) for model in {view.model for view in views}}
-        for link in self._fleet.links:
-            link.set_demand(demands.get(link.model, pb.Demand()))
 
     def _start(self, generation: Generation, binding: Binding, links: dict[str, WorkerLink], now_ns: int) -> None:
         self._queue.bound(generation, now_ns)
@@ -185,8 +192,7 @@ class Dispatcher:
     def _decode(self, generation: Generation) -> None:
         """Second phase, on the worker whose credit is held; back to the queue for another one if there is none."""
         link = generation.reserved
-        view = link.view() if link else None
-        if link is None or view is None or not view.takes_decode or view.kv_kind != generation.kv_kind:
+        if link is None or not link.takes(pb.PHASE_DECODE) or link.kv_kind != generation.kv_kind:
             self._reroute(generation, "its decode worker takes no more work", keep_kv=True)
             return
         generation.decode_worker = link.id
@@ -251,10 +257,11 @@ class Dispatcher:
         """Let the decode worker pull blocks while the prompt is computed; one that cannot is asked afterwards."""
         generation = leg.generation
         link = generation.reserved
-        worker, view = (link.worker, link.view()) if link else (None, None)
-        if link is None or worker is None or view is None or leg.link.worker is None or not generation.prefilling:
+        worker = link.worker if link else None
+        if link is None or worker is None or not generation.prefilling:
             return
-        fits = view.takes_decode and worker.capabilities.streams_kv and view.kv_kind == kv_kind(leg.link.worker)
+        streams = link.takes(pb.PHASE_DECODE) and worker.capabilities.streams_kv
+        fits = streams and link.kv_kind == leg.link.kv_kind
         ends_with_first = generation.max_output_tokens - leg.known <= 1 or generation.complete() is not None
         if not fits or ends_with_first:
             return
@@ -270,10 +277,9 @@ class Dispatcher:
         if reason is not None:
             self._end(generation, reason)
             return
-        assert leg.link.worker is not None
         generation.kv = prefilled.kv
         generation.kv_open = None
-        generation.kv_kind = kv_kind(leg.link.worker)
+        generation.kv_kind = leg.link.kv_kind
         pulling = generation.decode_leg
         if pulling is None:
             self._decode(generation)

@@ -53,7 +53,7 @@ class Fleet:
         found: dict[str, WorkerLink] = {}
         for link in self._links.values():
             held = found.get(link.id)
-            if link.view() is not None and (held is None or held.incarnation < link.incarnation):
+            if link.serving and (held is None or held.incarnation < link.incarnation):
                 found[link.id] = link
         return found
 

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.roles import serves
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import until_first
@@ -69,6 +70,8 @@ class WorkerLink:
         self.reserved: set[Generation] = set()
         self.silent_ms = 0.0
         """Time since the last frame, as far as this process was there to read one; see `silence.py`."""
+        self.kv_kind = ""
+        """Equal for workers that can exchange blocks: same weights, same layout."""
         self.left = False
         """Whether its stream was ended for silence, and it has not been heard of since."""
         self._leaving = asyncio.Event()
@@ -106,15 +109,24 @@ class WorkerLink:
         """What it is assigned to; empty while the stream is down."""
         return self._worker.assignment.model if self._worker else ""
 
+    @property
+    def serving(self) -> bool:
+        """Whether the worker takes work now."""
+        return self._worker is not None and self._worker.state == common.WORKER_STATE_READY
+
+    def takes(self, phase: pb.Phase) -> bool:
+        """Whether the worker takes work of `phase` now, credits aside."""
+        return self._worker is not None and self.serving and serves(self._worker.assignment, phase)
+
     def view(self) -> WorkerView | None:
         """For binding; None while the worker takes no work."""
         worker = self._worker
-        if worker is None or worker.state != common.WORKER_STATE_READY:
+        if worker is None or not self.serving:
             return None
         prompts = [leg for leg in self._prompts.values() if leg.generation.prefilling]
         return self.outlook.view(
             worker,
-            kv_kind(worker),
+            self.kv_kind,
             prefill_credits=self.prefill.free,
             decode_credits=self.decode.free,
             prompts=len(prompts),
@@ -275,6 +287,7 @@ class WorkerLink:
             log.info("worker link is up", worker=self.id, address=self.address)
             self.left = False
         self._worker = worker
+        self.kv_kind = f"{worker.model_revision}/{worker.capabilities.kv_layout}"
         self._next.epoch = worker.assignment.epoch  # from here on its work is bound by it
         self._wake.set()
         return True
@@ -310,8 +323,3 @@ class WorkerLink:
             generation.reserved = None
         self._leaving.clear()
         self._listener.lost(self, legs, reserved, silent=self.left)
-
-
-def kv_kind(worker: common.Worker) -> str:
-    """Equal for workers that can exchange blocks: same weights, same layout."""
-    return f"{worker.model_revision}/{worker.capabilities.kv_layout}"

@@ -1,6 +1,7 @@
 """Prometheus metrics of a gateway."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
@@ -14,10 +15,28 @@ _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15
 _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelMetrics:
+    """Those of one model, which are looked up once: a label costs as much as the count."""
+
+    prompt_tokens: Counter
+    cached_tokens: Counter
+    output_tokens: Counter
+    reroutes: Counter
+    moves: Counter
+    recomputes: Counter
+    ttft_predicted: Histogram
+    queue_s: Histogram
+    ttft_s: Histogram
+    tpot_s: Histogram
+
+
 class GatewayMetrics:
     """Metrics in a registry of their own."""
 
     def __init__(self) -> None:
+        self._of_model: dict[str, ModelMetrics] = {}
+        """For the models that are served, which are few."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.responses = Counter(
@@ -72,6 +91,14 @@ class GatewayMetrics:
         self.queue_s = self._histogram("queue_seconds", "Arrival until bound to workers", _SECONDS)
         self.ttft_s = self._histogram("ttft_seconds", "Arrival until the first token", _SECONDS)
         self.tpot_s = self._histogram("tpot_seconds", "Mean time per output token after the first", _TOKEN_SECONDS)
+
+    def of_model(self, model: str) -> ModelMetrics:
+        """Those of a model that is served."""
+        found = self._of_model.get(model)
+        if found is None:
+            shown = {field.name: getattr(self, field.name).labels(model) for field in fields(ModelMetrics)}
+            found = self._of_model[model] = ModelMetrics(**shown)
+        return found
 
     def watch(
         self,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from services.gateway.generation import Leg
-from services.gateway.link import WorkerLink, kv_kind
+from services.gateway.link import WorkerLink
 from services.gateway.router import Router
 from services.gateway.view import Ask, WorkerView
 
@@ -48,23 +48,21 @@ class Moves:
 def handed_over(leg: Leg, moved: pb.Moved) -> None:
     """The worker has let go: from here on the leg stands for the blocks it left, as that of a computed prompt does."""
     generation = leg.generation
-    assert leg.link.worker is not None
     if leg is generation.prompt_leg:
         generation.cached_tokens = generation.cached_tokens if generation.reroutes else moved.cached_tokens
     elif generation.prompt_leg is not None:
         generation.prompt_leg.link.forget(generation.prompt_leg, abort=True)
     generation.prompt_leg, generation.decode_leg = leg, None
-    generation.kv, generation.kv_kind = moved.kv, kv_kind(leg.link.worker)
+    generation.kv, generation.kv_kind = moved.kv, leg.link.kv_kind
     generation.moves += 1
 
 
 def _ask(leg: Leg) -> Ask:
-    assert leg.link.worker is not None
     generation = leg.generation
     return Ask(
         key=generation.number,
         model=generation.model,
         tokens=generation.tokens,
-        kv_kind=kv_kind(leg.link.worker),
+        kv_kind=leg.link.kv_kind,
         cached_tokens=generation.cached_hints,
     )

@@ -26,23 +26,23 @@ class Recorder:
         """Publish and count."""
         event = request_event(generation, outcome)
         self._bus.publish(REQUESTS, event)
-        metrics, model, timeline = self._metrics, generation.model, generation.timeline
+        metrics, timeline = self._metrics.of_model(generation.model), generation.timeline
         name = Outcome.Name(event.outcome).removeprefix("OUTCOME_").lower()
-        metrics.choices.labels(model, name, event.finish_reason or event.error_code).inc()
-        metrics.prompt_tokens.labels(model).inc(generation.prompt_tokens)
-        metrics.cached_tokens.labels(model).inc(generation.cached_tokens)
-        metrics.output_tokens.labels(model).inc(len(generation.output))
-        metrics.reroutes.labels(model).inc(generation.reroutes)
-        metrics.moves.labels(model).inc(generation.moves)
-        metrics.recomputes.labels(model).inc(generation.recomputes)
+        self._metrics.choices.labels(generation.model, name, event.finish_reason or event.error_code).inc()
+        metrics.prompt_tokens.inc(generation.prompt_tokens)
+        metrics.cached_tokens.inc(generation.cached_tokens)
+        metrics.output_tokens.inc(len(generation.output))
+        metrics.reroutes.inc(generation.reroutes)
+        metrics.moves.inc(generation.moves)
+        metrics.recomputes.inc(generation.recomputes)
         if generation.output and timeline.predicted_ttft_ns and not generation.reroutes:
-            metrics.ttft_predicted.labels(model).observe(timeline.predicted_ttft_ns / timeline.ttft_ns)
+            metrics.ttft_predicted.observe(timeline.predicted_ttft_ns / timeline.ttft_ns)
         if timeline.bound_ns:
-            metrics.queue_s.labels(model).observe(timeline.queue_ns / 1e9)
+            metrics.queue_s.observe(timeline.queue_ns / 1e9)
         if generation.output:
-            metrics.ttft_s.labels(model).observe(timeline.ttft_ns / 1e9)
+            metrics.ttft_s.observe(timeline.ttft_ns / 1e9)
         if len(generation.output) > 1:
-            metrics.tpot_s.labels(model).observe(timeline.decode_ns / (len(generation.output) - 1) / 1e9)
+            metrics.tpot_s.observe(timeline.decode_ns / (len(generation.output) - 1) / 1e9)
 
 
 def request_event(generation: Generation, outcome: FinishReason | FulcrumError | None) -> RequestEvent:
