@@ -32,6 +32,8 @@ CLOSE_TIMEOUT_S = 3.0
 FETCH_WAIT_MS = 500
 EMBEDDED_FETCH_WAIT_MS = 20
 """The embedded broker answers a fetch that found nothing only when its wait is over, whatever has come meanwhile."""
+EMBEDDED_FOLLOW_WAIT_MS = 100
+"""Of those who follow the state of jobs; every fetch costs a reader and the broker half a millisecond of CPU."""
 EMBEDDED_MEMBER_WAIT_MS = 250
 """Nobody waits for work by the millisecond, and asking costs."""
 
@@ -130,7 +132,9 @@ async def open_member(bootstrap: str, client_id: str, group: str, *, embedded: b
 
 
 @asynccontextmanager
-async def open_consumer(bootstrap: str, client_id: str, *, embedded: bool) -> AsyncIterator[AIOKafkaConsumer]:
+async def open_consumer(
+    bootstrap: str, client_id: str, *, embedded: bool, embedded_wait_ms: int = EMBEDDED_FETCH_WAIT_MS
+) -> AsyncIterator[AIOKafkaConsumer]:
     """A connected consumer of no group and, as yet, of no partition."""
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap,
@@ -140,7 +144,7 @@ async def open_consumer(bootstrap: str, client_id: str, *, embedded: bool) -> As
         auto_offset_reset="earliest",  # of what is left, when retention has overtaken the position
         isolation_level="read_committed",
         check_crcs=not embedded,
-        fetch_max_wait_ms=EMBEDDED_FETCH_WAIT_MS if embedded else FETCH_WAIT_MS,
+        fetch_max_wait_ms=embedded_wait_ms if embedded else FETCH_WAIT_MS,
         request_timeout_ms=REQUEST_TIMEOUT_MS,
         metadata_max_age_ms=METADATA_AGE_MS,
     )

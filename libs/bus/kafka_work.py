@@ -8,7 +8,14 @@ from aiokafka import TopicPartition
 from google.protobuf.message import Message
 
 from libs.bus.broker import partitions
-from libs.bus.clients import CONNECTION_ERRORS, open_admin, open_consumer, open_member, open_producer
+from libs.bus.clients import (
+    CONNECTION_ERRORS,
+    EMBEDDED_FOLLOW_WAIT_MS,
+    open_admin,
+    open_consumer,
+    open_member,
+    open_producer,
+)
 from libs.bus.codec import SCHEMA_HEADER, encode
 from libs.bus.kafka import EMBEDDED, KAFKA
 from libs.bus.lanes import LANE_ERRORS, Lanes
@@ -82,6 +89,7 @@ class KafkaWork:
             from_start=True,
             on_undecodable=self._count_undecodable,
             since=since,
+            embedded_wait_ms=EMBEDDED_FOLLOW_WAIT_MS,
         )
         return subscription.records(lambda: False)
 

@@ -9,7 +9,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from libs.bus.broker import partitions
-from libs.bus.clients import CONNECTION_ERRORS, open_admin, open_consumer
+from libs.bus.clients import CONNECTION_ERRORS, EMBEDDED_FETCH_WAIT_MS, open_admin, open_consumer
 from libs.bus.codec import decode
 from libs.bus.port import Record
 from libs.bus.progress import Progress
@@ -44,6 +44,7 @@ class Subscription:
         on_undecodable: Callable[[], None],
         since: Sequence[int] = (),
         since_unix_ns: int | None = None,
+        embedded_wait_ms: int = EMBEDDED_FETCH_WAIT_MS,
     ) -> None:
         """`since`: where to begin, by partition, as long as the broker has not forgotten everything."""
         self._servers = servers
@@ -54,6 +55,7 @@ class Subscription:
         self._on_undecodable = on_undecodable
         self._since = since
         self._since_unix_ns = since_unix_ns
+        self._embedded_wait_ms = embedded_wait_ms
         self._run = servers.run()
         self._positions: dict[TopicPartition, int] = {}
 
@@ -67,7 +69,12 @@ class Subscription:
                 address = self._address()
                 async with (
                     open_admin(address.bootstrap, self._client_id) as admin,
-                    open_consumer(address.bootstrap, self._client_id, embedded=self._servers.embedded) as consumer,
+                    open_consumer(
+                        address.bootstrap,
+                        self._client_id,
+                        embedded=self._servers.embedded,
+                        embedded_wait_ms=self._embedded_wait_ms,
+                    ) as consumer,
                     aclosing(self._read(address, admin, consumer, closed)) as records,
                 ):
                     async for record in records:

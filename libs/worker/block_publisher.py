@@ -10,7 +10,7 @@ MAX_PENDING_BLOCKS = 65_536
 """Changes that may wait; beyond it the oldest are given up, which costs reuse and never a request."""
 MAX_PUBLISHED_BLOCKS = 4096
 """Changes in one call."""
-BEHIND_S = 0.02
+BEHIND_S = 0.05
 """After a call the next one waits so long, so that a busy worker's changes share one. Nobody waits for them."""
 RENEWALS_PER_LEASE = 3
 FORGET_TIMEOUT_S = 2.0
