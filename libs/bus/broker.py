@@ -39,6 +39,12 @@ async def touch_topics(admin: AIOKafkaAdminClient, topics: Sequence[Topic], clus
     await admin.describe_topics([topic.name(cluster) for topic in topics])
 
 
+async def named_partitions(admin: AIOKafkaAdminClient, name: str) -> Sequence[int]:
+    """Partition numbers of a topic by its whole name; empty where there is none."""
+    found = (entry for entry in await admin.describe_topics() if entry["topic"] == name)
+    return sorted(partition["partition"] for entry in found for partition in entry["partitions"])
+
+
 async def partitions(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluster: str) -> Mapping[str, Sequence[int]]:
     """Partition numbers by the name of each of `topics` that exists. Asked of all topics: naming one may create it."""
     wanted = {topic.name(cluster) for topic in topics}

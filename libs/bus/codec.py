@@ -24,6 +24,8 @@ def encode(topic: Topic, cluster: str, value: Message) -> Outgoing:
 
 def decode(topic: Topic, value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Message | None:
     """The topic's message; None when the header does not name it or the bytes are not one."""
+    if value is not None and topic.wraps:
+        return topic.value(**{topic.wraps: value})
     if value is None or (SCHEMA_HEADER, topic.value.DESCRIPTOR.full_name.encode()) not in headers:
         return None
     try:

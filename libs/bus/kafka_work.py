@@ -7,7 +7,7 @@ import structlog
 from aiokafka import TopicPartition
 from google.protobuf.message import Message
 
-from libs.bus.broker import partitions
+from libs.bus.broker import named_partitions, partitions
 from libs.bus.clients import (
     CONNECTION_ERRORS,
     EMBEDDED_FOLLOW_WAIT_MS,
@@ -21,9 +21,10 @@ from libs.bus.kafka import EMBEDDED, KAFKA
 from libs.bus.lanes import LANE_ERRORS, Lanes
 from libs.bus.port import BusCapabilities, Record
 from libs.bus.servers import Servers
+from libs.bus.span import read_span
 from libs.bus.subscription import Subscription
 from libs.bus.work import Handle
-from libs.contracts.errors import BrokerUnavailable
+from libs.contracts.errors import BrokerUnavailable, TopicNotFound
 from libs.contracts.topics import Topic
 from libs.runtime.backoff import Backoff
 
@@ -92,6 +93,26 @@ class KafkaWork:
             embedded_wait_ms=EMBEDDED_FOLLOW_WAIT_MS,
         )
         return subscription.records(lambda: False)
+
+    async def values(self, name: str) -> AsyncIterator[bytes]:
+        """Committed values of a client's topic, up to where it ended when this was asked."""
+        try:
+            bootstrap, embedded = self._servers.address().bootstrap, self._servers.embedded
+            async with (
+                open_admin(bootstrap, self._member) as admin,
+                open_consumer(bootstrap, self._member, embedded=embedded) as consumer,
+            ):
+                async with asyncio.timeout(ASK_TIMEOUT_S):
+                    numbers = await named_partitions(admin, name)
+                    if not numbers:
+                        raise TopicNotFound(f"the broker has no topic {name!r}", param="input_topic")
+                    parts = [TopicPartition(name, number) for number in numbers]
+                    starts, ends = await consumer.beginning_offsets(parts), await consumer.end_offsets(parts)
+                for part in parts:
+                    async for value in read_span(consumer, part, starts[part], ends[part]):
+                        yield value
+        except CONNECTION_ERRORS as error:
+            raise _unavailable(error) from error
 
     async def work(self, topic: Topic, group: str, handle: Handle) -> None:
         """Be a member of the group until cancelled."""

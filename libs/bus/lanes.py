@@ -12,14 +12,13 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListen
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import ConsumerStoppedError, ProducerClosed
 from aiokafka.structs import OffsetAndMetadata
-from google.protobuf.message import Message
 
 from libs.bus.buffer import Outgoing
 from libs.bus.clients import CONNECTION_ERRORS, open_transactions
 from libs.bus.codec import SCHEMA_HEADER, decode, encode
 from libs.bus.port import Record
 from libs.bus.servers import BrokerAway, Servers
-from libs.bus.work import Handle
+from libs.bus.work import Handle, Produced, Raw
 from libs.contracts.topics import Topic
 
 log = structlog.get_logger()
@@ -87,9 +86,10 @@ class KafkaLane:
                     raise BrokerAway(f"{self._partition} has records that do not come")
             yield batch
 
-    async def commit(self, produced: Sequence[tuple[Topic, Message]], *, next_offset: int, note: str = "") -> None:
+    async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
         """One transaction: these records, and where to go on, with a note."""
-        work = self._commit([encode(topic, self._cluster, value) for topic, value in produced], next_offset, note)
+        records = [item if isinstance(item, Raw) else encode(item[0], self._cluster, item[1]) for item in produced]
+        work = self._commit(records, next_offset, note)
         task = asyncio.get_running_loop().create_task(work, name="commit")
         try:
             await asyncio.shield(task)
@@ -98,14 +98,13 @@ class KafkaLane:
             await asyncio.wait([task])
             raise
 
-    async def _commit(self, records: Sequence[Outgoing], next_offset: int, note: str) -> None:
+    async def _commit(self, records: Sequence[Outgoing | Raw], next_offset: int, note: str) -> None:
         # One that fails is not aborted here: whoever opens the lane next has the broker do it.
         async with asyncio.timeout(COMMIT_TIMEOUT_S):
             await self._producer.begin_transaction()
             for record in records:
-                sent = await self._producer.send(
-                    record.topic, record.value, key=record.key, headers=[(SCHEMA_HEADER, record.schema)]
-                )
+                headers = [] if isinstance(record, Raw) else [(SCHEMA_HEADER, record.schema)]
+                sent = await self._producer.send(record.topic, record.value, key=record.key, headers=headers)
                 sent.add_done_callback(_look_at)  # committing tells of failures
             offsets = {self._partition: OffsetAndMetadata(next_offset, note)}
             await self._producer.send_offsets_to_transaction(offsets, self._group)

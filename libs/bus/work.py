@@ -4,6 +4,7 @@ A separate port from `Bus`, whose publishing is allowed to lose and to repeat.
 """
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from google.protobuf.message import Message
@@ -13,6 +14,20 @@ from libs.contracts.topics import Topic
 
 MAX_NOTE_CHARS = 4096
 """What a broker keeps beside an offset, by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A record for a topic that is a client's, and made by it: bytes as they are."""
+
+    topic: str
+    """Its whole name on the broker."""
+    key: bytes
+    value: bytes
+
+
+Produced = tuple[Topic, Message] | Raw
+"""What a transaction can hold."""
 
 
 class Lane(Protocol):
@@ -37,7 +52,7 @@ class Lane(Protocol):
         """Records from the committed offset on, as they come; an empty list when none came for a moment."""
         ...
 
-    async def commit(self, produced: Sequence[tuple[Topic, Message]], *, next_offset: int, note: str = "") -> None:
+    async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
         """One transaction: these records, and that the next to be worked on is at `next_offset`, with a note.
 
         One at a time. Raises when it cannot be known, or is not true, that it was committed: the lane is then of no
@@ -68,6 +83,13 @@ class WorkBus(Protocol):
 
     def follow(self, topic: Topic, since: Sequence[int] = ()) -> AsyncIterator[Record]:
         """Committed records of all partitions, from `since` or else from the start, through outages."""
+        ...
+
+    def values(self, name: str) -> AsyncIterator[bytes]:
+        """Committed values of a client's topic, partition by partition, up to where it ended when this was asked.
+
+        Raises TopicNotFound, and BrokerUnavailable at any moment.
+        """
         ...
 
     async def work(self, topic: Topic, group: str, handle: Handle) -> None:

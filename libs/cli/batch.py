@@ -16,8 +16,19 @@ Errors = Annotated[Path | None, typer.Option(metavar="FILE", help="Write errors 
 
 @batch.command(epilog="Example: fulcrum batch submit requests.jsonl --wait --output answers.jsonl")
 def submit(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Lines of custom_id, method, url, body.")],
+    file: Annotated[
+        Path | None, typer.Argument(exists=True, dir_okay=False, help="Lines of custom_id, method, url, body.")
+    ] = None,
     *,
+    topic: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Take the lines from this Kafka topic, as far as it is now.")
+    ] = None,
+    output_topic: Annotated[str, typer.Option(metavar="NAME", help="Write answers to this topic too.")] = "",
+    error_topic: Annotated[str, typer.Option(metavar="NAME", help="Write errors of lines to this topic too.")] = "",
+    priority: Annotated[
+        int, typer.Option(min=-100, max=100, help="Among the tenant's jobs; the highest is first.")
+    ] = 0,
+    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Whose share of the capacity it takes.")] = None,
     wait: Annotated[bool, typer.Option("--wait", metavar="", help="Show progress until the job has ended.")] = False,
     output: Output = None,
     errors: Errors = None,
@@ -25,16 +36,29 @@ def submit(
         str, typer.Option(metavar="T", help="Lines not answered by then are given up: 24h, 30m.")
     ] = "24h",
     endpoint: Annotated[
-        str | None, typer.Option(metavar="URL", help="Route that every line names; the first line's by default.")
+        str | None,
+        typer.Option(metavar="URL", help="Route of every line; of a file, the first line's by default."),
     ] = None,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Upload a file and run it. --output and --errors wait for its end."""
-    from libs.cli.batch_jobs import submit_file  # noqa: PLC0415 (start-up time)
+    """Run a file that is uploaded, or a topic, of requests. --output and --errors wait for its end."""
+    from libs.cli.batch_jobs import Asked, submit_job  # noqa: PLC0415 (start-up time)
 
+    if (file is None) == (topic is None):
+        raise typer.BadParameter("either FILE or --topic says where the lines are")
+    asked = Asked(
+        file=file,
+        topic=topic,
+        endpoint=endpoint,
+        window=window,
+        priority=priority,
+        tenant=tenant,
+        output_topic=output_topic,
+        error_topic=error_topic,
+    )
     waiting = wait or output is not None or errors is not None
-    submit_file(ready, file, wait=waiting, output=output, errors=errors, window=window, endpoint=endpoint, as_json=json)
+    submit_job(ready, asked, wait=waiting, output=output, errors=errors, as_json=json)
 
 
 @batch.command(epilog="Example: fulcrum batch status batch_0123 --json")

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from libs.contracts.errors import StartupError
 
 ENDED = ("completed", "failed", "cancelled", "expired")
 DEFAULT_ENDPOINT = "/v1/chat/completions"
+TENANT_HEADER = "x-fulcrum-tenant"
 POLL_S = 0.2
 TIMEOUT_S = 60.0
 MAX_OUTAGE_S = 60.0
@@ -28,28 +30,41 @@ PIPE_COLUMNS = 160
 Batch = dict[str, Any]
 
 
-def submit_file(
-    ready_file: Path | None,
-    file: Path,
-    *,
-    wait: bool,
-    output: Path | None,
-    errors: Path | None,
-    window: str,
-    endpoint: str | None,
-    as_json: bool,
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A job as the command line has it."""
+
+    file: Path | None
+    topic: str | None
+    """One of the two is there."""
+    endpoint: str | None
+    window: str
+    priority: int
+    tenant: str | None
+    output_topic: str
+    error_topic: str
+
+    def body(self, file_id: str) -> dict[str, Any]:
+        """What POST /v1/batches is sent, without what is not said."""
+        said = {
+            "input_file_id": file_id,
+            "input_topic": self.topic,
+            "output_topic": self.output_topic,
+            "error_topic": self.error_topic,
+            "priority": self.priority,
+        }
+        endpoint = self.endpoint or (_endpoint_of(self.file) if self.file else DEFAULT_ENDPOINT)
+        return {"endpoint": endpoint, "completion_window": self.window, **{k: v for k, v in said.items() if v}}
+
+
+def submit_job(
+    ready_file: Path | None, asked: Asked, *, wait: bool, output: Path | None, errors: Path | None, as_json: bool
 ) -> None:
     """Upload and begin; with `wait` until the end, which leaves with exit code 1 unless the job was completed."""
     with _gateway(ready_file) as http:
-        with file.open("rb") as content:
-            form = {"purpose": "batch"}
-            uploaded = _checked(http.post("/v1/files", data=form, files={"file": (file.name, content)}))
-        asked = {
-            "input_file_id": uploaded["id"],
-            "endpoint": endpoint or _endpoint_of(file),
-            "completion_window": window,
-        }
-        batch = _checked(http.post("/v1/batches", json=asked))
+        file_id = _upload(http, asked.file) if asked.file else ""
+        headers = {TENANT_HEADER: asked.tenant} if asked.tenant else {}
+        batch = _checked(http.post("/v1/batches", json=asked.body(file_id), headers=headers))
         started_s = time.monotonic()
         if wait:
             batch = _wait(http, batch)
@@ -58,6 +73,12 @@ def submit_file(
         _tell(batch, time.monotonic() - started_s if wait else None, as_json=as_json)
         if wait and batch["status"] != "completed":
             raise typer.Exit(1)
+
+
+def _upload(http: httpx.Client, file: Path) -> str:
+    with file.open("rb") as content:
+        form = {"purpose": "batch"}
+        return str(_checked(http.post("/v1/files", data=form, files={"file": (file.name, content)}))["id"])
 
 
 def show_status(ready_file: Path | None, batch_id: str, *, as_json: bool) -> None:
@@ -196,6 +217,9 @@ def _content(http: httpx.Client, file_id: str) -> Iterator[bytes]:
 def _figures(batch: Batch, took_s: float | None) -> dict[str, Any]:
     counts = batch["request_counts"]
     figures = {"id": batch["id"], "status": batch["status"], **counts}
+    own = batch.get("fulcrum") or {}
+    if own.get("late") is not None and batch["status"] not in ENDED:
+        figures |= {"expected_end_at": own["expected_end_at"], "late": own["late"]}
     if took_s is not None:
         answered = counts["completed"] + counts["failed"]
         figures["lines_per_s"] = round(answered / took_s, 2) if took_s else None
@@ -209,6 +233,15 @@ def _tell(batch: Batch, took_s: float | None, *, as_json: bool) -> None:
         return
     rate = f", {figures['lines_per_s']:g} lines/s" if took_s else ""
     counts = f"{figures['completed']} of {figures['total']} lines completed, {figures['failed']} failed"
-    print(f"{batch['id']}: {batch['status']}, {counts}{rate}")
+    print(f"{batch['id']}: {batch['status']}, {counts}{rate}{_outlook(figures)}")
     for error in (batch["errors"] or {}).get("data", ()):
         print(f"  {error['code']}: {error['message']}", file=sys.stderr)
+
+
+def _outlook(figures: dict[str, Any]) -> str:
+    """When the job is expected to end, where that is foretold."""
+    if "late" not in figures:
+        return ""
+    end_at = figures["expected_end_at"]
+    end = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(end_at)) if end_at else "not in sight"
+    return f", expected end {end}" + (": later than its window" if figures["late"] else "")

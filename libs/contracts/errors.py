@@ -73,6 +73,13 @@ class BatchNotFound(FileNotFound):
     code = "batch_not_found"
 
 
+class TopicNotFound(InvalidRequest):
+    """The broker has no such topic, or it is not for clients."""
+
+    code = "topic_not_found"
+    http_status = 404
+
+
 class Conflict(FulcrumError):
     """What is asked for does not go with how things stand."""
 
@@ -88,6 +95,15 @@ class StoreFull(FulcrumError):
     code = "store_full"
     http_status = 507
     grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class StoreUnavailable(FulcrumError):
+    """The file store does not answer, or not as it should: later it may."""
+
+    code = "store_unavailable"
+    error_type = "service_unavailable_error"
+    http_status = 503
+    grpc_status = grpc.StatusCode.UNAVAILABLE
 
 
 class UnknownModel(FulcrumError):

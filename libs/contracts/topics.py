@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from google.protobuf.message import Message
 
 from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import AlertEvent
-from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent, Result, Share
+from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent, Result, Share, Submission
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
 
@@ -22,6 +22,8 @@ class Topic:
     """The field of the value whose text is the record's key, so that its order is kept."""
     partitions: int
     retention_ms: int
+    wraps: str = ""
+    """Where records are what any client writes, without our header: the field of the value that holds their bytes."""
 
     def name(self, cluster: str) -> str:
         """The topic's name on the broker, e.g. "fulcrum.local.steps.v1"."""
@@ -36,6 +38,9 @@ ALERTS = Topic("alerts.v1", AlertEvent, key="alert_id", partitions=1, retention_
 BATCH_JOBS = Topic("batch-jobs.v1", JobEvent, key="job_id", partitions=4, retention_ms=30 * 24 * HOUR_MS)
 BATCH_SHARES = Topic("batch-shares.v1", Share, key="share_id", partitions=8, retention_ms=14 * 24 * HOUR_MS)
 BATCH_RESULTS = Topic("batch-results.v1", Result, key="job_id", partitions=8, retention_ms=14 * 24 * HOUR_MS)
+BATCH_SUBMIT = Topic(
+    "batch-submit.v1", Submission, key="body", partitions=1, retention_ms=14 * 24 * HOUR_MS, wraps="body"
+)
 
-ALL = (STEPS, REQUESTS, DECISIONS, ALERTS, BATCH_JOBS, BATCH_SHARES, BATCH_RESULTS)
+ALL = (STEPS, REQUESTS, DECISIONS, ALERTS, BATCH_JOBS, BATCH_SHARES, BATCH_RESULTS, BATCH_SUBMIT)
 """Made at start where the broker allows it (the embedded one makes topics on first use, with 4 partitions each)."""

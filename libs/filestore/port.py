@@ -34,7 +34,7 @@ class Draft(Protocol):
 
 
 class FileStore(Protocol):
-    """Files by id. Raises FileNotFound for an id that it does not hold."""
+    """Files by id. Raises FileNotFound for an id that it does not hold, StoreUnavailable while it does not answer."""
 
     def draft(self, file_id: str, *, max_bytes: int) -> AbstractAsyncContextManager[Draft]:
         """A new file; what has not been kept when the context closes leaves nothing behind."""

@@ -1,12 +1,15 @@
 """The gateway put together: the only place that knows which adapters stand behind the ports."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from libs.bus.kafka import KafkaBus
 from libs.bus.kafka_work import KafkaWork
+from libs.contracts.errors import StartupError
 from libs.filestore.local import LocalFiles
+from libs.filestore.port import FileStore
 from libs.kvindex.redis import RedisKvIndex
 from libs.registry.redis import RedisRegistry
 from libs.runtime import status
@@ -39,8 +42,7 @@ async def main(service: Service[GatewaySettings]) -> None:
             stack.push_async_callback(adapter.close)
         stack.push_async_callback(tasks.close)  # whatever uses the adapters ends before them
         tasks.spawn("bus", bus.start())
-        folder = settings.files_folder or cache_dir() / "files" / settings.cluster
-        files = LocalFiles(Path(folder), max_bytes=settings.files_max_bytes)
+        files = await stack.enter_async_context(_open_files(settings))
         batch = BatchPorts(KafkaWork(settings.kafka, settings.cluster, settings.id), files)
         ports = GatewayPorts(bus, registry, index, batch)
         opening = open_gateway(
@@ -49,3 +51,25 @@ async def main(service: Service[GatewaySettings]) -> None:
         gateway = await stack.enter_async_context(opening)
         status.emit("ready", http=gateway.url)
         await service.stopping.wait()
+
+
+@asynccontextmanager
+async def _open_files(settings: GatewaySettings) -> AsyncIterator[FileStore]:
+    if not settings.files_s3_bucket:
+        folder = settings.files_folder or cache_dir() / "files" / settings.cluster
+        yield LocalFiles(Path(folder), max_bytes=settings.files_max_bytes)
+        return
+    try:
+        from libs.filestore.s3 import open_s3  # noqa: PLC0415 (an extra that few installations have)
+    except ImportError:
+        raise StartupError("FULCRUM_GATEWAY_FILES_S3_BUCKET needs `pip install 'fulcrum[s3]'`") from None
+    async with open_s3(
+        settings.files_s3_bucket,
+        max_bytes=settings.files_max_bytes,
+        prefix=settings.files_s3_prefix,
+        endpoint=settings.files_s3_endpoint,
+        region=settings.files_s3_region,
+        access_key=settings.files_s3_access_key.get_secret_value(),
+        secret_key=settings.files_s3_secret_key.get_secret_value(),
+    ) as files:
+        yield files

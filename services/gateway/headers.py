@@ -9,9 +9,10 @@ from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import RequestContext
 
 DEFAULT_TENANT = "default"
+TENANT_HEADER = "x-fulcrum-tenant"
 MAX_TARGET_MS = 24 * 3_600_000
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+TENANT_NAME = _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -59,7 +60,7 @@ def read_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
     traceparent = found.get(b"traceparent", "")
     return Headers(
         request_id=_matching(found, "x-request-id", _REQUEST_ID, ""),
-        tenant=_matching(found, "x-fulcrum-tenant", _NAME, DEFAULT_TENANT),
+        tenant=_matching(found, TENANT_HEADER, _NAME, DEFAULT_TENANT),
         service_class=_matching(found, "x-fulcrum-class", _NAME, DEFAULT_CLASS),
         ttft_deadline_ms=_milliseconds(found, "x-fulcrum-ttft-deadline-ms"),
         tpot_target_ms=_milliseconds(found, "x-fulcrum-tpot-target-ms"),

@@ -127,10 +127,5 @@ class GatewayMetrics:
         gauge = Gauge(names.GATEWAY_LATE_HINTS, "Requests bound before their look-up came", registry=self.registry)
         gauge.set_function(late)
 
-    def watch_batch(self, *, in_flight: Callable[[], float]) -> None:
-        """Read what batch lines hold when it is asked for."""
-        text = "Batch lines that hold a slot"
-        Gauge("fulcrum_gateway_batch_in_flight", text, registry=self.registry).set_function(in_flight)
-
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"fulcrum_gateway_{name}", text, ("model",), buckets=buckets, registry=self.registry)

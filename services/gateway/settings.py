@@ -1,9 +1,9 @@
 """Settings of a gateway."""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from libs.model.builtin import BUILTIN_SIM, SIM_NAME
@@ -64,6 +64,18 @@ class GatewaySettings(CommonSettings):
     files_folder: str = ""
     """Where files of batch jobs are kept, shared by the gateways of a cluster; empty means in the cache folder, by
     cluster."""
+    files_s3_bucket: str = ""
+    """Bucket for them in place of the folder, which must be there; needs `pip install 'fulcrum[s3]'`."""
+    files_s3_prefix: str = ""
+    """What keys in it begin with."""
+    files_s3_endpoint: str = ""
+    """Address of a store that is not AWS's own."""
+    files_s3_region: str = ""
+    """Its region; like the keys, where it is empty it comes from where AWS's clients take it."""
+    files_s3_access_key: SecretStr = SecretStr("")
+    """Who reads and writes there."""
+    files_s3_secret_key: SecretStr = SecretStr("")
+    """That key's secret."""
     files_max_bytes: int = Field(20 * 1024**3, ge=1024)
     """Bound of all files together."""
     file_max_bytes: int = Field(512 * 1024**2, ge=1024)
@@ -72,5 +84,7 @@ class GatewaySettings(CommonSettings):
     """Lines that a batch's file may have."""
     batch_share: float = Field(0.75, gt=0, le=1)
     """Of the sequences that workers have room for, as this gateway sees them, how many may be batch lines."""
+    batch_order: Literal["prefix", "arrival"] = "prefix"
+    """Lines of a share whose prompts begin alike are asked one after the other, or all in the file's order."""
     batch_max_in_flight: int = Field(256, ge=1)
     """Batch lines that this gateway runs at once."""

@@ -1,19 +1,45 @@
-"""What a file store keeps to."""
+"""What a file store keeps to: a local folder, and a bucket of a server that speaks S3's protocol."""
 
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from moto.server import ThreadedMotoServer
 
-from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull
+from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable
 from libs.filestore.local import LocalFiles
 from libs.filestore.port import FileInfo, FileStore
+from libs.filestore.s3 import PART_BYTES, S3Files, open_s3
 
 ROOM_BYTES = 1_000_000
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    return LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES)
+@pytest.fixture(scope="module")
+def s3_endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@asynccontextmanager
+async def bucket(endpoint: str, name: str, **more: int) -> AsyncIterator[S3Files]:
+    async with open_s3(
+        name, endpoint=endpoint, region="us-east-1", access_key="a", secret_key="s", **{"max_bytes": ROOM_BYTES, **more}
+    ) as files:
+        await files._client.create_bucket(Bucket=name)
+        yield files
+
+
+@pytest.fixture(params=["local", "s3"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[FileStore]:
+    if request.param == "local":
+        yield LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES)
+        return
+    async with bucket(request.getfixturevalue("s3_endpoint"), f"b{abs(hash(request.node.name))}") as files:
+        yield files
 
 
 async def put(store: FileStore, file_id: str, content: bytes, *, max_bytes: int = ROOM_BYTES) -> FileInfo:
@@ -42,7 +68,10 @@ async def test_what_is_not_kept_was_never_there(store: FileStore, tmp_path: Path
     with pytest.raises(FileNotFound):
         await store.info("file-1")
     assert await store.infos() == []
-    assert not list((tmp_path / "files" / ".drafts").iterdir())
+    if isinstance(store, LocalFiles):
+        assert not list((tmp_path / "files" / ".drafts").iterdir())
+    elif isinstance(store, S3Files):
+        assert not (await store._client.list_objects_v2(Bucket=store._bucket)).get("Contents")
 
 
 async def test_a_file_of_the_same_id_is_replaced(store: FileStore) -> None:
@@ -70,3 +99,25 @@ async def test_an_unknown_id_is_an_error_everywhere(store: FileStore, file_id: s
         await store.delete(file_id)
     with pytest.raises(FileNotFound):
         await get(store, file_id)
+
+
+async def test_a_large_file_is_uploaded_in_parts_and_an_abandoned_one_leaves_none(s3_endpoint: str) -> None:
+    async with bucket(s3_endpoint, "parts", max_bytes=10 * PART_BYTES) as store:
+        content = bytes(range(251)) * (2 * PART_BYTES // 251 + 1000)
+        async with store.draft("file-1", max_bytes=len(content)) as draft:
+            await draft.write(content)
+            await draft.keep(name="f", purpose="batch")
+        assert await get(store, "file-1", PART_BYTES - 5, 10) == content[PART_BYTES - 5 : PART_BYTES + 5]
+        async with store.draft("file-2", max_bytes=len(content)) as draft:
+            await draft.write(content)
+        assert not (await store._client.list_multipart_uploads(Bucket="parts")).get("Uploads")
+        await store.delete("file-1")
+        assert not (await store._client.list_objects_v2(Bucket="parts")).get("Contents")
+
+
+async def test_a_store_that_is_away_says_so(s3_endpoint: str) -> None:
+    async with open_s3(
+        "none-such", endpoint=s3_endpoint, region="us-east-1", access_key="a", secret_key="s", max_bytes=1
+    ) as store:
+        with pytest.raises(StoreUnavailable):
+            await store.infos()

@@ -13,11 +13,13 @@ from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS
 from libs.filestore.port import FileStore
 from libs.runtime.clock import Clock
+from services.gateway.batch.asked import read_request
 from services.gateway.batch.described import BATCH_BODY, CONTENT_TYPE, ERRORS, UPLOAD_BODY, page_parameters
-from services.gateway.batch.shown import read_batch_request, show_batch, show_file, show_page
+from services.gateway.batch.shown import show_batch, show_file, show_page
 from services.gateway.batch.upload import PURPOSES, receive_file, small_body
 from services.gateway.batch.view import JobView
 from services.gateway.body import ClientGone
+from services.gateway.headers import TENANT_HEADER, read_headers
 
 MAX_UPLOADS = 8
 CLIENT_GONE_STATUS = 499
@@ -84,7 +86,7 @@ def _add_files(router: APIRouter, files: FileStore, view: JobView, *, max_file_b
     @router.delete("/v1/files/{file_id}", tags=["files"], summary="Delete a file that no running batch reads.")
     async def delete_file(file_id: str) -> dict[str, Any]:
         """Forget a file."""
-        user = next((job for job in view.jobs() if not job.finished and job.created.input_file_id == file_id), None)
+        user = next((job for job in view.jobs() if not job.finished and job.input_file_id == file_id), None)
         if user is not None:
             raise Conflict(f"{user.id} still reads the file: cancel it first", param="file_id")
         await files.delete(file_id)
@@ -95,18 +97,13 @@ def _add_batches(router: APIRouter, bus: WorkBus, files: FileStore, view: JobVie
     @router.post("/v1/batches", tags=["batches"], summary="Run a file of requests.", openapi_extra=BATCH_BODY)
     async def create(request: Request) -> dict[str, Any]:
         """Run a file of requests."""
-        asked, window_s = read_batch_request(await small_body(request, MAX_BATCH_BODY_BYTES))
-        info = await files.info(asked.input_file_id)
-        if info.purpose not in PURPOSES:
-            raise InvalidRequest(f"{info.id} was not uploaded to be a batch's input", param="input_file_id")
-        now_ns = clock.now_ns()
-        created = pb.Created(
-            input_file_id=asked.input_file_id,
-            endpoint=asked.endpoint,
-            completion_window=asked.completion_window,
-            expires_unix_ns=now_ns + window_s * 1_000_000_000,
-            metadata=asked.metadata or {},
-        )
+        body, now_ns = await small_body(request, MAX_BATCH_BODY_BYTES), clock.now_ns()
+        tenant = read_headers(request.headers.raw).tenant if TENANT_HEADER in request.headers else ""
+        created = read_request(body, tenant=tenant, now_ns=now_ns)
+        if created.input_file_id:
+            info = await files.info(created.input_file_id)
+            if info.purpose not in PURPOSES:
+                raise InvalidRequest(f"{info.id} was not uploaded to be a batch's input", param="input_file_id")
         event = pb.JobEvent(job_id=f"batch_{uuid.uuid4().hex}", at_unix_ns=now_ns, created=created)
         await bus.send(BATCH_JOBS, event)
         return show_batch(await view.seen(event.job_id))

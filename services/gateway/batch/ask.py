@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull, SequenceFailed, UnsupportedField
+from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Share
 from libs.model.tokenizer import Tokenizer
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
@@ -39,16 +40,14 @@ class Asker:
         self._dispatcher = dispatcher
         self._clock = clock
 
-    async def ask(
-        self, job_id: str, line: Line, endpoint: str, *, expires_unix_ns: int
-    ) -> Envelope[ChatChoice | CompletionChoice]:
+    async def ask(self, share: Share, line: Line) -> Envelope[ChatChoice | CompletionChoice]:
         """The answer; raises FulcrumError for what is the line's own fault, and waits for what is not: for workers, and
         for room."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         attempts = 0
         while True:
             try:
-                return await self._ask(job_id, line, endpoint, expires_unix_ns)
+                return await self._ask(share, line)
             except (QueueFull, NoWorkers):
                 pass
             except SequenceFailed:
@@ -57,15 +56,13 @@ class Asker:
                     raise
             await asyncio.sleep(backoff.next_s())
 
-    async def _ask(
-        self, job_id: str, line: Line, endpoint: str, expires_unix_ns: int
-    ) -> Envelope[ChatChoice | CompletionChoice]:
-        parse, make_format = _ROUTES[endpoint]
+    async def _ask(self, share: Share, line: Line) -> Envelope[ChatChoice | CompletionChoice]:
+        parse, make_format = _ROUTES[share.endpoint]
         asked = parse(line.body)
         if asked.stream:
             raise UnsupportedField("a batch line cannot be streamed", param="stream")
         now_ns = self._clock.now_ns()
-        arrival = Arrival(request_id(job_id, line.place), now_ns, _headers(job_id, line, expires_unix_ns - now_ns))
+        arrival = Arrival(request_id(share.job_id, line.place), now_ns, _headers(share, line, now_ns))
         model = self._intake.model(asked)
         news = News()
         choices = await self._intake.choices(asked, model, arrival, news.changed)
@@ -91,10 +88,11 @@ class Asker:
                 self._dispatcher.cancel(choice.generation, error)
 
 
-def _headers(job_id: str, line: Line, left_ns: int) -> Headers:
+def _headers(share: Share, line: Line, now_ns: int) -> Headers:
+    left_ns = share.expires_unix_ns - now_ns
     return Headers(
-        request_id=request_id(job_id, line.place),
-        tenant=DEFAULT_TENANT,
+        request_id=request_id(share.job_id, line.place),
+        tenant=share.tenant or DEFAULT_TENANT,
         service_class=BATCH_CLASS,
         ttft_deadline_ms=min(max(left_ns / 1e6, 1.0), MAX_TARGET_MS),
         tpot_target_ms=TPOT_TARGET_MS,

@@ -32,12 +32,16 @@ BATCH_BODY: Final[dict[str, Any]] = {
             "application/json": {
                 "schema": {
                     "type": "object",
-                    "required": ["input_file_id", "endpoint"],
+                    "required": ["endpoint"],
                     "properties": {
                         "input_file_id": {"type": "string"},
                         "endpoint": {"type": "string", "enum": list(ENDPOINTS)},
                         "completion_window": {"type": "string", "default": "24h"},
                         "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
+                        "priority": {"type": "integer", "default": 0},
+                        "input_topic": {"type": "string"},
+                        "output_topic": {"type": "string"},
+                        "error_topic": {"type": "string"},
                     },
                 }
             }

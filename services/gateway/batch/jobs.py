@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
+from services.gateway.batch.deal import Standing
 
 MAX_JOBS = 10_000
 """Jobs that are remembered; beyond it the oldest finished ones are forgotten."""
@@ -32,8 +33,18 @@ class Job:
     finished_unix_ns: int = 0
     answered_unix_ns: int = 0
     """When its last line so far was answered."""
+    dealt_shares: int = 0
+    dealt_lines: int = 0
+    foretold: pb.Foretold | None = None
     shares: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Lines completed and failed of each share, while the job runs."""
+    completed_so_far: int = 0
+    failed_so_far: int = 0
+
+    @property
+    def input_file_id(self) -> str:
+        """Where its lines are; empty while they are in a topic only."""
+        return (self.started.input_file_id if self.started else "") or self.created.input_file_id
 
     @property
     def lines(self) -> int:
@@ -43,17 +54,33 @@ class Job:
     @property
     def completed(self) -> int:
         """Lines answered well."""
-        return self.finished.completed if self.finished else sum(done for done, _ in self.shares.values())
+        return self.finished.completed if self.finished else self.completed_so_far
 
     @property
     def failed(self) -> int:
         """Lines that have an error for an answer."""
-        return self.finished.failed if self.finished else sum(failed for _, failed in self.shares.values())
+        return self.finished.failed if self.finished else self.failed_so_far
 
     @property
     def answered(self) -> bool:
         """Whether every line has its answer."""
         return self.started is not None and self.completed + self.failed >= self.started.lines
+
+    def standing(self) -> Standing | None:
+        """For dealing; None before it is counted, and once all of it is answered."""
+        left = self.lines - self.completed - self.failed
+        if self.finished is not None or not left:
+            return None
+        return Standing(
+            job_id=self.id,
+            tenant=self.created.tenant,
+            priority=self.created.priority,
+            created_unix_ns=self.created_unix_ns,
+            expires_unix_ns=self.created.expires_unix_ns,
+            open_lines=max(self.dealt_lines - self.completed - self.failed, 0),
+            undealt_lines=self.lines - self.dealt_lines,
+            stopped=bool(self.cancel_unix_ns),
+        )
 
     @property
     def status(self) -> Status:
@@ -95,6 +122,10 @@ class JobBook:
         match kind:
             case "started" if job.started is None:
                 job.started, job.started_unix_ns = event.started, event.at_unix_ns
+            case "dealt" if event.dealt.shares > job.dealt_shares:
+                job.dealt_shares, job.dealt_lines = event.dealt.shares, event.dealt.lines
+            case "foretold":
+                job.foretold = event.foretold
             case "progress" if job.finished is None:
                 _progress(job, event)
             case "cancel_asked" if not job.cancel_unix_ns:
@@ -116,7 +147,9 @@ class JobBook:
 def _progress(job: Job, event: pb.JobEvent) -> None:
     """Counts are of the share so far: an older one, read late or twice, takes nothing back."""
     progress = event.progress
-    known = job.shares.get(progress.share, (0, 0))
-    if progress.completed + progress.failed > sum(known):
+    completed, failed = job.shares.get(progress.share, (0, 0))
+    if progress.completed + progress.failed > completed + failed:
+        job.completed_so_far += progress.completed - completed
+        job.failed_so_far += progress.failed - failed
         job.shares[progress.share] = (progress.completed, progress.failed)
         job.answered_unix_ns = event.at_unix_ns

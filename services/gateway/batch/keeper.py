@@ -1,25 +1,29 @@
-"""Work on jobs: a new one is cut into shares, a started one is followed until its files are whole.
+"""Work on jobs: a new one is counted, its shares are dealt to runners in their turn, and its answers are assembled.
 
 A lane of the jobs topic is committed up to the oldest job that is not finished; whoever gets the lane next reads all
 events from there, and so knows what has been done before it does anything.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 
 import structlog
-from google.protobuf.message import Message
 
-from libs.bus.work import Lane, WorkBus
-from libs.contracts.errors import FileNotFound, FulcrumError
+from libs.bus.work import Lane, Produced, WorkBus
+from libs.contracts.errors import FileNotFound, FileTooLarge, FulcrumError, TopicNotFound
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
-from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES, Topic
+from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES
 from libs.filestore.port import FileStore
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.gateway.batch.assemble import Assembly
+from services.gateway.batch.deal import deal
+from services.gateway.batch.dealer import Dealer, cut, spans_of
+from services.gateway.batch.foretell import ends_s, news
 from services.gateway.batch.jobs import Job, JobBook
-from services.gateway.batch.shares import Cutter
+from services.gateway.batch.spool import spool
+from services.gateway.batch.view import JobView
 
 log = structlog.get_logger()
 
@@ -27,16 +31,31 @@ MAX_KEPT = 16
 """Jobs of a lane that are worked on at once; others wait."""
 RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 30.0
+DEAL_S = 0.1
+"""Between looks at whether runners want more."""
+FORETELL_S = 1.0
 
 
 class Keeper:
     """Handles lanes of the jobs topic."""
 
-    def __init__(self, work: WorkBus, files: FileStore, clock: Clock, *, max_lines: int, max_output_bytes: int) -> None:
+    def __init__(
+        self,
+        work: WorkBus,
+        files: FileStore,
+        view: JobView,
+        clock: Clock,
+        *,
+        max_lines: int,
+        max_file_bytes: int,
+        max_output_bytes: int,
+    ) -> None:
         self.bus = work
         self.files = files
+        self.view = view
         self.clock = clock
         self.max_lines = max_lines
+        self.max_file_bytes = max_file_bytes
         self.max_output_bytes = max_output_bytes
 
     async def work(self, lane: Lane) -> None:
@@ -44,6 +63,8 @@ class Keeper:
         try:
             async with asyncio.TaskGroup() as group:
                 kept = _Kept(self, lane)
+                group.create_task(kept.deal())
+                group.create_task(kept.foretell())
                 async for batch in lane.batches():
                     for record in batch:
                         assert isinstance(record.value, pb.JobEvent)
@@ -65,6 +86,9 @@ class _Kept:
         self._open: dict[str, int] = {}
         """Offsets at which unfinished jobs were created."""
         self._kept: set[str] = set()
+        self._dealers: dict[str, Dealer] = {}
+        self._some = asyncio.Event()
+        """There are dealers."""
         self._next = 0
         self._commits = asyncio.Lock()
         self._at_once = asyncio.Semaphore(MAX_KEPT)
@@ -93,62 +117,82 @@ class _Kept:
             while not job.finished:
                 try:
                     await self._advance(job)
+                except (FileNotFound, FileTooLarge, TopicNotFound) as error:
+                    await self._fail(job, error.code, error.message)
                 except FulcrumError as error:
                     # What a job needs is away or full: nothing is lost, all of it is on the broker.
                     log.warning("batch waits", job=job.id, error=error.message)
                     await asyncio.sleep(backoff.next_s())
 
+    async def deal(self) -> None:
+        """Give runners the shares that are due, until cancelled."""
+        while True:
+            await self._some.wait()
+            await asyncio.sleep(DEAL_S)
+            keeper = self._keeper
+            now_ns = keeper.clock.now_ns()
+            own = [standing for dealer in self._dealers.values() if (standing := dealer.job.standing()) is not None]
+            every = {**keeper.view.standings(), **{standing.job_id: standing for standing in own}}
+            turns = Counter(deal(every.values(), now_ns, keeper.view.lines_per_s(now_ns)))
+            for job_id, dealer in list(self._dealers.items()):
+                if dealer.job.finished or not dealer.left:
+                    del self._dealers[job_id]
+                elif count := turns[job_id]:
+                    event = pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, dealt=dealer.dealt(count))
+                    await self._commit(dealer.job, event, [(BATCH_SHARES, share) for share in dealer.shares(count)])
+            if not self._dealers:
+                self._some.clear()
+
+    async def foretell(self) -> None:
+        """Tell when jobs will have ended, and that they will be late, until cancelled."""
+        while True:
+            await asyncio.sleep(FORETELL_S)
+            if not self._open:
+                continue
+            view, now_ns = self._keeper.view, self._keeper.clock.now_ns()
+            per_s, every = view.lines_per_s(now_ns), view.standings()
+            if per_s is None:
+                continue
+            ends = ends_s(every.values(), now_ns, per_s)
+            for job_id in list(self._open):
+                job, standing = self._book.get(job_id), every.get(job_id)
+                if job is None or standing is None or standing.stopped:
+                    continue
+                if (told := news(standing, job.foretold, ends.get(job_id), now_ns)) is not None:
+                    if told.late and not (job.foretold and job.foretold.late):
+                        log.warning("batch will not make its window", job=job_id, end_unix_s=told.end_unix_ns // 10**9)
+                    await self._commit(job, pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, foretold=told))
+
     async def _advance(self, job: Job) -> None:
+        keeper = self._keeper
         if job.started is None:
             await self._start(job)
-        else:
-            assembly = Assembly(self._keeper.bus, self._keeper.files, job, max_bytes=self._keeper.max_output_bytes)
-            await self._finish(job, await assembly.run())
+            return
+        if job.dealt_shares < job.started.shares and job.id not in self._dealers:
+            self._dealers[job.id] = Dealer(job, await spans_of(keeper.files, job))
+            self._some.set()
+        assembly = Assembly(keeper.bus, keeper.files, job, max_bytes=keeper.max_output_bytes)
+        await self._finish(job, await assembly.run())
 
     async def _start(self, job: Job) -> None:
+        """Count it; raises FileNotFound, FileTooLarge or TopicNotFound where it can never be."""
         keeper = self._keeper
-        cutter = Cutter()
-        try:
-            async for part in keeper.files.read(job.created.input_file_id):
-                await asyncio.to_thread(cutter.push, part)
-            cutter.flush()
-            if suspects := cutter.suspects():
-                marker = cutter.marker(suspects)
-                async for part in keeper.files.read(job.created.input_file_id):
-                    await asyncio.to_thread(marker.push, part)
-                marker.flush()
-        except FileNotFound as error:
-            await self._fail(job, error.code, error.message)
-            return
+        file_id = job.created.input_file_id
+        if job.created.input_topic:
+            file_id = f"file-{job.id}-input"
+            await spool(keeper.bus, keeper.files, job.created.input_topic, file_id, max_bytes=keeper.max_file_bytes)
+        cutter = await cut(keeper.files, file_id)
         if not 0 < cutter.lines <= keeper.max_lines:
             code, text = (
                 ("too_many_lines", "more lines than") if cutter.lines else ("empty_file", "no line, of at most")
             )
-            await self._fail(job, code, f"the file has {text} {keeper.max_lines} that a batch may have")
+            await self._fail(job, code, f"the input has {text} {keeper.max_lines} that a batch may have")
             return
-        started = pb.Started(lines=cutter.lines, results_since=await keeper.bus.ends(BATCH_RESULTS))
-        event = pb.JobEvent(job_id=job.id, at_unix_ns=keeper.clock.now_ns(), started=started)
-        shares: list[tuple[Topic, Message]] = [
-            (
-                BATCH_SHARES,
-                pb.Share(
-                    share_id=f"{job.id}/{span.number}",
-                    job_id=job.id,
-                    number=span.number,
-                    input_file_id=job.created.input_file_id,
-                    endpoint=job.created.endpoint,
-                    first_line=span.first_line,
-                    lines=span.lines,
-                    first_byte=span.first_byte,
-                    bytes=span.bytes,
-                    repeats=span.repeats,
-                    expires_unix_ns=job.created.expires_unix_ns,
-                    first_place=span.first_place,
-                ),
-            )
-            for span in cutter.spans
-        ]
-        await self._commit(job, event, shares)
+        since = await keeper.bus.ends(BATCH_RESULTS)
+        started = pb.Started(lines=cutter.lines, results_since=since, input_file_id=file_id, shares=len(cutter.spans))
+        await self._commit(job, pb.JobEvent(job_id=job.id, at_unix_ns=keeper.clock.now_ns(), started=started))
+        self._dealers[job.id] = Dealer(job, cutter.spans)
+        self._some.set()
 
     async def _fail(self, job: Job, code: str, message: str) -> None:
         await self._finish(job, pb.Finished(outcome=pb.OUTCOME_FAILED, error_code=code, error_message=message))
@@ -156,7 +200,7 @@ class _Kept:
     async def _finish(self, job: Job, finished: pb.Finished) -> None:
         await self._commit(job, pb.JobEvent(job_id=job.id, at_unix_ns=self._keeper.clock.now_ns(), finished=finished))
 
-    async def _commit(self, job: Job, event: pb.JobEvent, more: Sequence[tuple[Topic, Message]] = ()) -> None:
+    async def _commit(self, job: Job, event: pb.JobEvent, more: Sequence[Produced] = ()) -> None:
         async with self._commits:
             ends = event.WhichOneof("event") == "finished"
             unfinished = [offset for job_id, offset in self._open.items() if not (ends and job_id == job.id)]

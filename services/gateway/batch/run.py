@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from fastapi import APIRouter
 
 from libs.bus.work import WorkBus
-from libs.contracts.topics import BATCH_JOBS, BATCH_SHARES
+from libs.contracts.topics import BATCH_JOBS, BATCH_SHARES, BATCH_SUBMIT
 from libs.filestore.port import FileStore
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from services.gateway.batch.api import make_batch_router
 from services.gateway.batch.ask import Asker
 from services.gateway.batch.keeper import Keeper
+from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.runner import Runner
 from services.gateway.batch.slots import Load, Slots
+from services.gateway.batch.submissions import Submissions
 from services.gateway.batch.view import JobView
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fleet import Fleet
@@ -23,7 +25,7 @@ from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.settings import GatewaySettings
 
-KEEPERS, RUNNERS = "batch-keepers", "batch-runners"
+KEEPERS, RUNNERS, SUBMISSIONS = "batch-keepers", "batch-runners", "batch-submissions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Batch:
     def __init__(self, ports: BatchPorts, serving: Serving, settings: GatewaySettings, clock: Clock) -> None:
         self._work = ports.work
         self._view = JobView(ports.work)
+        self._submissions = Submissions(clock, settings.cluster)
+        metrics = BatchMetrics(serving.metrics.registry)
         slots = Slots(lambda: _load(serving), share=settings.batch_share, max_in_flight=settings.batch_max_in_flight)
         self._runner = Runner(
             files=ports.files,
@@ -57,12 +61,16 @@ class Batch:
             slots=slots,
             clock=clock,
             cancelled=self._view.cancelled,
+            metrics=metrics,
+            by_prefix=settings.batch_order == "prefix",
         )
         self._keeper = Keeper(
             ports.work,
             ports.files,
+            self._view,
             clock,
             max_lines=settings.batch_max_lines,
+            max_file_bytes=settings.file_max_bytes,
             max_output_bytes=settings.files_max_bytes,
         )
         self.router: APIRouter = make_batch_router(
@@ -73,7 +81,12 @@ class Batch:
             max_file_bytes=settings.file_max_bytes,
             max_line_bytes=settings.max_body_bytes,
         )
-        serving.metrics.watch_batch(in_flight=lambda: slots.in_flight)
+        metrics.watch(
+            in_flight=lambda: slots.in_flight,
+            unfinished_jobs=lambda: len(self._view.unfinished()),
+            late_jobs=lambda: sum(bool(job.foretold and job.foretold.late) for job in self._view.unfinished()),
+            left_lines=lambda: sum(job.left_lines for job in self._view.standings().values()),
+        )
 
     @asynccontextmanager
     async def running(self, tasks: TaskOwner) -> AsyncIterator[None]:
@@ -81,6 +94,7 @@ class Batch:
         own = TaskOwner(tasks.fail)
         own.spawn("batch view", self._view.follow())
         own.spawn("batch keeper", self._work.work(BATCH_JOBS, KEEPERS, self._keeper.work))
+        own.spawn("batch submissions", self._work.work(BATCH_SUBMIT, SUBMISSIONS, self._submissions.work))
         own.spawn("batch runner", self._work.work(BATCH_SHARES, RUNNERS, self._runner.work))
         try:
             yield

@@ -9,18 +9,20 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 
 import structlog
-from google.protobuf.message import Message
 
 from libs.bus.port import Record
-from libs.bus.work import Lane
-from libs.contracts.errors import FileNotFound, FulcrumError
+from libs.bus.work import Lane, Produced, Raw
+from libs.contracts.errors import FileNotFound, FulcrumError, StoreUnavailable
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent, Progress, Result, Share
-from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, Topic
+from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
 from libs.filestore.port import FileStore
+from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.gateway.batch.answers import Cancelled, Expired, InputGone, NotRun, answered, refused
 from services.gateway.batch.ask import Asker
+from services.gateway.batch.kin import by_prefix
 from services.gateway.batch.line import Line, read_line
+from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.note import ShareNote
 from services.gateway.batch.shares import LineSplitter
 from services.gateway.batch.slots import Slots
@@ -31,6 +33,8 @@ COMMIT_PAUSE_S = 0.1
 """Between commits of a lane: answers that come meanwhile leave in one transaction."""
 MAX_WAITING_BYTES = 4 * 1024 * 1024
 """Answers of a lane that wait for a commit; while there are more, no further line is read."""
+STORE_FIRST_S, STORE_MAX_S = 0.2, 10.0
+"""Between attempts to read from a store that does not answer."""
 WATCH_S = 0.25
 """How soon running lines are given up once their job is cancelled, or its window has ended."""
 
@@ -39,10 +43,21 @@ class Runner:
     """Handles lanes of the shares topic."""
 
     def __init__(
-        self, *, files: FileStore, asker: Asker, slots: Slots, clock: Clock, cancelled: Callable[[str], bool]
+        self,
+        *,
+        files: FileStore,
+        asker: Asker,
+        slots: Slots,
+        clock: Clock,
+        cancelled: Callable[[str], bool],
+        metrics: BatchMetrics,
+        by_prefix: bool,
     ) -> None:
-        """`cancelled`: whether a job's client wants no more of it."""
+        """`cancelled`: whether a job's client wants no more of it; `by_prefix`: ask lines whose prompts begin alike
+        one after the other, rather than in the file's order."""
         self.files = files
+        self.metrics = metrics
+        self.by_prefix = by_prefix
         self.slots = slots
         self._asker = asker
         self._clock = clock
@@ -72,8 +87,7 @@ class Runner:
     async def ask(self, share: Share, line: Line) -> Result:
         """The answer of a worker, or what is wrong with the line. No line stops others, whatever comes of it."""
         try:
-            asking = self._asker.ask(share.job_id, line, share.endpoint, expires_unix_ns=share.expires_unix_ns)
-            return answered(share.job_id, line, await asking)
+            return answered(share.job_id, line, await self._asker.ask(share, line))
         except FulcrumError as error:
             return refused(share.job_id, line, error)
         except TimeoutError:
@@ -113,18 +127,39 @@ class _ShareRun:
             raise failures.exceptions[0] from None
 
     async def _start_lines(self, group: asyncio.TaskGroup) -> None:
-        repeats = frozenset(self._share.repeats)
-        async with aclosing(self._texts()) as texts:
-            for index in range(self._share.lines):
+        # First a slot, then the lines: what is read has somewhere to go.
+        has_slot: bool | None = await self._take_slot()
+        try:
+            lines = await self._read_lines()
+            for index in by_prefix(lines) if self._runner.by_prefix else range(len(lines)):
                 if self._note.has(index):
-                    await anext(texts)
                     continue
-                await self._room.wait()
-                # First the slot, then the line: what is read has somewhere to go.
-                has_slot = await self._runner.slots.take(lambda: self._runner.not_run(self._share))
-                number, text = await anext(texts)
-                line = self._line(index, number, text, repeated=index in repeats)
-                group.create_task(self._answer(index, line, has_slot=has_slot))
+                if has_slot is None:
+                    has_slot = await self._take_slot()
+                group.create_task(self._answer(index, lines[index], has_slot=has_slot))
+                has_slot = None
+        finally:
+            if has_slot:
+                self._runner.slots.give()
+
+    async def _take_slot(self) -> bool:
+        await self._room.wait()
+        return await self._runner.slots.take(lambda: self._runner.not_run(self._share))
+
+    async def _read_lines(self) -> list[Line]:
+        repeats = frozenset(self._share.repeats)
+        backoff = Backoff(first_s=STORE_FIRST_S, max_s=STORE_MAX_S)
+        while True:
+            try:
+                async with aclosing(self._texts()) as texts:
+                    found = [await anext(texts) for _ in range(self._share.lines)]
+                    break
+            except StoreUnavailable as error:
+                log.warning("lines cannot be read", job=self._share.job_id, error=error.message)
+                await asyncio.sleep(backoff.next_s())
+        return [
+            self._line(index, number, text, repeated=index in repeats) for index, (number, text) in enumerate(found)
+        ]
 
     def _line(self, index: int, number: int, text: bytes | None, *, repeated: bool) -> Line:
         place = self._share.first_place + index
@@ -201,12 +236,16 @@ class _ShareRun:
         completed, failed = note.counts
         progress = Progress(share=share.number, completed=completed, failed=failed)
         event = JobEvent(job_id=share.job_id, at_unix_ns=self._runner.now_ns(), progress=progress)
-        produced: list[tuple[Topic, Message]] = [(BATCH_RESULTS, result) for _, result in ready]
+        produced: list[Produced] = [(BATCH_RESULTS, result) for _, result in ready]
+        for _, result in ready:
+            if topic := share.output_topic if result.ok else share.error_topic:
+                produced.append(Raw(topic, result.custom_id.encode(), result.answer))
         await self._lane.commit(
             [*produced, (BATCH_JOBS, event)],
             next_offset=self._offset + 1 if note.whole else self._offset,
             note="" if note.whole else note.text(),
         )
+        self._runner.metrics.committed([result.ok for _, result in ready])
 
     async def _watch(self) -> None:
         """Give up running lines once their job is not wanted any more."""

@@ -1,46 +1,12 @@
-"""Files and batches as OpenAI's API shows them, and what it is asked with. Pure."""
+"""Files and batches as OpenAI's API shows them. Pure."""
 
-import re
 from collections.abc import Sequence
-from typing import Annotated, Any
-
-import msgspec
-from msgspec import Meta
+from typing import Any
 
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.filestore.port import FileInfo
 from services.gateway.batch.jobs import Job
-from services.gateway.batch.line import ENDPOINTS
-
-MAX_METADATA = 16
-MAX_WINDOW_S = 7 * 24 * 3600
-_WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
-
-
-class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of POST /v1/batches."""
-
-    input_file_id: str
-    endpoint: str
-    completion_window: str = "24h"
-    metadata: Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=MAX_METADATA)] | None = None
-
-
-def read_batch_request(body: bytes) -> tuple[BatchRequest, int]:
-    """What is asked for, and its window in seconds; raises InvalidRequest that names the field."""
-    try:
-        asked = msgspec.json.decode(body, type=BatchRequest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is no batch: {error}", param="body") from None
-    if asked.endpoint not in ENDPOINTS:
-        raise InvalidRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
-    window = _WINDOW.fullmatch(asked.completion_window)
-    window_s = int(window[1]) * _UNIT_S[window[2]] if window else 0
-    if not 0 < window_s <= MAX_WINDOW_S:
-        raise InvalidRequest("completion_window must be like 24h, and up to 7d", param="completion_window")
-    return asked, window_s
 
 
 def show_file(info: FileInfo) -> dict[str, Any]:
@@ -67,7 +33,7 @@ def show_batch(job: Job) -> dict[str, Any]:
         "object": "batch",
         "endpoint": created.endpoint,
         "errors": _errors(finished),
-        "input_file_id": created.input_file_id,
+        "input_file_id": job.input_file_id,
         "completion_window": created.completion_window,
         "status": job.status,
         "output_file_id": (finished.output_file_id or None) if finished else None,
@@ -83,6 +49,7 @@ def show_batch(job: Job) -> dict[str, Any]:
         "cancelled_at": ended_s if outcome == pb.OUTCOME_CANCELLED else None,
         "request_counts": {"total": job.lines, "completed": job.completed, "failed": job.failed},
         "metadata": dict(created.metadata) or None,
+        "fulcrum": _own(job),
     }
 
 
@@ -100,6 +67,19 @@ def show_page(items: Sequence[dict[str, Any]], *, after: str | None, limit: int)
         "first_id": page[0]["id"] if page else None,
         "last_id": page[-1]["id"] if page else None,
         "has_more": start + limit < len(items),
+    }
+
+
+def _own(job: Job) -> dict[str, Any]:
+    """What OpenAI's object has no word for."""
+    created, foretold = job.created, None if job.finished else job.foretold
+    topics = ("input_topic", "output_topic", "error_topic")
+    return {
+        "tenant": created.tenant,
+        "priority": created.priority,
+        "expected_end_at": _seconds(foretold.end_unix_ns) if foretold else None,
+        "late": foretold.late if foretold else None,
+        **{name: topic for name in topics if (topic := getattr(created, name))},
     }
 
 

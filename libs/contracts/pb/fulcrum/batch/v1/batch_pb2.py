@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66ulcrum/batch/v1/batch.proto\x12\x10\x66ulcrum.batch.v1\"\xaa\x02\n\x08JobEvent\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nat_unix_ns\x18\x02 \x01(\x04\x12,\n\x07\x63reated\x18\x03 \x01(\x0b\x32\x19.fulcrum.batch.v1.CreatedH\x00\x12,\n\x07started\x18\x04 \x01(\x0b\x32\x19.fulcrum.batch.v1.StartedH\x00\x12.\n\x08progress\x18\x05 \x01(\x0b\x32\x1a.fulcrum.batch.v1.ProgressH\x00\x12\x35\n\x0c\x63\x61ncel_asked\x18\x06 \x01(\x0b\x32\x1d.fulcrum.batch.v1.CancelAskedH\x00\x12.\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x1a.fulcrum.batch.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\xd2\x01\n\x07\x43reated\x12\x15\n\rinput_file_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x19\n\x11\x63ompletion_window\x18\x03 \x01(\t\x12\x17\n\x0f\x65xpires_unix_ns\x18\x04 \x01(\x04\x12\x39\n\x08metadata\x18\x05 \x03(\x0b\x32\'.fulcrum.batch.v1.Created.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"/\n\x07Started\x12\r\n\x05lines\x18\x01 \x01(\x04\x12\x15\n\rresults_since\x18\x02 \x03(\x04\"<\n\x08Progress\x12\r\n\x05share\x18\x01 \x01(\r\x12\x11\n\tcompleted\x18\x02 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x03 \x01(\r\"\r\n\x0b\x43\x61ncelAsked\"\xb3\x01\n\x08\x46inished\x12*\n\x07outcome\x18\x01 \x01(\x0e\x32\x19.fulcrum.batch.v1.Outcome\x12\x11\n\tcompleted\x18\x02 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x03 \x01(\x04\x12\x16\n\x0eoutput_file_id\x18\x04 \x01(\t\x12\x15\n\rerror_file_id\x18\x05 \x01(\t\x12\x12\n\nerror_code\x18\x06 \x01(\t\x12\x15\n\rerror_message\x18\x07 \x01(\t\"\xe7\x01\n\x05Share\x12\x10\n\x08share_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\r\x12\x15\n\rinput_file_id\x18\x04 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x05 \x01(\t\x12\x12\n\nfirst_line\x18\x06 \x01(\x04\x12\r\n\x05lines\x18\x07 \x01(\r\x12\x12\n\nfirst_byte\x18\x08 \x01(\x04\x12\r\n\x05\x62ytes\x18\t \x01(\x04\x12\x0f\n\x07repeats\x18\n \x03(\r\x12\x17\n\x0f\x65xpires_unix_ns\x18\x0b \x01(\x04\x12\x13\n\x0b\x66irst_place\x18\x0c \x01(\x04\"g\n\x06Result\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05place\x18\x02 \x01(\x04\x12\x11\n\tcustom_id\x18\x03 \x01(\t\x12\n\n\x02ok\x18\x04 \x01(\x08\x12\x0e\n\x06\x61nswer\x18\x05 \x01(\x0c\x12\x0f\n\x07\x65xpired\x18\x06 \x01(\x08*y\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTCOME_COMPLETED\x10\x01\x12\x15\n\x11OUTCOME_CANCELLED\x10\x02\x12\x13\n\x0fOUTCOME_EXPIRED\x10\x03\x12\x12\n\x0eOUTCOME_FAILED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66ulcrum/batch/v1/batch.proto\x12\x10\x66ulcrum.batch.v1\"\x84\x03\n\x08JobEvent\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nat_unix_ns\x18\x02 \x01(\x04\x12,\n\x07\x63reated\x18\x03 \x01(\x0b\x32\x19.fulcrum.batch.v1.CreatedH\x00\x12,\n\x07started\x18\x04 \x01(\x0b\x32\x19.fulcrum.batch.v1.StartedH\x00\x12.\n\x08progress\x18\x05 \x01(\x0b\x32\x1a.fulcrum.batch.v1.ProgressH\x00\x12\x35\n\x0c\x63\x61ncel_asked\x18\x06 \x01(\x0b\x32\x1d.fulcrum.batch.v1.CancelAskedH\x00\x12.\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x1a.fulcrum.batch.v1.FinishedH\x00\x12(\n\x05\x64\x65\x61lt\x18\x08 \x01(\x0b\x32\x17.fulcrum.batch.v1.DealtH\x00\x12.\n\x08\x66oretold\x18\t \x01(\x0b\x32\x1a.fulcrum.batch.v1.ForetoldH\x00\x42\x07\n\x05\x65vent\"\xb4\x02\n\x07\x43reated\x12\x15\n\rinput_file_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x19\n\x11\x63ompletion_window\x18\x03 \x01(\t\x12\x17\n\x0f\x65xpires_unix_ns\x18\x04 \x01(\x04\x12\x39\n\x08metadata\x18\x05 \x03(\x0b\x32\'.fulcrum.batch.v1.Created.MetadataEntry\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x13\n\x0binput_topic\x18\x08 \x01(\t\x12\x14\n\x0coutput_topic\x18\t \x01(\t\x12\x13\n\x0b\x65rror_topic\x18\n \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"V\n\x07Started\x12\r\n\x05lines\x18\x01 \x01(\x04\x12\x15\n\rresults_since\x18\x02 \x03(\x04\x12\x15\n\rinput_file_id\x18\x03 \x01(\t\x12\x0e\n\x06shares\x18\x04 \x01(\r\"&\n\x05\x44\x65\x61lt\x12\x0e\n\x06shares\x18\x01 \x01(\r\x12\r\n\x05lines\x18\x02 \x01(\x04\"-\n\x08\x46oretold\x12\x13\n\x0b\x65nd_unix_ns\x18\x01 \x01(\x04\x12\x0c\n\x04late\x18\x02 \x01(\x08\"<\n\x08Progress\x12\r\n\x05share\x18\x01 \x01(\r\x12\x11\n\tcompleted\x18\x02 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x03 \x01(\r\"\r\n\x0b\x43\x61ncelAsked\"\xb3\x01\n\x08\x46inished\x12*\n\x07outcome\x18\x01 \x01(\x0e\x32\x19.fulcrum.batch.v1.Outcome\x12\x11\n\tcompleted\x18\x02 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x03 \x01(\x04\x12\x16\n\x0eoutput_file_id\x18\x04 \x01(\t\x12\x15\n\rerror_file_id\x18\x05 \x01(\t\x12\x12\n\nerror_code\x18\x06 \x01(\t\x12\x15\n\rerror_message\x18\x07 \x01(\t\"\xa2\x02\n\x05Share\x12\x10\n\x08share_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\r\x12\x15\n\rinput_file_id\x18\x04 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x05 \x01(\t\x12\x12\n\nfirst_line\x18\x06 \x01(\x04\x12\r\n\x05lines\x18\x07 \x01(\r\x12\x12\n\nfirst_byte\x18\x08 \x01(\x04\x12\r\n\x05\x62ytes\x18\t \x01(\x04\x12\x0f\n\x07repeats\x18\n \x03(\r\x12\x17\n\x0f\x65xpires_unix_ns\x18\x0b \x01(\x04\x12\x13\n\x0b\x66irst_place\x18\x0c \x01(\x04\x12\x0e\n\x06tenant\x18\r \x01(\t\x12\x14\n\x0coutput_topic\x18\x0e \x01(\t\x12\x13\n\x0b\x65rror_topic\x18\x0f \x01(\t\"\x1a\n\nSubmission\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\"g\n\x06Result\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05place\x18\x02 \x01(\x04\x12\x11\n\tcustom_id\x18\x03 \x01(\t\x12\n\n\x02ok\x18\x04 \x01(\x08\x12\x0e\n\x06\x61nswer\x18\x05 \x01(\x0c\x12\x0f\n\x07\x65xpired\x18\x06 \x01(\x08*y\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTCOME_COMPLETED\x10\x01\x12\x15\n\x11OUTCOME_CANCELLED\x10\x02\x12\x13\n\x0fOUTCOME_EXPIRED\x10\x03\x12\x12\n\x0eOUTCOME_FAILED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,24 +33,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CREATED_METADATAENTRY']._loaded_options = None
   _globals['_CREATED_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_OUTCOME']._serialized_start=1211
-  _globals['_OUTCOME']._serialized_end=1332
+  _globals['_OUTCOME']._serialized_start=1612
+  _globals['_OUTCOME']._serialized_end=1733
   _globals['_JOBEVENT']._serialized_start=51
-  _globals['_JOBEVENT']._serialized_end=349
-  _globals['_CREATED']._serialized_start=352
-  _globals['_CREATED']._serialized_end=562
-  _globals['_CREATED_METADATAENTRY']._serialized_start=515
-  _globals['_CREATED_METADATAENTRY']._serialized_end=562
-  _globals['_STARTED']._serialized_start=564
-  _globals['_STARTED']._serialized_end=611
-  _globals['_PROGRESS']._serialized_start=613
-  _globals['_PROGRESS']._serialized_end=673
-  _globals['_CANCELASKED']._serialized_start=675
-  _globals['_CANCELASKED']._serialized_end=688
-  _globals['_FINISHED']._serialized_start=691
-  _globals['_FINISHED']._serialized_end=870
-  _globals['_SHARE']._serialized_start=873
-  _globals['_SHARE']._serialized_end=1104
-  _globals['_RESULT']._serialized_start=1106
-  _globals['_RESULT']._serialized_end=1209
+  _globals['_JOBEVENT']._serialized_end=439
+  _globals['_CREATED']._serialized_start=442
+  _globals['_CREATED']._serialized_end=750
+  _globals['_CREATED_METADATAENTRY']._serialized_start=703
+  _globals['_CREATED_METADATAENTRY']._serialized_end=750
+  _globals['_STARTED']._serialized_start=752
+  _globals['_STARTED']._serialized_end=838
+  _globals['_DEALT']._serialized_start=840
+  _globals['_DEALT']._serialized_end=878
+  _globals['_FORETOLD']._serialized_start=880
+  _globals['_FORETOLD']._serialized_end=925
+  _globals['_PROGRESS']._serialized_start=927
+  _globals['_PROGRESS']._serialized_end=987
+  _globals['_CANCELASKED']._serialized_start=989
+  _globals['_CANCELASKED']._serialized_end=1002
+  _globals['_FINISHED']._serialized_start=1005
+  _globals['_FINISHED']._serialized_end=1184
+  _globals['_SHARE']._serialized_start=1187
+  _globals['_SHARE']._serialized_end=1477
+  _globals['_SUBMISSION']._serialized_start=1479
+  _globals['_SUBMISSION']._serialized_end=1505
+  _globals['_RESULT']._serialized_start=1507
+  _globals['_RESULT']._serialized_end=1610
 # @@protoc_insertion_point(module_scope)

@@ -21,7 +21,7 @@ OUTCOME_EXPIRED: Outcome
 OUTCOME_FAILED: Outcome
 
 class JobEvent(_message.Message):
-    __slots__ = ("job_id", "at_unix_ns", "created", "started", "progress", "cancel_asked", "finished")
+    __slots__ = ("job_id", "at_unix_ns", "created", "started", "progress", "cancel_asked", "finished", "dealt", "foretold")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     AT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,8 @@ class JobEvent(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     CANCEL_ASKED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    DEALT_FIELD_NUMBER: _ClassVar[int]
+    FORETOLD_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     at_unix_ns: int
     created: Created
@@ -36,10 +38,12 @@ class JobEvent(_message.Message):
     progress: Progress
     cancel_asked: CancelAsked
     finished: Finished
-    def __init__(self, job_id: _Optional[str] = ..., at_unix_ns: _Optional[int] = ..., created: _Optional[_Union[Created, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cancel_asked: _Optional[_Union[CancelAsked, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+    dealt: Dealt
+    foretold: Foretold
+    def __init__(self, job_id: _Optional[str] = ..., at_unix_ns: _Optional[int] = ..., created: _Optional[_Union[Created, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cancel_asked: _Optional[_Union[CancelAsked, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., dealt: _Optional[_Union[Dealt, _Mapping]] = ..., foretold: _Optional[_Union[Foretold, _Mapping]] = ...) -> None: ...
 
 class Created(_message.Message):
-    __slots__ = ("input_file_id", "endpoint", "completion_window", "expires_unix_ns", "metadata")
+    __slots__ = ("input_file_id", "endpoint", "completion_window", "expires_unix_ns", "metadata", "tenant", "priority", "input_topic", "output_topic", "error_topic")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -52,20 +56,50 @@ class Created(_message.Message):
     COMPLETION_WINDOW_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    INPUT_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    ERROR_TOPIC_FIELD_NUMBER: _ClassVar[int]
     input_file_id: str
     endpoint: str
     completion_window: str
     expires_unix_ns: int
     metadata: _containers.ScalarMap[str, str]
-    def __init__(self, input_file_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., completion_window: _Optional[str] = ..., expires_unix_ns: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    tenant: str
+    priority: int
+    input_topic: str
+    output_topic: str
+    error_topic: str
+    def __init__(self, input_file_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., completion_window: _Optional[str] = ..., expires_unix_ns: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., input_topic: _Optional[str] = ..., output_topic: _Optional[str] = ..., error_topic: _Optional[str] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("lines", "results_since")
+    __slots__ = ("lines", "results_since", "input_file_id", "shares")
     LINES_FIELD_NUMBER: _ClassVar[int]
     RESULTS_SINCE_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FILE_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     lines: int
     results_since: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, lines: _Optional[int] = ..., results_since: _Optional[_Iterable[int]] = ...) -> None: ...
+    input_file_id: str
+    shares: int
+    def __init__(self, lines: _Optional[int] = ..., results_since: _Optional[_Iterable[int]] = ..., input_file_id: _Optional[str] = ..., shares: _Optional[int] = ...) -> None: ...
+
+class Dealt(_message.Message):
+    __slots__ = ("shares", "lines")
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    shares: int
+    lines: int
+    def __init__(self, shares: _Optional[int] = ..., lines: _Optional[int] = ...) -> None: ...
+
+class Foretold(_message.Message):
+    __slots__ = ("end_unix_ns", "late")
+    END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    end_unix_ns: int
+    late: bool
+    def __init__(self, end_unix_ns: _Optional[int] = ..., late: _Optional[bool] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("share", "completed", "failed")
@@ -100,7 +134,7 @@ class Finished(_message.Message):
     def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., output_file_id: _Optional[str] = ..., error_file_id: _Optional[str] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
 
 class Share(_message.Message):
-    __slots__ = ("share_id", "job_id", "number", "input_file_id", "endpoint", "first_line", "lines", "first_byte", "bytes", "repeats", "expires_unix_ns", "first_place")
+    __slots__ = ("share_id", "job_id", "number", "input_file_id", "endpoint", "first_line", "lines", "first_byte", "bytes", "repeats", "expires_unix_ns", "first_place", "tenant", "output_topic", "error_topic")
     SHARE_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +147,9 @@ class Share(_message.Message):
     REPEATS_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     FIRST_PLACE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    ERROR_TOPIC_FIELD_NUMBER: _ClassVar[int]
     share_id: str
     job_id: str
     number: int
@@ -125,7 +162,16 @@ class Share(_message.Message):
     repeats: _containers.RepeatedScalarFieldContainer[int]
     expires_unix_ns: int
     first_place: int
-    def __init__(self, share_id: _Optional[str] = ..., job_id: _Optional[str] = ..., number: _Optional[int] = ..., input_file_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., first_line: _Optional[int] = ..., lines: _Optional[int] = ..., first_byte: _Optional[int] = ..., bytes: _Optional[int] = ..., repeats: _Optional[_Iterable[int]] = ..., expires_unix_ns: _Optional[int] = ..., first_place: _Optional[int] = ...) -> None: ...
+    tenant: str
+    output_topic: str
+    error_topic: str
+    def __init__(self, share_id: _Optional[str] = ..., job_id: _Optional[str] = ..., number: _Optional[int] = ..., input_file_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., first_line: _Optional[int] = ..., lines: _Optional[int] = ..., first_byte: _Optional[int] = ..., bytes: _Optional[int] = ..., repeats: _Optional[_Iterable[int]] = ..., expires_unix_ns: _Optional[int] = ..., first_place: _Optional[int] = ..., tenant: _Optional[str] = ..., output_topic: _Optional[str] = ..., error_topic: _Optional[str] = ...) -> None: ...
+
+class Submission(_message.Message):
+    __slots__ = ("body",)
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    body: bytes
+    def __init__(self, body: _Optional[bytes] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("job_id", "place", "custom_id", "ok", "answer", "expired")

@@ -1,0 +1,277 @@
+"""Files in a bucket of S3 or of a store that speaks its protocol, shared by gateways on any host.
+
+A file is two objects: its content, under a key of its own, and what is known of it, which names that key and is written
+last. So it is there whole or not at all, and a reader of one that is replaced reads the old content to its end or an
+error. What a process that died was uploading is for the bucket's own rule on incomplete uploads.
+"""
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import aiohttp
+import msgspec
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+
+from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable
+from libs.filestore.port import FileInfo
+
+if TYPE_CHECKING:
+    from types_aiobotocore_s3 import S3Client
+    from types_aiobotocore_s3.type_defs import CompletedPartTypeDef
+
+MAX_FILES = 10_000
+PART_BYTES = 8 * 1024 * 1024
+"""Of an upload; S3 wants 5 MiB at least, and takes 10,000 parts."""
+READ_BYTES = 256 * 1024
+MAX_READING = 16
+"""Descriptions that are fetched at once."""
+TIMEOUT_S = 20.0
+ATTEMPTS = 3
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+_ABSENT = {"NoSuchKey", "404", "NoSuchUpload"}
+_ERRORS = (BotoCoreError, HTTPClientError, aiohttp.ClientError, OSError, TimeoutError)
+
+
+class _Known(msgspec.Struct):
+    info: FileInfo
+    content_key: str
+
+
+class S3Files:
+    """FileStore in `bucket` under `prefix`, which may hold `max_bytes` in all. Made by `open_s3`."""
+
+    def __init__(self, client: "S3Client", bucket: str, prefix: str, *, max_bytes: int) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._prefix = prefix
+        self._max_bytes = max_bytes
+        self._seen: dict[tuple[str, str], FileInfo] = {}
+        """By key and ETag: what was read of it once need not be again."""
+
+    @asynccontextmanager
+    async def draft(self, file_id: str, *, max_bytes: int) -> AsyncIterator["S3Draft"]:
+        """A new file; what has not been kept when the context closes leaves nothing behind."""
+        known_key = self._known_key(file_id)
+        infos = await self.infos()
+        if len(infos) >= MAX_FILES:
+            raise StoreFull(f"the file store holds {MAX_FILES} files already: delete some")
+        room_bytes = self._max_bytes - sum(info.bytes for info in infos)
+        content_key = f"{self._prefix}content/{file_id}/{uuid.uuid4().hex}"
+        draft = S3Draft(self, file_id, known_key, content_key, max_bytes=max_bytes, room_bytes=room_bytes)
+        try:
+            yield draft
+        finally:
+            await asyncio.shield(draft.discard())
+
+    async def info(self, file_id: str) -> FileInfo:
+        """What is known of a file."""
+        return (await self.known(file_id)).info
+
+    async def read(self, file_id: str, first_byte: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """Its bytes from `first_byte`, in parts of at most READ_BYTES."""
+        known = await self.known(file_id)
+        end = known.info.bytes if length is None else min(first_byte + length, known.info.bytes)
+        if first_byte >= end:
+            return
+        with _told(file_id):
+            span = f"bytes={first_byte}-{end - 1}"
+            found = await self._client.get_object(Bucket=self._bucket, Key=known.content_key, Range=span)
+            async with found["Body"] as body:
+                while part := await body.read(READ_BYTES):
+                    yield part
+
+    async def infos(self) -> list[FileInfo]:
+        """All of them, the youngest first."""
+        keys: list[tuple[str, str]] = []
+        with _told(""):
+            pages = self._client.get_paginator("list_objects_v2")
+            async for page in pages.paginate(Bucket=self._bucket, Prefix=f"{self._prefix}info/"):
+                keys += [(item["Key"], item["ETag"]) for item in page.get("Contents", ())]
+        at_once = asyncio.Semaphore(MAX_READING)
+
+        async def find(key: tuple[str, str]) -> tuple[tuple[str, str], FileInfo] | None:
+            if key in self._seen:
+                return key, self._seen[key]
+            async with at_once:
+                try:
+                    return key, (await self._read_known(key[0])).info
+                except FileNotFound:  # deleted since it was listed
+                    return None
+
+        found = [item for item in await asyncio.gather(*map(find, keys)) if item is not None]
+        self._seen = dict(found)
+        return sorted(self._seen.values(), key=lambda info: (-info.created_unix_s, info.id))
+
+    async def delete(self, file_id: str) -> None:
+        """Forget one."""
+        known = await self.known(file_id)
+        await self.remove(self._known_key(file_id))
+        await self.remove(known.content_key)
+
+    # ------------------------------------------------------------ for drafts
+
+    async def known(self, file_id: str) -> _Known:
+        """What is known of a file, and where its content is."""
+        return await self._read_known(self._known_key(file_id), file_id)
+
+    async def put(self, key: str, body: bytes) -> None:
+        """One object."""
+        with _told(key):
+            await self._client.put_object(Bucket=self._bucket, Key=key, Body=body)
+
+    async def remove(self, key: str) -> None:
+        """One object, whether or not it is there."""
+        with _told(key):
+            await self._client.delete_object(Bucket=self._bucket, Key=key)
+
+    async def begin(self, key: str) -> str:
+        """An upload in parts; its id."""
+        with _told(key):
+            return (await self._client.create_multipart_upload(Bucket=self._bucket, Key=key))["UploadId"]
+
+    async def part(self, key: str, upload_id: str, number: int, body: bytes) -> "CompletedPartTypeDef":
+        """One part, numbered from 1."""
+        with _told(key):
+            done = await self._client.upload_part(
+                Bucket=self._bucket, Key=key, UploadId=upload_id, PartNumber=number, Body=body
+            )
+        return {"ETag": done["ETag"], "PartNumber": number}
+
+    async def complete(self, key: str, upload_id: str, parts: "list[CompletedPartTypeDef]") -> None:
+        """The object is whole."""
+        with _told(key):
+            await self._client.complete_multipart_upload(
+                Bucket=self._bucket, Key=key, UploadId=upload_id, MultipartUpload={"Parts": parts}
+            )
+
+    async def abandon(self, key: str, upload_id: str) -> None:
+        """There will be no such object."""
+        with _told(key):
+            await self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
+
+    async def _read_known(self, key: str, file_id: str = "") -> _Known:
+        with _told(file_id or key):
+            found = await self._client.get_object(Bucket=self._bucket, Key=key)
+            async with found["Body"] as body:
+                return msgspec.json.decode(await body.read(), type=_Known)
+
+    def _known_key(self, file_id: str) -> str:
+        if not _ID.fullmatch(file_id):
+            raise _not_found(file_id)
+        return f"{self._prefix}info/{file_id}.json"
+
+
+class S3Draft:
+    """A file that is being uploaded, PART_BYTES of it in memory."""
+
+    def __init__(
+        self, store: S3Files, file_id: str, known_key: str, content_key: str, *, max_bytes: int, room_bytes: int
+    ) -> None:
+        self._store = store
+        self._file_id = file_id
+        self._known_key = known_key
+        self._content_key = content_key
+        self._max_bytes = max_bytes
+        self._room_bytes = room_bytes
+        self._bytes = 0
+        self._buffer = bytearray()
+        self._upload_id = ""
+        self._parts: list[CompletedPartTypeDef] = []
+        self._written = False
+        self._kept = False
+
+    async def write(self, part: bytes) -> None:
+        """Append; raises FileTooLarge or StoreFull."""
+        self._bytes += len(part)
+        if self._bytes > self._max_bytes:
+            raise FileTooLarge(f"the file is over {self._max_bytes} bytes", param="file")
+        if self._bytes > self._room_bytes:
+            raise StoreFull("the file store has no room for the file: delete some")
+        self._buffer += part
+        while len(self._buffer) >= PART_BYTES:
+            await self._send(bytes(self._buffer[:PART_BYTES]))
+            del self._buffer[:PART_BYTES]
+
+    async def keep(self, *, name: str, purpose: str) -> FileInfo:
+        """It is whole: from now on others see it."""
+        if self._upload_id:
+            if self._buffer:
+                await self._send(bytes(self._buffer))
+            await self._store.complete(self._content_key, self._upload_id, self._parts)
+            self._upload_id = ""
+        else:
+            await self._store.put(self._content_key, bytes(self._buffer))
+        self._written = True
+        replaced = ""
+        with suppress(FileNotFound):
+            replaced = (await self._store.known(self._file_id)).content_key
+        info = FileInfo(self._file_id, name, purpose, self._bytes, int(time.time()))
+        await self._store.put(self._known_key, msgspec.json.encode(_Known(info, self._content_key)))
+        self._kept = True
+        if replaced:
+            await self._store.remove(replaced)
+        return info
+
+    async def discard(self) -> None:
+        """Remove what was not kept."""
+        with suppress(StoreUnavailable, FileNotFound):
+            if self._upload_id:
+                await self._store.abandon(self._content_key, self._upload_id)
+            elif self._written and not self._kept:
+                await self._store.remove(self._content_key)
+
+    async def _send(self, body: bytes) -> None:
+        self._upload_id = self._upload_id or await self._store.begin(self._content_key)
+        self._parts.append(await self._store.part(self._content_key, self._upload_id, len(self._parts) + 1, body))
+
+
+@asynccontextmanager
+async def open_s3(
+    bucket: str,
+    *,
+    max_bytes: int,
+    prefix: str = "",
+    endpoint: str = "",
+    region: str = "",
+    access_key: str = "",
+    secret_key: str = "",
+) -> AsyncIterator[S3Files]:
+    """A store in a bucket that is there. What is left empty is taken from where AWS's own clients take it."""
+    config = AioConfig(
+        connect_timeout=TIMEOUT_S, read_timeout=TIMEOUT_S, retries={"max_attempts": ATTEMPTS, "mode": "standard"}
+    )
+    opening = get_session().create_client(
+        "s3",
+        config=config,
+        endpoint_url=endpoint or None,
+        region_name=region or None,
+        aws_access_key_id=access_key or None,
+        aws_secret_access_key=secret_key or None,
+    )
+    async with opening as client:
+        yield S3Files(client, bucket, prefix, max_bytes=max_bytes)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """The store's errors in our words."""
+    try:
+        yield
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "")
+        if code in _ABSENT:
+            raise _not_found(what) from error
+        raise StoreUnavailable(f"the file store refused ({code})") from error
+    except _ERRORS as error:
+        raise StoreUnavailable(f"the file store does not answer ({error!r})") from error
+
+
+def _not_found(file_id: str) -> FileNotFound:
+    return FileNotFound(f"no file {file_id!r} is kept here", param="file_id")

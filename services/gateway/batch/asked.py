@@ -1,0 +1,83 @@
+"""What a job is asked for with, by REST or on a topic. Pure."""
+
+import re
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from libs.contracts.errors import InvalidRequest
+from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Created
+from services.gateway.batch.line import ENDPOINTS
+from services.gateway.headers import DEFAULT_TENANT, TENANT_NAME
+
+MAX_METADATA = 16
+MAX_WINDOW_S = 7 * 24 * 3600
+MAX_PRIORITY = 100
+_WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+_TOPIC = re.compile(r"(?!fulcrum\.)[A-Za-z0-9_-][A-Za-z0-9._-]{0,248}")
+"""Ours begin with fulcrum: no client reads or writes those here."""
+
+
+class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /v1/batches, and of a record that submits."""
+
+    endpoint: str
+    input_file_id: str = ""
+    completion_window: str = "24h"
+    metadata: Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=MAX_METADATA)] | None = None
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    input_topic: str = ""
+    output_topic: str = ""
+    error_topic: str = ""
+
+
+def read_request(body: bytes, *, tenant: str = "", now_ns: int) -> Created:
+    """The job that is asked for; raises InvalidRequest that names the field.
+
+    `tenant`: as the caller's header says; else metadata's `tenant` counts, as its `priority` does.
+    """
+    try:
+        asked = msgspec.json.decode(body, type=BatchRequest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is no batch: {error}", param="body") from None
+    if asked.endpoint not in ENDPOINTS:
+        raise InvalidRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
+    if bool(asked.input_file_id) == bool(asked.input_topic):
+        raise InvalidRequest("either input_file_id or input_topic says where the lines are", param="input_file_id")
+    for name in ("input_topic", "output_topic", "error_topic"):
+        topic = getattr(asked, name)
+        if topic and not _TOPIC.fullmatch(topic):
+            raise InvalidRequest(f"{name} must be the name of a topic that does not begin with fulcrum.", param=name)
+    metadata = asked.metadata or {}
+    tenant = tenant or metadata.get("tenant", DEFAULT_TENANT)
+    if not TENANT_NAME.fullmatch(tenant):
+        raise InvalidRequest(f"metadata's tenant must match {TENANT_NAME.pattern}", param="metadata")
+    return Created(
+        input_file_id=asked.input_file_id,
+        endpoint=asked.endpoint,
+        completion_window=asked.completion_window,
+        expires_unix_ns=now_ns + _window_s(asked.completion_window) * 1_000_000_000,
+        metadata=metadata,
+        tenant=tenant,
+        priority=_priority(metadata.get("priority", "0")) if asked.priority is None else asked.priority,
+        input_topic=asked.input_topic,
+        output_topic=asked.output_topic,
+        error_topic=asked.error_topic,
+    )
+
+
+def _window_s(text: str) -> int:
+    window = _WINDOW.fullmatch(text)
+    window_s = int(window[1]) * _UNIT_S[window[2]] if window else 0
+    if not 0 < window_s <= MAX_WINDOW_S:
+        raise InvalidRequest("completion_window must be like 24h, and up to 7d", param="completion_window")
+    return window_s
+
+
+def _priority(text: str) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,3}", text) or abs(int(text)) > MAX_PRIORITY:
+        text = f"metadata's priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        raise InvalidRequest(text, param="metadata")
+    return int(text)

@@ -1,0 +1,42 @@
+"""Prometheus metrics of batch jobs in a gateway."""
+
+from collections.abc import Callable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from libs.contracts import metric_names as names
+
+
+class BatchMetrics:
+    """What this gateway answers, and what it sees of all jobs."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._lines = Counter(
+            names.GATEWAY_BATCH_LINES, "Batch lines whose answers were committed", ("outcome",), registry=registry
+        )
+        self._commits = Counter(names.GATEWAY_BATCH_COMMITS, "Transactions of answers", registry=registry)
+
+    def committed(self, ok: Sequence[bool]) -> None:
+        """One transaction, with a line answered well or not for each."""
+        self._commits.inc()
+        completed = sum(ok)
+        self._lines.labels("completed").inc(completed)
+        self._lines.labels("failed").inc(len(ok) - completed)
+
+    def watch(
+        self,
+        *,
+        in_flight: Callable[[], float],
+        unfinished_jobs: Callable[[], float],
+        late_jobs: Callable[[], float],
+        left_lines: Callable[[], float],
+    ) -> None:
+        """Read depths when they are asked for."""
+        for name, text, read in (
+            (names.GATEWAY_BATCH_IN_FLIGHT, "Batch lines that hold a slot", in_flight),
+            (names.GATEWAY_BATCH_JOBS, "Jobs of the cluster that have not ended", unfinished_jobs),
+            (names.GATEWAY_BATCH_LATE_JOBS, "Of them, those that are foretold to miss their window", late_jobs),
+            (names.GATEWAY_BATCH_LEFT_LINES, "Their lines that have no answer yet", left_lines),
+        ):
+            Gauge(name, text, registry=self._registry).set_function(read)
