@@ -314,13 +314,14 @@ async def test_a_receiver_killed_in_mid_pull_leaves_nothing_at_the_sender(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr("libs.engine.offers.RETRY_MS", 300)
+    monkeypatch.setattr("libs.worker.shared_memory.SWEEP_S", 0.05)
     folder = tmp_path if way == "shared" else None
     settings = torch_settings(model, folder)
     async with local_worker("prefill-0", "prefill", **settings) as prefill, gateway_probe(prefill) as to_prefill:
         with receiver(settings) as (process, pipe):
             assert await asyncio.to_thread(pipe.poll, 60)
             remote = Remote(CommonSettings(), pipe.recv())
-            async with gateway_probe(remote) as to_decode:  # type: ignore[arg-type]
+            async with gateway_probe(remote) as to_decode:
                 pair = Pair(prefill, prefill, to_prefill, to_decode)
                 await pair.decode_from(*await pair.prefilled())
                 assert await asyncio.to_thread(pipe.poll, 30)
@@ -328,6 +329,6 @@ async def test_a_receiver_killed_in_mid_pull_leaves_nothing_at_the_sender(
                 process.kill()
                 # Well before the lease of blocks that nobody has pulled, and without a word from the gateway.
                 await eventually(lambda: is_clean(prefill), within_s=8)
+            await asyncio.to_thread(process.join)  # until then its pool has an owner
             if folder:
-                monkeypatch.setattr("libs.worker.shared_memory.SWEEP_S", 0.05)
                 await eventually(lambda: not list(folder.glob(f"{PREFIX}decode-0*")), within_s=8)
