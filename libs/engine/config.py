@@ -18,8 +18,6 @@ class EngineConfig:
     dtype: str = "auto"
     """Of weights and KV: float32, bfloat16, or auto: bfloat16 on a GPU that computes in it, float32 elsewhere."""
     threads: int = 0
-    compute_nice: int = 0
-    """How far computing on CPU cores gives way to the event loop, in steps of nice; Linux only."""
     block_size_tokens: int = 16
     kv_memory_mb: int = 512
     max_sequences: int = 64

@@ -55,9 +55,6 @@ class WorkerSettings(CommonSettings):
     """Torch device, e.g. cpu or cuda:0; auto takes CUDA where there is any."""
     threads: int = Field(0, ge=0)
     """Threads of the engine; 0 lets it decide."""
-    compute_nice: int = Field(5, ge=0, le=19)
-    """How far computing on CPU cores gives way to event loops, in steps of nice, so that tokens that are ready leave at
-    once and a busy worker is not taken for a silent one. Linux only."""
     block_size_tokens: int = Field(16, ge=1)
     """Tokens of one KV block."""
     kv_memory_mb: int = Field(512, ge=1)
@@ -101,7 +98,6 @@ class WorkerSettings(CommonSettings):
             model_name=model_name,
             device=self.device,
             threads=self.threads,
-            compute_nice=self.compute_nice,
             block_size_tokens=self.block_size_tokens,
             kv_memory_mb=self.kv_memory_mb,
             max_sequences=self.max_sequences,

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from libs.testing.processes import gateway_metrics, kill, until_whole
+from libs.testing.processes import gateway_metrics, integrity, kill, until_whole, workers
 from libs.testing.streams import Streamed, joined_logprobs, stream
 from libs.testing.suite import Suite, running_suite
 from libs.testing.wait import until
@@ -59,13 +59,23 @@ async def test_a_decode_worker_killed_in_mid_stream_changes_no_answer(suite: Sui
         before = (await gateway_metrics(http, suite.gateway)).get("reroutes_total", 0.0)
         asking = asyncio.ensure_future(ask_all(http, suite, temperature, found))
         await until(lambda: sum(len(each.came_s) > 3 for each in found) > REQUESTS // 2, timeout_s=60, what="streams")
-        await kill(suite, "decode-1")
+        await kill(suite, await busiest(http, suite))
         await asking
         assert (await gateway_metrics(http, suite.gateway)).get("reroutes_total", 0.0) > before
         for answer, unbroken in zip(found, expected, strict=True):
             assert (answer.text, answer.finish_reason) == (unbroken.text, unbroken.finish_reason)
             assert (answer.usage, answer.done, answer.error) == (unbroken.usage, True, None)
             same_logprobs(joined_logprobs(answer), joined_logprobs(unbroken))
+
+
+async def busiest(http: httpx.AsyncClient, suite: Suite) -> str:
+    """The decode worker with most sequences."""
+    held = {
+        str(worker["id"]): (await integrity(suite, worker["address"])).live_sequences
+        for worker in await workers(http, suite)
+        if worker["role"] == "decode"
+    }
+    return max(held, key=lambda name: held[name])
 
 
 def same_logprobs(found: dict[str, list[Any]], expected: dict[str, list[Any]]) -> None:

@@ -16,7 +16,6 @@ from libs.engine.torch.attention import GatherMemory, plan_step
 from libs.engine.torch.compute import compute_of
 from libs.engine.torch.kv_pool import KvPool
 from libs.engine.torch.model import kv_shape, load_model, pick_device
-from libs.engine.torch.priority import give_way
 from libs.engine.torch.sampling import sample
 from libs.model.info import ModelInfo, load_model_info
 from libs.perfmodel.utilisation import Compute
@@ -48,8 +47,6 @@ def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> 
     if config.threads:
         torch.set_num_threads(config.threads)  # of this thread, which runs the steps too
     device = pick_device(config.device)
-    if device.type == "cpu":
-        give_way(config.compute_nice)
     name = f"cuda:{torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
     progress("loading weights", 0.0)
     model = load_model(config.model_path, device, config.dtype)
