@@ -173,7 +173,6 @@ async def local_worker(
     """
     values: dict[str, Any] = {
         "engine": "sim", "sim_speedup": 50.0, "telemetry_ms": 20, "drain_s": 5.0, "token": TOKEN, "max_sequences": 8,
-
     } | overrides  # fmt: skip
     settings = WorkerSettings.model_validate({"id": worker_id, "role": role, **values})
     clock, tasks = SystemClock(), TaskOwner()
