@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from msgspec import UNSET
 from starlette.types import Receive
@@ -65,12 +66,15 @@ class Exchange:
         self._format = shape
         self._frame = frame
         self._news = news
-        none: list[ChatChunkChoice] = []
-        around = self._envelope(shape.chunk_object, none)
-        if frame.include_usage:
-            around.usage = None  # as OpenAI does on all chunks but the last
-        self._around = sse.event(around).split(NO_CHOICES)
+
+    @cached_property
+    def _around(self) -> list[bytes]:
         """What all chunks begin and end with."""
+        none: list[ChatChunkChoice] = []
+        around = self._envelope(self._format.chunk_object, none)
+        if self._frame.include_usage:
+            around.usage = None  # as OpenAI does on all chunks but the last
+        return sse.event(around).split(NO_CHOICES)
 
     async def whole(self, wire: sse.Wire) -> None:
         """One JSON when every choice is done."""

@@ -1,5 +1,6 @@
 """What one worker has before it: its load and speed as last told, and what this gateway has sent since. Pure."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -106,7 +107,8 @@ class Outlook:
         beside_ns = speed.decode_ns(decodes, kv_tokens)
         coming = self._kv_tokens + self._reserved_tokens
         arriving = load.awaiting_kv * kv_tokens // max(load.running + load.awaiting_kv, 1) if load.awaiting_kv else 0
-        view = WorkerView(
+        free_kv_tokens = load.free_kv_blocks * block_size - coming if capabilities.kv_blocks else math.inf
+        return WorkerView(
             id=worker.id,
             model=assignment.model,
             kv_kind=kv_kind,
@@ -124,13 +126,11 @@ class Outlook:
             decode_sequences=decodes,
             kv_tokens=kv_tokens,
             arriving_kv_tokens=arriving + self._arriving_tokens + self._reserved_tokens,
+            free_kv_tokens=free_kv_tokens,
             streams_kv=capabilities.streams_kv,
             prompts=prompts,
             batch_prompts=batch_prompts,
         )
-        if not capabilities.kv_blocks:  # it does not say
-            return view
-        return replace(view, free_kv_tokens=load.free_kv_blocks * block_size - coming)
 
     def _count(self, sent: Sent, times: int) -> None:
         self._prompt_tokens += times * sent.prompt_tokens

@@ -90,7 +90,7 @@ class Binding:
     predicted: Prediction
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Room:
     """A view, and what a binding round has changed of it so far."""
 
