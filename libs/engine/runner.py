@@ -15,9 +15,9 @@ from libs.engine.port import Capabilities, EngineIdentity, Logprob, Progress, Sa
 from libs.perfmodel import StepWork, chunks_work
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunk:
-    """Tokens of one sequence to compute in this step."""
+    """Tokens of one sequence to compute in this step. Like `SequenceOutput` it is made for every token: not frozen."""
 
     key: int
     token_ids: NDArray[np.int32]
@@ -61,7 +61,7 @@ class Batch:
         return chunks_work(prompts, decode) if prompts else decode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sampled:
     """One sampled token."""
 

@@ -56,8 +56,8 @@ class TokenSource:
 
 
 def _prompt_digest(chunk: Chunk) -> int:
-    prompt = chunk.history[: chunk.prompt_tokens]
-    return crc32(prompt[-PROMPT_EDGE_TOKENS:].data, crc32(prompt[:PROMPT_EDGE_TOKENS].data, chunk.prompt_tokens))
+    prompt = chunk.history.data[: chunk.prompt_tokens]
+    return crc32(prompt[-PROMPT_EDGE_TOKENS:], crc32(prompt[:PROMPT_EDGE_TOKENS], chunk.prompt_tokens))
 
 
 def _next_letter(previous: int, noise: int) -> int:
