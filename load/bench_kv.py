@@ -30,7 +30,7 @@ import numpy as np
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.checksum import block_checksum
-from libs.engine.kv_transfer import MAX_WRITE_BYTES
+from libs.engine.kv_copy import INLINE_BYTES
 from libs.runtime.paths import cache_dir
 from libs.runtime.rpc import make_channel, make_server
 from libs.runtime.settings import CommonSettings
@@ -232,8 +232,8 @@ def _serve_stream(size: int, pipe: Connection) -> None:
 
 
 def slice_ms() -> float:
-    """How long the receiver's event loop is held at a time: one slice, copied and checked; the worst of some."""
-    source = np.random.default_rng(3).integers(0, 255, (COPY_ROUNDS, MAX_WRITE_BYTES), np.uint8)
+    """How long copying holds the receiver's event loop at a time: what is not given to a thread; the worst of some."""
+    source = np.random.default_rng(3).integers(0, 255, (COPY_ROUNDS, INLINE_BYTES), np.uint8)
     target = np.zeros_like(source)
 
     def work(row: int) -> None:

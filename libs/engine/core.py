@@ -295,6 +295,10 @@ class Core:
         """A receiver is gone; unless it has all, its blocks wait a little for another."""
         self._offers.leave(held, now_ns)
 
+    def to_sum(self, most: int) -> tuple[Held, int, int] | None:
+        """(handle, first, end): at most so many blocks ready for others whose checksums nobody has taken."""
+        return self._offers.to_sum(most)
+
     def release(self, opaque: bytes, now_ns: int) -> None:
         """The receiver has the blocks."""
         self._offers.end(opaque)

@@ -3,7 +3,7 @@
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 
@@ -20,11 +20,20 @@ class Held:
     """None: the prompt is still being computed."""
     pulls: int = 0
     """Receivers that are reading them."""
+    checksums: list[int | None] = field(init=False)
+    """Of each block, once somebody has taken it. Blocks behind a handle change no more once they are ready."""
+
+    def __post_init__(self) -> None:
+        self.checksums = [None] * len(self.blocks)
 
     @property
     def whole(self) -> bool:
         """Whether the prompt is computed."""
         return self.expires_ns is not None
+
+    def unsummed(self, first: int = 0) -> int:
+        """The first block from `first` on whose checksum is not known; `ready` where all are that can be."""
+        return next((at for at in range(first, self.ready) if self.checksums[at] is None), self.ready)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,5 @@
 """KV blocks in and out of a pool, in chunks of bounded size."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 
 import numpy as np
@@ -8,17 +7,17 @@ import numpy as np
 from libs.contracts.errors import KvLost
 from libs.engine.checksum import block_checksum
 from libs.engine.handles import Held, Received
+from libs.engine.kv_copy import BlockWriter
 from libs.engine.port import Capabilities, KvChunk, KvFetcher, KvHandle
 from libs.engine.runner import Runner
 
 MAX_CHUNK_BYTES = 1024 * 1024
 """Bound of one chunk that is sent, so that transfers take turns; a single larger block still goes as one."""
 MAX_IN_PLACE_BYTES = 8 * 1024 * 1024
-"""Bound of one chunk that is read in place: with its checksums it holds the sender's event loop for a millisecond."""
+"""Bound of one chunk that is read in place and whose checksums are not known: taking them holds the sender's event
+loop for a millisecond. Where they are known it is as large as can be."""
 FIRST_IN_PLACE_BYTES = 2 * 1024 * 1024
 """The first chunk is small, so that the receiver begins early; each later one is twice as large, up to the bound."""
-MAX_WRITE_BYTES = 2 * 1024 * 1024
-"""So much is copied and checked at a time; the event loop runs in between. A single larger block still goes as one."""
 
 
 class BlockExport:
@@ -55,6 +54,8 @@ class BlockExport:
         handle = self._held()
         first = self._next
         end = min(first + max(self._chunk_bytes // self._block_bytes, 1), handle.ready)
+        if self._in_place:
+            end = max(end, handle.unsummed(first))
         part = handle.blocks[first:end]
         self._next += len(part)
         self.done = handle.whole and self._next >= len(handle.blocks)
@@ -70,7 +71,7 @@ class BlockExport:
             blocks=len(part),
             data=data,
             data_bytes=len(part) * self._block_bytes,
-            checksums=tuple(map(block_checksum, data)),
+            checksums=_checksums(handle, first, data),
             pool_blocks=tuple(part),
         )
 
@@ -83,6 +84,7 @@ class BlockExport:
 
 async def receive_blocks(
     runner: Runner,
+    writer: BlockWriter,
     capabilities: Capabilities,
     fetcher: KvFetcher,
     handle: KvHandle,
@@ -94,7 +96,7 @@ async def receive_blocks(
 
     Raises KvLost when they are not all there or not what was sent, KvMismatch when they are of another layout.
     """
-    received, at, unbroken_bytes = Received(), found, 0
+    received, at = Received(), found
     chunks = fetcher.fetch(handle, capabilities.kv_layout, found)
     try:
         async for chunk in chunks:
@@ -103,7 +105,8 @@ async def receive_blocks(
                 raise KvLost(f"blocks {chunk.first_block}+{chunk.blocks} came where {at} of {handle.blocks} were")
             if chunk.data_bytes != chunk.blocks * capabilities.kv_block_bytes:
                 raise KvLost(f"{chunk.blocks} KV blocks weigh {chunk.data_bytes} bytes")
-            unbroken_bytes = await _write(runner, capabilities, blocks[at:end], chunk, unbroken_bytes)
+            await writer.write(blocks[at:end], chunk)
+            await runner.transfer(chunk.data_bytes)
             at, received.blocks = end, received.blocks + chunk.blocks
             received.data_bytes += chunk.data_bytes
             received.shared = chunk.shared
@@ -115,21 +118,9 @@ async def receive_blocks(
     return received
 
 
-async def _write(
-    runner: Runner, capabilities: Capabilities, blocks: list[int], chunk: KvChunk, unbroken_bytes: int
-) -> int:
-    """A chunk into `blocks`, a slice at a time. Once cancelled it writes no more.
-
-    `unbroken_bytes` were written since the event loop last ran; returns how many are by now.
-    """
-    step = max(MAX_WRITE_BYTES // capabilities.kv_block_bytes, 1)
-    for start in range(0, len(blocks), step):
-        part = blocks[start : start + step]
-        unbroken_bytes += len(part) * capabilities.kv_block_bytes
-        if unbroken_bytes > MAX_WRITE_BYTES:
-            await asyncio.sleep(0)
-            unbroken_bytes = len(part) * capabilities.kv_block_bytes
-        within = slice(start, start + step)
-        runner.write_blocks(np.array(part, dtype=np.int32), chunk.data[within], chunk.checksums[within])
-    await runner.transfer(chunk.data_bytes)
-    return unbroken_bytes
+def _checksums(handle: Held, first: int, data: tuple[memoryview, ...]) -> tuple[int, ...]:
+    """Of blocks from `first` on; those that nobody has taken are taken now."""
+    for at, view in enumerate(data, first):
+        if handle.checksums[at] is None:
+            handle.checksums[at] = block_checksum(view)
+    return tuple(found for found in handle.checksums[first : first + len(data)] if found is not None)

@@ -9,6 +9,7 @@ from libs.contracts.errors import FulcrumError, KvLost, KvMismatch, QueueFull
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.events import EventQueue
+from libs.engine.kv_copy import BlockCopies, BlockWriter
 from libs.engine.kv_transfer import BlockExport, receive_blocks
 from libs.engine.port import (
     Capabilities,
@@ -49,12 +50,14 @@ class LocalEngine:
         self._runner = runner
         self._config = config
         self._clock = clock
-        self._started: tuple[Core, Capabilities, KvFetcher] | None = None
+        self._started: tuple[Core, Capabilities, KvFetcher, BlockCopies] | None = None
         self._events = EventQueue()
         self._tasks = TaskOwner(on_failure=self._events.end)
         self._wake = asyncio.Event()
         self._fetch_slots = asyncio.Semaphore(MAX_FETCHES)
-        self._fetches: dict[int, asyncio.Task[None]] = {}
+        self._fetches: dict[int, tuple[asyncio.Task[None], BlockWriter]] = {}
+        self._filled = asyncio.Event()
+        """Blocks may have become ready whose checksums can be taken."""
         self._kv_waiting: set[Callable[[], None]] = set()
         """Whom to tell when blocks have become ready for others, or will never be."""
         self._unannounced_ns = 0
@@ -84,7 +87,7 @@ class LocalEngine:
         return self._parts[0]
 
     @property
-    def _parts(self) -> tuple[Core, Capabilities, KvFetcher]:
+    def _parts(self) -> tuple[Core, Capabilities, KvFetcher, BlockCopies]:
         if self._started is None:
             raise RuntimeError("the engine has not been started")
         return self._started
@@ -93,8 +96,11 @@ class LocalEngine:
         """Load the runner and start the loop. Raises StartupError."""
         capabilities = await self._runner.load(identity, progress)
         core = Core(self._config, capabilities, self._runner.eos_token_ids, identity)
-        self._started = (core, capabilities, fetcher)
+        copies = BlockCopies(self._runner, capabilities.kv_block_bytes)
+        self._started = (core, capabilities, fetcher, copies)
         self._tasks.spawn("engine loop", self._run())
+        if capabilities.kv_nonce:  # blocks of another device would have to be copied here first
+            self._tasks.spawn("KV checksums", self._sum(core, copies))
 
     def submit(self, request: EngineRequest) -> None:
         """Take a sequence. Raises InvalidRequest when it can never run here, QueueFull when the bound is reached."""
@@ -103,9 +109,9 @@ class LocalEngine:
 
     def abort(self, key: int) -> None:
         """End a sequence, or the lease of its blocks; unknown keys are ignored."""
-        # The task goes before the blocks: once cancelled it writes no more.
-        fetch = self._fetches.pop(key, None)
-        if fetch is not None:
+        if key in self._fetches:  # before the blocks: it writes no more then
+            fetch, writer = self._fetches.pop(key)
+            writer.stop()
             fetch.cancel()
         self._core.abort(key, self._clock.now_ns())
         self._settle()
@@ -156,7 +162,7 @@ class LocalEngine:
         self, opaque: bytes, kv_layout: str, from_block: int, *, news: Callable[[], None], in_place: bool = False
     ) -> KvExport:
         """The blocks behind a handle as they fill, its lease renewed with each chunk. Raises KvLost, KvMismatch."""
-        core, capabilities, _ = self._parts
+        core, capabilities, _, _ = self._parts
         if kv_layout != capabilities.kv_layout:
             raise KvMismatch(f"KV layout {kv_layout!r} was asked for, this engine has {capabilities.kv_layout!r}")
         pulled = core.pull(opaque, self._clock.now_ns())
@@ -199,6 +205,7 @@ class LocalEngine:
         if self._trial is not None:
             self._trial[1].cancel()
         if self._started is not None:
+            self._parts[3].close()
             self._core.drop_all(self._clock.now_ns())
             self._publish()
         self._events.end()
@@ -253,7 +260,7 @@ class LocalEngine:
 
     async def _measure(self, tokens: int, done: "asyncio.Future[int | None]") -> None:
         """The step of a trial, told as what it is: prompt tokens that the device computed."""
-        core, capabilities, _ = self._parts
+        core, capabilities, _, _ = self._parts
         self._trial = None
         blocks = core.lend_blocks(blocks_for(tokens, capabilities.block_size_tokens))
         if blocks is None:
@@ -295,12 +302,14 @@ class LocalEngine:
     def _settle(self, *, wake: bool = True) -> None:
         """Act on what the core has decided: start fetches, publish what happened, run the loop."""
         for sequence in self._core.take_fetches():
-            self._fetches[sequence.key] = self._tasks.spawn("KV fetch", self._fetch(sequence))
+            writer = self._parts[3].writer()
+            self._fetches[sequence.key] = self._tasks.spawn("KV fetch", self._fetch(sequence, writer)), writer
         self._publish()
         if wake:
             self._wake.set()
 
     def _publish(self, step: StepReport | None = None) -> None:
+        self._filled.set()
         waiting, self._kv_waiting = self._kv_waiting, set()
         for news in waiting:
             news()
@@ -308,8 +317,17 @@ class LocalEngine:
         if event is not None:
             self._events.put(event)
 
-    async def _fetch(self, sequence: Sequence) -> None:
-        core, capabilities, fetcher = self._parts
+    async def _sum(self, core: Core, copies: BlockCopies) -> None:
+        """Take the checksums of what is ready for others while other steps run, so that no receiver waits for them."""
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            while (part := core.to_sum(copies.slice_blocks)) is not None:
+                held, first, end = part
+                held.checksums[first:end] = await copies.checksums(held.blocks[first:end])
+
+    async def _fetch(self, sequence: Sequence, writer: BlockWriter) -> None:
+        core, capabilities, fetcher, _ = self._parts
         handle = sequence.request.kv
         assert handle is not None
         async with self._fetch_slots:
@@ -318,7 +336,13 @@ class LocalEngine:
             self._settle()
             try:
                 received = await receive_blocks(
-                    self._runner, capabilities, fetcher, handle, blocks=sequence.blocks, found=sequence.found_blocks
+                    self._runner,
+                    writer,
+                    capabilities,
+                    fetcher,
+                    handle,
+                    blocks=sequence.blocks,
+                    found=sequence.found_blocks,
                 )
             except FulcrumError as error:
                 reason = FinishReason.KV_LOST if isinstance(error, KvLost) else FinishReason.FAILED

@@ -22,6 +22,8 @@ class Offers:
         self._handles = HandleTable(
             incarnation=identity.incarnation, lease_ns=lease_ns, left_lease_ns=RETRY_MS * 1_000_000
         )
+        self._to_sum: dict[bytes, Held] = {}
+        """Handles some of whose ready blocks may have no checksum yet."""
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -41,12 +43,14 @@ class Offers:
         """More of an open prompt is computed."""
         if sequence.opened is not None:
             sequence.opened.ready = sequence.computed // self._capabilities.block_size_tokens
+            self._to_sum[sequence.opened.opaque] = sequence.opened
 
     def seal(self, sequence: Sequence, now_ns: int) -> KvHandle:
         """A prompt is computed, or a running sequence leaves: its blocks wait under a lease."""
         held = sequence.opened or self._new(sequence, sequence.computed)
         sequence.opened = None
         self._handles.seal(held, now_ns)
+        self._to_sum[held.opaque] = held
         return self._handle(held, tokens=sequence.computed, streamed=False)
 
     def withdraw(self, sequence: Sequence) -> None:
@@ -70,6 +74,16 @@ class Offers:
     def leave(self, held: Held, now_ns: int) -> None:
         """A receiver is gone, whether it has the blocks or not."""
         self._handles.leave(held, now_ns)
+
+    def to_sum(self, most: int) -> tuple[Held, int, int] | None:
+        """(handle, first, end): at most so many ready blocks whose checksums nobody has taken; None without any."""
+        while self._to_sum:
+            held = next(iter(self._to_sum.values()))
+            first = held.unsummed()
+            if first < held.ready:
+                return held, first, min(first + most, held.ready)
+            del self._to_sum[held.opaque]
+        return None
 
     def end(self, opaque: bytes) -> None:
         """Nobody needs the blocks behind a handle any more; unknown ones are ignored."""
@@ -105,6 +119,7 @@ class Offers:
 
     def _free(self, held: Held | None) -> None:
         if held is not None:
+            self._to_sum.pop(held.opaque, None)
             self._pool.release(held.blocks)
 
     def _handle(self, held: Held, *, tokens: int, streamed: bool) -> KvHandle:

@@ -21,6 +21,7 @@ HEADER_BYTES = mmap.PAGESIZE
 _HEADER = struct.Struct("<8s16s36sQQ")
 _MAGIC = b"FULKV\0\0\1"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # Linux only
 MAX_TRIES = 3
 """A sweep may take a new file for an unowned one in the moment before it is locked: another is made."""
 
@@ -78,7 +79,8 @@ class PoolFile:
             raise PoolFileError(f"{error.strerror}: {error.filename}") from None
         try:
             os.posix_fallocate(self._fd, 0, self.header.size)
-            self.memory = mmap.mmap(self._fd, self.header.size)
+            # Populated: the first writes of a hand-off would be page faults otherwise.
+            self.memory = mmap.mmap(self._fd, self.header.size, flags=mmap.MAP_SHARED | _POPULATE)
         except OSError as error:
             self._path.unlink(missing_ok=True)
             os.close(self._fd)

@@ -101,8 +101,8 @@ class Runner(Protocol):
     def read_blocks(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
         """The bytes of each block, as views that are good until it changes; none where KV is only simulated.
 
-        This and `write_blocks` are called on the event loop's thread also while `run` is under way, for blocks that the
-        running batch does not write: nothing is locked, memory is disjoint. Callers keep each call small.
+        This and `write_blocks` are called also while `run` is under way, for blocks that the running batch does not
+        write, `write_blocks` on threads of its callers too: nothing is locked, memory is disjoint. Each call is small.
         """
         ...
 

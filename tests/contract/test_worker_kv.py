@@ -289,7 +289,7 @@ def _serve(settings: dict[str, Any], pipe: Connection) -> None:
         await asyncio.Event().wait()
 
     async def serve() -> None:
-        pytest.MonkeyPatch().setattr("libs.engine.kv_transfer._write", stuck)
+        pytest.MonkeyPatch().setattr("libs.engine.kv_copy.BlockWriter.write", stuck)
         async with local_worker("decode-0", "decode", **settings) as worker:
             pipe.send(worker.address)
             await asyncio.Event().wait()
