@@ -32,6 +32,8 @@ class KvServicer:
         self._incarnation = incarnation
         self._outboxes: set[KvOutbox] = set()
         self._leaving = asyncio.Event()
+        self.refused_pulls = 0
+        """Transfers refused so far because as many as `MAX_PULLS` were under way."""
 
     @property
     def pulls(self) -> int:
@@ -80,6 +82,7 @@ class KvServicer:
     def _has_room(self) -> bool:
         if self.pulls < MAX_PULLS:
             return True
+        self.refused_pulls += 1
         log.warning("a KV transfer is refused", under_way=MAX_PULLS)
         return False
 

@@ -9,6 +9,7 @@ from libs.engine.port import EngineEvent
 from libs.perfmodel.wire import step_time_message
 from libs.runtime.clock import Clock
 from libs.worker.host import WorkerHost
+from libs.worker.kv_server import KvServicer
 from libs.worker.step_times import StepTimes
 from libs.worker.telemetry import StepBatchBuilder
 
@@ -24,6 +25,7 @@ class TelemetryPublisher:
         bus: Bus,
         clock: Clock,
         *,
+        kv: KvServicer,
         gpus: GpuSampler,
         period_ms: int,
     ) -> None:
@@ -32,6 +34,7 @@ class TelemetryPublisher:
         self._step_times = step_times
         self._bus = bus
         self._clock = clock
+        self._kv = kv
         self._gpus = gpus
         self._period_s = period_ms / 1000
 
@@ -61,4 +64,5 @@ class TelemetryPublisher:
             last=last,
         )
         if batch is not None:
+            batch.load.kv_pulls, batch.load.refused_kv_pulls = self._kv.pulls, self._kv.refused_pulls
             self._bus.publish(topics.STEPS, batch)

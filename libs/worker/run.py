@@ -1,7 +1,9 @@
 """The life of a worker process, from its settings and the adapters that its service has chosen."""
 
 import asyncio
+import gc
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -54,6 +56,9 @@ from libs.worker.wire import capabilities_message
 
 log = structlog.get_logger()
 
+LOCK_TURN_S = 0.0005
+"""A thread that waits for the interpreter's lock gets it so soon. A step's Python holds it for 5 ms otherwise, which
+each turn of the event loop waits for, and a role change takes several of them."""
 SERVER_STOP_S = 1.0
 """How long streams may end by themselves once the worker has drained."""
 
@@ -74,6 +79,7 @@ async def run_worker(
     settings: WorkerSettings, ports: WorkerPorts, clock: Clock, tasks: TaskOwner, stopping: asyncio.Event
 ) -> None:
     """Serve until `stopping`, then drain. Raises StartupError when the worker cannot start."""
+    sys.setswitchinterval(LOCK_TURN_S)
     async with AsyncExitStack() as stack:
         opening = asyncio.ensure_future(stack.enter_async_context(open_worker(settings, ports, clock, tasks)))
         stop = asyncio.ensure_future(stopping.wait())
@@ -87,6 +93,9 @@ async def run_worker(
         if opening.cancelled():
             return
         running = opening.result()
+        # What is loaded by now stays: a full collection would walk it, with torch for a tenth of a second each time.
+        gc.collect()
+        gc.freeze()
         status.emit("ready", grpc=running.address)
         await stopping.wait()
         if tasks.error is None:
@@ -132,10 +141,10 @@ async def open_worker(
         host = _host(settings, ports, roles, clock, address=address, incarnation=incarnation)
         builder = StepBatchBuilder(_source(settings, ports.engine, incarnation), clock.now_ns())
         step_times = await _step_times(ports)
-        step_times.on_change(ports.engine.set_step_time)
+        kv = KvServicer(host, incarnation)
         gpus = GpuSampler(open_nvml, Path(gettempdir()))
         telemetry = TelemetryPublisher(
-            builder, host, step_times, ports.bus, clock, gpus=gpus, period_ms=settings.telemetry_ms
+            builder, host, step_times, ports.bus, clock, kv=kv, gpus=gpus, period_ms=settings.telemetry_ms
         )
         blocks = BlockPublisher(ports.kv_index, ports.model.name, settings.id, lease_ms=settings.kv_index_lease_ms)
         registration = Registration(ports.registry, host, lease_ms=settings.lease_ms)
@@ -156,7 +165,7 @@ async def open_worker(
         if not settings.prefill_chunk_tokens and settings.role == "prefill":
             await tuner.settle()
         _own(stack, tasks.spawn("heartbeat", beat(host)))
-        kv = await _add_services(server, host, tuner, incarnation, settings)
+        await _add_services(server, host, tuner, kv, settings)
         await server.start()
         stack.push_async_callback(server.stop, SERVER_STOP_S)
         stack.callback(kv.hang_up)
@@ -173,6 +182,7 @@ async def _step_times(ports: WorkerPorts) -> StepTimes:
     key = StepTimeKey(engine.name, ports.model.name, engine.device)
     step_times = StepTimes(ports.step_times, key, prior_step_time(engine.name, engine.device))
     await step_times.restore()
+    step_times.on_change(engine.set_step_time)
     return step_times
 
 
@@ -237,10 +247,9 @@ def _host(
 
 
 async def _add_services(
-    server: grpc.aio.Server, host: WorkerHost, tuner: PrefillTuner, incarnation: int, settings: WorkerSettings
-) -> KvServicer:
+    server: grpc.aio.Server, host: WorkerHost, tuner: PrefillTuner, kv: KvServicer, settings: WorkerSettings
+) -> None:
     pb_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(host), server)  # type: ignore[no-untyped-call]
-    kv = KvServicer(host, incarnation)
     kv.add_to(server)
     pb_grpc.add_WorkerAdminServiceServicer_to_server(AdminServicer(host, tuner, drain_s=settings.drain_s), server)  # type: ignore[no-untyped-call]
     servicer = health.aio.HealthServicer()
@@ -248,4 +257,3 @@ async def _add_services(
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     names = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
     reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    return kv

@@ -113,6 +113,12 @@ class OccupancyCollector(Collector):
         faults = GaugeMetricFamily(
             names.WORKER_POOL_FAULTS, "1 where the KV block pool's books were found wrong.", labels=("worker",)
         )
+        pulls = GaugeMetricFamily(
+            names.WORKER_KV_PULLS, "KV transfers out of the worker under way; it takes 512.", labels=("worker",)
+        )
+        refused = CounterMetricFamily(
+            names.WORKER_KV_PULLS_REFUSED_TOTAL, "KV transfers refused because it had as many.", labels=("worker",)
+        )
         for facts in self._fleet.listed(occupancy.as_of_unix_ns):
             labels = (facts.worker_id,)
             age.add_metric(labels, max(0, occupancy.as_of_unix_ns - facts.covered_to_unix_ns) / 1e9)
@@ -121,7 +127,9 @@ class OccupancyCollector(Collector):
             preemptions.add_metric(labels, facts.load.preemptions)
             recomputed.add_metric(labels, facts.load.recomputed_tokens)
             faults.add_metric(labels, facts.load.pool_faults)
-        yield from (age, lost, dropped, preemptions, recomputed, faults)
+            pulls.add_metric(labels, facts.load.kv_pulls)
+            refused.add_metric(labels, facts.load.refused_kv_pulls)
+        yield from (age, lost, dropped, preemptions, recomputed, faults, pulls, refused)
 
 
 class LiveCollector(Collector):

@@ -163,7 +163,7 @@ def test_percentiles_are_latencies_that_some_request_had():
 
 async def test_prometheus_shows_phases_requests_telemetry_and_decisions(metrics):
     metrics.take(STEPS, step_batch(4, (0, 1000), [step(0, 250, decode=1), step(250, 750, prefill=8)]))
-    load = Load(preemptions=3, recomputed_tokens=70, pool_faults=1)
+    load = Load(preemptions=3, recomputed_tokens=70, pool_faults=1, kv_pulls=4, refused_kv_pulls=2)
     last = step_batch(6, (1200, 1300), dropped_batches=1, load=load)
     last.kv_transfers.extend(
         (KvTransfer(bytes=5), KvTransfer(bytes=7, shared_memory=True), KvTransfer(bytes=8, shared_memory=True))
@@ -183,6 +183,8 @@ async def test_prometheus_shows_phases_requests_telemetry_and_decisions(metrics)
     assert samples["fulcrum_worker_preemptions_total", ("worker", "decode-0")] == 3
     assert samples["fulcrum_worker_recomputed_tokens_total", ("worker", "decode-0")] == 70
     assert samples["fulcrum_worker_pool_faults", ("worker", "decode-0")] == 1
+    assert samples["fulcrum_worker_kv_pulls", ("worker", "decode-0")] == 4
+    assert samples["fulcrum_worker_kv_pulls_refused_total", ("worker", "decode-0")] == 2
     assert samples["fulcrum_telemetry_batches_total", ("result", "counted")] == 2
     assert samples["fulcrum_kv_transfer_bytes_total", ("way", "grpc")] == 5
     assert samples["fulcrum_kv_transfer_bytes_total", ("way", "shared_memory")] == 15
