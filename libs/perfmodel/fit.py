@@ -22,6 +22,8 @@ PRIOR_ROWS: Final = 0.05
 MAX_TURNS: Final = 12
 LOW_QUANTILE: Final = 0.1
 """Of prefill durations and of their ratio to a line: what lies under nearly all of them."""
+LINE_QUANTILES: Final = (LOW_QUANTILE, 0.02)
+"""The same of the line, for another start each: where the floor is high only the few largest steps lie on the line."""
 MAX_FACTOR: Final = 1e4
 """No coefficient predicts more than so many times the longest step for the largest work seen."""
 LOSS_CAP: Final = 1.0
@@ -85,19 +87,19 @@ def _fit(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
     scaled = _with(prior, _scaled_prior(prior, rows), prior.interference)
     starts = [scaled]
     if (pure := rows.has_prefill & ~rows.has_decode).sum() >= MIN_STEPS:
-        starts.append(_from_below(prior, scaled, rows.pick(pure)))
+        starts += [_from_below(prior, scaled, rows.pick(pure), quantile) for quantile in LINE_QUANTILES]
     if (rows.has_prefill & rows.has_decode).any():
         starts = [replace(start, interference=share) for start in starts for share in (0.2, 0.8)]
     return min((_descend(start, rows) for start in starts), key=lambda model: loss(model, rows))
 
 
-def _from_below(prior: StepTimeModel, start: StepTimeModel, rows: Rows) -> StepTimeModel:
+def _from_below(prior: StepTimeModel, start: StepTimeModel, rows: Rows, line_quantile: float) -> StepTimeModel:
     """A start whose floor and whose line both lie under the prefill steps, as the two of any device do."""
     floor_ns = float(np.quantile(rows.duration_ns, LOW_QUANTILE))
     line_ns = np.maximum(
         prior.prefill_token_ns * rows.prefill_tokens + prior.prefill_token_squared_ns * rows.squared, 1
     )
-    factor = float(np.quantile(rows.duration_ns / line_ns, LOW_QUANTILE))
+    factor = float(np.quantile(rows.duration_ns / line_ns, line_quantile))
     return replace(
         start,
         prefill_floor_ns=floor_ns,
