@@ -1,8 +1,8 @@
 """`make bench-batch-yield`: what a batch job costs people: online TTFT with one running, against without, in one run.
 
-A suite on the sim engine in real time is asked by an open loop of people (Poisson arrivals, the same ones in every
-round). Rounds alternate: nobody else, then a batch job that never runs dry. Prints a table and, as its last line, one
-JSON object.
+A suite on the sim engine in real time is asked by an open loop of people (Poisson arrivals, at the same moments with
+and without a job). Rounds alternate: nobody else, then a batch job that never runs dry. Prints a table and, as its
+last line, one JSON object.
 """
 
 import argparse
@@ -78,7 +78,7 @@ async def _rounds(suite: Suite, folder: Path, options: argparse.Namespace) -> li
         with (folder / "lines.jsonl").open("rb") as file:
             form = {"purpose": "batch"}
             uploaded = (await http.post("/v1/files", data=form, files={"file": ("lines.jsonl", file)})).json()
-        await _people(http, Shape(*options.online), options.per_s, 2.0, seed=0)  # step times are learned
+        await _people(http, Shape(*options.online), options.per_s, 2.0, seed=0, name="first")  # step times are learned
         for number in range(options.rounds):
             for batch in (False, True) if number % 2 == 0 else (True, False):
                 found.append(await _round(http, uploaded["id"], options, batch=batch, seed=number))
@@ -102,7 +102,8 @@ async def _round(
                 await asyncio.sleep(POLL_S)
         await asyncio.sleep(SETTLE_S)
         before, begun_s = await _answered(http, job), time.monotonic()
-    found.ttft_ms = await _people(http, Shape(*options.online), options.per_s, options.seconds, seed=seed)
+    name = f"{seed} {batch}"  # a prompt asked twice would be found cached
+    found.ttft_ms = await _people(http, Shape(*options.online), options.per_s, options.seconds, seed=seed, name=name)
     if batch:
         found.in_flight = (await gateway_metrics(http, str(http.base_url)))["batch_in_flight"]
         found.lines_per_s = (await _answered(http, job) - before) / (time.monotonic() - begun_s)
@@ -117,8 +118,10 @@ async def _answered(http: httpx.AsyncClient, job: str) -> int:
     return int((await http.get(f"/v1/batches/{job}")).json()["request_counts"]["completed"])
 
 
-async def _people(http: httpx.AsyncClient, shape: Shape, per_s: float, seconds: float, *, seed: int) -> list[float]:
-    """Ask at random moments, whoever is still being answered; ms to each first token."""
+async def _people(
+    http: httpx.AsyncClient, shape: Shape, per_s: float, seconds: float, *, seed: int, name: str
+) -> list[float]:
+    """Ask at random moments, whoever is still being answered; ms to each first token. `name` begins all prompts."""
     chance = random.Random(seed)
     found: list[float] = []
     begun_s = time.monotonic()
@@ -126,7 +129,7 @@ async def _people(http: httpx.AsyncClient, shape: Shape, per_s: float, seconds: 
     async with asyncio.TaskGroup() as group:
         while (at_s := at_s + chance.expovariate(per_s)) < seconds:
             await asyncio.sleep(max(begun_s + at_s - time.monotonic(), 0))
-            prompt = f"{seed} {at_s} ".ljust(shape.prompt_tokens, "x")
+            prompt = f"{name} {at_s} ".ljust(shape.prompt_tokens, "x")
             group.create_task(_ask(http, prompt, shape.output_tokens, found))
     return found
 
