@@ -92,12 +92,12 @@ class Service:
 
 
 @asynccontextmanager
-async def serving(*workers: Worker) -> AsyncIterator[Service]:
+async def serving(*workers: Worker, settings: MetricsSettings | None = None) -> AsyncIterator[Service]:
     clock, hub, tasks = SystemClock(), Hub(), TaskOwner()
     state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()))
     service = Service(state, clock, workers={worker.id: worker for worker in workers})
     writer = TickWriter(window_ns=TICK_NS, settled_ns=LAG_NS)
-    desk = AlertDesk(state, MetricsSettings().alert_limits(), lag_ns=LIVE_LAG_NS)
+    desk = AlertDesk(state, (settings or MetricsSettings()).alert_limits(), lag_ns=LIVE_LAG_NS)
     api = make_api(state, hub, desk.book, clock, CollectorRegistry(), lag_ns=LAG_NS, live_lag_ns=LIVE_LAG_NS)
     try:
         tasks.spawn("workers", service.send_forever())
@@ -233,3 +233,28 @@ async def test_what_is_shown_can_be_kept_as_a_file() -> None:
         for row in whole:
             parts = [row[f"{name}_gpu_ns"] for name in ("prefill", "decode", "kv_wait", "idle")]
             assert sum(parts) == row["covered_gpu_ns"] == 200 * MS
+
+
+async def test_an_alert_has_a_badge_a_mark_its_reason_and_its_runbook_and_goes_when_it_is_over() -> None:
+    workers = Worker("prefill-0", "prefill", 1.0), Worker("decode-0", "decode", 0.05)
+    settings = MetricsSettings(alert_for_ms=0, alert_clear_ms=500, alert_window_ms=500)
+    async with serving(*workers, settings=settings) as service, looking(service) as page:
+        await expect(page.locator("#badge")).to_have_text("1 alert", timeout=WAIT_MS)
+        entry = page.locator("#alerts li")
+        await expect(entry).to_contain_text("imbalance · prefill")
+        await expect(entry).to_contain_text("prefill 100% busy with 40 prompt tokens queued, decode 5%")
+        await page.locator("#moves .alert.warning").click()
+        await expect(page.locator("#move h2")).to_have_text("imbalance · prefill fires")
+        await expect(page.locator("#move dl")).to_contain_text("40 prompt tokens queued")
+        await page.keyboard.press("Escape")
+        async with httpx.AsyncClient(base_url=service.url) as http:
+            told = (await http.get("/v1/alerts")).json()
+        assert [alert["name"] for alert in told["firing"]] == ["FulcrumImbalance"]
+        service.workers["prefill-0"].busy = 0.2
+        await expect(page.locator("#badge")).to_be_hidden(timeout=WAIT_MS)
+        await expect(page.locator("#moves .alert.over")).to_be_visible()
+        await page.goto(f"{service.url}/")  # what came before the page was opened is told all the same
+        await page.locator("#moves .alert.over").click(timeout=WAIT_MS)
+        await expect(page.locator("#move dl")).to_contain_text("prefill 20% busy")
+        await page.locator("#move a").click()
+        await expect(page.locator("article h1")).to_have_text("FulcrumImbalance")

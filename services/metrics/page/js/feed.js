@@ -1,5 +1,6 @@
 // Keeps the stores true to the service: history first, then the live stream; gaps are loaded again.
 
+import { Alerts } from "./alerts.js";
 import { LIVE_COLUMNS, LIVE_WINDOW_MS } from "./phases.js";
 import { Store } from "./store.js";
 import { load } from "./windows.js";
@@ -16,6 +17,7 @@ export class Feed extends EventTarget {
     this.shown = this.live; // what charts are of
     this.depths = null;
     this.events = [];
+    this.alerts = new Alerts();
     this.settledMs = 400;
     this.nowMs = Date.now();
     this.connected = false;
@@ -69,6 +71,7 @@ export class Feed extends EventTarget {
   #takeTick(tick) {
     this.#tell(true, this.problem);
     for (const event of tick.events) this.#addEvent(event);
+    this.alerts.take(tick.alerts);
     this.depths = tick.depths;
     if (this.paused) {
       this.#number = tick.number;
@@ -80,6 +83,7 @@ export class Feed extends EventTarget {
       if (this.#waiting.length < MAX_WAITING_TICKS) this.#waiting.push(tick);
       return;
     }
+    if (gap !== 0) this.#refreshEvents();
     if (gap < 0 || gap > LIVE_COLUMNS) this.#reload(LIVE_COLUMNS, null);
     else if (gap > 0 || tick.version !== this.#members.version) this.#reload(Math.min(gap + 20, LIVE_COLUMNS), null);
     else {
@@ -161,6 +165,7 @@ export class Feed extends EventTarget {
     try {
       const events = await (await fetch("/v1/events?limit=500")).json();
       for (const event of events.reverse()) this.#addEvent(event);
+      if (!(await this.alerts.load())) this.#tell(this.connected, "alerts could not be loaded");
       this.#changed();
     } catch {
       this.#tell(this.connected, "role moves could not be loaded");

@@ -1,5 +1,6 @@
 // Puts the page together: the feed says that something changed, the next frame shows it.
 
+import { AlertList } from "./alerts.js";
 import { clockText } from "./chart.js";
 import { followTheme } from "./colors.js";
 import { drawControls, makeControls } from "./controls.js";
@@ -30,6 +31,7 @@ const trend = makeTrend($("trend"), shared);
 const stack = makeStack($("stack"), shared);
 const heat = new HeatMap($("heat"), $("heat-point"), (id) => view.set({ scope: `worker:${id}` }));
 const tables = new Tables($("tables"), (scope) => view.set({ scope }));
+const alertList = new AlertList($("badge"), $("alerts"));
 const moves = new Moves($("moves"), $("move"));
 const nodeOf = (id) => feed.live.members[feed.live.slots.get(id)]?.node;
 const applyTheme = followTheme(view, () => {
@@ -76,7 +78,8 @@ function draw(now) {
   const last = view.endMs ? Math.floor((view.endMs - 1) / store.windowMs) : store.newest;
   span = [last - view.rangeOf.columns + 1, last];
   bounds = [(span[0] * store.windowMs) / 1000, ((last + 1) * store.windowMs) / 1000];
-  marks = moves.draw(feed.events, 1000 * bounds[0], 1000 * bounds[1]);
+  alertList.draw(feed.alerts);
+  marks = moves.draw([...feed.events, ...feed.alerts.changes], 1000 * bounds[0], 1000 * bounds[1]);
   const series = store.series(view.scope);
   trend.draw(store, series, ...span);
   stack.draw(store, series, ...span);

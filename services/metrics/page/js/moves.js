@@ -1,5 +1,6 @@
-// Role moves and changes of mode on the time axis: a button for each; its reason opens on click.
+// Role moves, changes of mode and alerts on the time axis: a button for each; its reason opens on click.
 
+import { factsOf, markOf, titleOf } from "./alerts.js";
 import { clockText, GUTTER_PX } from "./chart.js";
 import { PHASE_NAMES } from "./phases.js";
 
@@ -32,8 +33,9 @@ export class Moves {
 
   #make(event) {
     const button = this.lane.appendChild(document.createElement("button"));
-    button.className = `move ${event.role}`;
-    button.textContent = event.action === "set_mode" ? "M" : "▼";
+    const [kind, text] = event.alert ? markOf(event) : [event.role, event.action === "set_mode" ? "M" : "▼"];
+    button.className = `move ${kind}`;
+    button.textContent = text;
     button.title = `${clockText(event.unix_ms / 1000)} ${describe(event)}`;
     button.setAttribute("aria-label", button.title);
     button.addEventListener("click", () => this.#open(event));
@@ -44,16 +46,18 @@ export class Moves {
     this.dialog.querySelector("h2").textContent = describe(event);
     const list = this.dialog.querySelector("dl");
     list.replaceChildren();
-    const facts = { when: clockText(event.unix_ms / 1000, true), who: event.actor || event.planner, why: event.reason };
-    for (const [name, value] of Object.entries(facts)) {
+    for (const [name, value] of Object.entries(event.alert ? factsOf(event) : factsOfMove(event))) {
       list.appendChild(document.createElement("dt")).textContent = name;
-      list.appendChild(document.createElement("dd")).textContent = value || "not told";
+      list.appendChild(document.createElement("dd")).append(value || "not told");
     }
     this.dialog.showModal();
   }
 }
 
+const factsOfMove = (event) => ({ when: clockText(event.unix_ms / 1000, true), who: event.actor || event.planner, why: event.reason });
+
 function describe(event) {
+  if (event.alert) return titleOf(event);
   if (event.action === "set_mode") return "the planner's mode was changed";
   return `${event.worker} ${ACTIONS[event.action] ?? event.action} to ${PHASE_NAMES[event.role] ?? event.role}`;
 }
