@@ -93,6 +93,8 @@ class WorkerFacts:
     """What utilisation is reckoned from; None: unknown."""
     kv_blocks: int = 0
     """Of its pool; 0: unknown."""
+    max_sequences: int = 0
+    """That it runs at a time; 0: unknown."""
     left: bool = False
     """It has said that nothing comes any more."""
 
@@ -242,6 +244,7 @@ def _facts(batch: StepBatch) -> WorkerFacts:
         dropped_batches=batch.dropped_batches,
         compute=compute_of(batch.compute) if batch.HasField("compute") else None,
         kv_blocks=batch.kv_blocks,
+        max_sequences=batch.max_sequences,
         left=batch.last,
     )
 

@@ -189,7 +189,14 @@ async def _step_times(ports: WorkerPorts) -> StepTimes:
 def _source(settings: WorkerSettings, engine: Engine, incarnation: int) -> TelemetrySource:
     can = engine.capabilities
     return TelemetrySource(
-        settings.id, incarnation, settings.node, settings.gpus, engine.name, can.compute, can.kv_blocks
+        worker_id=settings.id,
+        incarnation=incarnation,
+        node=settings.node,
+        gpus=settings.gpus,
+        engine=engine.name,
+        compute=can.compute,
+        kv_blocks=can.kv_blocks,
+        max_sequences=can.max_sequences,
     )
 
 

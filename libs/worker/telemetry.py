@@ -26,6 +26,8 @@ class TelemetrySource:
     """What utilisation is reckoned from; None: unknown."""
     kv_blocks: int = 0
     """Of the engine's pool; 0: unknown."""
+    max_sequences: int = 0
+    """That run at a time; 0: unknown."""
 
 
 class StepBatchBuilder:
@@ -87,6 +89,7 @@ class StepBatchBuilder:
             step_time=step_time,
             gpu_readings=map(_gpu_reading, gpu_readings),
             kv_blocks=source.kv_blocks,
+            max_sequences=source.max_sequences,
             last=last,
         )
         self._steps = [step for step in self._steps if step.start_unix_ns >= covered_to]

@@ -98,6 +98,8 @@ class WorkerOccupancy(Occupancy):
     waiting: int
     waiting_prefill_tokens: int
     awaiting_kv: int
+    places: int
+    """Sequences that it runs at a time; 0 where it does not tell."""
     kv_used: float | None
     """Share of its KV blocks that sequences hold; null where it does not tell how many it has."""
     since_step_ms: int
@@ -231,6 +233,7 @@ def _worker(
         waiting=facts.load.waiting,
         waiting_prefill_tokens=facts.load.waiting_prefill_tokens,
         awaiting_kv=facts.load.awaiting_kv,
+        places=facts.max_sequences,
         kv_used=kv_used(facts),
         since_step_ms=since_step_ns(facts, last_step_end_ns) // 1_000_000,
         utilisation=_utilisation(facts.compute, effort, time) if facts.compute else None,

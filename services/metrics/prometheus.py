@@ -189,6 +189,7 @@ def _workers(occupancy: ClusterOccupancy) -> Iterator[Metric]:
     running = _worker_gauge(names.WORKER_RUNNING_SEQUENCES, "Sequences in the running batch.")
     waiting = _worker_gauge(names.WORKER_WAITING_SEQUENCES, "Sequences that do not run yet.")
     tokens = _worker_gauge(names.WORKER_WAITING_PREFILL_TOKENS, "Prompt tokens still to compute.")
+    places = _worker_gauge(names.WORKER_PLACES, "Sequences that it runs at a time, where it tells.")
     kv_used = _worker_gauge(names.WORKER_KV_USED_RATIO, "KV blocks held by sequences : all of its KV blocks.")
     since_step = _worker_gauge(names.WORKER_SINCE_STEP_SECONDS, "Since a step ended, while it has work; else 0.")
     for worker in occupancy.workers:
@@ -203,10 +204,12 @@ def _workers(occupancy: ClusterOccupancy) -> Iterator[Metric]:
         running.add_metric(labels, worker.running)
         waiting.add_metric(labels, worker.waiting)
         tokens.add_metric(labels, worker.waiting_prefill_tokens)
+        if worker.places:
+            places.add_metric(labels, worker.places)
         if worker.kv_used is not None:
             kv_used.add_metric(labels, worker.kv_used)
         since_step.add_metric(labels, worker.since_step_ms / 1000 if worker.at_hand else 0)
-    yield from (phases, mfu, mbu, coverage, gpus, running, waiting, tokens, kv_used, since_step)
+    yield from (phases, mfu, mbu, coverage, gpus, running, waiting, tokens, places, kv_used, since_step)
 
 
 def _gpus(hardware: Iterable[HardwareGpu]) -> Iterator[Metric]:

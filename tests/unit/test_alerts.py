@@ -83,7 +83,7 @@ class Cluster:
 
 
 def prefill(busy, waiting=0, tokens=0, worker="prefill-0"):
-    return (worker, "prefill", busy, {"running": 1, "waiting": waiting, "waiting_prefill_tokens": tokens})
+    return (worker, "prefill", busy, {"running": int(busy > 0), "waiting": waiting, "waiting_prefill_tokens": tokens})
 
 
 def decode(busy, worker="decode-0", **load):
@@ -92,7 +92,7 @@ def decode(busy, worker="decode-0", **load):
 
 def test_a_busy_phase_with_work_waiting_beside_an_idle_one_is_an_imbalance_until_it_is_over():
     cluster = Cluster()
-    starved = prefill(0.97, 3, 900), decode(0.12), decode(0.12, "decode-1"), decode(0.12, "decode-2")
+    starved = prefill(0.97, 3, 1200), decode(0.12), decode(0.12, "decode-1"), decode(0.12, "decode-2")
     labels = {"model": "sim", "phase": "prefill"}
     assert cluster.run(4, *starved) == [("FulcrumImbalance", "firing", labels)]
     assert cluster.reasons["FulcrumImbalance"] == (
@@ -113,6 +113,13 @@ def test_decode_can_be_the_starved_one():
     )
 
 
+def test_a_pool_with_every_place_taken_is_starved_though_the_queue_is_at_the_gateways():
+    cluster = Cluster()
+    full = (*decode(1.0, running=8), {"max_sequences": 8})
+    assert cluster.run(4, prefill(0.1), full)[0][2]["phase"] == "decode"
+    assert cluster.reasons["FulcrumImbalance"].startswith("decode 100% busy with all 8 places taken, prefill 10%")
+
+
 @pytest.mark.parametrize(
     "workers",
     [
@@ -129,8 +136,8 @@ def test_what_is_healthy_is_no_imbalance(workers):
 
 @pytest.mark.parametrize(("workers", "count"), [(2, 1), (4, 3), (10, 4)])
 def test_advice_evens_the_pools_out_and_leaves_a_worker(workers, count):
-    starved = Pool("m", "prefill", 2, 2, 100, 100, 0, 50)
-    other = Pool("m", "decode", workers, workers, 100, 0 if workers < 10 else 20, 0, 0)
+    starved = Pool("m", "prefill", 2, 2, 100, 100, 0, 50, 0, 0)
+    other = Pool("m", "decode", workers, workers, 100, 0 if workers < 10 else 20, 0, 0, 0, 0)
     assert f"moving {count} of {workers} decode workers" in advice(starved, other)
 
 

@@ -57,15 +57,18 @@ def _pools(listed: list[WorkerFacts], rollups: RollUps, end_ns: int, window_ns: 
                 busy_ns=times[PREFILL] + times[DECODE],
                 kv_wait_ns=times[KV_WAIT],
                 waiting=sum(_waiting(facts, phase) for facts in members),
+                places=sum(facts.max_sequences for facts in members),
+                taken=sum(facts.load.running + facts.load.awaiting_kv for facts in members),
             )
 
 
 def _waiting(facts: WorkerFacts, phase: str) -> int:
-    """Prompt tokens count only where whole prompts wait: what is being computed is no queue."""
+    """Of prefill, what is left of all prompts but one: a worker that computes its only prompt has no queue."""
     load = facts.load
     if phase == "decode":
         return load.waiting
-    return load.waiting_prefill_tokens if load.waiting else 0
+    prompts = load.running + load.waiting
+    return load.waiting_prefill_tokens * (prompts - 1) // prompts if prompts else 0
 
 
 def _worker(facts: WorkerFacts, last_step_end_ns: int, now_ns: int) -> Worker:

@@ -32,12 +32,12 @@ def _imbalance(starved: Pool, other: Pool, waiting: float, limits: Limits) -> Si
         return Sign(Name.IMBALANCE, labels, None, "telemetry does not tell")
     busy = starved.busy_ns / starved.covered_ns
     idle = 1 - (other.busy_ns + other.kv_wait_ns) / other.covered_ns
-    queued = Grade.FIRE if waiting >= 1 else Grade.HOLD  # a queue that is empty for a moment ends nothing
+    queued = (
+        Grade.FIRE if waiting >= 1 or starved.full else Grade.HOLD
+    )  # a queue that is empty for a moment ends nothing
     grade = min(limits.busy.grade(busy), limits.idle.grade(idle), queued)
-    reason = (
-        f"{starved.phase} {busy:.0%} busy with {amount(waiting)} {starved.unit} queued, "
-        f"{other.phase} {other.busy_ns / other.covered_ns:.0%}"
-    )
+    at_hand = f"all {starved.places} places taken" if starved.full else f"{amount(waiting)} {starved.unit} queued"
+    reason = f"{starved.phase} {busy:.0%} busy with {at_hand}, {other.phase} {other.busy_ns / other.covered_ns:.0%}"
     if grade is Grade.FIRE:
         reason += f": {advice(starved, other)}"
     return Sign(Name.IMBALANCE, labels, grade, reason)

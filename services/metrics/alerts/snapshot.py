@@ -18,6 +18,16 @@ class Pool:
     waiting: int
     """Prompt tokens still to compute of prefill, sequences not yet running of decode."""
 
+    places: int
+    """Sequences that its workers run at a time; 0 where they do not tell."""
+    taken: int
+    """Places that are."""
+
+    @property
+    def full(self) -> bool:
+        """Every place is taken: what comes further waits at the gateways, where telemetry does not look."""
+        return 0 < self.places <= self.taken
+
     @property
     def unit(self) -> str:
         """What `waiting` counts."""

@@ -1,0 +1,198 @@
+"""A whole suite whose load shifts, and of which one worker falls silent: ratio, alert, coverage, webhook and topic."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from libs.bus.kafka import KafkaBus
+from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import ALERT_STATE_FIRING, ALERT_STATE_RESOLVED, AlertEvent
+from libs.contracts.topics import ALERTS
+from libs.runtime.http import bind, serve_http
+from libs.runtime.tasks import TaskOwner
+from libs.testing.processes import pid_of
+from libs.testing.suite import Suite, free_port, running_suite
+from libs.testing.wait import until
+
+pytestmark = pytest.mark.suite
+PHASES = ("prefill", "decode")
+WITHIN_MS = 1_000
+SETTLED_S = 20.0
+ALERTS_AT_ONCE = {
+    "FULCRUM_METRICS_ALERT_FOR_MS": "0",
+    "FULCRUM_METRICS_ALERT_CLEAR_MS": "300",
+    "FULCRUM_METRICS_ALERT_WINDOW_MS": "500",
+    "FULCRUM_METRICS_ALERT_STALE_MS": "1000",
+    "FULCRUM_WORKER_MAX_SEQUENCES": "8",
+}
+
+
+@pytest.fixture(scope="module")
+def webhook_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory, webhook_port: int) -> Iterator[Suite]:
+    folder = tmp_path_factory.mktemp("suite")
+    env = {**ALERTS_AT_ONCE, "FULCRUM_CACHE": str(folder)}
+    env["FULCRUM_METRICS_ALERT_WEBHOOKS"] = f"http://127.0.0.1:{webhook_port}/api/v2/alerts"
+    with running_suite(folder, "--engine", "sim", "--decode", "2", env=env) as found:
+        yield found
+
+
+@asynccontextmanager
+async def receiver(port: int) -> AsyncIterator[list[dict[str, Any]]]:
+    """An Alertmanager's API, and what it was told."""
+    told: list[dict[str, Any]] = []
+
+    async def take(request: Request) -> Response:
+        told.extend(await request.json())
+        return Response()
+
+    tasks = TaskOwner()
+    app = Starlette(routes=[Route("/api/v2/alerts", take, methods=["POST"])])
+    async with serve_http(app, bind("127.0.0.1", port, "PORT"), tasks=tasks):
+        yield told
+    await tasks.close()
+
+
+@asynccontextmanager
+async def load(suite: Suite, *, words: int, tokens: int, clients: int) -> AsyncIterator[None]:
+    """So many clients that ask one thing after the other, while the context is open."""
+
+    async def client(http: httpx.AsyncClient) -> None:
+        while True:
+            prompt = f"{time.monotonic_ns()} " + "word " * words
+            body = {"model": "sim", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+            answer = await http.post(f"{suite.gateway}/v1/completions", json=body)
+            assert answer.is_success or answer.status_code == 429, answer.text
+
+    tasks = TaskOwner()
+    async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=clients)) as http:
+        for number in range(clients):
+            tasks.spawn(f"client {number}", client(http))
+        try:
+            yield
+        finally:
+            await tasks.close()
+    assert tasks.error is None
+
+
+@dataclass
+class Tick:
+    """What the stream told at a moment."""
+
+    now_ms: int
+    first_ms: int
+    """Start of its oldest window."""
+    spent: tuple[int, int]
+    """GPU-ns in prefill and decode, of windows that it tells of."""
+    fired: set[str]
+    """Phases of imbalances that fire with it."""
+
+
+async def watch(suite: Suite, ticks: list[Tick]) -> None:
+    """Keep the stream's ticks."""
+    url = f"{suite.ready['metrics']}/v1/occupancy/stream"
+    async with httpx.AsyncClient(timeout=10) as http, http.stream("GET", url) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: ") and "windows" in (told := json.loads(line[6:])):
+                spent = sum(sum(window[3]) for window in told["windows"]), sum(sum(w[4]) for w in told["windows"])
+                imbalances = [a for a in told["alerts"] if a["name"] == "FulcrumImbalance" and a["state"] == "firing"]
+                first_ms = min((window[0] for window in told["windows"]), default=told["now_unix_ms"])
+                ticks.append(Tick(told["now_unix_ms"], first_ms, spent, {a["labels"]["phase"] for a in imbalances}))
+
+
+async def shift(ticks: list[Tick], phase: str) -> tuple[int, int]:
+    """(ratio, alert): ms from the first window of which a phase had most until that is told, and its imbalance is."""
+    place, since = PHASES.index(phase), len(ticks)
+    await until(lambda: any(phase in t.fired for t in ticks[since:]), timeout_s=SETTLED_S, what=f"imbalance of {phase}")
+    most = next(tick for tick in ticks[since:] if tick.spent[place] > tick.spent[1 - place])
+    fired = next(tick for tick in ticks[since:] if phase in tick.fired)
+    return most.now_ms - most.first_ms, fired.now_ms - most.first_ms
+
+
+async def test_ratio_and_alert_follow_a_shift_of_load_within_a_second(suite: Suite, webhook_port: int) -> None:
+    events: list[AlertEvent] = []
+
+    async def listen() -> None:
+        async for record in bus.subscribe((ALERTS,)):
+            assert isinstance(record.value, AlertEvent)
+            events.append(record.value)
+
+    tasks = TaskOwner()
+    bus = KafkaBus(suite.ready["kafka"], suite.ready["cluster"], "listener")
+    async with receiver(webhook_port) as told:
+        tasks.spawn("listen", listen())
+        await bus.start()
+        seen: list[Tick] = []
+        tasks.spawn("watch", watch(suite, seen))
+        async with load(suite, words=900, tokens=1, clients=8):
+            to_prefill = await shift(seen, "prefill")
+        async with load(suite, words=5, tokens=300, clients=48):
+            to_decode = await shift(seen, "decode")
+        print(f"\nms until ratio and alert tell it: prefill {to_prefill}, decode {to_decode}")
+        assert max(*to_prefill, *to_decode) < WITHIN_MS
+
+        def states() -> set[tuple[str, bool]]:
+            """Of imbalances as the webhook was told them: phase, and whether over when told."""
+            imbalances = [alert for alert in told if alert["labels"]["alertname"] == "FulcrumImbalance"]
+            return {(alert["labels"]["phase"], alert["endsAt"] < _in_a_minute()) for alert in imbalances}
+
+        both = {("prefill", False), ("prefill", True), ("decode", False), ("decode", True)}
+        await until(lambda: both <= states(), timeout_s=SETTLED_S, what="the webhook was told of fire and end")
+        wanted = {(phase, state) for phase in PHASES for state in (ALERT_STATE_FIRING, ALERT_STATE_RESOLVED)}
+        await until(lambda: wanted <= {(e.labels["phase"], e.state) for e in events if e.name == "FulcrumImbalance"})
+    await tasks.close()
+    await bus.close()
+
+
+def _in_a_minute() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + 60))
+
+
+async def test_a_frozen_worker_lowers_coverage_and_is_told_of_and_nothing_turns_idle(suite: Suite) -> None:
+    pid = pid_of(suite, "decode-2")
+    assert pid
+    async with load(suite, words=5, tokens=300, clients=48), httpx.AsyncClient(base_url=suite.ready["metrics"]) as http:
+
+        async def pool(scope: str) -> dict[str, Any]:
+            query = {"window": "100ms", "span": "500ms", "scope": scope}
+            told: dict[str, Any] = (await http.get("/v1/occupancy/history", params=query)).json()
+            return told
+
+        async with asyncio.timeout(SETTLED_S):
+            while sum((await pool("worker:decode-2"))["gpu_ns"]["decode"]) < 300_000_000:
+                await asyncio.sleep(0.05)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(SETTLED_S):
+                while not (await _firing(http, "decode-2")):
+                    await asyncio.sleep(0.05)
+            silent = await pool("worker:decode-2")
+            assert (sum(silent["coverage"]), sum(silent["gpu_ns"]["idle"])) == (0, 0)
+            assert silent["gpus"] == [1] * 5
+            assert max((await pool("pool:decode"))["coverage"]) == 0.5
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        async with asyncio.timeout(SETTLED_S):
+            while await _firing(http, "decode-2"):
+                await asyncio.sleep(0.05)
+
+
+async def _firing(http: httpx.AsyncClient, worker: str) -> bool:
+    told = (await http.get("/v1/alerts")).json()["firing"]
+    return any(each["name"] == "FulcrumTelemetryStale" and each["labels"].get("worker") == worker for each in told)
