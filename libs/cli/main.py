@@ -10,6 +10,7 @@ from libs.cli.chat import chat
 from libs.cli.occupancy import occupancy
 from libs.cli.planner import planner
 from libs.cli.role import role
+from libs.cli.top.command import EPILOG, top
 from libs.cli.tune import tune
 from libs.cli.up import up
 from libs.cli.workers import workers
@@ -27,6 +28,7 @@ app.command(epilog="Example: fulcrum up --engine sim --prefill 2 --decode 2 --ga
 app.command(epilog='Example: fulcrum chat "What is the capital of France?" --max-tokens 32 --temperature 0')(chat)
 app.command(epilog="Example: fulcrum workers --json")(workers)
 app.command(epilog="Example: fulcrum occupancy --window 500ms")(occupancy)
+app.command(epilog=EPILOG)(top)
 app.command(epilog="Example: fulcrum role decode-1 prefill")(role)
 app.add_typer(planner, name="planner")
 app.add_typer(batch, name="batch")

@@ -61,6 +61,11 @@ def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> No
     if as_json:
         print(json.dumps(found))
         return
+    show_occupancy_of(found)
+
+
+def show_occupancy_of(found: dict[str, Any]) -> None:
+    """Print what `/v1/occupancy` answered."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("", no_wrap=True)
     table.add_column(f"last {found['window_ms'] / 1000:g} s", no_wrap=True)

@@ -23,7 +23,7 @@ from libs.contracts.errors import StartupError
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, ROLE_STANDBY
 from libs.launch.ready import Ready, write_ready
 
-COMMANDS = ("up", "chat", "workers", "occupancy", "role")
+COMMANDS = ("up", "chat", "workers", "occupancy", "role", "top")
 
 
 @pytest.mark.parametrize("arguments", [(), *((command,) for command in COMMANDS)])

@@ -1,0 +1,65 @@
+"""Figures as coloured text. Pure."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.text import Text
+
+from libs.cli.top.model import Times, WorkerView, ratio
+
+COLORS: Final = {"prefill": "#e8870e", "decode": "#4a98ee", "kv wait": "#b65cd0", "idle": "#8a96a5"}
+"""As on the page; the last of them also stands for faint."""
+STEPS: Final = " ▁▂▃▄▅▆▇█"
+UNKNOWN: Final = "░"
+
+
+def parts(times: Times) -> dict[str, int]:
+    """GPU-ns by phase."""
+    covered, prefill, decode, kv_wait = times
+    return {"prefill": prefill, "decode": decode, "kv wait": kv_wait, "idle": covered - prefill - decode - kv_wait}
+
+
+def bar(times: Times, cells: int) -> Text:
+    """Phases side by side; cells are dealt by largest remainder."""
+    if not times[0]:
+        return Text(UNKNOWN * cells, style=COLORS["idle"])
+    exact = {phase: cells * value / times[0] for phase, value in parts(times).items()}
+    dealt = {phase: int(value) for phase, value in exact.items()}
+    for phase in sorted(exact, key=lambda each: dealt[each] - exact[each])[: cells - sum(dealt.values())]:
+        dealt[phase] += 1
+    return Text.assemble(*(("·" * n if phase == "idle" else "█" * n, COLORS[phase]) for phase, n in dealt.items()))
+
+
+def history(worker: WorkerView, last_ms: int, cells: int, windows: int) -> Text:
+    """The last cells of `windows` each: as high as busy, in the colour of what it did most."""
+    text = Text()
+    for cell in range(cells - 1, -1, -1):
+        times = worker.spent(last_ms - 100 * windows * cell, windows)
+        covered, *busy = times
+        if not covered:
+            text.append(UNKNOWN, COLORS["idle"])
+            continue
+        most = max(("prefill", "decode", "kv wait"), key=lambda phase: parts(times)[phase])
+        text.append(
+            STEPS[min(round(8 * sum(busy) / covered), 8)] if any(busy) else "▁", COLORS[most if any(busy) else "idle"]
+        )
+    return text
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """Each value as high as it is beside the greatest; unknown ones are blank."""
+    top = max((value for value in values if value is not None), default=0.0) or 1.0
+    return "".join(" " if value is None else STEPS[1 + min(round(7 * value / top), 7)] for value in values)
+
+
+def percent(part: float | None, whole: float = 1.0) -> str:
+    """Whole percents; a dash where nothing is known."""
+    return f"{part / whole:.0%}" if part is not None and whole else "–"
+
+
+def ratio_text(times: Times) -> str:
+    """4.20, ∞, or a dash."""
+    found = ratio(times)
+    if found is None:
+        return "∞" if times[1] else "–"
+    return f"{found:.2f}" if found < 100 else f"{found:.0f}"

@@ -1,0 +1,62 @@
+"""Keeps a model true to the metrics service: its stream, and once a second what the stream does not tell."""
+
+import asyncio
+import contextlib
+import json
+from typing import Final
+
+import httpx
+
+from libs.cli.top.model import Model
+from libs.runtime.backoff import Backoff
+
+POLL_S: Final = 1.0
+FIRST_RETRY_S: Final = 0.2
+MAX_RETRY_S: Final = 3.0
+STALL_S: Final = 5.0
+"""A stream that says nothing for so long is opened again."""
+
+
+class Feed:
+    """`problem` is empty while the service answers."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.model = Model()
+        self.problem = "connecting"
+        self.reconnects = 0
+
+    async def follow(self) -> None:
+        """Read the stream until cancelled, and open it again whenever it ends."""
+        backoff = Backoff(first_s=FIRST_RETRY_S, max_s=MAX_RETRY_S)
+        async with httpx.AsyncClient(base_url=self.url, timeout=STALL_S, trust_env=False) as http:
+            while True:
+                try:
+                    await self._read(http, backoff)
+                    self.problem = "the stream has ended"
+                except (httpx.HTTPError, KeyError, ValueError) as error:
+                    self.problem = f"{self.url} does not answer: {error or type(error).__name__}"
+                self.reconnects += 1
+                await asyncio.sleep(backoff.next_s())
+
+    async def _read(self, http: httpx.AsyncClient, backoff: Backoff) -> None:
+        event = ""
+        async with http.stream("GET", "/v1/occupancy/stream") as answer:
+            answer.raise_for_status()
+            alerts = (await http.get("/v1/alerts", params={"limit": 0})).json()["firing"]
+            self.model.firing = {alert["id"]: alert for alert in alerts}
+            async for line in answer.aiter_lines():
+                if line.startswith("event: "):
+                    event = line[7:]
+                elif line.startswith("data: "):
+                    (self.model.members if event == "members" else self.model.tick)(json.loads(line[6:]))
+                    self.problem = ""
+                    backoff.reset()
+
+    async def poll(self) -> None:
+        """Ask once a second until cancelled; what fails is asked again."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=STALL_S, trust_env=False) as http:
+            while True:
+                with contextlib.suppress(httpx.HTTPError, KeyError, ValueError):  # the stream tells who is away
+                    self.model.detail((await http.get("/v1/occupancy")).json())
+                await asyncio.sleep(POLL_S)

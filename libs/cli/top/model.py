@@ -1,0 +1,137 @@
+"""What the screen shows, from the stream's messages: the last windows of every worker, and their sums. Pure."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+KEPT: Final = 300
+"""Windows of 100 ms: half a minute."""
+FIGURE: Final = 20
+"""Windows that figures are of."""
+MAX_LINES: Final = 50
+PROVISIONAL: Final = 0x80
+Times = tuple[int, int, int, int]
+"""GPU-ns covered, in prefill, in decode, waiting for KV."""
+NOTHING: Final[Times] = (0, 0, 0, 0)
+
+
+@dataclass(slots=True)
+class WorkerView:
+    """One worker: its newest windows by start, and what it said last."""
+
+    id: str
+    node: str
+    model: str
+    gpus: int
+    role: str = ""
+    windows: dict[int, Times] = field(default_factory=dict)
+    running: int = 0
+    waiting: int = 0
+    tokens: int = 0
+    kv_used: float | None = None
+    mfu: float | None = None
+    mbu: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    def spent(self, last_ms: int, count: int = FIGURE) -> Times:
+        """Over the windows up to that which starts at `last_ms`."""
+        return total(self.windows.get(last_ms - 100 * back, NOTHING) for back in range(count))
+
+
+def total(times: Any) -> Times:
+    """Sums of windows."""
+    sums = [0, 0, 0, 0]
+    for each in times:
+        for place, value in enumerate(each):
+            sums[place] += value
+    return (sums[0], sums[1], sums[2], sums[3])
+
+
+def ratio(times: Times) -> float | None:
+    """Prefill : decode; None without decode."""
+    return times[1] / times[2] if times[2] else None
+
+
+class Model:
+    """Grows with each message."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, WorkerView] = {}
+        self.lines: deque[str] = deque(maxlen=MAX_LINES)
+        self.firing: dict[str, dict[str, Any]] = {}
+        self.last_ms = 0
+        """Start of the newest settled window."""
+        self._sums: dict[int, Times] = {}
+        """Of all workers, by start of the window."""
+        self._listed: list[WorkerView] = []
+        self._roles: tuple[str, ...] = ()
+        self._settled_ms = 400
+
+    def members(self, message: dict[str, Any]) -> None:
+        """Who there is."""
+        self._roles = ("", *message["roles"])
+        self._settled_ms = message["settled_ms"]
+        known, self._listed = self.workers, []
+        for member in message["workers"]:
+            view = known.get(member["id"]) or WorkerView(member["id"], "", "", 1)
+            view.node, view.model, view.gpus = member["node"], member["model"], member["gpus"]
+            self._listed.append(view)
+        self.workers = {view.id: view for view in self._listed}
+
+    def tick(self, message: dict[str, Any]) -> None:
+        """What 100 ms brought."""
+        for start_ms, places, covered, prefill, decode, kv_wait, roles in message["windows"]:
+            views = self._listed if places is None else [self._listed[place] for place in places]
+            for view, role, *times in zip(views, roles, covered, prefill, decode, kv_wait, strict=False):
+                spent = (view.gpus * times[0], view.gpus * times[1], view.gpus * times[2], view.gpus * times[3])
+                before = view.windows.get(start_ms, NOTHING)
+                sums = self._sums.setdefault(start_ms, NOTHING)
+                self._sums[start_ms] = total((sums, spent, tuple(-time for time in before)))
+                view.windows[start_ms] = spent
+                view.role = self._roles[role % PROVISIONAL]
+                while len(view.windows) > KEPT:
+                    del view.windows[next(iter(view.windows))]
+        while len(self._sums) > KEPT:
+            del self._sums[next(iter(self._sums))]
+        self.last_ms = (message["now_unix_ms"] - self._settled_ms) // 100 * 100 - 100
+        depths = message["depths"]
+        for place, view in enumerate(self._listed[: len(depths["running"])]):
+            view.running, view.waiting = depths["running"][place], depths["waiting"][place]
+            view.tokens = depths["waiting_prefill_tokens"][place]
+        for event in message["events"]:
+            what = f"{event['worker']} → {event['role']}" if event["worker"] else event["action"]
+            self.lines.append(f"{what}  {event['reason']}".strip())
+        for alert in message["alerts"]:
+            self.alert(alert)
+
+    def alert(self, alert: dict[str, Any]) -> None:
+        """One fires or is over."""
+        over = alert["state"] != "firing"
+        if over:
+            self.firing.pop(alert["id"], None)
+        else:
+            self.firing[alert["id"]] = alert
+        self.lines.append(f"{'✓' if over else '▲'} {alert['name']}  {alert['ended_because'] or alert['reason']}")
+
+    def detail(self, occupancy: dict[str, Any]) -> None:
+        """What `/v1/occupancy` adds of each worker."""
+        for told in occupancy["workers"]:
+            view = self.workers.get(told["id"])
+            if view is None:
+                continue
+            view.kv_used = told["kv_used"]
+            used = (told["utilisation"] or {}).get("prefill" if view.role == "prefill" else "decode") or {}
+            view.mfu, view.mbu = used.get("mfu"), used.get("mbu")
+
+    def spent(self, views: Any, count: int = FIGURE) -> Times:
+        """Over the newest settled windows of some workers."""
+        return total(view.spent(self.last_ms, count) for view in views)
+
+    def trend(self, cells: int) -> list[float | None]:
+        """P:D ratio of each half second, the newest last."""
+        found = []
+        for cell in range(cells - 1, -1, -1):
+            starts = [self.last_ms - 100 * (5 * cell + step) for step in range(5)]
+            found.append(ratio(total(self._sums.get(start, NOTHING) for start in starts)))
+        return found

@@ -1,0 +1,175 @@
+"""`fulcrum top` by textual's own pilot, over a real metrics service's app, tick and stream."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from prometheus_client import CollectorRegistry
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Input, Static
+from typer.testing import CliRunner
+
+from libs.bus.port import Record
+from libs.cli.main import app as cli
+from libs.cli.top import draw
+from libs.cli.top.feed import Feed
+from libs.cli.top.screen import Detail, Top
+from libs.contracts.topics import STEPS
+from libs.runtime.clock import SystemClock
+from libs.runtime.http import bind, serve_http
+from libs.runtime.tasks import TaskOwner
+from libs.telemetry.split import prefill_share
+from libs.testing.suite import free_port
+from libs.testing.telemetry import MS, ORIGIN_NS, step, step_batch
+from services.metrics.alerts.desk import AlertDesk
+from services.metrics.api import make_api
+from services.metrics.hub import Hub
+from services.metrics.live import TICK_NS, tick_forever
+from services.metrics.prometheus import RequestMetrics
+from services.metrics.settings import MetricsSettings
+from services.metrics.state import MetricsState
+from services.metrics.ticks import TickWriter
+
+SEEN_S = 15.0
+SIZE = (150, 30)
+
+
+@dataclass
+class Service:
+    """The metrics service; workers send straight into its state."""
+
+    state: MetricsState
+    clock: SystemClock
+    busy: dict[str, float] = field(default_factory=lambda: {"prefill-0": 0.6, "decode-0": 0.2, "decode-1": 0.1})
+    url: str = ""
+
+    async def send_forever(self) -> None:
+        sent = self.clock.now_ns() // TICK_NS
+        while True:
+            for number in range(sent, self.clock.now_ns() // TICK_NS):
+                start_ms = (number * TICK_NS - ORIGIN_NS) / MS
+                for worker_id, busy in self.busy.items():
+                    role = worker_id.split("-")[0]
+                    steps = [step(start_ms, start_ms + 100 * busy, **{role: 1})]
+                    batch = step_batch(number, (start_ms, start_ms + 100), steps, worker=worker_id, role=role)
+                    self.state.take(Record(STEPS, worker_id, batch, 0, 0), self.clock.now_ns())
+                sent = number + 1
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def serving(port: int = 0) -> AsyncIterator[Service]:
+    clock, hub, tasks = SystemClock(), Hub(), TaskOwner()
+    service = Service(MetricsState(prefill_share, RequestMetrics(CollectorRegistry())), clock)
+    writer = TickWriter(window_ns=TICK_NS, settled_ns=4 * TICK_NS)
+    settings = MetricsSettings(alert_for_ms=0, alert_stale_ms=500)
+    desk = AlertDesk(service.state, settings.alert_limits(), lag_ns=TICK_NS)
+    api = make_api(service.state, hub, desk.book, clock, CollectorRegistry(), lag_ns=4 * TICK_NS, live_lag_ns=TICK_NS)
+    try:
+        tasks.spawn("workers", service.send_forever())
+        tasks.spawn("live", tick_forever(service.state, hub, writer, desk, clock, lag_ns=TICK_NS))
+        async with serve_http(api, bind("127.0.0.1", port, "PORT"), tasks=tasks) as service.url:
+            try:
+                yield service
+            finally:
+                hub.close()
+    finally:
+        await tasks.close()
+    assert tasks.error is None
+
+
+async def seen(pilot: Pilot[None], holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(SEEN_S):
+        while not holds():
+            await pilot.pause(0.05)
+
+
+def text(app: Top, name: str) -> str:
+    return str(app.query_one(f"#{name}", Static).render())
+
+
+def rows(app: Top) -> list[str]:
+    return [str(key.value) for key in app.query_one(DataTable).rows]
+
+
+async def test_ratio_pools_and_workers_are_those_of_the_service_and_follow_it() -> None:
+    async with serving() as service:
+        app = Top(Feed(service.url))
+        async with app.run_test(size=SIZE) as pilot:
+            await seen(pilot, lambda: "P:D 2.00 : 1" in text(app, "head") and "covered 100%" in text(app, "head"))
+            assert "decode 15%" in text(app, "pools")
+            assert rows(app) == ["decode-0", "decode-1", "prefill-0"]
+            assert str(app.query_one(DataTable).get_cell("prefill-0", "prefill")) == "60%"
+            service.busy["prefill-0"] = 0.3
+            await seen(pilot, lambda: "P:D 1.00 : 1" in text(app, "head"))
+            del service.busy["decode-1"]
+            await seen(pilot, lambda: "1 alerts" in text(app, "head") and "no telemetry" in text(app, "events"))
+            assert str(app.query_one(DataTable).get_cell("decode-1", "decode")) != "0%"
+
+
+async def test_keys_sort_filter_pause_and_open_a_worker() -> None:
+    async with serving() as service:
+        app = Top(Feed(service.url))
+        async with app.run_test(size=SIZE) as pilot:
+            await seen(pilot, lambda: len(rows(app)) == 3)
+            await pilot.press("r")
+            await seen(pilot, lambda: rows(app)[0] == "prefill-0")
+            await pilot.press("slash", *"decode-1", "enter")
+            await seen(pilot, lambda: rows(app) == ["decode-1"])
+            await pilot.press("enter")
+            await seen(pilot, lambda: isinstance(app.screen, Detail))
+            assert "decode-1" in str(app.screen.query_one("#detail", Static).render())
+            await pilot.press("escape", "slash", *["backspace"] * 8, "enter")
+            await seen(pilot, lambda: len(rows(app)) == 3)
+            assert not app.query_one("#filter", Input).has_class("open")
+            await pilot.press("space")
+            shown = text(app, "head")
+            service.busy["prefill-0"] = 0.1
+            await seen(pilot, lambda: app.feed.model.spent(app.feed.model.workers.values())[1] < 400 * MS)
+            assert text(app, "head") == shown
+            await pilot.press("space", "t")
+            await seen(pilot, lambda: text(app, "head") != shown)
+            assert app.theme == "textual-light"
+
+
+async def test_a_service_that_is_away_is_told_and_followed_again_whenever_it_is_back() -> None:
+    port = free_port()
+    app = Top(Feed(f"http://127.0.0.1:{port}"))
+    async with app.run_test(size=SIZE) as pilot:
+        for _ in range(2):
+            await seen(pilot, lambda: "does not answer" in text(app, "head"))
+            async with serving(port):
+                await seen(pilot, lambda: len(rows(app)) == 3 and "does not answer" not in text(app, "head"))
+
+
+@pytest.mark.parametrize("arguments", [(), ("--once",), ("--json",)])
+def test_a_service_that_is_not_there_is_one_line(arguments: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(cli, ["top", "--metrics", "http://127.0.0.1:9", *arguments])
+    assert done.exit_code == 1
+    assert "no suite answers at http://127.0.0.1:9" in str(done.exception)
+
+
+async def test_once_prints_one_snapshot_as_json_or_for_people() -> None:
+    async with serving() as service:
+        app = Feed(service.url)
+        following = asyncio.ensure_future(app.follow())
+        async with asyncio.timeout(SEEN_S):
+            while len(app.model.workers) < 3:
+                await asyncio.sleep(0.05)
+        following.cancel()
+        done = await asyncio.to_thread(CliRunner().invoke, cli, ["top", "--metrics", service.url, "--json", "--once"])
+        snapshot = json.loads(done.stdout)
+        assert set(snapshot) == {"unix_ms", "ratio", "occupancy", "requests", "alerts"}
+        assert len(snapshot["occupancy"]["workers"]) == 3
+        done = await asyncio.to_thread(CliRunner().invoke, cli, ["top", "--metrics", service.url, "--once"])
+        assert "prefill-0" in done.stdout
+
+
+def test_a_bar_is_always_full_and_unknown_time_is_no_phase() -> None:
+    assert draw.bar((300, 100, 100, 100), 10).plain == "█" * 10
+    assert draw.bar((3, 1, 1, 0), 10).plain.count("·") == 3
+    assert draw.bar((0, 0, 0, 0), 4).plain == draw.UNKNOWN * 4
+    assert draw.sparkline([None, 0, 1, 2]) == " ▁▅█"
