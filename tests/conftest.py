@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from libs.testing.browser import BrowserUnavailable, find_browser
 from libs.testing.kafka_install import KafkaUnavailable
 from libs.testing.stores import (
     KafkaServer,
@@ -70,6 +69,8 @@ def real_redis_server() -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The browser's program."""
+    from libs.testing.browser import BrowserUnavailable, find_browser  # not where the engines' own tests run
+
     try:
         return find_browser()
     except BrowserUnavailable as error:

@@ -16,12 +16,13 @@ class Engine(StrEnum):
 
     TORCH = "torch"
     SIM = "sim"
+    VLLM = "vllm"
 
 
 def up(
     *,
     engine: Annotated[
-        Engine, typer.Option(help="torch computes; sim takes the time a GPU would and makes up its text.")
+        Engine, typer.Option(help="torch and vllm compute; sim takes the time a GPU would and makes up its text.")
     ] = Engine.TORCH,
     prefill: Annotated[int, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", help="Prefill workers.")] = 1,
     decode: Annotated[int, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", help="Decode workers.")] = 1,

@@ -1,8 +1,9 @@
 """What a worker's settings say about its engine, without the environment."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 DEFAULT_CHUNK_TOKENS: Final = 512
 
@@ -28,6 +29,10 @@ class EngineConfig:
     """How long blocks of a prefilled sequence wait for their receiver."""
     kv_shared_dir: Path | None = None
     """Folder in memory where the KV pool lies as a file, for other workers of the host to copy from; None: private."""
+    vllm_connector: str = "NixlConnector"
+    """What moves KV between vllm engines, by vLLM's name."""
+    vllm_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Further engine arguments of vLLM's, by its names."""
     sim_profile: str = "llama-8b-h100"
     """Step-time model of the sim engine, by name."""
     sim_speedup: float = 1.0

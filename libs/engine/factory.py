@@ -11,16 +11,21 @@ from libs.engine.port import Engine
 from libs.engine.runner import Runner
 from libs.engine.sim.runner import SimRunner
 from libs.engine.torch.runner import TorchRunner
+from libs.engine.vllm.core import VllmCore
+from libs.engine.vllm.engine import VllmEngine
 from libs.runtime.clock import Clock
 
 RUNNERS: Final[Mapping[str, Callable[[EngineConfig], Runner]]] = MappingProxyType(
     {"torch": TorchRunner, "sim": SimRunner}
 )
+"""Behind the engine core; vllm has a core of its own."""
 
 
 def make_engine(name: str, config: EngineConfig, clock: Clock) -> Engine:
     """An engine that is not started yet; raises StartupError for an unknown name. `start` tells a missing package."""
+    if name == "vllm":
+        return VllmEngine(config, clock, VllmCore())
     make_runner = RUNNERS.get(name)
     if make_runner is None:
-        raise StartupError(f"engine {name!r} is not one of {', '.join(RUNNERS)}")
+        raise StartupError(f"engine {name!r} is not one of {', '.join(RUNNERS)}, vllm")
     return LocalEngine(make_runner(config), config, clock)

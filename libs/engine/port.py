@@ -59,7 +59,13 @@ class Capabilities:
     moves_running_kv: bool = False
     """`Engine.hand_over` works."""
     streams_kv: bool = False
+    seeds_by_position: bool = True
+    """A seeded sequence that goes on elsewhere draws what it would have drawn here; else only whole ones repeat."""
+    exports_kv: bool = True
+    """`Engine.export` works, and engines of this kind fetch through the worker; else they move blocks themselves."""
     first_token_from: Literal["prefill", "decode"] = "prefill"
+    """Where the decode side samples it, a computed prompt brings no token, and its last token is computed again there.
+    """
     kv_nonce: bytes = b""
     """What is written in the pool's file, where other processes of the host can map it; empty: they cannot."""
     chunk_tokens: int = 0
@@ -70,7 +76,8 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. Noise is a function of `seed` and the token's position alone, so a sequence can move."""
+    """How tokens are drawn. Noise is a function of `seed` and the token's position alone, so a sequence can move, where
+    `Capabilities.seeds_by_position` says so."""
 
     temperature: float = 1.0
     """0 is greedy."""

@@ -7,7 +7,7 @@ from typing import Literal
 from libs.contracts.errors import StartupError
 from libs.perfmodel import profile
 
-EngineName = Literal["torch", "sim"]
+EngineName = Literal["torch", "sim", "vllm"]
 
 
 @dataclass(frozen=True, slots=True)

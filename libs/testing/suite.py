@@ -54,7 +54,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running_suite(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> Iterator[Suite]:
+def running_suite(
+    folder: Path, *arguments: str, env: dict[str, str] | None = None, start_s: float = START_TIMEOUT_S
+) -> Iterator[Suite]:
     """`fulcrum up ARGUMENTS` until the context closes or this process dies; fails with its stderr when it is not ready.
 
     To be opened on the main thread: the kernel ends the suite with the thread that started it.
@@ -69,7 +71,7 @@ def running_suite(folder: Path, *arguments: str, env: dict[str, str] | None = No
             env=full_env, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
         try:
-            ready = _await_ready(process, ready_file, folder / "up.log")
+            ready = _await_ready(process, ready_file, folder / "up.log", start_s)
             yield Suite(process, ready_file, ready, full_env, _workers(arguments))
         finally:
             _stop(process)
@@ -80,8 +82,8 @@ def _workers(arguments: Sequence[str]) -> int:
     return sum(int(asked.get(f"--{role}", default)) for role, default in _DEFAULT_WORKERS.items())
 
 
-def _await_ready(process: "subprocess.Popen[str]", ready_file: Path, log: Path) -> dict[str, Any]:
-    deadline_s = time.monotonic() + START_TIMEOUT_S
+def _await_ready(process: "subprocess.Popen[str]", ready_file: Path, log: Path, start_s: float) -> dict[str, Any]:
+    deadline_s = time.monotonic() + start_s
     while time.monotonic() < deadline_s:
         if ready_file.exists():
             ready: dict[str, Any] = json.loads(ready_file.read_text())

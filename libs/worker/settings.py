@@ -1,8 +1,10 @@
 """Settings of a worker, whichever role it starts in: the same variables for every worker service."""
 
 import socket
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -12,6 +14,8 @@ from libs.model.builtin import BUILTIN_SIM
 from libs.runtime.settings import CommonSettings, MemberName, own_name
 
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared against, never bound
+
+BLOCK_SIZE_TOKENS: Final[Mapping[str, int]] = MappingProxyType({"torch": 16, "sim": 16, "vllm": 32})
 
 
 class WorkerSettings(CommonSettings):
@@ -45,8 +49,8 @@ class WorkerSettings(CommonSettings):
     telemetry_ms: int = Field(100, ge=10)
     """Time that one telemetry batch covers."""
 
-    engine: Literal["torch", "sim"] = "torch"
-    """What computes: torch on CPU or CUDA, or a simulation of a GPU's step times."""
+    engine: Literal["torch", "sim", "vllm"] = "torch"
+    """What computes: torch on CPU or CUDA, a simulation of a GPU's step times, or vLLM."""
     model_path: str = BUILTIN_SIM
     """Folder of a Hugging Face model, or builtin:sim (sim engine only)."""
     model: str = ""
@@ -55,10 +59,10 @@ class WorkerSettings(CommonSettings):
     """Torch device, e.g. cpu or cuda:0; auto takes CUDA where there is any."""
     threads: int = Field(0, ge=0)
     """Threads of the engine; 0 lets it decide."""
-    block_size_tokens: int = Field(16, ge=1)
-    """Tokens of one KV block."""
+    block_size_tokens: int = Field(0, ge=0)
+    """Tokens of one KV block; 0: 32 for vllm, else 16."""
     kv_memory_mb: int = Field(512, ge=1)
-    """Size of the KV pool, allocated at start."""
+    """Size of the KV pool, allocated at start; vllm takes what it finds on a GPU, see vllm_arguments."""
     max_sequences: int = Field(64, ge=1)
     """Sequences in the running batch: the decode credits of this worker."""
     max_waiting: int = Field(1024, ge=1)
@@ -69,6 +73,10 @@ class WorkerSettings(CommonSettings):
     """How long KV blocks of a prefilled sequence wait for their receiver."""
     kv_shared_dir: Path | None = Path("/dev/shm")  # noqa: S108 - the host's shared memory
     """Folder in memory that the workers of a host share, to copy KV blocks from one another; empty switches it off."""
+    vllm_connector: str = "NixlConnector"
+    """Engine vllm: its KV connector."""
+    vllm_arguments: dict[str, Any] = Field(default_factory=dict)
+    """Engine vllm: further arguments of its engine as JSON, e.g. {"tensor_parallel_size": 4}."""
     sim_profile: str = "llama-8b-h100"
     """Sim engine: whose step times."""
     sim_speedup: float = Field(1.0, gt=0)
@@ -98,13 +106,15 @@ class WorkerSettings(CommonSettings):
             model_name=model_name,
             device=self.device,
             threads=self.threads,
-            block_size_tokens=self.block_size_tokens,
+            block_size_tokens=self.block_size_tokens or BLOCK_SIZE_TOKENS[self.engine],
             kv_memory_mb=self.kv_memory_mb,
             max_sequences=self.max_sequences,
             max_waiting=self.max_waiting,
             prefill_chunk_tokens=self.prefill_chunk_tokens or DEFAULT_CHUNK_TOKENS,
             kv_lease_ms=self.kv_lease_ms,
             kv_shared_dir=self.kv_shared_dir,
+            vllm_connector=self.vllm_connector,
+            vllm_arguments=self.vllm_arguments,
             sim_profile=self.sim_profile,
             sim_speedup=self.sim_speedup,
             sim_kv_memory_mb=self.sim_kv_memory_mb,

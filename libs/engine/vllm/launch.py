@@ -1,0 +1,149 @@
+"""From our configuration to a running EngineCore. Imports vLLM: only ever on the thread that starts it."""
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import vllm
+from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
+from vllm.v1.executor import Executor
+
+from libs.contracts.errors import StartupError
+from libs.engine.config import EngineConfig
+from libs.engine.port import Capabilities, EngineIdentity
+from libs.engine.vllm.core import Ready, set_environment
+from libs.engine.vllm.scheduler import SUPPORTED, AsyncStepScheduler, StepScheduler
+from libs.model.info import load_model_info
+
+CPU_BLOCK_TOKENS = 32
+"""vLLM's attention on CPUs takes blocks of a multiple of this."""
+MIN_STEP_TOKENS = 2048
+"""What a step can compute at least, however small the chunk is that it is held to."""
+CONNECTORS = ("NixlConnector",)
+"""That hand a prefilled sequence over by parameters of its request."""
+
+
+def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClient, Ready]:
+    """Start EngineCore and wait until it serves. Raises StartupError, or what vLLM raises."""
+    if not vllm.__version__.startswith(SUPPORTED):
+        raise StartupError(
+            f"vllm {vllm.__version__} is installed, this engine is written for {SUPPORTED}x: install that"
+        )
+    set_environment(_environment(config), _side_channel(identity))
+    vllm_config = _vllm_config(config)
+    client = EngineCoreClient.make_async_mp_client(
+        vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False
+    )
+    assert isinstance(client, AsyncMPClient)
+    return client, Ready(_capabilities(config, vllm_config), _device(), vllm_config.kv_transfer_config.engine_id)
+
+
+def _side_channel(identity: EngineIdentity) -> Mapping[str, str]:
+    """Where other engines ask this one how to reach its memory: an address of the worker's, as a number."""
+    name = identity.address.rpartition(":")[0].strip("[]") or "localhost"
+    try:
+        host = socket.gethostbyname(name)
+    except OSError:
+        raise StartupError(
+            f"this worker's address {name!r} has no number: set FULCRUM_WORKER_ADVERTISE to one that others reach"
+        ) from None
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port(host))}
+
+
+def _environment(config: EngineConfig) -> Mapping[str, str]:
+    environment = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    if current_platform.is_cpu():
+        environment |= {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(config.threads or 1),
+            "UCX_TLS": "tcp,shm,self,cma",
+        }
+    return environment
+
+
+def _vllm_config(config: EngineConfig) -> VllmConfig:
+    on_cpu = current_platform.is_cpu()
+    if on_cpu and config.block_size_tokens % CPU_BLOCK_TOKENS:
+        raise StartupError(
+            f"vLLM on a CPU needs a KV block of a multiple of {CPU_BLOCK_TOKENS} tokens, not"
+            f" {config.block_size_tokens}: set FULCRUM_WORKER_BLOCK_SIZE_TOKENS"
+        )
+    if config.vllm_connector not in CONNECTORS:
+        raise StartupError(
+            f"there is no KV connector {config.vllm_connector!r} here: FULCRUM_WORKER_VLLM_CONNECTOR is one of"
+            f" {', '.join(CONNECTORS)}"
+        )
+    arguments: dict[str, Any] = {
+        "model": str(config.model_path),
+        "served_model_name": config.model_name,
+        "dtype": _dtype(config, on_cpu=on_cpu),
+        "block_size": config.block_size_tokens,
+        "max_num_seqs": config.max_sequences,
+        "max_num_batched_tokens": max(MIN_STEP_TOKENS, config.prefill_chunk_tokens) + config.max_sequences,
+        "skip_tokenizer_init": True,
+        "enforce_eager": on_cpu,
+        "enable_prefix_caching": True,
+        "scheduling_policy": "priority",
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "kv_events_config": KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+        "kv_transfer_config": KVTransferConfig(
+            kv_connector=config.vllm_connector,
+            kv_role="kv_both",
+            kv_buffer_device="cpu" if on_cpu else "cuda",
+            kv_load_failure_policy="fail",
+            kv_connector_extra_config={"kv_lease_duration": max(config.kv_lease_ms // 1000, 1)},
+        ),
+        "additional_config": {"fulcrum_prefill_chunk": config.prefill_chunk_tokens},
+    }
+    if on_cpu:
+        arguments["kv_cache_memory_bytes"] = config.kv_memory_mb * 1024 * 1024
+    vllm_config = AsyncEngineArgs(**arguments, **config.vllm_arguments).create_engine_config()
+    scheduler = vllm_config.scheduler_config
+    scheduler.scheduler_cls = AsyncStepScheduler if scheduler.async_scheduling else StepScheduler
+    return vllm_config
+
+
+def _dtype(config: EngineConfig, *, on_cpu: bool) -> str:
+    if config.dtype != "auto":
+        return config.dtype
+    return "float32" if on_cpu else "auto"
+
+
+def _capabilities(config: EngineConfig, vllm_config: VllmConfig) -> Capabilities:
+    model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
+    assert config.model_path is not None
+    info = load_model_info(config.model_path, config.model_name)
+    layers, heads, head = model.get_num_layers(parallel), model.get_num_kv_heads(parallel), model.get_head_size()
+    dtype = str(model.dtype).removeprefix("torch.")
+    tensor_parallel = parallel.tensor_parallel_size
+    parts = (vllm.__version__, config.vllm_connector, dtype, f"{layers}x{heads}x{head}", f"tp{tensor_parallel}")
+    return Capabilities(
+        block_size_tokens=cache.block_size,
+        kv_blocks=cache.num_gpu_blocks - 1,  # one is vLLM's own, for padding
+        kv_block_bytes=2 * layers * heads * head * cache.block_size * model.dtype.itemsize * tensor_parallel,
+        max_context_tokens=model.max_model_len,
+        max_sequences=config.max_sequences,
+        kv_layout="/".join(("vllm", *parts, f"block{cache.block_size}")),
+        vocab_size=info.vocab_size,
+        moves_running_kv=False,
+        streams_kv=False,
+        exports_kv=False,
+        seeds_by_position=False,
+        first_token_from="decode",
+        chunk_tokens=config.prefill_chunk_tokens,
+    )
+
+
+def _device() -> str:
+    return "cpu" if current_platform.is_cpu() else f"cuda:{current_platform.get_device_name()}"
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port

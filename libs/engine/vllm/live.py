@@ -1,0 +1,121 @@
+"""The sequences that a vLLM engine has been given, and what is known of each. Pure."""
+
+from dataclasses import dataclass
+
+from libs.engine.port import EngineIdentity, EngineRequest, FinishReason, KvHandle, Logprob, SequenceOutput
+
+
+@dataclass(slots=True)
+class Live:
+    """One sequence, from `submit` to its last output."""
+
+    request: EngineRequest
+    name: str
+    """In vLLM: unique in this engine for good, unlike a key."""
+    cached_tokens: int = 0
+    kv_bytes: int = 0
+    aborting: bool = False
+
+    @property
+    def key(self) -> int:
+        """The request's."""
+        return self.request.key
+
+    @property
+    def prompt_tokens_computed(self) -> int:
+        """Prompt tokens computed here: of one whose KV came, the last, from which the first token is sampled."""
+        if self.request.kv is not None:
+            return int(len(self.request.token_ids) == self.request.prompt_tokens)
+        return max(self.request.prompt_tokens - self.cached_tokens, 0)
+
+    def tokens(self, token_ids: tuple[int, ...], logprobs: tuple[Logprob, ...]) -> SequenceOutput:
+        """What a step has brought."""
+        return SequenceOutput(self.key, token_ids, logprobs)
+
+    def end(
+        self,
+        finish: FinishReason,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[Logprob, ...] = (),
+        *,
+        handle: KvHandle | None = None,
+        detail: str = "",
+    ) -> SequenceOutput:
+        """Its last output."""
+        return SequenceOutput(
+            self.key,
+            token_ids,
+            logprobs,
+            finish=finish,
+            handle=handle,
+            detail=detail,
+            cached_tokens=min(self.cached_tokens, self.request.prompt_tokens),
+            computed_prompt_tokens=self.prompt_tokens_computed,
+            kv_bytes_received=self.kv_bytes,
+        )
+
+    def handle(self, identity: EngineIdentity, opaque: bytes, kv_layout: str, block_size_tokens: int) -> KvHandle:
+        """Where the blocks of a computed prompt are."""
+        tokens = len(self.request.token_ids)
+        blocks = -(-tokens // block_size_tokens)
+        return KvHandle(identity.worker_id, identity.incarnation, identity.address, opaque, tokens, blocks, kv_layout)
+
+
+class Sequences:
+    """By key for those who ask, by name for what vLLM says; and the leases that prefilled ones have left."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[int, Live] = {}
+        self._by_name: dict[str, Live] = {}
+        self._leases: dict[str, int] = {}
+        """Names of sequences that have left their blocks for others, with their keys."""
+        self._names = 0
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    @property
+    def leases(self) -> int:
+        """Handles whose blocks are held here."""
+        return len(self._leases)
+
+    def add(self, request: EngineRequest) -> Live:
+        """A new sequence."""
+        self._names += 1
+        live = Live(request, f"{self._names}-{request.request_id}")
+        self._by_key[request.key] = live
+        self._by_name[live.name] = live
+        return live
+
+    def by_key(self, key: int) -> Live | None:
+        """The living one."""
+        return self._by_key.get(key)
+
+    def by_name(self, name: str) -> Live | None:
+        """The living one."""
+        return self._by_name.get(name)
+
+    def remove(self, live: Live) -> None:
+        """It has had its last output."""
+        del self._by_key[live.key]
+        del self._by_name[live.name]
+
+    def all(self) -> list[Live]:
+        """In the order of their coming."""
+        return list(self._by_key.values())
+
+    def lease(self, live: Live) -> None:
+        """Its blocks wait for a receiver."""
+        self._leases[live.name] = live.key
+
+    def leased_by(self, key: int) -> list[str]:
+        """Names of sequences of this key whose blocks are held."""
+        return [name for name, owner in self._leases.items() if owner == key]
+
+    def leased(self, name: str) -> bool:
+        """Whether the blocks that `name` left are held."""
+        return name in self._leases
+
+    def lease_over(self, name: str) -> None:
+        """Its blocks wait for nobody any more."""
+        self._leases.pop(name, None)

@@ -1,0 +1,141 @@
+"""Between the port's words and vLLM's. Imports vLLM, so only the running engine imports this."""
+
+import time
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+from vllm.sampling_params import SamplingParams as VllmSamplingParams
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine import FinishReason as VllmFinish
+
+from libs.engine.port import EngineRequest, FinishReason, Logprob, Phase
+from libs.engine.port import SamplingParams as Sampling
+from libs.engine.vllm.report import COMMAND_KEY, REPORT_KEY, Command, Report, decode_report, encode
+
+TRANSFERS_FIRST, PROMPTS_AFTER = 0, 1
+"""Priorities: blocks of transferred sequences wait elsewhere under a lease."""
+FINISHED = {VllmFinish.STOP: FinishReason.STOP, VllmFinish.LENGTH: FinishReason.LENGTH}
+SEED_BITS = 63
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """What a KV handle's opaque bytes say: vLLM's own parameters, and until when they are good."""
+
+    parameters: dict[str, Any]
+    expires_unix_ns: int
+
+    @property
+    def request_id(self) -> str:
+        """Of the prefilled request, where it ran."""
+        return str(self.parameters.get("remote_request_id", ""))
+
+
+def pack_handover(handover: Handover) -> bytes:
+    """As opaque bytes."""
+    return msgspec.msgpack.encode(handover)
+
+
+def unpack_handover(opaque: bytes) -> Handover | None:
+    """The inverse; None for bytes that are no handle of a vLLM engine."""
+    try:
+        return msgspec.msgpack.decode(opaque, type=Handover)
+    except msgspec.DecodeError:
+        return None
+
+
+def core_request(
+    request: EngineRequest, request_id: str, max_tokens: int, eos_token_ids: frozenset[int], kv: Handover | None
+) -> EngineCoreRequest:
+    """One sequence for EngineCore."""
+    if request.phase is Phase.PREFILL:
+        parameters = VllmSamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            detokenize=False,
+            watermarking=False,
+            extra_args={"kv_transfer_params": {"do_remote_decode": True}},
+        )
+    else:
+        parameters = _sampling(request, max_tokens, eos_token_ids, kv)
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=request.token_ids.tolist(),
+        mm_features=None,
+        sampling_params=parameters,
+        pooling_params=None,
+        arrival_time=time.time(),
+        lora_request=None,
+        # A root separates tenants and models; without one the sequence shares with nobody.
+        cache_salt=request.chain_root.hex() or f"private {request_id}",
+        data_parallel_rank=None,
+        priority=TRANSFERS_FIRST if kv else PROMPTS_AFTER,
+    )
+
+
+def command_request(command: Command, request_id: str) -> EngineCoreRequest:
+    """What is wanted of the scheduler, as a request that it never schedules."""
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=[0],
+        mm_features=None,
+        sampling_params=VllmSamplingParams(
+            max_tokens=1, detokenize=False, watermarking=False, extra_args={COMMAND_KEY: encode(command)}
+        ),
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+
+
+def report_of(outputs: Any) -> Report | None:
+    """What the scheduler has put into a message."""
+    stats = outputs.scheduler_stats
+    carried = stats.kv_connector_stats if stats is not None else None
+    return decode_report(carried[REPORT_KEY]) if carried else None
+
+
+def logprobs_of(output: Any) -> tuple[Logprob, ...]:
+    """Of the new tokens of one output; none where they were not asked for."""
+    lists = output.new_logprobs
+    if lists is None:
+        return ()
+    rows: Iterable[Any] = zip(lists.logprob_token_ids.tolist(), lists.logprobs.tolist(), strict=True)
+    # The first column is the sampled token's, whatever its rank.
+    return tuple(Logprob(values[0], tuple(zip(ids[1:], values[1:], strict=True))) for ids, values in rows)
+
+
+def seed_of(seed: int, generated: int) -> int:
+    """The seed itself for a whole sequence; for one that has tokens already, one that depends on both alone."""
+    if not generated:
+        return seed & (1 << SEED_BITS) - 1
+    digest = blake2b(f"{seed} {generated}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
+
+
+def _sampling(
+    request: EngineRequest, max_tokens: int, eos_token_ids: frozenset[int], kv: Handover | None
+) -> VllmSamplingParams:
+    wanted: Sampling = request.sampling
+    stops = wanted.stop_token_ids if wanted.ignore_eos else wanted.stop_token_ids | eos_token_ids
+    generated = len(request.token_ids) - request.prompt_tokens
+    return VllmSamplingParams(
+        temperature=wanted.temperature,
+        top_p=wanted.top_p,
+        top_k=wanted.top_k,
+        min_p=wanted.min_p,
+        seed=seed_of(wanted.seed, generated),
+        presence_penalty=wanted.presence_penalty,
+        frequency_penalty=wanted.frequency_penalty,
+        repetition_penalty=wanted.repetition_penalty,
+        logit_bias=dict(wanted.logit_bias) or None,
+        logprobs=wanted.top_logprobs if wanted.logprobs else None,
+        stop_token_ids=sorted(stops),
+        max_tokens=max_tokens,
+        detokenize=False,
+        watermarking=False,
+        extra_args={"kv_transfer_params": dict(kv.parameters)} if kv else None,
+    )

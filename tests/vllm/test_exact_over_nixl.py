@@ -1,0 +1,171 @@
+"""Tokens of vLLM engines, whole and disaggregated, against vLLM itself: its own LLM class, scheduler and sampler."""
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from numpy.typing import NDArray
+
+from libs.contracts.errors import KvLost
+from libs.engine.config import EngineConfig
+from libs.engine.port import (
+    EngineIdentity,
+    EngineIntegrity,
+    EngineRequest,
+    FinishReason,
+    KvChunk,
+    KvHandle,
+    Phase,
+    SamplingParams,
+)
+from libs.engine.vllm.core import VllmCore
+from libs.engine.vllm.engine import VllmEngine
+from libs.runtime.clock import SystemClock
+from libs.testing.engine import EventReader
+from libs.testing.real_model import real_model_folder
+from libs.testing.wait import until
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+PROMPTS = 40
+OUTPUT_TOKENS = 12
+CONTEXT_TOKENS = 512
+IDLE = EngineIntegrity(0, 0, 0)
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=7, presence_penalty=0.5, ignore_eos=True)
+ARGUMENTS: Mapping[str, Any] = {"max_model_len": CONTEXT_TOKENS}
+
+Pair = tuple[tuple[VllmEngine, EventReader], tuple[VllmEngine, EventReader]]
+
+
+class NoFetcher:
+    """vLLM engines move blocks themselves."""
+
+    async def fetch(self, handle: KvHandle, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
+        raise KvLost("nobody asks for this")
+        yield KvChunk(0, 0)
+
+
+def prompts() -> list[NDArray[np.int32]]:
+    """Of 1 to 300 tokens, none a prefix of another, some of whole blocks."""
+    rng = np.random.default_rng(3)
+    lengths = [1, 31, 32, 33, 64, 96, *(int(length) for length in rng.integers(2, 300, PROMPTS - 6))]
+    return [rng.integers(200, 40_000, length, dtype=np.int32) for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return real_model_folder()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pair(model: Path) -> AsyncIterator[Pair]:
+    config = EngineConfig(
+        model, "real", threads=1, block_size_tokens=32, kv_memory_mb=256, max_sequences=8, vllm_arguments=ARGUMENTS
+    )
+    engines = []
+    for name in ("prefill", "decode"):
+        engine = VllmEngine(config, SystemClock(), VllmCore())
+        await engine.start(EngineIdentity(name, 1, "127.0.0.1:1"), NoFetcher(), lambda _stage, _fraction: None)
+        engines.append((engine, EventReader(engine)))
+    yield engines[0], engines[1]
+    for engine, reader in engines:
+        await engine.close()
+        await reader.finished()
+
+
+@pytest.fixture(scope="module")
+def truth(model: Path, pair: Pair) -> dict[str, list[list[int]]]:
+    """vLLM's own tokens. After `pair`, so that the engines find the process as a worker's is."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    import vllm
+
+    llm = vllm.LLM(
+        str(model), dtype="float32", block_size=32, enforce_eager=True, skip_tokenizer_init=True,
+        kv_cache_memory_bytes=256 << 20, max_num_seqs=8, generation_config="vllm", **ARGUMENTS,
+    )  # fmt: skip
+    answers = {}
+    for name, sampling in {"greedy": GREEDY, "seeded": SEEDED}.items():
+        parameters = vllm.SamplingParams(
+            temperature=sampling.temperature, top_p=sampling.top_p, seed=sampling.seed, detokenize=False,
+            presence_penalty=sampling.presence_penalty, ignore_eos=True, max_tokens=OUTPUT_TOKENS,
+        )  # fmt: skip
+        asked = [vllm.TokensPrompt(prompt_token_ids=prompt.tolist()) for prompt in prompts()]
+        outputs = llm.generate(asked, parameters, use_tqdm=False)
+        answers[name] = [list(output.outputs[0].token_ids) for output in outputs]
+    llm.llm_engine.engine_core.shutdown()
+    return answers
+
+
+def request(
+    key: int, phase: Phase, prompt: NDArray[np.int32], sampling: SamplingParams, kv: KvHandle | None = None
+) -> EngineRequest:
+    return EngineRequest(key, f"request-{key}", phase, prompt, len(prompt), OUTPUT_TOKENS, sampling, b"", kv)
+
+
+@pytest.mark.parametrize(("name", "sampling"), [("greedy", GREEDY), ("seeded", SEEDED)])
+async def test_disaggregated_tokens_are_those_of_vllm_itself(
+    pair: Pair, truth: dict[str, list[list[int]]], name: str, sampling: SamplingParams
+) -> None:
+    (source, source_reader), (target, target_reader) = pair
+    target.set_prefill_budget(0)
+
+    async def ask(number: int, prompt: NDArray[np.int32]) -> list[int]:
+        key = number + (1000 if name == "seeded" else 0)
+        source.submit(request(key, Phase.PREFILL, prompt, sampling))
+        prefilled = (await source_reader.ended(key)).end
+        assert prefilled is not None and prefilled.finish is FinishReason.PREFILLED
+        target.submit(request(key, Phase.DECODE, prompt, sampling, prefilled.handle))
+        log = await target_reader.ended(key)
+        assert log.end is not None and log.end.finish is FinishReason.LENGTH, log.end
+        return log.token_ids
+
+    found = await asyncio.gather(*(ask(number, prompt) for number, prompt in enumerate(prompts(), 1)))
+    different = [number for number, (one, other) in enumerate(zip(found, truth[name], strict=True)) if one != other]
+    assert not different
+    await until(lambda: source.integrity() == target.integrity() == IDLE)
+
+
+async def test_whole_sequences_are_those_of_vllm_itself(pair: Pair, truth: dict[str, list[list[int]]]) -> None:
+    engine, reader = pair[0]
+    for key, prompt in enumerate(prompts()[:10], 2001):
+        engine.submit(request(key, Phase.BOTH, prompt, SEEDED))
+    found = [(await reader.ended(key)).token_ids for key in range(2001, 2011)]
+    assert found == truth["seeded"][:10]
+
+
+async def test_steps_never_overlap_and_never_lie_in_a_kv_wait(pair: Pair, truth: object) -> None:
+    for _, reader in pair:
+        steps = [(event.step.start_unix_ns, event.step.end_unix_ns) for event in reader.events if event.step]
+        waits = [wait for event in reader.events for wait in event.kv_waits]
+        spans = sorted(steps + waits)
+        assert steps and all(start < end for start, end in spans)
+        assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
+    assert any(event.kv_waits for event in pair[1][1].events)
+
+
+async def test_blocks_of_another_layout_or_past_their_lease_are_refused(pair: Pair) -> None:
+    from libs.engine.vllm.wire import Handover, pack_handover
+
+    (source, source_reader), (target, target_reader) = pair
+    prompt = prompts()[1]
+    source.submit(request(3000, Phase.PREFILL, prompt, GREEDY))
+    end = (await source_reader.ended(3000)).end
+    assert end is not None and end.handle is not None
+    other = replace(end.handle, kv_layout="vllm/0.31.0/NixlConnector/float32")
+    target.submit(request(3001, Phase.DECODE, prompt, GREEDY, other))
+    refused = (await target_reader.ended(3001)).end
+    assert refused is not None and refused.finish is FinishReason.FAILED and "kv_mismatch" in refused.detail
+    late = replace(end.handle, opaque=pack_handover(Handover({}, 1)))
+    target.submit(request(3002, Phase.DECODE, prompt, GREEDY, late))
+    refused = (await target_reader.ended(3002)).end
+    assert refused is not None and refused.finish is FinishReason.KV_LOST
+    source.abort(3000)
+    await until(lambda: source.integrity() == IDLE)
