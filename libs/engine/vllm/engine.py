@@ -158,6 +158,9 @@ class VllmEngine:
         if handover is None:
             self._refuse(request, FinishReason.FAILED, "kv_mismatch: the handle is no vllm engine's")
             return None
+        if handover.engine_id == self._parts[0].engine_id:
+            self._refuse(request, FinishReason.KV_LOST, "kv_lost: vLLM does not pull blocks from itself")
+            return None
         if self._clock.now_ns() > handover.expires_unix_ns - LEASE_MARGIN_NS:
             self._refuse(request, FinishReason.KV_LOST, "kv_lost: the lease of the blocks is over")
             return None

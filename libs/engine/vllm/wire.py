@@ -31,6 +31,11 @@ class Handover(msgspec.Struct, frozen=True):
         """Of the prefilled request, where it ran."""
         return str(self.parameters.get("remote_request_id", ""))
 
+    @property
+    def engine_id(self) -> str:
+        """Of the KV connector where it ran."""
+        return str(self.parameters.get("remote_engine_id", ""))
+
 
 def pack_handover(handover: Handover) -> bytes:
     """As opaque bytes."""
