@@ -131,8 +131,8 @@ def install(kind: str, env: Mapping[str, str], torch_index: str) -> None:
             files[-1] = Path(folder) / files[-1].name
             files[-1].write_text(text)
         size = "0.1 GB" if kind == "image-control" else "0.5 GB" if torch_index else "5 GB"
-        # vLLM's own imports take twice as long from source, in each of a worker's processes.
-        compiled = ("--compile-bytecode",) if "vllm" in kind else ()
+        # From source imports take twice as long, in each process; images never keep what they compile.
+        compiled = ("--compile-bytecode",) if "vllm" in kind or kind.startswith("image-") else ()
         step = f"installing packages (about {size} the first time, then from the cache)"
         run(step, *uv, "sync", "--require-hashes", *compiled, *map(str, files), env=env)
         if torch:

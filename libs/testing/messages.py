@@ -87,6 +87,8 @@ def _scalar(field: Any) -> st.SearchStrategy[Any]:
             return st.sampled_from(_EDGES[field.type]) | st.integers(0, 2**32 - 1)
         case FieldDescriptor.TYPE_UINT64:
             return st.sampled_from(_EDGES[field.type]) | st.integers(0, 2**64 - 1)
+        case FieldDescriptor.TYPE_SINT32:
+            return st.integers(-(2**31), 2**31 - 1)
         case FieldDescriptor.TYPE_FLOAT:
             return st.floats(width=32)
         case FieldDescriptor.TYPE_DOUBLE:

@@ -3,8 +3,8 @@
 import sys
 
 from libs.runtime.service import run_service
-from services.prefill.app import serve
+from libs.worker.service import serve_worker
 from services.prefill.settings import PrefillSettings
 
 if __name__ == "__main__":
-    sys.exit(run_service("prefill", PrefillSettings, serve))
+    sys.exit(run_service("prefill", PrefillSettings, serve_worker))

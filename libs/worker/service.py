@@ -1,4 +1,5 @@
-"""Composition root of the decode service: the only place that knows which adapters it stands on."""
+"""Composition root of prefill and decode, which are one worker in different first roles: the only place that knows
+which adapters they stand on."""
 
 from libs.bus.kafka import KafkaBus
 from libs.engine.factory import make_engine
@@ -11,10 +12,10 @@ from libs.stepstore.files import FileStepTimes
 from libs.stepstore.layered import LayeredStepTimes
 from libs.stepstore.redis import RedisStepTimes
 from libs.worker.run import WorkerPorts, run_worker
-from services.decode.settings import DecodeSettings
+from libs.worker.settings import WorkerSettings
 
 
-async def serve(service: Service[DecodeSettings]) -> None:
+async def serve_worker(service: Service[WorkerSettings]) -> None:
     """Run a worker until the service is stopped."""
     settings = service.settings
     model = load_model_info(settings.model_path, settings.model or None)
