@@ -1,6 +1,8 @@
 """Composition root of prefill and decode, which are one worker in different first roles: the only place that knows
 which adapters they stand on."""
 
+from typing import TypeVar
+
 from libs.bus.kafka import KafkaBus
 from libs.engine.factory import make_engine
 from libs.kvindex.redis import RedisKvIndex
@@ -15,7 +17,10 @@ from libs.worker.run import WorkerPorts, run_worker
 from libs.worker.settings import WorkerSettings
 
 
-async def serve_worker(service: Service[WorkerSettings]) -> None:
+SettingsT = TypeVar("SettingsT", bound=WorkerSettings)
+
+
+async def serve_worker(service: Service[SettingsT]) -> None:
     """Run a worker until the service is stopped."""
     settings = service.settings
     model = load_model_info(settings.model_path, settings.model or None)
