@@ -16,7 +16,6 @@ from libs.stepstore.redis import RedisStepTimes
 from libs.worker.run import WorkerPorts, run_worker
 from libs.worker.settings import WorkerSettings
 
-
 SettingsT = TypeVar("SettingsT", bound=WorkerSettings)
 
 
