@@ -1,9 +1,10 @@
 """The whole suite on the real model: what it answers is what transformers' `generate` answers."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -18,6 +19,8 @@ from libs.testing.suite import Suite, running_suite
 pytestmark = [pytest.mark.suite, pytest.mark.torch, pytest.mark.timeout(600)]
 
 MODEL = "SmolLM2-135M-Instruct"
+LONG_LENGTHS = (420, 451, 477, 489)
+"""Of prompts that are asked twice; none is a length in `LENGTHS`, so telemetry tells them apart by it."""
 LENGTHS = (1, 2, 3, 5, 8, 13, 15, 16, 17, 31, 32, 33, 47, 64, 100, 128, 200, 255, 384, 500)
 OUTPUT_TOKENS = 16
 BLOCK_SIZE_TOKENS = 16
@@ -25,14 +28,14 @@ BLOCK_SIZE_TOKENS = 16
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
-    with running_suite(tmp_path_factory.mktemp("suite"), "--engine", "torch") as found:
+    with running_suite(tmp_path_factory.mktemp("suite"), "--engine", "torch", "--prefill", "2") as found:
         yield found
 
 
-def _prompts() -> list[list[int]]:
-    """Token ids drawn from words of a real text, one prompt a length, none a prefix of another."""
-    rng = np.random.default_rng(11)
-    return [[int(token) for token in rng.integers(200, 40_000, length)] for length in LENGTHS]
+def _prompts(lengths: Sequence[int] = LENGTHS, seed: int = 11) -> list[list[int]]:
+    """Random token ids, one prompt a length, none a prefix of another."""
+    rng = np.random.default_rng(seed)
+    return [[int(token) for token in rng.integers(200, 40_000, length)] for length in lengths]
 
 
 def _reference(model_path: Path, prompts: list[list[int]]) -> list[list[int]]:
@@ -48,14 +51,16 @@ def _reference(model_path: Path, prompts: list[list[int]]) -> list[list[int]]:
     return answers
 
 
-def _ask(suite: Suite, prompt: list[int]) -> tuple[str, int]:
+def _ask(suite: Suite, prompt: list[int]) -> tuple[str, dict[str, Any]]:
+    """(text, usage) of a greedy answer."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0}
     answer = httpx.post(f"{suite.gateway}/v1/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
-    return answer.json()["choices"][0]["text"], answer.json()["usage"]["completion_tokens"]
+    return answer.json()["choices"][0]["text"], answer.json()["usage"]
 
 
-async def _transfers(suite: Suite, wanted: int) -> list[KvTransfer]:
+async def _transfers(suite: Suite, wanted: int, lengths: Sequence[int]) -> list[KvTransfer]:
+    """So many transfers of prompts of these lengths, all from the start."""
     bus = KafkaBus(suite.ready["kafka"], "local", "test")
     await bus.start()
     found: list[KvTransfer] = []
@@ -63,7 +68,7 @@ async def _transfers(suite: Suite, wanted: int) -> list[KvTransfer]:
         async with asyncio.timeout(30):
             async for record in bus.subscribe([STEPS], from_start=True):
                 assert isinstance(record.value, StepBatch)
-                found += record.value.kv_transfers
+                found += (transfer for transfer in record.value.kv_transfers if transfer.prompt_tokens in lengths)
                 if len(found) >= wanted:
                     break
     finally:
@@ -80,11 +85,11 @@ def test_greedy_tokens_equal_generate_and_kv_really_moved(suite: Suite) -> None:
     expected = _reference(model_path, prompts)
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda prompt: _ask(suite, prompt), prompts))
-    for prompt, (text, tokens), reference in zip(prompts, answers, expected, strict=True):
+    for prompt, (text, usage), reference in zip(prompts, answers, expected, strict=True):
         assert text == tokenizer.decode(reference, skip_special_tokens=True), f"ISL {len(prompt)}"
-        assert tokens == len(reference)
+        assert usage["completion_tokens"] == len(reference)
     moved = [len(prompt) for prompt, reference in zip(prompts, expected, strict=True) if len(reference) > 1]
-    transfers = asyncio.run(_transfers(suite, len(moved)))
+    transfers = asyncio.run(_transfers(suite, len(moved), LENGTHS))
     block_bytes = _block_bytes(model_path)
     assert sorted(transfer.prompt_tokens for transfer in transfers) == sorted(moved)
     for transfer in transfers:
@@ -101,6 +106,22 @@ def _block_bytes(model_path: Path) -> int:
     float32_bytes = 4
     per_token = config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head_dim * float32_bytes
     return int(per_token * BLOCK_SIZE_TOKENS)
+
+
+def test_long_prompts_asked_twice_are_served_from_cached_blocks_by_the_worker_that_has_them(suite: Suite) -> None:
+    prompts = _prompts(LONG_LENGTHS, seed=12)
+    first = [_ask(suite, prompt) for prompt in prompts]
+    again = [_ask(suite, prompt) for prompt in prompts]
+    assert [text for text, _ in again] == [text for text, _ in first]
+    assert all(usage["prompt_tokens_details"]["cached_tokens"] == 0 for _, usage in first)
+    for prompt, (_, usage) in zip(prompts, again, strict=True):
+        whole_blocks = (len(prompt) - 1) // BLOCK_SIZE_TOKENS * BLOCK_SIZE_TOKENS
+        assert usage["prompt_tokens_details"]["cached_tokens"] == whole_blocks
+    sources: dict[int, list[str]] = {}
+    for transfer in asyncio.run(_transfers(suite, 2 * len(prompts), LONG_LENGTHS)):
+        sources.setdefault(transfer.prompt_tokens, []).append(transfer.from_worker_id)
+    assert all(one == other for one, other in sources.values())
+    assert len({one for one, _ in sources.values()}) == 2, "the first time they were spread over both workers"
 
 
 def test_asked_for_the_capital_of_france_it_says_paris(suite: Suite) -> None:

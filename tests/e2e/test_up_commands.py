@@ -39,6 +39,18 @@ def one_json_line(suite: Suite, *arguments: str) -> Any:
     return json.loads(line)
 
 
+def test_tuning_prefill_tells_the_curve_the_choice_and_what_it_brings(suite: Suite) -> None:
+    (found,) = one_json_line(suite, "tune", "prefill", "--limit", "2", "--most-tokens", "2048", "--tpot", "50")
+    assert found["worker"].startswith("prefill") and found["applied"]
+    assert 16 <= found["chunk_tokens"] <= 2048 and found["chunk_tokens_before"] == 512
+    assert found["ttft_ms"] > 0 and found["ttft_ms_before"] > 0 and found["decode_batch"] >= 1
+    assert len(found["curve"]) >= 6
+    again = suite.fulcrum("tune", "prefill", found["worker"], "--limit", "2", "--most-tokens", "2048", "--measure-only")
+    assert again.returncode == 0, again.stderr
+    assert "█" in again.stdout and f"it was {found['chunk_tokens']}" in again.stdout
+    assert "no worker 'nobody'" in suite.fulcrum("tune", "prefill", "nobody").stderr
+
+
 def test_the_ready_file_tells_where_everything_is_to_its_owner_alone(suite: Suite) -> None:
     assert stat.S_IMODE(suite.ready_file.stat().st_mode) == 0o600
     assert suite.ready["pid"] == suite.process.pid
