@@ -101,6 +101,7 @@ def _vllm_config(config: EngineConfig) -> VllmConfig:
     }
     if on_cpu:
         arguments["kv_cache_memory_bytes"] = config.kv_memory_mb * 1024 * 1024
+        arguments["worker_cls"] = "libs.engine.vllm.cpu_worker.MendedWorker"
     vllm_config = AsyncEngineArgs(**arguments, **config.vllm_arguments).create_engine_config()
     scheduler = vllm_config.scheduler_config
     scheduler.scheduler_cls = AsyncStepScheduler if scheduler.async_scheduling else StepScheduler

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
-from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.stats import KV_FETCH_COMPLETED_WAITING, KV_FETCH_IN_PROGRESS, SchedulerStats
@@ -96,8 +95,6 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         finally:
             for request in held:
                 self.waiting.add_request(request)
-        if current_platform.is_cpu():
-            _unseed_chunked(output)
         now_ns = time.time_ns()
         if output.total_num_scheduled_tokens:
             self._in_flight.append((self._work(output.num_scheduled_tokens), now_ns))
@@ -267,16 +264,6 @@ def _transfers(request: Request) -> bool:
     """Whether the request's KV is to come from another engine."""
     params = request.kv_transfer_params
     return bool(params and (params.get("do_remote_prefill") or params.get("_remote_blocks_processed")))
-
-
-def _unseed_chunked(output: Any) -> None:
-    """Drop the seeds of prompts that begin with a part: the model runner rewinds their generators, and on a CPU dies of
-    it, since a CPU's generator has no offset."""
-    for new in output.scheduled_new_reqs:
-        end = new.num_computed_tokens + output.num_scheduled_tokens[new.req_id]
-        if new.sampling_params.seed is not None and end < len(new.prompt_token_ids):
-            new.sampling_params = new.sampling_params.clone()
-            new.sampling_params.seed = None
 
 
 def _step(work: StepWork, start_ns: int, end_ns: int) -> Step:
