@@ -1,7 +1,10 @@
 """From our configuration to a running EngineCore. Imports vLLM: only ever on the thread that starts it."""
 
+import os
 import socket
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import vllm
@@ -15,6 +18,7 @@ from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.vllm.core import Ready, set_environment
+from libs.engine.vllm.plugin import CAUSE_VARIABLE
 from libs.engine.vllm.scheduler import SUPPORTED, AsyncStepScheduler, StepScheduler
 from libs.model.info import load_model_info
 
@@ -34,11 +38,24 @@ def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClien
         )
     set_environment(_environment(config), _side_channel(identity))
     vllm_config = _vllm_config(config)
-    client = EngineCoreClient.make_async_mp_client(
-        vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False
-    )
-    assert isinstance(client, AsyncMPClient)
+    client = _client(vllm_config)
     return client, Ready(_capabilities(config, vllm_config), _device(), vllm_config.kv_transfer_config.engine_id)
+
+
+def _client(vllm_config: VllmConfig) -> AsyncMPClient:
+    with tempfile.TemporaryDirectory() as folder:
+        cause = Path(folder) / "cause"
+        os.environ[CAUSE_VARIABLE] = str(cause)
+        try:
+            client = EngineCoreClient.make_async_mp_client(
+                vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False
+            )
+        except Exception as error:
+            raise (RuntimeError(cause.read_text()) if cause.exists() else error) from error
+        finally:
+            del os.environ[CAUSE_VARIABLE]
+    assert isinstance(client, AsyncMPClient)
+    return client
 
 
 def _side_channel(identity: EngineIdentity) -> Mapping[str, str]:

@@ -1,0 +1,44 @@
+"""What a person reads when a vLLM engine cannot start: one line that says why."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libs.contracts.errors import StartupError
+from libs.engine.config import EngineConfig
+from libs.engine.port import EngineIdentity
+from libs.engine.vllm.core import VllmCore
+from libs.engine.vllm.engine import VllmEngine
+from libs.runtime.clock import SystemClock
+from libs.testing.engine import DirectFetcher
+from libs.testing.real_model import real_model_folder
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return real_model_folder()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_path": Path("/nowhere")}, "model folder /nowhere does not exist"),
+        ({"vllm_connector": "Pigeon"}, "no KV connector 'Pigeon'"),
+        ({"block_size_tokens": 16}, "FULCRUM_WORKER_BLOCK_SIZE_TOKENS"),
+        ({"vllm_arguments": {"colour": "red"}}, "colour"),
+        ({"kv_memory_mb": 16}, "KV cache"),
+    ],
+)
+async def test_an_engine_that_cannot_start_says_why_in_one_line(
+    model: Path, changes: dict[str, Any], reason: str
+) -> None:
+    config = replace(EngineConfig(model, "real", threads=1, block_size_tokens=32), **changes)
+    engine = VllmEngine(config, SystemClock(), VllmCore())
+    with pytest.raises(StartupError) as caught:
+        await engine.start(EngineIdentity("one", 1, "127.0.0.1:1"), DirectFetcher(), lambda _stage, _fraction: None)
+    await engine.close()
+    assert reason in str(caught.value) and len(str(caught.value).splitlines()) == 1
