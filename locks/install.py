@@ -61,6 +61,12 @@ def without_cuda(lock: str) -> tuple[str, str]:
     return "".join(kept), torch
 
 
+def without(lock: str, other: str) -> str:
+    """The lock less what another names too, perhaps in another version."""
+    named = {name for name, _ in requirements(other)}
+    return "".join(text for name, text in requirements(lock) if name not in named)
+
+
 def client_environment(environ: Mapping[str, str], venv: Path = VENV) -> dict[str, str]:
     """The environment for uv: what is set for pip holds for uv too, unless uv has its own."""
     env = {**environ, "UV_NO_PROGRESS": "" if sys.stderr.isatty() else "1", "VIRTUAL_ENV": str(venv)}
@@ -130,6 +136,8 @@ def install(kind: str, env: Mapping[str, str], torch_index: str) -> None:
             text, torch = without_cuda(files[-1].read_text())
             files[-1] = Path(folder) / files[-1].name
             files[-1].write_text(text)
+        files[0] = Path(folder) / files[0].name
+        files[0].write_text(without((LOCKS / files[0].name).read_text(), files[-1].read_text()))
         size = "0.1 GB" if kind == "image-control" else "0.5 GB" if torch_index else "5 GB"
         # From source imports take twice as long, in each process; images never keep what they compile.
         compiled = ("--compile-bytecode",) if "vllm" in kind or kind.startswith("image-") else ()

@@ -97,8 +97,7 @@ async def vllm_cores(random_llama: Path) -> AsyncIterator[tuple[SharedCore, ...]
     """Two EngineCores for all tests: no test needs more engines, and each would take many seconds to start."""
     cores = tuple(SharedCore(_vllm_config(random_llama)) for _ in range(2))
     yield cores
-    for core in cores:
-        await core.end()
+    await asyncio.gather(*(core.end() for core in cores))
 
 
 @pytest.fixture

@@ -48,6 +48,14 @@ def test_a_cpu_build_of_torch_comes_without_cuda(install: ModuleType) -> None:
     assert {"transformers", "numpy", "grpcio", "sympy", "filelock"} <= names
 
 
+@pytest.mark.parametrize("kind", ["up", "test", "vllm", "vllm-cpu", "image-control", "image-torch", "image-vllm"])
+def test_a_kind_takes_no_package_from_two_locks(install: ModuleType, kind: str) -> None:
+    setup, *others = ((ROOT / "locks" / f"{name}.txt").read_text() for name in install.KINDS[kind])
+    locks = (install.without(setup, others[-1]), *others)
+    names = [name for lock in locks for name in {name for name, _ in install.requirements(lock)}]
+    assert len(names) == len(set(names)) and {"uv", "setuptools"} <= set(names)
+
+
 def test_what_is_set_for_pip_holds_for_uv_unless_uv_has_its_own(install: ModuleType) -> None:
     env = install.client_environment({"PIP_INDEX_URL": "index-a", "PIP_CERT": "cert"})
     assert (env["UV_DEFAULT_INDEX"], env["SSL_CERT_FILE"]) == ("index-a", "cert")

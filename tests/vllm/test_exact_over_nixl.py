@@ -76,8 +76,8 @@ async def pair(model: Path) -> AsyncIterator[Pair]:
         await engine.start(EngineIdentity(name, 1, "127.0.0.1:1"), NoFetcher(), lambda _stage, _fraction: None)
         engines.append((engine, EventReader(engine)))
     yield engines[0], engines[1]
-    for engine, reader in engines:
-        await engine.close()
+    await asyncio.gather(*(engine.close() for engine, _ in engines))  # each waits seconds for its processes
+    for _, reader in engines:
         await reader.finished()
 
 
