@@ -619,6 +619,14 @@ async def test_company_and_chunk_size_do_not_change_tokens(bench: EngineBench) -
     await until(lambda: engine.integrity() == IDLE)
 
 
+async def test_a_seed_gives_the_same_tokens_however_its_prompt_is_cut(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    whole = await complete(engine, reader, sequence(sampling=SEEDED))
+    engine.set_prefill_budget(13)
+    cut = await complete(engine, reader, sequence(sampling=SEEDED))
+    assert cut.token_ids == whole.token_ids and finish(cut) is FinishReason.LENGTH
+
+
 async def test_a_prompt_seen_before_is_served_from_its_blocks(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     first = await complete(engine, reader, sequence(root=ROOT))
