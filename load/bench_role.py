@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import torch
 from prometheus_client.parser import text_string_to_metric_families
-from transformers import AutoModelForCausalLM, LlamaConfig
 
+from libs.testing.random_model import write_random_llama
 from libs.testing.real_model import real_model_folder
 from libs.testing.role_moves import Moved, Mover, Traffic, open_admins, request_bodies
 from libs.testing.suite import Suite, running_suite
@@ -63,21 +62,17 @@ def tiny_model(folder: Path) -> Path:
     They are drawn wide: of nearly even logits the greatest would depend on the order of a sum.
     """
     real = real_model_folder()
-    torch.manual_seed(5)
     real_config = json.loads((real / "config.json").read_text())
-    config = LlamaConfig(
+    write_random_llama(
+        folder,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         vocab_size=real_config["vocab_size"],
         max_position_embeddings=2048,
         initializer_range=0.4,
         bos_token_id=real_config.get("bos_token_id"),
         eos_token_id=real_config.get("eos_token_id"),
     )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     for file in real.glob("*token*"):
         shutil.copy(file, folder / file.name)
     return folder

@@ -57,10 +57,8 @@ async def open_admin(bootstrap: str, client_id: str) -> AsyncIterator[AIOKafkaAd
         await admin.close()
 
 
-@asynccontextmanager
-async def open_producer(bootstrap: str, client_id: str) -> AsyncIterator[AIOKafkaProducer]:
-    """A connected producer; leaving waits for what it was given, which it gives up within REQUEST_TIMEOUT_MS."""
-    producer = AIOKafkaProducer(
+def _producer(bootstrap: str, client_id: str, **own: Any) -> AIOKafkaProducer:
+    return AIOKafkaProducer(
         bootstrap_servers=bootstrap,
         client_id=client_id,
         acks="all",
@@ -68,7 +66,14 @@ async def open_producer(bootstrap: str, client_id: str) -> AsyncIterator[AIOKafk
         max_batch_size=BATCH_BYTES,
         max_request_size=MAX_RECORD_BYTES,
         request_timeout_ms=REQUEST_TIMEOUT_MS,
+        **own,
     )
+
+
+@asynccontextmanager
+async def open_producer(bootstrap: str, client_id: str) -> AsyncIterator[AIOKafkaProducer]:
+    """A connected producer; leaving waits for what it was given, which it gives up within REQUEST_TIMEOUT_MS."""
+    producer = _producer(bootstrap, client_id)
     try:
         await _start(producer.start())
         yield producer
@@ -80,15 +85,8 @@ async def open_producer(bootstrap: str, client_id: str) -> AsyncIterator[AIOKafk
 async def open_transactions(bootstrap: str, client_id: str, transactional_id: str) -> AsyncIterator[AIOKafkaProducer]:
     """A connected producer of transactions. From here on any other of the same id is fenced, and what it left open is
     aborted or committed."""
-    producer = AIOKafkaProducer(
-        bootstrap_servers=bootstrap,
-        client_id=client_id,
-        transactional_id=transactional_id,
-        transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-        linger_ms=0,
-        max_batch_size=BATCH_BYTES,
-        max_request_size=MAX_RECORD_BYTES,
-        request_timeout_ms=REQUEST_TIMEOUT_MS,
+    producer = _producer(
+        bootstrap, client_id, transactional_id=transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
     )
     try:
         await _start(producer.start())

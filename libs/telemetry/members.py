@@ -23,9 +23,6 @@ class Members:
     def __init__(self) -> None:
         self._known: dict[str, Member] = {}
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     def enter(self, members: Iterable[Member]) -> None:
         """What is known of them by now."""
         for member in members:

@@ -44,22 +44,11 @@ Make = Callable[..., Engine]
 @pytest.fixture(scope="session")
 def random_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with random weights."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(5)
-    config = transformers.LlamaConfig(
-        hidden_size=128,  # 32 a head: vLLM's attention takes no smaller ones
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=260,
-        max_position_embeddings=1024,
-        eos_token_id=257,
-    )
-    folder = tmp_path_factory.mktemp("model") / "llama"
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return folder
+    pytest.importorskip("torch")
+    from libs.testing.random_model import write_random_llama
+
+    # 32 a head: vLLM's attention takes no smaller ones.
+    return write_random_llama(tmp_path_factory.mktemp("model") / "llama", hidden_size=128, eos_token_id=257)
 
 
 @pytest.fixture

@@ -171,20 +171,11 @@ async def test_sim_workers_move_under_load(open_gateway_over: Any) -> None:
 
 @pytest.mark.torch
 async def test_torch_workers_move_under_load(open_gateway_over: Any, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(5)
-    config = transformers.LlamaConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=260,
-        max_position_embeddings=1024,
-        initializer_range=0.4,  # of nearly even logits the greatest would depend on the order of a sum
-    )
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "sim")
+    pytest.importorskip("torch")
+    from libs.testing.random_model import write_random_llama
+
+    # Drawn wide: of nearly even logits the greatest would depend on the order of a sum.
+    write_random_llama(tmp_path / "sim", initializer_range=0.4)
     await moves_under_load(
         open_gateway_over,
         6,

@@ -71,10 +71,17 @@ def spans(event: RequestEvent, hand_offs: Sequence[HandOff]) -> list[Span]:
     end = first + event.decode_ns if event.ttft_ns else bound
     own_id = _digest(8, event.gateway_id, event.request_id, str(arrival), str(end), str(event.output_tokens))
 
-    def span(name: str, service: str, instance: str, start: int, end: int, **more: Mapping[str, Attribute]) -> Span:
+    def span(
+        name: str,
+        service: str,
+        instance: str,
+        start: int,
+        end: int,
+        *,
+        attributes: Mapping[str, Attribute] | None = None,
+    ) -> Span:
         span_id = _digest(8, own_id.hex(), name, str(start))
-        attributes = more.get("attributes", {})
-        return Span(name, service, instance, context.trace_id, span_id, own_id, start, end, attributes)
+        return Span(name, service, instance, context.trace_id, span_id, own_id, start, end, attributes or {})
 
     found = [
         Span(
