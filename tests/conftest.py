@@ -18,6 +18,9 @@ from libs.testing.stores import (
 )
 
 
+pytest_plugins = ["tests.hung_tasks"]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-examples", type=int, default=0, help="examples that each test under tests/fuzz tries")
     parser.addoption("--device", default="cpu", help="of the torch engine in the engines' contract suite, e.g. cuda:0")

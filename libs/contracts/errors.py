@@ -174,9 +174,12 @@ class KvMismatch(FulcrumError):
 
 
 class SequenceFailed(FulcrumError):
-    """A sequence could not be finished on any worker."""
+    """A sequence could not be finished on any of the workers it was given to: on others, later, it may."""
 
     code = "sequence_failed"
+    error_type = "service_unavailable_error"
+    http_status = 503
+    grpc_status = grpc.StatusCode.UNAVAILABLE
 
 
 class StartupError(FulcrumError):

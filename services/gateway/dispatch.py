@@ -355,8 +355,8 @@ class Dispatcher:
             return
         generation.reroutes += 1
         if generation.reroutes > self._max_reroutes:
-            error = SequenceFailed(f"gave up after {self._max_reroutes} attempts elsewhere: {why}")
-            self._end(generation, error)
+            message = f"gave up after {self._max_reroutes} attempts elsewhere: {why}"
+            self._end(generation, SequenceFailed(message, retry_after_s=RETRY_AFTER_S))
             return
         log.info("request goes elsewhere", request_id=generation.request_id, why=why, tokens=len(generation.output))
         keep_kv = keep_kv and serves_decode(self._fleet.views(), generation.model, generation.kv_kind)

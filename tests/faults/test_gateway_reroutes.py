@@ -174,7 +174,7 @@ async def test_attempts_are_bounded_and_the_client_is_told(open_gateway_over: An
         found = await workers(stack, "m0", m0=(Plan(tokens=1, abort=True),) * 10)
         gateway = await stack.enter_async_context(open_gateway_over(found[0].worker, max_reroutes=3))
         answer = await gateway.complete(TOKENS)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "sequence_failed")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "sequence_failed")
         assert len(found[0].submits) == 4
         assert gateway.events()[0].outcome == OUTCOME_FAILED
         assert gateway.idle()

@@ -263,7 +263,8 @@ def test_frames_into_a_gateway(runner: asyncio.Runner, fuzz: Any) -> None:
             worker.said = said
             answer = await gateway.http.post("/v1/completions", json=REQUEST)
             fuzz.counts[f"WorkerFrame into a gateway: {answer.status_code}"] += 1
-            assert answer.status_code in (200, 400, 503) or answer.json()["error"]["code"] == "sequence_failed"
+            assert answer.status_code in (200, 400) or "retry-after" in answer.headers, answer.text
+            assert answer.status_code in (200, 400, 503)
             await until(gateway.idle, what="an idle gateway")
             assert gateway.tasks.error is None
 
