@@ -17,7 +17,6 @@ from libs.testing.stores import (
     real_redis,
 )
 
-
 pytest_plugins = ["tests.hung_tasks"]
 
 
