@@ -1,7 +1,5 @@
 """Traces of a real suite, as an OpenTelemetry collector receives them."""
 
-import asyncio
-import contextlib
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -12,7 +10,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from libs.testing.suite import running_suite
 from libs.testing.wait import until
 
-PARENT = "cd" * 8
+TRACE, PARENT = "ab" * 16, "cd" * 8
+
+
+def reads_all(metrics: str) -> bool:
+    """Whether the service knows of the last second of both workers: what they send from now on, it gets."""
+    answer = httpx.get(f"{metrics}/v1/occupancy", params={"window": "1s"}, trust_env=False)
+    return [worker["coverage"] == 1 for worker in answer.json()["workers"]] == [True, True]
 
 
 class Collector:
@@ -61,25 +65,14 @@ def collector():
 async def test_a_request_is_traced_through_gateway_prefill_hand_off_and_decode(tmp_path, collector):
     env = {"FULCRUM_METRICS_TRACES_URL": collector.url}
     with running_suite(tmp_path, "--engine", "sim", env=env) as suite:
-        traces = []
-
-        async def traced() -> bool:
-            """Ask once more, since a metrics service that is busy starting reads from where it has connected on."""
-            traces.append(f"{len(traces) + 1:032x}")
-            body = {"model": suite.ready["model"], "prompt": f"{len(traces)} " + "word " * 200, "max_tokens": 8}
-            headers = {"traceparent": f"00-{traces[-1]}-{PARENT}-01"}
-            url = f"{suite.gateway}/v1/completions"
-            answer = httpx.post(url, json=body, headers=headers, timeout=30, trust_env=False)
-            assert answer.status_code == 200, answer.text
-            with contextlib.suppress(AssertionError):
-                await until(lambda: "decode" in collector.spans.get(traces[-1], {}), timeout_s=5)
-            return "decode" in collector.spans.get(traces[-1], {})
-
-        async with asyncio.timeout(60):
-            while not await traced():
-                pass
+        await until(lambda: reads_all(suite.ready["metrics"]), timeout_s=30, what="reading telemetry of both workers")
+        body = {"model": suite.ready["model"], "prompt": "word " * 200, "max_tokens": 8}
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        answer = httpx.post(f"{suite.gateway}/v1/completions", json=body, headers=headers, timeout=30, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        await until(lambda: len(collector.spans.get(TRACE, {})) == 5, timeout_s=20, what="the whole trace")
     assert collector.refused == 1
-    spans = collector.spans[traces[-1]]
+    spans = collector.spans[TRACE]
     whole = next(span for name, (_, span) in spans.items() if name.startswith("generate "))
     assert set(spans) == {whole.name, "queue", "prefill", "kv hand-off", "decode"}
     assert whole.parent_span_id.hex() == PARENT

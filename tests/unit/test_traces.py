@@ -92,6 +92,36 @@ def test_transfers_join_their_request_in_any_order(transfer_first):
     assert taken(book) == []
 
 
+def test_a_transfer_that_is_told_late_is_a_span_of_the_same_trace():
+    prompt, late = TraceBook(1.0), TraceBook(1.0)
+    enter(prompt, transfer(), request())
+    enter(late, request())
+    first = taken(late)
+    assert [s.name for s in first] == ["generate sim", "queue", "prefill", "decode"]
+    enter(late, transfer())
+    second = taken(late)
+    assert [s.name for s in second] == ["kv hand-off"]
+    assert {s.span_id: s for s in first + second} == {s.span_id: s for s in taken(prompt)}
+
+
+def test_late_transfers_of_choices_each_find_their_own():
+    book = TraceBook(1.0)
+    enter(book, request(decode_ns=90 * MS), request(decode_ns=99 * MS, decode_worker="decode-1"))
+    wholes = {s.span_id: s for s in taken(book) if s.name == "generate sim"}
+    enter(book, transfer(start_ms=49, worker="decode-1"), transfer(start_ms=48))
+    found = taken(book)
+    assert [wholes[s.parent_id].end_unix_ns for s in found] == [at(149), at(140)]
+
+
+def test_a_request_that_stayed_where_its_prompt_was_awaits_no_transfer(monkeypatch):
+    monkeypatch.setattr(book_module, "MAX_LACKING", 1)
+    book = TraceBook(1.0)
+    enter(book, request("lacks"), request("whole", decode_worker="prefill-0"), request("bare", decode_worker=""))
+    taken(book)
+    enter(book, transfer("lacks"))
+    assert [s.name for s in taken(book)] == ["kv hand-off"]
+
+
 def test_choices_of_a_request_share_its_transfers_fairly():
     book = TraceBook(1.0)
     enter(book, transfer(start_ms=48), transfer(start_ms=49), request(decode_ns=90 * MS), request(decode_ns=99 * MS))

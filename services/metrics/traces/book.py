@@ -5,14 +5,17 @@ from typing import Final
 
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, RequestEvent, StepBatch
-from services.metrics.traces.spans import HandOff, Span, spans, trace_context
+from services.metrics.traces.spans import HandOff, Span, hand_off_span, spans, trace_context
 
 SETTLE_NS: Final = 1_000_000_000
-"""How long a finished request waits for its transfers: workers send theirs ten times a second."""
+"""How long a finished request waits for its transfers: workers send theirs ten times a second. A transfer that is
+told later still is sent when it comes, as a span of the same trace."""
 MAX_REQUESTS: Final = 20_000
 """Finished requests that wait; beyond it the oldest is dropped, and counted."""
 MAX_TRANSFERS: Final = 50_000
 """Transfers whose request has not ended; beyond it the oldest is forgotten. It may be of one that is not sampled."""
+MAX_LACKING: Final = 5_000
+"""Requests that were told of without all their transfers; beyond it the oldest one's are no longer waited for."""
 MAX_HAND_OFFS: Final = 64
 """Of one request, whose choices share its id; more are not told of."""
 _SHARES: Final = 1 << 64
@@ -26,6 +29,8 @@ class TraceBook:
         self._share = share
         self._requests: deque[tuple[int, RequestEvent]] = deque()
         self._transfers: OrderedDict[str, list[HandOff]] = OrderedDict()
+        self._lacking: OrderedDict[str, list[RequestEvent]] = OrderedDict()
+        self._late: deque[Span] = deque(maxlen=MAX_TRANSFERS)
         self.dropped_requests = 0
 
     def enter(self, record: Record, now_ns: int) -> None:
@@ -38,6 +43,13 @@ class TraceBook:
             self._request(value, now_ns)
 
     def _transfer(self, worker_id: str, transfer: KvTransfer) -> None:
+        if lacking := self._lacking.get(transfer.request_id):
+            event = next((one for one in lacking if one.decode_worker == worker_id), lacking[0])
+            self._late.append(hand_off_span(event, HandOff(worker_id, transfer)))
+            lacking.remove(event)
+            if not lacking:
+                del self._lacking[transfer.request_id]
+            return
         told = self._transfers.setdefault(transfer.request_id, [])
         if len(told) < MAX_HAND_OFFS:
             told.append(HandOff(worker_id, transfer))
@@ -58,13 +70,22 @@ class TraceBook:
             self.dropped_requests += 1
 
     def take(self, now_ns: int, most: int) -> list[Span]:
-        """The spans of at most so many requests that have waited long enough, oldest first."""
-        found: list[Span] = []
+        """The spans of at most so many requests that have waited long enough, oldest first, and late transfers'."""
+        found = [self._late.popleft() for _ in range(min(most, len(self._late)))]
         while most and self._requests and self._requests[0][0] <= now_ns:
             _, event = self._requests.popleft()
-            found += spans(event, self._hand_offs(event))
+            hand_offs = self._hand_offs(event)
+            found += spans(event, hand_offs)
+            self._lack(event, _transfers_of(event) - len(hand_offs))
             most -= 1
         return found
+
+    def _lack(self, event: RequestEvent, transfers: int) -> None:
+        """Remember a request whose transfers are still to come, once for each."""
+        if transfers > 0:
+            self._lacking.setdefault(event.request_id, []).extend([event] * min(transfers, MAX_HAND_OFFS))
+        if len(self._lacking) > MAX_LACKING:
+            self._lacking.popitem(last=False)
 
     def _hand_offs(self, event: RequestEvent) -> list[HandOff]:
         """Of one choice; the choices of a request share its id, so each takes as many as it can have had."""
@@ -75,3 +96,8 @@ class TraceBook:
         if len(come) > 1:
             self._transfers[event.request_id] = [one for one in come if one is not own[0]]
         return own[:1]
+
+
+def _transfers_of(event: RequestEvent) -> int:
+    """How many transfers it must have had, at the least."""
+    return event.moves + (event.decode_worker not in {"", event.prefill_worker})

@@ -8,6 +8,7 @@ took them: a hand-off's are the decode worker's, the others the gateway's.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from typing import Final
 
@@ -66,30 +67,15 @@ def trace_context(event: RequestEvent) -> TraceContext:
 def spans(event: RequestEvent, hand_offs: Sequence[HandOff]) -> list[Span]:
     """The request's span, then what it consists of."""
     context = trace_context(event)
-    arrival, bound = event.arrival_unix_ns, event.arrival_unix_ns + event.queue_ns
-    first = event.arrival_unix_ns + event.ttft_ns
-    end = first + event.decode_ns if event.ttft_ns else bound
-    own_id = _digest(8, event.gateway_id, event.request_id, str(arrival), str(end), str(event.output_tokens))
-
-    def span(
-        name: str,
-        service: str,
-        instance: str,
-        start: int,
-        end: int,
-        *,
-        attributes: Mapping[str, Attribute] | None = None,
-    ) -> Span:
-        span_id = _digest(8, own_id.hex(), name, str(start))
-        return Span(name, service, instance, context.trace_id, span_id, own_id, start, end, attributes or {})
-
+    arrival, bound, first, end = _moments(event)
+    span = partial(_part, event)
     found = [
         Span(
             name=f"generate {event.model}",
             service=GATEWAY,
             instance=event.gateway_id,
             trace_id=context.trace_id,
-            span_id=own_id,
+            span_id=_own_id(event),
             parent_id=context.parent_id,
             start_unix_ns=arrival,
             end_unix_ns=end,
@@ -98,21 +84,53 @@ def spans(event: RequestEvent, hand_offs: Sequence[HandOff]) -> list[Span]:
         )
     ]
     if event.queue_ns:
-        found.append(span("queue", GATEWAY, event.gateway_id, arrival, bound))
+        found.append(span("queue", (GATEWAY, event.gateway_id), arrival, bound))
     if event.ttft_ns:
         prefill: dict[str, Attribute] = {
             "fulcrum.prompt_tokens": event.prompt_tokens, "fulcrum.cached_tokens": event.cached_tokens,
         }  # fmt: skip
-        found.append(span("prefill", WORKER, event.prefill_worker, bound, first, attributes=prefill))
-    for hand_off in hand_offs:
-        start, end_of_it = hand_off.transfer.start_unix_ns, hand_off.transfer.end_unix_ns
-        attributes = _transfer_attributes(hand_off.transfer)
-        found.append(span("kv hand-off", WORKER, hand_off.worker_id, start, end_of_it, attributes=attributes))
+        found.append(span("prefill", (WORKER, event.prefill_worker), bound, first, attributes=prefill))
+    found += [hand_off_span(event, hand_off) for hand_off in hand_offs]
     if event.decode_ns:
         tokens: dict[str, Attribute] = {"fulcrum.output_tokens": event.output_tokens}
         worker = event.decode_worker or event.prefill_worker
-        found.append(span("decode", WORKER, worker, first, end, attributes=tokens))
+        found.append(span("decode", (WORKER, worker), first, end, attributes=tokens))
     return found
+
+
+def hand_off_span(event: RequestEvent, hand_off: HandOff) -> Span:
+    """The span of one KV transfer of the request: the same whether it is sent with the others or after them."""
+    start, end = hand_off.transfer.start_unix_ns, hand_off.transfer.end_unix_ns
+    attributes = _transfer_attributes(hand_off.transfer)
+    return _part(event, "kv hand-off", (WORKER, hand_off.worker_id), start, end, attributes=attributes)
+
+
+def _part(
+    event: RequestEvent,
+    name: str,
+    process: tuple[str, str],
+    start: int,
+    end: int,
+    *,
+    attributes: Mapping[str, Attribute] | None = None,
+) -> Span:
+    """A span under the request's own; `process` is a service and which one of it."""
+    service, instance = process
+    own_id = _own_id(event)
+    span_id = _digest(8, own_id.hex(), name, str(start))
+    return Span(name, service, instance, trace_context(event).trace_id, span_id, own_id, start, end, attributes or {})
+
+
+def _moments(event: RequestEvent) -> tuple[int, int, int, int]:
+    """Arrival, bound, first token, last token; in Unix ns."""
+    bound, first = event.arrival_unix_ns + event.queue_ns, event.arrival_unix_ns + event.ttft_ns
+    return event.arrival_unix_ns, bound, first, first + event.decode_ns if event.ttft_ns else bound
+
+
+def _own_id(event: RequestEvent) -> bytes:
+    """Of the request's span; choices share a request id."""
+    arrival, _, _, end = _moments(event)
+    return _digest(8, event.gateway_id, event.request_id, str(arrival), str(end), str(event.output_tokens))
 
 
 def _request_attributes(event: RequestEvent) -> dict[str, Attribute]:
