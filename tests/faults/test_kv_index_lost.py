@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from libs.contracts.keys import kv_blocks
 from libs.kvindex.redis import RedisKvIndex
 from libs.runtime.tasks import TaskOwner
 from libs.testing.scripted_worker import scripted_worker
@@ -55,9 +56,9 @@ async def _ask(gateway: Any, prompt: list[int]) -> int:
 
 
 async def _listed(redis: RedisServer, cluster: str) -> int:
-    """Blocks in Redis."""
+    """Blocks of prefill workers in Redis."""
     async with Redis.from_url(redis.url) as client:
-        keys = [key async for key in client.scan_iter(f"fulcrum:{cluster}:kv:*")]
+        keys = [key async for key in client.scan_iter(kv_blocks(cluster, "sim", "prefill*"))]
         return sum([await client.scard(key) for key in keys])
 
 
