@@ -3,8 +3,9 @@
 Runs a grid of chunk x batch x context on the runner itself (pure prefill, pure decode, mixed) and reports relative
 errors on cells that the fit has not seen: every cell is judged by a model that was fitted without its quarter of the
 grid. Beside it, by the same two parts run separately: how much of a prompt chunk's cost hides in a decode step, and how
-far off the split of mixed steps is. Rounds take turns over the whole grid, so that a noisy moment does not fall on one
-cell. stdout: tables, then one JSON object as the last line, which `--again` judges anew; stderr: progress.
+far off the split of mixed steps is; and whether the largest decode batch that by the model holds a TPOT target does.
+Rounds take turns over the whole grid, so that a noisy moment does not fall on one cell. stdout: tables, then one JSON
+object as the last line, which `--again` judges anew; stderr: progress.
 """
 
 import argparse
@@ -24,6 +25,8 @@ from libs.engine.runner import Runner
 from libs.engine.torch.runner import TorchRunner
 from libs.perfmodel import StepKind, StepTimeLearner, StepTimeModel, prior_step_time, split_step_ns
 from libs.testing.real_model import real_model_folder
+from load import decode_target
+from load.decode_target import HeldTarget
 from load.step_grid import Cell, batch_of, folds, grid
 from load.step_picture import draw
 
@@ -119,7 +122,7 @@ def split_errors(times: Times, model: StepTimeModel) -> list[float]:
     ]
 
 
-def report(times: Times, device: str, options: argparse.Namespace) -> None:
+def report(times: Times, device: str, targets: list[HeldTarget], options: argparse.Namespace) -> None:
     """Fit, judge, print."""
     foretold, model = foretold_ns(times, device), fit(times, list(times), device)
     table = error_table(times, foretold)
@@ -136,6 +139,8 @@ def report(times: Times, device: str, options: argparse.Namespace) -> None:
         f"split of mixed steps against their parts run separately, points off: {100 * statistics.mean(off):.1f} mean,"
     )
     print(f"  {100 * max(off):.1f} at most; interference {model.interference:.2f}")
+    if targets:
+        print("\n" + decode_target.table(targets))
     if options.picture:
         draw(options.picture, foretold, times)
     coefficients = {name: round(getattr(model, name), 4) for name in StepTimeModel.__dataclass_fields__}
@@ -148,6 +153,7 @@ def report(times: Times, device: str, options: argparse.Namespace) -> None:
                 "held_out": table,
                 "ride_along_share": {str(tokens): round(share, 4) for tokens, share in shares.items()},
                 "split_error": {"mean": round(statistics.mean(off), 4), "max": round(max(off), 4)},
+                "decode_targets": decode_target.figures(targets),
                 "model": coefficients,
                 "cells": [
                     {"chunk": cell.chunk, "decode": cell.decode, "ms": [round(ns / 1e6, 2) for ns in durations]}
@@ -172,7 +178,8 @@ def recorded(file: Path) -> tuple[Times, str]:
 async def main(options: argparse.Namespace) -> None:
     """Load, measure, report."""
     if options.again:
-        report(*recorded(options.again), options)
+        times, device = recorded(options.again)
+        report(times, device, [], options)
         return
     config = EngineConfig(
         real_model_folder(), "bench", device=options.device, threads=options.threads, kv_memory_mb=options.kv_memory_mb
@@ -180,7 +187,9 @@ async def main(options: argparse.Namespace) -> None:
     runner = TorchRunner(config)
     capabilities = await runner.load(EngineIdentity("bench", 1, ""), lambda _stage, _share: None)
     try:
-        report(await measure(runner, capabilities, options), runner.device, options)
+        times = await measure(runner, capabilities, options)
+        targets = await decode_target.held_targets(runner, capabilities, fit(times, list(times), runner.device))
+        report(times, runner.device, targets, options)
     finally:
         await runner.close()
 

@@ -1,8 +1,9 @@
-"""CPU time and memory of a bench's processes, as the kernel counts them."""
+"""CPU time, waits for a core, and memory of a bench's processes, as the kernel counts them."""
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -35,6 +36,14 @@ def processes_below(pid: int, words: Mapping[str, str]) -> Kinds:
 def usage(kinds: Kinds) -> dict[str, Usage]:
     """By kind, as of now, with this process as "load"."""
     return {kind: _sum(processes) for kind, processes in {**kinds, LOAD: [psutil.Process(os.getpid())]}.items()}
+
+
+def waited_s(pid: int) -> float:
+    """How long its main thread was runnable and had no core, since it began; 0 where the kernel does not count it."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def _sum(processes: Sequence[psutil.Process]) -> Usage:

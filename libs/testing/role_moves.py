@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,13 +99,22 @@ class Moved:
     role: str
     move: RoleMove
     first_step_s: float | None
+    waited_s: float
+    """Of the effect, for a core: by whoever `Mover` was told to ask."""
 
 
 class Mover:
     """Changes roles over the workers' admin services, never leaving a phase without a worker."""
 
-    def __init__(self, admins: Mapping[str, WorkerAdmin], roles: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        admins: Mapping[str, WorkerAdmin],
+        roles: Mapping[str, str],
+        waited_s: Callable[[int], float] = lambda _worker_pid: 0.0,
+    ) -> None:
+        """`waited_s` tells how long those whom a move goes through have been runnable without a core, ever."""
         self._admins = admins
+        self._waited_s = waited_s
         self._roles = dict(roles)
         self._rng = random.Random(11)  # noqa: S311
         self.moves: list[Moved] = []
@@ -121,6 +130,7 @@ class Mover:
         """A worker takes a role."""
         admin = self._admins[worker]
         described = await admin.describe()
+        waited_before_s = self._waited_s(described.worker.pid)
         move = await admin.set_role(
             *role_from_name(role, BUDGET_TOKENS if role == "mixed" else 0),
             expected_epoch=described.worker.assignment.epoch,
@@ -128,12 +138,13 @@ class Mover:
             actor="test",
             reason="to see that nothing is lost",
         )
+        waited_s = self._waited_s(described.worker.pid) - waited_before_s
         assert move.assignment.epoch == described.worker.assignment.epoch + 1
         self._roles[worker] = role
         first_step_s = None
         if first_step_within_s and role != "standby":
             first_step_s = await admin.first_step_s(move, within_s=first_step_within_s)
-        return Moved(worker, role, move, first_step_s)
+        return Moved(worker, role, move, first_step_s, waited_s)
 
     async def reset(self, roles: Mapping[str, str]) -> None:
         """Back to these roles."""

@@ -162,8 +162,8 @@ async def open_worker(
 
         chunk_tokens = settings.engine_config(ports.model.name).prefill_chunk_tokens
         tuner = PrefillTuner(ports.engine, step_times, chunk_tokens, host.speed.chunked)
-        if not settings.prefill_chunk_tokens and settings.role == "prefill":
-            await tuner.settle()
+        if settings.role == "prefill":
+            await tuner.settle(configured=settings.prefill_chunk_tokens > 0)
         _own(stack, tasks.spawn("heartbeat", beat(host)))
         await _add_services(server, host, tuner, kv, settings)
         await server.start()

@@ -19,6 +19,8 @@ log = structlog.get_logger()
 MOST_TOKENS: Final = 8192
 LIMIT_S: Final = 10.0
 """Measuring ends after so long, with what there is by then."""
+MOST_LIMIT_S: Final = 50.0
+"""The same, where whoever asks gives it longer, as a slow device needs; within the call's own deadline."""
 
 
 class PrefillTuner:
@@ -32,13 +34,22 @@ class PrefillTuner:
         self._chosen = chosen
         self._busy = False
 
-    async def settle(self) -> None:
-        """Choose at the start: from what earlier workers of this kind have learned, else by measuring."""
-        if StepKind.PREFILL in self._step_times.known:
+    async def settle(self, *, configured: bool = False) -> None:
+        """Choose at the start, unless it is configured: from what earlier workers have learned, else by measuring.
+
+        Where nothing is measured the log says why.
+        """
+        if configured:
+            reason = "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS names a size; 0 would measure"
+        elif StepKind.PREFILL in self._step_times.known:
+            reason = "earlier workers of this kind have learned it"
             chunk_tokens, _ = knee_of(self._step_times.fitted.model, self._most(MOST_TOKENS))
             self._take(chunk_tokens)
+        elif await self.tune() is None:
+            reason = "there was no room or no time for enough steps"
         else:
-            await self.tune()
+            return
+        log.info("prefill not measured at start", reason=reason, chunk_tokens=self.chunk_tokens)
 
     async def tune(self, *, most_tokens: int = 0, limit_s: float = 0.0, apply: bool = True) -> Tuned | None:
         """Measure and, unless told otherwise, take the choice over; None when there was no room or time to measure.
@@ -49,7 +60,7 @@ class PrefillTuner:
             raise QueueFull("another measurement runs")
         self._busy = True
         try:
-            trials = await self._measure(self._most(most_tokens or MOST_TOKENS), min(limit_s or LIMIT_S, LIMIT_S))
+            trials = await self._measure(self._most(most_tokens or MOST_TOKENS), min(limit_s or LIMIT_S, MOST_LIMIT_S))
         finally:
             self._busy = False
         saturation = find_knee(self._step_times.fitted.model, trials)

@@ -1,5 +1,8 @@
 """A worker finds its prefill chunk: at its start where asked to, and by an administrator's verb."""
 
+import pytest
+from structlog.testing import capture_logs
+
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.runtime.rpc import make_channel
@@ -46,3 +49,15 @@ async def test_a_prefill_worker_told_to_choose_measures_before_it_serves() -> No
         steps = [step for batch in worker.batches() for step in batch.steps]
         assert len({step.prefill_tokens for step in steps}) >= 3 or worker.host.engine.load().running == 0
         assert (await tune(worker, most_tokens=512, limit_ms=500, measure_only=True)).chunk_tokens_before != 0
+
+
+@pytest.mark.parametrize(
+    ("chunk_tokens", "reason"), [(256, "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS names a size"), (0, "no room")]
+)
+async def test_a_prefill_worker_that_did_not_measure_at_its_start_says_why(chunk_tokens: int, reason: str) -> None:
+    settings = {"prefill_chunk_tokens": chunk_tokens, "sim_kv_memory_mb": 6, "sim_speedup": 20.0}
+    with capture_logs() as logs:
+        async with local_worker("p", "prefill", **settings):
+            pass
+    (told,) = [entry for entry in logs if entry["event"] == "prefill not measured at start"]
+    assert reason in told["reason"] and told["chunk_tokens"] == (chunk_tokens or 512)
