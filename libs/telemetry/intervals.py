@@ -34,6 +34,10 @@ class Intervals:
         """The parts inside [low, high), in order."""
         first = bisect_right(self._ends, low)
         last = bisect_left(self._starts, high)
+        if first >= last:
+            return []
+        if last == first + 1:  # nearly always: what is steady is one interval
+            return [(max(low, self._starts[first]), min(high, self._ends[first]))]
         return [
             (max(low, start), min(high, end))
             for start, end in zip(self._starts[first:last], self._ends[first:last], strict=True)

@@ -1,7 +1,7 @@
 """How much of a mixed step is prefill: the one place where telemetry meets the step-time models."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step, StepBatch
@@ -19,9 +19,14 @@ def prefill_share(batch: StepBatch) -> Callable[[Step], int]:
     Split by the model that the worker itself has learned and sends. Only the proportion of prefill to decode cost
     matters here, so the nearest profile will do for a worker that sends none.
     """
-    told = fitted_model(batch.step_time) if batch.HasField("step_time") else None
-    model = told.model if told else _prior(batch.engine)
+    # Most batches have no mixed step, and reading the model costs more than entering all of a batch's steps.
+    model = cache(lambda: _model(batch))
     return lambda step: _share(model, step)
+
+
+def _model(batch: StepBatch) -> StepTimeModel:
+    told = fitted_model(batch.step_time) if batch.HasField("step_time") else None
+    return told.model if told else _prior(batch.engine)
 
 
 @lru_cache(maxsize=MAX_ENGINES)
@@ -29,7 +34,9 @@ def _prior(engine: str) -> StepTimeModel:
     return prior_step_time(engine)
 
 
-def _share(model: StepTimeModel, step: Step) -> int:
+def _share(model: Callable[[], StepTimeModel], step: Step) -> int:
+    if not step.prefill_tokens:
+        return 0
     if not step.decode_sequences:
-        return FULL_SHARE if step.prefill_tokens else 0
-    return split_step_ns(model, step_work(step), FULL_SHARE)[0]
+        return FULL_SHARE
+    return split_step_ns(model(), step_work(step), FULL_SHARE)[0]

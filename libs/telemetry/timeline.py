@@ -147,7 +147,7 @@ class Timeline:
         busy = self._steps.busy(low_ns, high_ns, self._covers.reach)
         steps_ns, prefill_ns = busy.between(covers)
         waits = [wait for cover in covers for wait in self._kv_waits.within(*cover)]
-        steps_in_waits_ns, _ = busy.between(waits)
+        steps_in_waits_ns = busy.between(waits)[0] if waits else 0
         return PhaseTime(
             covered_ns=_length(covers),
             prefill_ns=prefill_ns,

@@ -20,7 +20,7 @@ YOUNG_NS: Final = 1_000_000_000
 async def tick_forever(
     state: MetricsState, hub: Hub, writer: TickWriter, desk: AlertDesk, clock: Clock, *, lag_ns: int
 ) -> None:
-    """Write windows that ended `lag_ns` ago at each full 100 ms. A late round writes what it has missed.
+    """Write each window `lag_ns` after its end. A late round writes what it has missed.
 
     With kept history the first round waits until telemetry has come that is nearly as young as this call: windows
     written before it would all be written again.
@@ -28,7 +28,7 @@ async def tick_forever(
     started_ns = clock.now_ns()
     replayed = state.history.written_to_ns is None
     while True:
-        await asyncio.sleep((TICK_NS - clock.now_ns() % TICK_NS) / 1e9)
+        await asyncio.sleep((TICK_NS - (clock.now_ns() - lag_ns) % TICK_NS) / 1e9)
         now_ns = clock.now_ns()
         replayed = replayed or state.fleet.newest_cover_ns >= started_ns - YOUNG_NS or now_ns > started_ns + REPLAY_NS
         if replayed:

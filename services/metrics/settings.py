@@ -22,8 +22,8 @@ class MetricsSettings(CommonSettings):
     lag_ms: int = Field(400, ge=0, le=10_000)
     """How long before now windows end. A worker sends every 100 ms, holds back a step of up to 100 ms before it
     announces it, and the broker takes some milliseconds: with less, the end of a window is often not covered yet."""
-    live_lag_ms: int = Field(100, ge=0, le=10_000)
-    """How long before now the windows of history and stream end. What comes later revises them: a small lag shows
+    live_lag_ms: int = Field(50, ge=0, le=10_000)
+    """How long after its end a window of history and stream is written. What comes later revises it: a small lag shows
     sooner, a large one is revised less often."""
     gauge_window_ms: int = Field(15_000, ge=100, le=600_000)
     """Window of the Prometheus gauges: the scrape interval, so that no time falls between two scrapes."""

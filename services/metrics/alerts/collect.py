@@ -23,11 +23,15 @@ def take_snapshot(
 ) -> Snapshot:
     """As of now; shares of time are of the window that ended `lag_ns` ago."""
     listed = list(fleet.listed(now_ns))
+    offsets_ns = fleet.clocks.offsets_ns(now_ns)
     heard_ns = fleet.latest_arrival_ns
     return Snapshot(
         at_ns=now_ns,
         pools=list(_pools(listed, rollups, now_ns - lag_ns, window_ns)),
-        workers=[_worker(facts, fleet.last_step_end_ns(facts.worker_id), now_ns) for facts in listed],
+        workers=[
+            _worker(facts, fleet.last_step_end_ns(facts.worker_id), now_ns + offsets_ns.get(facts.node, 0))
+            for facts in listed
+        ],
         burns=burns.burns(now_ns),
         silent_ns=None if heard_ns is None else max(now_ns - heard_ns, 0),
     )
@@ -72,6 +76,7 @@ def _waiting(facts: WorkerFacts, phase: str) -> int:
 
 
 def _worker(facts: WorkerFacts, last_step_end_ns: int, now_ns: int) -> Worker:
+    """`now_ns` is by the clock of the worker's node, as far as that is known."""
     load = facts.load
     return Worker(
         id=facts.worker_id,
