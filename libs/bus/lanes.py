@@ -20,6 +20,7 @@ from libs.bus.port import Record
 from libs.bus.servers import BrokerAway, Servers
 from libs.bus.work import Handle, Produced, Raw
 from libs.contracts.topics import Topic
+from libs.runtime.tasks import end
 
 log = structlog.get_logger()
 
@@ -173,10 +174,7 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """The group is about to deal anew: each lane commits what it has, and ends."""
-        tasks = [task for partition in list(revoked) if (task := self._tasks.pop(partition, None))]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*(task for partition in list(revoked) if (task := self._tasks.pop(partition, None))))
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """Open a lane for each."""

@@ -10,6 +10,22 @@ log = structlog.get_logger()
 
 OnFailure = Callable[[BaseException], None]
 
+CANCEL_AGAIN_S = 2.0
+"""A task that has not ended so long after it was cancelled is cancelled again: Python 3.11's `asyncio.wait_for` loses a
+cancellation that comes in the same turn of the loop as what it waits for, and clients of Redis and Kafka call it."""
+
+
+async def end(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait until all have ended, with whatever."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        ended, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
+        for task in ended:
+            if not task.cancelled():
+                task.exception()  # is thereby not reported as never retrieved
+
 
 class TaskOwner:
     """Owns background tasks. The first failure is kept in `error` and reported once through `on_failure`."""
@@ -41,10 +57,7 @@ class TaskOwner:
     async def close(self) -> None:
         """Cancel what still runs and wait for it; later failures are not reported."""
         self._on_failure = None
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*self._tasks)
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -64,6 +77,4 @@ async def until_first(**works: Coroutine[Any, Any, Any]) -> None:
         for task in done:
             task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)

@@ -31,7 +31,7 @@ from libs.perfmodel import prior_step_time
 from libs.registry.port import Registry
 from libs.runtime import status
 from libs.runtime.clock import Clock
-from libs.runtime.tasks import TaskOwner
+from libs.runtime.tasks import TaskOwner, end
 from libs.runtime.transport import SystemTransport, Transport
 from libs.stepstore.port import StepTimeKey, StepTimeStore
 from libs.worker.admin import AdminServicer
@@ -202,12 +202,7 @@ def _source(settings: WorkerSettings, engine: Engine, incarnation: int) -> Telem
 
 def _own(stack: AsyncExitStack, task: "asyncio.Task[None]") -> None:
     """Cancel the task and wait for it where the stack unwinds; its failure has been reported by its owner."""
-
-    async def end() -> None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    stack.push_async_callback(end)
+    stack.push_async_callback(end, task)
 
 
 async def _pump(engine: Engine, sinks: Sequence[Callable[[EngineEvent], None]]) -> None:

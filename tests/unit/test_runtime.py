@@ -93,6 +93,24 @@ async def test_closing_cancels_tasks_and_lets_them_clean_up() -> None:
     assert owner.error is None
 
 
+async def test_a_cancellation_that_a_library_loses_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("libs.runtime.tasks.CANCEL_AGAIN_S", 0.01)
+    awaited = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        await asyncio.wait_for(awaited, 5)
+        await asyncio.Event().wait()
+
+    owner = TaskOwner()
+    owner.spawn("work", work())
+    await asyncio.sleep(0)
+    awaited.set_result(None)  # in the same turn as the cancellation, which Python 3.11's wait_for then loses
+    async with asyncio.timeout(5):
+        await owner.close()
+    assert not len(owner)
+    assert owner.error is None
+
+
 async def test_the_first_to_end_or_fail_ends_the_others_and_its_error_is_raised() -> None:
     cleaned = asyncio.Event()
 

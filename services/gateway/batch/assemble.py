@@ -9,6 +9,7 @@ from libs.bus.work import WorkBus
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_RESULTS
 from libs.filestore.port import Draft, FileStore
+from libs.runtime.tasks import end
 from services.gateway.batch.answers import lost
 from services.gateway.batch.jobs import Job
 
@@ -65,10 +66,9 @@ class Assembly:
                 if left and quiet and self._job.answered and not self._bus.capabilities.durable:
                     break
         finally:
-            reading.cancel()
-            (ended,) = await asyncio.gather(reading, return_exceptions=True)
-        if isinstance(ended, Exception):
-            raise ended
+            await end(reading)
+        if not reading.cancelled():
+            reading.result()
         if left := self._left(good, bad):
             log.warning("answers were lost by the broker", job=self._job.id, lines=left)
             for place in range(self._lines):
