@@ -19,6 +19,8 @@ from libs.testing.worker import LocalWorker, local_worker
 from services.gateway.hints import MAX_PROBES, PrefixHints
 
 LEASE_MS = 1200
+SPEEDUP = 4.0
+"""Slow enough that a cached prompt is worth more than what a busy machine adds to any queue."""
 PROMPT = [1 + place % 200 for place in range(4000)]
 CACHED_TOKENS = 3984
 """All blocks but the last token's."""
@@ -34,7 +36,14 @@ async def _cluster(redis: RedisServer, cluster: str, open_gateway_over: Any) -> 
 
         workers: list[LocalWorker] = [
             await stack.enter_async_context(
-                local_worker(name, name[:-1], kv_index=index(), kv_index_lease_ms=LEASE_MS, cluster=cluster)
+                local_worker(
+                    name,
+                    name[:-1],
+                    kv_index=index(),
+                    kv_index_lease_ms=LEASE_MS,
+                    cluster=cluster,
+                    sim_speedup=SPEEDUP,
+                )
             )
             for name in ("prefill0", "prefill1", "prefill2", "decode0")
         ]
