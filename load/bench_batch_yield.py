@@ -1,8 +1,9 @@
 """`make bench-batch-yield`: what a batch job costs people: online TTFT with one running, against without, in one run.
 
 A suite on the sim engine in real time is asked by an open loop of people (Poisson arrivals, at the same moments with
-and without a job). Rounds alternate: nobody else, then a batch job that never runs dry. Prints a table and, as its
-last line, one JSON object.
+and without a job). Rounds alternate: nobody else, then a batch job that never runs dry. With `--virtual` the same
+gateway, workers and engine core run in virtual time, where they do not share a CPU: what is left is policy. Prints a
+table and, as its last line, one JSON object.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from rich.table import Table
 from libs.testing.batch import ENDED, ENDPOINT
 from libs.testing.processes import gateway_metrics, until_whole
 from libs.testing.suite import Suite, running_suite
+from load.yield_lab import Scene, run_scene
 
 LINES = 20_000
 """Of the batch job: more than a round can answer."""
@@ -60,14 +62,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--online", type=int, nargs=2, default=(1000, 8), metavar=("ISL", "OSL"))
     parser.add_argument("--line", type=int, nargs=2, default=(1000, 64), metavar=("ISL", "OSL"))
     parser.add_argument("--decode", type=int, default=2, help="decode workers (default 2)")
+    parser.add_argument("--virtual", action="store_true", help="in virtual time: policy alone, no CPU")
     options = parser.parse_args(argv)
+    return _tell(_virtual_rounds(options) if options.virtual else _real_rounds(options))
+
+
+def _virtual_rounds(options: argparse.Namespace) -> list[Round]:
+    scene = Scene(tuple(options.online), tuple(options.line), options.per_s, options.seconds, options.decode)
+    found: list[Round] = []
+    for number in range(options.rounds):
+        for batch in (False, True):
+            seen = run_scene(scene, batch=batch, seed=number)
+            found.append(Round(batch, seen.ttft_ms, seen.lines_per_s))
+            _tell_round(number, found[-1])
+    return found
+
+
+def _real_rounds(options: argparse.Namespace) -> list[Round]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         env = {"FULCRUM_GATEWAY_FILES_FOLDER": str(folder / "files")}
         shape = ("--engine", "sim", "--prefill", "1", "--decode", str(options.decode))
         with running_suite(folder, *shape, env=env) as suite:
-            rounds = asyncio.run(_rounds(suite, folder, options))
-    return _tell(rounds)
+            return asyncio.run(_rounds(suite, folder, options))
 
 
 async def _rounds(suite: Suite, folder: Path, options: argparse.Namespace) -> list[Round]:
@@ -82,11 +99,13 @@ async def _rounds(suite: Suite, folder: Path, options: argparse.Namespace) -> li
         for number in range(options.rounds):
             for batch in (False, True) if number % 2 == 0 else (True, False):
                 found.append(await _round(http, uploaded["id"], options, batch=batch, seed=number))
-                latest = found[-1]
-                p99 = _quantile(latest.ttft_ms, 0.99)
-                print(f"round {number}, batch {batch}: p99 {p99:.0f} ms, {latest.lines_per_s:.0f} lines/s, "
-                      f"{latest.in_flight:.0f} in flight", file=sys.stderr, flush=True)  # fmt: skip
+                _tell_round(number, found[-1])
     return found
+
+
+def _tell_round(number: int, one: Round) -> None:
+    p99, lines = _quantile(one.ttft_ms, 0.99), f"{one.lines_per_s:.0f} lines/s, {one.in_flight:.0f} in flight"
+    print(f"round {number}, batch {one.batch}: p99 {p99:.0f} ms, {lines}", file=sys.stderr, flush=True)
 
 
 async def _round(

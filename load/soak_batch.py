@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ class Soaked:
 
     lines: int
     status: str = ""
-    kills: int = 0
+    kills: dict[str, int] = field(default_factory=dict)
+    """By what was killed."""
     seconds: float = 0.0
     lines_per_s: float = 0.0
     gateway_peak_mib: float = 0.0
@@ -66,10 +67,16 @@ def main(argv: list[str] | None = None) -> int:
     for name in rows[0]:
         table.add_column(name.replace("_", " "), justify="right")
     for row in rows:
-        table.add_row(*(f"{value:.1f}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(*(_text(value) for value in row.values()))
     Console(width=160).print(table)
     print(json.dumps({"jobs": rows}))
     return int(any(one.wrong_on_topic or one.wrong_in_files or one.status != "completed" for one in found))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {times}" for name, times in sorted(value.items())) or "nothing"
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,7 @@ async def _run(
     batch_id = await submit(http, suite.gateway, stage.folder / "lines.jsonl")
     begun_s = moved_s = time.monotonic()
     killed_s, due_s, last = 0.0, begun_s + kill_every_s, -1
+    victims = _victims(chance)
     while True:
         batch = await _status(http, suite.gateway, batch_id)
         soaked.gateway_peak_mib = max(soaked.gateway_peak_mib, _resident_mib(suite))
@@ -129,16 +137,22 @@ async def _run(
             soaked.lines_per_s = soaked.lines / soaked.seconds
             return batch
         if kill_every_s and now_s > due_s:
-            victim = chance.choice(VICTIMS)
+            victim = next(victims)
             print(f"{now_s - begun_s:.0f} s, {last} lines: kill -9 {victim}", file=sys.stderr, flush=True)
             killed_s, due_s = time.monotonic(), now_s + kill_every_s * chance.uniform(0.5, 1.5)
-            soaked.kills += 1
+            soaked.kills[victim] = soaked.kills.get(victim, 0) + 1
             if victim == "kafka":
                 kafka.server.kill()
                 await asyncio.to_thread(kafka.server.start)
             else:
                 await kill(suite, victim)
         await asyncio.sleep(POLL_S)
+
+
+def _victims(chance: random.Random) -> Iterator[str]:
+    """All of them in a random order, and again in another one."""
+    while True:
+        yield from chance.sample(VICTIMS, len(VICTIMS))
 
 
 async def _status(http: httpx.AsyncClient, url: str, batch_id: str) -> dict[str, Any] | None:

@@ -5,10 +5,17 @@ Pure. The rules are in libs/perfmodel/slack.py; here they meet the sequences of 
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from typing import Final
 
+from libs.engine.port import EngineRequest
 from libs.engine.sequence import Sequence
 from libs.perfmodel import StepTimeModel, StepWork
 from libs.perfmodel.slack import TokenLine, beside, joins, prefill_chunk
+
+YIELDING_PART: Final = 4
+"""Prompts that yield get one part of so many of a chunk, as a step that has begun keeps a person waiting to its end."""
+PEOPLE_STAY_NS: Final = 60_000_000_000
+"""Once nobody's prompt has come for so long, they get whole chunks, which the device computes faster."""
 
 
 class Pace:
@@ -20,6 +27,12 @@ class Pace:
         self.budget_tokens = chunk_tokens
         self.step_time: StepTimeModel | None = None
         self._prompts_stand_since_ns = 0
+        self._people_until_ns = 0
+
+    def note_prompt(self, request: EngineRequest, now_ns: int) -> None:
+        """A request has come; one that does not yield and has its prompt computed here is a sign of more to come."""
+        if not request.yields and request.kv is None:
+            self._people_until_ns = now_ns + PEOPLE_STAY_NS
 
     def decodes(self, ready: Iterable[Sequence], now_ns: int) -> list[Sequence]:
         """Those that decode in the next step; a transferred one that would break others' pace waits, for a while."""
@@ -48,9 +61,11 @@ class Pace:
             if sequence.request.tpot_target_ns:
                 targets.append(sequence.request.tpot_target_ns)
 
-    def prompt_tokens(self, running: Items[Sequence], prompts: Iterable[Sequence], now_ns: int) -> int:
+    def prompt_tokens(self, running: Items[Sequence], prompts: Items[Sequence], now_ns: int) -> int:
         """Prompt tokens of the next step, beside the decodes of `running`."""
         tokens = min(self.budget_tokens, self.chunk_tokens)
+        if now_ns < self._people_until_ns and all(prompt.request.yields for prompt in prompts):
+            tokens = min(tokens, max(self.chunk_tokens // YIELDING_PART, 1))
         model = self.step_time
         spans = [(prompt.computed, prompt.length) for prompt in prompts if prompt.has_room and prompt.pending]
         if model is None or not spans or not tokens:

@@ -1,7 +1,7 @@
 """Gateways and workers as they run for real, each wired to the simulated network and stores."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,7 @@ from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Net
 from load.chaos.rpc import SimTransport
 from load.chaos.stores import SimBus, SimKvIndex, SimRegistry, Store
+from services.gateway.batch.run import BatchPorts
 from services.gateway.catalog import load_catalog
 from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
 from services.gateway.settings import GatewaySettings
@@ -75,6 +76,10 @@ class Cluster:
     net: Net
     store: Store
     wrong: list[str] = field(default_factory=list)
+    engine: Mapping[str, Any] = field(default_factory=lambda: PROFILE)
+    """What workers are set to beside their names and roles."""
+    batch: BatchPorts | None = None
+    """Of every gateway."""
     processes: dict[str, Process] = field(default_factory=dict)
     """The present life of each name."""
     past: list[Process] = field(default_factory=list)
@@ -162,7 +167,7 @@ class Cluster:
         settings = GatewaySettings.model_validate(
             {"id": name, "port": 0, "drain_s": DRAIN_S, "max_waiting": 512, "no_workers_wait_ms": 8000}
         )
-        ports = GatewayPorts(SimBus(store, process.node), SimRegistry(store), SimKvIndex(store))
+        ports = GatewayPorts(SimBus(store, process.node), SimRegistry(store), SimKvIndex(store), self.batch)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(process.tasks.close)
             process.gateway = await stack.enter_async_context(
@@ -181,7 +186,7 @@ class Cluster:
             {
                 "id": name, "role": role, "host": name, "port": PORT, "node": name, "token": TOKEN,
                 "budget_tokens": BUDGET_TOKENS if role == "mixed" else 0, "drain_s": DRAIN_S,
-                "kv_lease_ms": KV_LEASE_MS, "telemetry_ms": 500, "kv_shared_dir": None, **PROFILE,
+                "kv_lease_ms": KV_LEASE_MS, "telemetry_ms": 500, "kv_shared_dir": None, **self.engine,
             }
         )  # fmt: skip
         model = load_model_info(settings.model_path)

@@ -7,7 +7,7 @@ from libs.contracts.errors import QueueFull
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.factory import make_engine
-from libs.engine.pace import Pace
+from libs.engine.pace import PEOPLE_STAY_NS, YIELDING_PART, Pace
 from libs.engine.port import (
     Capabilities,
     Engine,
@@ -131,24 +131,31 @@ async def test_one_measurement_waits_at_a_time_and_a_cancelled_one_frees_its_pla
 def test_a_prompt_that_yields_is_computed_only_while_no_other_one_waits() -> None:
     capabilities = Capabilities(16, 2000, 1, 8192, 8, "test")
     core = Core(EngineConfig(None, "sim", prefill_chunk_tokens=64), capabilities, frozenset(), IDENTITY)
-    order: list[int] = []
 
     def ask(key: int, *, yields: bool) -> None:
         request = EngineRequest(key, "r", Phase.BOTH, np.ones(96, np.int32), 96, 1, GREEDY, yields=yields)
-        core.submit(request, MS)
+        core.submit(request, now_ns)
 
     def step() -> None:
-        batch = core.plan(MS)
+        batch = core.plan(now_ns)
         assert batch is not None
-        core.begin(batch, MS)
-        core.apply(batch, {c.key: Sampled(7) for c in batch.chunks if c.sample}, MS)
-        order.append(batch.chunks[0].key)
-        assert order[-1] != 3 or len(batch.chunks) == 1
+        core.begin(batch, now_ns)
+        core.apply(batch, {c.key: Sampled(7) for c in batch.chunks if c.sample}, now_ns)
+        order.append((batch.chunks[0].key, sum(len(chunk.token_ids) for chunk in batch.chunks)))
+        assert order[-1][0] != 3 or len(batch.chunks) == 1
 
+    now_ns, order = MS, list[tuple[int, int]]()
     ask(1, yields=True)
     ask(2, yields=True)
     step()
     ask(3, yields=False)
+    step()
+    step()
+    assert order == [(1, 64), (3, 64), (3, 32)]
+    step()
+    assert order[-1] == (1, 64 // YIELDING_PART), "the next person does not wait for a whole chunk"
+    now_ns += PEOPLE_STAY_NS
+    step()
+    assert order[-1] == (1, 64), "nobody has come for long: the device is used well"
     while core.load().running + core.load().waiting:
         step()
-    assert order == [1, 3, 3, 1, 2]
