@@ -71,6 +71,12 @@ bench-role: setup-dev ## role moves on whole suites, idle and loaded, every toke
 soak-batch: setup-dev ## 100,000 batch lines with gateways, workers, broker and Redis killed; ARGS="--lines 1000000"
 	@$(BIN)/python -m load.soak_batch $(ARGS)
 
+bench-batch: setup-dev ## lines a second of a batch job beside a plain aiokafka loop (needs Java and Maven)
+	@$(BIN)/python -m load.bench_batch $(ARGS)
+
+bench-batch-prefix: setup-dev ## cache hits of a job whose lines share beginnings, by prefix and by arrival
+	@$(BIN)/python -m load.bench_batch_prefix $(ARGS)
+
 bench-batch-yield: setup-dev ## what a batch job costs people: online TTFT with and without one, in alternating rounds
 	@$(BIN)/python -m load.bench_batch_yield $(ARGS)
 
