@@ -8,49 +8,12 @@ import msgspec
 from libs.contracts.errors import FulcrumError
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
 from services.gateway.batch.line import Line
+from services.gateway.batch.reasons import AnswerTooLarge, Expired, NotRun, ResultLost
 from services.gateway.replies import ChatChoice, CompletionChoice, Envelope, ErrorReply
 from services.gateway.sse import error_reply
 
 MAX_ANSWER_BYTES = 900 * 1024
 """What a record of the broker holds, with room for the rest of it."""
-
-
-class NotRun(FulcrumError):
-    """A line that was not asked at all; a subclass's `code` is the reason."""
-
-    code = "not_run"
-    error_type = "invalid_request_error"
-    http_status = 409
-
-
-class Cancelled(NotRun):
-    """The job was cancelled first."""
-
-    code = "batch_cancelled"
-
-
-class Expired(NotRun):
-    """The job's window ended first."""
-
-    code = "batch_expired"
-
-
-class InputGone(NotRun):
-    """The input file was deleted while its job ran."""
-
-    code = "input_file_gone"
-
-
-class ResultLost(FulcrumError):
-    """The broker forgot the answer before it was read."""
-
-    code = "result_lost"
-
-
-class AnswerTooLarge(FulcrumError):
-    """The answer does not fit into a record."""
-
-    code = "answer_too_large"
 
 
 class _Response(msgspec.Struct):

@@ -4,35 +4,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from libs.contracts.errors import FulcrumError, InvalidRequest
+from libs.contracts.errors import FulcrumError
+from services.gateway.batch.reasons import LineRefused, MalformedLine, RepeatedId, WrongUrl
 from services.gateway.batch.shares import custom_id_of
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 MAX_CUSTOM_ID_CHARS = 512
-
-
-class LineRefused(InvalidRequest):
-    """A line that is no request."""
-
-    code = "invalid_line"
-
-
-class MalformedLine(LineRefused):
-    """It is not the JSON of a request."""
-
-    code = "invalid_json_line"
-
-
-class RepeatedId(LineRefused):
-    """Its custom_id is an earlier line's."""
-
-    code = "duplicate_custom_id"
-
-
-class WrongUrl(LineRefused):
-    """It names another route than its job."""
-
-    code = "mismatched_url"
 
 
 class _Line(msgspec.Struct):

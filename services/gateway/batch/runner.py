@@ -18,12 +18,13 @@ from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
 from libs.filestore.port import FileStore
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
-from services.gateway.batch.answers import Cancelled, Expired, InputGone, NotRun, answered, refused
+from services.gateway.batch.answers import answered, refused
 from services.gateway.batch.ask import Asker
 from services.gateway.batch.kin import by_prefix
 from services.gateway.batch.line import Line, read_line
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.note import ShareNote
+from services.gateway.batch.reasons import Cancelled, Expired, InputGone, NotRun
 from services.gateway.batch.shares import LineSplitter
 from services.gateway.batch.slots import Slots
 

@@ -1,0 +1,65 @@
+"""Why a line has an error for an answer, beside what any request may be told."""
+
+from libs.contracts.errors import FulcrumError, InvalidRequest
+
+
+class LineRefused(InvalidRequest):
+    """A line that is no request."""
+
+    code = "invalid_line"
+
+
+class MalformedLine(LineRefused):
+    """It is not the JSON of a request."""
+
+    code = "invalid_json_line"
+
+
+class RepeatedId(LineRefused):
+    """Its custom_id is an earlier line's."""
+
+    code = "duplicate_custom_id"
+
+
+class WrongUrl(LineRefused):
+    """It names another route than its job."""
+
+    code = "mismatched_url"
+
+
+class NotRun(FulcrumError):
+    """A line that was not asked at all; a subclass's `code` is the reason."""
+
+    code = "not_run"
+    error_type = "invalid_request_error"
+    http_status = 409
+
+
+class Cancelled(NotRun):
+    """The job was cancelled first."""
+
+    code = "batch_cancelled"
+
+
+class Expired(NotRun):
+    """The job's window ended first."""
+
+    code = "batch_expired"
+
+
+class InputGone(NotRun):
+    """The input file was deleted while its job ran."""
+
+    code = "input_file_gone"
+
+
+class ResultLost(FulcrumError):
+    """The broker forgot the answer before it was read."""
+
+    code = "result_lost"
+
+
+class AnswerTooLarge(FulcrumError):
+    """The answer does not fit into a record."""
+
+    code = "answer_too_large"
