@@ -26,7 +26,7 @@ KV_LEASE_MS = 10_000
 """What a prefill worker holds for a receiver whose gateway has left it is free after so long."""
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """A whole suite of processes on the sim engine, with a spare of all that clients depend on.
 

@@ -48,7 +48,7 @@ def fuzz(pytestconfig: pytest.Config) -> Fuzz:
     return Fuzz(pytestconfig.getoption("--fuzz-examples") or SHORT_EXAMPLES, counts)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def live_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     """A suite of processes; when it is left they are the same ones, and none has logged a fault."""
     folder = tmp_path_factory.mktemp("fuzz")
