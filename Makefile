@@ -101,6 +101,9 @@ bench-prefix: setup-dev ## routing by cached prefixes on the Mooncake trace, aga
 bench-gateway: setup-dev ## cost of a request: requests/s, latency, CPU by process; ARGS="--peer dynamo" beside it
 	@$(BIN)/python -m load.bench_gateway $(ARGS)
 
+bench-cluster-phase: setup-dev ## occupancy of a cluster of engines as told, against clocks around their model calls
+	@$(BIN)/python -m load.bench_cluster_phase $(ARGS)
+
 bench-occupancy: setup-dev ## live occupancy of 10 to 3,000 GPUs: CPU, freshness, memory, and the page over 1,000
 	@$(BIN)/python -m load.bench_occupancy $(ARGS)
 

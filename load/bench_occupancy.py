@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import httpx
@@ -155,6 +156,19 @@ async def measure_page(seconds: float) -> dict[str, float]:
     }
 
 
+def slopes(fleets: Sequence[Fleet]) -> list[dict[str, float]]:
+    """What 1,000 more GPUs cost, from each fleet to the next."""
+    return [
+        {
+            "from_gpus": less.gpus,
+            "to_gpus": more.gpus,
+            "cores_per_1000_gpus": 1000 * (more.cpu_share - less.cpu_share) / (more.gpus - less.gpus),
+            "mb_per_1000_gpus": 1000 * (more.rss_mb - less.rss_mb) / (more.gpus - less.gpus),
+        }
+        for less, more in pairwise(fleets)
+    ]
+
+
 def show(fleets: Sequence[Fleet], page: dict[str, float] | None) -> None:
     """The table."""
     print(f"{'GPUs':>6} {'CPU, cores':>11} {'memory':>9} {'fresh p50':>10} {'p99':>8} {'a tick':>9} {'behind':>9}")
@@ -162,6 +176,11 @@ def show(fleets: Sequence[Fleet], page: dict[str, float] | None) -> None:
         print(
             f"{each.gpus:>6} {each.cpu_share:>11.2f} {each.rss_mb:>6.0f} MB {each.fresh_p50_ms:>7.0f} ms "
             f"{each.fresh_p99_ms:>5.0f} ms {each.tick_kb:>6.1f} kB {each.late_ms:>6.0f} ms"
+        )
+    for slope in slopes(fleets):
+        print(
+            f"from {slope['from_gpus']} to {slope['to_gpus']} GPUs: {slope['cores_per_1000_gpus']:.2f} cores and "
+            f"{slope['mb_per_1000_gpus']:.0f} MB for 1,000 more"
         )
     if page:
         print(
@@ -185,7 +204,7 @@ async def main() -> None:
         except BrowserUnavailable as error:
             print(f"no page: {error}", file=sys.stderr)
     show(fleets, page)
-    print(json.dumps({"fleets": [asdict(each) for each in fleets], "page": page}))
+    print(json.dumps({"fleets": [asdict(each) for each in fleets], "slopes": slopes(fleets), "page": page}))
 
 
 if __name__ == "__main__":

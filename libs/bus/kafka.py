@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from libs.bus.buffer import MAX_BUFFERED_RECORDS, Buffer
 from libs.bus.clients import quiet_client_log
 from libs.bus.codec import encode
-from libs.bus.port import BusCapabilities, BusStats, Record
+from libs.bus.port import BusCapabilities, BusStats, Record, Wanted
 from libs.bus.sender import Sender
 from libs.bus.servers import Servers
 from libs.bus.subscription import Subscription
@@ -75,9 +75,14 @@ class KafkaBus:
         self._sender.put(encode(topic, self._cluster, value))
 
     def subscribe(
-        self, topics: Sequence[Topic], *, from_start: bool = False, since_unix_ns: int | None = None
+        self,
+        topics: Sequence[Topic],
+        *,
+        from_start: bool = False,
+        since_unix_ns: int | None = None,
+        wanted: Wanted | None = None,
     ) -> AsyncIterator[Record]:
-        """All partitions, without a group; the end is where they end when reading has connected."""
+        """All partitions or the wanted ones, without a group; the end is where they end when reading has connected."""
         subscription = Subscription(
             self._servers,
             topics,
@@ -85,6 +90,7 @@ class KafkaBus:
             self._client_id,
             from_start=from_start,
             since_unix_ns=since_unix_ns,
+            wanted=wanted,
             on_undecodable=self._count_undecodable,
         )
         return subscription.records(lambda: self._closed)

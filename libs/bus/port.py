@@ -1,6 +1,6 @@
 """The bus port: what services ask of Kafka. One contract suite runs over the embedded broker and a real one."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -46,6 +46,10 @@ class BusStats:
     """Records skipped because they are not the topic's message."""
 
 
+Wanted = Callable[[Topic, int], bool]
+"""Whether a partition of a topic is to be read now; asked about once a second."""
+
+
 class Bus(Protocol):
     """Publish and subscribe. Publishing never blocks and never raises for a broker that is away."""
 
@@ -63,12 +67,18 @@ class Bus(Protocol):
         ...
 
     def subscribe(
-        self, topics: Sequence[Topic], *, from_start: bool = False, since_unix_ns: int | None = None
+        self,
+        topics: Sequence[Topic],
+        *,
+        from_start: bool = False,
+        since_unix_ns: int | None = None,
+        wanted: Wanted | None = None,
     ) -> AsyncIterator[Record]:
         """All partitions, without a group, from the end unless `from_start`; goes on through broker outages.
 
         `since_unix_ns`: from the first record that was published then or later, by its publisher's clock. Earlier ones
-        may come too: a broker that cannot look times up is read from its start.
+        may come too: a broker that cannot look times up is read from its start. `wanted`: of the partitions only those;
+        one that comes to be wanted later is read from ten seconds before that on.
         """
         ...
 

@@ -1,6 +1,7 @@
 """The reading half of the bus: every partition of some topics, from one client to the next without a gap."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
@@ -11,7 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from libs.bus.broker import partitions
 from libs.bus.clients import CONNECTION_ERRORS, EMBEDDED_FETCH_WAIT_MS, open_admin, open_consumer
 from libs.bus.codec import decode
-from libs.bus.port import Record
+from libs.bus.port import Record, Wanted
 from libs.bus.progress import Progress
 from libs.bus.servers import Address, BrokerAway, Servers
 from libs.contracts.topics import Topic
@@ -26,6 +27,8 @@ CHECK_S = 1.0
 CHECK_TIMEOUT_S = 10.0
 STALL_S = 3.0
 """Records that are there but do not come for this long mean that the client is of no more use."""
+TAKEN_OVER_NS = 10_000_000_000
+"""A partition that comes to be wanted is read from so long ago: whoever had it may have been gone for some seconds."""
 POLL_MS = 500
 MAX_POLL_RECORDS = 500
 
@@ -44,6 +47,7 @@ class Subscription:
         on_undecodable: Callable[[], None],
         since: Sequence[int] = (),
         since_unix_ns: int | None = None,
+        wanted: Wanted | None = None,
         embedded_wait_ms: int = EMBEDDED_FETCH_WAIT_MS,
     ) -> None:
         """`since`: where to begin, by partition, as long as the broker has not forgotten everything."""
@@ -55,6 +59,9 @@ class Subscription:
         self._on_undecodable = on_undecodable
         self._since = since
         self._since_unix_ns = since_unix_ns
+        self._wanted = wanted
+        self._unwanted: set[TopicPartition] = set()
+        """There, but not to be read for now."""
         self._embedded_wait_ms = embedded_wait_ms
         self._run = servers.run()
         self._positions: dict[TopicPartition, int] = {}
@@ -148,11 +155,21 @@ class Subscription:
 
     async def _partitions(self, admin: AIOKafkaAdminClient) -> set[TopicPartition]:
         found = await partitions(admin, list(self._topics.values()), self._cluster)
-        return {TopicPartition(name, number) for name, numbers in found.items() for number in numbers}
+        there = {TopicPartition(name, number) for name, numbers in found.items() for number in numbers}
+        if self._wanted is None:
+            return there
+        unwanted = {each for each in there if not self._wanted(self._topics[each.topic], each.partition)}
+        self._unwanted |= unwanted
+        return there - unwanted
 
     async def _assign(self, consumer: AIOKafkaConsumer, found: set[TopicPartition]) -> None:
         """Read exactly these partitions, the known ones on from where they are."""
-        new = sorted(found - self._positions.keys())
+        taken_over = sorted(found & self._unwanted)
+        new = sorted(found - self._positions.keys() - self._unwanted)
+        self._unwanted -= found
+        if taken_over:
+            since_unix_ns = time.time_ns() - TAKEN_OVER_NS
+            self._positions |= await self._offsets_since(consumer, taken_over, since_unix_ns)
         if new:
             offsets = await self._first_offsets(consumer, new)
             for partition, offset in offsets.items():
@@ -168,13 +185,21 @@ class Subscription:
         self, consumer: AIOKafkaConsumer, new: Sequence[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
         """Where to begin with partitions that are new to this subscription."""
-        at_a_time = self._since_unix_ns is not None and not self._from_start
-        if self._from_start or (at_a_time and self._servers.embedded):
+        if self._from_start:
+            beginning: Mapping[TopicPartition, int] = await consumer.beginning_offsets(new)
+            return beginning
+        if self._since_unix_ns is not None:
+            return await self._offsets_since(consumer, new, self._since_unix_ns)
+        ends: Mapping[TopicPartition, int] = await consumer.end_offsets(new)
+        return ends
+
+    async def _offsets_since(
+        self, consumer: AIOKafkaConsumer, new: Sequence[TopicPartition], since_unix_ns: int
+    ) -> Mapping[TopicPartition, int]:
+        """Of the first records that were published then or later, or earlier where the broker cannot look times up."""
+        if self._servers.embedded:
             beginning: Mapping[TopicPartition, int] = await consumer.beginning_offsets(new)
             return beginning
         ends: Mapping[TopicPartition, int] = await consumer.end_offsets(new)
-        if not at_a_time:
-            return ends
-        assert self._since_unix_ns is not None
-        found = await consumer.offsets_for_times(dict.fromkeys(new, self._since_unix_ns // 1_000_000))
+        found = await consumer.offsets_for_times(dict.fromkeys(new, since_unix_ns // 1_000_000))
         return {partition: at.offset if (at := found.get(partition)) else ends[partition] for partition in new}

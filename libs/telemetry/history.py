@@ -37,7 +37,9 @@ class WrittenWindow:
 class History:
     """Follows a fleet, window by window."""
 
-    def __init__(self, fleet: Fleet, rollups: RollUps, members: Members) -> None:
+    def __init__(self, fleet: Fleet, rollups: RollUps, members: Members, *, shared: bool = False) -> None:
+        """`shared`: others write into the same roll-ups, and know more of the time before a worker came here."""
+        self._shared = shared
         self._fleet = fleet
         self._rollups = rollups
         self._members = members
@@ -88,7 +90,8 @@ class History:
         fresh = range(from_ns, min(end_ns, from_ns + MAX_FRESH * self._window_ns), self._window_ns)
         listed = list(self._fleet.listed(end_ns)) if fresh else []
         self._members.enter(map(member_of, listed))
-        written += [self._write(start_ns, [facts.worker_id for facts in listed], revised=False) for start_ns in fresh]
+        own = [facts.worker_id for facts in listed if self._fleet.is_own(facts.worker_id)]
+        written += [self._write(start_ns, own, revised=False) for start_ns in fresh]
         self._written_to_ns = max(written_to_ns, fresh.stop)
         return written
 
@@ -100,5 +103,4 @@ class History:
             if role:
                 time = self._fleet.phases(worker_id, start_ns, end_ns)
                 workers.append(Written(worker_id, time, ROLE_NUMBERS[role]))
-        self._rollups.write(start_ns, workers)
-        return WrittenWindow(start_ns, workers, revised)
+        return WrittenWindow(start_ns, self._rollups.write(start_ns, workers, fuller=self._shared), revised)

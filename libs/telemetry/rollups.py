@@ -87,15 +87,20 @@ class RollUps:
         """The finest first."""
         return [ring.tier for ring in self._rings]
 
-    def write(self, start_ns: int, written: Sequence[Written]) -> None:
-        """What workers did in the first tier's window at `start_ns`, in place of what was known of it before.
-
-        Does nothing for a window that is no longer kept.
+    def write(self, start_ns: int, written: list[Written], *, fuller: bool = False) -> list[Written]:
+        """What workers did in the first tier's window at `start_ns`, in place of what was known of it before; what was
+        taken of it. Does nothing for a window that is no longer kept. `fuller`: what covers less than is known already
+        is left out.
         """
         finest = self._rings[0]
         row = finest.row(start_ns)
-        if row is None or not written:
-            return
+        if row is None:
+            return []
+        if fuller:
+            known = finest.get(row, np.array([self._slot(each.worker_id) for each in written], np.int64))[:, COVERED]
+            written = [each for each, ns in zip(written, known, strict=True) if each.time.covered_ns >= ns]
+        if not written:
+            return []
         slots = np.array([self._slot(each.worker_id) for each in written], np.int64)
         roles = np.array([each.role for each in written], np.uint8)
         flags = np.array([PROVISIONAL * each.time.provisional for each in written], np.uint8)
@@ -111,6 +116,18 @@ class RollUps:
                 ring.add(row, slots, change)
                 ring.set_roles(row, slots, roles, over=newest)
                 ring.changed.add(start_ns - start_ns % ring.tier.window_ns)
+        return written
+
+    def phases(self, worker_id: str, low_ns: int, high_ns: int) -> PhaseTime:
+        """How a worker spent [low, high), both ends moved back to where a window begins: the finest that reach so far
+        back."""
+        if worker_id not in self._slots:
+            return PhaseTime()
+        kept = (tier for tier in self.tiers if high_ns - low_ns <= tier.window_ns * tier.windows)
+        length = next(kept, self.tiers[-1]).window_ns
+        series = self.read(length, low_ns - low_ns % length, high_ns - high_ns % length, [worker_id])
+        covered, prefill, decode, kv_wait = series.times_ns.sum(axis=(0, 1)).tolist()
+        return PhaseTime(covered, prefill, decode, kv_wait, bool(series.provisional.any()))
 
     def take_changed(self, before_ns: int) -> list[Kept]:
         """Windows of the coarse tiers that were written since they were last taken, each with what was written of the

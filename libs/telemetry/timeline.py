@@ -179,7 +179,7 @@ class Timeline:
         if batch.sequence >= self._next:
             self.lost_batches += batch.sequence - self._next
             self._next = batch.sequence + 1
-            self.facts = _facts(batch)
+            self.facts = facts_of(batch)
         elif batch.sequence > self._first:
             self.lost_batches -= 1
         self._seen.add(batch.sequence, batch.sequence + 1)
@@ -231,7 +231,8 @@ def _well_formed(batch: StepBatch) -> bool:
     )
 
 
-def _facts(batch: StepBatch) -> WorkerFacts:
+def facts_of(batch: StepBatch) -> WorkerFacts:
+    """What a batch says of its worker."""
     return WorkerFacts(
         worker_id=batch.worker_id,
         incarnation=batch.incarnation,

@@ -22,12 +22,16 @@ WORKER: Final = "one"
 class PhaseAccount:
     """Step telemetry of one engine, cut and entered as a worker and the metrics service do it."""
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
+    def __init__(
+        self, engine: Engine, clock: Clock, *, worker_id: str = WORKER, gpus: int = 1, fleet: Fleet | None = None
+    ) -> None:
+        """Into a fleet of its own, or into one that others enter into too."""
+        self._worker_id = worker_id
         self._engine = engine
         self._clock = clock
-        self._builder = StepBatchBuilder(TelemetrySource(WORKER, 1, "node", 1, engine.name), clock.now_ns())
+        self._builder = StepBatchBuilder(TelemetrySource(worker_id, 1, "node", gpus, engine.name), clock.now_ns())
         self._learner = StepTimeLearner(prior_step_time(engine.name, engine.device))
-        self._fleet = Fleet(prefill_share)
+        self._fleet = fleet or Fleet(prefill_share)
 
     @property
     def model(self) -> StepTimeModel:
@@ -60,4 +64,4 @@ class PhaseAccount:
 
     def phases(self, low_ns: int, high_ns: int) -> PhaseTime:
         """How the engine spent [low, high)."""
-        return self._fleet.phases(WORKER, low_ns, high_ns)
+        return self._fleet.phases(self._worker_id, low_ns, high_ns)

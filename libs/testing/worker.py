@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import grpc.aio
 from google.protobuf.message import Message
 
-from libs.bus.port import BusCapabilities, BusStats, Record
+from libs.bus.port import BusCapabilities, BusStats, Record, Wanted
 from libs.contracts.packing import pack_u32, unpack_u32
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
@@ -54,7 +54,12 @@ class RecordingBus:
         self.published.append(value)
 
     def subscribe(
-        self, topics: Sequence[Topic], *, from_start: bool = False, since_unix_ns: int | None = None
+        self,
+        topics: Sequence[Topic],
+        *,
+        from_start: bool = False,
+        since_unix_ns: int | None = None,
+        wanted: Wanted | None = None,
     ) -> AsyncIterator[Record]:
         """Not what workers do."""
         raise NotImplementedError

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from libs.bus.port import BusCapabilities, BusStats
+from libs.bus.port import BusCapabilities, BusStats, Wanted
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.topics import Topic
 from libs.kvindex.port import KvIndexStats, PrefixQuery
@@ -206,7 +206,12 @@ class SimBus:
         self._store.broker.publish(self._node, value)
 
     def subscribe(
-        self, topics: Sequence[Topic], *, from_start: bool = False, since_unix_ns: int | None = None
+        self,
+        topics: Sequence[Topic],
+        *,
+        from_start: bool = False,
+        since_unix_ns: int | None = None,
+        wanted: Wanted | None = None,
     ) -> AsyncIterator[Any]:
         """Nobody here reads."""
         raise NotImplementedError

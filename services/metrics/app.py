@@ -1,15 +1,18 @@
 """Wiring of the metrics service."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from libs.bus.collector import BusCollector
 from libs.bus.kafka import KafkaBus
-from libs.bus.port import Bus
-from libs.contracts.topics import ALERTS
+from libs.bus.port import Bus, Record
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
+from libs.contracts.topics import ALERTS, WINDOWS
 from libs.runtime import status
+from libs.runtime.clock import Clock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.service import Service
 from libs.telemetry.rollups import TIERS
@@ -22,11 +25,13 @@ from services.metrics.alerts.wire import alert_event
 from services.metrics.api import make_api
 from services.metrics.history_file import HistoryFile
 from services.metrics.hub import Hub
-from services.metrics.ingest import ingest
+from services.metrics.ingest import Take, ingest
 from services.metrics.keeping import Keeper
 from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.prometheus import LiveCollector, OccupancyCollector, RequestMetrics
 from services.metrics.settings import MetricsSettings
+from services.metrics.sharing.shares import Shares
+from services.metrics.sharing.sharing import Sharing
 from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter
 from services.metrics.traces.book import TraceBook
@@ -48,27 +53,22 @@ async def main(service: Service[MetricsSettings]) -> None:
         buffer_records=settings.kafka_buffer_records,
     )
     registry = CollectorRegistry()
-    state = MetricsState(prefill_share, RequestMetrics(registry))
+    state = MetricsState(prefill_share, RequestMetrics(registry), _sharing(settings, bus))
     hub, writer = Hub(), TickWriter(window_ns=TICK_NS, settled_ns=lag_ns)
-    registry.register(
+    desk = AlertDesk(state, settings.alert_limits(), lag_ns=live_lag_ns)
+    webhooks = _webhooks(settings, desk, clock)
+    desk.tell += [_publisher(bus, settings.id, clock.now_ns()), *(webhook.tell for webhook in webhooks)]
+    for collector in (
         OccupancyCollector(
             state.fleet, state.decisions, lambda: clock.now_ns() - lag_ns, settings.gauge_window_ms * MS_NS
-        )
-    )
-    registry.register(BusCollector(bus))
-    registry.register(LiveCollector(hub, state.history))
-    desk = AlertDesk(state, settings.alert_limits(), lag_ns=live_lag_ns)
-    urls = [url.strip() for url in settings.alert_webhooks.split(",") if url.strip()]
-    webhooks = [Webhook(url, desk.book, clock, cluster=settings.cluster) for url in urls]
-    desk.tell += [_publisher(bus, settings.id, clock.now_ns()), *(webhook.tell for webhook in webhooks)]
-    registry.register(AlertCollector(desk, webhooks))
-    takers = [state.take]
-    if settings.traces_url:
-        book = TraceBook(settings.traces_share)
-        exporter = TraceExporter(book, settings.traces_url, clock)
-        registry.register(exporter)
-        takers.append(book.enter)
-        service.tasks.spawn("traces", exporter.run())
+        ),
+        BusCollector(bus),
+        LiveCollector(hub, state.history),
+        AlertCollector(desk, webhooks),
+    ):
+        registry.register(collector)
+    takers = [state.take, *_traces(service, state, registry)]
+    shares = state.sharing.shares if state.sharing else None
     keeper = open_keeper(settings, state)
     try:
         since_unix_ns = None
@@ -76,7 +76,7 @@ async def main(service: Service[MetricsSettings]) -> None:
             registry.register(keeper)
             since_unix_ns = await keeper.restore()
             service.tasks.spawn("history", keeper.run())
-        service.tasks.spawn("ingest", ingest(bus, takers, clock, since_unix_ns=since_unix_ns))
+        service.tasks.spawn("ingest", ingest(bus, takers, clock, since_unix_ns=since_unix_ns, shares=shares))
         service.tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns))
         await bus.start()
         api = make_api(state, hub, desk.book, clock, registry, lag_ns=lag_ns, live_lag_ns=live_lag_ns)
@@ -94,6 +94,32 @@ async def main(service: Service[MetricsSettings]) -> None:
             await keeper.close()
         sock.close()
         await bus.close()
+
+
+def _sharing(settings: MetricsSettings, bus: Bus) -> Sharing | None:
+    return Sharing(Shares(settings.id), partial(bus.publish, WINDOWS)) if settings.shared else None
+
+
+def _webhooks(settings: MetricsSettings, desk: AlertDesk, clock: Clock) -> list[Webhook]:
+    urls = [url.strip() for url in settings.alert_webhooks.split(",") if url.strip()]
+    return [Webhook(url, desk.book, clock, cluster=settings.cluster) for url in urls]
+
+
+def _traces(service: Service[MetricsSettings], state: MetricsState, registry: CollectorRegistry) -> Iterator[Take]:
+    """What makes traces of records, where they are wanted; its exporter runs from here on."""
+    if not service.settings.traces_url:
+        return
+    book = TraceBook(service.settings.traces_share)
+    exporter = TraceExporter(book, service.settings.traces_url, service.clock)
+    registry.register(exporter)
+    service.tasks.spawn("traces", exporter.run())
+
+    def enter(record: Record, now_ns: int) -> None:
+        value, sharing = record.value, state.sharing
+        if sharing is None or not isinstance(value, RequestEvent) or sharing.tells_of(value, state.fleet, now_ns):
+            book.enter(record, now_ns)
+
+    yield enter
 
 
 def _publisher(bus: Bus, metrics_id: str, incarnation: int) -> Callable[[list[Alert]], None]:

@@ -3,16 +3,30 @@
 from collections.abc import Callable, Sequence
 
 from libs.bus.port import Bus, Record
-from libs.contracts.topics import DECISIONS, REQUESTS, STEPS
+from libs.contracts.topics import DECISIONS, REQUESTS, STEPS, WINDOWS, Topic
 from libs.runtime.clock import Clock
+from services.metrics.sharing.shares import Shares
 
 Take = Callable[[Record, int], None]
 """Enters a record that came at a moment in Unix ns."""
 
 
-async def ingest(bus: Bus, takers: Sequence[Take], clock: Clock, *, since_unix_ns: int | None = None) -> None:
-    """Give every record from now on, or since a moment, to each taker; ends with the bus."""
-    async for record in bus.subscribe((STEPS, REQUESTS, DECISIONS), since_unix_ns=since_unix_ns):
+async def ingest(
+    bus: Bus,
+    takers: Sequence[Take],
+    clock: Clock,
+    *,
+    since_unix_ns: int | None = None,
+    shares: Shares | None = None,
+) -> None:
+    """Give every record from now on, or since a moment, to each taker; ends with the bus. With `shares` step telemetry
+    is read of the partitions that are this instance's, and what others tell of theirs."""
+
+    def wanted(topic: Topic, partition: int) -> bool:
+        return shares is None or topic is not STEPS or shares.mine(partition, clock.now_ns())
+
+    topics = (STEPS, REQUESTS, DECISIONS) if shares is None else (STEPS, REQUESTS, DECISIONS, WINDOWS)
+    async for record in bus.subscribe(topics, since_unix_ns=since_unix_ns, wanted=wanted):
         now_ns = clock.now_ns()
         for take in takers:
             take(record, now_ns)

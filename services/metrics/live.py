@@ -38,6 +38,9 @@ async def tick_forever(
 def tick(state: MetricsState, hub: Hub, writer: TickWriter, desk: AlertDesk, now_ns: int, *, lag_ns: int) -> None:
     """One round."""
     written = state.history.advance(now_ns - lag_ns)
+    if state.sharing is not None:
+        state.sharing.tell(written, state.fleet)
+        written = state.sharing.take_heard() + written
     listed = list(state.fleet.listed(now_ns))
     members = writer.members(listed)
     hub.publish(writer.tick(now_ns, written, listed, state.untold_events(), desk.look(now_ns)), members)

@@ -37,6 +37,9 @@ class MetricsSettings(CommonSettings):
     """Of requests whose client brings no trace context, the share that is traced."""
     id: MemberName = Field(default_factory=lambda: own_name("metrics"))
     """Name in the alerts topic; by default made from the host's name."""
+    shared: bool = False
+    """Share step telemetry with the cluster's other metrics services, by partition: each shows the whole cluster. They
+    need ids of their own."""
     public_url: str = Field("", pattern=r"^(https?://.+)?$")
     """Where people reach the page, for links in alerts; empty: the address it listens on."""
     alert_webhooks: str = ""

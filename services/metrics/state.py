@@ -5,7 +5,7 @@ from typing import Final
 
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Action, Decision
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, SharedWindows, StepBatch
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.history import History
 from libs.telemetry.members import Members
@@ -16,6 +16,7 @@ from services.metrics.alerts.verdict import verdicts
 from services.metrics.events import Event, EventLog
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.requests import RequestLog
+from services.metrics.sharing.sharing import Sharing
 
 STALE_NS: Final = 3_000_000_000
 """Without a record for this long, figures are not live: workers send ten a second, the planner some."""
@@ -24,11 +25,15 @@ STALE_NS: Final = 3_000_000_000
 class MetricsState:
     """Workers' time and its history, finished requests, decisions and what was done."""
 
-    def __init__(self, prefill_share: PrefillShare, request_metrics: RequestMetrics) -> None:
-        self.fleet = Fleet(prefill_share)
+    def __init__(
+        self, prefill_share: PrefillShare, request_metrics: RequestMetrics, sharing: Sharing | None = None
+    ) -> None:
+        """`sharing`: with other instances; None: this one reads everything by itself."""
+        self.sharing = sharing
         self.rollups = RollUps()
+        self.fleet = Fleet(prefill_share, self.rollups.phases)
         self.members = Members()
-        self.history = History(self.fleet, self.rollups, self.members)
+        self.history = History(self.fleet, self.rollups, self.members, shared=sharing is not None)
         self.requests = RequestLog()
         self.burns = BurnLog()
         self.events = EventLog()
@@ -44,6 +49,11 @@ class MetricsState:
         if isinstance(value, StepBatch):
             if self.fleet.add(value, now_ns) is Taken.COUNTED:
                 self.history.note(value)
+                if self.sharing is not None:
+                    self.sharing.note(value, now_ns)
+        elif isinstance(value, SharedWindows):
+            if self.sharing is not None:
+                self.sharing.hear(value, now_ns, self.fleet, self.rollups)
         elif isinstance(value, RequestEvent):
             finished = self.requests.add(value, now_ns)
             if finished is not None:

@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from libs.bus.buffer import MAX_BUFFERED_RECORDS
 from libs.bus.codec import SCHEMA_HEADER
 from libs.bus.kafka import KafkaBus
-from libs.bus.port import Record
+from libs.bus.port import Record, Wanted
 from libs.bus.servers import Servers
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
@@ -43,13 +43,19 @@ async def bus(kafka: KafkaServer, cluster: str) -> AsyncIterator[KafkaBus]:
 
 @asynccontextmanager
 async def reading(
-    bus: KafkaBus, topics: Sequence[Topic], *, from_start: bool = True, since_unix_ns: int | None = None
+    bus: KafkaBus,
+    topics: Sequence[Topic],
+    *,
+    from_start: bool = True,
+    since_unix_ns: int | None = None,
+    wanted: Wanted | None = None,
 ) -> AsyncIterator[list[Record]]:
     """What a subscription yields, as it comes."""
     records: list[Record] = []
 
     async def read() -> None:
-        async for record in bus.subscribe(topics, from_start=from_start, since_unix_ns=since_unix_ns):
+        subscription = bus.subscribe(topics, from_start=from_start, since_unix_ns=since_unix_ns, wanted=wanted)
+        async for record in subscription:
             records.append(record)  # noqa: PERF401  (it never ends)
 
     task = asyncio.get_running_loop().create_task(read())
@@ -111,6 +117,29 @@ async def test_a_subscription_can_begin_at_a_moment(bus: KafkaBus) -> None:
         await until(lambda: steps(records)[-1:] == [11])
     wanted = list(range(12)) if bus.capabilities.name == "embedded" else list(range(5, 12))
     assert steps(records) == wanted
+
+
+async def test_a_partition_that_comes_to_be_wanted_is_read_from_before_that_on(bus: KafkaBus) -> None:
+    workers = [f"w-{number}" for number in range(40)]
+    taken = {0}
+    async with reading(bus, [STEPS], from_start=False, wanted=lambda _topic, number: number in taken) as records:
+
+        def told(number: int) -> set[str]:
+            return {record.key for record in records if record.value.sequence == number}
+
+        def publish(number: int) -> None:
+            for worker in workers:
+                publish_steps(bus, range(number, number + 1), worker)
+
+        async with asyncio.timeout(20):
+            while not told(0):
+                publish(0)
+                await asyncio.sleep(0.05)
+        publish(1)
+        await until(lambda: told(1) and bus.stats().buffered == 0)
+        assert {record.partition for record in records} == {0}
+        taken |= {1, 2, 3}
+        await until(lambda: told(1) == set(workers))
 
 
 async def test_after_the_last_record_a_subscription_begins_at_the_end(bus: KafkaBus) -> None:

@@ -194,3 +194,43 @@ class RequestEvent(_message.Message):
     predicted_ttft_ns: int
     recomputes: int
     def __init__(self, request_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., tenant: _Optional[str] = ..., service_class: _Optional[str] = ..., model: _Optional[str] = ..., arrival_unix_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_ns: _Optional[int] = ..., ttft_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., finish_reason: _Optional[str] = ..., error_code: _Optional[str] = ..., traceparent: _Optional[str] = ..., ttft_deadline_unix_ns: _Optional[int] = ..., tpot_target_us: _Optional[int] = ..., reroutes: _Optional[int] = ..., moves: _Optional[int] = ..., predicted_ttft_ns: _Optional[int] = ..., recomputes: _Optional[int] = ...) -> None: ...
+
+class SharedWindows(_message.Message):
+    __slots__ = ("metrics_id", "workers", "windows")
+    METRICS_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    metrics_id: str
+    workers: _containers.RepeatedCompositeFieldContainer[SharedWorker]
+    windows: _containers.RepeatedCompositeFieldContainer[SharedWindow]
+    def __init__(self, metrics_id: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[SharedWorker, _Mapping]]] = ..., windows: _Optional[_Iterable[_Union[SharedWindow, _Mapping]]] = ...) -> None: ...
+
+class SharedWorker(_message.Message):
+    __slots__ = ("newest", "arrived_unix_ns", "last_step_end_unix_ns", "lost_batches")
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    LOST_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    newest: StepBatch
+    arrived_unix_ns: int
+    last_step_end_unix_ns: int
+    lost_batches: int
+    def __init__(self, newest: _Optional[_Union[StepBatch, _Mapping]] = ..., arrived_unix_ns: _Optional[int] = ..., last_step_end_unix_ns: _Optional[int] = ..., lost_batches: _Optional[int] = ...) -> None: ...
+
+class SharedWindow(_message.Message):
+    __slots__ = ("start_unix_ns", "workers", "covered_ns", "prefill_ns", "decode_ns", "kv_wait_ns", "roles")
+    START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    COVERED_NS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_NS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_NS_FIELD_NUMBER: _ClassVar[int]
+    KV_WAIT_NS_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    start_unix_ns: int
+    workers: _containers.RepeatedScalarFieldContainer[int]
+    covered_ns: _containers.RepeatedScalarFieldContainer[int]
+    prefill_ns: _containers.RepeatedScalarFieldContainer[int]
+    decode_ns: _containers.RepeatedScalarFieldContainer[int]
+    kv_wait_ns: _containers.RepeatedScalarFieldContainer[int]
+    roles: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, start_unix_ns: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ..., covered_ns: _Optional[_Iterable[int]] = ..., prefill_ns: _Optional[_Iterable[int]] = ..., decode_ns: _Optional[_Iterable[int]] = ..., kv_wait_ns: _Optional[_Iterable[int]] = ..., roles: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -1,0 +1,58 @@
+"""Windows and workers as instances tell them one another. Pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindow, SharedWindows, SharedWorker, StepBatch
+from libs.telemetry.history import ROLE_NUMBERS, WrittenWindow
+from libs.telemetry.rollups import PROVISIONAL, Written
+from libs.telemetry.timeline import PhaseTime
+
+MAX_WORKERS_A_RECORD: Final = 1_000
+"""About 200 kB: a record of Kafka takes 1 MB."""
+_ROLES: Final = frozenset(ROLE_NUMBERS.values())
+
+
+def shared_worker(batch: StepBatch, arrived_ns: int, last_step_end_ns: int, lost_batches: int) -> SharedWorker:
+    """A worker by its newest batch."""
+    worker = SharedWorker(
+        newest=batch, arrived_unix_ns=arrived_ns, last_step_end_unix_ns=last_step_end_ns, lost_batches=lost_batches
+    )
+    for field in ("steps", "kv_waits", "kv_transfers"):
+        worker.newest.ClearField(field)
+    return worker
+
+
+def messages(
+    metrics_id: str, workers: Sequence[SharedWorker], windows: Sequence[WrittenWindow]
+) -> Iterator[SharedWindows]:
+    """As many as it takes; one without workers where there are none."""
+    for first in range(0, max(len(workers), 1), MAX_WORKERS_A_RECORD):
+        part = workers[first : first + MAX_WORKERS_A_RECORD]
+        places = {worker.newest.worker_id: place for place, worker in enumerate(part)}
+        shared = (_shared(window, places) for window in windows)
+        yield SharedWindows(metrics_id=metrics_id, workers=part, windows=[each for each in shared if each.workers])
+
+
+def _shared(window: WrittenWindow, places: dict[str, int]) -> SharedWindow:
+    workers = [each for each in window.workers if each.worker_id in places]
+    return SharedWindow(
+        start_unix_ns=window.start_ns,
+        workers=[places[each.worker_id] for each in workers],
+        covered_ns=[each.time.covered_ns for each in workers],
+        prefill_ns=[each.time.prefill_ns for each in workers],
+        decode_ns=[each.time.decode_ns for each in workers],
+        kv_wait_ns=[each.time.kv_wait_ns for each in workers],
+        roles=[each.role + PROVISIONAL * each.time.provisional for each in workers],
+    )
+
+
+def written(window: SharedWindow, workers: Sequence[SharedWorker], window_ns: int) -> Iterable[Written]:
+    """What it says of each worker; raises ValueError for what cannot be."""
+    times = zip(window.covered_ns, window.prefill_ns, window.decode_ns, window.kv_wait_ns, strict=True)
+    for place, (covered, prefill, decode, kv_wait), told in zip(window.workers, times, window.roles, strict=True):
+        role = told % PROVISIONAL
+        if place >= len(workers) or role not in _ROLES or not prefill + decode + kv_wait <= covered <= window_ns:
+            raise ValueError("windows that cannot be")
+        time = PhaseTime(covered, prefill, decode, kv_wait, told // PROVISIONAL == 1)
+        yield Written(workers[place].newest.worker_id, time, role)

@@ -1,0 +1,137 @@
+"""Instances that share telemetry come to the figures of one that reads all, whoever takes over from whom."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from libs.bus.port import Record
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindow, SharedWindows, SharedWorker, StepBatch
+from libs.contracts.topics import STEPS, WINDOWS
+from libs.telemetry.split import prefill_share
+from libs.telemetry.timeline import Taken
+from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
+from services.metrics.live import TICK_NS
+from services.metrics.occupancy import cluster_occupancy
+from services.metrics.prometheus import RequestMetrics
+from services.metrics.sharing.shares import ALIVE_NS, Shares
+from services.metrics.sharing.sharing import Sharing
+from services.metrics.sharing.wire import MAX_WORKERS_A_RECORD, messages
+from services.metrics.state import MetricsState
+
+WORKERS = 3
+ROUNDS = 60
+OVERLAP = 30
+"""Rounds that are read again by who takes over."""
+
+
+class Instance:
+    """A metrics service's state; what it tells is in `told`."""
+
+    def __init__(self, name: str | None) -> None:
+        self.told: list[SharedWindows] = []
+        sharing = Sharing(Shares(name), self.told.append) if name else None
+        self.state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()), sharing)
+
+    def read(self, batch: StepBatch, now_ns: int) -> None:
+        self.state.take(Record(STEPS, batch.worker_id, batch, 0, 0), now_ns)
+
+    def hear(self, message: SharedWindows, now_ns: int) -> None:
+        self.state.take(Record(WINDOWS, message.metrics_id, message, 0, 0), now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        written = self.state.history.advance(now_ns)
+        if self.state.sharing:
+            self.state.sharing.tell(written, self.state.fleet)
+
+    def figures(self, end_ns: int, rounds: int) -> Any:
+        """Whole nanoseconds of every worker and window."""
+        ids = [f"worker-{number}" for number in range(WORKERS)]
+        series = self.state.rollups.read(TICK_NS, end_ns - rounds * TICK_NS, end_ns, ids)
+        return series.times_ns.tolist(), series.roles.tolist()
+
+
+owners = st.lists(st.tuples(st.integers(1, 15), st.sampled_from([0, 1, 2])), max_size=6)
+"""(rounds, who reads the workers: one, the other, or both)."""
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    plans=st.lists(owners, min_size=WORKERS, max_size=WORKERS),
+    busy=st.lists(st.tuples(st.integers(1, 99), st.booleans()), min_size=7, max_size=7),
+    phases=st.lists(st.integers(0, 99), min_size=WORKERS, max_size=WORKERS),
+)
+def test_whoever_reads_a_worker_all_tell_the_same(
+    plans: list[list[tuple[int, int]]], busy: list[tuple[int, bool]], phases: list[int]
+) -> None:
+    alone, pair = Instance(None), [Instance("a"), Instance("b")]
+    reads = [[who for rounds, who in [*plan, (ROUNDS, 0)] for _ in range(rounds)] for plan in plans]
+    logs: list[list[StepBatch]] = [[] for _ in range(WORKERS)]
+    for number in range(ROUNDS):
+        now_ns = at((number + 1) * 100)
+        for worker, phase in enumerate(phases):
+            start = number * 100 + phase
+            length, prefill = busy[(number + worker) % len(busy)]
+            work = step(start, start + length, prefill=8 * prefill, decode=0 if prefill else 4)
+            batch = step_batch(number + 1, (start, start + 100), [work], worker=f"worker-{worker}", gpus=worker + 1)
+            logs[worker].append(batch)
+            alone.read(batch, now_ns)
+            for who, instance in enumerate(pair):
+                if reads[worker][number] not in {who, 2}:
+                    continue
+                if number and reads[worker][number - 1] not in {who, 2}:
+                    for old in logs[worker][-OVERLAP:-1]:
+                        instance.read(old, now_ns)
+                instance.read(batch, now_ns)
+        for instance in (alone, *pair):
+            instance.tick(now_ns)
+        for teller, hearer in (pair, pair[::-1]):
+            for message in teller.told:
+                hearer.hear(SharedWindows.FromString(message.SerializeToString()), now_ns)
+            teller.told.clear()
+    end_ns = at((ROUNDS - 1) * 100)
+    assert pair[0].figures(end_ns, ROUNDS - 1) == pair[1].figures(end_ns, ROUNDS - 1)
+    assert pair[0].figures(end_ns, ROUNDS - 1) == alone.figures(end_ns, ROUNDS - 1)
+    whole = cluster_occupancy(alone.state.fleet, end_ns, 2_000 * MS)
+    for instance in pair:
+        shared = cluster_occupancy(instance.state.fleet, end_ns, 2_000 * MS)
+        assert (shared.gpu_ns, shared.gpus, shared.coverage) == (whole.gpu_ns, whole.gpus, whole.coverage)
+        assert [worker.gpu_ns for worker in shared.workers] == [worker.gpu_ns for worker in whole.workers]
+
+
+def test_partitions_go_round_among_those_who_live() -> None:
+    one, other = Shares("a"), Shares("b")
+    assert [one.mine(partition, 0) for partition in range(4)] == [True] * 4
+    one.hear("b", 0)
+    other.hear("a", 0)
+    assert [(one.mine(partition, 1), other.mine(partition, 1)) for partition in range(3)] == [
+        (True, False), (False, True), (True, False),
+    ]  # fmt: skip
+    assert [one.mine(partition, ALIVE_NS) for partition in range(4)] == [True] * 4
+
+
+def test_what_cannot_be_is_not_taken() -> None:
+    hearer = Instance("a")
+    worker = SharedWorker(newest=step_batch(1, (0, 100)), arrived_unix_ns=at(100))
+    good = {"workers": [0], "covered_ns": [9], "prefill_ns": [4], "decode_ns": [5], "kv_wait_ns": [0], "roles": [1]}
+    for spoiled in (
+        {"prefill_ns": [5]},
+        {"covered_ns": [TICK_NS + 1]},
+        {"workers": [1]},
+        {"roles": [0]},
+        {"roles": []},
+    ):
+        window = SharedWindow(start_unix_ns=ORIGIN_NS, **{**good, **spoiled})  # type: ignore[arg-type]
+        hearer.hear(SharedWindows(metrics_id="b", workers=[worker], windows=[window]), at(200))
+    assert hearer.state.rollups.worker_ids() == []
+    assert hearer.state.fleet.batches[Taken.MALFORMED] == 5
+    window = SharedWindow(start_unix_ns=ORIGIN_NS, **good)  # type: ignore[arg-type]
+    hearer.hear(SharedWindows(metrics_id="b", workers=[worker], windows=[window]), at(200))
+    assert hearer.state.rollups.worker_ids() == ["decode-0"]
+
+
+def test_many_workers_go_into_several_records() -> None:
+    workers = [SharedWorker(newest=StepBatch(worker_id=f"w-{n}")) for n in range(MAX_WORKERS_A_RECORD + 1)]
+    assert [len(message.workers) for message in messages("a", workers, [])] == [MAX_WORKERS_A_RECORD, 1]
+    assert [message.metrics_id for message in messages("a", [], [])] == ["a"]
