@@ -93,7 +93,7 @@ class Core:
         if self._waiting() >= self._config.max_waiting:
             raise QueueFull("the engine's queue is full", retry_after_s=RETRY_AFTER_S)
         self._offers.forget_key(request.key)
-        self._pace.note_prompt(request, now_ns)
+        self._pace.note_prompt(sequence, now_ns)
         self._sequences[request.key] = sequence
         if request.kv and sequence.length > request.prompt_tokens:
             sequence.start_line(now_ns, sequence.length)

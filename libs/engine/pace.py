@@ -1,14 +1,12 @@
 """How much one step takes on: which transferred sequences join the decodes, how many prompt tokens go beside them.
 
-Pure. The rules are in libs/perfmodel/slack.py; here they meet the sequences of an engine.
+Pure. The rules are in libs/perfmodel/slack.py; here they meet the sequences of an engine, our own core's or vLLM's.
 """
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
-from libs.engine.port import EngineRequest
-from libs.engine.sequence import Sequence
 from libs.perfmodel import StepTimeModel, StepWork
 from libs.perfmodel.slack import TokenLine, beside, joins, prefill_chunk
 
@@ -16,6 +14,53 @@ YIELDING_PART: Final = 4
 """Prompts that yield get one part of so many of a chunk, as a step that has begun keeps a person waiting to its end."""
 PEOPLE_STAY_NS: Final = 60_000_000_000
 """Once nobody's prompt has come for so long, they get whole chunks, which the device computes faster."""
+
+
+class Paced(Protocol):
+    """A sequence, as far as its pace goes."""
+
+    joined: bool
+    """It has decoded here: what has begun is not held back."""
+    held_since_ns: int
+    """When it could first have decoded here; 0: not yet."""
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        ...
+
+    @property
+    def computed(self) -> int:
+        """Of them, how many have KV."""
+        ...
+
+    @property
+    def has_room(self) -> bool:
+        """Whether its blocks hold its tokens so far."""
+        ...
+
+    @property
+    def transferred(self) -> bool:
+        """Its prompt was computed elsewhere."""
+        ...
+
+    @property
+    def yields(self) -> bool:
+        """Its prompt waits while another's can be computed."""
+        ...
+
+    @property
+    def tpot_target_ns(self) -> int:
+        """Time per output token that is wanted; 0: none."""
+        ...
+
+    @property
+    def line(self) -> TokenLine | None:
+        """When its tokens are due; None without a target, or before its first token."""
+        ...
+
+
+SomePaced = TypeVar("SomePaced", bound=Paced)
 
 
 class Pace:
@@ -29,26 +74,26 @@ class Pace:
         self._prompts_stand_since_ns = 0
         self._people_until_ns = 0
 
-    def note_prompt(self, request: EngineRequest, now_ns: int) -> None:
-        """A request has come; one that does not yield and has its prompt computed here is a sign of more to come."""
-        if not request.yields and request.kv is None:
+    def note_prompt(self, sequence: Paced, now_ns: int) -> None:
+        """A sequence has come; one that does not yield and has its prompt computed here is a sign of more to come."""
+        if not sequence.yields and not sequence.transferred:
             self._people_until_ns = now_ns + PEOPLE_STAY_NS
 
-    def decodes(self, ready: Iterable[Sequence], now_ns: int) -> list[Sequence]:
+    def decodes(self, ready: Iterable[SomePaced], now_ns: int) -> list[SomePaced]:
         """Those that decode in the next step; a transferred one that would break others' pace waits, for a while."""
-        running: list[Sequence] = []
-        newcomers: list[Sequence] = []
+        running: list[SomePaced] = []
+        newcomers: list[SomePaced] = []
         for sequence in ready:
             if sequence.has_room:
-                (running if sequence.joined or not sequence.request.kv else newcomers).append(sequence)
+                (running if sequence.joined or not sequence.transferred else newcomers).append(sequence)
         if newcomers:
             self._join(running, newcomers, now_ns)
         return running
 
-    def _join(self, running: list[Sequence], newcomers: list[Sequence], now_ns: int) -> None:
+    def _join(self, running: list[SomePaced], newcomers: list[SomePaced], now_ns: int) -> None:
         """Let newcomers decode beside those that run, first come, first served."""
         model, work = self.step_time, _work(running)
-        targets = [sequence.request.tpot_target_ns for sequence in running if sequence.request.tpot_target_ns]
+        targets = [sequence.tpot_target_ns for sequence in running if sequence.tpot_target_ns]
         for sequence in newcomers:
             sequence.held_since_ns = sequence.held_since_ns or now_ns
         for sequence in newcomers:
@@ -58,20 +103,20 @@ class Pace:
             sequence.joined = True
             running.append(sequence)
             work = beside(work, sequence.length)
-            if sequence.request.tpot_target_ns:
-                targets.append(sequence.request.tpot_target_ns)
+            if sequence.tpot_target_ns:
+                targets.append(sequence.tpot_target_ns)
 
-    def prompt_tokens(self, running: Items[Sequence], prompts: Items[Sequence], now_ns: int) -> int:
+    def prompt_tokens(self, running: Items[Paced], prompts: Items[Paced], now_ns: int) -> int:
         """Prompt tokens of the next step, beside the decodes of `running`."""
         tokens = min(self.budget_tokens, self.chunk_tokens)
-        if now_ns < self._people_until_ns and all(prompt.request.yields for prompt in prompts):
+        if now_ns < self._people_until_ns and all(prompt.yields for prompt in prompts):
             tokens = min(tokens, max(self.chunk_tokens // YIELDING_PART, 1))
         model = self.step_time
-        spans = [(prompt.computed, prompt.length) for prompt in prompts if prompt.has_room and prompt.pending]
+        spans = [(each.computed, each.length) for each in prompts if each.has_room and each.length > each.computed]
         if model is None or not spans or not tokens:
             self._prompts_stand_since_ns = 0
             return tokens
-        lines = [line for sequence in running if (line := _line(sequence)) is not None]
+        lines = [line for sequence in running if (line := sequence.line) is not None]
         since_ns = self._prompts_stand_since_ns or now_ns
         tokens = prefill_chunk(
             model, _work(running), lines, spans, most_tokens=tokens, waited_ns=now_ns - since_ns, now_ns=now_ns
@@ -80,12 +125,5 @@ class Pace:
         return tokens
 
 
-def _work(running: Items[Sequence]) -> StepWork:
+def _work(running: Items[Paced]) -> StepWork:
     return StepWork(decode_sequences=len(running), decode_kv_tokens=sum(sequence.length for sequence in running))
-
-
-def _line(sequence: Sequence) -> TokenLine | None:
-    target_ns = sequence.request.tpot_target_ns
-    if not target_ns or not sequence.line_from_ns:
-        return None
-    return TokenLine(sequence.line_from_ns, target_ns, sequence.length - sequence.line_from_length)

@@ -10,6 +10,7 @@ from libs.engine.block_pool import BlockPool
 from libs.engine.handles import Held
 from libs.engine.port import EngineRequest, FinishReason, Phase
 from libs.engine.runner import Chunk
+from libs.perfmodel.slack import TokenLine
 
 
 class Stage(IntEnum):
@@ -77,6 +78,29 @@ class Sequence:
     def key(self) -> int:
         """The request's key."""
         return self.request.key
+
+    @property
+    def transferred(self) -> bool:
+        """Its prompt was computed elsewhere."""
+        return self.request.kv is not None
+
+    @property
+    def yields(self) -> bool:
+        """Its prompt waits while another's can be computed."""
+        return self.request.yields
+
+    @property
+    def tpot_target_ns(self) -> int:
+        """Time per output token that is wanted; 0: none."""
+        return self.request.tpot_target_ns
+
+    @property
+    def line(self) -> TokenLine | None:
+        """When its tokens are due; None without a target, or before its first token."""
+        target_ns = self.request.tpot_target_ns
+        if not target_ns or not self.line_from_ns:
+            return None
+        return TokenLine(self.line_from_ns, target_ns, self.length - self.line_from_length)
 
     @property
     def pending(self) -> int:

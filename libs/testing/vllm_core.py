@@ -8,9 +8,12 @@ from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity, Progress
 from libs.engine.vllm.core import Ready, VllmCore
 from libs.engine.vllm.report import Command, Report
+from libs.perfmodel import StepTimeModel
 
 ALL_TOKENS = 1 << 30
 DRAIN_S = 60.0
+FREE = StepTimeModel(0, 0, 0, 0, 0, 0, 1)
+"""Steps that take no time break no target."""
 
 
 class SharedCore:
@@ -28,7 +31,8 @@ class SharedCore:
         if self._ready is None:
             here = replace(identity, address="127.0.0.1:1")
             self._ready = await self._core.start(self._config, here, progress)
-        await self._command(Command(prefill_budget=ALL_TOKENS, prefill_chunk=config.prefill_chunk_tokens))
+        chunk_tokens = config.prefill_chunk_tokens
+        await self._command(Command(prefill_budget=ALL_TOKENS, prefill_chunk=chunk_tokens, step_time=FREE))
         return self._ready
 
     @property

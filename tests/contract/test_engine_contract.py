@@ -840,7 +840,6 @@ async def test_an_idle_engine_has_nothing_open(bench: EngineBench) -> None:
     assert (load.kv_wait_since_unix_ns, load.reported_to_unix_ns) == (0, 0)
 
 
-@on_our_core
 async def test_a_measured_step_is_told_and_leaves_nothing_behind(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     duration_ns = await engine.measure_prefill(40)

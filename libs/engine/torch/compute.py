@@ -1,20 +1,13 @@
 """What utilisation is reckoned from: the loaded model's shape, and its device's peaks."""
 
-import time
-from functools import cache
 from typing import Any, Final
 
 import torch
 
 from libs.engine.torch.kv_pool import KvShape
-from libs.perfmodel.peaks import gpu_peaks
+from libs.engine.torch.peaks import device_peaks
 from libs.perfmodel.utilisation import Compute
 
-MEASURE_S: Final = 0.1
-"""Bound on measuring each peak of a CPU, after one pass."""
-SQUARE: Final = 1024
-COPIED_BYTES: Final = 64 * 1024 * 1024
-"""More than caches hold."""
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -26,7 +19,7 @@ def compute_of(model: Any, shape: KvShape, device: torch.device) -> Compute | No
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     apart = {id(table.weight), id(head.weight)}
     layers = sum(each.numel() for each in model.parameters() if each.dim() > 1 and id(each) not in apart)
-    flops_per_s, bytes_per_s = _peaks(device, model.dtype)
+    flops_per_s, bytes_per_s = device_peaks(device, model.dtype)
     return Compute(
         layer_parameters=layers,
         head_parameters=head.weight.numel(),
@@ -36,29 +29,3 @@ def compute_of(model: Any, shape: KvShape, device: torch.device) -> Compute | No
         peak_flops_per_s=flops_per_s,
         peak_bytes_per_s=bytes_per_s,
     )
-
-
-def _peaks(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-    if device.type == "cuda":
-        flops_per_s, bytes_per_s = gpu_peaks(torch.cuda.get_device_name(device))
-        return (flops_per_s if dtype.itemsize == 2 else 0.0), bytes_per_s
-    return _cpu_peaks(torch.get_num_threads()) if dtype == torch.float32 else (0.0, 0.0)
-
-
-@cache
-def _cpu_peaks(_threads: int) -> tuple[float, float]:
-    """(FLOP/s, bytes/s) in float32 with so many threads: the best of a few large products and copies."""
-    square = torch.ones(SQUARE, SQUARE)
-    source, target = (torch.ones(COPIED_BYTES // 4) for _ in range(2))
-    product_s = _best_s(lambda: torch.mm(square, square))
-    copy_s = _best_s(lambda: target.copy_(source))
-    return 2 * SQUARE**3 / product_s, 2 * COPIED_BYTES / copy_s
-
-
-def _best_s(work: Any) -> float:
-    work()
-    best, end_s = float("inf"), time.perf_counter() + MEASURE_S
-    while (start_s := time.perf_counter()) < end_s:
-        work()
-        best = min(best, time.perf_counter() - start_s)
-    return best

@@ -16,6 +16,7 @@ from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import Capabilities, EngineIdentity, Progress
 from libs.engine.vllm import plugin
+from libs.engine.vllm.board import Board
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core_client import AsyncMPClient
@@ -32,6 +33,8 @@ class Ready:
     device: str
     engine_id: str
     """Of its KV connector, new at each start."""
+    board: Board
+    """Which step it runs."""
 
 
 class CoreProcess(Protocol):

@@ -7,7 +7,9 @@ nothing to give. The decode side samples the first token, from the last prompt t
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -15,7 +17,6 @@ from libs.contracts.errors import InvalidRequest, KvLost, QueueFull
 from libs.engine.config import EngineConfig
 from libs.engine.events import EventQueue
 from libs.engine.port import (
-    BlockEvents,
     Capabilities,
     EngineEvent,
     EngineIdentity,
@@ -25,30 +26,39 @@ from libs.engine.port import (
     FinishReason,
     KvExport,
     KvFetcher,
-    KvTransferReport,
     Phase,
     Progress,
     SequenceOutput,
-    StepReport,
 )
 from libs.engine.sequence import Sequence
 from libs.engine.validation import check_request
+from libs.engine.vllm.board import Running
 from libs.engine.vllm.core import CoreProcess, Ready
-from libs.engine.vllm.live import Live, Sequences
+from libs.engine.vllm.handing import lease_ns, refusal
+from libs.engine.vllm.live import Sequences
+from libs.engine.vllm.reading import Reading, announcement
 from libs.engine.vllm.report import Command, Report
+from libs.engine.vllm.trial import trial_tokens
 from libs.model.info import load_model_info
 from libs.perfmodel import StepTimeModel
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 
-if TYPE_CHECKING:
-    from libs.engine.vllm import wire
-
 RETRY_AFTER_S = 1.0
-LEASE_MARGIN_NS = 2_000_000_000
-"""A handle is refused so long before its lease ends: from then on its blocks could be another's when they are read."""
+LOOK_S = 0.05
+"""How often the engine looks which step runs."""
+ANNOUNCE_AFTER_NS = 100_000_000
+"""A step that runs so long is announced, so that telemetry can show it before it ends."""
 NOTHING = Report(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 Send = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What there is once EngineCore serves."""
+
+    ready: Ready
+    reading: Reading
 
 
 class VllmEngine:
@@ -63,12 +73,14 @@ class VllmEngine:
         self._tasks = TaskOwner(on_failure=self._events.end)
         self._outbox: deque[Send] = deque()
         self._wake = asyncio.Event()
-        self._started: tuple[Ready, EngineIdentity] | None = None
+        self._started: _Parts | None = None
         self._report = NOTHING
         self._submitted = 0
         """Sequences that EngineCore has been given or is about to be."""
         self._busy_since_ns = 0
         """Since when a step may run; 0: nothing lives here."""
+        self._announced = 0
+        """Number of the last step that was announced."""
         self._trial: asyncio.Future[int | None] | None = None
         self._eos_token_ids: frozenset[int] = frozenset()
         self._commands = 0
@@ -84,15 +96,15 @@ class VllmEngine:
     @property
     def device(self) -> str:
         """ "cpu", or "cuda:" and the GPU's name."""
-        return self._parts[0].device
+        return self._parts.ready.device
 
     @property
     def capabilities(self) -> Capabilities:
         """Valid after `start`."""
-        return self._parts[0].capabilities
+        return self._parts.ready.capabilities
 
     @property
-    def _parts(self) -> tuple[Ready, EngineIdentity]:
+    def _parts(self) -> _Parts:
         if self._started is None:
             raise RuntimeError("the engine has not been started")
         return self._started
@@ -108,10 +120,12 @@ class VllmEngine:
         assert self._config.model_path is not None
         self._eos_token_ids = load_model_info(self._config.model_path).eos_token_ids
         ready = await self._core.start(self._config, identity, progress)
-        self._started, self._submitted = (ready, identity), self._core.sent
+        reading = Reading(self._sequences, ready.capabilities, identity, self._expires_unix_ns)
+        self._started, self._submitted = _Parts(ready, reading), self._core.sent
         self._report = msgspec.structs.replace(NOTHING, taken=self._submitted, free_blocks=ready.capabilities.kv_blocks)
         self._tasks.spawn("vllm requests", self._send())
         self._tasks.spawn("vllm outputs", self._receive())
+        self._tasks.spawn("vllm long steps", self._look(ready))
 
     # ------------------------------------------------------------------ sequences
 
@@ -130,13 +144,11 @@ class VllmEngine:
             raise QueueFull("the engine's queue is full", retry_after_s=RETRY_AFTER_S)
         handover = None
         if request.kv is not None:
-            if request.kv.kv_layout == capabilities.kv_layout and request.kv.tokens != sequence.length:
-                raise InvalidRequest(
-                    f"the KV handle covers {request.kv.tokens} tokens, the sequence has {sequence.length}: a vllm"
-                    " engine goes on from exactly what was prefilled"
-                )
-            handover = self._handover(request)
-            if handover is None:
+            handover, engine_id = wire.unpack_handover(request.kv.opaque), self._parts.ready.engine_id
+            refused = refusal(request, handover, capabilities, engine_id=engine_id, now_ns=self._clock.now_ns())
+            if refused is not None:
+                end = SequenceOutput(request.key, finish=refused.finish, detail=refused.detail)
+                self._events.put(EngineEvent((SequenceOutput(request.key, pulling=True), end)))
                 return
         live = self._sequences.add(request)
         self._busy_since_ns = self._busy_since_ns or self._clock.now_ns()
@@ -145,30 +157,6 @@ class VllmEngine:
             request, live.name, sequence.max_length - sequence.length, self._eos_token_ids, handover
         )
         self._post(lambda: self._core.send(message))
-
-    def _handover(self, request: EngineRequest) -> "wire.Handover | None":
-        """What the handle says; None where the sequence has ended with it."""
-        assert request.kv is not None
-        layout = self.capabilities.kv_layout
-        if request.kv.kv_layout != layout:
-            detail = f"kv_mismatch: the blocks have KV layout {request.kv.kv_layout!r}, this engine has {layout!r}"
-            self._refuse(request, FinishReason.FAILED, detail)
-            return None
-        handover: wire.Handover | None = self._wire.unpack_handover(request.kv.opaque)
-        if handover is None:
-            self._refuse(request, FinishReason.FAILED, "kv_mismatch: the handle is no vllm engine's")
-            return None
-        if handover.engine_id == self._parts[0].engine_id:
-            self._refuse(request, FinishReason.KV_LOST, "kv_lost: vLLM does not pull blocks from itself")
-            return None
-        if self._clock.now_ns() > handover.expires_unix_ns - LEASE_MARGIN_NS:
-            self._refuse(request, FinishReason.KV_LOST, "kv_lost: the lease of the blocks is over")
-            return None
-        return handover
-
-    def _refuse(self, request: EngineRequest, reason: FinishReason, detail: str) -> None:
-        pulling = SequenceOutput(request.key, pulling=True)
-        self._events.put(EngineEvent((pulling, SequenceOutput(request.key, finish=reason, detail=detail))))
 
     def abort(self, key: int) -> None:
         """End a sequence soon, or the lease of its blocks; unknown keys are ignored."""
@@ -196,11 +184,25 @@ class VllmEngine:
         self._command(Command(prefill_chunk=max(tokens, 1)))
 
     def set_step_time(self, model: StepTimeModel) -> None:
-        """Steps are not held to TPOT targets here yet: the prompt budget alone bounds them."""
+        """How long steps take: prompt chunks and newcomers are held to running TPOT targets by it."""
+        self._command(Command(step_time=model))
 
     async def measure_prefill(self, tokens: int) -> int | None:
-        """Not measured: vLLM runs trial prompts only as requests, beside others."""
-        return None
+        """Nanoseconds of one step of made-up prompts, alone; None without room. Raises QueueFull."""
+        if self._trial is not None:
+            raise QueueFull("another measurement waits")
+        capabilities = self.capabilities
+        if tokens > capabilities.kv_blocks * capabilities.block_size_tokens:
+            return None
+        prompts = trial_tokens(max(tokens, 1), capabilities.vocab_size)
+        if max(map(len, prompts)) >= capabilities.max_context_tokens:
+            return None
+        self._trial = asyncio.get_running_loop().create_future()
+        self._busy_since_ns = self._busy_since_ns or self._clock.now_ns()
+        self._commands += 1
+        for message in self._wire.trial_requests(prompts, f"trial-{self._commands}"):
+            self._post(partial(self._core.command, message))
+        return await asyncio.shield(self._trial) or None  # one that nobody awaits any more ends by itself
 
     def export(
         self, opaque: bytes, kv_layout: str, from_block: int, *, news: Callable[[], None], in_place: bool = False
@@ -243,8 +245,14 @@ class VllmEngine:
         )
 
     def _reported_to_ns(self) -> int:
-        """Until the last report, or until something came to be computed where nothing was; 0: now."""
-        return max(self._report.now_ns, self._busy_since_ns) if self._busy_since_ns else 0
+        """Until the last report, or into a step that was announced since; 0: now."""
+        if not self._busy_since_ns:
+            return 0
+        told_ns = max(self._report.now_ns, self._busy_since_ns)
+        now_ns, running = self._clock.now_ns(), self._parts.ready.board.read()
+        if running is None or running.number != self._announced or running.number != self._report.steps + 1:
+            return told_ns
+        return max(told_ns, min(now_ns, running.untold_wait_ns or now_ns))
 
     def integrity(self) -> EngineIntegrity:
         """Counters that must be zero when nothing runs."""
@@ -257,6 +265,8 @@ class VllmEngine:
             return
         self._closed = True
         await self._tasks.close()
+        if self._trial is not None:
+            self._trial.cancel()
         await self._core.close()
         outputs = []
         for live in self._sequences.all():
@@ -295,105 +305,33 @@ class VllmEngine:
             await self._events.room()
 
     def _take(self, outputs: Any) -> None:
-        """One message: what a step brought, and how things stand after it."""
-        wire = self._wire
-        told: list[SequenceOutput] = []
-        report: Report | None = wire.report_of(outputs)
-        if report is not None:
-            pulling = (self._sequences.by_name(name) for name in report.pulling)
-            told += [SequenceOutput(live.key, pulling=True) for live in pulling if live is not None]
-        transfers = self._transfers(report) if report is not None else ()
-        told += [output for each in outputs.outputs if (output := self._output(each)) is not None]
+        """One message."""
+        report: Report | None = self._wire.report_of(outputs)
+        event = self._parts.reading.event(outputs, report)
         if report is not None:
             self._report = report
-            aborted = [live for name in report.aborted if (live := self._sequences.by_name(name)) is not None]
-            told += [self._end(live, FinishReason.ABORTED) for live in aborted]
-            for name in report.released:
-                self._sequences.lease_over(name)
-        if not self._sequences:
+            if report.trial_ns is not None and self._trial is not None:
+                self._trial.set_result(report.trial_ns)
+                self._trial = None
+        if not self._sequences and self._trial is None:
             self._busy_since_ns = 0
-        event = EngineEvent(
-            tuple(told),
-            _step(report),
-            tuple((start, end) for start, end in report.kv_waits) if report else (),
-            transfers,
-            BlockEvents(tuple(report.stored), tuple(report.removed)) if report else BlockEvents(),
-        )
         if event != EngineEvent():
             self._events.put(event)
 
-    def _output(self, output: Any) -> SequenceOutput | None:
-        live = self._sequences.by_name(output.request_id)
-        if live is None:
-            return None
-        wire = self._wire
-        if output.prefill_stats is not None:
-            live.cached_tokens = output.prefill_stats.num_local_cached_tokens
-        token_ids, logprobs = tuple(output.new_token_ids), wire.logprobs_of(output)
-        if output.finish_reason is None:
-            return live.tokens(token_ids, logprobs)
-        finish = wire.FINISHED.get(output.finish_reason)
-        if finish is None:
-            lost = live.request.kv is not None
-            detail = "kv_lost: the blocks did not come" if lost else f"vLLM ended it: {output.finish_reason}"
-            return self._end(live, FinishReason.KV_LOST if lost else FinishReason.FAILED, detail=detail)
-        if live.request.phase is Phase.PREFILL:
-            return self._prefilled(live, output.kv_transfer_params)
-        return self._end(live, finish, token_ids=token_ids, logprobs=logprobs)
+    async def _look(self, ready: Ready) -> None:
+        """Announce steps that run for long."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            running = ready.board.read()
+            if running is not None and self._is_long(running):
+                self._announced = running.number
+                self._events.put(EngineEvent(step=announcement(running, self._report)))
 
-    def _prefilled(self, live: Live, parameters: dict[str, Any] | None) -> SequenceOutput:
-        """The token that vLLM has sampled is not told: the decode side samples it."""
-        if parameters is None:
-            return self._end(live, FinishReason.FAILED, detail="vLLM's KV connector gave no parameters")
-        ready, identity = self._parts
-        expires_ns = self._clock.now_ns() + max(self._config.kv_lease_ms // 1000, 1) * 1_000_000_000
-        opaque = self._wire.pack_handover(self._wire.Handover(parameters, expires_ns))
-        capabilities = ready.capabilities
-        handle = live.handle(identity, opaque, capabilities.kv_layout, capabilities.block_size_tokens)
-        self._sequences.lease(live)
-        return self._end(live, FinishReason.PREFILLED, handle=handle)
+    def _is_long(self, running: Running) -> bool:
+        """And new, and the next one after what was reported."""
+        if running.number in {self._announced, 0} or running.number != self._report.steps + 1:
+            return False
+        return self._clock.now_ns() >= running.start_unix_ns + ANNOUNCE_AFTER_NS
 
-    def _end(self, live: Live, finish: FinishReason, **how: Any) -> SequenceOutput:
-        self._sequences.remove(live)
-        return live.end(finish, **how)
-
-    def _transfers(self, report: Report) -> tuple[KvTransferReport, ...]:
-        capabilities = self.capabilities
-        transfers = []
-        for pulled in report.pulled:
-            live = self._sequences.by_name(pulled.request_id)
-            if live is None or live.request.kv is None:
-                continue
-            blocks = -(-pulled.tokens // capabilities.block_size_tokens)
-            live.kv_bytes = blocks * capabilities.kv_block_bytes
-            transfers.append(
-                KvTransferReport(
-                    request_id=live.request.request_id,
-                    from_worker_id=live.request.kv.worker_id,
-                    blocks=blocks,
-                    data_bytes=live.kv_bytes,
-                    start_unix_ns=pulled.start_ns,
-                    end_unix_ns=pulled.end_ns,
-                    prompt_tokens=live.request.prompt_tokens,
-                    prompt_tokens_computed=live.prompt_tokens_computed,
-                )
-            )
-        return tuple(transfers)
-
-
-def _step(report: Report | None) -> StepReport | None:
-    step = report.step if report is not None else None
-    if report is None or step is None:
-        return None
-    return StepReport(
-        start_unix_ns=step.start_ns,
-        end_unix_ns=step.end_ns,
-        prefill_tokens=step.prefill_tokens,
-        prefill_sequences=step.prefill_sequences,
-        prefill_context_tokens=step.prefill_context_tokens,
-        decode_sequences=step.decode_sequences,
-        decode_kv_tokens=step.decode_kv_tokens,
-        waiting=report.waiting,
-        waiting_prefill_tokens=report.waiting_prefill_tokens,
-        prefill_squared_tokens=step.prefill_squared_tokens,
-    )
+    def _expires_unix_ns(self) -> int:
+        return self._clock.now_ns() + lease_ns(self._config.kv_lease_ms)

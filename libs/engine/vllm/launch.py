@@ -17,10 +17,13 @@ from vllm.v1.executor import Executor
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import Capabilities, EngineIdentity
+from libs.engine.vllm.board import Board
+from libs.engine.vllm.compute import compute_of
 from libs.engine.vllm.core import Ready, set_environment
 from libs.engine.vllm.plugin import CAUSE_VARIABLE
-from libs.engine.vllm.scheduler import SUPPORTED, AsyncStepScheduler, StepScheduler
+from libs.engine.vllm.scheduler import BOARD_SETTING, CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
 from libs.model.info import load_model_info
+from libs.perfmodel.utilisation import Compute
 
 CPU_BLOCK_TOKENS = 32
 """vLLM's attention on CPUs takes blocks of a multiple of this."""
@@ -38,14 +41,18 @@ def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClien
         )
     set_environment(_environment(config), _side_channel(identity))
     vllm_config = _vllm_config(config)
-    client = _client(vllm_config)
-    return client, Ready(_capabilities(config, vllm_config), _device(), vllm_config.kv_transfer_config.engine_id)
+    compute = compute_of(config, vllm_config)
+    client, board = _client(vllm_config)
+    capabilities = _capabilities(config, vllm_config, compute)
+    return client, Ready(capabilities, _device(), vllm_config.kv_transfer_config.engine_id, board)
 
 
-def _client(vllm_config: VllmConfig) -> AsyncMPClient:
+def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, Board]:
+    """Files that both processes look at are named as long as it starts."""
     with tempfile.TemporaryDirectory() as folder:
-        cause = Path(folder) / "cause"
+        cause, board = Path(folder) / "cause", Path(folder) / "board"
         os.environ[CAUSE_VARIABLE] = str(cause)
+        vllm_config.additional_config[BOARD_SETTING] = str(board)
         try:
             client = EngineCoreClient.make_async_mp_client(
                 vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False
@@ -54,8 +61,8 @@ def _client(vllm_config: VllmConfig) -> AsyncMPClient:
             raise (RuntimeError(cause.read_text()) if cause.exists() else error) from error
         finally:
             del os.environ[CAUSE_VARIABLE]
-    assert isinstance(client, AsyncMPClient)
-    return client
+        assert isinstance(client, AsyncMPClient)
+        return client, Board(board)
 
 
 def _side_channel(identity: EngineIdentity) -> Mapping[str, str]:
@@ -114,7 +121,7 @@ def _vllm_config(config: EngineConfig) -> VllmConfig:
             kv_load_failure_policy="fail",
             kv_connector_extra_config={"kv_lease_duration": max(config.kv_lease_ms // 1000, 1)},
         ),
-        "additional_config": {"fulcrum_prefill_chunk": config.prefill_chunk_tokens},
+        "additional_config": {CHUNK_SETTING: config.prefill_chunk_tokens},
     }
     if on_cpu:
         arguments["kv_cache_memory_bytes"] = config.kv_memory_mb * 1024 * 1024
@@ -131,7 +138,7 @@ def _dtype(config: EngineConfig, *, on_cpu: bool) -> str:
     return "float32" if on_cpu else "auto"
 
 
-def _capabilities(config: EngineConfig, vllm_config: VllmConfig) -> Capabilities:
+def _capabilities(config: EngineConfig, vllm_config: VllmConfig, compute: Compute | None) -> Capabilities:
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     assert config.model_path is not None
     info = load_model_info(config.model_path, config.model_name)
@@ -153,6 +160,7 @@ def _capabilities(config: EngineConfig, vllm_config: VllmConfig) -> Capabilities
         seeds_by_position=False,
         first_token_from="decode",
         chunk_tokens=config.prefill_chunk_tokens,
+        compute=compute,
     )
 
 

@@ -6,10 +6,16 @@ Commands travel as requests that are never scheduled: in order with the requests
 
 import msgspec
 
+from libs.perfmodel import StepTimeModel, StepWork
+
 REPORT_KEY = "fulcrum"
 """Of the report in vLLM's statistics."""
 COMMAND_KEY = "fulcrum"
 """Of the command in a request's extra arguments."""
+PACE_KEY = "fulcrum_pace"
+"""Of what the scheduler must know of a request beside vLLM's own parameters."""
+TRIAL_KEY = "fulcrum_trial"
+"""Of a made-up request that measures: how many of them make up the step."""
 
 
 class Step(msgspec.Struct, array_like=True, frozen=True):
@@ -23,6 +29,20 @@ class Step(msgspec.Struct, array_like=True, frozen=True):
     prefill_squared_tokens: int
     decode_sequences: int
     decode_kv_tokens: int
+
+
+def step_of(work: StepWork, start_ns: int, end_ns: int) -> Step:
+    """What a step has computed, and when."""
+    return Step(
+        start_ns,
+        end_ns,
+        work.prefill_tokens,
+        work.prefill_sequences,
+        work.prefill_context_tokens,
+        work.prefill_squared_tokens,
+        work.decode_sequences,
+        work.decode_kv_tokens,
+    )
 
 
 class Pulled(msgspec.Struct, array_like=True, frozen=True):
@@ -49,6 +69,8 @@ class Report(msgspec.Struct, array_like=True, frozen=True):
     preemptions: int
     recomputed_tokens: int
     kv_wait_since_ns: int
+    steps: int = 0
+    """Steps with a model call that have ended so far."""
     step: Step | None = None
     kv_waits: list[tuple[int, int]] = msgspec.field(default_factory=list)
     pulling: list[str] = msgspec.field(default_factory=list)
@@ -59,6 +81,8 @@ class Report(msgspec.Struct, array_like=True, frozen=True):
     stored: list[bytes] = msgspec.field(default_factory=list)
     """Of blocks that became reusable, by libs/contracts/hashing.py."""
     removed: list[bytes] = msgspec.field(default_factory=list)
+    trial_ns: int | None = None
+    """How long the step that measures has taken; 0: there was no room for it."""
 
 
 class Command(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -66,6 +90,7 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
 
     prefill_budget: int | None = None
     prefill_chunk: int | None = None
+    step_time: StepTimeModel | None = None
     release: list[str] = msgspec.field(default_factory=list)
 
 

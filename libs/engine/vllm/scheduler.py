@@ -7,59 +7,60 @@ A step is what lies between the scheduler's decision and the moment its output i
 step is decided while one runs, so a step begins no earlier than the one before has ended: steps never overlap.
 """
 
+import contextlib
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
-from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.stats import KV_FETCH_COMPLETED_WAITING, KV_FETCH_IN_PROGRESS, SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
 from libs.engine.kv_wait import KvWait
+from libs.engine.pace import Pace
+from libs.engine.vllm.board import Board
+from libs.engine.vllm.books import News, Steps
+from libs.engine.vllm.kv_events import Rehasher
+from libs.engine.vllm.pacing import PacedRequest, Queues, begins_ns, plan_step
 from libs.engine.vllm.rehash import Rehash
 from libs.engine.vllm.report import (
     COMMAND_KEY,
+    PACE_KEY,
     REPORT_KEY,
+    TRIAL_KEY,
     Command,
     Pulled,
     Report,
-    Step,
     decode_command,
     encode,
 )
+from libs.engine.vllm.trial import Trial
 from libs.engine.vllm.work import scheduled_work
 from libs.perfmodel import StepWork
 
 SUPPORTED = "0.32."
 QUIET_NS = 20_000_000
 """While nothing happens but the engine polls for KV, a report goes out so often."""
-
-
-class _Books:
-    """What has happened since the last report."""
-
-    def __init__(self) -> None:
-        self.step: Step | None = None
-        self.pulling: list[str] = []
-        self.pulled: list[Pulled] = []
-        self.aborted: list[str] = []
-        self.released: list[str] = []
+CHUNK_SETTING, BOARD_SETTING = "fulcrum_prefill_chunk", "fulcrum_board"
+"""Names in vLLM's additional configuration."""
 
 
 class _Reporting(Scheduler):  # type: ignore[misc]
     """What both schedulers below share."""
 
+    running: list[Request]
+    max_num_active_reqs: int
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         settings = self.vllm_config.additional_config
-        self._chunk: int = settings["fulcrum_prefill_chunk"]
-        self._budget = self._chunk
-        self._in_flight: deque[tuple[StepWork, int]] = deque()
-        self._last_end_ns = 0
+        self._pace = Pace(settings[CHUNK_SETTING])
+        self._paced: dict[str, PacedRequest] = {}
         self._kv_wait = KvWait()
+        self._steps = Steps(Board(Path(settings[BOARD_SETTING])), self._kv_wait)
+        self._trial = Trial()
         self._fetching: dict[str, tuple[int, int]] = {}
         """(tokens, since when) of requests whose KV is on its way; (0, 0) until it is asked for."""
         self._held: set[str] = set()
@@ -67,49 +68,62 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         self._let_go: set[str] = set()
         """Of them, those whose blocks were freed before the connector knew."""
         self._taken = self._preemptions = self._recomputed = 0
-        self._books = _Books()
+        self._news = News()
         self._told: tuple[int, ...] = ()
         self._told_ns = 0
         self._rehash = Rehash(self.block_size)
-        self.kv_event_publisher = _Publisher(self._rehash)
+        self.kv_event_publisher = Rehasher(self._rehash)
 
     # ------------------------------------------------------------------ what vLLM calls
 
     def add_request(self, request: Request) -> None:
         """Queue a request, or obey a command that looks like one."""
-        command = (request.sampling_params.extra_args or {}).get(COMMAND_KEY)
-        if command is not None:
+        extra = request.sampling_params.extra_args or {}
+        if (command := extra.get(COMMAND_KEY)) is not None:
             self._obey(decode_command(command))
-            return
-        self._taken += 1
-        super().add_request(request)
-        if _transfers(request):
-            self._fetching[request.request_id] = (0, 0)
-            self._note_awaiting(time.time_ns())
+        elif (prompts := extra.get(TRIAL_KEY)) is not None:
+            if self._trial.add(request, prompts):
+                for each in self._trial.requests:
+                    super().add_request(each)
+        else:
+            self._taken += 1
+            super().add_request(request)
+            transferred = _transfers(request)
+            paced = PacedRequest(request, transferred=transferred, **extra[PACE_KEY])
+            self._paced[request.request_id] = paced
+            self._pace.note_prompt(paced, time.time_ns())
+            if transferred:
+                self._fetching[request.request_id] = (0, 0)
+                self._note_awaiting(time.time_ns())
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """The next step: every decode, then prompts within the budget."""
-        held = self._limit()
-        try:
-            output = super().schedule(throttle_prefills)
-        finally:
-            for request in held:
-                self.waiting.add_request(request)
+        """The next step: every decode, then prompts as far as the budget and TPOT targets let them."""
         now_ns = time.time_ns()
+        measures = self._trial.due
+        aside = self._measure() if measures else self._limit(now_ns)
+        with self._aside(aside):
+            output = super().schedule(throttle_prefills)
         if output.total_num_scheduled_tokens:
-            self._in_flight.append((self._work(output.num_scheduled_tokens), now_ns))
-            self._kv_wait.stepping(True, now_ns)
+            self._steps.decided(self._work(output.num_scheduled_tokens), time.time_ns())
+        if measures and self._trial.requests and output.total_num_scheduled_tokens != self._trial.tokens:
+            self._give_up_trial()
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """The step has ended."""
-        if scheduler_output.total_num_scheduled_tokens:
-            now_ns = time.time_ns()
-            work, decided_ns = self._in_flight.popleft()
-            self._books.step = _step(work, max(decided_ns, self._last_end_ns), now_ns)
-            self._last_end_ns = now_ns
-            self._kv_wait.stepping(bool(self._in_flight), now_ns)
-        return super().update_from_output(scheduler_output, model_runner_output)
+        if not scheduler_output.total_num_scheduled_tokens:
+            return super().update_from_output(scheduler_output, model_runner_output)
+        now_ns = time.time_ns()
+        step = self._news.step = self._steps.end(now_ns)
+        if self._trial.is_of(scheduler_output.num_scheduled_tokens):
+            self._news.trial_ns = step.end_ns - step.start_ns
+            self._trial.over()
+        paced = [self._paced.get(name) for name in scheduler_output.num_scheduled_tokens]
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for each in paced:
+            if each is not None:
+                each.stepped(now_ns)
+        return outputs
 
     def make_stats(self, *_args: Any, **_kwargs: Any) -> SchedulerStats | None:
         """The report in place of vLLM's statistics; None where there is nothing to tell."""
@@ -120,13 +134,14 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         """End requests, and say so of aborted ones: vLLM itself gives no word of them."""
         finished = super().finish_requests(request_ids, finished_status)
         if finished_status is RequestStatus.FINISHED_ABORTED:
-            self._books.aborted += [request.request_id for request in finished]
+            self._news.aborted += [request.request_id for request in finished]
         return finished
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         result = super()._free_request(request, delay_free_blocks)
         if result[0] is not None and request.request_id in self.requests:
             self._held.add(request.request_id)
+        self._paced.pop(request.request_id, None)
         self._fetched(request.request_id)
         return result
 
@@ -134,7 +149,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         super()._free_blocks(request)
         if request.request_id in self._held:
             self._held.discard(request.request_id)
-            self._books.released.append(request.request_id)
+            self._news.released.append(request.request_id)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         self._preemptions += 1
@@ -146,10 +161,10 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         now_ns = time.time_ns()
         if stage == KV_FETCH_IN_PROGRESS:
             self._fetching[request.request_id] = (request.num_computed_tokens, now_ns)
-            self._books.pulling.append(request.request_id)
+            self._news.pulling.append(request.request_id)
         elif stage == KV_FETCH_COMPLETED_WAITING:
             tokens, since_ns = self._fetching.get(request.request_id, (0, now_ns))
-            self._books.pulled.append(Pulled(request.request_id, tokens, since_ns, now_ns))
+            self._news.pulled.append(Pulled(request.request_id, tokens, since_ns, now_ns))
             self._fetched(request.request_id)
 
     def _update_from_kv_xfer_finished(self, kv_connector_output: Any) -> None:
@@ -164,9 +179,11 @@ class _Reporting(Scheduler):  # type: ignore[misc]
 
     def _obey(self, command: Command) -> None:
         if command.prefill_budget is not None:
-            self._budget = command.prefill_budget
+            self._pace.budget_tokens = command.prefill_budget
         if command.prefill_chunk is not None:
-            self._chunk = command.prefill_chunk
+            self._pace.chunk_tokens = command.prefill_chunk
+        if command.step_time is not None:
+            self._pace.step_time = command.step_time
         for request_id in command.release:
             request = self.requests.get(request_id)
             if request is not None and request_id in self._held:
@@ -174,21 +191,87 @@ class _Reporting(Scheduler):  # type: ignore[misc]
                 self._free_blocks(request)
                 self.finished_req_ids.add(request_id)  # so that a step, and with it a report, follows
 
-    def _limit(self) -> list[Request]:
-        """Set the tokens of the next step, decodes first; the prompts that it may not even begin are taken aside."""
+    def _limit(self, now_ns: int) -> set[Request]:
+        """Set the tokens of the next step and put decodes first; who takes no part in it is the answer."""
         if any(request.is_prefill_chunk for request in self.running):
-            self.running.sort(key=lambda request: request.is_prefill_chunk)
-        prompt_tokens = max(min(self._budget, self._chunk), 0)
-        decodes = sum(not request.is_prefill_chunk for request in self.running)
-        transfers = len(self._fetching) + len(self.kv_holding_waiting)
-        again = any(request.num_preemptions for request in (*self.waiting, *self.running[decodes:]))
-        allowed = decodes * (1 + self.num_spec_tokens) + transfers + max(prompt_tokens, self._chunk if again else 0)
-        self.max_num_scheduled_tokens = min(allowed, self.scheduler_config.max_num_batched_tokens)
-        if prompt_tokens:
-            return []
-        held = [request for request in self.waiting if not request.num_preemptions and not _transfers(request)]
-        self.waiting.remove_requests(held)
-        return held
+            self.running.sort(key=lambda request: (request.is_prefill_chunk, request.priority))
+        begin_ns = begins_ns(self._pace.step_time, self._steps.in_flight, self._steps.ended_ns, now_ns)
+        tokens_each = 1 + self.num_spec_tokens
+        plan = plan_step(
+            self._pace, self._queues(), tokens_each=tokens_each, block_size_tokens=self.block_size, now_ns=begin_ns
+        )
+        self.max_num_scheduled_tokens = min(plan.tokens, self.scheduler_config.max_num_batched_tokens)
+        return {each.request for each in plan.aside}
+
+    def _queues(self) -> Queues:
+        running = [(request, self._paced[request.request_id]) for request in self.running if self._is_asked(request)]
+        waiting = [request for request in self.waiting if self._is_asked(request)]
+        again = any(request.num_preemptions for request in waiting)
+        return Queues(
+            decodes=[each for request, each in running if not request.is_prefill_chunk],
+            arrived=[self._paced[each.request_id] for each in self.kv_holding_waiting if self._has_come(each)],
+            partly=[each for request, each in running if request.is_prefill_chunk and not request.num_preemptions],
+            prompts=[self._paced[r.request_id] for r in waiting if not r.num_preemptions and not _transfers(r)],
+            pulls=sum(_transfers(request) for request in waiting),
+            again=again or any(request.is_prefill_chunk and request.num_preemptions for request, _ in running),
+            free_places=self.max_num_active_reqs - len(self.running),
+            free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
+        )
+
+    def _is_asked(self, request: Request) -> bool:
+        """By somebody, and not made up to measure."""
+        return request.request_id in self._paced
+
+    def _has_come(self, request: Request) -> bool:
+        waits = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
+        return not waits or request.request_id in self.finished_recving_kv_req_ids
+
+    def _measure(self) -> set[Request]:
+        """The next step is the trial's alone; without room for it, it is over."""
+        trial, free = self._trial, self.kv_cache_manager.block_pool.get_num_free_blocks()
+        blocks = sum(-(-request.num_tokens // self.block_size) for request in trial.requests)
+        places = self.max_num_active_reqs - len(self.running)
+        most_tokens = self.scheduler_config.max_num_batched_tokens
+        if blocks > free or len(trial.requests) > places or trial.tokens > most_tokens:
+            self._give_up_trial()
+            return self._limit(time.time_ns())
+        self.max_num_scheduled_tokens = trial.tokens
+        trial.begun()
+        mine = set(trial.requests)
+        return {each for each in (*self.running, *self.waiting, *self.kv_holding_waiting) if each not in mine}
+
+    def _give_up_trial(self) -> None:
+        """There was no room for it."""
+        self.finish_requests(self._trial.names, RequestStatus.FINISHED_ABORTED)
+        self._news.trial_ns = 0
+        self._trial.over()
+
+    @contextlib.contextmanager
+    def _aside(self, requests: set[Request]) -> Iterator[None]:
+        """These take no part in the step that is decided meanwhile. Those that run keep their places."""
+        if not requests:
+            yield
+            return
+        queues = [(queue, [each for each in queue if each in requests]) for queue in self._waiting_queues]
+        running = [request for request in self.running if request in requests]
+        places = self.max_num_active_reqs
+        for queue, held in queues:
+            queue.remove_requests(held)
+        if running:
+            self.running = [request for request in self.running if request not in requests]
+            self.max_num_active_reqs = places - len(running)
+        try:
+            yield
+        finally:
+            self.max_num_active_reqs = places
+            self.running += running
+            for queue, held in queues:
+                for request in held:
+                    queue.add_request(request)
+
+    @property
+    def _waiting_queues(self) -> tuple[Any, Any]:
+        return self.waiting, self.kv_holding_waiting
 
     def _work(self, scheduled: dict[str, int]) -> StepWork:
         """Of a step whose tokens vLLM has counted as computed already."""
@@ -206,7 +289,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         self._kv_wait.awaiting(bool(self._fetching), now_ns)
 
     def _report(self, now_ns: int) -> Report | None:
-        prompts = [request for request in self.waiting if request.request_id not in self._fetching]
+        prompts = [each for each in self.waiting if each.request_id not in self._fetching and self._is_asked(each)]
         partly = [request for request in self.running if request.is_prefill_chunk]
         depths = (
             self._taken,
@@ -220,36 +303,15 @@ class _Reporting(Scheduler):  # type: ignore[misc]
             self._recomputed,
         )
         stored, removed = self._rehash.take()
-        books, waits = self._books, self._kv_wait.take_ended()
-        news = (books.step, waits, books.pulling, books.pulled, books.aborted, books.released, stored, removed)
-        if not any(news) and depths == self._told and now_ns - self._told_ns < QUIET_NS:
+        news, waits = self._news, self._kv_wait.take_ended()
+        told = (news.step, waits, news.pulling, news.pulled, news.aborted, news.released, stored, removed)
+        quiet = depths == self._told and now_ns - self._told_ns < QUIET_NS
+        if not any(told) and news.trial_ns is None and quiet:
             return None
-        self._books, self._told, self._told_ns = _Books(), depths, now_ns
-        return Report(now_ns, *depths, self._kv_wait.since_ns, books.step, list(waits), *news[2:])
-
-
-class _Publisher:
-    """Takes vLLM's KV events in place of sending them."""
-
-    def __init__(self, rehash: Rehash) -> None:
-        self._rehash = rehash
-
-    def publish(self, batch: Any) -> None:
-        """Of one step."""
-        for event in batch.events:
-            if isinstance(event, BlockStored):
-                salt = str((event.extra_keys or [None])[0] and event.extra_keys[0][-1])
-                self._rehash.stored(event.block_hashes, event.parent_block_hash, salt, event.token_ids)
-            elif isinstance(event, BlockRemoved):
-                self._rehash.removed(event.block_hashes)
-            elif isinstance(event, AllBlocksCleared):
-                self._rehash.cleared()
-
-    def get_publisher_config(self) -> None:
-        """Nobody can subscribe."""
-
-    def shutdown(self) -> None:
-        """Nothing is open."""
+        self._news, self._told, self._told_ns = News(), depths, now_ns
+        return Report(
+            now_ns, *depths, self._kv_wait.since_ns, self._steps.ended, news.step, list(waits), *told[2:], news.trial_ns
+        )
 
 
 class StepScheduler(_Reporting):
@@ -264,16 +326,3 @@ def _transfers(request: Request) -> bool:
     """Whether the request's KV is to come from another engine."""
     params = request.kv_transfer_params
     return bool(params and (params.get("do_remote_prefill") or params.get("_remote_blocks_processed")))
-
-
-def _step(work: StepWork, start_ns: int, end_ns: int) -> Step:
-    return Step(
-        start_ns,
-        end_ns,
-        work.prefill_tokens,
-        work.prefill_sequences,
-        work.prefill_context_tokens,
-        work.prefill_squared_tokens,
-        work.decode_sequences,
-        work.decode_kv_tokens,
-    )

@@ -12,10 +12,19 @@ from vllm.v1.engine import FinishReason as VllmFinish
 
 from libs.engine.port import EngineRequest, FinishReason, Logprob, Phase
 from libs.engine.port import SamplingParams as Sampling
-from libs.engine.vllm.report import COMMAND_KEY, REPORT_KEY, Command, Report, decode_report, encode
+from libs.engine.vllm.report import (
+    COMMAND_KEY,
+    PACE_KEY,
+    REPORT_KEY,
+    TRIAL_KEY,
+    Command,
+    Report,
+    decode_report,
+    encode,
+)
 
-TRANSFERS_FIRST, PROMPTS_AFTER = 0, 1
-"""Priorities: blocks of transferred sequences wait elsewhere under a lease."""
+PROMPTS_AFTER, YIELDS_AFTER = 2, 1
+"""Added to a priority, of which the least comes first: blocks of transferred sequences wait elsewhere under a lease."""
 FINISHED = {VllmFinish.STOP: FinishReason.STOP, VllmFinish.LENGTH: FinishReason.LENGTH}
 SEED_BITS = 63
 
@@ -64,6 +73,8 @@ def core_request(
         )
     else:
         parameters = _sampling(request, max_tokens, eos_token_ids, kv)
+    pace = {"yields": request.yields, "tpot_target_ns": request.tpot_target_ns}
+    parameters.extra_args = (parameters.extra_args or {}) | {PACE_KEY: pace}
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=request.token_ids.tolist(),
@@ -75,23 +86,34 @@ def core_request(
         # A root separates tenants and models; without one the sequence shares with nobody.
         cache_salt=request.chain_root.hex() or f"private {request_id}",
         data_parallel_rank=None,
-        priority=TRANSFERS_FIRST if kv else PROMPTS_AFTER,
+        priority=(0 if kv else PROMPTS_AFTER) + (YIELDS_AFTER if request.yields else 0),
     )
 
 
 def command_request(command: Command, request_id: str) -> EngineCoreRequest:
     """What is wanted of the scheduler, as a request that it never schedules."""
+    return _made_up([0], request_id, {COMMAND_KEY: encode(command)})
+
+
+def trial_requests(prompts: list[list[int]], name: str) -> list[EngineCoreRequest]:
+    """Prompts that are computed to see how long it takes."""
+    return [
+        _made_up(token_ids, f"{name}-{number}", {TRIAL_KEY: len(prompts)}) for number, token_ids in enumerate(prompts)
+    ]
+
+
+def _made_up(token_ids: list[int], request_id: str, extra_args: dict[str, Any]) -> EngineCoreRequest:
     return EngineCoreRequest(
         request_id=request_id,
-        prompt_token_ids=[0],
+        prompt_token_ids=token_ids,
         mm_features=None,
         sampling_params=VllmSamplingParams(
-            max_tokens=1, detokenize=False, watermarking=False, extra_args={COMMAND_KEY: encode(command)}
+            temperature=0.0, max_tokens=1, detokenize=False, watermarking=False, extra_args=extra_args
         ),
         pooling_params=None,
         arrival_time=0.0,
         lora_request=None,
-        cache_salt=None,
+        cache_salt=f"private {request_id}",
         data_parallel_rank=None,
     )
 

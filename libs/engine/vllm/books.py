@@ -1,0 +1,58 @@
+"""What the scheduler keeps for its next report: what has happened, which steps are under way. Pure, without vLLM."""
+
+from collections import deque
+
+from libs.engine.kv_wait import KvWait
+from libs.engine.vllm.board import NOBODY, Board, Running
+from libs.engine.vllm.report import Pulled, Step, step_of
+from libs.perfmodel import StepWork
+
+
+class News:
+    """What has happened since the last report."""
+
+    def __init__(self) -> None:
+        self.step: Step | None = None
+        self.pulling: list[str] = []
+        self.pulled: list[Pulled] = []
+        self.aborted: list[str] = []
+        self.released: list[str] = []
+        self.trial_ns: int | None = None
+
+
+class Steps:
+    """Steps in the order of their decisions. One begins when it is decided, but not before the last has ended."""
+
+    def __init__(self, board: Board, kv_wait: KvWait) -> None:
+        self.in_flight: deque[tuple[StepWork, int]] = deque()
+        """What each computes, and when it was decided."""
+        self.ended_ns = 0
+        self.ended = 0
+        """How many have ended."""
+        self._board = board
+        self._kv_wait = kv_wait
+
+    def decided(self, work: StepWork, now_ns: int) -> None:
+        """A step is on its way."""
+        self.in_flight.append((work, now_ns))
+        self._kv_wait.stepping(True, now_ns)
+        if len(self.in_flight) == 1:
+            self._show()
+
+    def end(self, now_ns: int) -> Step:
+        """The oldest one has ended now."""
+        work, decided_ns = self.in_flight.popleft()
+        step = step_of(work, max(decided_ns, self.ended_ns), now_ns)
+        self.ended_ns = now_ns
+        self.ended += 1
+        self._kv_wait.stepping(bool(self.in_flight), now_ns)
+        self._show()
+        return step
+
+    def _show(self) -> None:
+        if not self.in_flight:
+            self._board.write(NOBODY)
+            return
+        work, decided_ns = self.in_flight[0]
+        untold_ns = self._kv_wait.ended[0][0] if self._kv_wait.ended else 0
+        self._board.write(Running(self.ended + 1, max(decided_ns, self.ended_ns), untold_ns, work))

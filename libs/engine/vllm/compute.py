@@ -1,0 +1,41 @@
+"""What utilisation is reckoned from, by vLLM's own figures of a model. Imports vLLM: for the thread that starts it."""
+
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.metrics.perf import ExecutionContext, ModelMetrics
+
+from libs.engine.config import EngineConfig
+from libs.engine.torch.peaks import device_peaks
+from libs.perfmodel.utilisation import Compute
+
+LAYER_PARTS = ("attn.qkv_proj", "attn.out_proj", "ffn.dense_ffn")
+HEAD = "unembed.unembed"
+FLOPS_A_PARAMETER = 2
+
+
+def compute_of(config: EngineConfig, vllm_config: VllmConfig) -> Compute | None:
+    """Of a dense model whose weights are as wide as its arithmetic; None for others, whose tokens use a part of the
+    weights, or whose weights are packed."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    if model.quantization is not None or model.is_moe:
+        return None
+    flops = ModelMetrics(vllm_config).get_num_flops_breakdown(
+        ExecutionContext.from_single_request(num_tokens=1, context_len=1, is_prefill=True), per_gpu=False
+    )
+    if not flops.keys() >= {*LAYER_PARTS, HEAD}:
+        return None
+    layers, heads = model.get_total_num_hidden_layers(), model.get_num_attention_heads(parallel)
+    width = layers * heads * model.get_head_size() * parallel.tensor_parallel_size
+    device = torch.device(vllm_config.device_config.device_type)
+    if device.type == "cpu":  # as EngineCore will compute, on as many threads
+        torch.set_num_threads(config.threads or 1)
+    flops_per_s, bytes_per_s = device_peaks(device, model.dtype)
+    return Compute(
+        layer_parameters=sum(flops[part] for part in LAYER_PARTS) // FLOPS_A_PARAMETER,
+        head_parameters=flops[HEAD] // FLOPS_A_PARAMETER,
+        parameter_bytes=model.dtype.itemsize,
+        attention_width=width,
+        kv_token_bytes=2 * layers * model.get_total_num_kv_heads() * model.get_head_size() * model.dtype.itemsize,
+        peak_flops_per_s=flops_per_s,
+        peak_bytes_per_s=bytes_per_s,
+    )

@@ -1,0 +1,54 @@
+"""KV handles between vLLM engines: what makes one of another engine's good here, and what a prefilled one leaves."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from libs.contracts.errors import InvalidRequest
+from libs.engine.port import Capabilities, EngineRequest, FinishReason
+
+if TYPE_CHECKING:
+    from libs.engine.vllm.wire import Handover
+
+LEASE_MARGIN_NS = 2_000_000_000
+"""A handle is refused so long before its lease ends: from then on its blocks could be another's when they are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a sequence ends before it began."""
+
+    finish: FinishReason
+    detail: str
+
+
+def refusal(
+    request: EngineRequest,
+    handover: "Handover | None",
+    capabilities: Capabilities,
+    *,
+    engine_id: str,
+    now_ns: int,
+) -> Refusal | None:
+    """None where the engine can go on from the request's handle, which says `handover`. Raises InvalidRequest."""
+    assert request.kv is not None
+    layout, tokens = capabilities.kv_layout, len(request.token_ids)
+    if request.kv.kv_layout != layout:
+        detail = f"kv_mismatch: the blocks have KV layout {request.kv.kv_layout!r}, this engine has {layout!r}"
+        return Refusal(FinishReason.FAILED, detail)
+    if request.kv.tokens != tokens:
+        raise InvalidRequest(
+            f"the KV handle covers {request.kv.tokens} tokens, the sequence has {tokens}: a vllm engine goes on from"
+            " exactly what was prefilled"
+        )
+    if handover is None:
+        return Refusal(FinishReason.FAILED, "kv_mismatch: the handle is no vllm engine's")
+    if handover.engine_id == engine_id:
+        return Refusal(FinishReason.KV_LOST, "kv_lost: vLLM does not pull blocks from itself")
+    if now_ns > handover.expires_unix_ns - LEASE_MARGIN_NS:
+        return Refusal(FinishReason.KV_LOST, "kv_lost: the lease of the blocks is over")
+    return None
+
+
+def lease_ns(kv_lease_ms: int) -> int:
+    """How long vLLM holds blocks for their receiver: it counts in whole seconds."""
+    return max(kv_lease_ms // 1000, 1) * 1_000_000_000
