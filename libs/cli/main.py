@@ -9,6 +9,7 @@ from libs.cli.batch import batch
 from libs.cli.chat import chat
 from libs.cli.occupancy import occupancy
 from libs.cli.planner import planner
+from libs.cli.profile import profile
 from libs.cli.role import role
 from libs.cli.top.command import EPILOG, top
 from libs.cli.tune import tune
@@ -30,6 +31,7 @@ app.command(epilog="Example: fulcrum workers --json")(workers)
 app.command(epilog="Example: fulcrum occupancy --window 500ms")(occupancy)
 app.command(epilog=EPILOG)(top)
 app.command(epilog="Example: fulcrum role decode-1 prefill")(role)
+app.command(epilog="Example: fulcrum profile gpt-oss-120b-8xh100")(profile)
 app.add_typer(planner, name="planner")
 app.add_typer(batch, name="batch")
 

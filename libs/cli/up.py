@@ -39,6 +39,10 @@ def up(
         str | None,
         typer.Option(metavar="NAME", help="Which device --engine sim imitates, e.g. llama3.1-8b-h200-aic."),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Model and workers for --engine vllm, e.g. gpt-oss-120b-8xh100."),
+    ] = None,
     kafka: Annotated[
         str | None,
         typer.Option(
@@ -70,9 +74,14 @@ def up(
         gateways=gateways,
         gateway_port=gateway_port,
         sim_profile=sim_profile,
+        profile=profile,
         kafka=kafka,
         redis=redis,
         restart=not no_restart,
         json_ready=json_ready.absolute() if json_ready else None,
     )
+    if profile is not None and model is None:
+        from libs.launch.profile import load_profile  # noqa: PLC0415
+
+        model = load_profile(profile).model
     raise typer.Exit(serve(options, model, question=not no_question, as_json=json))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from libs.contracts.errors import StartupError
+from libs.launch.profile import load_profile
 from libs.perfmodel import profile
 
 EngineName = Literal["torch", "sim", "vllm"]
@@ -26,12 +27,16 @@ class SuiteOptions:
     """URL; None starts the embedded Redis."""
     sim_profile: str | None = None
     """Step-time profile of the sim engine's workers; None leaves it to their settings."""
+    profile: str | None = None
+    """Deployment profile (libs/launch/profile.py) that the workers come from, in place of their numbers."""
     restart: bool = True
     json_ready: Path | None = None
 
     @property
     def workers(self) -> int:
         """Of all roles."""
+        if self.profile is not None:
+            return len(load_profile(self.profile).workers)
         return self.prefill + self.decode + self.mixed
 
     def check(self) -> None:
@@ -40,6 +45,16 @@ class SuiteOptions:
             if self.engine != "sim":
                 raise StartupError("--sim-profile is for --engine sim")
             profile(self.sim_profile)
+        if self.profile is not None:
+            if self.engine != "vllm":
+                raise StartupError("--profile is for --engine vllm")
+            nodes = load_profile(self.profile).nodes
+            if nodes > 1:
+                raise StartupError(
+                    f"profile {self.profile} takes {nodes} machines: start its workers on each, with the settings that"
+                    f" `fulcrum profile {self.profile}` prints (docs/deploy.md)"
+                )
+            return
         if self.prefill + self.mixed < 1:
             raise StartupError("nobody would compute prompts: ask for --prefill 1 or --mixed 1 at least")
         if self.decode + self.mixed < 1:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from libs.launch.options import SuiteOptions
 from libs.launch.port import ChildSpec
+from libs.launch.profile import load_profile
 from libs.model.fetch import Model
 
 MIXED_BUDGET_TOKENS = 256
@@ -110,17 +111,27 @@ def _workers(options: SuiteOptions, model: Model, place: Place, shared: Mapping[
     }
     if options.sim_profile is not None:
         own["FULCRUM_WORKER_SIM_PROFILE"] = options.sim_profile
-    kinds: tuple[tuple[str, int, str, dict[str, str]], ...] = (
-        ("prefill", options.prefill, "prefill", {}),
-        ("decode", options.decode, "decode", {}),
-        ("mixed", options.mixed, "decode", {"FULCRUM_WORKER_BUDGET_TOKENS": str(MIXED_BUDGET_TOKENS)}),
-    )
+    mixed = {"FULCRUM_WORKER_BUDGET_TOKENS": str(MIXED_BUDGET_TOKENS)}
     return tuple(
         ChildSpec(
             f"{role}-{number}",
-            ("python", "-m", f"services.{service}"),
-            {**own, **extra, "FULCRUM_WORKER_ROLE": role, "FULCRUM_WORKER_ID": f"{role}-{number}"},
+            ("python", "-m", f"services.{'prefill' if role == 'prefill' else 'decode'}"),
+            {
+                **own,
+                **(mixed if role == "mixed" else {}),
+                **settings,
+                "FULCRUM_WORKER_ROLE": role,
+                "FULCRUM_WORKER_ID": f"{role}-{number}",
+            },
         )
-        for role, count, service, extra in kinds
-        for number in range(1, count + 1)
+        for role, kind in _kinds(options).items()
+        for number, settings in enumerate(kind, start=1)
     )
+
+
+def _kinds(options: SuiteOptions) -> dict[str, list[Mapping[str, str]]]:
+    """By role, the settings of each worker that not all have."""
+    if options.profile is not None:
+        profile = load_profile(options.profile)
+        return {role: [worker.settings() for worker in profile.of(role)] for role in ("prefill", "decode", "mixed")}
+    return {"prefill": [{}] * options.prefill, "decode": [{}] * options.decode, "mixed": [{}] * options.mixed}

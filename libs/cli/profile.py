@@ -1,0 +1,38 @@
+"""`fulcrum profile`: ready descriptions of models on GPU machines."""
+
+from typing import Annotated
+
+import typer
+
+from libs.cli.options import Json
+
+
+def profile(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One of them; all by default.")] = None,
+    *,
+    json: Json = False,
+) -> None:
+    """List deployment profiles, or print one: the settings of its workers, what is predicted, what nobody has tried."""
+    import msgspec  # noqa: PLC0415 (what only this command needs)
+
+    from libs.launch.profile import load_profile, profile_names  # noqa: PLC0415
+
+    names = profile_names() if name is None else [name]
+    found = {each: load_profile(each) for each in names}
+    if json:
+        print(msgspec.json.encode(found).decode())
+        return
+    if name is None:
+        for each, known in found.items():
+            print(f"{each:<30} {known.model}, {known.machine}")
+        return
+    known = found[name]
+    print(f"# {known.model} on {known.machine}\n# {known.not_run}")
+    predicted = known.predicted
+    prompts = ", ".join(f"{tokens} tokens {ms} ms" for tokens, ms in predicted.prefill_ms.items())
+    steps = ", ".join(f"{batch} sequences {ms} ms" for batch, ms in predicted.decode_ms.items())
+    print(f"# Predicted by {predicted.source}: prompts of {prompts}; decode steps of {steps}.")
+    for number, worker in enumerate(known.workers, start=1):
+        print(f"\n# worker {number} on node {worker.node}: python -m services.{worker.service}")
+        for variable, value in worker.settings().items():
+            print(f"{variable}={value}")

@@ -1,0 +1,125 @@
+"""Ready descriptions of models on GPU machines: which workers, on which GPUs, with which of vLLM's arguments."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from libs.contracts.errors import StartupError
+
+FOLDER: Final = Path(__file__).parent / "profiles"
+
+
+class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One worker: a tensor-parallel group on one node."""
+
+    role: Literal["prefill", "decode", "mixed"]
+    devices: tuple[int, ...]
+    """GPUs of its node, by index."""
+    arguments: dict[str, Any]
+    """Of vLLM's engine."""
+    node: int = 0
+    max_sequences: int = 64
+    prefill_chunk_tokens: int = 0
+    """0: measured at the start."""
+    block_size_tokens: int = 64
+
+    @property
+    def gpus(self) -> int:
+        """How many it has."""
+        return len(self.devices)
+
+    @property
+    def service(self) -> str:
+        """That it starts as."""
+        return "prefill" if self.role == "prefill" else "decode"
+
+    def settings(self) -> Mapping[str, str]:
+        """The environment of its process, beside what every worker is told."""
+        return {
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.devices)),
+            "FULCRUM_WORKER_DEVICE": "cuda",
+            "FULCRUM_WORKER_GPUS": str(self.gpus),
+            "FULCRUM_WORKER_MAX_SEQUENCES": str(self.max_sequences),
+            "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": str(self.prefill_chunk_tokens),
+            "FULCRUM_WORKER_BLOCK_SIZE_TOKENS": str(self.block_size_tokens),
+            "FULCRUM_WORKER_VLLM_ARGUMENTS": json.dumps(self.arguments),
+        }
+
+
+class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a model of the hardware says of one worker; nobody has measured it."""
+
+    source: str
+    """Package and version, its system and backend."""
+    model: str
+    """Of whose shape, in which types."""
+    prefill_ms: dict[int, float]
+    """Of one prompt, by its tokens."""
+    decode_ms: dict[int, float]
+    """Of a step, by its sequences of `decode_context_tokens`."""
+    decode_context_tokens: int
+
+
+class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One model on one kind of machine."""
+
+    model: str
+    """On the hub."""
+    machine: str
+    not_run: str
+    """What nobody has tried."""
+    workers: tuple[ProfileWorker, ...]
+    predicted: Prediction
+    """Of each of its workers: they are alike."""
+
+    @property
+    def nodes(self) -> int:
+        """Machines that it takes."""
+        return max(worker.node for worker in self.workers) + 1
+
+    def of(self, role: str) -> list[ProfileWorker]:
+        """Its workers of a role, in order."""
+        return [worker for worker in self.workers if worker.role == role]
+
+    def check(self) -> None:
+        """Raises StartupError for what cannot serve: a GPU in two workers, widths that differ from GPUs, no pair."""
+        used = Counter((worker.node, device) for worker in self.workers for device in worker.devices)
+        twice = [place for place, count in used.items() if count > 1]
+        if twice:
+            raise StartupError(f"GPU {twice[0][1]} of node {twice[0][0]} is in {used[twice[0]]} workers")
+        for worker in self.workers:
+            width = worker.arguments.get("tensor_parallel_size", 1)
+            if width != worker.gpus:
+                raise StartupError(f"a {worker.role} worker has {worker.gpus} GPUs and tensor_parallel_size {width}")
+        roles = {worker.role for worker in self.workers}
+        if "mixed" not in roles and not roles >= {"prefill", "decode"}:
+            raise StartupError("it takes a prefill and a decode worker, or a mixed one")
+        if len({_layout(worker) for worker in self.workers}) > 1:
+            raise StartupError("its workers could not exchange KV: block size, width and types of KV must be the same")
+
+
+def load_profile(name: str) -> DeploymentProfile:
+    """The shipped profile of that name, checked. Raises StartupError that lists names."""
+    file = FOLDER / f"{name}.json"
+    names = profile_names()
+    if name not in names:
+        near = get_close_matches(name, names, cutoff=0.3) or names
+        raise StartupError(f"profile {name!r} is not known; there are: {', '.join(near)}")
+    profile = msgspec.json.decode(file.read_bytes(), type=DeploymentProfile)
+    profile.check()
+    return profile
+
+
+def profile_names() -> list[str]:
+    """Of all shipped profiles."""
+    return sorted(file.stem for file in FOLDER.glob("*.json"))
+
+
+def _layout(worker: ProfileWorker) -> tuple[Any, ...]:
+    named = ("tensor_parallel_size", "dtype", "kv_cache_dtype", "quantization")
+    return worker.block_size_tokens, *(worker.arguments.get(name) for name in named)
