@@ -59,6 +59,12 @@ bench-gpu: setup-dev ## the engine's contract suite and benches on a GPU; raw fi
 bench-engine: setup-dev ## the torch engine against plain transformers, side by side
 	$(BIN)/python -m load.bench_engine $(ARGS)
 
+bench-vllm: setup-vllm ## vllm beside torch and beside vLLM's own server, its steps against a clock, role moves (minutes)
+	@.venv-vllm/bin/python -m load.bench_engine --vllm --threads 1 $(ARGS)
+	@.venv-vllm/bin/python -m load.bench_vllm_serve
+	@.venv-vllm/bin/python -m load.bench_vllm_phase
+	@.venv-vllm/bin/python -m load.bench_role --only vllm-tiny
+
 bench-phase: setup-dev ## phase time as told against a clock around the model call, torch and sim
 	@$(BIN)/python -m load.bench_phase $(ARGS)
 

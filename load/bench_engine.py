@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -176,6 +176,24 @@ def cases(bench: Bench, options: argparse.Namespace) -> list[Case]:
     return found
 
 
+def cases_beside(vllm: Bench, torch_engine: Bench, options: argparse.Namespace) -> list[Case]:
+    """vLLM's engine against the torch engine."""
+
+    def side(bench: Bench, batch: int, prompt: int, output: int) -> Side:
+        async def run() -> int:
+            await bench.run_engine(bench.prompts(batch, prompt), output)
+            return prompt if output == 1 else batch * output
+
+        return run
+
+    shapes = [(f"decode, batch {batch}", batch, options.prompt_tokens, options.output_tokens) for batch in (1, 8)]
+    shapes += [(f"prefill, {tokens} tokens", 1, tokens, 1) for tokens in (128, 512)]
+    return [
+        Case(f"{name}, vllm against torch", None, side(vllm, *shape), side(torch_engine, *shape))
+        for name, *shape in shapes
+    ]
+
+
 async def measure(all_cases: list[Case], rounds: int) -> list[Case]:
     """Time every case in every round, after one that is not counted; a side that cannot run leaves its case out."""
     good = []
@@ -223,17 +241,29 @@ async def main(options: argparse.Namespace) -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     config = EngineConfig(folder, "bench", device=options.device, threads=options.threads)
-    engine = make_engine("torch", config, SystemClock())
-    await engine.start(EngineIdentity("bench", 1, ""), DirectFetcher(), lambda _stage, _share: None)
+    engine = await started("torch", config)
     device = engine.device.split(":")[0]
     dtype = pick_dtype("auto", torch.device(device))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
     model.generation_config.eos_token_id = None
-    bench = Bench(engine, model, options)
+    benches = [Bench(engine, model, options)]
     try:
-        report(await measure(cases(bench, options), options.rounds), engine.device, options)
+        wanted = [] if options.vllm else cases(benches[0], options)
+        if options.vllm:
+            own = replace(config, block_size_tokens=32, vllm_arguments={"max_model_len": 2048})
+            benches.append(Bench(await started("vllm", own), model, options))
+            wanted = cases_beside(benches[1], benches[0], options)
+        report(await measure(wanted, options.rounds), engine.device, options)
     finally:
-        await bench.close()
+        for bench in benches:
+            await bench.close()
+
+
+async def started(name: str, config: EngineConfig) -> Engine:
+    """An engine of that name."""
+    engine = make_engine(name, config, SystemClock())
+    await engine.start(EngineIdentity("bench", 1, "127.0.0.1:1"), DirectFetcher(), lambda _stage, _share: None)
+    return engine
 
 
 if __name__ == "__main__":
@@ -244,5 +274,6 @@ if __name__ == "__main__":
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--continuous", action="store_true", help="also against transformers' continuous batching")
+    parser.add_argument("--vllm", action="store_true", help="instead, vLLM's engine against torch's (its environment)")
     parser.add_argument("--long", action="store_true", help="also prompts of 1,500 tokens, and chunks after a prefix")
     asyncio.run(main(parser.parse_args()))

@@ -20,7 +20,7 @@ import numpy as np
 
 from libs.engine.config import EngineConfig
 from libs.engine.local import LocalEngine
-from libs.engine.port import EngineIdentity, EngineRequest, Phase, SamplingParams
+from libs.engine.port import Engine, EngineIdentity, EngineRequest, Phase, SamplingParams
 from libs.perfmodel import StepKind, split_step_ns
 from libs.runtime.clock import SystemClock
 from libs.testing.engine import DirectFetcher, EventReader
@@ -50,7 +50,7 @@ SHAPES = {
 }
 
 
-async def serve(engine: LocalEngine, reader: EventReader, shape: Shape, seconds: float) -> None:
+async def serve(engine: Engine, reader: EventReader, shape: Shape, seconds: float) -> None:
     """Submit at random for so long; requests that are open then are aborted."""
     random, key, end_s = np.random.default_rng(2), 0, time.monotonic() + seconds
     while (pause_s := random.exponential(1 / shape.requests_per_s)) < end_s - time.monotonic():

@@ -5,7 +5,7 @@ from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.engine.port import Engine, EngineEvent
-from libs.perfmodel import StepTimeLearner, StepTimeModel, prior_step_time
+from libs.perfmodel import FittedModel, StepTimeLearner, StepTimeModel, prior_step_time
 from libs.perfmodel.wire import step_time_message
 from libs.runtime.clock import Clock
 from libs.telemetry.fleet import Fleet
@@ -37,6 +37,11 @@ class PhaseAccount:
     def model(self) -> StepTimeModel:
         """What was learned of the engine's steps, by which mixed ones are split."""
         return self._learner.model
+
+    @property
+    def fitted(self) -> FittedModel:
+        """The same, with the errors of what it foretold."""
+        return self._learner.fitted()
 
     def on_event(self, event: EngineEvent) -> None:
         """Take an engine event in."""

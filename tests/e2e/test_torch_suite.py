@@ -11,11 +11,9 @@ import httpx
 import numpy as np
 import pytest
 
-from libs.bus.kafka import KafkaBus
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
-from libs.contracts.topics import STEPS
 from libs.runtime.paths import cache_dir
 from libs.testing.suite import Suite, running_suite
+from libs.testing.transfers import kv_transfers
 
 pytestmark = [pytest.mark.suite, pytest.mark.torch, pytest.mark.timeout(600)]
 
@@ -60,23 +58,6 @@ def _ask(suite: Suite, prompt: list[int]) -> tuple[str, dict[str, Any]]:
     return answer.json()["choices"][0]["text"], answer.json()["usage"]
 
 
-async def _transfers(suite: Suite, wanted: int, lengths: Sequence[int]) -> list[KvTransfer]:
-    """So many transfers of prompts of these lengths, all from the start."""
-    bus = KafkaBus(suite.ready["kafka"], "local", "test")
-    await bus.start()
-    found: list[KvTransfer] = []
-    try:
-        async with asyncio.timeout(30):
-            async for record in bus.subscribe([STEPS], from_start=True):
-                assert isinstance(record.value, StepBatch)
-                found += (transfer for transfer in record.value.kv_transfers if transfer.prompt_tokens in lengths)
-                if len(found) >= wanted:
-                    break
-    finally:
-        await bus.close()
-    return found
-
-
 def test_greedy_tokens_equal_generate_and_kv_really_moved(suite: Suite) -> None:
     from tokenizers import Tokenizer
 
@@ -90,7 +71,7 @@ def test_greedy_tokens_equal_generate_and_kv_really_moved(suite: Suite) -> None:
         assert text == tokenizer.decode(reference, skip_special_tokens=True), f"ISL {len(prompt)}"
         assert usage["completion_tokens"] == len(reference)
     moved = [len(prompt) for prompt, reference in zip(prompts, expected, strict=True) if len(reference) > 1]
-    transfers = asyncio.run(_transfers(suite, len(moved), LENGTHS))
+    transfers = asyncio.run(kv_transfers(suite, len(moved), LENGTHS))
     block_bytes = _block_bytes(model_path)
     assert sorted(transfer.prompt_tokens for transfer in transfers) == sorted(moved)
     for transfer in transfers:
@@ -119,7 +100,7 @@ def test_long_prompts_asked_twice_are_served_from_cached_blocks_by_the_worker_th
         whole_blocks = (len(prompt) - 1) // BLOCK_SIZE_TOKENS * BLOCK_SIZE_TOKENS
         assert usage["prompt_tokens_details"]["cached_tokens"] == whole_blocks
     sources: dict[int, list[str]] = {}
-    for transfer in asyncio.run(_transfers(suite, 2 * len(prompts), LONG_LENGTHS)):
+    for transfer in asyncio.run(kv_transfers(suite, 2 * len(prompts), LONG_LENGTHS)):
         sources.setdefault(transfer.prompt_tokens, []).append(transfer.from_worker_id)
     assert all(one == other for one, other in sources.values())
     assert len({one for one, _ in sources.values()}) == 2, "the first time they were spread over both workers"

@@ -30,6 +30,8 @@ def model() -> Path:
         ({"vllm_connector": "Pigeon"}, "no KV connector 'Pigeon'"),
         ({"block_size_tokens": 16}, "FULCRUM_WORKER_BLOCK_SIZE_TOKENS"),
         ({"vllm_arguments": {"colour": "red"}}, "colour"),
+        ({"vllm_arguments": {"data_parallel_size": 2}}, "a worker for each"),
+        ({"device": "cuda"}, "finds no GPU here"),
         ({"kv_memory_mb": 16}, "KV cache"),
     ],
 )

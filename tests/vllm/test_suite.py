@@ -1,21 +1,30 @@
 """A whole suite of vLLM workers: what it answers, and what is left when one is killed."""
 
 import asyncio
-from collections.abc import Iterator
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import httpx
 import psutil
 import pytest
 
 from libs.testing.processes import pid_of
+from libs.testing.role_moves import Mover, Traffic, open_admins, request_bodies
 from libs.testing.streams import Streamed, stream
 from libs.testing.suite import Suite, running_suite
+from libs.testing.transfers import kv_transfers
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 MODEL = "SmolLM2-135M-Instruct"
 REQUESTS = 6
+MOVES = 12
+CLIENTS = 6
+BLOCK_TOKENS = 32
+LONG_LENGTHS = (199, 231, 263, 295)
+"""Of prompts that are asked twice; no other test's prompts are so long."""
 GONE_S = 1.0
 START_S = 400.0
 
@@ -29,9 +38,65 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
         yield found
 
 
+def http_to(suite: Suite) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=suite.gateway, timeout=120, trust_env=False)
+
+
 def test_it_says_paris(suite: Suite) -> None:
     said = suite.fulcrum("chat", "What is the capital of France?")
     assert said.returncode == 0 and "Paris" in said.stdout, said.stdout + said.stderr
+
+
+@asynccontextmanager
+async def mover(suite: Suite, http: httpx.AsyncClient) -> AsyncIterator[Mover]:
+    """Of the suite's workers, whose roles are what they were when the context closes."""
+    workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
+    roles = {worker["id"]: worker["role"] for worker in workers}
+    addresses = {worker["id"]: worker["address"] for worker in workers}
+    async with open_admins(addresses, suite.ready["token"]) as admins:
+        moving = Mover(admins, roles)
+        yield moving
+        await moving.reset(roles)
+
+
+async def test_prompts_asked_twice_come_from_the_worker_that_has_their_blocks(suite: Suite) -> None:
+    bodies = [
+        {"model": MODEL, "prompt": [1000 + tokens, *range(300, 299 + tokens)], "max_tokens": 4, "temperature": 0}
+        for tokens in LONG_LENGTHS
+    ]
+    async with http_to(suite) as http, mover(suite, http) as moving:
+        await moving.move("decode-2", "prefill")
+        first = await asyncio.gather(*(http.post("/v1/completions", json=body) for body in bodies))
+        again = [await http.post("/v1/completions", json=body) for body in bodies]
+    assert [answer.json()["choices"] for answer in again] == [answer.json()["choices"] for answer in first]
+    cached = [answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (*first, *again)]
+    assert cached == [0] * len(bodies) + [(tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS for tokens in LONG_LENGTHS]
+    sources: dict[int, list[str]] = {}
+    for transfer in await kv_transfers(suite, 2 * len(bodies), LONG_LENGTHS):
+        sources.setdefault(transfer.prompt_tokens, []).append(transfer.from_worker_id)
+    assert all(one == other for one, other in sources.values())
+    assert len({one for one, _ in sources.values()}) == 2, "the first time they were spread over both workers"
+
+
+def test_prefill_is_tuned_by_steps_of_its_own(suite: Suite) -> None:
+    arguments = ("tune", "prefill", "prefill-1", "--most-tokens", "256", "--limit", "20", "--measure-only", "--json")
+    said = suite.fulcrum(*arguments)
+    assert said.returncode == 0, said.stdout + said.stderr
+    (found,) = json.loads(said.stdout)
+    assert found["plateau_tokens_per_s"] > 0 and found["chunk_tokens"] <= 256
+
+
+async def test_roles_move_under_load_and_every_answer_is_the_same(suite: Suite) -> None:
+    async with http_to(suite) as http:
+        traffic = Traffic(http, request_bodies(MODEL, 4, prompt_tokens=60, output_tokens=24))
+        await traffic.learn()
+        async with mover(suite, http) as moving, traffic.flowing(CLIENTS):
+            for _ in range(MOVES):
+                answered = traffic.answered
+                await until(lambda so_far=answered: traffic.answered > so_far, timeout_s=120)
+                await moving.move_one()
+    assert (traffic.failed, traffic.wrong) == ([], [])
+    assert any(moved.move.running for moved in moving.moves), "some were caught decoding"
 
 
 async def test_streams_go_on_when_a_worker_is_killed_and_nothing_of_it_is_left(suite: Suite) -> None:

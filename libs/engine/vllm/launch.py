@@ -27,8 +27,8 @@ from libs.perfmodel.utilisation import Compute
 
 CPU_BLOCK_TOKENS = 32
 """vLLM's attention on CPUs takes blocks of a multiple of this."""
-MIN_STEP_TOKENS = 2048
-"""What a step can compute at least, however small the chunk is that it is held to."""
+MIN_STEP_TOKENS, MIN_STEP_TOKENS_GPU = 2048, 8192
+"""What a step can compute at least, however small the chunk is that it is held to: as far as prefill is measured."""
 CONNECTORS = ("NixlConnector",)
 """That hand a prefilled sequence over by parameters of its request."""
 
@@ -39,6 +39,7 @@ def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClien
         raise StartupError(
             f"vllm {vllm.__version__} is installed, this engine is written for {SUPPORTED}x: install that"
         )
+    _check_device(config)
     set_environment(_environment(config), _side_channel(identity))
     vllm_config = _vllm_config(config)
     compute = compute_of(config, vllm_config)
@@ -77,6 +78,24 @@ def _side_channel(identity: EngineIdentity) -> Mapping[str, str]:
     return {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port(host))}
 
 
+def _check_device(config: EngineConfig) -> None:
+    """Raises StartupError where vLLM sees less than is asked for: it would say so in many lines, or not at all."""
+    wants_gpu = config.device.startswith("cuda")
+    if current_platform.is_unspecified() or (wants_gpu and not current_platform.is_cuda_alike()):
+        raise StartupError(
+            f"vLLM {vllm.__version__} finds no GPU here: look whether nvidia-smi lists one in this container, and"
+            " whether this is vLLM's build for GPUs; FULCRUM_WORKER_DEVICE=cpu with the build for CPUs needs none"
+        )
+    wanted = config.vllm_arguments.get("tensor_parallel_size", 1)
+    if current_platform.is_cuda_alike() and wanted > current_platform.device_count():
+        raise StartupError(
+            f"tensor_parallel_size is {wanted}, vLLM sees {current_platform.device_count()} GPUs: see"
+            " CUDA_VISIBLE_DEVICES and FULCRUM_WORKER_VLLM_ARGUMENTS"
+        )
+    if config.vllm_arguments.get("data_parallel_size", 1) > 1:
+        raise StartupError("a worker has one replica: start a worker for each, in place of data_parallel_size")
+
+
 def _environment(config: EngineConfig) -> Mapping[str, str]:
     environment = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     if current_platform.is_cpu():
@@ -100,13 +119,14 @@ def _vllm_config(config: EngineConfig) -> VllmConfig:
             f"there is no KV connector {config.vllm_connector!r} here: FULCRUM_WORKER_VLLM_CONNECTOR is one of"
             f" {', '.join(CONNECTORS)}"
         )
+    step_tokens = MIN_STEP_TOKENS if on_cpu else MIN_STEP_TOKENS_GPU
     arguments: dict[str, Any] = {
         "model": str(config.model_path),
         "served_model_name": config.model_name,
         "dtype": _dtype(config, on_cpu=on_cpu),
         "block_size": config.block_size_tokens,
         "max_num_seqs": config.max_sequences,
-        "max_num_batched_tokens": max(MIN_STEP_TOKENS, config.prefill_chunk_tokens) + config.max_sequences,
+        "max_num_batched_tokens": max(step_tokens, config.prefill_chunk_tokens) + config.max_sequences,
         "skip_tokenizer_init": True,
         "enforce_eager": on_cpu,
         "enable_prefix_caching": True,
@@ -126,7 +146,7 @@ def _vllm_config(config: EngineConfig) -> VllmConfig:
     if on_cpu:
         arguments["kv_cache_memory_bytes"] = config.kv_memory_mb * 1024 * 1024
         arguments["worker_cls"] = "libs.engine.vllm.cpu_worker.MendedWorker"
-    vllm_config = AsyncEngineArgs(**arguments, **config.vllm_arguments).create_engine_config()
+    vllm_config = AsyncEngineArgs(**(arguments | dict(config.vllm_arguments))).create_engine_config()
     scheduler = vllm_config.scheduler_config
     scheduler.scheduler_cls = AsyncStepScheduler if scheduler.async_scheduling else StepScheduler
     return vllm_config
@@ -145,11 +165,14 @@ def _capabilities(config: EngineConfig, vllm_config: VllmConfig, compute: Comput
     layers, heads, head = model.get_num_layers(parallel), model.get_num_kv_heads(parallel), model.get_head_size()
     dtype = str(model.dtype).removeprefix("torch.")
     tensor_parallel = parallel.tensor_parallel_size
+    item_bytes = model.dtype.itemsize
+    if cache.cache_dtype.startswith("fp8"):
+        dtype, item_bytes = f"{dtype}+{cache.cache_dtype}", 1
     parts = (vllm.__version__, config.vllm_connector, dtype, f"{layers}x{heads}x{head}", f"tp{tensor_parallel}")
     return Capabilities(
         block_size_tokens=cache.block_size,
         kv_blocks=cache.num_gpu_blocks - 1,  # one is vLLM's own, for padding
-        kv_block_bytes=2 * layers * heads * head * cache.block_size * model.dtype.itemsize * tensor_parallel,
+        kv_block_bytes=2 * layers * heads * head * cache.block_size * item_bytes * tensor_parallel,
         max_context_tokens=model.max_model_len,
         max_sequences=config.max_sequences,
         kv_layout="/".join(("vllm", *parts, f"block{cache.block_size}")),
