@@ -27,7 +27,7 @@ from libs.runtime.clock import SystemClock
 from libs.testing.engine import EngineBench, EventReader, SequenceLog
 from libs.testing.real_model import real_model_folder
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
 
 OUTPUT_TOKENS = 8
 PROMPTS, LONGEST, FAST_STRIDE = 60, 1500, 12

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -80,9 +81,10 @@ async def kept(tmp_path: Path) -> AsyncIterator[Kept]:
 
 
 async def gone(pid: int) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-            await asyncio.sleep(0.01)
+    with suppress(psutil.NoSuchProcess):
+        async with asyncio.timeout(TIMEOUT_S):
+            while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_killed_child_comes_back_under_its_name(kept: Kept) -> None:

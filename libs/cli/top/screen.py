@@ -1,12 +1,14 @@
 """The screen of `fulcrum top`."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 import httpx
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
+from textual.css.query import NoMatches
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
@@ -123,9 +125,12 @@ class Top(App[None]):
         self.set_interval(REFRESH_S, self.show)
 
     def show(self) -> None:
-        """Draw what the model holds now."""
-        if self.paused:
-            return
+        """Draw what the model holds now; nothing once the app closes, whose widgets go before its timers."""
+        if not self.paused:
+            with suppress(NoMatches):
+                self._draw()
+
+    def _draw(self) -> None:
         model = self.feed.model
         workers = list(model.workers.values())
         times = model.spent(workers)
