@@ -166,7 +166,6 @@ class Subscription:
         """Read exactly these partitions, the known ones on from where they are."""
         taken_over = sorted(found & self._unwanted)
         new = sorted(found - self._positions.keys() - self._unwanted)
-        self._unwanted -= found
         if taken_over:
             since_unix_ns = time.time_ns() - TAKEN_OVER_NS
             self._positions |= await self._offsets_since(consumer, taken_over, since_unix_ns)
@@ -175,6 +174,7 @@ class Subscription:
             for partition, offset in offsets.items():
                 known = partition.partition < len(self._since)
                 self._positions[partition] = max(offset, self._since[partition.partition]) if known else offset
+        self._unwanted -= found  # once the broker has answered: a second try takes over the same ones
         self._from_start = True  # what appears later is younger than the subscription
         self._positions = {partition: self._positions[partition] for partition in found}
         consumer.assign(sorted(found))

@@ -1,8 +1,13 @@
 """The bus's pure parts: buffer, record format, progress, addresses."""
 
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.structs import OffsetAndTimestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +15,7 @@ from libs.bus.buffer import Buffer, Outgoing
 from libs.bus.codec import decode, encode
 from libs.bus.progress import Progress
 from libs.bus.servers import BrokerAway, Servers
+from libs.bus.subscription import Subscription
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import DECISIONS, STEPS
@@ -101,6 +107,73 @@ def test_addresses_are_fixed_or_read_anew_from_the_embedded_brokers_file(tmp_pat
         assert servers.address().bootstrap == "127.0.0.1:9"
         runs.append(servers.run())
     assert runs[0] != runs[1], "a broker that came back on the same port is another one"
+
+
+class Broker:
+    """As a consumer shows it: each partition holds [0, 900), the last ten seconds' records from 800 on."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.sought: dict[int, int] = {}
+
+    async def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return await self._told(partitions, 0)
+
+    async def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return await self._told(partitions, 900)
+
+    async def offsets_for_times(
+        self, times: dict[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        told = await self._told(list(times), 800)
+        return {partition: OffsetAndTimestamp(offset, 0) for partition, offset in told.items()}
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        self.sought = {}
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self.sought[partition.partition] = offset
+
+    async def _told(self, partitions: Sequence[TopicPartition], offset: int) -> dict[TopicPartition, int]:
+        if self.away:
+            raise TimeoutError
+        return dict.fromkeys(partitions, offset)
+
+
+async def test_a_partition_whose_taking_over_failed_is_taken_over_at_the_next_try() -> None:
+    name = STEPS.name("c")
+    wanted = {0}
+    subscription = Subscription(
+        Servers("127.0.0.1:9092"),
+        [STEPS],
+        "c",
+        "test",
+        from_start=False,
+        on_undecodable=lambda: None,
+        wanted=lambda _topic, partition: partition in wanted,
+    )
+    broker: Any = Broker()
+    admin = SimpleNamespace(describe_topics=_topics(name))
+
+    async def check() -> None:
+        await subscription._assign(broker, await subscription._partitions(cast("Any", admin)))
+
+    await check()
+    assert broker.sought == {0: 900}
+    wanted.add(1)
+    broker.away = True
+    with pytest.raises(TimeoutError):
+        await check()
+    broker.away = False
+    await check()
+    assert broker.sought == {0: 900, 1: 800}
+
+
+def _topics(name: str) -> Callable[[], Awaitable[list[dict[str, Any]]]]:
+    async def describe_topics() -> list[dict[str, Any]]:
+        return [{"topic": name, "partitions": [{"partition": number} for number in range(2)]}]
+
+    return describe_topics
 
 
 def test_backoff_doubles_to_its_bound_and_starts_over_after_a_success() -> None:
