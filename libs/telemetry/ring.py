@@ -50,7 +50,7 @@ class Ring:
     def row(self, at_ns: int) -> int | None:
         """Where the window that holds `at_ns` is kept, emptied if new; None for one too old to be kept."""
         number = at_ns // self.tier.window_ns
-        if number <= self._newest - self.tier.windows:
+        if not self.reaches(at_ns):
             return None
         self._newest = max(number, self._newest)
         row, start_ns = number % self.tier.windows, number * self.tier.window_ns
@@ -60,6 +60,10 @@ class Ring:
             self._times[row] = 0
             self._roles[row] = NO_ROLE
         return int(row)
+
+    def reaches(self, at_ns: int) -> bool:
+        """Whether windows are kept from so long ago on."""
+        return at_ns // self.tier.window_ns > self._newest - self.tier.windows
 
     def holds(self, start_ns: int) -> bool:
         """Whether the window that begins there is still kept."""
@@ -74,11 +78,13 @@ class Ring:
         """Change a window by `more` [slots, 4], which may be negative as long as the sums are not."""
         self._times[row, slots] = (self.get(row, slots) + more).astype(self._times.dtype)
 
-    def set_roles(self, row: int, slots: NDArray[np.int64], roles: NDArray[np.uint8], *, over: bool) -> None:
-        """Roles of workers in a window; those that are known already stay unless `over`."""
-        if not over:
+    def set_roles(
+        self, row: int, slots: NDArray[np.int64], roles: NDArray[np.uint8], *, over: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Roles of workers in a window; where it is not `over`, those that are known already stay."""
+        if over is not None:
             known = self._roles[row, slots]
-            roles = np.where(known == NO_ROLE, roles, known)
+            roles = np.where(over | (known == NO_ROLE), roles, known)
         self._roles[row, slots] = roles
 
     def read(self, low_ns: int, high_ns: int, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
@@ -87,6 +93,8 @@ class Ring:
         starts = np.arange(-(-low_ns // length), high_ns // length, dtype=np.int64) * length
         rows = starts // length % self.tier.windows
         kept = self._starts[rows] == starts
-        times = np.where(kept[:, None, None], self._times[rows][:, slots].astype(np.int64), 0)
-        roles = np.where(kept[:, None], self._roles[rows][:, slots], NO_ROLE)
+        # In one go: what is asked of a few workers is to cost nothing for the others.
+        cells = rows[:, None], slots
+        times = np.where(kept[:, None, None], self._times[cells].astype(np.int64), 0)
+        roles = np.where(kept[:, None], self._roles[cells], NO_ROLE)
         return starts, times, roles.astype(np.uint8)

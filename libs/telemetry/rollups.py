@@ -80,7 +80,8 @@ class RollUps:
         self._slots: dict[str, int] = {}
         """By worker id, the longest unwritten first."""
         self._size = FIRST_SLOTS
-        self._newest_ns = 0
+        self._newest_ns = np.zeros(MAX_WORKERS, np.int64)
+        """By slot: the newest window that was written. Some workers' windows are written later than others'."""
 
     @property
     def tiers(self) -> list[Tier]:
@@ -107,9 +108,9 @@ class RollUps:
         times = np.array([_parts(each.time) for each in written], np.int64)
         change = times - finest.get(row, slots)
         finest.add(row, slots, change)
-        finest.set_roles(row, slots, roles | flags, over=True)
-        newest = start_ns >= self._newest_ns
-        self._newest_ns = max(start_ns, self._newest_ns)
+        finest.set_roles(row, slots, roles | flags)
+        newest = start_ns >= self._newest_ns[slots]
+        self._newest_ns[slots[newest]] = start_ns
         for ring in self._rings[1:]:
             row = ring.row(start_ns)
             if row is not None:
@@ -123,8 +124,7 @@ class RollUps:
         back."""
         if worker_id not in self._slots:
             return PhaseTime()
-        kept = (tier for tier in self.tiers if high_ns - low_ns <= tier.window_ns * tier.windows)
-        length = next(kept, self.tiers[-1]).window_ns
+        length = next((ring for ring in self._rings if ring.reaches(low_ns)), self._rings[-1]).tier.window_ns
         series = self.read(length, low_ns - low_ns % length, high_ns - high_ns % length, [worker_id])
         covered, prefill, decode, kv_wait = series.times_ns.sum(axis=(0, 1)).tolist()
         return PhaseTime(covered, prefill, decode, kv_wait, bool(series.provisional.any()))
@@ -157,7 +157,7 @@ class RollUps:
             return
         slots = np.array([self._slot(worker_id) for worker_id in kept.worker_ids], np.int64)
         ring.add(row, slots, kept.times_ns - ring.get(row, slots))
-        ring.set_roles(row, slots, kept.roles, over=True)
+        ring.set_roles(row, slots, kept.roles)
 
     def _kept(self, ring: Ring, start_ns: int, before_ns: int) -> Kept:
         ids = self.worker_ids()
@@ -205,6 +205,7 @@ class RollUps:
             slot = self._slots.pop(next(iter(self._slots)))
             for ring in self._rings:
                 ring.clear(slot)
+            self._newest_ns[slot] = 0
             return slot
         if used == self._size:
             self._size = min(2 * self._size, MAX_WORKERS)

@@ -1,5 +1,7 @@
 """Roll-ups against sums over what was written, whatever is written late, twice or after a pause."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -60,6 +62,40 @@ def test_a_window_that_was_overwritten_is_not_written_again():
     rollups.write(4000, [Written("a", PhaseTime(100, 1, 0, 0), 1)])
     rollups.write(0, [Written("a", PhaseTime(100, 50, 0, 0), 1)])
     assert rollups.read(1000, 0, 5000).times_ns[:, 0, 1].tolist() == [0, 0, 0, 0, 1]
+
+
+def test_the_finest_windows_that_still_hold_a_time_answer_for_it():
+    """However long ago it was: what is asked for is short, and no longer in the finest tier."""
+    rollups, length = RollUps(TIERS), TIERS[0].window_ns
+    for number in range(200):
+        rollups.write(number * length, [Written("a", PhaseTime(length, 10, 20, 30), 1)])
+    assert rollups.phases("a", 19_000, 20_000) == PhaseTime(1000, 100, 200, 300)
+    assert rollups.phases("a", 2_000, 4_000) == PhaseTime(2000, 200, 400, 600)
+    assert rollups.phases("a", 16_100, 16_200) == PhaseTime(100, 10, 20, 30)
+    assert rollups.phases("unknown", 0, 1_000) == PhaseTime()
+
+
+@given(st.permutations([(number, worker) for number in range(12) for worker in WORKERS]))
+def test_coarse_roles_are_each_workers_newest_whoever_is_written_first(order):
+    """Some workers' windows are written a while after others', but each worker's in their order."""
+    rollups, numbers = RollUps(TIERS), dict.fromkeys(WORKERS, 0)
+    for _, worker in order:
+        number = numbers[worker]
+        rollups.write(number * 100, [Written(worker, PhaseTime(100), 1 if number < 7 else 2)])
+        numbers[worker] += 1
+    assert rollups.read(1000, 0, 1000).roles.tolist() == [[2] * len(WORKERS)]
+
+
+def test_what_is_read_of_one_worker_costs_nothing_for_the_others():
+    rollups = RollUps((Tier(100, 400),))
+    names = [f"w{number}" for number in range(1_000)]
+    for number in range(400):
+        rollups.write(number * 100, [Written(name, PhaseTime(100), 1) for name in names[: 1000 if not number else 1]])
+    tracemalloc.start()
+    rollups.phases("w0", 0, 40_000)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 400 * 1_000
 
 
 def test_a_length_that_no_tier_has_is_refused():
