@@ -45,6 +45,7 @@ KV_TRANSFER_BYTES_TOTAL: Final = "fulcrum_kv_transfer_bytes_total"
 TELEMETRY_BATCHES_TOTAL: Final = "fulcrum_telemetry_batches_total"
 UNREVISED_WINDOWS_TOTAL: Final = "fulcrum_history_unrevised_windows_total"
 HISTORY_WRITE_FAILURES_TOTAL: Final = "fulcrum_history_write_failures_total"
+SHARED_LEFT_OUT_TOTAL: Final = "fulcrum_shared_left_out_total"
 STREAM_READERS: Final = "fulcrum_stream_readers"
 STREAM_SKIPPED_TICKS_TOTAL: Final = "fulcrum_stream_skipped_ticks_total"
 

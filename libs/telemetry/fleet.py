@@ -9,6 +9,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker, S
 from libs.perfmodel.utilisation import Effort
 from libs.telemetry.clocks import Clocks
 from libs.telemetry.hardware import Hardware
+from libs.telemetry.steps import FULL_SHARE, RunningStep
 from libs.telemetry.timeline import MAX_STEPS, PhaseTime, PrefillShare, Taken, Timeline, WorkerFacts, facts_of
 
 MAX_WORKERS: Final = 4096
@@ -36,6 +37,7 @@ class Relayed:
     facts: WorkerFacts
     last_step_end_ns: int
     lost_batches: int
+    running_step: RunningStep | None
 
 
 class Fleet:
@@ -47,6 +49,7 @@ class Fleet:
         self._windows = windows
         self._timelines: dict[str, Timeline] = {}
         self._relayed: dict[str, Relayed] = {}
+        """While a worker's telemetry comes here it is here too as long as this covers more."""
         self._taken_over_ns: dict[str, int] = {}
         """Of workers that another process read before: from when on their telemetry came here."""
         self._max_steps = MAX_STEPS
@@ -69,26 +72,38 @@ class Fleet:
             self.newest_cover_ns = max(batch.covered_to_unix_ns, self.newest_cover_ns)
             self.hardware.add(batch)
             self.clocks.note(batch.node, batch.covered_to_unix_ns, now_ns)
-            for transfer in batch.kv_transfers:
-                self.kv_bytes["shared_memory" if transfer.shared_memory else "grpc"] += transfer.bytes
+            relayed = self._relayed.get(batch.worker_id)
+            if relayed is None or batch.covered_to_unix_ns > relayed.facts.covered_to_unix_ns:
+                self._relayed.pop(batch.worker_id, None)
+                for transfer in batch.kv_transfers:
+                    self.kv_bytes["shared_memory" if transfer.shared_memory else "grpc"] += transfer.bytes
         return taken
 
-    def relay(self, worker: SharedWorker) -> None:
-        """Another process tells of a worker that it reads. Ignored where its telemetry comes here."""
+    def relay(self, worker: SharedWorker, now_ns: int, arrived_ns: int | None) -> bool:
+        """Another process tells of a worker that it reads; False where that cannot be. Changes nothing where as much is
+        known already. `arrived_ns`: when its newest batch came there, by the clock of this process; None: not known.
+        """
         batch = worker.newest
-        if not batch.worker_id or batch.covered_to_unix_ns > worker.arrived_unix_ns + MAX_AHEAD_NS:
-            return
-        own = self.facts(batch.worker_id) if self.is_own(batch.worker_id) else None
-        if own is not None and own.covered_to_unix_ns > batch.covered_to_unix_ns - BEHIND_NS:
-            return
+        if not batch.worker_id or batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS:
+            return False
+        timeline, known = self._timelines.get(batch.worker_id), self._relayed.get(batch.worker_id)
+        behind_ns = batch.covered_to_unix_ns - BEHIND_NS
+        if timeline is not None and timeline.facts is not None and timeline.facts.covered_to_unix_ns > behind_ns:
+            return True
+        if known is not None and known.facts.covered_to_unix_ns > batch.covered_to_unix_ns:
+            return True
         self._forget(batch.worker_id)
-        if batch.worker_id not in self._relayed and len(self._relayed) >= MAX_WORKERS:
+        if known is None and len(self._relayed) >= MAX_WORKERS:
             del self._relayed[min(self._relayed, key=self._heard_ns)]
-        self._relayed[batch.worker_id] = Relayed(facts_of(batch), worker.last_step_end_unix_ns, worker.lost_batches)
-        self.latest_arrival_ns = max(worker.arrived_unix_ns, self.latest_arrival_ns or 0)
+        self._relayed[batch.worker_id] = Relayed(
+            facts_of(batch), worker.last_step_end_unix_ns, worker.lost_batches, _running_step(worker)
+        )
         self.newest_cover_ns = max(batch.covered_to_unix_ns, self.newest_cover_ns)
         self.hardware.add(batch)
-        self.clocks.note(batch.node, batch.covered_to_unix_ns, worker.arrived_unix_ns)
+        if arrived_ns is not None:
+            self.latest_arrival_ns = max(arrived_ns, self.latest_arrival_ns or 0)
+            self.clocks.note(batch.node, batch.covered_to_unix_ns, arrived_ns)
+        return True
 
     def is_own(self, worker_id: str) -> bool:
         """Whether its telemetry comes here."""
@@ -100,9 +115,9 @@ class Fleet:
         Of one that others read, or did at `low_ns`, in whole windows: both ends are moved back to where one begins.
         """
         timeline = self._timelines.get(worker_id)
-        if worker_id in self._relayed or low_ns < self._taken_over_ns.get(worker_id, 0):
-            return self._windows(worker_id, low_ns, high_ns)
-        return timeline.phases(low_ns, high_ns) if timeline else PhaseTime()
+        if timeline is not None and low_ns >= self._taken_over_ns.get(worker_id, 0):
+            return timeline.phases(low_ns, high_ns)
+        return self._windows(worker_id, low_ns, high_ns)
 
     def effort(self, worker_id: str, low_ns: int, high_ns: int) -> Effort:
         """What a worker's finished steps computed and moved in [low, high), as far as it tells."""
@@ -116,22 +131,27 @@ class Fleet:
 
     def facts(self, worker_id: str) -> WorkerFacts | None:
         """What a worker last said of itself."""
-        relayed, timeline = self._relayed.get(worker_id), self._timelines.get(worker_id)
-        return timeline.facts if timeline else relayed.facts if relayed else None
+        known = self._newest(worker_id)
+        return known.facts if known else None
 
     def last_step_end_ns(self, worker_id: str) -> int:
         """When a worker's last finished step ended; its start where there is none, 0 for a stranger."""
-        known = self._timelines.get(worker_id) or self._relayed.get(worker_id)
+        known = self._newest(worker_id)
         return known.last_step_end_ns if known else 0
+
+    def running_step(self, worker_id: str) -> RunningStep | None:
+        """A worker's step that has been announced and has not ended."""
+        known = self._newest(worker_id)
+        return known.running_step if known else None
 
     def lost_batches(self, worker_id: str) -> int:
         """Batches of a worker that never came, so far."""
-        known = self._timelines.get(worker_id) or self._relayed.get(worker_id)
+        known = self._newest(worker_id)
         return known.lost_batches if known else 0
 
     def listed(self, now_ns: int) -> Iterator[WorkerFacts]:
         """Workers heard of in the last `LISTED_NS`, by id."""
-        known: dict[str, Relayed | Timeline] = {**self._relayed, **self._timelines}
+        known: dict[str, Relayed | Timeline] = {**self._timelines, **self._relayed}
         for _, each in sorted(known.items()):
             if each.facts and each.facts.covered_to_unix_ns > now_ns - LISTED_NS:
                 yield each.facts
@@ -147,10 +167,25 @@ class Fleet:
             if len(self._timelines) >= MAX_WORKERS:
                 self._forget(min(self._timelines, key=self._heard_ns))
             self._timelines[batch.worker_id] = timeline
-            if self._relayed.pop(batch.worker_id, None):
-                self._taken_over_ns[batch.worker_id] = batch.covered_from_unix_ns
+            if relayed := self._relayed.get(batch.worker_id):
+                self._take_over(timeline, relayed, batch)
             self._max_steps = min(MAX_STEPS, max(MIN_STEPS, MAX_FLEET_STEPS // len(self._timelines)))
         return taken
+
+    def _take_over(self, timeline: Timeline, relayed: Relayed, batch: StepBatch) -> None:
+        self._taken_over_ns[batch.worker_id] = batch.covered_from_unix_ns
+        if relayed.facts.incarnation != batch.incarnation:
+            return
+        gapless = batch.covered_from_unix_ns <= relayed.facts.covered_to_unix_ns
+        timeline.go_on(
+            batch,
+            last_step_end_ns=relayed.last_step_end_ns,
+            lost_batches=relayed.lost_batches,
+            running_step=relayed.running_step if gapless else None,
+        )
+
+    def _newest(self, worker_id: str) -> Relayed | Timeline | None:
+        return self._relayed.get(worker_id) or self._timelines.get(worker_id)
 
     def _forget(self, worker_id: str) -> None:
         self._timelines.pop(worker_id, None)
@@ -159,3 +194,9 @@ class Fleet:
     def _heard_ns(self, worker_id: str) -> int:
         facts = self.facts(worker_id)
         return facts.covered_to_unix_ns if facts else 0
+
+
+def _running_step(worker: SharedWorker) -> RunningStep | None:
+    if not 0 < worker.running_step_unix_ns <= worker.newest.covered_to_unix_ns:
+        return None
+    return worker.running_step_unix_ns, min(worker.running_step_share, FULL_SHARE)

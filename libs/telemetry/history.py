@@ -57,6 +57,11 @@ class History:
         """The end of the newest window; None before the first."""
         return self._written_to_ns
 
+    @property
+    def resumed_ns(self) -> int:
+        """Before that nothing is written any more; 0 where it began anew."""
+        return self._resumed_ns
+
     def resume(self, written_to_ns: int) -> None:
         """Go on from there: what came before is in the roll-ups already, whole, and is not revised any more."""
         self._written_to_ns = self._resumed_ns = written_to_ns

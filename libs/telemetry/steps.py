@@ -14,6 +14,9 @@ FULL_SHARE: Final = 1 << SHARE_BITS
 FEW_STEPS: Final = 32
 """Up to so many steps a loop is cheaper than arrays: a window of 100 ms takes 10 us in place of 45."""
 
+RunningStep = tuple[int, int]
+"""(start, prefill share) of a step that has been announced and has not ended."""
+
 
 class StepLog:
     """Steps by start, which names a step: announcements are replaced by the finished step, replays change nothing."""
@@ -42,6 +45,12 @@ class StepLog:
             self._ends[index] = max(end, self._ends[index]) if announced else end
             if not announced:
                 self._announced.discard(start)
+
+    def running(self) -> RunningStep | None:
+        """The newest step, if it is only announced."""
+        if self._starts and self._starts[-1] in self._announced:
+            return self._starts[-1], self._shares[-1]
+        return None
 
     def settle(self, reach: Callable[[int], int]) -> None:
         """End every announced step where it was last known to run: nobody is left to finish it."""

@@ -13,7 +13,7 @@ from libs.perfmodel.wire import compute_of
 from libs.telemetry.effort import EffortLog, effort_of
 from libs.telemetry.intervals import Intervals
 from libs.telemetry.role_log import RoleLog
-from libs.telemetry.steps import FULL_SHARE, StepLog
+from libs.telemetry.steps import FULL_SHARE, RunningStep, StepLog
 
 MAX_WINDOW_NS: Final = 600 * 1_000_000_000
 HISTORY_NS: Final = 660 * 1_000_000_000
@@ -140,6 +140,22 @@ class Timeline:
         self._enter_times(batch)
         self._forget_old()
         return Taken.COUNTED
+
+    @property
+    def running_step(self) -> RunningStep | None:
+        """None where none is known to run."""
+        return self._steps.running()
+
+    def go_on(
+        self, batch: StepBatch, *, last_step_end_ns: int, lost_batches: int, running_step: RunningStep | None
+    ) -> None:
+        """Who has followed this incarnation so far knows what is told once, and long before `batch`, the only one that
+        has come here."""
+        self.last_step_end_ns = max([last_step_end_ns, *(step.end_unix_ns for step in batch.steps)])
+        self.lost_batches += lost_batches
+        if running_step is not None and running_step[0] < batch.covered_from_unix_ns:
+            start_ns, prefill_share = running_step
+            self._steps.add(start_ns, batch.covered_from_unix_ns, prefill_share, announced=True)
 
     def phases(self, low_ns: int, high_ns: int) -> PhaseTime:
         """How the covered part of [low, high) was spent; at most `MAX_WINDOW_NS` long."""

@@ -25,11 +25,12 @@ from services.metrics.alerts.wire import alert_event
 from services.metrics.api import make_api
 from services.metrics.history_file import HistoryFile
 from services.metrics.hub import Hub
-from services.metrics.ingest import Take, ingest
+from services.metrics.ingest import Take, ingest, read_from_ns
 from services.metrics.keeping import Keeper
 from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.prometheus import LiveCollector, OccupancyCollector, RequestMetrics
 from services.metrics.settings import MetricsSettings
+from services.metrics.sharing.prometheus import SharingCollector
 from services.metrics.sharing.shares import Shares
 from services.metrics.sharing.sharing import Sharing
 from services.metrics.state import MetricsState
@@ -43,6 +44,7 @@ MS_NS = 1_000_000
 async def main(service: Service[MetricsSettings]) -> None:
     """Serve until told to stop."""
     settings, clock = service.settings, service.clock
+    began_ns = clock.now_ns()
     lag_ns, live_lag_ns = settings.lag_ms * MS_NS, settings.live_lag_ms * MS_NS
     sock = bind(settings.host, settings.port, "FULCRUM_METRICS_PORT")
     bus = KafkaBus(
@@ -53,11 +55,11 @@ async def main(service: Service[MetricsSettings]) -> None:
         buffer_records=settings.kafka_buffer_records,
     )
     registry = CollectorRegistry()
-    state = MetricsState(prefill_share, RequestMetrics(registry), _sharing(settings, bus))
+    state = MetricsState(prefill_share, RequestMetrics(registry), _sharing(settings, bus, began_ns))
     hub, writer = Hub(), TickWriter(window_ns=TICK_NS, settled_ns=lag_ns)
     desk = AlertDesk(state, settings.alert_limits(), lag_ns=live_lag_ns)
     webhooks = _webhooks(settings, desk, clock)
-    desk.tell += [_publisher(bus, settings.id, clock.now_ns()), *(webhook.tell for webhook in webhooks)]
+    desk.tell += [_publisher(bus, settings.id, began_ns), *(webhook.tell for webhook in webhooks)]
     for collector in (
         OccupancyCollector(
             state.fleet, state.decisions, lambda: clock.now_ns() - lag_ns, settings.gauge_window_ms * MS_NS
@@ -68,14 +70,18 @@ async def main(service: Service[MetricsSettings]) -> None:
     ):
         registry.register(collector)
     takers = [state.take, *_traces(service, state, registry)]
-    shares = state.sharing.shares if state.sharing else None
+    shares = None
+    if state.sharing is not None:
+        registry.register(SharingCollector(state.sharing))
+        shares = state.sharing.shares
     keeper = open_keeper(settings, state)
     try:
-        since_unix_ns = None
+        kept_from_ns = None
         if keeper is not None:
             registry.register(keeper)
-            since_unix_ns = await keeper.restore()
+            kept_from_ns = await keeper.restore()
             service.tasks.spawn("history", keeper.run())
+        since_unix_ns = read_from_ns(kept_from_ns, began_ns, shared=settings.shared)
         service.tasks.spawn("ingest", ingest(bus, takers, clock, since_unix_ns=since_unix_ns, shares=shares))
         service.tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns))
         await bus.start()
@@ -96,8 +102,11 @@ async def main(service: Service[MetricsSettings]) -> None:
         await bus.close()
 
 
-def _sharing(settings: MetricsSettings, bus: Bus) -> Sharing | None:
-    return Sharing(Shares(settings.id), partial(bus.publish, WINDOWS)) if settings.shared else None
+def _sharing(settings: MetricsSettings, bus: Bus, began_ns: int) -> Sharing | None:
+    if not settings.shared:
+        return None
+    publish = partial(bus.publish, WINDOWS)
+    return Sharing(Shares(settings.id), publish, began_ns=began_ns, unsent=lambda: bus.stats().buffered)
 
 
 def _webhooks(settings: MetricsSettings, desk: AlertDesk, clock: Clock) -> list[Webhook]:

@@ -3,12 +3,21 @@
 from collections.abc import Callable, Sequence
 
 from libs.bus.port import Bus, Record
+from libs.bus.subscription import TAKEN_OVER_NS
 from libs.contracts.topics import DECISIONS, REQUESTS, STEPS, WINDOWS, Topic
 from libs.runtime.clock import Clock
 from services.metrics.sharing.shares import Shares
 
 Take = Callable[[Record, int], None]
 """Enters a record that came at a moment in Unix ns."""
+
+
+def read_from_ns(kept_from_ns: int | None, now_ns: int, *, shared: bool) -> int | None:
+    """Since when a service reads that starts now: where its kept history says; one that shares from before its start,
+    since its partitions may have had no reader; None: from now on."""
+    if kept_from_ns is None and shared:
+        return now_ns - TAKEN_OVER_NS
+    return kept_from_ns
 
 
 async def ingest(

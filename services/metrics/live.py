@@ -39,7 +39,7 @@ def tick(state: MetricsState, hub: Hub, writer: TickWriter, desk: AlertDesk, now
     """One round."""
     written = state.history.advance(now_ns - lag_ns)
     if state.sharing is not None:
-        state.sharing.tell(written, state.fleet)
+        state.sharing.tell(written, state.fleet, state.rollups, now_ns)
         written = state.sharing.take_heard() + written
     listed = list(state.fleet.listed(now_ns))
     members = writer.members(listed)

@@ -44,16 +44,17 @@ class MetricsState:
 
     def take(self, record: Record, now_ns: int) -> None:
         """Enter a record that came at `now_ns`."""
-        self._latest_ns = now_ns
         value = record.value
+        if isinstance(value, SharedWindows):
+            if self.sharing is not None:
+                self.sharing.hear(value, now_ns, self.fleet, self.rollups, self.history.resumed_ns)
+            return
+        self._latest_ns = now_ns
         if isinstance(value, StepBatch):
             if self.fleet.add(value, now_ns) is Taken.COUNTED:
                 self.history.note(value)
                 if self.sharing is not None:
                     self.sharing.note(value, now_ns)
-        elif isinstance(value, SharedWindows):
-            if self.sharing is not None:
-                self.sharing.hear(value, now_ns, self.fleet, self.rollups)
         elif isinstance(value, RequestEvent):
             finished = self.requests.add(value, now_ns)
             if finished is not None:
@@ -74,9 +75,11 @@ class MetricsState:
 
     def not_live(self, now_ns: int) -> str | None:
         """Why figures are not live, in words; None when they are."""
-        if self._latest_ns is None:
+        # Telemetry that others read counts by when it came to them: that instances tell proves nothing.
+        latest_ns = max(self._latest_ns or 0, self.fleet.latest_arrival_ns or 0)
+        if not latest_ns:
             return "nothing has come from the broker yet: no worker and no planner sends, or the broker is away"
-        silent_ns = now_ns - self._latest_ns
+        silent_ns = now_ns - latest_ns
         if silent_ns <= STALE_NS:
             return None
         return (

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -55,24 +55,27 @@ async def tell(bus: KafkaBus) -> None:
             bus.publish(STEPS, batch(number, sequence, end_ms))
 
 
+REDIS = "redis://127.0.0.1:1/0"
+
+
+def sharing(kafka: KafkaServer, cluster: str, name: str) -> AbstractAsyncContextManager[Control]:
+    env = {"FULCRUM_METRICS_SHARED": "true", "FULCRUM_METRICS_ID": name}
+    return control("metrics", kafka.servers, REDIS, cluster, **env)
+
+
 @asynccontextmanager
 async def services(kafka: KafkaServer, cluster: str) -> AsyncIterator[tuple[Control, Control, Control]]:
     """One that reads all, and two that share."""
     tasks, bus = TaskOwner(), KafkaBus(kafka.servers, cluster, "workers")
     await bus.start()
     tasks.spawn("telemetry", tell(bus))
-    redis = "redis://127.0.0.1:1/0"
     try:
-        async with AsyncExitStack() as stack:
-            found = [
-                await stack.enter_async_context(control("metrics", kafka.servers, redis, cluster, **env))
-                for env in (
-                    {},
-                    {"FULCRUM_METRICS_SHARED": "true", "FULCRUM_METRICS_ID": "metrics-a"},
-                    {"FULCRUM_METRICS_SHARED": "true", "FULCRUM_METRICS_ID": "metrics-b"},
-                )
-            ]
-            yield found[0], found[1], found[2]
+        async with (
+            control("metrics", kafka.servers, REDIS, cluster) as alone,
+            sharing(kafka, cluster, "metrics-a") as first,
+            sharing(kafka, cluster, "metrics-b") as second,
+        ):
+            yield alone, first, second
     finally:
         await tasks.close()
         await bus.close()
@@ -82,6 +85,20 @@ async def batches(service: Control) -> float:
     """That it has read and counted so far."""
     lines = (await service.http.get("/metrics")).text.splitlines()
     return next((float(line.split()[1]) for line in lines if line.startswith(BATCHES)), 0.0)
+
+
+async def until_shared(alone: Control, sharing: tuple[Control, ...]) -> None:
+    """Each of them reads a part, once it has read what was there before it and has heard of the others."""
+    read: list[float] = []
+    try:
+        async with asyncio.timeout(SEEN_S):
+            while not read or min(read[1:]) == 0 or sum(read[1:]) > 1.5 * read[0]:
+                began_ms = now_ms()
+                before = [await batches(service) for service in (alone, *sharing)]
+                await until(lambda began_ms=began_ms: now_ms() > began_ms + COUNTED_MS)
+                read = [await batches(s) - start for s, start in zip((alone, *sharing), before, strict=True)]
+    except TimeoutError:
+        raise AssertionError(f"batches read by one alone and by each that shares: {read}") from None
 
 
 async def figures(service: Control, end_ms: int, span: str, scope: str) -> dict[str, Any]:
@@ -115,11 +132,7 @@ async def test_two_services_share_the_telemetry_and_one_takes_over_from_the_othe
     async with services(embedded_kafka_server, cluster) as (alone, first, second):
         for service in (alone, first, second):
             await service.until("/v1/occupancy", lambda told: told["gpus"] == WORKERS * 3 // 2, window="3s")
-        began_ms = now_ms()
-        before = [await batches(service) for service in (alone, first, second)]
-        await until(lambda: now_ms() > began_ms + COUNTED_MS)
-        read = [await batches(service) - start for service, start in zip((alone, first, second), before, strict=True)]
-        assert min(read[1:]) > 0 and sum(read[1:]) < 1.5 * read[0]
+        await until_shared(alone, (first, second))
         await all_equal((alone, first, second), now_ms(), "2s")
         workers = (await first.http.get("/v1/occupancy")).json()["workers"]
         assert [worker["running"] for worker in workers] == list(range(WORKERS))
@@ -131,3 +144,9 @@ async def test_two_services_share_the_telemetry_and_one_takes_over_from_the_othe
         await all_equal((alone, first), killed_ms + 1_000, "3s")
         assert now_ms() - killed_ms < BACK_WITHIN_S * 1e3
         print(f"whole again {(now_ms() - killed_ms) / 1e3:.1f} s after kill -9")
+
+        began_ms = now_ms()
+        async with sharing(embedded_kafka_server, cluster, "metrics-b") as again:
+            await until(lambda: now_ms() > began_ms + COUNTED_MS)
+            # The one that is back knows of the time before its start too.
+            await all_equal((alone, first, again), began_ms + COUNTED_MS, "4s")

@@ -1,5 +1,6 @@
 """Instances that share telemetry come to the figures of one that reads all, whoever takes over from whom."""
 
+from collections import Counter
 from typing import Any
 
 from hypothesis import given, settings
@@ -9,14 +10,14 @@ from prometheus_client import CollectorRegistry
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindow, SharedWindows, SharedWorker, StepBatch
 from libs.contracts.topics import STEPS, WINDOWS
+from libs.telemetry.fleet import BEHIND_NS
 from libs.telemetry.split import prefill_share
-from libs.telemetry.timeline import Taken
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.live import TICK_NS
 from services.metrics.occupancy import cluster_occupancy
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.sharing.shares import ALIVE_NS, Shares
-from services.metrics.sharing.sharing import Sharing
+from services.metrics.sharing.sharing import LeftOut, Sharing
 from services.metrics.sharing.wire import MAX_WORKERS_A_RECORD, messages
 from services.metrics.state import MetricsState
 
@@ -24,6 +25,8 @@ WORKERS = 3
 ROUNDS = 60
 OVERLAP = 30
 """Rounds that are read again by who takes over."""
+SETTLED = BEHIND_NS // TICK_NS + 2
+"""Rounds after which who has given a worker up knows so too."""
 
 
 class Instance:
@@ -31,7 +34,7 @@ class Instance:
 
     def __init__(self, name: str | None) -> None:
         self.told: list[SharedWindows] = []
-        sharing = Sharing(Shares(name), self.told.append) if name else None
+        sharing = Sharing(Shares(name), self.told.append, began_ns=ORIGIN_NS) if name else None
         self.state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()), sharing)
 
     def read(self, batch: StepBatch, now_ns: int) -> None:
@@ -43,7 +46,7 @@ class Instance:
     def tick(self, now_ns: int) -> None:
         written = self.state.history.advance(now_ns)
         if self.state.sharing:
-            self.state.sharing.tell(written, self.state.fleet)
+            self.state.sharing.tell(written, self.state.fleet, self.state.rollups, now_ns)
 
     def figures(self, end_ns: int, rounds: int) -> Any:
         """Whole nanoseconds of every worker and window."""
@@ -66,7 +69,8 @@ def test_whoever_reads_a_worker_all_tell_the_same(
     plans: list[list[tuple[int, int]]], busy: list[tuple[int, bool]], phases: list[int]
 ) -> None:
     alone, pair = Instance(None), [Instance("a"), Instance("b")]
-    reads = [[who for rounds, who in [*plan, (ROUNDS, 0)] for _ in range(rounds)] for plan in plans]
+    moving = [[who for rounds, who in [*plan, (ROUNDS, 0)] for _ in range(rounds)] for plan in plans]
+    reads = [[*who[: ROUNDS - SETTLED], *[who[ROUNDS - SETTLED]] * SETTLED] for who in moving]
     logs: list[list[StepBatch]] = [[] for _ in range(WORKERS)]
     for number in range(ROUNDS):
         now_ns = at((number + 1) * 100)
@@ -125,7 +129,8 @@ def test_what_cannot_be_is_not_taken() -> None:
         window = SharedWindow(start_unix_ns=ORIGIN_NS, **{**good, **spoiled})  # type: ignore[arg-type]
         hearer.hear(SharedWindows(metrics_id="b", workers=[worker], windows=[window]), at(200))
     assert hearer.state.rollups.worker_ids() == []
-    assert hearer.state.fleet.batches[Taken.MALFORMED] == 5
+    assert hearer.state.sharing is not None
+    assert hearer.state.sharing.left_out == Counter({LeftOut.MALFORMED: 5})
     window = SharedWindow(start_unix_ns=ORIGIN_NS, **good)  # type: ignore[arg-type]
     hearer.hear(SharedWindows(metrics_id="b", workers=[worker], windows=[window]), at(200))
     assert hearer.state.rollups.worker_ids() == ["decode-0"]
@@ -133,5 +138,5 @@ def test_what_cannot_be_is_not_taken() -> None:
 
 def test_many_workers_go_into_several_records() -> None:
     workers = [SharedWorker(newest=StepBatch(worker_id=f"w-{n}")) for n in range(MAX_WORKERS_A_RECORD + 1)]
-    assert [len(message.workers) for message in messages("a", workers, [])] == [MAX_WORKERS_A_RECORD, 1]
-    assert [message.metrics_id for message in messages("a", [], [])] == ["a"]
+    assert [len(message.workers) for message in messages(workers, [])] == [MAX_WORKERS_A_RECORD, 1]
+    assert [len(message.workers) for message in messages([], [])] == [0]

@@ -4,34 +4,42 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindow, SharedWindows, SharedWorker, StepBatch
+from libs.telemetry.fleet import Fleet
 from libs.telemetry.history import ROLE_NUMBERS, WrittenWindow
 from libs.telemetry.rollups import PROVISIONAL, Written
 from libs.telemetry.timeline import PhaseTime
 
 MAX_WORKERS_A_RECORD: Final = 1_000
-"""About 200 kB: a record of Kafka takes 1 MB."""
+"""About 200 kB: a record of Kafka takes 1 MB ..."""
+MAX_WINDOWS_A_RECORD: Final = 20
+"""... and 400 kB of so many workers."""
 _ROLES: Final = frozenset(ROLE_NUMBERS.values())
 
 
-def shared_worker(batch: StepBatch, arrived_ns: int, last_step_end_ns: int, lost_batches: int) -> SharedWorker:
-    """A worker by its newest batch."""
+def shared_worker(batch: StepBatch, arrived_ns: int, fleet: Fleet) -> SharedWorker:
+    """A worker by its newest batch, and what its next ones do not tell again."""
+    start_ns, share = fleet.running_step(batch.worker_id) or (0, 0)
     worker = SharedWorker(
-        newest=batch, arrived_unix_ns=arrived_ns, last_step_end_unix_ns=last_step_end_ns, lost_batches=lost_batches
+        newest=batch,
+        arrived_unix_ns=arrived_ns,
+        last_step_end_unix_ns=fleet.last_step_end_ns(batch.worker_id),
+        lost_batches=fleet.lost_batches(batch.worker_id),
+        running_step_unix_ns=start_ns,
+        running_step_share=share,
     )
     for field in ("steps", "kv_waits", "kv_transfers"):
         worker.newest.ClearField(field)
     return worker
 
 
-def messages(
-    metrics_id: str, workers: Sequence[SharedWorker], windows: Sequence[WrittenWindow]
-) -> Iterator[SharedWindows]:
-    """As many as it takes; one without workers where there are none."""
+def messages(workers: Sequence[SharedWorker], windows: Sequence[WrittenWindow]) -> Iterator[SharedWindows]:
+    """As many as it takes; one without workers where there are none. Who tells is left to be filled in."""
     for first in range(0, max(len(workers), 1), MAX_WORKERS_A_RECORD):
         part = workers[first : first + MAX_WORKERS_A_RECORD]
         places = {worker.newest.worker_id: place for place, worker in enumerate(part)}
-        shared = (_shared(window, places) for window in windows)
-        yield SharedWindows(metrics_id=metrics_id, workers=part, windows=[each for each in shared if each.workers])
+        shared = [each for each in (_shared(window, places) for window in windows) if each.workers]
+        for start in range(0, max(len(shared), 1), MAX_WINDOWS_A_RECORD):
+            yield SharedWindows(workers=part, windows=shared[start : start + MAX_WINDOWS_A_RECORD])
 
 
 def _shared(window: WrittenWindow, places: dict[str, int]) -> SharedWindow:
@@ -49,6 +57,8 @@ def _shared(window: WrittenWindow, places: dict[str, int]) -> SharedWindow:
 
 def written(window: SharedWindow, workers: Sequence[SharedWorker], window_ns: int) -> Iterable[Written]:
     """What it says of each worker; raises ValueError for what cannot be."""
+    if window.start_unix_ns % window_ns:
+        raise ValueError("no window begins there")
     times = zip(window.covered_ns, window.prefill_ns, window.decode_ns, window.kv_wait_ns, strict=True)
     for place, (covered, prefill, decode, kv_wait), told in zip(window.workers, times, window.roles, strict=True):
         role = told % PROVISIONAL

@@ -196,26 +196,34 @@ class RequestEvent(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., tenant: _Optional[str] = ..., service_class: _Optional[str] = ..., model: _Optional[str] = ..., arrival_unix_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_ns: _Optional[int] = ..., ttft_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., finish_reason: _Optional[str] = ..., error_code: _Optional[str] = ..., traceparent: _Optional[str] = ..., ttft_deadline_unix_ns: _Optional[int] = ..., tpot_target_us: _Optional[int] = ..., reroutes: _Optional[int] = ..., moves: _Optional[int] = ..., predicted_ttft_ns: _Optional[int] = ..., recomputes: _Optional[int] = ...) -> None: ...
 
 class SharedWindows(_message.Message):
-    __slots__ = ("metrics_id", "workers", "windows")
+    __slots__ = ("metrics_id", "workers", "windows", "told_unix_ns", "incarnation")
     METRICS_ID_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    TOLD_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     metrics_id: str
     workers: _containers.RepeatedCompositeFieldContainer[SharedWorker]
     windows: _containers.RepeatedCompositeFieldContainer[SharedWindow]
-    def __init__(self, metrics_id: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[SharedWorker, _Mapping]]] = ..., windows: _Optional[_Iterable[_Union[SharedWindow, _Mapping]]] = ...) -> None: ...
+    told_unix_ns: int
+    incarnation: int
+    def __init__(self, metrics_id: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[SharedWorker, _Mapping]]] = ..., windows: _Optional[_Iterable[_Union[SharedWindow, _Mapping]]] = ..., told_unix_ns: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class SharedWorker(_message.Message):
-    __slots__ = ("newest", "arrived_unix_ns", "last_step_end_unix_ns", "lost_batches")
+    __slots__ = ("newest", "arrived_unix_ns", "last_step_end_unix_ns", "lost_batches", "running_step_unix_ns", "running_step_share")
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     LOST_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_STEP_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_STEP_SHARE_FIELD_NUMBER: _ClassVar[int]
     newest: StepBatch
     arrived_unix_ns: int
     last_step_end_unix_ns: int
     lost_batches: int
-    def __init__(self, newest: _Optional[_Union[StepBatch, _Mapping]] = ..., arrived_unix_ns: _Optional[int] = ..., last_step_end_unix_ns: _Optional[int] = ..., lost_batches: _Optional[int] = ...) -> None: ...
+    running_step_unix_ns: int
+    running_step_share: int
+    def __init__(self, newest: _Optional[_Union[StepBatch, _Mapping]] = ..., arrived_unix_ns: _Optional[int] = ..., last_step_end_unix_ns: _Optional[int] = ..., lost_batches: _Optional[int] = ..., running_step_unix_ns: _Optional[int] = ..., running_step_share: _Optional[int] = ...) -> None: ...
 
 class SharedWindow(_message.Message):
     __slots__ = ("start_unix_ns", "workers", "covered_ns", "prefill_ns", "decode_ns", "kv_wait_ns", "roles")
