@@ -1,6 +1,7 @@
 """Instances that share telemetry come to the figures of one that reads all, whoever takes over from whom."""
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from services.metrics.live import TICK_NS
 from services.metrics.occupancy import cluster_occupancy
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.sharing.shares import ALIVE_NS, Shares
-from services.metrics.sharing.sharing import LeftOut, Sharing
+from services.metrics.sharing.sharing import MAX_UNSENT, LeftOut, Sharing
 from services.metrics.sharing.wire import MAX_WORKERS_A_RECORD, messages
 from services.metrics.state import MetricsState
 
@@ -34,7 +35,10 @@ class Instance:
 
     def __init__(self, name: str | None) -> None:
         self.told: list[SharedWindows] = []
-        sharing = Sharing(Shares(name), self.told.append, began_ns=ORIGIN_NS) if name else None
+        self.unsent = 0
+        sharing = None
+        if name:
+            sharing = Sharing(Shares(name), self.told.append, began_ns=ORIGIN_NS, unsent=lambda: self.unsent)
         self.state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()), sharing)
 
     def read(self, batch: StepBatch, now_ns: int) -> None:
@@ -57,6 +61,10 @@ class Instance:
 
 owners = st.lists(st.tuples(st.integers(1, 15), st.sampled_from([0, 1, 2])), max_size=6)
 """(rounds, who reads the workers: one, the other, or both)."""
+outages = st.sets(st.integers(0, ROUNDS - SETTLED)) | st.builds(
+    range, st.integers(0, 20), st.integers(20, ROUNDS - SETTLED)
+)
+"""Rounds in which the broker takes nothing of an instance."""
 
 
 @settings(deadline=None, max_examples=15)
@@ -64,9 +72,10 @@ owners = st.lists(st.tuples(st.integers(1, 15), st.sampled_from([0, 1, 2])), max
     plans=st.lists(owners, min_size=WORKERS, max_size=WORKERS),
     busy=st.lists(st.tuples(st.integers(1, 99), st.booleans()), min_size=7, max_size=7),
     phases=st.lists(st.integers(0, 99), min_size=WORKERS, max_size=WORKERS),
+    away=st.lists(outages, min_size=2, max_size=2),
 )
 def test_whoever_reads_a_worker_all_tell_the_same(
-    plans: list[list[tuple[int, int]]], busy: list[tuple[int, bool]], phases: list[int]
+    plans: list[list[tuple[int, int]]], busy: list[tuple[int, bool]], phases: list[int], away: list[Collection[int]]
 ) -> None:
     alone, pair = Instance(None), [Instance("a"), Instance("b")]
     moving = [[who for rounds, who in [*plan, (ROUNDS, 0)] for _ in range(rounds)] for plan in plans]
@@ -88,6 +97,8 @@ def test_whoever_reads_a_worker_all_tell_the_same(
                     for old in logs[worker][-OVERLAP:-1]:
                         instance.read(old, now_ns)
                 instance.read(batch, now_ns)
+        for instance, rounds in zip(pair, away, strict=True):
+            instance.unsent = (MAX_UNSENT + 1) * (number in rounds)
         for instance in (alone, *pair):
             instance.tick(now_ns)
         for teller, hearer in (pair, pair[::-1]):
