@@ -1,7 +1,8 @@
 """`python -m load.bench_vllm_serve`: vLLM's own client, `vllm bench serve`, against this suite and vLLM's own server.
 
 Both serve the same model with the same cores: the suite a prefill and a decode worker of one thread each, `vllm serve`
-one engine of two. The client runs unmodified, against one and the other in turn. stdout: a table of medians over
+one engine of two. Only one of them lives at a time, as an idle suite takes CPU too; which comes first changes with each
+round, and so do the prompts, which neither is to know. The client runs unmodified. stdout: a table of medians over
 rounds, then one JSON object as the last line; stderr: progress. Needs vLLM's environment (`make setup-vllm`).
 """
 
@@ -24,6 +25,7 @@ from libs.testing.real_model import real_model_folder
 from libs.testing.suite import free_port, running_suite
 
 START_S: Final = 400.0
+CONTEXT_TOKENS: Final = 1024
 FIGURES: Final = {
     "output_throughput": "output tokens/s",
     "request_throughput": "requests/s",
@@ -46,27 +48,28 @@ def vllm_command() -> str:
 
 
 @contextlib.contextmanager
-def vllm_server(model: Path, threads: int, context_tokens: int, log: Path) -> Iterator[str]:
-    """vLLM's own server; the address that it answers at."""
-    port = free_port()
+def vllm_server(model: Path, folder: Path) -> Iterator[str]:
+    """vLLM's own server; the address that it answers at. Raises RuntimeError where it does not start."""
+    port, log = free_port(), folder / "vllm.log"
     command = [
         vllm_command(), "serve", str(model), "--served-model-name", model.name, "--host", "127.0.0.1",
-        "--port", str(port), "--dtype", "float32", "--block-size", "32", "--max-model-len", str(context_tokens),
+        "--port", str(port), "--dtype", "float32", "--block-size", "32", "--max-model-len", str(CONTEXT_TOKENS),
         "--enforce-eager", "--kv-cache-memory-bytes", str(256 << 20), "--max-num-seqs", "64",
     ]  # fmt: skip
-    env = os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": str(threads)}
+    env = os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": "2"}
     with log.open("w") as file, subprocess.Popen(command, env=env, stdout=file, stderr=file) as process:
         try:
+            wait_until_it_serves(process, f"http://127.0.0.1:{port}", log)
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
             process.wait()
 
 
-def wait_until_it_serves(base_url: str, log: Path) -> None:
+def wait_until_it_serves(process: subprocess.Popen[bytes], base_url: str, log: Path) -> None:
     """Raises RuntimeError with the end of its log where it does not."""
     end_s = time.monotonic() + START_S
-    while time.monotonic() < end_s:
+    while process.poll() is None and time.monotonic() < end_s:
         with contextlib.suppress(httpx.HTTPError):
             if httpx.get(f"{base_url}/health", trust_env=False).status_code == httpx.codes.OK:
                 return
@@ -74,14 +77,26 @@ def wait_until_it_serves(base_url: str, log: Path) -> None:
     raise RuntimeError(f"vllm serve did not start: {log.read_text()[-2000:]}")
 
 
-def ask(base_url: str, model: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+@contextlib.contextmanager
+def fulcrum_suite(model: Path, folder: Path) -> Iterator[str]:
+    """A suite of ours; its gateway's address."""
+    env = {"FULCRUM_WORKER_VLLM_ARGUMENTS": json.dumps({"max_model_len": CONTEXT_TOKENS})}
+    env |= {"FULCRUM_WORKER_KV_MEMORY_MB": "256", "FULCRUM_WORKER_THREADS": "1"}
+    with running_suite(folder, "--engine", "vllm", "--model", str(model), env=env, start_s=START_S) as suite:
+        yield suite.gateway
+
+
+SIDES: Final = {"fulcrum": fulcrum_suite, "vllm": vllm_server}
+
+
+def ask(base_url: str, model: Path, folder: Path, options: argparse.Namespace, seed: int) -> dict[str, Any]:
     """One run of `vllm bench serve`; its own figures."""
     command = [
         vllm_command(), "bench", "serve", "--backend", "openai", "--base-url", base_url, "--model", model.name,
         "--tokenizer", str(model), "--dataset-name", "random", "--random-input-len", str(options.prompt_tokens),
         "--random-output-len", str(options.output_tokens), "--num-prompts", str(options.prompts),
         "--max-concurrency", str(options.concurrency), "--ignore-eos", "--num-warmups", "2", "--disable-tqdm",
-        "--save-result", "--result-dir", str(folder), "--result-filename", "result.json", "--seed", "7",
+        "--save-result", "--result-dir", str(folder), "--result-filename", "result.json", "--seed", str(seed),
     ]  # fmt: skip
     env = os.environ | ENVIRONMENT | {"NO_PROXY": "127.0.0.1,localhost"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -93,23 +108,18 @@ def ask(base_url: str, model: Path, folder: Path, options: argparse.Namespace) -
     return {name: found[name] for name in FIGURES}
 
 
-def measure(folder: Path, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """Both sides in turn; the figures of each round."""
-    model, context_tokens = real_model_folder(), 1024
-    env = {"FULCRUM_WORKER_VLLM_ARGUMENTS": json.dumps({"max_model_len": context_tokens})}
-    env |= {"FULCRUM_WORKER_KV_MEMORY_MB": "256", "FULCRUM_WORKER_THREADS": "1"}
-    log = folder / "vllm.log"
-    found: dict[str, list[dict[str, Any]]] = {"fulcrum": [], "vllm": []}
-    with (
-        vllm_server(model, 2, context_tokens, log) as theirs,
-        running_suite(folder, "--engine", "vllm", "--model", str(model), env=env, start_s=START_S) as suite,
-    ):
-        wait_until_it_serves(theirs, log)
-        sides = {"fulcrum": suite.gateway, "vllm": theirs}
-        for turn in range(options.rounds):
-            for name in sides if turn % 2 == 0 else reversed(sides):
-                found[name].append(ask(sides[name], model, folder, options))
-                print(f"{turn + 1}/{options.rounds} {name}: {found[name][-1]}", file=sys.stderr)
+    model = real_model_folder()
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in SIDES}
+    for seed in range(options.seed, options.seed + options.rounds):
+        for name in SIDES if seed % 2 else reversed(SIDES):
+            with (
+                tempfile.TemporaryDirectory(prefix="bench-vllm-serve-") as folder,
+                SIDES[name](model, Path(folder)) as base_url,
+            ):
+                found[name].append(ask(base_url, model, Path(folder), options, seed))
+            print(f"seed {seed} {name}: {found[name][-1]}", file=sys.stderr)
     return found
 
 
@@ -117,19 +127,21 @@ def main() -> None:
     """Measure, report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1, help="of the first round's prompts; each round has its own")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--concurrency", type=int, default=8)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-vllm-serve-") as folder:
-        rounds = measure(Path(folder), options)
+    rounds = measure(options)
     medians = {side: {name: statistics.median(r[name] for r in rs) for name in FIGURES} for side, rs in rounds.items()}
     ratios = {name: medians["fulcrum"][name] / medians["vllm"][name] for name in FIGURES}
     print(f"{'':<18}{'fulcrum':>10}{'vllm serve':>12}{'ratio':>8}")
     for name, title in FIGURES.items():
         print(f"{title:<18}{medians['fulcrum'][name]:>10.1f}{medians['vllm'][name]:>12.1f}{ratios[name]:>8.2f}")
-    shape = {name: getattr(options, name) for name in ("prompts", "prompt_tokens", "output_tokens", "concurrency")}
+    shape = {
+        name: getattr(options, name) for name in ("seed", "prompts", "prompt_tokens", "output_tokens", "concurrency")
+    }
     print(json.dumps({**shape, "ratios": {name: round(value, 3) for name, value in ratios.items()}, "rounds": rounds}))
 
 

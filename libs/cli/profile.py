@@ -6,6 +6,9 @@ import typer
 
 from libs.cli.options import Json
 
+MODELS = "/models"
+"""Folder that stands for where the models of a machine are."""
+
 
 def profile(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One of them; all by default.")] = None,
@@ -32,7 +35,9 @@ def profile(
     prompts = ", ".join(f"{tokens} tokens {ms} ms" for tokens, ms in predicted.prefill_ms.items())
     steps = ", ".join(f"{batch} sequences {ms} ms" for batch, ms in predicted.decode_ms.items())
     print(f"# Predicted by {predicted.source}: prompts of {prompts}; decode steps of {steps}.")
+    print(f"# On each node first: python -m libs.model.prepare {known.model} {MODELS}; a gateway has it too, as")
+    print(f'FULCRUM_GATEWAY_MODELS={{"{known.model}": "{MODELS}/{known.model}"}}')
     for number, worker in enumerate(known.workers, start=1):
         print(f"\n# worker {number} on node {worker.node}: python -m services.{worker.service}")
-        for variable, value in worker.settings().items():
+        for variable, value in (known.model_settings(MODELS) | worker.settings()).items():
             print(f"{variable}={value}")

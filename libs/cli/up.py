@@ -24,9 +24,15 @@ def up(
     engine: Annotated[
         Engine, typer.Option(help="torch and vllm compute; sim takes the time a GPU would and makes up its text.")
     ] = Engine.TORCH,
-    prefill: Annotated[int, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", help="Prefill workers.")] = 1,
-    decode: Annotated[int, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", help="Decode workers.")] = 1,
-    mixed: Annotated[int, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", help="Workers that do both.")] = 0,
+    prefill: Annotated[
+        int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="1", help="Prefill workers.")
+    ] = None,
+    decode: Annotated[
+        int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="1", help="Decode workers.")
+    ] = None,
+    mixed: Annotated[
+        int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="0", help="Workers that do both.")
+    ] = None,
     gateways: Annotated[int, typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Gateways.")] = 1,
     gateway_port: Annotated[
         int, typer.Option(min=1, max=65535, metavar="PORT", help="Of the first gateway; the others pick theirs.")
@@ -66,11 +72,13 @@ def up(
     from libs.cli.serve import serve  # noqa: PLC0415 (what only this command needs)
     from libs.launch.options import SuiteOptions  # noqa: PLC0415
 
+    if profile is not None and (prefill, decode, mixed) != (None, None, None):
+        raise typer.BadParameter("--prefill, --decode and --mixed are for suites without --profile")
     options = SuiteOptions(
         engine=engine.value,
-        prefill=prefill,
-        decode=decode,
-        mixed=mixed,
+        prefill=1 if prefill is None else prefill,
+        decode=1 if decode is None else decode,
+        mixed=mixed or 0,
         gateways=gateways,
         gateway_port=gateway_port,
         sim_profile=sim_profile,

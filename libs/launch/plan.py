@@ -7,11 +7,9 @@ from pathlib import Path
 
 from libs.launch.options import SuiteOptions
 from libs.launch.port import ChildSpec
-from libs.launch.profile import load_profile
+from libs.launch.profile import MIXED_BUDGET_TOKENS, load_profile
 from libs.model.fetch import Model
 
-MIXED_BUDGET_TOKENS = 256
-"""Prompt tokens that one step of a mixed worker computes beside its decodes, until a planner sets it."""
 _REDIS_READY = "eady to accept connections"
 
 

@@ -12,6 +12,8 @@ import msgspec
 from libs.contracts.errors import StartupError
 
 FOLDER: Final = Path(__file__).parent / "profiles"
+MIXED_BUDGET_TOKENS: Final = 256
+"""Prompt tokens that one step of a mixed worker computes beside its decodes, until a planner sets it."""
 
 
 class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +42,10 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def settings(self) -> Mapping[str, str]:
         """The environment of its process, beside what every worker is told."""
-        return {
+        budget = {"FULCRUM_WORKER_BUDGET_TOKENS": str(MIXED_BUDGET_TOKENS)} if self.role == "mixed" else {}
+        return budget | {
+            "FULCRUM_WORKER_ENGINE": "vllm",
+            "FULCRUM_WORKER_ROLE": self.role,
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.devices)),
             "FULCRUM_WORKER_DEVICE": "cuda",
             "FULCRUM_WORKER_GPUS": str(self.gpus),
@@ -85,6 +90,10 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     def of(self, role: str) -> list[ProfileWorker]:
         """Its workers of a role, in order."""
         return [worker for worker in self.workers if worker.role == role]
+
+    def model_settings(self, folder: str) -> Mapping[str, str]:
+        """What its workers are told of the model, which `python -m libs.model.prepare` has put below `folder`."""
+        return {"FULCRUM_WORKER_MODEL": self.model, "FULCRUM_WORKER_MODEL_PATH": f"{folder}/{self.model}"}
 
     def check(self) -> None:
         """Raises StartupError for what cannot serve: a GPU in two workers, widths that differ from GPUs, no pair."""

@@ -19,6 +19,8 @@ from libs.runtime import status
 
 FILES = ("*.safetensors", "*.json", "*.jinja", "*.model")
 """What engines and gateways read; other formats of the same weights stay where they are."""
+OTHER_FILES = ("original/*",)
+"""The same weights once more, as their maker's own code reads them."""
 EXIT_NO_MODEL = 2
 
 
@@ -42,7 +44,13 @@ def main(name: str, folder: Path | None = None) -> int:
     Without a `folder` of its own the model goes into huggingface_hub's cache.
     """
     try:
-        path = snapshot_download(name, allow_patterns=list(FILES), tqdm_class=_Progress, local_dir=folder)
+        path = snapshot_download(
+            name,
+            allow_patterns=list(FILES),
+            ignore_patterns=list(OTHER_FILES),
+            tqdm_class=_Progress,
+            local_dir=folder,
+        )
     except GatedRepoError:
         error = f"model {name} is gated: accept its terms on the hub and set HF_TOKEN"
     except (RepositoryNotFoundError, HFValidationError):

@@ -4,7 +4,9 @@ import json
 
 import pytest
 from msgspec.structs import replace
+from typer.testing import CliRunner
 
+from libs.cli.main import app
 from libs.contracts.errors import StartupError
 from libs.launch.options import SuiteOptions
 from libs.launch.plan import make_plan
@@ -33,13 +35,28 @@ def test_a_profile_fits_itself_and_says_what_was_not_run_beside_what_is_predicte
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_its_settings_are_those_that_a_worker_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for worker in load_profile(name).workers:
-        for variable, value in worker.settings().items():
+    profile = load_profile(name)
+    for worker in profile.workers:
+        for variable, value in (profile.model_settings("/models") | worker.settings()).items():
             monkeypatch.setenv(variable, value)
-        monkeypatch.setenv("FULCRUM_WORKER_ENGINE", "vllm")
-        read = WorkerSettings(model_path="/models/x")
+        read = WorkerSettings()
+        assert (read.engine, read.role, read.model) == ("vllm", worker.role, profile.model)
+        assert read.model_path == f"/models/{profile.model}"
         assert (read.gpus, read.vllm_arguments) == (worker.gpus, worker.arguments)
         assert read.engine_config("x").block_size_tokens == worker.block_size_tokens
+
+
+def test_what_is_printed_of_a_profile_starts_its_workers() -> None:
+    printed = CliRunner().invoke(app, ["profile", SHIPPED[1]]).stdout
+    for worker in load_profile(SHIPPED[1]).workers:
+        for variable, value in worker.settings().items():
+            assert f"\n{variable}={value}\n" in printed
+    assert printed.count("FULCRUM_WORKER_MODEL_PATH=/models/meta-llama/") == 2
+
+
+def test_a_profile_has_its_own_workers() -> None:
+    asked = CliRunner().invoke(app, ["up", "--engine", "vllm", "--profile", SHIPPED[0], "--decode", "2"])
+    assert asked.exit_code == 2 and "suites without" in asked.output
 
 
 def test_a_suite_of_a_profile_has_its_workers_each_on_its_gpus() -> None:

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from libs.contracts.errors import StartupError
+from libs.model.hub import FILES, OTHER_FILES
 from libs.model.info import load_model_info
 
 CONFIG = {"max_position_embeddings": 2048, "vocab_size": 1000, "eos_token_id": 7, "hidden_size": 8}
@@ -67,3 +69,9 @@ def test_a_broken_config_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="no-such"):
         load_model_info(tmp_path / "no-such")
+
+
+def test_weights_that_a_model_has_twice_are_fetched_once() -> None:
+    there = ["model-1.safetensors", "config.json", "original/model.safetensors", "original/config.json", "model.bin"]
+    fetched = filter_repo_objects(there, allow_patterns=list(FILES), ignore_patterns=list(OTHER_FILES))
+    assert list(fetched) == ["model-1.safetensors", "config.json"]

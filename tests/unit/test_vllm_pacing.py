@@ -20,7 +20,7 @@ from libs.perfmodel.slack import MAX_HOLD_NS
 MS = 1_000_000
 MODEL = StepTimeModel(0, 0.1 * MS, 0, 5 * MS, 5 * MS, 0, 1.0)
 """A decode costs 5 ms, and 5 ms the step; 10 prompt tokens cost 1 ms on top."""
-NOTHING = Queues((), (), (), (), 0, again=False, free_places=8, free_blocks=100)
+NOTHING = Queues((), (), (), (), 0, (), (), free_places=8, free_blocks=100, stalled=False)
 BLOCK = 32
 
 
@@ -33,6 +33,11 @@ class Request:
     num_output_tokens: int = 0
     num_output_placeholders: int = 0
     request_id: str = "r"
+    drafts: int = 0
+
+    @property
+    def num_tokens_with_spec(self) -> int:
+        return self.num_tokens + self.drafts
 
 
 def prompt(tokens: int, *, computed: int = 0, yields: bool = False) -> PacedRequest:
@@ -56,7 +61,6 @@ def test_prompts_get_what_the_tightest_decode_leaves() -> None:
     assert plan(queues).tokens == 2 + 50  # 15 of 20 ms are the decodes'
     assert plan(queues, budget=30).tokens == 2 + 30
     assert plan(queues, model=None).tokens == 2 + 512
-    assert plan(replace(queues, again=True)).tokens == 2 + 512, "what preemption lost is no prompt's affair"
 
 
 def test_prompts_without_budget_or_time_do_not_begin() -> None:
@@ -87,6 +91,61 @@ def test_prompts_that_yield_stand_aside_for_one_that_there_is_room_for() -> None
     assert list(plan(replace(queues, prompts=())).aside) == []
 
 
+def arrived() -> PacedRequest:
+    return PacedRequest(Request(40, 39), transferred=True, yields=False, tpot_target_ns=0)
+
+
+def test_newcomers_get_their_tokens_beside_a_long_prompt_that_runs() -> None:
+    first, second, waits = prompt(32000, computed=256), prompt(900, computed=64), prompt(96)
+    beside = replace(NOTHING, decodes=[decoding()], arrived=[arrived()], partly=[first, second], prompts=[waits])
+    made = plan(beside, budget=256)
+    assert made == StepPlan(2 + 256, [second], each=256), "256 are the first prompt's, one the newcomer's"
+    made = plan(replace(beside, arrived=(), pulls=3), budget=256)
+    assert made == StepPlan(1 + 3 + 256, [second], each=256)
+    made = plan(beside, budget=0)
+    assert made == StepPlan(2, [waits, first, second])
+    assert plan(replace(beside, arrived=()), budget=256) == StepPlan(1 + 256, [], each=0), "nobody comes"
+    assert list(plan(replace(beside, free_blocks=1), budget=0).aside) == [waits], "decodes may need their blocks"
+
+
+def test_what_a_preempted_sequence_lost_is_no_prompts_affair() -> None:
+    again, partly = prompt(300), prompt(900, computed=64)
+    queues = replace(NOTHING, decodes=[decoding(target_ms=20)], preempted=[again], partly=[partly])
+    assert plan(queues) == StepPlan(1 + 100 + 300, [], each=100), "what the pace leaves, and what was lost"
+    runs = replace(queues, preempted=(), lost=[prompt(300, computed=20)])
+    assert plan(runs) == StepPlan(1 + 100 + 280, [])
+    assert plan(replace(runs, lost=[prompt(9000)])).tokens == 1 + 100 + 512, "a chunk at most"
+    assert plan(replace(runs, arrived=[arrived()])) == StepPlan(2 + 50 + 280, [partly])
+
+
+def test_a_preempted_sequence_without_room_gives_prompts_no_tokens() -> None:
+    queues = replace(NOTHING, decodes=[decoding()], preempted=[prompt(300)], partly=[prompt(900, computed=64)])
+    for full in (replace(queues, free_places=0), replace(queues, free_blocks=10)):
+        assert plan(full, budget=16) == StepPlan(1 + 16, [])
+    nobody = replace(queues, decodes=(), free_blocks=10)
+    assert plan(nobody, budget=0).tokens == 300, "beside nobody it may try"
+
+
+def test_drafts_are_counted_where_there_are_any() -> None:
+    drafting, plain = decoding(), decoding()
+    drafting.request.drafts = 3
+    made = plan_step(
+        Pace(512),
+        replace(NOTHING, decodes=[drafting, plain], arrived=[arrived()]),
+        tokens_each=4,
+        block_size_tokens=BLOCK,
+        now_ns=1,
+    )
+    assert made.tokens == 4 + 1 + 4 + 512
+
+
+def test_those_that_hold_blocks_go_on_after_a_step_that_computed_nothing() -> None:
+    batch, waits, person = prompt(200, computed=64, yields=True), prompt(50, yields=True), prompt(96)
+    queues = replace(NOTHING, partly=[batch], prompts=[person, waits])
+    assert list(plan(queues).aside) == [batch, waits]
+    assert list(plan(replace(queues, stalled=True)).aside) == [waits]
+
+
 def test_a_step_that_is_decided_ahead_begins_after_those_under_way() -> None:
     work = StepWork(decode_sequences=1)
     assert begins_ns(MODEL, [(work, 50 * MS)], 60 * MS, 61 * MS) == 70 * MS
@@ -99,6 +158,9 @@ def test_tokens_under_way_are_on_the_line_already() -> None:
     assert made.line is not None and made.line.due_ns == 1020 * MS
     made.request.num_output_placeholders = 1
     assert made.line.due_ns == 1040 * MS
+    drafts = PacedRequest(Request(21, 20, 1, 4), tpot_target_ns=20 * MS, tokens_a_step=4)
+    drafts.stepped(1000 * MS)
+    assert drafts.line is not None and drafts.line.due_ns == 1040 * MS, "a token for a step, whatever its drafts"
 
 
 def test_a_trial_is_due_once_all_its_prompts_have_come_and_is_over_once() -> None:

@@ -2,6 +2,7 @@
 
 import torch
 from vllm.config import VllmConfig
+from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from vllm.v1.metrics.perf import ExecutionContext, ModelMetrics
 
 from libs.engine.config import EngineConfig
@@ -35,7 +36,12 @@ def compute_of(config: EngineConfig, vllm_config: VllmConfig) -> Compute | None:
         head_parameters=flops[HEAD] // FLOPS_A_PARAMETER,
         parameter_bytes=model.dtype.itemsize,
         attention_width=width,
-        kv_token_bytes=2 * layers * model.get_total_num_kv_heads() * model.get_head_size() * model.dtype.itemsize,
+        kv_token_bytes=2 * layers * model.get_total_num_kv_heads() * model.get_head_size() * kv_item_bytes(vllm_config),
         peak_flops_per_s=flops_per_s,
         peak_bytes_per_s=bytes_per_s,
     )
+
+
+def kv_item_bytes(vllm_config: VllmConfig) -> int:
+    """Of one number in KV."""
+    return kv_cache_dtype_str_to_dtype(vllm_config.cache_config.cache_dtype, vllm_config.model_config).itemsize

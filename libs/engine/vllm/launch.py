@@ -18,7 +18,7 @@ from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.vllm.board import Board
-from libs.engine.vllm.compute import compute_of
+from libs.engine.vllm.compute import compute_of, kv_item_bytes
 from libs.engine.vllm.core import Ready, set_environment
 from libs.engine.vllm.plugin import CAUSE_VARIABLE
 from libs.engine.vllm.scheduler import BOARD_SETTING, CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
@@ -165,14 +165,13 @@ def _capabilities(config: EngineConfig, vllm_config: VllmConfig, compute: Comput
     layers, heads, head = model.get_num_layers(parallel), model.get_num_kv_heads(parallel), model.get_head_size()
     dtype = str(model.dtype).removeprefix("torch.")
     tensor_parallel = parallel.tensor_parallel_size
-    item_bytes = model.dtype.itemsize
     if cache.cache_dtype.startswith("fp8"):
-        dtype, item_bytes = f"{dtype}+{cache.cache_dtype}", 1
+        dtype = f"{dtype}+{cache.cache_dtype}"
     parts = (vllm.__version__, config.vllm_connector, dtype, f"{layers}x{heads}x{head}", f"tp{tensor_parallel}")
     return Capabilities(
         block_size_tokens=cache.block_size,
         kv_blocks=cache.num_gpu_blocks - 1,  # one is vLLM's own, for padding
-        kv_block_bytes=2 * layers * heads * head * cache.block_size * item_bytes * tensor_parallel,
+        kv_block_bytes=2 * layers * heads * head * cache.block_size * kv_item_bytes(vllm_config) * tensor_parallel,
         max_context_tokens=model.max_model_len,
         max_sequences=config.max_sequences,
         kv_layout="/".join(("vllm", *parts, f"block{cache.block_size}")),

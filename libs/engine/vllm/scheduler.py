@@ -22,7 +22,7 @@ from libs.engine.kv_wait import KvWait
 from libs.engine.pace import Pace
 from libs.engine.vllm.board import Board
 from libs.engine.vllm.books import News, Steps
-from libs.engine.vllm.kv_events import Rehasher
+from libs.engine.vllm.kv_events import Rehasher, whole_context_group
 from libs.engine.vllm.pacing import PacedRequest, Queues, begins_ns, plan_step
 from libs.engine.vllm.rehash import Rehash
 from libs.engine.vllm.report import (
@@ -67,12 +67,16 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         """Prefilled requests whose blocks wait for a receiver."""
         self._let_go: set[str] = set()
         """Of them, those whose blocks were freed before the connector knew."""
+        self._stalled = False
+        """Whether the last step computed nothing, and somebody stood aside."""
+        self._long_prefill_tokens = self.scheduler_config.long_prefill_token_threshold
+        """That one prompt computes at most in a step; 0: no bound. This is a person's own setting."""
         self._taken = self._preemptions = self._recomputed = 0
         self._news = News()
         self._told: tuple[int, ...] = ()
         self._told_ns = 0
         self._rehash = Rehash(self.block_size)
-        self.kv_event_publisher = Rehasher(self._rehash)
+        self.kv_event_publisher = Rehasher(self._rehash, whole_context_group(self.kv_cache_config.kv_cache_groups))
 
     # ------------------------------------------------------------------ what vLLM calls
 
@@ -89,7 +93,9 @@ class _Reporting(Scheduler):  # type: ignore[misc]
             self._taken += 1
             super().add_request(request)
             transferred = _transfers(request)
-            paced = PacedRequest(request, transferred=transferred, **extra[PACE_KEY])
+            paced = PacedRequest(
+                request, transferred=transferred, tokens_a_step=1 + self.num_spec_tokens, **extra[PACE_KEY]
+            )
             self._paced[request.request_id] = paced
             self._pace.note_prompt(paced, time.time_ns())
             if transferred:
@@ -103,6 +109,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         aside = self._measure() if measures else self._limit(now_ns)
         with self._aside(aside):
             output = super().schedule(throttle_prefills)
+        self._stalled = bool(aside) and not output.total_num_scheduled_tokens
         if output.total_num_scheduled_tokens:
             self._steps.decided(self._work(output.num_scheduled_tokens), time.time_ns())
         if measures and self._trial.requests and output.total_num_scheduled_tokens != self._trial.tokens:
@@ -194,28 +201,36 @@ class _Reporting(Scheduler):  # type: ignore[misc]
     def _limit(self, now_ns: int) -> set[Request]:
         """Set the tokens of the next step and put decodes first; who takes no part in it is the answer."""
         if any(request.is_prefill_chunk for request in self.running):
-            self.running.sort(key=lambda request: (request.is_prefill_chunk, request.priority))
+            self.running.sort(key=_order)
         begin_ns = begins_ns(self._pace.step_time, self._steps.in_flight, self._steps.ended_ns, now_ns)
         tokens_each = 1 + self.num_spec_tokens
         plan = plan_step(
             self._pace, self._queues(), tokens_each=tokens_each, block_size_tokens=self.block_size, now_ns=begin_ns
         )
-        self.max_num_scheduled_tokens = min(plan.tokens, self.scheduler_config.max_num_batched_tokens)
+        self._bound(plan.tokens, plan.each)
         return {each.request for each in plan.aside}
+
+    def _bound(self, tokens: int, each: int = 0) -> None:
+        """The tokens of the next step, and of each request in it; 0: no bound."""
+        self.max_num_scheduled_tokens = min(tokens, self.scheduler_config.max_num_batched_tokens)
+        bounds = [bound for bound in (each, self._long_prefill_tokens) if bound]
+        self.scheduler_config.long_prefill_token_threshold = min(bounds, default=0)
 
     def _queues(self) -> Queues:
         running = [(request, self._paced[request.request_id]) for request in self.running if self._is_asked(request)]
         waiting = [request for request in self.waiting if self._is_asked(request)]
-        again = any(request.num_preemptions for request in waiting)
+        groups = len(self.kv_cache_config.kv_cache_groups) or 1
         return Queues(
             decodes=[each for request, each in running if not request.is_prefill_chunk],
             arrived=[self._paced[each.request_id] for each in self.kv_holding_waiting if self._has_come(each)],
             partly=[each for request, each in running if request.is_prefill_chunk and not request.num_preemptions],
             prompts=[self._paced[r.request_id] for r in waiting if not r.num_preemptions and not _transfers(r)],
             pulls=sum(_transfers(request) for request in waiting),
-            again=again or any(request.is_prefill_chunk and request.num_preemptions for request, _ in running),
+            lost=[each for request, each in running if request.is_prefill_chunk and request.num_preemptions],
+            preempted=[self._paced[request.request_id] for request in waiting if request.num_preemptions],
             free_places=self.max_num_active_reqs - len(self.running),
-            free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
+            free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks() // groups,
+            stalled=self._stalled,
         )
 
     def _is_asked(self, request: Request) -> bool:
@@ -235,7 +250,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         if blocks > free or len(trial.requests) > places or trial.tokens > most_tokens:
             self._give_up_trial()
             return self._limit(time.time_ns())
-        self.max_num_scheduled_tokens = trial.tokens
+        self._bound(trial.tokens)
         trial.begun()
         mine = set(trial.requests)
         return {each for each in (*self.running, *self.waiting, *self.kv_holding_waiting) if each not in mine}
@@ -320,6 +335,11 @@ class StepScheduler(_Reporting):
 
 class AsyncStepScheduler(_Reporting, AsyncScheduler):  # type: ignore[misc]
     """Where vLLM schedules a step while the one before runs."""
+
+
+def _order(request: Request) -> tuple[bool, bool, int]:
+    """Decodes, then what was preempted and computes again, then prompts."""
+    return request.is_prefill_chunk, not request.num_preemptions, request.priority
 
 
 def _transfers(request: Request) -> bool:

@@ -1,0 +1,53 @@
+"""What differs between models' KV: groups of layers that keep different blocks, and types of numbers."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from libs.contracts.hashing import block_hashes
+from libs.engine.vllm.rehash import Rehash
+
+pytestmark = pytest.mark.vllm
+
+BLOCK = 4
+ROOT = b"root of a tenant"
+TOKENS = list(range(12))
+
+
+def test_blocks_of_sliding_windows_are_not_told_and_take_nothing_along() -> None:
+    import torch
+    from vllm.distributed.kv_events import BlockRemoved, BlockStored
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, SlidingWindowSpec
+
+    from libs.engine.vllm.kv_events import Rehasher, whole_context_group
+
+    shape = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
+    sliding = KVCacheGroupSpec(["a"], SlidingWindowSpec(**shape, sliding_window=8))
+    whole = KVCacheGroupSpec(["b"], FullAttentionSpec(**shape))
+    assert [whole_context_group(groups) for groups in ([sliding, whole], [whole], [sliding])] == [1, 0, 0]
+
+    def stored(name: bytes, parent: bytes | None, first: int, group: int) -> BlockStored:
+        keys = [(ROOT.hex(),)] if parent is None else [None]
+        tokens = TOKENS[first : first + BLOCK]
+        return BlockStored([name], parent, tokens, BLOCK, None, None, None, extra_keys=keys, group_idx=group)
+
+    rehash = Rehash(BLOCK)
+    rehasher = Rehasher(rehash, 1)
+    rehasher.publish(SimpleNamespace(events=[stored(b"x", None, 0, 0), stored(b"x", None, 0, 1)]))
+    rehasher.publish(SimpleNamespace(events=[BlockRemoved([b"x"], None, group_idx=0), stored(b"y", b"x", 4, 1)]))
+    assert rehash.take() == (block_hashes(ROOT, TOKENS, BLOCK)[:2], [])
+    rehasher.publish(SimpleNamespace(events=[BlockRemoved([b"x"], None, group_idx=1)]))
+    assert rehash.take() == ([], block_hashes(ROOT, TOKENS, BLOCK)[:1])
+
+
+@pytest.mark.parametrize(("kv_type", "item_bytes"), [("auto", 4), ("fp8", 1), ("fp8_e4m3", 1), ("bfloat16", 2)])
+def test_a_number_in_kv_is_as_wide_as_its_own_type(kv_type: str, item_bytes: int, tmp_path: Path) -> None:
+    import torch
+
+    from libs.engine.vllm.compute import kv_item_bytes
+
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(cache_dtype=kv_type), model_config=SimpleNamespace(dtype=torch.float32)
+    )
+    assert kv_item_bytes(config) == item_bytes
