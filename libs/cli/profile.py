@@ -39,5 +39,5 @@ def profile(
     print(f'FULCRUM_GATEWAY_MODELS={{"{known.model}": "{MODELS}/{known.model}"}}')
     for number, worker in enumerate(known.workers, start=1):
         print(f"\n# worker {number} on node {worker.node}: python -m services.{worker.service}")
-        for variable, value in (known.model_settings(MODELS) | worker.settings()).items():
+        for variable, value in {**known.model_settings(MODELS), **worker.settings()}.items():
             print(f"{variable}={value}")

@@ -37,7 +37,7 @@ def test_a_profile_fits_itself_and_says_what_was_not_run_beside_what_is_predicte
 def test_its_settings_are_those_that_a_worker_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = load_profile(name)
     for worker in profile.workers:
-        for variable, value in (profile.model_settings("/models") | worker.settings()).items():
+        for variable, value in {**profile.model_settings("/models"), **worker.settings()}.items():
             monkeypatch.setenv(variable, value)
         read = WorkerSettings()
         assert (read.engine, read.role, read.model) == ("vllm", worker.role, profile.model)

@@ -44,4 +44,5 @@ def compute_of(config: EngineConfig, vllm_config: VllmConfig) -> Compute | None:
 
 def kv_item_bytes(vllm_config: VllmConfig) -> int:
     """Of one number in KV."""
-    return kv_cache_dtype_str_to_dtype(vllm_config.cache_config.cache_dtype, vllm_config.model_config).itemsize
+    dtype = kv_cache_dtype_str_to_dtype(vllm_config.cache_config.cache_dtype, vllm_config.model_config)
+    return int(dtype.itemsize)

@@ -105,12 +105,12 @@ class VllmCore:
         self._thread = threading.Thread(target=own, name="vllm core", daemon=True)
         self._thread.start()
         try:
-            self._client, ready = await asyncio.shield(done)
+            self._client, self._ready = await asyncio.shield(done)
         except asyncio.CancelledError:
             done.cancel()
             self._over.set()
             raise
-        return ready
+        return self._ready
 
     @property
     def pids(self) -> list[int]:
@@ -145,6 +145,7 @@ class VllmCore:
         self._over.set()
         if self._client is not None:
             await asyncio.to_thread(self._thread.join)
+            self._ready.board.close()
 
     @property
     def _running(self) -> "AsyncMPClient":

@@ -276,7 +276,6 @@ class VllmEngine:
         if self._started is not None:
             self._report = msgspec.structs.replace(NOTHING, free_blocks=self.capabilities.kv_blocks)
             self._busy_since_ns = 0  # so that nobody looks at the board any more
-            self._started.ready.board.close()
         if outputs:
             self._events.put(EngineEvent(tuple(outputs)))
         self._events.end()
