@@ -1,7 +1,8 @@
 """What telemetry has told of KV that went from worker to worker."""
 
 import asyncio
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Mapping
 
 from libs.bus.kafka import KafkaBus
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
@@ -11,8 +12,11 @@ from libs.testing.suite import Suite
 WAIT_S = 30.0
 
 
-async def kv_transfers(suite: Suite, wanted: int, prompt_tokens: Collection[int]) -> list[KvTransfer]:
-    """So many transfers of prompts of these lengths, all from the start. Raises TimeoutError."""
+async def kv_transfers(suite: Suite, wanted: Mapping[int, int]) -> list[KvTransfer]:
+    """All from the start until there are so many, by prompt tokens; a request that went elsewhere has more than one.
+
+    Others are left out. Raises TimeoutError.
+    """
     bus = KafkaBus(suite.ready["kafka"], "local", "test")
     await bus.start()
     found: list[KvTransfer] = []
@@ -20,8 +24,8 @@ async def kv_transfers(suite: Suite, wanted: int, prompt_tokens: Collection[int]
         async with asyncio.timeout(WAIT_S):
             async for record in bus.subscribe([STEPS], from_start=True):
                 assert isinstance(record.value, StepBatch)
-                found += (transfer for transfer in record.value.kv_transfers if transfer.prompt_tokens in prompt_tokens)
-                if len(found) >= wanted:
+                found += (transfer for transfer in record.value.kv_transfers if transfer.prompt_tokens in wanted)
+                if Counter(transfer.prompt_tokens for transfer in found) >= Counter(wanted):
                     break
     finally:
         await bus.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -71,7 +72,7 @@ def test_greedy_tokens_equal_generate_and_kv_really_moved(suite: Suite) -> None:
         assert text == tokenizer.decode(reference, skip_special_tokens=True), f"ISL {len(prompt)}"
         assert usage["completion_tokens"] == len(reference)
     moved = [len(prompt) for prompt, reference in zip(prompts, expected, strict=True) if len(reference) > 1]
-    transfers = asyncio.run(kv_transfers(suite, len(moved), LENGTHS))
+    transfers = asyncio.run(kv_transfers(suite, Counter(moved)))
     block_bytes = _block_bytes(model_path)
     assert sorted(transfer.prompt_tokens for transfer in transfers) == sorted(moved)
     for transfer in transfers:
@@ -100,10 +101,11 @@ def test_long_prompts_asked_twice_are_served_from_cached_blocks_by_the_worker_th
         whole_blocks = (len(prompt) - 1) // BLOCK_SIZE_TOKENS * BLOCK_SIZE_TOKENS
         assert usage["prompt_tokens_details"]["cached_tokens"] == whole_blocks
     sources: dict[int, list[str]] = {}
-    for transfer in asyncio.run(kv_transfers(suite, 2 * len(prompts), LONG_LENGTHS)):
+    for transfer in asyncio.run(kv_transfers(suite, dict.fromkeys(LONG_LENGTHS, 2))):
         sources.setdefault(transfer.prompt_tokens, []).append(transfer.from_worker_id)
-    assert all(one == other for one, other in sources.values())
-    assert len({one for one, _ in sources.values()}) == 2, "the first time they were spread over both workers"
+    # A worker that a busy machine kept silent has lost its request to another: then there are three.
+    assert all(len(set(workers)) < len(workers) for workers in sources.values())
+    assert len({workers[0] for workers in sources.values()}) == 2, "the first time they were spread over both workers"
 
 
 def test_asked_for_the_capital_of_france_it_says_paris(suite: Suite) -> None:
