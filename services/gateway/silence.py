@@ -22,10 +22,11 @@ log = structlog.get_logger()
 TICK_MS = 25.0
 MAX_HEARD_MS = 2 * TICK_MS
 """Counted of one tick at most: what is longer was this process's own lateness."""
-HUSHED_MS = 2.0 * SIGN_OF_LIFE_MS
-"""After so long new work goes to other workers, where there are any."""
 SILENT_MS = 3.5 * SIGN_OF_LIFE_MS
-"""After so long what runs there goes to other workers, where they can take it."""
+"""After so long, unless a setting says otherwise, what runs there goes to other workers, where they can take it."""
+HUSHED_SHARE = 2.0 / 3.5
+"""After this part of it new work goes to other workers, where there are any."""
+HUSHED_MS = HUSHED_SHARE * SILENT_MS
 MAX_AWAY_SHARE = 0.5
 """Of a model's workers, one at least. More that are quiet at once say more of the network, or of this machine, than of
 workers: then nobody is left."""
@@ -43,7 +44,7 @@ class Heard:
     """None when it takes no new work."""
 
 
-def whom_to_leave(heard: Sequence[Heard], away: Counter[str]) -> list[Heard]:
+def whom_to_leave(heard: Sequence[Heard], away: Counter[str], silent_after_ms: float = SILENT_MS) -> list[Heard]:
     """Silent workers that the others can do without. Pure.
 
     `away`: workers of each model that were left before and have not come back. Nobody is left whose model would then
@@ -52,21 +53,22 @@ def whom_to_leave(heard: Sequence[Heard], away: Counter[str]) -> list[Heard]:
     leaving: list[Heard] = []
     for model in {each.model for each in heard}:
         of_model = [each for each in heard if each.model == model]
-        rest = [each.view for each in of_model if each.silent_ms < SILENT_MS and each.view is not None]
+        rest = [each.view for each in of_model if each.silent_ms < silent_after_ms and each.view is not None]
         if not serves(rest, model):
             continue
-        quiet = sum(each.silent_ms >= HUSHED_MS for each in of_model) + away[model]
+        quiet = sum(each.silent_ms >= HUSHED_SHARE * silent_after_ms for each in of_model) + away[model]
         if quiet <= max(1, MAX_AWAY_SHARE * (len(of_model) + away[model])):
-            leaving += [each for each in of_model if each.silent_ms >= SILENT_MS]
+            leaving += [each for each in of_model if each.silent_ms >= silent_after_ms]
     return leaving
 
 
 class SilenceWatch:
     """Counts every link's silence, and ends those that have been silent for too long."""
 
-    def __init__(self, fleet: Fleet, metrics: GatewayMetrics) -> None:
+    def __init__(self, fleet: Fleet, metrics: GatewayMetrics, silent_after_ms: float = SILENT_MS) -> None:
         self._fleet = fleet
         self._metrics = metrics
+        self._silent_after_ms = silent_after_ms
         self._away: dict[tuple[str, int], str] = {}
         """Models of workers that were left, by id and incarnation."""
 
@@ -87,8 +89,9 @@ class SilenceWatch:
         links = [link for link in self._fleet.links if link.connected]
         for link in links:
             link.silent_ms += heard_ms
-        self._fleet.hushed = frozenset(link.id for link in links if link.silent_ms >= HUSHED_MS)
-        if any(link.silent_ms >= SILENT_MS for link in links):
+        hushed_ms = HUSHED_SHARE * self._silent_after_ms
+        self._fleet.hushed = frozenset(link.id for link in links if link.silent_ms >= hushed_ms)
+        if any(link.silent_ms >= self._silent_after_ms for link in links):
             self._leave()
 
     def _leave(self) -> None:
@@ -100,7 +103,7 @@ class SilenceWatch:
             for place, link in enumerate(links)
             if link.connected and not link.left
         ]
-        for each in whom_to_leave(heard, Counter(self._away.values())):
+        for each in whom_to_leave(heard, Counter(self._away.values()), self._silent_after_ms):
             link = links[each.place]
             log.warning("worker is silent", worker=link.id, silent_ms=round(each.silent_ms), sequences=len(link.legs))
             self._metrics.silences.inc()
