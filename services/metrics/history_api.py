@@ -85,6 +85,7 @@ class HistoryApi:
         """[low, high) in whole windows; the newest is the one that holds the last moment written."""
         span_ns, length_ns = parse_span_ns(span, tier), tier.window_ns
         newest_ns = self._clock.now_ns() - self._lag_ns
+        newest_ns = min(newest_ns, self._state.history.written_to_ns or newest_ns)  # due, but not written yet: no 0
         end_ns = newest_ns if end_unix_ms is None else min(end_unix_ms * MS_NS, newest_ns)
         high_ns = max(-(-end_ns // length_ns) if length_ns > 10**8 else end_ns // length_ns, 0) * length_ns
         return max(high_ns - span_ns // length_ns * length_ns, 0), high_ns
