@@ -2,14 +2,19 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from libs.runtime.service import EXIT_CANNOT_START
 from libs.testing.processes import pid_of
+from libs.testing.real_model import real_model_folder
 from libs.testing.role_moves import Mover, Traffic, open_admins, request_bodies
 from libs.testing.streams import Streamed, stream
 from libs.testing.suite import Suite, running_suite
@@ -26,6 +31,7 @@ BLOCK_TOKENS = 32
 LONG_LENGTHS = (199, 231, 263, 295)
 """Of prompts that are asked twice; no other test's prompts are so long."""
 GONE_S = 1.0
+STOP_S = 60.0
 START_S = 400.0
 
 
@@ -98,6 +104,45 @@ async def test_roles_move_under_load_and_every_answer_is_the_same(suite: Suite) 
                 await moving.move_one()
     assert (traffic.failed, traffic.wrong) == ([], [])
     assert any(moved.move.running for moved in moving.moves), "some were caught decoding"
+
+
+@contextmanager
+def joining(suite: Suite, folder: Path, name: str, **settings: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A decode worker that comes to the suite; what it says is in `folder`, in files of its name."""
+    shared = {f"FULCRUM_{each.upper()}": suite.ready[each] for each in ("kafka", "redis", "token", "cluster")}
+    model = {"FULCRUM_WORKER_MODEL": MODEL, "FULCRUM_WORKER_MODEL_PATH": str(real_model_folder())}
+    own = {"FULCRUM_WORKER_ID": name, "FULCRUM_WORKER_ENGINE": "vllm", "FULCRUM_WORKER_ROLE": "decode"}
+    command = [sys.executable, "-m", "services.decode"]
+    with (folder / f"{name}.out").open("w") as out, (folder / f"{name}.err").open("w") as err:
+        process = subprocess.Popen(
+            command, env=suite.env | shared | model | own | {"FULCRUM_WORKER_THREADS": "1"} | settings,
+            stdout=out, stderr=err,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(STOP_S)
+
+
+async def test_workers_that_fail_or_have_other_kv_say_so_and_the_others_serve_on(suite: Suite, tmp_path: Path) -> None:
+    async with http_to(suite) as http:
+        traffic = Traffic(http, request_bodies(MODEL, 4, prompt_tokens=60, output_tokens=24))
+        await traffic.learn()
+        with (
+            joining(suite, tmp_path, "pigeon", FULCRUM_WORKER_VLLM_CONNECTOR="Pigeon") as pigeon,
+            joining(suite, tmp_path, "other", FULCRUM_WORKER_BLOCK_SIZE_TOKENS="64") as other,
+        ):
+            async with traffic.flowing(2):
+                await until(lambda: pigeon.poll() is not None, timeout_s=400, what="a worker that cannot start")
+                await until(lambda: '"ready"' in (tmp_path / "other.out").read_text(), timeout_s=400, what="a worker")
+                answered = traffic.answered
+                await until(lambda: traffic.answered >= answered + 4, timeout_s=120, what="answers")
+            assert other.poll() is None and pigeon.returncode == EXIT_CANNOT_START
+            workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
+    assert "there is no KV connector 'Pigeon' here" in (tmp_path / "pigeon.err").read_text().splitlines()[-1]
+    assert "other" in {worker["id"] for worker in workers}
+    assert (traffic.failed, traffic.wrong) == ([], [])
 
 
 async def test_streams_go_on_when_a_worker_is_killed_and_nothing_of_it_is_left(suite: Suite) -> None:
