@@ -15,6 +15,7 @@ from libs.cli.ask import Answer, ask
 from libs.cli.progress import Display, make_display
 from libs.contracts.errors import StartupError
 from libs.launch.options import SuiteOptions
+from libs.launch.profile import load_profile
 from libs.launch.ready import DEFAULT_GATEWAY_PORT, Ready, default_ready_file
 from libs.launch.settings import LaunchSettings
 from libs.launch.up import Up, logs_folder
@@ -32,6 +33,8 @@ def serve(options: SuiteOptions, model: str | None, *, question: bool, as_json: 
     """Until a signal; the exit code. Raises StartupError in one line when the suite cannot start, or ends by itself."""
     settings = load_settings(LaunchSettings)
     configure_logging("up", level="warning", log_format="console")
+    if options.profile is not None and model is None:
+        model = load_profile(options.profile).model
     display = make_display()
     run = _Run(Up(options, model, settings, display), display, options, question=question, as_json=as_json)
     try:

@@ -88,8 +88,4 @@ def up(
         restart=not no_restart,
         json_ready=json_ready.absolute() if json_ready else None,
     )
-    if profile is not None and model is None:
-        from libs.launch.profile import load_profile  # noqa: PLC0415
-
-        model = load_profile(profile).model
     raise typer.Exit(serve(options, model, question=not no_question, as_json=json))

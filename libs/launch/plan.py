@@ -7,7 +7,8 @@ from pathlib import Path
 
 from libs.launch.options import SuiteOptions
 from libs.launch.port import ChildSpec
-from libs.launch.profile import MIXED_BUDGET_TOKENS, load_profile
+from libs.launch.profile import load_profile
+from libs.launch.roles import ROLES, role_settings, service_of
 from libs.model.fetch import Model
 
 _REDIS_READY = "eady to accept connections"
@@ -109,18 +110,11 @@ def _workers(options: SuiteOptions, model: Model, place: Place, shared: Mapping[
     }
     if options.sim_profile is not None:
         own["FULCRUM_WORKER_SIM_PROFILE"] = options.sim_profile
-    mixed = {"FULCRUM_WORKER_BUDGET_TOKENS": str(MIXED_BUDGET_TOKENS)}
     return tuple(
         ChildSpec(
             f"{role}-{number}",
-            ("python", "-m", f"services.{'prefill' if role == 'prefill' else 'decode'}"),
-            {
-                **own,
-                **(mixed if role == "mixed" else {}),
-                **settings,
-                "FULCRUM_WORKER_ROLE": role,
-                "FULCRUM_WORKER_ID": f"{role}-{number}",
-            },
+            ("python", "-m", f"services.{service_of(role)}"),
+            {**own, **role_settings(role), **settings, "FULCRUM_WORKER_ID": f"{role}-{number}"},
         )
         for role, kind in _kinds(options).items()
         for number, settings in enumerate(kind, start=1)
@@ -131,5 +125,5 @@ def _kinds(options: SuiteOptions) -> dict[str, list[Mapping[str, str]]]:
     """By role, the settings of each worker that not all have."""
     if options.profile is not None:
         profile = load_profile(options.profile)
-        return {role: [worker.settings() for worker in profile.of(role)] for role in ("prefill", "decode", "mixed")}
+        return {role: [worker.settings() for worker in profile.of(role)] for role in ROLES}
     return {"prefill": [{}] * options.prefill, "decode": [{}] * options.decode, "mixed": [{}] * options.mixed}

@@ -10,10 +10,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from libs.contracts.errors import StartupError
+from libs.launch.roles import role_settings, service_of
 
 FOLDER: Final = Path(__file__).parent / "profiles"
-MIXED_BUDGET_TOKENS: Final = 256
-"""Prompt tokens that one step of a mixed worker computes beside its decodes, until a planner sets it."""
 
 
 class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,14 +37,13 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def service(self) -> str:
         """That it starts as."""
-        return "prefill" if self.role == "prefill" else "decode"
+        return service_of(self.role)
 
     def settings(self) -> Mapping[str, str]:
         """The environment of its process, beside what every worker is told."""
-        budget = {"FULCRUM_WORKER_BUDGET_TOKENS": str(MIXED_BUDGET_TOKENS)} if self.role == "mixed" else {}
-        return budget | {
+        return {
             "FULCRUM_WORKER_ENGINE": "vllm",
-            "FULCRUM_WORKER_ROLE": self.role,
+            **role_settings(self.role),
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.devices)),
             "FULCRUM_WORKER_DEVICE": "cuda",
             "FULCRUM_WORKER_GPUS": str(self.gpus),

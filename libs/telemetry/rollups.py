@@ -6,6 +6,7 @@ changes 100 ms changes the second and the ten seconds around it by exactly as mu
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -95,14 +96,14 @@ class RollUps:
         """
         finest = self._rings[0]
         row = finest.row(start_ns)
-        if row is None:
-            return []
-        if fuller:
-            known = finest.get(row, np.array([self._slot(each.worker_id) for each in written], np.int64))[:, COVERED]
-            written = [each for each, ns in zip(written, known, strict=True) if each.time.covered_ns >= ns]
-        if not written:
+        if row is None or not written:
             return []
         slots = np.array([self._slot(each.worker_id) for each in written], np.int64)
+        if fuller:
+            fits = np.array([each.time.covered_ns for each in written], np.int64) >= finest.get(row, slots)[:, COVERED]
+            written, slots = list(compress(written, fits)), slots[fits]
+            if not written:
+                return []
         roles = np.array([each.role for each in written], np.uint8)
         flags = np.array([PROVISIONAL * each.time.provisional for each in written], np.uint8)
         times = np.array([_parts(each.time) for each in written], np.int64)

@@ -9,6 +9,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from libs.model.builtin import BUILTIN_SIM, SIM_NAME
 from libs.runtime.settings import CommonSettings, MemberName, own_name
 from services.gateway.policies import PolicyName
+from services.gateway.silence import SILENT_MS
 
 
 def _from_json(value: Any) -> Any:
@@ -47,7 +48,7 @@ class GatewaySettings(CommonSettings):
     """How long a choice may wait for a worker with room."""
     no_workers_wait_ms: int = Field(10_000, ge=1)
     """How long it may wait while the model has no worker at all, so that a restart is not an error."""
-    silent_after_ms: float = Field(350, ge=250)
+    silent_after_ms: float = Field(SILENT_MS, ge=250)
     """How long a connected worker may say nothing, which speaks every 50 ms, before what runs there goes elsewhere.
     More where workers share their cores with what they compute."""
     max_reroutes: int = Field(8, ge=0)

@@ -26,7 +26,6 @@ SILENT_MS = 3.5 * SIGN_OF_LIFE_MS
 """After so long, unless a setting says otherwise, what runs there goes to other workers, where they can take it."""
 HUSHED_SHARE = 2.0 / 3.5
 """After this part of it new work goes to other workers, where there are any."""
-HUSHED_MS = HUSHED_SHARE * SILENT_MS
 MAX_AWAY_SHARE = 0.5
 """Of a model's workers, one at least. More that are quiet at once say more of the network, or of this machine, than of
 workers: then nobody is left."""

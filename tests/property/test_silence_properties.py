@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.readiness import serves
-from services.gateway.silence import HUSHED_MS, MAX_AWAY_SHARE, SILENT_MS, Heard, whom_to_leave
+from services.gateway.silence import HUSHED_SHARE, MAX_AWAY_SHARE, SILENT_MS, Heard, whom_to_leave
 from services.gateway.view import WorkerView
+
+HUSHED_MS = HUSHED_SHARE * SILENT_MS
 
 ROLES = {"prefill": (True, False, False), "decode": (False, True, False), "mixed": (False, True, True)}
 
