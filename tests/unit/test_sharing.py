@@ -190,6 +190,38 @@ def test_what_was_held_back_while_the_broker_was_away_is_told_when_it_is_back() 
     assert sum(len(message.windows) for message in teller.tick(10_200)) <= 1  # and not told a third time
 
 
+def test_what_was_held_back_is_told_also_of_workers_that_others_read_by_then() -> None:
+    first, second = Instance("a"), Instance("b")
+    first.unsent = MAX_UNSENT + 1
+    exchange(first, second, 0, 3_000)
+    for start in range(3_000, 6_000, 100):
+        exchange(second, first, start, start + 100)
+        assert first.tick(start + 100) == []
+    assert not first.fleet.is_own("w")
+    assert second.covered_ms(TICK_NS, 0, 6_000) == 3_000
+    first.unsent = 0
+    for now_ms in range(6_100, 6_500, 100):
+        second.hear(first.tick(now_ms), now_ms)
+    assert second.covered_ms(TICK_NS, 0, 6_000) == 6_000
+    facts = second.fleet.facts("w")
+    assert second.fleet.is_own("w") and facts is not None and facts.covered_to_unix_ns == at(6_000)
+    assert [len(message.workers) for message in first.tick(6_500)] == [0]  # once told they are others' alone
+
+
+def test_what_was_held_back_is_told_also_of_workers_that_have_gone_meanwhile() -> None:
+    teller, hearer = Instance("a"), Instance("b")
+    teller.unsent = MAX_UNSENT + 1
+    exchange(teller, hearer, 0, 1_000)
+    silent_ms = 1_000 + LISTED_NS // MS
+    for now_ms in range(1_100, silent_ms + 200, 100):
+        assert teller.tick(now_ms) == []
+    teller.unsent = 0
+    for now_ms in range(silent_ms + 200, silent_ms + 200 + 100 * 40, 100):
+        hearer.hear(teller.tick(now_ms), now_ms)
+    assert hearer.covered_ms(TICK_NS, 0, 1_000) == 1_000
+    assert [len(message.workers) for message in teller.tick(silent_ms + 4_200)] == [0]
+
+
 def test_that_instances_tell_does_not_make_figures_live() -> None:
     one, other = Instance("a"), Instance("b")
     exchange(one, other, 0, 1_000)

@@ -1,18 +1,31 @@
-"""Windows that could not be told in their time: only from when on is remembered, since roll-ups hold them. Pure."""
+"""Windows that could not be told in their time: only of whom and from when on is remembered, since roll-ups hold them.
+Pure."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final
 
 from libs.telemetry.history import MAX_FRESH, WrittenWindow
 from libs.telemetry.ring import NO_ROLE
-from libs.telemetry.rollups import RollUps, Series, Written
+from libs.telemetry.rollups import MAX_WORKERS, RollUps, Series, Written
 from libs.telemetry.timeline import PhaseTime
+
+MAX_UNTOLD: Final = MAX_WORKERS
+"""Workers of which something is remembered not to have been told; of further ones it is lost."""
 
 
 class Again:
-    """A place in time, from which on windows are told again as they are known by then."""
+    """A place in time, from which on windows of some workers are told again as they are known by then: whoever reads
+    those workers by then need not have read what was read of them here."""
 
     def __init__(self) -> None:
         self._from_ns: int | None = None
+        self._workers: set[str] = set()
+
+    @property
+    def workers(self) -> AbstractSet[str]:
+        """Of these something was not told."""
+        return self._workers
 
     def untold(self, windows: Sequence[WrittenWindow]) -> None:
         """These were not told, nor will be those that follow before the next `take`."""
@@ -20,18 +33,24 @@ class Again:
         if self._from_ns is not None:
             starts.append(self._from_ns)
         self._from_ns = min(starts, default=None)
+        for name in (each.worker_id for window in windows for each in window.workers):
+            if len(self._workers) < MAX_UNTOLD:
+                self._workers.add(name)
 
-    def take(self, rollups: RollUps, workers: Collection[str], now_ns: int) -> list[WrittenWindow]:
-        """The next `MAX_FRESH` windows of some workers; those that are no longer kept are lost."""
+    def take(self, rollups: RollUps, now_ns: int) -> list[WrittenWindow]:
+        """The next `MAX_FRESH` windows of those workers; such as are no longer kept are lost."""
         if self._from_ns is None:
             return []
         tier = rollups.tiers[0]
         newest_ns = now_ns - now_ns % tier.window_ns
         from_ns = max(self._from_ns, newest_ns - tier.window_ns * tier.windows)
         to_ns = min(from_ns + MAX_FRESH * tier.window_ns, newest_ns)
-        self._from_ns = to_ns if to_ns < newest_ns else None
-        known = [worker_id for worker_id in rollups.worker_ids() if worker_id in workers]
-        return _windows(rollups.read(tier.window_ns, from_ns, to_ns, known))
+        known = [name for name in rollups.worker_ids() if name in self._workers]
+        windows = _windows(rollups.read(tier.window_ns, from_ns, to_ns, known))
+        self._from_ns = to_ns
+        if to_ns == newest_ns:
+            self._from_ns, self._workers = None, set()
+        return windows
 
 
 def _windows(series: Series) -> list[WrittenWindow]:

@@ -62,6 +62,7 @@ class Sharing:
         self._began_ns = began_ns
         self._unsent = unsent
         self._newest: dict[str, tuple[StepBatch, int]] = {}
+        """Of workers that something is to be told of, and when it came."""
         self._again = Again()
         self._heard: list[WrittenWindow] = []
         self._heard_cells = 0
@@ -74,18 +75,21 @@ class Sharing:
             self._newest[batch.worker_id] = batch, now_ns
 
     def tell(self, windows: Sequence[WrittenWindow], fleet: Fleet, rollups: RollUps, now_ns: int) -> None:
-        """What has been written of own workers, but for those that have long been silent; also that this one lives."""
+        """What has been written of own workers, but for those that have long been silent, and what could not be told of
+        such as were own then; also that this one lives."""
+        away = self._unsent() > MAX_UNSENT
+        if away:
+            self._again.untold(windows)
         self._newest = {
             name: (batch, arrived_ns)
             for name, (batch, arrived_ns) in self._newest.items()
-            if fleet.is_own(name) and arrived_ns > now_ns - LISTED_NS
+            if name in self._again.workers or (fleet.is_own(name) and arrived_ns > now_ns - LISTED_NS)
         }
-        if self._unsent() > MAX_UNSENT:
-            self._again.untold(windows)
+        if away:
             return
-        own = list(self._newest.values())[:MAX_WORKERS]
-        workers = [shared_worker(batch, arrived_ns, fleet) for batch, arrived_ns in own]
-        for message in messages(workers, [*windows, *self._again.take(rollups, self._newest.keys(), now_ns)]):
+        newest = list(self._newest.values())[:MAX_WORKERS]
+        workers = [shared_worker(batch, arrived_ns, fleet) for batch, arrived_ns in newest]
+        for message in messages(workers, [*windows, *self._again.take(rollups, now_ns)]):
             message.metrics_id, message.incarnation = self.shares.own_id, self._began_ns
             message.told_unix_ns = now_ns
             self._publish(message)
