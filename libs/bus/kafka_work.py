@@ -18,7 +18,7 @@ from libs.bus.clients import (
 )
 from libs.bus.codec import SCHEMA_HEADER, encode
 from libs.bus.kafka import EMBEDDED, KAFKA
-from libs.bus.lanes import LANE_ERRORS, Lanes
+from libs.bus.lanes import LANE_ERRORS, TOPIC_ERRORS, Lanes
 from libs.bus.port import BusCapabilities, Record
 from libs.bus.servers import Servers
 from libs.bus.span import read_span
@@ -111,6 +111,19 @@ class KafkaWork:
                 for part in parts:
                     async for value in read_span(consumer, part, starts[part], ends[part]):
                         yield value
+        except CONNECTION_ERRORS as error:
+            raise _unavailable(error) from error
+
+    async def check_topic(self, name: str, *, param: str) -> None:
+        """Raises TopicNotFound, that names `param`, when nothing can be written to it; BrokerUnavailable."""
+        try:
+            async with (
+                asyncio.timeout(ASK_TIMEOUT_S),
+                open_producer(self._servers.address().bootstrap, self._member) as producer,
+            ):
+                await producer.partitions_for(name)
+        except TOPIC_ERRORS as error:
+            raise TopicNotFound(f"the broker has no topic {name!r} to write to", param=param) from error
         except CONNECTION_ERRORS as error:
             raise _unavailable(error) from error
 

@@ -5,26 +5,44 @@ also one that does not know yet that it has lost it. Only then is read where the
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import ConsumerStoppedError, ProducerClosed
+from aiokafka.errors import (
+    ConsumerStoppedError,
+    InvalidTopicError,
+    MessageSizeTooLargeError,
+    PolicyViolationError,
+    ProducerClosed,
+    RecordListTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
 from aiokafka.structs import OffsetAndMetadata
 
-from libs.bus.buffer import Outgoing
 from libs.bus.clients import CONNECTION_ERRORS, open_transactions
 from libs.bus.codec import SCHEMA_HEADER, decode, encode
 from libs.bus.port import Record
 from libs.bus.servers import BrokerAway, Servers
 from libs.bus.work import Handle, Produced, Raw
+from libs.contracts.errors import TopicRefused
 from libs.contracts.topics import Topic
 from libs.runtime.tasks import end
 
 log = structlog.get_logger()
 
 LANE_ERRORS = (*CONNECTION_ERRORS, ConsumerStoppedError, ProducerClosed)
+TOPIC_ERRORS = (
+    InvalidTopicError,
+    MessageSizeTooLargeError,
+    PolicyViolationError,
+    RecordListTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
+"""What is the fault of a topic, or of what is written to it, rather than of the broker."""
 POLL_MS = 250
 STALL_POLLS = 12
 """Empty polls in a row after which it is asked whether there is something that does not come."""
@@ -89,8 +107,8 @@ class KafkaLane:
 
     async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
         """One transaction: these records, and where to go on, with a note."""
-        records = [item if isinstance(item, Raw) else encode(item[0], self._cluster, item[1]) for item in produced]
-        work = self._commit(records, next_offset, note)
+        offsets = {self._partition: OffsetAndMetadata(next_offset, note)}
+        work = self._commit(produced, offsets)
         task = asyncio.get_running_loop().create_task(work, name="commit")
         try:
             await asyncio.shield(task)
@@ -99,20 +117,44 @@ class KafkaLane:
             await asyncio.wait([task])
             raise
 
-    async def _commit(self, records: Sequence[Outgoing | Raw], next_offset: int, note: str) -> None:
+    async def _commit(self, produced: Sequence[Produced], offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         # One that fails is not aborted here: whoever opens the lane next has the broker do it.
         async with asyncio.timeout(COMMIT_TIMEOUT_S):
             await self._producer.begin_transaction()
-            for record in records:
-                headers = [] if isinstance(record, Raw) else [(SCHEMA_HEADER, record.schema)]
-                sent = await self._producer.send(record.topic, record.value, key=record.key, headers=headers)
-                sent.add_done_callback(_look_at)  # committing tells of failures
-            offsets = {self._partition: OffsetAndMetadata(next_offset, note)}
+            own = [await self._send(item) for item in produced if not isinstance(item, Raw)]
+            await self._send_raw([item for item in produced if isinstance(item, Raw)])
             await self._producer.send_offsets_to_transaction(offsets, self._group)
+            for sent in own:
+                await sent  # aiokafka commits without a record that the broker has refused, and does not tell
             await self._producer.commit_transaction()
             if self._embedded:
                 # The embedded broker forgets offsets of transactions: its lanes are at least once, as it declares.
                 await self._consumer.commit(offsets)
+
+    async def _send_raw(self, raws: Sequence[Raw]) -> None:
+        """All of them, or the transaction is no more: raises TopicRefused."""
+        topic = ""
+        try:
+            sent = [await self._send(raw) for raw in raws]
+            for raw, acknowledged in zip(raws, sent, strict=True):
+                topic = raw.topic
+                await acknowledged
+        except TOPIC_ERRORS as error:
+            await self._producer.abort_transaction()
+            names = topic or " or ".join(sorted({raw.topic for raw in raws}))
+            raise TopicRefused(f"topic {names} does not take answers ({error.message})") from error
+
+    async def _send(self, item: Produced) -> "asyncio.Future[object]":
+        """Until it is on its way; its future tells whether the broker has it."""
+        if isinstance(item, Raw):
+            sending = self._producer.send(item.topic, item.value, key=item.key)
+        else:
+            record = encode(item[0], self._cluster, item[1])
+            headers = [(SCHEMA_HEADER, record.schema)]
+            sending = self._producer.send(record.topic, record.value, key=record.key, headers=headers)
+        sent: asyncio.Future[object] = await sending
+        sent.add_done_callback(_look_at)  # those after one that failed are not waited for
+        return sent
 
     def _record(self, raw: object) -> Record | None:
         value = decode(self._topic, raw.value, raw.headers)  # type: ignore[attr-defined]  # aiokafka has no types

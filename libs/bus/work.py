@@ -55,8 +55,9 @@ class Lane(Protocol):
     async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
         """One transaction: these records, and that the next to be worked on is at `next_offset`, with a note.
 
-        One at a time. Raises when it cannot be known, or is not true, that it was committed: the lane is then of no
-        more use, and the next one begins where the broker says.
+        Raises TopicRefused when a client's topic does not take its records: nothing is committed then, and the lane
+        can go on without them. Raises anything else when it cannot be known, or is not true, that it was committed: the
+        lane is then of no more use, and the next one begins where the broker says. One at a time.
         """
         ...
 
@@ -89,6 +90,13 @@ class WorkBus(Protocol):
         """Committed values of a client's topic, partition by partition, up to where it ended when this was asked.
 
         Raises TopicNotFound, and BrokerUnavailable at any moment.
+        """
+        ...
+
+    async def check_topic(self, name: str, *, param: str) -> None:
+        """Raises TopicNotFound, that names `param`, when nothing can be written to a client's topic; BrokerUnavailable.
+
+        A broker that makes topics on first use makes it.
         """
         ...
 

@@ -80,6 +80,12 @@ class TopicNotFound(InvalidRequest):
     http_status = 404
 
 
+class TopicRefused(InvalidRequest):
+    """A client's topic does not take what is written to it."""
+
+    code = "topic_refused"
+
+
 class Conflict(FulcrumError):
     """What is asked for does not go with how things stand."""
 

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import NewTopic
 from aiokafka.errors import KafkaError
 
+from libs.bus.clients import open_admin
 from libs.bus.kafka import KafkaBus
 from libs.bus.kafka_work import KafkaWork
 from libs.bus.servers import Servers
-from libs.bus.work import Lane
+from libs.bus.work import Lane, Raw
+from libs.contracts.errors import TopicNotFound, TopicRefused
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result, Share
 from libs.contracts.topics import BATCH_RESULTS, BATCH_SHARES
 from libs.testing.stores import KafkaServer
@@ -162,6 +165,44 @@ async def test_who_has_lost_its_lane_commits_no_more(kafka: KafkaServer, cluster
             await until(again.is_set, timeout_s=SETTLE_S)
             await until(lambda: refused, timeout_s=SETTLE_S)
     assert not await results(kafka, cluster)
+
+
+@pytest.mark.usefixtures("topics")
+async def test_a_topic_that_takes_no_records_spoils_neither_its_lane_nor_a_transaction(
+    kafka: KafkaServer, cluster: str
+) -> None:
+    work = KafkaWork(kafka.servers, cluster, "a")
+    if not work.capabilities.durable:
+        pytest.skip("the embedded broker makes each topic, and takes what comes")
+    missing, small, good = (f"{cluster}-{name}" for name in ("missing", "small", "good"))
+    async with open_admin(kafka.servers, "maker") as admin:
+        await admin.create_topics([NewTopic(small, 1, 1, topic_configs={"max.message.bytes": "1000"})])
+        await admin.create_topics([NewTopic(good, 1, 1)])
+    await work.check_topic(good, param="output_topic")
+    with pytest.raises(TopicNotFound) as unknown:
+        await work.check_topic(missing, param="output_topic")
+    assert unknown.value.param == "output_topic"
+    await work.send(BATCH_SHARES, Share(share_id="one", number=1))
+    told: list[str] = []
+    lanes = 0
+
+    async def copies(lane: Lane) -> None:
+        nonlocal lanes
+        lanes += 1
+        async for batch in lane.batches():
+            for record in batch:
+                for topic in (missing, small):
+                    with pytest.raises(TopicRefused) as refused:
+                        await lane.commit([answer(1), Raw(topic, b"", b"x" * 5000)], next_offset=record.offset + 1)
+                    told.append(refused.value.message)
+                await lane.commit([answer(2), Raw(good, b"", b"x" * 5000)], next_offset=record.offset + 1)
+                told.append("")
+
+    async with member(work, copies):
+        await until(lambda: len(told) == 3, timeout_s=SETTLE_S)
+    assert (missing in told[0], small in told[1]) == (True, True)
+    assert lanes == BATCH_SHARES.partitions, "none was opened again"
+    assert await results(kafka, cluster) == Counter([2])
 
 
 @pytest.mark.faults

@@ -69,6 +69,8 @@ async def test_topics_are_jobs_records_submit_them_and_answers_come_on_topics(
     admin = AIOKafkaAdminClient(bootstrap_servers=servers)
     await admin.start()
     await admin.create_topics([NewTopic(name, 3, 1) for name in (lines_topic, good, bad)])
+    small, typo = f"{cluster}-small", f"{cluster}-typo"
+    await admin.create_topics([NewTopic(small, 1, 1, topic_configs={"max.message.bytes": "300"})])
     await admin.close()
     producer = AIOKafkaProducer(bootstrap_servers=servers)
     await producer.start()
@@ -92,9 +94,22 @@ async def test_topics_are_jobs_records_submit_them_and_answers_come_on_topics(
         assert (missing.returncode, "topic_not_found" in missing.stderr) == (1, True)
 
         asked = {"input_topic": lines_topic, "endpoint": ENDPOINT, "metadata": {"tenant": "ann", "priority": "3"}}
-        for record in (b"{no job", json.dumps(asked).encode()):
+        misspelt = {**asked, "output_topic": typo, "metadata": {"tenant": "typo"}}
+        answer = httpx.post(f"{suite.gateway}/v1/batches", json=misspelt, timeout=30)
+        told = answer.json()["error"]
+        assert (answer.status_code, told["code"], told["param"]) == (404, "topic_not_found", "output_topic")
+        unfit = {**asked, "output_topic": small, "metadata": {"tenant": "small"}}
+        for record in (b"{no job", *(json.dumps(job).encode() for job in (misspelt, unfit, asked))):
             await producer.send_and_wait(BATCH_SUBMIT.name(cluster), record)
         await producer.stop()
+        misspelt_job = ended(suite, "typo")
+        assert misspelt_job["status"] == "failed"
+        assert misspelt_job["errors"]["data"][0]["code"] == "topic_not_found"
+        unfit_job = ended(suite, "small")
+        assert unfit_job["request_counts"]["completed"] + unfit_job["request_counts"]["failed"] == LINES
+        errors = httpx.get(f"{suite.gateway}/v1/files/{unfit_job['error_file_id']}/content").text.splitlines()
+        codes = Counter(json.loads(text)["error"]["code"] for text in errors)
+        assert codes.keys() == {"model_not_found", "topic_refused"}
         refused = ended(suite, "")
         assert (refused["status"], refused["errors"]["data"][0]["code"]) == ("failed", "invalid_request")
         mine = ended(suite, "ann")

@@ -12,8 +12,10 @@ from services.gateway.batch.reasons import AnswerTooLarge, Expired, NotRun, Resu
 from services.gateway.replies import ChatChoice, CompletionChoice, Envelope, ErrorReply
 from services.gateway.sse import error_reply
 
-MAX_ANSWER_BYTES = 900 * 1024
-"""What a record of the broker holds, with room for the rest of it."""
+MAX_RESULT_BYTES = 900 * 1024
+"""What a record of the broker holds, with room for its key and headers."""
+MAX_TOLD_CHARS = 1_000
+"""Of what an error says: it may name what the line has, which may be long."""
 
 
 class _Response(msgspec.Struct):
@@ -44,29 +46,42 @@ def request_id(job_id: str, place: int) -> str:
 
 
 def answered(job_id: str, line: Line, reply: Envelope[ChatChoice | CompletionChoice]) -> Result:
-    """The line was answered; an answer too large for the broker is an error of its line."""
+    """The line was answered."""
     response = _Response(200, request_id(job_id, line.place), msgspec.Raw(_encoder.encode(reply)))
     answer = _encoder.encode(_Answer(_id(job_id, line.place), line.custom_id, response, None))
-    if len(answer) > MAX_ANSWER_BYTES:
-        too_large = AnswerTooLarge(f"the answer's {len(answer)} bytes are over {MAX_ANSWER_BYTES}")
-        return refused(job_id, line, too_large)
     return Result(job_id=job_id, place=line.place, custom_id=line.custom_id, ok=True, answer=answer)
 
 
 def refused(job_id: str, line: Line, error: FulcrumError) -> Result:
     """The line has an error for an answer: a response where it was asked, else only the reason."""
     asked = line.refusal is None and not isinstance(error, NotRun)
-    response = _Response(error.http_status, request_id(job_id, line.place), error_reply(error)) if asked else None
-    reason = _Error(error.code, error.message, line.number)
+    reply = _told(error)
+    response = _Response(error.http_status, request_id(job_id, line.place), reply) if asked else None
+    reason = _Error(error.code, reply.error.message, line.number)
     answer = _encoder.encode(_Answer(_id(job_id, line.place), line.custom_id or None, response, reason))
     expired = isinstance(error, Expired)
     return Result(job_id=job_id, place=line.place, custom_id=line.custom_id, ok=False, answer=answer, expired=expired)
+
+
+def fitting(result: Result, line: Line) -> Result:
+    """The result itself, or where no record holds it, an error of its line: one that the broker does not take would
+    stop all others that are committed with it."""
+    if (size := result.ByteSize()) <= MAX_RESULT_BYTES:
+        return result
+    return refused(result.job_id, line, AnswerTooLarge(f"the answer's {size} bytes are over {MAX_RESULT_BYTES}"))
 
 
 def lost(job_id: str, place: int) -> bytes:
     """For the error file, where the broker forgot an answer."""
     reason = _Error(ResultLost.code, f"the broker forgot the answer to line {place + 1} of the job", place + 1)
     return _encoder.encode(_Answer(_id(job_id, place), None, None, reason))
+
+
+def _told(error: FulcrumError) -> ErrorReply:
+    """OpenAI's shape, cut to what is worth telling."""
+    body = error_reply(error).error
+    param = body.param and body.param[:MAX_TOLD_CHARS]
+    return ErrorReply(msgspec.structs.replace(body, message=body.message[:MAX_TOLD_CHARS], param=param))
 
 
 def _id(job_id: str, place: int) -> str:

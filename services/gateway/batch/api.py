@@ -14,6 +14,7 @@ from libs.contracts.topics import BATCH_JOBS
 from libs.filestore.port import FileStore
 from libs.runtime.clock import Clock
 from services.gateway.batch.asked import read_request
+from services.gateway.batch.copies import check_topics
 from services.gateway.batch.described import BATCH_BODY, CONTENT_TYPE, ERRORS, UPLOAD_BODY, page_parameters
 from services.gateway.batch.shown import show_batch, show_file, show_page
 from services.gateway.batch.upload import PURPOSES, receive_file, small_body
@@ -104,6 +105,7 @@ def _add_batches(router: APIRouter, bus: WorkBus, files: FileStore, view: JobVie
             info = await files.info(created.input_file_id)
             if info.purpose not in PURPOSES:
                 raise InvalidRequest(f"{info.id} was not uploaded to be a batch's input", param="input_file_id")
+        await check_topics(bus, created)
         event = pb.JobEvent(job_id=f"batch_{uuid.uuid4().hex}", at_unix_ns=now_ns, created=created)
         await bus.send(BATCH_JOBS, event)
         return show_batch(await view.seen(event.job_id))

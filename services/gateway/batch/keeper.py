@@ -18,6 +18,7 @@ from libs.filestore.port import FileStore
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.gateway.batch.assemble import Assembly
+from services.gateway.batch.copies import check_topics
 from services.gateway.batch.deal import deal
 from services.gateway.batch.dealer import Dealer, cut, spans_of
 from services.gateway.batch.foretell import ends_s, news
@@ -177,6 +178,7 @@ class _Kept:
     async def _start(self, job: Job) -> None:
         """Count it; raises FileNotFound, FileTooLarge or TopicNotFound where it can never be."""
         keeper = self._keeper
+        await check_topics(keeper.bus, job.created)
         file_id = job.created.input_file_id
         if job.created.input_topic:
             file_id = f"file-{job.id}-input"

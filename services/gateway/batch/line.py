@@ -31,7 +31,7 @@ class Line:
     place: int
     """Among the job's lines, from 0."""
     custom_id: str
-    """Empty where none can be read."""
+    """Empty where none can be read, or it is too long."""
     body: bytes
     refusal: FulcrumError | None
     """Why it is not run."""
@@ -43,8 +43,13 @@ def read_line(text: bytes, *, number: int, place: int, endpoint: str, repeated: 
         line = _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         refusal = MalformedLine(f"line {number} is no request: {error}")
-        return Line(number, place, custom_id_of(text) or "", b"", refusal)
-    return Line(number, place, line.custom_id, bytes(line.body), _refusal(line, number, endpoint, repeated))
+        return Line(number, place, _kept(custom_id_of(text) or ""), b"", refusal)
+    return Line(number, place, _kept(line.custom_id), bytes(line.body), _refusal(line, number, endpoint, repeated))
+
+
+def _kept(custom_id: str) -> str:
+    """None of one that is too long: cut, it could be another line's."""
+    return custom_id if len(custom_id) <= MAX_CUSTOM_ID_CHARS else ""
 
 
 def _refusal(line: _Line, number: int, endpoint: str, repeated: bool) -> FulcrumError | None:

@@ -1,6 +1,6 @@
 """Why a line has an error for an answer, beside what any request may be told."""
 
-from libs.contracts.errors import FulcrumError, InvalidRequest
+from libs.contracts.errors import FulcrumError, InvalidRequest, TopicRefused
 
 
 class LineRefused(InvalidRequest):
@@ -45,6 +45,12 @@ class Expired(NotRun):
     """The job's window ended first."""
 
     code = "batch_expired"
+
+
+class OutputRefused(NotRun):
+    """A topic that answers are to go to does not take them."""
+
+    code = TopicRefused.code
 
 
 class InputGone(NotRun):

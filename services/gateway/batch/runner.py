@@ -11,15 +11,16 @@ from contextlib import aclosing, suppress
 import structlog
 
 from libs.bus.port import Record
-from libs.bus.work import Lane, Produced, Raw
-from libs.contracts.errors import FileNotFound, FulcrumError, StoreUnavailable
+from libs.bus.work import Lane, Produced
+from libs.contracts.errors import FileNotFound, FulcrumError, StoreUnavailable, TopicRefused
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent, Progress, Result, Share
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
 from libs.filestore.port import FileStore
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
-from services.gateway.batch.answers import answered, refused
+from services.gateway.batch.answers import answered, fitting, refused
 from services.gateway.batch.ask import Asker
+from services.gateway.batch.copies import Copies
 from services.gateway.batch.kin import by_prefix
 from services.gateway.batch.line import Line, read_line
 from services.gateway.batch.metrics import BatchMetrics
@@ -60,6 +61,7 @@ class Runner:
         self.metrics = metrics
         self.by_prefix = by_prefix
         self.slots = slots
+        self.copies = Copies()
         self._asker = asker
         self._clock = clock
         self._cancelled = cancelled
@@ -79,7 +81,7 @@ class Runner:
             return Cancelled("the batch was cancelled first")
         if self.now_ns() >= share.expires_unix_ns:
             return Expired("the batch's window ended first")
-        return None
+        return self.copies.refused(share.job_id)
 
     def now_ns(self) -> int:
         """Unix time."""
@@ -204,7 +206,7 @@ class _ShareRun:
         finally:
             if has_slot:
                 runner.slots.give()
-        self._take(index, result)
+        self._take(index, fitting(result, line))
 
     def _take(self, index: int, result: Result) -> None:
         self._ready.append((index, result))
@@ -238,14 +240,16 @@ class _ShareRun:
         progress = Progress(share=share.number, completed=completed, failed=failed)
         event = JobEvent(job_id=share.job_id, at_unix_ns=self._runner.now_ns(), progress=progress)
         produced: list[Produced] = [(BATCH_RESULTS, result) for _, result in ready]
-        for _, result in ready:
-            if topic := share.output_topic if result.ok else share.error_topic:
-                produced.append(Raw(topic, result.custom_id.encode(), result.answer))
-        await self._lane.commit(
-            [*produced, (BATCH_JOBS, event)],
-            next_offset=self._offset + 1 if note.whole else self._offset,
-            note="" if note.whole else note.text(),
-        )
+        produced.append((BATCH_JOBS, event))
+        next_offset, text = (self._offset + 1, "") if note.whole else (self._offset, note.text())
+        copies = self._runner.copies
+        try:
+            also = copies.of(share, (result for _, result in ready))
+            await self._lane.commit([*produced, *also], next_offset=next_offset, note=text)
+        except TopicRefused as error:
+            log.warning("a batch's topic takes no answers", job=share.job_id, error=error.message)
+            copies.refuse(share.job_id, error)
+            await self._lane.commit(produced, next_offset=next_offset, note=text)
         self._runner.metrics.committed([result.ok for _, result in ready])
 
     async def _watch(self) -> None:
