@@ -188,6 +188,12 @@ class SequenceFailed(FulcrumError):
     grpc_status = grpc.StatusCode.UNAVAILABLE
 
 
+class AnswerFailed(FulcrumError):
+    """What workers generated could not be made an answer: a fault of this service, whose log tells more."""
+
+    code = "answer_failed"
+
+
 class StartupError(FulcrumError):
     """A service cannot start; the message is the one line that its user sees."""
 

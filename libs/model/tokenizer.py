@@ -18,6 +18,8 @@ MAX_HELD_TOKENS = 64
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_MAX_LEADS_TRIED = 1024
+"""Tokens looked at for one that is a letter or digit by itself; vocabularies have them among the first few hundred."""
 
 
 class Tokenizer:
@@ -29,6 +31,7 @@ class Tokenizer:
         self._bytes_of_char = byte_alphabet()
         self._added = inner.get_added_tokens_decoder()
         self._byte_level = "ByteLevel" in repr(inner.decoder)  # alone, or one of a sequence
+        self._lead = self._find_lead()
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids. `add_special_tokens`: as the model wants raw text to begin and end; a rendered chat has them."""
@@ -49,7 +52,7 @@ class Tokenizer:
 
     def decoder(self) -> "Decoder":
         """A fresh incremental decoder, for one sequence."""
-        return Decoder(self._inner)
+        return Decoder(self._inner, self._lead)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to the text, also where that is part of a character; empty for an unknown id."""
@@ -64,18 +67,39 @@ class Tokenizer:
         match = _BYTE_TOKEN.fullmatch(token)
         return bytes([int(match[1], 16)]) if match else str(token).replace("\u2581", " ").encode()
 
+    def _find_lead(self) -> list[int]:
+        """A token that is text by itself, which later text can be told from; none in a vocabulary of bytes alone."""
+        for token_id in range(_MAX_LEADS_TRIED):
+            token = self._inner.id_to_token(token_id)
+            if token is None or token_id in self._added or _BYTE_TOKEN.fullmatch(token):
+                continue
+            text = self.decode([token_id])
+            if text.isascii() and text.isalnum():
+                return [token_id]
+        return []
+
 
 class Decoder:
-    """Turns tokens into text as they come. What it emits joins to the text of all tokens; never half a character."""
+    """Turns tokens into text as they come. What it emits joins to the text of all tokens; never half a character.
 
-    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+    Where byte tokens turn out to be no characters after some of them were emitted as such, those stay and each of the
+    others is U+FFFD.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, lead: Sequence[int] = ()) -> None:
+        """`lead`: tokens that a stream begins after when it goes on in mid-text, where spaces are no margin."""
         self._inner = inner
+        self._lead = lead
         self._stream = DecodeStream(skip_special_tokens=True)
         self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes; empty while a character is incomplete, or for a special token."""
-        text: str | None = self._stream.step(self._inner, token_id)
+        try:
+            text: str | None = self._stream.step(self._inner, token_id)
+        except Exception:  # the library has nothing narrower for text that does not go on as it was emitted
+            self._held.append(token_id)
+            return self.flush()
         if text:
             self._held.clear()
             return text
@@ -86,7 +110,7 @@ class Decoder:
         """What was held back, with U+FFFD for bytes that are no character; the decoder starts anew."""
         text: str = self._inner.decode(self._held, skip_special_tokens=True)
         self._held.clear()
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(self._lead, skip_special_tokens=True)
         return text
 
 

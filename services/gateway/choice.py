@@ -3,11 +3,15 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from libs.contracts.errors import FulcrumError
+import structlog
+
+from libs.contracts.errors import AnswerFailed, FulcrumError
 from libs.engine.port import Logprob
 from libs.model.tokenizer import Decoder
 from services.gateway.generation import FinishReason, Generation
 from services.gateway.stops import StopMatcher
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -90,8 +94,13 @@ class ChoiceText:
         self._changed()
 
     def take(self) -> Piece:
-        """What is there to be sent."""
-        self._decode()
+        """What is there to be sent. Should tokens fail to become text the choice fails, and its error is the news."""
+        try:
+            self._decode()
+        except Exception as error:
+            log.exception("tokens cannot be made text", error=repr(error))
+            self._tokens.clear()
+            self.fail(AnswerFailed("what was generated could not be made an answer"))
         piece, self._piece = self._piece, Piece()
         return piece
 

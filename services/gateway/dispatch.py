@@ -17,7 +17,7 @@ from libs.engine.port import Logprob
 from libs.runtime.clock import Clock
 from services.gateway.fleet import Fleet
 from services.gateway.frames import Tokens, read_tokens
-from services.gateway.generation import FinishReason, Generation, Leg
+from services.gateway.generation import Ending, FinishReason, Generation, Leg
 from services.gateway.link import WorkerLink
 from services.gateway.moves import Moves, handed_over
 from services.gateway.outlook import lend_speeds
@@ -32,8 +32,8 @@ EXPIRY_INTERVAL_S = 0.1
 STOPPING = "this gateway is stopping"
 _FINISHED = {pb.FINISH_REASON_STOP: FinishReason.STOP, pb.FINISH_REASON_LENGTH: FinishReason.LENGTH}
 
-Ended = Callable[[Generation, "FinishReason | FulcrumError | None"], None]
-"""Called once for every choice: how it finished, what failed, or None where the client left."""
+Ended = Callable[[Generation, Ending], None]
+"""Called once for every choice."""
 
 
 class Dispatcher:
@@ -223,15 +223,14 @@ class Dispatcher:
 
     def _token(self, leg: Leg, token_id: int, logprob: Logprob | None, now_ns: int) -> None:
         generation = leg.generation
-        generation.output.append(token_id)
-        generation.timeline.token(now_ns)
+        ended = generation.token(token_id, logprob, now_ns)
         leg.tokens += 1
         if leg is generation.decode_leg and leg.tokens == 1:
             # Its blocks have arrived and their sender was told so: nothing is left to free there.
             self._forget_prompt(generation, abort=False)
             generation.kv = None
-        if generation.sink.token(token_id, logprob):
-            self._end(generation, FinishReason.STOP)
+        if ended is not None:
+            self._end(generation, ended)
 
     def _event(self, leg: Leg, event: pb.SequenceEvent) -> None:
         match event.WhichOneof("event"):
@@ -379,7 +378,7 @@ class Dispatcher:
             generation.prompt_leg.link.forget(generation.prompt_leg, abort=abort)
             generation.prompt_leg = None
 
-    def _end(self, generation: Generation, outcome: FinishReason | FulcrumError | None) -> None:
+    def _end(self, generation: Generation, outcome: Ending) -> None:
         if generation.ended:
             return
         generation.ended = True
@@ -388,11 +387,7 @@ class Dispatcher:
         del self._live[generation.number]
         if not self._live and self._draining:
             self._idle.set()
-        self._ended(generation, outcome)
-        if isinstance(outcome, FinishReason):
-            generation.sink.finish(outcome)
-        elif outcome is not None:
-            generation.sink.fail(outcome)
+        self._ended(generation, generation.conclude(outcome))
         self._turn_soon()
 
 

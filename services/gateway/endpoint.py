@@ -93,6 +93,8 @@ class CompletionEndpoint:
             watch.cancel()
             # Whatever has not ended by now is wanted by nobody.
             error = first_error(choices)
+            if error is not None:
+                self._metrics.failed_answers.labels(self._route, error.code).inc()
             for choice in choices:
                 self._dispatcher.cancel(choice.generation, error)
 

@@ -5,13 +5,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from libs.contracts.errors import FulcrumError
+import structlog
+
+from libs.contracts.errors import AnswerFailed, FulcrumError
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Logprob
 
 if TYPE_CHECKING:
     from services.gateway.link import WorkerLink
+
+log = structlog.get_logger()
 
 
 class FinishReason(Enum):
@@ -21,8 +25,15 @@ class FinishReason(Enum):
     LENGTH = "length"
 
 
+Ending = FinishReason | FulcrumError | None
+"""How a choice ended: well, failed, or None where its client left."""
+
+
 class Sink(Protocol):
-    """Who takes a choice's tokens. Exactly one of `finish` and `fail` is called, last, unless it was cancelled."""
+    """Who takes a choice's tokens. Exactly one of `finish` and `fail` is called, last, unless it was cancelled.
+
+    What `token` and `finish` raise ends this choice alone, with `fail`.
+    """
 
     def token(self, token_id: int, logprob: Logprob | None) -> bool:
         """Take the next token; True when the text ends with it (a stop string), and no more are wanted."""
@@ -163,6 +174,30 @@ class Generation:
     def resumed(self) -> bool:
         """Whether it ran already and lost its worker."""
         return self.reroutes > 0
+
+    def token(self, token_id: int, logprob: Logprob | None, now_ns: int) -> FinishReason | FulcrumError | None:
+        """Take the next token; how the choice ends, None while it does not."""
+        self.output.append(token_id)
+        self.timeline.token(now_ns)
+        try:
+            return FinishReason.STOP if self.sink.token(token_id, logprob) else None
+        except Exception as error:  # whatever it is, what else comes from that worker goes on
+            return self._broken(error)
+
+    def conclude(self, outcome: Ending) -> Ending:
+        """Tell the sink; gives how the choice has ended, which is otherwise than meant where the sink fails."""
+        if isinstance(outcome, FinishReason):
+            try:
+                self.sink.finish(outcome)
+            except Exception as error:
+                outcome = self._broken(error)
+        if isinstance(outcome, FulcrumError):
+            self.sink.fail(outcome)
+        return outcome
+
+    def _broken(self, error: Exception) -> AnswerFailed:
+        log.error("an answer cannot be made", request_id=self.request_id, error=repr(error), exc_info=error)
+        return AnswerFailed("what was generated could not be made an answer")
 
     def complete(self) -> FinishReason | None:
         """Whether the output is whole by itself, whatever the worker says next."""

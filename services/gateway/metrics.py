@@ -42,6 +42,12 @@ class GatewayMetrics:
         self.responses = Counter(
             "fulcrum_gateway_responses", "Answered requests", ("route", "status"), registry=self.registry
         )
+        self.failed_answers = Counter(
+            "fulcrum_gateway_failed_answers",
+            "Answers that ended with an error, streams whose status was 200 included",
+            ("route", "code"),
+            registry=self.registry,
+        )
         self.choices = Counter(
             "fulcrum_gateway_choices", "Ended choices", ("model", "outcome", "reason"), registry=self.registry
         )
