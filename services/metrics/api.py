@@ -13,12 +13,13 @@ from services.metrics.history_api import MS_NS, End, HistoryApi
 from services.metrics.hub import Hub
 from services.metrics.occupancy import ClusterOccupancy, cluster_occupancy
 from services.metrics.page import Page
-from services.metrics.requests import RequestsReport
+from services.metrics.requests import Finished, RequestsReport
 from services.metrics.runbook import runbook_router
 from services.metrics.state import MetricsState
 from services.metrics.window import ALLOWED, parse_window_ns
 
 Window = Annotated[str, Query(description=f"How far to look back: {ALLOWED}.")]
+MAX_REQUESTS_TOLD = 1_000
 BAD_WINDOW: dict[int | str, dict[str, Any]] = {
     400: {"description": "the window is not one; the error names what is allowed"}
 }
@@ -54,6 +55,14 @@ def make_api(
     async def requests_summary(window: Window = "1m") -> RequestsReport:
         """Requests that ended in the window: counts, TTFT and TPOT percentiles in seconds, in all and by model."""
         return state.requests.report(clock.now_ns(), parse_window_ns(window))
+
+    @app.get("/v1/requests")
+    async def requests_of(
+        worker: Annotated[str, Query(description="Id of a worker that computed their prompt or their tokens.")],
+        limit: Annotated[int, Query(ge=1, le=MAX_REQUESTS_TOLD, description="How many, the newest first.")] = 50,
+    ) -> list[Finished]:
+        """The last finished requests of a worker, as far as they are kept."""
+        return state.requests.of_worker(worker, limit)
 
     app.include_router(HistoryApi(state, hub, clock, lag_ns=live_lag_ns).router())
     app.include_router(alerts_router(book))

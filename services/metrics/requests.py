@@ -1,15 +1,19 @@
-"""Finished requests: a bounded log, and counts and latency percentiles over a window of it. Pure."""
+"""Finished requests: a bounded log, counts and latency percentiles over a window of it, one worker's newest. Pure."""
 
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+from sys import intern
 from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Outcome, RequestEvent
 from libs.telemetry.timeline import HISTORY_NS
 
 MAX_REQUESTS: Final = 50_000
-"""Kept at most, 20 MB; at more than 80 a second the log is shorter than `HISTORY_NS`, and summaries say so."""
+"""Kept at most, 40 MB; at more than 80 a second the log is shorter than `HISTORY_NS`, and summaries say so."""
+MAX_ID: Final = 100
+"""Characters of a request's id that are kept."""
 _OUTCOME_PREFIX: Final = "OUTCOME_"
 
 
@@ -17,6 +21,9 @@ _OUTCOME_PREFIX: Final = "OUTCOME_"
 class Finished:
     """What is kept of a request."""
 
+    id: str
+    prefill_worker: str
+    decode_worker: str
     end_unix_ns: int
     model: str
     outcome: str
@@ -97,6 +104,11 @@ class RequestLog:
                 break
         return finished
 
+    def of_worker(self, worker_id: str, limit: int) -> list[Finished]:
+        """The last that a worker had a part in, at most so many, the newest first."""
+        newest = (finished for _, finished in reversed(self._log))
+        return list(islice((each for each in newest if worker_id in (each.prefill_worker, each.decode_worker)), limit))
+
     def report(self, end_ns: int, window_ns: int) -> RequestsReport:
         """Requests that ended in the window."""
         start_ns = end_ns - window_ns
@@ -116,8 +128,11 @@ class RequestLog:
 
 def _finished(event: RequestEvent) -> Finished:
     return Finished(
+        id=event.request_id[:MAX_ID],
+        prefill_worker=intern(event.prefill_worker),
+        decode_worker=intern(event.decode_worker),
         end_unix_ns=event.arrival_unix_ns + (event.ttft_ns + event.decode_ns if event.ttft_ns else event.queue_ns),
-        model=event.model,
+        model=intern(event.model),
         outcome=outcome_name(event.outcome),
         prompt_tokens=event.prompt_tokens,
         cached_tokens=event.cached_tokens,

@@ -41,7 +41,7 @@ NOW_NS = 1_700_000_000_000_000_000
 SECOND_NS = 1_000_000_000
 METRICS_PATHS = (
     "/v1/occupancy", "/v1/occupancy?window=100ms", "/v1/occupancy?window=10m", "/v1/requests/summary?window=10m",
-    "/v1/alerts", "/metrics", "/readyz",
+    "/v1/requests?worker=decode-0", "/v1/alerts", "/metrics", "/readyz",
 )  # fmt: skip
 PLANNER_PATHS = ("/v1/workers", "/v1/decisions", "/v1/mode", "/metrics", "/readyz")
 NO_REDIS = "redis://127.0.0.1:1/0"

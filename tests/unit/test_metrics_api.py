@@ -140,6 +140,23 @@ async def test_a_request_event_that_is_delivered_twice_counts_once_and_choices_o
     assert (await metrics.samples())["fulcrum_requests_total", ("model", "sim"), ("outcome", "ok")] == 2
 
 
+async def test_requests_of_a_worker_are_those_it_had_a_part_in_the_newest_first(metrics):
+    for number, workers in enumerate((("p0", "d0"), ("p0", "d1"), ("d0", "d0"), ("", ""))):
+        event = finished(f"r{number}")
+        event.prefill_worker, event.decode_worker = workers
+        metrics.take(REQUESTS, event)
+
+    async def told(**query):
+        return [each["id"] for each in (await metrics.http.get("/v1/requests", params=query)).json()]
+
+    assert await told(worker="d0") == ["r2", "r0"]
+    assert await told(worker="p0", limit=1) == ["r1"]
+    assert await told(worker="nobody") == []
+    (first, _) = (await metrics.http.get("/v1/requests", params={"worker": "p0"})).json()
+    assert (first["decode_worker"], first["ttft_ns"], first["outcome"]) == ("d1", 100 * MS, "ok")
+    assert (await metrics.http.get("/v1/requests", params={"worker": "p0", "limit": 0})).status_code == 400
+
+
 def test_the_request_log_is_bounded_and_says_when_it_does_not_reach_back():
     log = RequestLog()
     for number in range(MAX_REQUESTS + 1):

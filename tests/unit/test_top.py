@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,9 +16,12 @@ from typer.testing import CliRunner
 from libs.bus.port import Record
 from libs.cli.main import app as cli
 from libs.cli.top import draw
+from libs.cli.top.detail import Detail
 from libs.cli.top.feed import Feed
-from libs.cli.top.screen import Detail, Top
-from libs.contracts.topics import STEPS
+from libs.cli.top.requests import HEADS
+from libs.cli.top.screen import Top
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_CLIENT_GONE, OUTCOME_OK, RequestEvent
+from libs.contracts.topics import REQUESTS, STEPS
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
@@ -45,6 +49,15 @@ class Service:
     clock: SystemClock
     busy: dict[str, float] = field(default_factory=lambda: {"prefill-0": 0.6, "decode-0": 0.2, "decode-1": 0.1})
     url: str = ""
+
+    def finish(self, request_id: str, prefill: str, decode: str, **more: Any) -> None:
+        """A request of 100 ms until its first token and 20 ms a token has just ended."""
+        told = {"model": "sim", "prompt_tokens": 32, "cached_tokens": 16, "output_tokens": 11, "outcome": OUTCOME_OK}
+        event = RequestEvent(
+            request_id=request_id, prefill_worker=prefill, decode_worker=decode, queue_ns=5 * MS, ttft_ns=100 * MS,
+            decode_ns=200 * MS, arrival_unix_ns=self.clock.now_ns() - 300 * MS, **{**told, **more},
+        )  # fmt: skip
+        self.state.take(Record(REQUESTS, request_id, event, 0, 0), self.clock.now_ns())
 
     async def send_forever(self) -> None:
         sent = self.clock.now_ns() // TICK_NS
@@ -133,6 +146,32 @@ async def test_keys_sort_filter_pause_and_open_a_worker() -> None:
             await pilot.press("space", "t")
             await seen(pilot, lambda: text(app, "head") != shown)
             assert app.theme == "textual-light"
+
+
+async def test_one_key_leads_from_a_worker_to_its_requests_and_back() -> None:
+    async with serving() as service:
+        app = Top(Feed(service.url))
+        service.finish("r-1", "prefill-0", "decode-1", prompt_tokens=1234, output_tokens=11)
+        service.finish("r-2", "prefill-0", "decode-0", prompt_tokens=70)
+
+        def requests() -> list[str]:
+            return [str(line) for line in str(app.screen.query_one("#requests", Static).render()).splitlines()]
+
+        async with app.run_test(size=SIZE) as pilot:
+            await seen(pilot, lambda: rows(app) == ["decode-0", "decode-1", "prefill-0"])
+            await pilot.press("down", "enter")
+            await seen(pilot, lambda: isinstance(app.screen, Detail) and len(requests()) == 2)
+            heads, line = requests()
+            assert heads.split() == list(HEADS)
+            told = line.split(maxsplit=1)[1]
+            assert told.split() == ["decode", "1,234", "16", "11", "5.0", "ms", "100", "ms", "20.0", "ms", "ok", "r-1"]
+            service.finish("r-3", "decode-1", "decode-1", outcome=OUTCOME_CLIENT_GONE)
+            await seen(pilot, lambda: len(requests()) == 3)
+            assert "client_gone" in requests()[1] and "both" in requests()[1]
+            await pilot.press("escape", "down", "enter")
+            await seen(pilot, lambda: isinstance(app.screen, Detail) and len(requests()) == 3)
+            assert [line.split()[-1] for line in requests()] == ["request", "r-2", "r-1"]
+            assert all("prefill" in line for line in requests()[1:])
 
 
 async def test_a_service_that_is_away_is_told_and_followed_again_whenever_it_is_back() -> None:

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from libs.cli.top.model import Times, WorkerView, ratio
 
+REFRESH_S: Final = 0.25
 COLORS: Final = {"prefill": "#e8870e", "decode": "#4a98ee", "kv wait": "#b65cd0", "idle": "#8a96a5"}
 """As on the page; the last of them also stands for faint."""
 STEPS: Final = " ▁▂▃▄▅▆▇█"
@@ -55,6 +56,13 @@ def sparkline(values: Sequence[float | None]) -> str:
 def percent(part: float | None, whole: float = 1.0) -> str:
     """Whole percents; a dash where nothing is known."""
     return f"{part / whole:.0%}" if part is not None and whole else "–"
+
+
+def duration(ns: int | None) -> str:
+    """Milliseconds below ten seconds, else seconds; a dash where nothing is known."""
+    if ns is None:
+        return "–"
+    return f"{ns / 1e6:.1f} ms" if ns < 10**8 else f"{ns / 1e6:.0f} ms" if ns < 10**10 else f"{ns / 1e9:.1f} s"
 
 
 def ratio_text(times: Times) -> str:

@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncGenerator
 from typing import Final
 
 import httpx
 
 from libs.cli.top.model import Model
+from libs.cli.top.requests import RequestView, parse
 from libs.runtime.backoff import Backoff
 
 POLL_S: Final = 1.0
@@ -59,4 +61,13 @@ class Feed:
             while True:
                 with contextlib.suppress(httpx.HTTPError, KeyError, ValueError):  # the stream tells who is away
                     self.model.detail((await http.get("/v1/occupancy")).json())
+                await asyncio.sleep(POLL_S)
+
+    async def requests_of(self, worker_id: str, limit: int) -> AsyncGenerator[list[RequestView], None]:
+        """The last finished requests of a worker, the newest first, once a second; what fails is asked again."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=STALL_S, trust_env=False) as http:
+            while True:
+                with contextlib.suppress(httpx.HTTPError, KeyError, TypeError, ValueError):
+                    answer = await http.get("/v1/requests", params={"worker": worker_id, "limit": limit})
+                    yield parse(answer.raise_for_status().json())
                 await asyncio.sleep(POLL_S)

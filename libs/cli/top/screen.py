@@ -9,15 +9,14 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.css.query import NoMatches
-from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from libs.cli.find import no_suite
 from libs.cli.top import draw
+from libs.cli.top.detail import Detail
 from libs.cli.top.feed import Feed
 from libs.cli.top.model import FIGURE, WorkerView
 
-REFRESH_S: Final = 0.25
 TREND_CELLS: Final = 48
 COLUMNS: Final = (
     "worker",
@@ -40,41 +39,10 @@ MAX_ROWS: Final = 200
 """Shown at a time; the filter finds the others."""
 
 
-class Detail(ModalScreen[None]):
-    """One worker, closer; any of its keys goes back."""
+class Workers(DataTable[Any]):
+    """A row each; the footer says what Enter does."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [("escape,enter,q", "dismiss", "back")]
-
-    def __init__(self, feed: Feed, worker: WorkerView) -> None:
-        super().__init__()
-        self._feed = feed
-        self._worker = worker
-
-    def compose(self) -> ComposeResult:
-        """A box over the table."""
-        yield Static(id="detail")
-
-    def on_mount(self) -> None:
-        """Follow the worker."""
-        self.set_interval(REFRESH_S, self._refresh)
-        self._refresh()
-
-    def _refresh(self) -> None:
-        worker, last_ms = self._worker, self._feed.model.last_ms
-        times = worker.spent(last_ms)
-        text = Text.assemble(
-            (f"{worker.id}", "bold"), f"  {worker.role} on {worker.node}, {worker.model}, {worker.gpus} GPUs\n\n",
-            "30 s  ", draw.history(worker, last_ms, 60, 5), "\n",
-            " 6 s  ", draw.history(worker, last_ms, 60, 1), "\n",
-            " 2 s  ", draw.bar(times, 60), "\n\n",
-        )  # fmt: skip
-        for phase, spent in draw.parts(times).items():
-            text.append(f"{phase} {draw.percent(spent, times[0])}   ", draw.COLORS[phase])
-        text.append(
-            f"\n\nrunning {worker.running}   waiting {worker.waiting}   prompt tokens to compute {worker.tokens:,}\n"
-            f"KV held {draw.percent(worker.kv_used)}  MFU {draw.percent(worker.mfu)}  MBU {draw.percent(worker.mbu)}\n"
-        )
-        self.query_one("#detail", Static).update(text)
+    BINDINGS: ClassVar[list[BindingType]] = [("enter", "select_cursor", "requests")]
 
 
 class Top(App[None]):
@@ -89,8 +57,6 @@ class Top(App[None]):
     #filter.open { display: block; }
     DataTable { height: 1fr; }
     #events { padding: 0 1; height: 4; color: $text-muted; }
-    Detail { align: center middle; }
-    #detail { width: 76; height: auto; padding: 1 2; border: round $primary; background: $surface; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         ("space", "pause", "pause"), ("s", "sort", "sort"), ("r", "reverse", "reverse"), ("slash", "filter", "filter"),
@@ -110,7 +76,7 @@ class Top(App[None]):
         yield Static(id="head")
         yield Static(id="pools")
         yield Input(placeholder="part of a worker's, node's, role's or model's name", id="filter")
-        yield DataTable(cursor_type="row", zebra_stripes=True)
+        yield Workers(cursor_type="row", zebra_stripes=True)
         yield Static(id="events")
         yield Footer()
 
@@ -122,7 +88,7 @@ class Top(App[None]):
         table.focus()
         self.run_worker(self.feed.follow(), exit_on_error=True)
         self.run_worker(self.feed.poll(), exit_on_error=True)
-        self.set_interval(REFRESH_S, self.show)
+        self.set_interval(draw.REFRESH_S, self.show)
 
     def show(self) -> None:
         """Draw what the model holds now; nothing once the app closes, whose widgets go before its timers."""
@@ -214,7 +180,7 @@ class Top(App[None]):
         self.theme = "textual-dark" if self.theme == "textual-light" else "textual-light"
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """A worker, closer."""
+        """A worker, closer, and its requests."""
         worker = self.feed.model.workers.get(str(event.row_key.value))
         if worker:
             self.push_screen(Detail(self.feed, worker))

@@ -1,0 +1,70 @@
+"""A worker's finished requests, as the service tells them, and as lines of text. Pure."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.text import Text
+
+from libs.cli.top import draw
+
+HEADS: Final = ("ended", "here", "ISL", "cached", "OSL", "queue", "TTFT", "TPOT", "outcome", "request")
+WIDTHS: Final = (9, 9, 8, 8, 7, 10, 10, 10, 12, 0)
+"""Cells of each column; the last takes what is left."""
+RIGHT: Final = slice(2, 8)
+"""Columns of numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """One finished request; None for a latency that it did not have."""
+
+    id: str
+    prefill_worker: str
+    decode_worker: str
+    end_unix_ns: int
+    outcome: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    queue_ns: int
+    ttft_ns: int | None
+    tpot_ns: int | None
+
+
+def parse(told: Any) -> list[RequestView]:
+    """What `/v1/requests` answers; raises KeyError or TypeError for anything else."""
+    return [RequestView(**{name: each[name] for name in RequestView.__slots__}) for each in told]
+
+
+def table(requests: Sequence[RequestView], worker_id: str) -> Text:
+    """A line each below the heads: what of it this worker did, and how long the client waited."""
+    text = Text(_line(HEADS), "bold", no_wrap=True, overflow="ellipsis")
+    for each in requests:
+        text.append("\n" + _line(_cells(each, worker_id)), "not bold" if each.outcome == "ok" else "not bold #ff6b9d")
+    return text
+
+
+def _cells(request: RequestView, worker_id: str) -> tuple[str, ...]:
+    parts = {"prefill": request.prefill_worker, "decode": request.decode_worker}
+    here = [phase for phase, worker in parts.items() if worker == worker_id]
+    return (
+        time.strftime("%H:%M:%S", time.localtime(request.end_unix_ns / 1e9)),
+        "both" if len(here) == len(parts) else "".join(here),
+        f"{request.prompt_tokens:,}",
+        f"{request.cached_tokens:,}",
+        f"{request.output_tokens:,}",
+        *map(draw.duration, (request.queue_ns, request.ttft_ns, request.tpot_ns)),
+        request.outcome,
+        request.id,
+    )
+
+
+def _line(cells: Sequence[str]) -> str:
+    right = range(*RIGHT.indices(len(cells)))
+    aligned = [
+        f"{cell:>{width - 1}} " if place in right else f"{cell:{width}}"
+        for place, (cell, width) in enumerate(zip(cells, WIDTHS, strict=True))
+    ]
+    return "".join(aligned)
