@@ -17,7 +17,7 @@ from libs.contracts.errors import StartupError
 from libs.launch.folder import suite_folder
 from libs.launch.helper import run_helper
 from libs.launch.port import ChildSpec
-from libs.launch.process import ProcessLauncher
+from libs.launch.process import GRPC_EXPERIMENTS, ProcessLauncher
 from libs.launch.ready import Ready, read_ready, write_ready
 from libs.launch.supervisor import Supervisor
 from libs.runtime.tasks import TaskOwner
@@ -214,7 +214,7 @@ import asyncio, os, sys
 from pathlib import Path
 from libs.launch.folder import suite_folder
 from libs.launch.port import ChildSpec
-from libs.launch.process import ProcessLauncher
+from libs.launch.process import GRPC_EXPERIMENTS, ProcessLauncher
 
 async def main():
     async with suite_folder() as folder:
@@ -274,3 +274,8 @@ def test_a_ready_file_of_a_suite_that_died_is_none(tmp_path: Path) -> None:
     path.write_text("{")
     assert read_ready(path) is None
     assert read_ready(tmp_path / "none") is None
+
+
+def test_images_have_grpc_poll_as_a_suite_has_it() -> None:
+    image = Path(__file__).parents[2] / "deploy" / "images" / "Dockerfile"
+    assert f"GRPC_EXPERIMENTS={GRPC_EXPERIMENTS} " in image.read_text()
