@@ -84,3 +84,29 @@ def test_garbage_behind_requests_ends_them_without_a_fault(
     assert not caplog.records
     assert b"rest" not in answer
     assert answer.startswith(b"HTTP/1.1 200 " if begun and b"part" in answer else b"HTTP/1.1 400 ")
+
+
+def test_an_answers_head_comes_with_its_body_or_by_itself_where_that_is_late() -> None:
+    async def run() -> None:
+        late = asyncio.Event()
+
+        async def app(scope: Any, _receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+            if scope["path"] == "/late":
+                await late.wait()
+            await send({"type": "http.response.body", "body": b"body"})
+
+        async with AsyncExitStack() as stack:
+            sock = bind("127.0.0.1", 0, "PORT")
+            await stack.enter_async_context(serve_http(app, sock, tasks=TaskOwner(), drain_s=1))
+            reader, writer = await asyncio.open_connection(*sock.getsockname())
+            stack.callback(writer.close)
+            async with asyncio.timeout(5):
+                writer.write(b"GET /now HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert (await reader.read(4096)).endswith(b"\r\n\r\nbody")
+                writer.write(b"GET /late HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert (await reader.read(4096)).endswith(b"\r\n\r\n")
+                late.set()
+                assert await reader.read(4096) == b"body"
+
+    uvloop.run(run())
