@@ -33,7 +33,8 @@ FETCH_WAIT_MS = 500
 EMBEDDED_FETCH_WAIT_MS = 20
 """The embedded broker answers a fetch that found nothing only when its wait is over, whatever has come meanwhile."""
 EMBEDDED_FOLLOW_WAIT_MS = 100
-"""Of those who follow the state of jobs; every fetch costs a reader and the broker half a millisecond of CPU."""
+"""Of those who follow the state of jobs, and of the planner; every fetch costs a reader and the broker half a
+millisecond of CPU."""
 EMBEDDED_MEMBER_WAIT_MS = 250
 """Nobody waits for work by the millisecond, and asking costs."""
 

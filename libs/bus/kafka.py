@@ -11,7 +11,7 @@ import structlog
 from google.protobuf.message import Message
 
 from libs.bus.buffer import MAX_BUFFERED_RECORDS, Buffer
-from libs.bus.clients import quiet_client_log
+from libs.bus.clients import EMBEDDED_FETCH_WAIT_MS, quiet_client_log
 from libs.bus.codec import encode
 from libs.bus.port import BusCapabilities, BusStats, Record, Wanted
 from libs.bus.sender import Sender
@@ -44,12 +44,15 @@ class KafkaBus:
         topics: Sequence[Topic] = ALL,
         on_failure: OnFailure | None = None,
         buffer_records: int = MAX_BUFFERED_RECORDS,
+        embedded_wait_ms: int = EMBEDDED_FETCH_WAIT_MS,
     ) -> None:
-        """`buffer_records` may wait for a broker that is away, before the oldest are given up."""
+        """`buffer_records` may wait for a broker that is away, before the oldest are given up. `embedded_wait_ms`: how
+        late subscriptions may be where the broker is the embedded one, which costs the more the shorter it is."""
         self._servers = Servers(servers)
         self._cluster = cluster
         self._client_id = client_id
         self._sender = Sender(self._servers, cluster, client_id, topics, Buffer(max_records=buffer_records))
+        self._embedded_wait_ms = embedded_wait_ms
         self._undecodable = 0
         self._tasks = TaskOwner(on_failure)
         self._sending: asyncio.Task[None] | None = None
@@ -92,6 +95,7 @@ class KafkaBus:
             since_unix_ns=since_unix_ns,
             wanted=wanted,
             on_undecodable=self._count_undecodable,
+            embedded_wait_ms=self._embedded_wait_ms,
         )
         return subscription.records(lambda: self._closed)
 

@@ -21,7 +21,7 @@ log = structlog.get_logger()
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 2.0
 MAX_BATCH_RECORDS = 1000
-PAUSE_S = 0.02
+PAUSE_S = 0.05
 """Between batches: what is published meanwhile leaves as one. The first record after a quiet time does not wait."""
 SEND_TIMEOUT_S = 2 * REQUEST_TIMEOUT_MS / 1000
 """Beyond aiokafka's own bound on a batch: reached only when that one fails."""

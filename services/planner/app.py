@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
+from libs.bus.clients import EMBEDDED_FOLLOW_WAIT_MS
 from libs.bus.collector import BusCollector
 from libs.bus.kafka import KafkaBus
 from libs.registry.redis import RedisRegistry
@@ -30,6 +31,7 @@ async def main(service: Service[PlannerSettings]) -> None:
         settings.id,
         on_failure=tasks.fail,
         buffer_records=settings.kafka_buffer_records,
+        embedded_wait_ms=EMBEDDED_FOLLOW_WAIT_MS,
     )
     registry = RedisRegistry(settings.redis, settings.cluster)
     modes = ModeStore(settings.redis, settings.cluster)
