@@ -1,7 +1,7 @@
 """Work over Kafka: a real cluster, or the embedded broker, which does not isolate transactions."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import structlog
 from aiokafka import TopicPartition
@@ -80,7 +80,9 @@ class KafkaWork:
             raise _unavailable(error) from error
         return [offset for _, offset in sorted(found.items())]
 
-    def follow(self, topic: Topic, since: Sequence[int] = ()) -> AsyncIterator[Record]:
+    def follow(
+        self, topic: Topic, since: Sequence[int] = (), *, on_replayed: Callable[[], None] | None = None
+    ) -> AsyncIterator[Record]:
         """Committed records of all partitions, from `since` or else from the start, through outages."""
         subscription = Subscription(
             self._servers,
@@ -91,6 +93,7 @@ class KafkaWork:
             on_undecodable=self._count_undecodable,
             since=since,
             embedded_wait_ms=EMBEDDED_FOLLOW_WAIT_MS,
+            on_replayed=on_replayed,
         )
         return subscription.records(lambda: False)
 

@@ -24,6 +24,8 @@ BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 2.0
 CHECK_S = 1.0
 """How soon a new partition, or a broker that has gone, is noticed."""
+REPLAY_CHECK_S = 0.1
+"""How soon it is noticed that all has been read that was there, where somebody waits for it."""
 CHECK_TIMEOUT_S = 10.0
 STALL_S = 3.0
 """Records that are there but do not come for this long mean that the client is of no more use."""
@@ -49,8 +51,10 @@ class Subscription:
         since_unix_ns: int | None = None,
         wanted: Wanted | None = None,
         embedded_wait_ms: int = EMBEDDED_FETCH_WAIT_MS,
+        on_replayed: Callable[[], None] | None = None,
     ) -> None:
-        """`since`: where to begin, by partition, as long as the broker has not forgotten everything."""
+        """`since`: where to begin, by partition, as long as the broker has not forgotten everything; `on_replayed`:
+        called once, when all has been yielded that was there at the beginning."""
         self._servers = servers
         self._topics = {topic.name(cluster): topic for topic in topics}
         self._cluster = cluster
@@ -63,6 +67,8 @@ class Subscription:
         self._unwanted: set[TopicPartition] = set()
         """There, but not to be read for now."""
         self._embedded_wait_ms = embedded_wait_ms
+        self._on_replayed = on_replayed
+        self._replay_ends: Mapping[TopicPartition, int] = {}
         self._run = servers.run()
         self._positions: dict[TopicPartition, int] = {}
 
@@ -116,7 +122,7 @@ class Subscription:
             if now_s() >= check_at_s:
                 async with asyncio.timeout(CHECK_TIMEOUT_S):
                     assigned = await self._check(address, admin, consumer, assigned, progress)
-                check_at_s = now_s() + CHECK_S
+                check_at_s = now_s() + (CHECK_S if self._on_replayed is None else REPLAY_CHECK_S)
             if not assigned:
                 await asyncio.sleep(CHECK_S)
                 continue
@@ -145,13 +151,22 @@ class Subscription:
         found = await self._partitions(admin)
         if found != assigned:
             await self._assign(consumer, found)
+            if self._on_replayed is not None:
+                self._replay_ends = await consumer.end_offsets(found)
         elif found:
             # A fetch that meets a closing connection can end aiokafka's fetching for good, and without a word.
             ends = await consumer.end_offsets(found)
             positions = {partition: await consumer.position(partition) for partition in found}
             if stalled := progress.stalled(asyncio.get_running_loop().time(), positions, ends):
                 raise BrokerAway(f"{len(stalled)} partitions have records that do not come")
+            self._look_at_replay(positions)
         return found
+
+    def _look_at_replay(self, positions: Mapping[TopicPartition, int]) -> None:
+        ends = self._replay_ends
+        if self._on_replayed is not None and all(position >= ends.get(each, 0) for each, position in positions.items()):
+            self._on_replayed()
+            self._on_replayed = None
 
     async def _partitions(self, admin: AIOKafkaAdminClient) -> set[TopicPartition]:
         found = await partitions(admin, list(self._topics.values()), self._cluster)

@@ -82,8 +82,13 @@ class WorkBus(Protocol):
         """The offset after the last record of each partition; raises BrokerUnavailable."""
         ...
 
-    def follow(self, topic: Topic, since: Sequence[int] = ()) -> AsyncIterator[Record]:
-        """Committed records of all partitions, from `since` or else from the start, through outages."""
+    def follow(
+        self, topic: Topic, since: Sequence[int] = (), *, on_replayed: Callable[[], None] | None = None
+    ) -> AsyncIterator[Record]:
+        """Committed records of all partitions, from `since` or else from the start, through outages.
+
+        `on_replayed`: called once, when all has been read that was there at the beginning.
+        """
         ...
 
     def values(self, name: str) -> AsyncIterator[bytes]:

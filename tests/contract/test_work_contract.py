@@ -243,3 +243,27 @@ async def test_what_is_sent_is_on_the_broker_and_ends_are_told(kafka: KafkaServe
     async for record in work.follow(BATCH_SHARES, since):
         assert record.value == Share(share_id="one", number=1)
         break
+
+
+@pytest.mark.usefixtures("topics")
+async def test_a_follower_is_told_once_it_has_read_what_was_there(kafka: KafkaServer, cluster: str) -> None:
+    work = KafkaWork(kafka.servers, cluster, "a")
+    for number in range(3):
+        await work.send(BATCH_SHARES, Share(share_id=f"share-{number}", number=number))
+    read: list[int] = []
+    told: list[int] = []
+
+    async def follow() -> None:
+        async for record in work.follow(BATCH_SHARES, on_replayed=lambda: told.append(len(read))):
+            assert isinstance(record.value, Share)
+            read.append(record.value.number)
+
+    task = asyncio.get_running_loop().create_task(follow())
+    try:
+        await until(lambda: told, timeout_s=SETTLE_S)
+        await work.send(BATCH_SHARES, Share(share_id="late", number=3))
+        await until(lambda: len(read) == 4, timeout_s=SETTLE_S)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert told == [3]

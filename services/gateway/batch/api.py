@@ -87,6 +87,7 @@ def _add_files(router: APIRouter, files: FileStore, view: JobView, *, max_file_b
     @router.delete("/v1/files/{file_id}", tags=["files"], summary="Delete a file that no running batch reads.")
     async def delete_file(file_id: str) -> dict[str, Any]:
         """Forget a file."""
+        await view.ready()
         user = next((job for job in view.jobs() if not job.finished and job.input_file_id == file_id), None)
         if user is not None:
             raise Conflict(f"{user.id} still reads the file: cancel it first", param="file_id")
@@ -105,6 +106,8 @@ def _add_batches(router: APIRouter, bus: WorkBus, files: FileStore, view: JobVie
             info = await files.info(created.input_file_id)
             if info.purpose not in PURPOSES:
                 raise InvalidRequest(f"{info.id} was not uploaded to be a batch's input", param="input_file_id")
+        await view.ready()
+        view.check_room(created.tenant)
         await check_topics(bus, created)
         event = pb.JobEvent(job_id=f"batch_{uuid.uuid4().hex}", at_unix_ns=now_ns, created=created)
         await bus.send(BATCH_JOBS, event)
@@ -114,6 +117,7 @@ def _add_batches(router: APIRouter, bus: WorkBus, files: FileStore, view: JobVie
     async def list_batches(request: Request) -> dict[str, Any]:
         """List batches, the youngest first."""
         limit = _limit(request, BATCHES_PAGE, BATCHES_PAGE_MAX)
+        await view.ready()
         return show_page([show_batch(job) for job in view.jobs()], after=request.query_params.get("after"), limit=limit)
 
     @router.get("/v1/batches/{batch_id}", tags=["batches"], summary="Tell how far a batch is.")

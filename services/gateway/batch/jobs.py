@@ -8,7 +8,8 @@ from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from services.gateway.batch.deal import Standing
 
 MAX_JOBS = 10_000
-"""Jobs that are remembered; beyond it the oldest finished ones are forgotten."""
+"""Jobs that are remembered; beyond it the oldest finished ones are forgotten. Unfinished ones have a bound where they
+are taken (`view.py`)."""
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 _OUTCOMES: dict[int, Status] = {

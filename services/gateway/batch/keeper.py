@@ -28,8 +28,13 @@ from services.gateway.batch.view import JobView
 
 log = structlog.get_logger()
 
-MAX_KEPT = 16
-"""Jobs of a lane that are worked on at once; others wait."""
+MAX_COUNTED = 4
+"""Inputs of a lane that are read at once, to count or to cut them; others wait a moment."""
+MAX_ASSEMBLED = 16
+"""Jobs of a lane whose answers are written to files as they come; those of others are read when they are all there."""
+MAX_ASSEMBLED_AFTER = 4
+"""Jobs of a lane whose answers are read when they are all there, at once. That has an end, so no job waits long."""
+SEAT_POLL_S = 0.25
 RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 30.0
 DEAL_S = 0.1
@@ -92,7 +97,9 @@ class _Kept:
         """There are dealers."""
         self._next = 0
         self._commits = asyncio.Lock()
-        self._at_once = asyncio.Semaphore(MAX_KEPT)
+        self._counting = asyncio.Semaphore(MAX_COUNTED)
+        self._along = asyncio.Semaphore(MAX_ASSEMBLED)
+        self._after = asyncio.Semaphore(MAX_ASSEMBLED_AFTER)
 
     def read(self, offset: int, event: pb.JobEvent) -> None:
         """Take an event of the lane."""
@@ -114,19 +121,22 @@ class _Kept:
     async def keep(self, job: Job) -> None:
         """From wherever the job is to its end."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
-        async with self._at_once:
-            while not job.finished:
-                try:
-                    await self._advance(job)
-                except (FileNotFound, FileTooLarge, TopicNotFound) as error:
-                    await self._fail(job, error.code, error.message)
-                except FulcrumError as error:
-                    # What a job needs is away or full: nothing is lost, all of it is on the broker.
-                    log.warning("batch waits", job=job.id, error=error.message)
+        while not job.finished:
+            try:
+                await self._advance(job)
+            except (FileNotFound, FileTooLarge, TopicNotFound) as error:
+                await self._fail(job, error.code, error.message)
+            except FulcrumError as error:
+                # What a job needs is away or full: nothing is lost, all of it is on the broker.
+                log.warning("batch waits", job=job.id, error=error.message)
+                if job.started is None and (outcome := self._given_up(job)):
+                    await self._finish(job, pb.Finished(outcome=outcome, error_message=error.message))
+                else:
                     await asyncio.sleep(backoff.next_s())
 
     async def deal(self) -> None:
         """Give runners the shares that are due, until cancelled."""
+        await self._keeper.view.replayed.wait()
         while True:
             await self._some.wait()
             await asyncio.sleep(DEAL_S)
@@ -167,13 +177,32 @@ class _Kept:
     async def _advance(self, job: Job) -> None:
         keeper = self._keeper
         if job.started is None:
-            await self._start(job)
+            async with self._counting:
+                await self._start(job)
             return
         if job.dealt_shares < job.started.shares and job.id not in self._dealers:
-            self._dealers[job.id] = Dealer(job, await spans_of(keeper.files, job))
+            async with self._counting:
+                self._dealers[job.id] = Dealer(job, await spans_of(keeper.files, job))
             self._some.set()
         assembly = Assembly(keeper.bus, keeper.files, job, max_bytes=keeper.max_output_bytes)
-        await self._finish(job, await assembly.run())
+        async with await self._seat(job):
+            finished = await assembly.run()
+        await self._finish(job, finished)
+
+    async def _seat(self, job: Job) -> asyncio.Semaphore:
+        """What the job's answers are to be read under: one that is free, or that becomes so soon."""
+        while True:
+            if not self._along.locked():
+                return self._along
+            if job.answered:
+                return self._after
+            await asyncio.sleep(SEAT_POLL_S)
+
+    def _given_up(self, job: Job) -> pb.Outcome | None:
+        """What has become of a job that cannot be counted and that nobody waits for any more."""
+        if job.cancel_unix_ns:
+            return pb.OUTCOME_CANCELLED
+        return pb.OUTCOME_EXPIRED if self._keeper.clock.now_ns() >= job.created.expires_unix_ns else None
 
     async def _start(self, job: Job) -> None:
         """Count it; raises FileNotFound, FileTooLarge or TopicNotFound where it can never be."""

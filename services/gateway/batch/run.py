@@ -52,7 +52,7 @@ class Batch:
     def __init__(self, ports: BatchPorts, serving: Serving, settings: GatewaySettings, clock: Clock) -> None:
         self._work = ports.work
         self._view = JobView(ports.work)
-        self._submissions = Submissions(clock, settings.cluster)
+        self._submissions = Submissions(self._view, clock, settings.cluster)
         metrics = BatchMetrics(serving.metrics.registry)
         slots = Slots(lambda: _load(serving), share=settings.batch_share, max_in_flight=settings.batch_max_in_flight)
         self._runner = Runner(

@@ -5,13 +5,20 @@ import re
 from collections.abc import Callable
 
 from libs.bus.work import WorkBus
-from libs.contracts.errors import BatchNotFound
+from libs.contracts.errors import BatchNotFound, BrokerUnavailable, QueueFull
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent
 from libs.contracts.topics import BATCH_JOBS
 from services.gateway.batch.deal import Standing
 from services.gateway.batch.foretell import LineRate
 from services.gateway.batch.jobs import Job, JobBook
 
+READY_TIMEOUT_S = 5.0
+RETRY_AFTER_S = 2.0
+FULL_RETRY_AFTER_S = 60.0
+MAX_UNFINISHED = 1_000
+"""Jobs of the cluster that have not ended. Several gateways that take jobs in one moment may pass it by a few."""
+MAX_TENANT_UNFINISHED = 250
+"""Of one tenant, so that others find room."""
 SEEN_TIMEOUT_S = 2.0
 """How long one who asks waits for what another gateway may have published just now."""
 SEEN_POLL_S = 0.02
@@ -27,10 +34,12 @@ class JobView:
         self._rate = LineRate()
         self._working: set[str] = set()
         """Jobs that runners have lines of."""
+        self.replayed = asyncio.Event()
+        """All events have been read that were there at start: what is not known is not there."""
 
     async def follow(self) -> None:
         """Read events until cancelled."""
-        async for record in self._bus.follow(BATCH_JOBS):
+        async for record in self._bus.follow(BATCH_JOBS, on_replayed=self.replayed.set):
             assert isinstance(record.value, JobEvent)
             self.apply(record.value)
 
@@ -71,8 +80,28 @@ class JobView:
         """Jobs that have not ended."""
         return [job for job in self._book if job.finished is None]
 
+    async def ready(self) -> None:
+        """Until it knows all jobs; raises BrokerUnavailable when that takes too long."""
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                await self.replayed.wait()
+        except TimeoutError:
+            text = "this gateway has just started and still reads from the broker which batches there are"
+            raise BrokerUnavailable(text, retry_after_s=RETRY_AFTER_S) from None
+
+    def check_room(self, tenant: str) -> None:
+        """Raises QueueFull when the cluster, or the tenant, has as many unfinished jobs as it may."""
+        unfinished = self.unfinished()
+        if len(unfinished) >= MAX_UNFINISHED:
+            raise QueueFull(f"{MAX_UNFINISHED} batches are not finished yet", retry_after_s=FULL_RETRY_AFTER_S)
+        if sum(job.created.tenant == tenant for job in unfinished) >= MAX_TENANT_UNFINISHED:
+            text = f"{MAX_TENANT_UNFINISHED} batches of tenant {tenant} are not finished yet"
+            raise QueueFull(text, retry_after_s=FULL_RETRY_AFTER_S)
+
     async def seen(self, job_id: str, holds: Callable[[Job], object] = bool) -> Job:
-        """The job, once `holds` of it or a little later; raises BatchNotFound when it does not appear."""
+        """The job, once `holds` of it or a little later; raises BatchNotFound when it does not appear, and
+        BrokerUnavailable while that cannot be known."""
+        await self.ready()
         loop = asyncio.get_running_loop()
         # What no gateway can have named is not waited for.
         deadline_s = loop.time() + (SEEN_TIMEOUT_S if JOB_ID.fullmatch(job_id) else -1.0)

@@ -1,0 +1,83 @@
+"""Work in memory, for tests of those who do it: one lane, and what is committed on it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from google.protobuf.message import Message
+
+from libs.bus.kafka import KAFKA
+from libs.bus.port import BusCapabilities, Record
+from libs.bus.work import Handle, Produced
+from libs.contracts.topics import Topic
+
+
+class MemoryWork:
+    """WorkBus and its one Lane: records by topic, in one partition each, and what was committed last."""
+
+    capabilities: BusCapabilities = KAFKA
+    partition = 0
+    note = ""
+    replayed = True
+
+    def __init__(self, topic: Topic) -> None:
+        """`topic`: the lane's."""
+        self._topic = topic
+        self._records: dict[str, list[Record]] = {}
+        self._news = asyncio.Condition()
+        self.next_offset = 0
+
+    def values_of(self, topic: Topic) -> list[Message]:
+        """All that is there."""
+        return [record.value for record in self._records.get(topic.stem, ())]
+
+    async def send(self, topic: Topic, value: Message) -> None:
+        """Publish."""
+        async with self._news:
+            records = self._records.setdefault(topic.stem, [])
+            records.append(Record(topic, "", value, 0, len(records)))
+            self._news.notify_all()
+
+    async def ends(self, topic: Topic) -> list[int]:
+        """Of its partition."""
+        return [len(self.values_of(topic))]
+
+    async def follow(
+        self, topic: Topic, since: Sequence[int] = (), *, on_replayed: Callable[[], None] | None = None
+    ) -> AsyncIterator[Record]:
+        """All records, as they come."""
+        place = since[0] if since else 0
+        while True:
+            for record in self._records.get(topic.stem, [])[place:]:
+                place += 1
+                yield record
+            if on_replayed is not None:
+                on_replayed()
+                on_replayed = None
+            async with self._news:
+                while len(self.values_of(topic)) == place:
+                    await self._news.wait()
+
+    async def values(self, name: str) -> AsyncIterator[bytes]:
+        """There are no topics of clients."""
+        none: tuple[bytes, ...] = ()
+        for value in none:
+            yield value
+
+    async def check_topic(self, name: str, *, param: str) -> None:
+        """Takes every one."""
+
+    async def work(self, topic: Topic, group: str, handle: Handle) -> None:
+        """Handle the one lane."""
+        await handle(self)
+
+    async def batches(self) -> AsyncIterator[list[Record]]:
+        """One record at a time."""
+        async for record in self.follow(self._topic):
+            yield [record]
+
+    async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
+        """All of it at once."""
+        for item in produced:
+            assert isinstance(item, tuple)
+            await self.send(*item)
+        self.next_offset, self.note = next_offset, note

@@ -1,0 +1,169 @@
+"""Jobs that have not ended: none holds up another, and a gateway that does not know them yet says so."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from libs.contracts.errors import BrokerUnavailable, QueueFull
+from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
+from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES, BATCH_SUBMIT
+from libs.filestore.local import LocalFiles
+from libs.runtime.clock import SystemClock
+from libs.testing.wait import until
+from libs.testing.work import MemoryWork
+from services.gateway.batch import view as view_module
+from services.gateway.batch.api import make_batch_router
+from services.gateway.batch.keeper import MAX_ASSEMBLED, Keeper
+from services.gateway.batch.submissions import Submissions
+from services.gateway.batch.view import MAX_TENANT_UNFINISHED, MAX_UNFINISHED, JobView
+
+HOUR_NS = 3_600 * 10**9
+S = 10**9
+
+
+@asynccontextmanager
+async def running(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.get_running_loop().create_task(work) for work in works]
+    try:
+        yield
+        assert not any(task.done() for task in tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def created(job_id: str, **own: Any) -> pb.JobEvent:
+    now_ns = time.time_ns()
+    asked = pb.Created(**{"endpoint": "/v1/completions", "expires_unix_ns": now_ns + HOUR_NS, "tenant": "ann", **own})
+    return pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, created=asked)
+
+
+def keeper(work: MemoryWork, files: LocalFiles, view: JobView) -> Keeper:
+    return Keeper(work, files, view, SystemClock(), max_lines=9, max_file_bytes=999, max_output_bytes=9999)
+
+
+async def store(tmp_path: Path, *, max_bytes: int = 10**6) -> LocalFiles:
+    files = LocalFiles(tmp_path / "files", max_bytes=max_bytes)
+    async with files.draft("file-1", max_bytes=999) as draft:
+        await draft.write(b'{"custom_id": "a"}\n')
+        await draft.keep(name="f", purpose="batch")
+    return files
+
+
+async def answer(work: MemoryWork, job_id: str, answer: bytes = b"{}") -> None:
+    await work.send(BATCH_RESULTS, pb.Result(job_id=job_id, ok=True, answer=answer))
+    await work.send(BATCH_JOBS, pb.JobEvent(job_id=job_id, at_unix_ns=1, progress=pb.Progress(completed=1)))
+
+
+async def test_a_job_ends_while_more_than_are_assembled_at_once_have_not(tmp_path: Path) -> None:
+    work, files = MemoryWork(BATCH_JOBS), await store(tmp_path)
+    view = JobView(work)
+    slow = [f"slow-{number}" for number in range(MAX_ASSEMBLED + 2)]
+    async with running(view.follow(), keeper(work, files, view).work(work)):
+        for job_id in (*slow, "urgent", "other"):
+            await work.send(BATCH_JOBS, created(job_id, input_file_id="file-1"))
+        await until(lambda: len(work.values_of(BATCH_SHARES)) == len(slow) + 2, what="a share of each job")
+        await answer(work, "urgent")
+        await until(lambda: not any(job.id == "urgent" for job in view.unfinished()), what="the urgent job's end")
+        assert (await files.info("file-urgent-output")).bytes == len(b"{}\n")
+        assert len(view.unfinished()) == len(slow) + 1
+        for job_id in (*slow, "other"):
+            await answer(work, job_id)
+        await until(lambda: not view.unfinished(), what="the end of all")
+        assert work.next_offset > len(slow)
+
+
+async def test_a_job_that_cannot_be_counted_can_be_cancelled(tmp_path: Path) -> None:
+    class Away(LocalFiles):
+        def read(self, file_id: str, first_byte: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+            raise BrokerUnavailable("away")
+
+    work = MemoryWork(BATCH_JOBS)
+    view = JobView(work)
+    async with running(view.follow(), keeper(work, Away(tmp_path, max_bytes=1), view).work(work)):
+        await work.send(BATCH_JOBS, created("one", input_file_id="file-1"))
+        await work.send(BATCH_JOBS, created("two", input_file_id="file-1", expires_unix_ns=time.time_ns()))
+        await work.send(BATCH_JOBS, pb.JobEvent(job_id="one", at_unix_ns=1, cancel_asked=pb.CancelAsked()))
+        await until(lambda: view.jobs() and not view.unfinished(), what="the end of both")
+    assert {job.id: job.status for job in view.jobs()} == {"one": "cancelled", "two": "expired"}
+
+
+async def test_a_full_store_delays_a_jobs_end_and_loses_none_of_its_answers(tmp_path: Path) -> None:
+    work, files = MemoryWork(BATCH_JOBS), await store(tmp_path, max_bytes=1_000)
+    async with files.draft("file-2", max_bytes=999) as draft:
+        await draft.write(b"x" * 900)
+        await draft.keep(name="f", purpose="batch")
+    view = JobView(work)
+    async with running(view.follow(), keeper(work, files, view).work(work)):
+        await work.send(BATCH_JOBS, created("job", input_file_id="file-1"))
+        await until(lambda: work.values_of(BATCH_SHARES), what="a share")
+        await answer(work, "job", b"y" * 500)
+        await until(lambda: view.unfinished()[0].status == "finalizing")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await until(lambda: not view.unfinished())
+        await files.delete("file-2")
+        await until(lambda: not view.unfinished(), what="the job's end")
+    assert b"".join([part async for part in files.read("file-job-output")]) == b"y" * 500 + b"\n"
+
+
+async def test_what_a_gateway_has_not_read_yet_is_not_called_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view_module, "READY_TIMEOUT_S", 0.05)
+    work, files = MemoryWork(BATCH_JOBS), await store(tmp_path)
+    view, job_id = JobView(work), f"batch_{'0' * 32}"
+    await work.send(BATCH_JOBS, created(job_id, input_file_id="file-1"))
+    app = FastAPI()
+    app.include_router(
+        make_batch_router(bus=work, files=files, view=view, clock=SystemClock(), max_file_bytes=999, max_line_bytes=999)
+    )
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:
+        for ask in (http.get(f"/v1/batches/{job_id}"), http.get("/v1/batches"), http.delete("/v1/files/file-1")):
+            with pytest.raises(BrokerUnavailable) as unknown:
+                await ask
+            assert unknown.value.retry_after_s
+        assert (await files.info("file-1")).bytes
+        async with running(view.follow()):
+            await until(view.replayed.is_set)
+            assert (await http.get(f"/v1/batches/{job_id}")).json()["id"] == job_id
+
+
+def test_unfinished_jobs_have_a_bound_for_all_and_for_each_tenant() -> None:
+    view = JobView(MemoryWork(BATCH_JOBS))
+    for number in range(MAX_UNFINISHED):
+        tenant = f"tenant-{number // MAX_TENANT_UNFINISHED}"
+        if not number % MAX_TENANT_UNFINISHED:
+            view.check_room(tenant)
+        view.apply(created(f"job-{number}", tenant=tenant))
+    with pytest.raises(QueueFull, match=f"{MAX_UNFINISHED} batches"):
+        view.check_room("another")
+    view.apply(pb.JobEvent(job_id="job-0", finished=pb.Finished()))
+    view.check_room("another")
+    view.check_room("tenant-0")
+    with pytest.raises(QueueFull, match=r"tenant tenant-1 ") as full:
+        view.check_room("tenant-1")
+    assert full.value.retry_after_s
+
+
+async def test_a_record_that_asks_for_one_job_too_many_becomes_one_that_has_failed() -> None:
+    work = MemoryWork(BATCH_JOBS)
+    view = JobView(work)
+    for number in range(MAX_TENANT_UNFINISHED):
+        view.apply(created(f"job-{number}"))
+    body = b'{"input_topic": "lines", "endpoint": "/v1/completions", "metadata": {"tenant": "ann"}}'
+    submissions = Submissions(view, SystemClock(), "cluster")
+    records = MemoryWork(BATCH_SUBMIT)
+    await records.send(BATCH_SUBMIT, pb.Submission(body=body))
+    async with running(view.follow(), submissions.work(records)):
+        await until(lambda: len(records.values_of(BATCH_JOBS)) == 2)
+    events = [event for event in records.values_of(BATCH_JOBS) if isinstance(event, pb.JobEvent)]
+    assert (events[0].created.tenant, events[1].finished.error_code) == ("ann", "queue_full")
