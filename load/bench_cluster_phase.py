@@ -1,7 +1,7 @@
 """`python -m load.bench_cluster_phase`: is the occupancy that the metrics service tells of a whole cluster true?
 
 Engines of several sizes, some for prompts and some for tokens, each with an independent clock around its model calls.
-Their telemetry goes the way of every worker's into `cluster_occupancy`; the truth is the sum of the calls inside a
+Their telemetry goes the way of every worker's into the fleet's timelines; the truth is the sum of the calls inside a
 window, weighed by GPUs. stdout: a table, then one JSON object as the last line.
 """
 
@@ -22,10 +22,10 @@ from libs.perfmodel import StepKind
 from libs.runtime.clock import SystemClock
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.split import prefill_share
+from libs.telemetry.timeline import PhaseTime
 from libs.testing.engine import DirectFetcher, EventReader
 from libs.testing.phase_account import PhaseAccount
 from load.clocked import Call, CallLog, ClockedSim
-from services.metrics.occupancy import cluster_occupancy
 
 WINDOW_NS: Final = 1_000_000_000
 LAG_S: Final = 1.0
@@ -103,26 +103,31 @@ def errors(fleet: Fleet, calls: dict[Member, list[Call]], unix_ns: int, clock_ns
     """Told less true share of GPU time, in percentage points, window by window and over all."""
     gpus = sum(member.gpus for member in calls)
 
+    def told_in(low: int, length: int) -> PhaseTime:
+        begin = unix_ns + low
+        workers = (fleet.phases(member.name, begin, begin + length).times(member.gpus) for member in calls)
+        return sum(workers, PhaseTime())
+
     def off(first: int, count: int) -> tuple[float, float, float]:
         low, length = first * WINDOW_NS, count * WINDOW_NS
-        told = cluster_occupancy(fleet, unix_ns + low + length, length).gpu_ns
+        told = told_in(low, length)
         true = true_ns(calls, clock_ns + low, clock_ns + low + length)
-        prefill = told.prefill - true[StepKind.PREFILL]
-        decode = told.decode - true[StepKind.DECODE]
-        idle = told.idle - (gpus * length - sum(true.values()))
+        prefill = told.prefill_ns - true[StepKind.PREFILL]
+        decode = told.decode_ns - true[StepKind.DECODE]
+        idle = told.idle_ns - (gpus * length - sum(true.values()))
         return (100 * prefill / (gpus * length), 100 * decode / (gpus * length), 100 * idle / (gpus * length))
 
     each = [max(map(abs, off(number, 1))) for number in range(windows)]
     true, told = true_ns(calls, clock_ns, clock_ns + windows * WINDOW_NS), off(0, windows)
-    whole = cluster_occupancy(fleet, unix_ns + windows * WINDOW_NS, windows * WINDOW_NS)
+    whole = told_in(0, windows * WINDOW_NS)
     return {
         "engines": len(calls),
         "gpus": gpus,
         "seconds": windows * WINDOW_NS / 1e9,
         "steps": sum(map(len, calls.values())),
         "mixed_steps": sum(call.kind is StepKind.MIXED for log in calls.values() for call in log),
-        "coverage": round(whole.coverage, 5),
-        "ratio_told": round(whole.ratio or 0.0, 5),
+        "coverage": round(whole.covered_ns / (gpus * windows * WINDOW_NS), 5),
+        "ratio_told": round(whole.prefill_ns / max(whole.decode_ns, 1), 5),
         "ratio_true": round(true[StepKind.PREFILL] / true[StepKind.DECODE], 5),
         "prefill_error_points": round(told[0], 4),
         "decode_error_points": round(told[1], 4),

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker, StepBatch
 from libs.perfmodel.utilisation import Effort
 from libs.telemetry.clocks import Clocks
@@ -22,8 +23,13 @@ MAX_AHEAD_NS: Final = 60 * 1_000_000_000
 """A batch that claims to cover time further ahead than clocks can differ is malformed."""
 BEHIND_NS: Final = 500_000_000
 """A worker of which another process knows so much more is read there, and here no more."""
-LISTED_NS: Final = 60 * 1_000_000_000
-"""A worker that has been silent this long is no longer listed."""
+LISTED_NS: Final = 300 * 1_000_000_000
+"""How much longer than the others a worker may be silent before it is given up: until then it is listed and weighs on
+coverage. Longer than it takes to be told of it: Prometheus's rule waits a minute, over gauges of 15 s."""
+LEFT_NS: Final = 60 * 1_000_000_000
+"""How long one that left in good order is still listed."""
+LOAD_NS: Final = 60 * 1_000_000_000
+"""How long what a silent worker said of its queues and places is held true: what it had, others have taken up."""
 
 
 Windows = Callable[[str, int, int], PhaseTime]
@@ -149,12 +155,25 @@ class Fleet:
         known = self._newest(worker_id)
         return known.lost_batches if known else 0
 
-    def listed(self, now_ns: int) -> Iterator[WorkerFacts]:
-        """Workers heard of in the last `LISTED_NS`, by id."""
+    def known(self) -> Iterator[WorkerFacts]:
+        """All workers, by id."""
         known: dict[str, Relayed | Timeline] = {**self._timelines, **self._relayed}
         for _, each in sorted(known.items()):
-            if each.facts and each.facts.covered_to_unix_ns > now_ns - LISTED_NS:
+            if each.facts:
                 yield each.facts
+
+    def listed(self, now_ns: int) -> Iterator[WorkerFacts]:
+        """Workers that have not been silent for `LISTED_NS`, nor gone for `LEFT_NS`, by id.
+
+        Silence is measured by what was last heard of anybody: when nobody is heard, nobody is given up. Loads of the
+        silent are left out after `LOAD_NS`.
+        """
+        silent_since_ns = min(now_ns, self.newest_cover_ns) - LISTED_NS
+        for facts in self.known():
+            if facts.covered_to_unix_ns <= (now_ns - LEFT_NS if facts.left else silent_since_ns):
+                continue
+            heard = facts.covered_to_unix_ns > now_ns - LOAD_NS
+            yield facts if heard else replace(facts, load=Load(), kv_blocks=0, max_sequences=0)
 
     def _add(self, batch: StepBatch) -> Taken:
         timeline = self._timelines.get(batch.worker_id)

@@ -89,6 +89,12 @@ class RollUps:
         """The finest first."""
         return [ring.tier for ring in self._rings]
 
+    def tier_for(self, low_ns: int, least_ns: int = 0) -> Tier:
+        """The finest windows that reach back to `low_ns` and are no shorter than `least_ns`; the coarsest where there
+        are none."""
+        fitting = (ring.tier for ring in self._rings if ring.reaches(low_ns) and ring.tier.window_ns >= least_ns)
+        return next(fitting, self._rings[-1].tier)
+
     def write(self, start_ns: int, written: list[Written], *, fuller: bool = False) -> list[Written]:
         """What workers did in the first tier's window at `start_ns`, in place of what was known of it before; what was
         taken of it. Does nothing for a window that is no longer kept. `fuller`: what covers less than is known already
@@ -125,7 +131,7 @@ class RollUps:
         back."""
         if worker_id not in self._slots:
             return PhaseTime()
-        length = next((ring for ring in self._rings if ring.reaches(low_ns)), self._rings[-1]).tier.window_ns
+        length = self.tier_for(low_ns).window_ns
         series = self.read(length, low_ns - low_ns % length, high_ns - high_ns % length, [worker_id])
         covered, prefill, decode, kv_wait = series.times_ns.sum(axis=(0, 1)).tolist()
         return PhaseTime(covered, prefill, decode, kv_wait, bool(series.provisional.any()))

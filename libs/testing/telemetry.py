@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Interval, Step, StepBatch
 from libs.contracts.roles import role_from_name
+from libs.telemetry.history import History
 
 ORIGIN_NS = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -59,3 +60,12 @@ def step_batch(
         load=load,
         dropped_batches=dropped_batches,
     )
+
+
+def write_windows(history: History, from_ms: float, to_ms: float) -> None:
+    """Write what `history` knows of [from, to) into its roll-ups, as the metrics service does every 100 ms."""
+    if history.written_to_ns is None:
+        history.resume(at(from_ms))
+    written_ms = ((history.written_to_ns or 0) - ORIGIN_NS) // MS
+    for ms in range(written_ms, round(to_ms) + 1, 100):
+        history.advance(at(ms))

@@ -49,7 +49,7 @@ def make_api(
         """GPU time by phase: of each worker, each model and the cluster, as fractions of covered time."""
         newest_ns = clock.now_ns() - lag_ns
         end_ns = newest_ns if end_unix_ms is None else min(end_unix_ms * MS_NS, newest_ns)
-        return cluster_occupancy(state.fleet, end_ns, parse_window_ns(window))
+        return cluster_occupancy(state.fleet, state.rollups, end_ns, parse_window_ns(window))
 
     @app.get("/v1/requests/summary", responses=BAD_WINDOW)
     async def requests_summary(window: Window = "1m") -> RequestsReport:

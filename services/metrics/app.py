@@ -62,7 +62,11 @@ async def main(service: Service[MetricsSettings]) -> None:
     desk.tell += [_publisher(bus, settings.id, began_ns), *(webhook.tell for webhook in webhooks)]
     for collector in (
         OccupancyCollector(
-            state.fleet, state.decisions, lambda: clock.now_ns() - lag_ns, settings.gauge_window_ms * MS_NS
+            state.fleet,
+            state.rollups,
+            state.decisions,
+            lambda: clock.now_ns() - lag_ns,
+            settings.gauge_window_ms * MS_NS,
         ),
         BusCollector(bus),
         LiveCollector(hub, state.history),
@@ -110,8 +114,7 @@ def _sharing(settings: MetricsSettings, bus: Bus, began_ns: int) -> Sharing | No
 
 
 def _webhooks(settings: MetricsSettings, desk: AlertDesk, clock: Clock) -> list[Webhook]:
-    urls = [url.strip() for url in settings.alert_webhooks.split(",") if url.strip()]
-    return [Webhook(url, desk.book, clock, cluster=settings.cluster) for url in urls]
+    return [Webhook(url, desk.book, clock, cluster=settings.cluster) for url in settings.webhooks()]
 
 
 def _traces(service: Service[MetricsSettings], state: MetricsState, registry: CollectorRegistry) -> Iterator[Take]:

@@ -7,10 +7,9 @@ from typing import Any, Self
 from libs.contracts.roles import role_name
 from libs.perfmodel.utilisation import Compute, Effort, utilisation
 from libs.telemetry.fleet import Fleet
+from libs.telemetry.rollups import RollUps
 from libs.telemetry.timeline import PhaseTime, WorkerFacts
-
-Spent = tuple[WorkerFacts, PhaseTime]
-"""A worker and its GPU time."""
+from services.metrics.spent import Spent, spent_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,7 @@ class Occupancy:
 
     gpus: int
     coverage: float
-    """Share of the window that telemetry tells of, 0..1."""
+    """Share of the time of `gpus` that telemetry tells of, 0..1."""
     prefill: float | None
     decode: float | None
     kv_wait: float | None
@@ -42,11 +41,13 @@ class Occupancy:
     gpu_ns: GpuTime
 
     @classmethod
-    def of(cls, time: PhaseTime, gpus: int, window_ns: int, **own: Any) -> Self:
-        """From GPU-nanoseconds of `gpus` in a window; `own` are the fields that a subclass adds."""
+    def of(cls, spent: Sequence[Spent], **own: Any) -> Self:
+        """Of some workers together; `own` are the fields that a subclass adds."""
+        time = sum((each.time for each in spent), PhaseTime())
+        due_ns = sum(each.due_ns for each in spent)
         return cls(
-            gpus=gpus,
-            coverage=time.covered_ns / (gpus * window_ns) if gpus else 0.0,
+            gpus=sum(each.facts.gpus for each in spent if each.due_ns),
+            coverage=time.covered_ns / due_ns if due_ns else 0.0,
             prefill=_share(time.prefill_ns, time.covered_ns),
             decode=_share(time.decode_ns, time.covered_ns),
             kv_wait=_share(time.kv_wait_ns, time.covered_ns),
@@ -157,9 +158,11 @@ class HardwareGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOccupancy(Occupancy):
-    """All workers weighed by their GPUs; those of which nothing is known in the window do not count."""
+    """All workers weighed by their GPUs. One that is silent without having left counts in `gpus` and lowers `coverage`
+    until it is given up; in the fractions of time it counts for nothing."""
 
     window_ms: int
+    """What was asked for, rounded up to whole windows of those kept for that time."""
     as_of_unix_ns: int
     """The end of the window."""
     workers: list[WorkerOccupancy]
@@ -170,39 +173,34 @@ class ClusterOccupancy(Occupancy):
     """GPUs whose counters were read in the last seconds; empty where none can be read."""
 
 
-def cluster_occupancy(fleet: Fleet, end_ns: int, window_ns: int) -> ClusterOccupancy:
-    """How the window that ends at `end_ns` was spent. A worker's time counts for the model it is assigned to now."""
-    spent = [
-        (facts, fleet.phases(facts.worker_id, end_ns - window_ns, end_ns).times(facts.gpus))
-        for facts in fleet.listed(end_ns)
-    ]
+def cluster_occupancy(fleet: Fleet, rollups: RollUps, end_ns: int, window_ns: int) -> ClusterOccupancy:
+    """How the last whole windows that end by `end_ns` were spent. A worker's time counts for the model it is assigned
+    to now."""
+    span = spent_in(fleet, rollups, end_ns, window_ns)
     offsets_ns = fleet.clocks.offsets_ns(end_ns)
     return ClusterOccupancy.of(
-        *_sum(spent),
-        window_ns,
-        window_ms=window_ns // 1_000_000,
-        as_of_unix_ns=end_ns,
+        span.workers,
+        window_ms=(span.high_ns - span.low_ns) // 1_000_000,
+        as_of_unix_ns=span.high_ns,
         workers=[
             _worker(
-                facts,
-                time,
-                fleet.effort(facts.worker_id, end_ns - window_ns, end_ns),
-                window_ns,
-                fleet.last_step_end_ns(facts.worker_id),
+                each,
+                fleet.effort(each.facts.worker_id, span.low_ns, span.high_ns),
+                fleet.last_step_end_ns(each.facts.worker_id),
             )
-            for facts, time in spent
+            for each in span.workers
         ],
         models=[
-            ModelOccupancy.of(*_sum(part), window_ns, model=model)
-            for model, part in _parts(spent, lambda facts: facts.assignment.model)
+            ModelOccupancy.of(part, model=model)
+            for model, part in _parts(span.workers, lambda facts: facts.assignment.model)
         ],
         pools=[
-            PoolOccupancy.of(*_sum(part), window_ns, role=role)
-            for role, part in _parts(spent, lambda facts: role_name(facts.assignment))
+            PoolOccupancy.of(part, role=role)
+            for role, part in _parts(span.workers, lambda facts: role_name(facts.assignment))
         ],
         nodes=[
-            NodeOccupancy.of(*_sum(part), window_ns, node=node, clock_offset_ms=offsets_ns.get(node, 0) / 1e6)
-            for node, part in _parts(spent, lambda facts: facts.node)
+            NodeOccupancy.of(part, node=node, clock_offset_ms=offsets_ns.get(node, 0) / 1e6)
+            for node, part in _parts(span.workers, lambda facts: facts.node)
         ],
         hardware=[HardwareGpu(node=seen.node, **asdict(seen.reading)) for seen in fleet.hardware.fresh(end_ns)],
     )
@@ -218,13 +216,10 @@ def since_step_ns(facts: WorkerFacts, last_step_end_ns: int) -> int:
     return max(facts.covered_to_unix_ns - last_step_end_ns, 0)
 
 
-def _worker(
-    facts: WorkerFacts, time: PhaseTime, effort: Effort, window_ns: int, last_step_end_ns: int
-) -> WorkerOccupancy:
+def _worker(spent: Spent, effort: Effort, last_step_end_ns: int) -> WorkerOccupancy:
+    facts = spent.facts
     return WorkerOccupancy.of(
-        time,
-        facts.gpus,
-        window_ns,
+        [spent],
         id=facts.worker_id,
         node=facts.node,
         model=facts.assignment.model,
@@ -236,7 +231,7 @@ def _worker(
         places=facts.max_sequences,
         kv_used=kv_used(facts),
         since_step_ms=since_step_ns(facts, last_step_end_ns) // 1_000_000,
-        utilisation=_utilisation(facts.compute, effort, time) if facts.compute else None,
+        utilisation=_utilisation(facts.compute, effort, spent.time) if facts.compute else None,
     )
 
 
@@ -256,15 +251,9 @@ def _utilisation(compute: Compute, effort: Effort, time: PhaseTime) -> PhaseUtil
 def _parts(spent: Sequence[Spent], name: Callable[[WorkerFacts], str]) -> list[tuple[str, list[Spent]]]:
     """By name, in order."""
     parts: dict[str, list[Spent]] = {}
-    for facts, time in spent:
-        parts.setdefault(name(facts), []).append((facts, time))
+    for each in spent:
+        parts.setdefault(name(each.facts), []).append(each)
     return sorted(parts.items())
-
-
-def _sum(spent: Sequence[Spent]) -> tuple[PhaseTime, int]:
-    """GPU time, and how many GPUs it is of: those of workers with any coverage."""
-    known = [(facts, time) for facts, time in spent if time.covered_ns]
-    return sum((time for _, time in known), PhaseTime()), sum(facts.gpus for facts, _ in known)
 
 
 def _share(part_ns: int, whole_ns: int) -> float | None:

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from libs.contracts import metric_names as names
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.history import History
+from libs.telemetry.rollups import RollUps
 from services.metrics.hub import Hub
 from services.metrics.occupancy import ClusterOccupancy, HardwareGpu, Occupancy, cluster_occupancy
 from services.metrics.requests import Finished
@@ -68,15 +69,18 @@ class RequestMetrics:
 class OccupancyCollector(Collector):
     """GPU time by phase, depths, and how whole the telemetry is, over the window that ends at `end_ns()`."""
 
-    def __init__(self, fleet: Fleet, decisions: Counts[str], end_ns: Callable[[], int], window_ns: int) -> None:
+    def __init__(
+        self, fleet: Fleet, rollups: RollUps, decisions: Counts[str], end_ns: Callable[[], int], window_ns: int
+    ) -> None:
         self._fleet = fleet
+        self._rollups = rollups
         self._decisions = decisions
         self._end_ns = end_ns
         self._window_ns = window_ns
 
     def collect(self) -> Iterator[Metric]:
         """Everything as of this scrape."""
-        occupancy = cluster_occupancy(self._fleet, self._end_ns(), self._window_ns)
+        occupancy = cluster_occupancy(self._fleet, self._rollups, self._end_ns(), self._window_ns)
         yield from _cluster(occupancy)
         yield from _workers(occupancy)
         yield from _gpus(occupancy.hardware)
@@ -120,6 +124,8 @@ class OccupancyCollector(Collector):
             names.WORKER_KV_PULLS_REFUSED_TOTAL, "KV transfers refused because it had as many.", labels=("worker",)
         )
         for facts in self._fleet.listed(occupancy.as_of_unix_ns):
+            if facts.left:
+                continue
             labels = (facts.worker_id,)
             age.add_metric(labels, max(0, occupancy.as_of_unix_ns - facts.covered_to_unix_ns) / 1e9)
             lost.add_metric(labels, self._fleet.lost_batches(facts.worker_id))
@@ -156,8 +162,10 @@ def _cluster(occupancy: ClusterOccupancy) -> Iterator[Metric]:
     cluster = GaugeMetricFamily(names.CLUSTER_PHASE_RATIO, "Share of covered GPU time.", labels=("phase",))
     _add_phases(cluster, (), occupancy)
     yield cluster
-    yield GaugeMetricFamily(names.CLUSTER_COVERAGE_RATIO, "Share of time telemetry tells of.", occupancy.coverage)
-    yield GaugeMetricFamily(names.CLUSTER_GPUS, "GPUs of workers with any coverage.", occupancy.gpus)
+    # Without any worker there is nothing that telemetry fails to tell of.
+    if occupancy.gpus:
+        yield GaugeMetricFamily(names.CLUSTER_COVERAGE_RATIO, "Share of time telemetry tells of.", occupancy.coverage)
+    yield GaugeMetricFamily(names.CLUSTER_GPUS, "GPUs of workers that telemetry should tell of.", occupancy.gpus)
     if occupancy.ratio is not None:
         yield GaugeMetricFamily(
             names.CLUSTER_PREFILL_DECODE_RATIO, "Prefill GPU time : decode GPU time.", occupancy.ratio

@@ -1,8 +1,9 @@
 """Settings of the metrics service: FULCRUM_METRICS_* and the common ones."""
 
-from typing import Self
+from typing import Annotated, Final, Self
 
-from pydantic import Field, model_validator
+import httpx
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from libs.runtime.settings import CommonSettings, MemberName, own_name
@@ -10,6 +11,26 @@ from services.metrics.alerts.grade import Threshold
 from services.metrics.alerts.limits import Limits
 
 MS_NS = 1_000_000
+MAX_PORT: Final = 65_535
+
+
+def _addresses(text: str) -> str:
+    """Raises ValueError that names the one that nothing can be posted to."""
+    for address in _split(text):
+        try:
+            url = httpx.URL(address)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise ValueError(f"{address!r} is no address: {error}") from error
+        if url.scheme not in ("http", "https") or not url.host or " " in address or not 0 < (url.port or 1) <= MAX_PORT:
+            raise ValueError(f"{address!r} is no address like http://host:port/path")
+    return text
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+Addresses = Annotated[str, AfterValidator(_addresses)]
 
 
 class MetricsSettings(CommonSettings):
@@ -30,7 +51,7 @@ class MetricsSettings(CommonSettings):
     history_file: str = ""
     """Where the history of two days is kept over restarts: a file on a disk of its own host, up to 0.3 MB a worker.
     Empty: in memory alone."""
-    traces_url: str = Field("", pattern=r"^(https?://\S+)?$")
+    traces_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
     """Where traces of requests go: the OTLP/HTTP address of an OpenTelemetry collector, say
     http://collector:4318/v1/traces. Empty: no traces."""
     traces_share: float = Field(1.0, ge=0, le=1)
@@ -40,9 +61,9 @@ class MetricsSettings(CommonSettings):
     shared: bool = False
     """Share step telemetry with the cluster's other metrics services, by partition: each shows the whole cluster. They
     need ids of their own."""
-    public_url: str = Field("", pattern=r"^(https?://.+)?$")
+    public_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
     """Where people reach the page, for links in alerts; empty: the address it listens on."""
-    alert_webhooks: str = ""
+    alert_webhooks: Addresses = ""
     """URLs to post alerts to in Alertmanager's API v2, as http://alertmanager:9093/api/v2/alerts, separated by commas;
     all of them get everything. Empty: none."""
     alert_window_ms: int = Field(2_000, ge=200, le=60_000)
@@ -90,6 +111,10 @@ class MetricsSettings(CommonSettings):
                 variable = f"FULCRUM_METRICS_ALERT_{name.upper()}"
                 raise ValueError(f"{variable}_CLEAR={clear} must be below {variable}={fire}")
         return self
+
+    def webhooks(self) -> list[str]:
+        """Each of `alert_webhooks`."""
+        return _split(self.alert_webhooks)
 
     def alert_limits(self) -> Limits:
         """What alerts are decided by."""

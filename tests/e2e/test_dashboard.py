@@ -196,6 +196,8 @@ async def test_a_worker_that_stops_sending_lowers_coverage_and_does_not_become_i
         service.workers["decode-0"].silent = True
         shown = await figures(page, lambda shown: shown["coverage"] == 0.5)
         assert shown["gpu_ns"]["idle"] == 0
+        told = await occupancy(service, shown)
+        assert (told["coverage"], told["gpus"], told["gpu_ns"]) == (0.5, 2, shown["gpu_ns"])
         assert await page.locator("#share-idle").inner_text() == "0.0 %"
         assert await page.locator("#coverage").inner_text() == "50 %"
         await expect(page.locator("tr.uncovered", has_text="decode-0")).to_be_visible(timeout=WAIT_MS)

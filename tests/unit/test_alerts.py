@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
@@ -314,7 +315,7 @@ async def test_a_webhook_gets_fire_and_end_though_it_refuses_at_first(monkeypatc
             webhook = Webhook(f"{url}/api/v2/alerts", book, ManualClock(10**18), cluster="blue")
             tasks.spawn("webhook", webhook.run())
             webhook.tell(book.enter([FIRED]))
-            await until(lambda: receiver.posts)
+            await until(lambda: webhook.posts["ok"])
             assert [alert["annotations"]["summary"] for alert in receiver.posts[0]] == ["busy"]
             assert webhook.posts == {"failed": 2, "ok": 1}
             webhook.tell(book.enter([ENDED]))
@@ -340,15 +341,33 @@ async def test_a_webhook_tells_again_of_what_fires_and_not_of_what_was_told_to_b
         await tasks.close()
 
 
-async def test_a_webhook_that_is_away_holds_nothing_up_and_ends_with_its_task():
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/api/v2/alerts", "http://alertmanager:9o93/api/v2/alerts"])
+async def test_a_webhook_that_cannot_be_reached_holds_nothing_up_and_ends_with_its_task(url):
     book, tasks = AlertBook(), TaskOwner()
-    webhook = Webhook("http://127.0.0.1:9/api/v2/alerts", book, ManualClock(10**18), cluster="blue")
+    webhook = Webhook(url, book, ManualClock(10**18), cluster="blue")
     tasks.spawn("webhook", webhook.run())
     webhook.tell(book.enter([FIRED]))
     await until(lambda: webhook.posts["failed"])
+    assert tasks.error is None
     async with asyncio.timeout(2):
         await tasks.close()
     assert tasks.error is None
+
+
+@pytest.mark.parametrize("name", ["alert_webhooks", "traces_url", "public_url"])
+@pytest.mark.parametrize(
+    "url", ["http://alertmanager:9o93/x", "http://[::1/x", "http://", "http:///x", "http://x:99999/", "http://x y/"]
+)
+def test_an_address_that_nothing_can_be_posted_to_is_refused_at_the_start(name, url):
+    with pytest.raises(ValidationError):
+        MetricsSettings(**{name: url})
+
+
+def test_the_address_that_is_wrong_is_named_among_several():
+    both = "http://one:9093/api/v2/alerts, http://two:9o93/"
+    with pytest.raises(ValidationError, match="'http://two:9o93/' is no address"):
+        MetricsSettings(alert_webhooks=both)
+    assert MetricsSettings(alert_webhooks=both.replace("o", "0")).webhooks()[1] == "http://tw0:9093/"
 
 
 def test_ended_alerts_that_nobody_takes_are_bounded_and_counted(monkeypatch):

@@ -19,6 +19,7 @@ from libs.counters.port import GpuReading
 from libs.counters.sampler import GpuSampler
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.hardware import FRESH_NS
+from libs.telemetry.rollups import RollUps
 from libs.telemetry.split import prefill_share
 from libs.testing.telemetry import MS, at, step_batch
 from libs.testing.wait import until
@@ -151,7 +152,7 @@ def test_readings_reach_occupancy_while_they_are_fresh() -> None:
     batch.gpu_readings.append(GpuReadingMessage(uuid="GPU-b", index=1, power_w=float("nan")))
     fleet.add(batch, at(1000))
     fleet.add(step_batch(1, (0, 1000), worker="other"), at(1000))
-    (gpu,) = cluster_occupancy(fleet, at(1000), 1000 * MS).hardware
+    (gpu,) = cluster_occupancy(fleet, RollUps(), at(1000), 1000 * MS).hardware
     assert (gpu.node, gpu.uuid, gpu.utilisation) == ("node-a", "GPU-a", 0)
     assert (gpu.memory_bytes, gpu.power_w, gpu.tensor_active) == (None, None, None)
-    assert cluster_occupancy(fleet, at(1000) + FRESH_NS, 1000 * MS).hardware == []
+    assert cluster_occupancy(fleet, RollUps(), at(1000) + FRESH_NS, 1000 * MS).hardware == []

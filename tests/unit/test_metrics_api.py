@@ -1,7 +1,10 @@
 """The metrics service's HTTP answers, over its real app and state."""
 
+from pathlib import Path
+
 import httpx
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,7 +22,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 from libs.contracts.topics import DECISIONS, REQUESTS, STEPS
 from libs.telemetry.split import prefill_share
 from libs.testing.clock import ManualClock
-from libs.testing.telemetry import MS, at, step, step_batch
+from libs.testing.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.alerts.book import AlertBook
 from services.metrics.api import make_api
 from services.metrics.hub import Hub
@@ -27,6 +30,7 @@ from services.metrics.prometheus import MAX_MODELS, OTHER_MODEL, OccupancyCollec
 from services.metrics.requests import MAX_REQUESTS, RequestLog, percentiles
 from services.metrics.state import MetricsState
 
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 LAG_NS = 400 * MS
 LIVE_LAG_NS = 100 * MS
 
@@ -39,8 +43,11 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.state = MetricsState(prefill_share, RequestMetrics(self.registry))
         self.registry.register(
-            OccupancyCollector(self.state.fleet, self.state.decisions, lambda: self.clock.now_ns() - LAG_NS, 1000 * MS)
-        )
+            OccupancyCollector(
+                self.state.fleet, self.state.rollups, self.state.decisions, lambda: self.clock.now_ns() - LAG_NS,
+                1000 * MS,
+            )
+        )  # fmt: skip
         self.hub = Hub()
         app = make_api(
             self.state, self.hub, AlertBook(), self.clock, self.registry, lag_ns=LAG_NS, live_lag_ns=LIVE_LAG_NS
@@ -49,6 +56,7 @@ class Metrics:
 
     def take(self, topic, value):
         self.state.take(Record(topic, "key", value, 0, 0), self.clock.now_ns())
+        write_windows(self.state.history, 0, (self.clock.now_ns() - LIVE_LAG_NS - at(0)) / MS)
 
     async def samples(self):
         answer = await self.http.get("/metrics")
@@ -92,6 +100,36 @@ async def test_occupancy_answers_every_field_with_its_window_ending_a_lag_before
     named = {"id": "decode-0", "node": "node-a", "model": "sim", "role": "decode"}
     assert {**worker, **shares, **depths, **named, "gpus": 1} == worker
     assert [model["model"] for model in body["models"]] == ["sim"]
+
+
+def cluster_rule() -> tuple[float, int]:
+    """Below which coverage, and for how many seconds, Prometheus tells of it."""
+    groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())["groups"]
+    rules = {rule["expr"]: rule for group in groups for rule in group["rules"]}
+    expression = next(text for text in rules if text.startswith(metric_names.CLUSTER_COVERAGE_RATIO))
+    return float(expression.split("<")[1]), 60 * int(rules[expression]["for"].removesuffix("m"))
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+async def test_half_a_cluster_that_dies_lowers_the_gauge_until_prometheus_has_told_of_it(metrics, in_order):
+    below, for_s = cluster_rule()
+    dying = step_batch(1, (0, 1000), worker="dying")
+    dying.last = in_order
+    metrics.take(STEPS, dying)
+    low_s = 0
+    for number in range(80):
+        metrics.clock.advance_ms(5000)
+        metrics.take(STEPS, step_batch(number, (5000 * number, 5000 * (number + 1) + 1400), worker="living"))
+        gauge = (await metrics.samples())[(metric_names.CLUSTER_COVERAGE_RATIO,)]
+        told = (await metrics.http.get("/v1/occupancy", params={"window": "1s"})).json()
+        assert told["coverage"] == gauge == (1.0 if in_order or number >= 59 else 0.5)
+        low_s += 5 * (gauge < below)
+    assert low_s == 0 if in_order else low_s > for_s + 30
+
+
+async def test_without_any_worker_there_is_no_coverage_to_be_low(metrics):
+    assert (metric_names.CLUSTER_COVERAGE_RATIO,) not in await metrics.samples()
+    assert (await metrics.samples())[(metric_names.CLUSTER_GPUS,)] == 0
 
 
 async def test_a_bad_window_is_a_400_that_names_the_parameter_and_what_is_allowed(metrics):

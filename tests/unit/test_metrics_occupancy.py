@@ -7,27 +7,42 @@ from hypothesis import strategies as st
 
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute, Load
-from libs.telemetry.fleet import LISTED_NS, MAX_WORKERS, Fleet
+from libs.telemetry.fleet import LEFT_NS, LISTED_NS, LOAD_NS, MAX_WORKERS, Fleet
+from libs.telemetry.history import History
+from libs.telemetry.members import Members
+from libs.telemetry.rollups import RollUps
 from libs.telemetry.split import prefill_share
 from libs.telemetry.timeline import Taken
-from libs.testing.telemetry import MS, at, step, step_batch
+from libs.testing.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.occupancy import cluster_occupancy
 from services.metrics.window import MIN_WINDOW_NS, parse_window_ns
+
+
+class Told:
+    """What has come of workers, written as windows of the first `ms`."""
+
+    def __init__(self, *batches, ms=2000):
+        self.fleet, self.rollups = fleet_of(*batches), RollUps()
+        self._history = History(self.fleet, self.rollups, Members())
+        write_windows(self._history, 0, ms)
+
+    def occupancy(self, end_ms, window_ms=1000):
+        return cluster_occupancy(self.fleet, self.rollups, at(end_ms), window_ms * MS)
 
 
 def fleet_of(*batches):
     fleet = Fleet(prefill_share)
     for batch in batches:
-        fleet.add(batch, at(0))
+        fleet.add(batch, batch.covered_to_unix_ns)
     return fleet
 
 
 def test_figures_of_the_cluster_weigh_workers_by_their_gpus():
-    fleet = fleet_of(
+    told = Told(
         step_batch(1, (0, 1000), [step(0, 800, prefill=8)], worker="prefill-0", role="prefill", gpus=4),
         step_batch(1, (0, 1000), [step(0, 400, decode=1)], worker="decode-0", gpus=1),
     )
-    cluster = cluster_occupancy(fleet, at(1000), 1000 * MS)
+    cluster = told.occupancy(1000)
     assert (cluster.gpus, cluster.coverage) == (5, 1.0)
     assert cluster.prefill == pytest.approx(3.2 / 5)
     assert cluster.decode == pytest.approx(0.4 / 5)
@@ -42,7 +57,7 @@ def test_pools_nodes_and_models_each_add_up_to_the_cluster():
     ]
     batches[3].node = "node-b"
     batches[0].assignment.model = "other"
-    cluster = cluster_occupancy(fleet_of(*batches), at(1000), 1000 * MS)
+    cluster = Told(*batches).occupancy(1000)
     assert [(pool.role, pool.gpus) for pool in cluster.pools] == [("decode", 5), ("mixed", 4), ("prefill", 1)]
     assert [(node.node, node.gpus, node.clock_offset_ms) for node in cluster.nodes] == [
         ("node-a", 6, 0), ("node-b", 4, 0),
@@ -59,48 +74,64 @@ def test_utilisation_is_of_the_time_in_a_phase_and_null_where_nothing_is_told():
     told = step_batch(1, (0, 1000), [step(0, 8, prefill=1000), step(10, 30, decode=4)], worker="a", gpus=2)
     told.compute.CopyFrom(compute)
     silent = step_batch(1, (0, 1000), [step(0, 8, prefill=1000)], worker="b")
-    known, unknown = cluster_occupancy(fleet_of(told, silent), at(1000), 1000 * MS).workers
+    known, unknown = Told(told, silent).occupancy(1000).workers
     assert known.utilisation.prefill.mfu == pytest.approx(2 * 1_000_000 * 1000 / (1e12 * 0.016))
     assert known.utilisation.decode.mfu == pytest.approx(2 * 1_000_000 * 4 / (1e12 * 0.040))
     assert known.utilisation.decode.mbu == pytest.approx(2_000_000 / (1e9 * 0.040))
     assert unknown.utilisation is None
-    later = cluster_occupancy(fleet_of(told), at(900), 100 * MS).workers[0].utilisation
+    later = Told(told).occupancy(900, 100).workers[0].utilisation
     assert (later.prefill.mfu, later.decode.mbu) == (None, None)
 
 
 def test_ratio_is_null_when_nothing_was_decoded():
-    fleet = fleet_of(step_batch(1, (0, 1000), [step(0, 800, prefill=8)], worker="prefill-0", role="prefill"))
-    assert cluster_occupancy(fleet, at(1000), 1000 * MS).ratio is None
+    told = Told(step_batch(1, (0, 1000), [step(0, 800, prefill=8)], worker="prefill-0", role="prefill"))
+    assert told.occupancy(1000).ratio is None
 
 
-def test_a_worker_without_coverage_is_null_and_counts_for_nothing():
-    fleet = fleet_of(
+def test_a_worker_that_fell_silent_weighs_on_coverage_and_not_on_the_fractions():
+    told = Told(
         step_batch(1, (0, 1000), [step(0, 500, decode=1)], worker="silent", gpus=8),
         step_batch(1, (1000, 2000), [step(1000, 1250, decode=1)], worker="heard", gpus=1),
     )
-    cluster = cluster_occupancy(fleet, at(2000), 1000 * MS)
+    cluster = told.occupancy(2000)
     heard, silent = cluster.workers
     assert (silent.coverage, silent.prefill, silent.decode, silent.kv_wait, silent.idle, silent.ratio) == (
         0,
         *[None] * 5,
     )
-    assert (cluster.gpus, cluster.coverage, cluster.decode) == (1, 1.0, 0.25)
+    assert (cluster.gpus, cluster.coverage, cluster.decode) == (9, pytest.approx(1 / 9), 0.25)
     assert heard.decode == 0.25
 
 
+def test_a_worker_that_left_in_good_order_weighs_on_coverage_no_more():
+    last = step_batch(1, (0, 1000), [step(0, 500, decode=1)], worker="left", gpus=8)
+    last.last = True
+    told = Told(last, step_batch(1, (0, 2000), [step(1000, 1250, decode=1)], worker="heard"))
+    cluster = told.occupancy(2000)
+    assert (cluster.gpus, cluster.coverage, [worker.id for worker in cluster.workers]) == (1, 1.0, ["heard"])
+    across = told.occupancy(1500)
+    assert (across.gpus, across.coverage, across.gpu_ns.covered) == (9, 1.0, (8 * 500 + 1000) * MS)
+
+
+def test_an_old_window_is_told_from_the_coarser_windows_that_are_still_kept():
+    told = Told(step_batch(1, (0, 300_000), [step(0, 1500, decode=1)]), ms=300_000)
+    old = told.occupancy(2500, 2000)
+    assert (old.window_ms, old.as_of_unix_ns, old.coverage, old.gpu_ns.decode) == (2000, at(2000), 1.0, 1500 * MS)
+
+
 def test_lost_telemetry_lowers_coverage_and_leaves_the_fractions_of_what_is_known():
-    fleet = fleet_of(step_batch(1, (0, 500), [step(0, 500, decode=1)]))
-    (worker,) = cluster_occupancy(fleet, at(1000), 1000 * MS).workers
+    told = Told(step_batch(1, (0, 500), [step(0, 500, decode=1)]))
+    (worker,) = told.occupancy(1000).workers
     assert (worker.coverage, worker.decode, worker.idle) == (0.5, 1.0, 0.0)
 
 
 def test_models_are_summed_apart():
-    fleet = fleet_of(
+    told = Told(
         step_batch(1, (0, 1000), [step(0, 100, decode=1)], worker="a", model="small"),
         step_batch(1, (0, 1000), [step(0, 300, decode=1)], worker="b", model="large", gpus=2),
         step_batch(1, (0, 1000), [step(0, 600, decode=1)], worker="c", model="large", gpus=1),
     )
-    cluster = cluster_occupancy(fleet, at(1000), 1000 * MS)
+    cluster = told.occupancy(1000)
     assert [(model.model, model.gpus, model.decode) for model in cluster.models] == [
         ("large", 3, pytest.approx(0.4)),
         ("small", 1, pytest.approx(0.1)),
@@ -109,21 +140,41 @@ def test_models_are_summed_apart():
 
 def test_depths_role_and_model_are_those_of_the_newest_batch():
     busy = Load(running=3, waiting=2, waiting_prefill_tokens=700)
-    fleet = fleet_of(step_batch(2, (100, 200), role="mixed", load=busy), step_batch(1, (0, 100), load=Load(running=9)))
-    (worker,) = cluster_occupancy(fleet, at(200), 200 * MS).workers
+    told = Told(step_batch(2, (100, 200), role="mixed", load=busy), step_batch(1, (0, 100), load=Load(running=9)))
+    (worker,) = told.occupancy(200, 200).workers
     assert (worker.role, worker.running, worker.waiting, worker.waiting_prefill_tokens) == ("mixed", 3, 2, 700)
 
 
 def test_nothing_known_is_no_gpus_and_no_fractions():
-    cluster = cluster_occupancy(Fleet(prefill_share), at(0), 1000 * MS)
+    cluster = Told().occupancy(0)
     assert (cluster.gpus, cluster.coverage, cluster.idle, cluster.workers, cluster.models) == (0, 0, None, [], [])
 
 
 def test_a_worker_that_fell_silent_is_listed_for_a_while_and_then_no_longer():
     fleet = fleet_of(step_batch(1, (0, 100)))
+    other = step_batch(1, (0, LISTED_NS / MS + 200), worker="other")
+    fleet.add(other, other.covered_to_unix_ns)
     last = at(100)
-    assert [facts.worker_id for facts in fleet.listed(last + LISTED_NS - 1)] == ["decode-0"]
-    assert list(fleet.listed(last + LISTED_NS)) == []
+    assert [facts.worker_id for facts in fleet.listed(last + LISTED_NS - 1)] == ["decode-0", "other"]
+    assert [facts.worker_id for facts in fleet.listed(last + LISTED_NS)] == ["other"]
+
+
+def test_while_nobody_at_all_is_heard_nobody_is_given_up():
+    fleet = fleet_of(step_batch(1, (0, 100)))
+    assert [facts.worker_id for facts in fleet.listed(at(100) + 10 * LISTED_NS)] == ["decode-0"]
+
+
+def test_a_worker_that_left_in_good_order_is_soon_forgotten():
+    last = step_batch(1, (0, 100))
+    last.last = True
+    assert list(fleet_of(last).listed(at(100) + LEFT_NS)) == []
+
+
+def test_the_queue_of_a_worker_that_stays_silent_is_void():
+    fleet = fleet_of(step_batch(1, (0, 100), load=Load(running=3, waiting=2)))
+    (heard,) = fleet.listed(at(100) + LOAD_NS - 1)
+    (silent,) = fleet.listed(at(100) + LOAD_NS)
+    assert (heard.load.waiting, silent.load.waiting) == (2, 0)
 
 
 def test_workers_are_bounded_and_the_longest_silent_goes_first():
@@ -148,13 +199,13 @@ worker_layouts = st.lists(
 
 @given(worker_layouts, st.integers(100, 1500))
 def test_fractions_add_to_one_and_gpu_time_adds_exactly_at_every_level(layouts, window_ms):
-    fleet = Fleet(prefill_share)
+    batches = []
     for index, (gpus, start, prefill_ms, decode_ms, lost) in enumerate(layouts):
         middle, end = start + prefill_ms, start + prefill_ms + decode_ms
         steps = [step(start, middle, prefill=7), step(middle, end, prefill=3, decode=2)]
         batch = step_batch(1, (0, start if lost else 2000), steps, worker=f"w{index}", gpus=gpus, model=f"m{index % 2}")
-        fleet.add(batch, at(0))
-    cluster = cluster_occupancy(fleet, at(2000), window_ms * MS)
+        batches.append(batch)
+    cluster = Told(*batches).occupancy(2000, window_ms)
     for scope in (cluster, *cluster.models, *cluster.workers):
         parts = dataclasses.asdict(scope.gpu_ns)
         covered = parts.pop("covered")
@@ -169,7 +220,7 @@ def test_fractions_add_to_one_and_gpu_time_adds_exactly_at_every_level(layouts, 
         for scopes in (cluster.workers, cluster.models):
             total = getattr(cluster.gpu_ns, field.name)
             assert sum(getattr(scope.gpu_ns, field.name) for scope in scopes) == total
-    assert cluster.gpus == sum(worker.gpus for worker in cluster.workers if worker.coverage)
+    assert cluster.gpus == sum(worker.gpus for worker in cluster.workers)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Traces: a request's spans, and how requests and their KV transfers come together."""
 
+import asyncio
+
 import pytest
 
 from libs.bus.port import Record
@@ -11,10 +13,13 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     StepBatch,
 )
 from libs.contracts.topics import REQUESTS, STEPS
+from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, ORIGIN_NS, at
+from libs.testing.wait import until
 from services.metrics.traces import book as book_module
+from services.metrics.traces import otlp as otlp_module
 from services.metrics.traces.book import SETTLE_NS, TraceBook
-from services.metrics.traces.otlp import export_request
+from services.metrics.traces.otlp import TraceExporter, export_request
 from services.metrics.traces.spans import HandOff, spans, trace_context
 
 TRACE, PARENT = "ab" * 16, "cd" * 8
@@ -164,6 +169,17 @@ def test_what_waits_is_bounded_and_what_is_dropped_counted(monkeypatch):
 def test_garbage_is_no_trace_context():
     for bad in ("", "00-xyz", f"00-{TRACE}-{PARENT}", f"00-{TRACE.upper()}-{PARENT}-01"):
         assert trace_context(request(traceparent=bad)).sampled is None
+
+
+async def test_a_collector_of_no_address_costs_spans_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(otlp_module, "RETRY_S", 0.001)
+    clock, book = ManualClock(SETTLED_NS), TraceBook(1.0)
+    book.enter(Record(REQUESTS, "r-1", request(), 0, 0), ORIGIN_NS)
+    exporter = TraceExporter(book, "http://collector:4o18/v1/traces", clock)
+    exporting = asyncio.ensure_future(exporter.run())
+    await until(lambda: [sample.value for family in exporter.collect() for sample in family.samples][1])
+    assert not exporting.done()
+    exporting.cancel()
 
 
 def test_spans_are_grouped_by_the_process_they_tell_of():

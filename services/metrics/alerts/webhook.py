@@ -82,7 +82,7 @@ class Webhook:
         try:
             answer = await http.post(self._url, content=body)
             answer.raise_for_status()
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             self.posts["failed"] += 1
             return repr(error)
         self.posts["ok"] += 1

@@ -58,7 +58,7 @@ class TraceExporter(Collector):
                 await asyncio.sleep(RETRY_S)
             try:
                 answer = await client.post(self._url, content=body, headers={"content-type": "application/x-protobuf"})
-            except httpx.TransportError as error:
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
                 problem = repr(error)
                 continue
             if answer.is_success:

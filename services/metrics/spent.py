@@ -1,0 +1,66 @@
+"""What workers spent a span of time on, from the windows that history, stream and page are made of. Pure."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from libs.telemetry.fleet import Fleet
+from libs.telemetry.ring import NO_ROLE
+from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL, RollUps
+from libs.telemetry.timeline import PhaseTime, WorkerFacts
+
+MAX_WINDOWS: Final = 600
+"""That one answer adds up: a minute of the finest. Longer spans, and those that lie far back, are of coarser ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """A worker's GPU time."""
+
+    facts: WorkerFacts
+    time: PhaseTime
+    """In GPU-nanoseconds."""
+    due_ns: int
+    """GPU-nanoseconds that it should have told of: from its first window until it left, or was given up as silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Whole windows, and the workers that were there in any of them or are by now, by id."""
+
+    low_ns: int
+    high_ns: int
+    workers: list[Spent]
+
+
+def spent_in(fleet: Fleet, rollups: RollUps, end_ns: int, span_ns: int) -> Span:
+    """The last whole windows that end by `end_ns` and make up `span_ns` or little more."""
+    length = rollups.tier_for(end_ns - span_ns, span_ns // MAX_WINDOWS).window_ns
+    high_ns = end_ns - end_ns % length
+    low_ns = high_ns - -(-span_ns // length) * length
+    listed = {facts.worker_id: facts for facts in fleet.listed(high_ns)}
+    written = set(rollups.worker_ids())
+    workers = [
+        listed.get(facts.worker_id, facts)
+        for facts in fleet.known()
+        if facts.worker_id in written and (facts.worker_id in listed or facts.covered_to_unix_ns > low_ns)
+    ]
+    series = rollups.read(length, low_ns, high_ns, [facts.worker_id for facts in workers])
+    # Windows of a silent worker that is read elsewhere are not written here: they are missed all the same.
+    covered_to_ns = np.array([facts.covered_to_unix_ns for facts in workers], np.int64)
+    missed = np.array([facts.worker_id in listed and not facts.left for facts in workers], np.bool_)
+    due = (series.roles != NO_ROLE) | (missed & (series.starts_ns[:, None] >= covered_to_ns))
+    times = series.times_ns.sum(axis=0).tolist()
+    provisional = np.any(series.provisional, axis=0)
+    due_ns = (due.sum(axis=0) * length).tolist()
+    spent = [
+        Spent(
+            facts,
+            PhaseTime(each[COVERED], each[PREFILL], each[DECODE], each[KV_WAIT], bool(running)).times(facts.gpus),
+            due_worker_ns * facts.gpus,
+        )
+        for facts, each, running, due_worker_ns in zip(workers, times, provisional, due_ns, strict=True)
+        if due_worker_ns or (facts.worker_id in listed and not facts.left)
+    ]
+    return Span(low_ns, high_ns, spent)
