@@ -305,6 +305,11 @@ class Core:
         self._offers.end(opaque)
         self.admit(now_ns)
 
+    def abandon(self, opaque: bytes, now_ns: int) -> None:
+        """Nobody will come for the blocks, unless they are being read."""
+        self._offers.end_unread(opaque)
+        self.admit(now_ns)
+
     @property
     def next_expiry_ns(self) -> int | None:
         """When the next lease ends."""

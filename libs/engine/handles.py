@@ -114,6 +114,11 @@ class HandleTable:
             del self._by_key[held.key]
         return held
 
+    def drop_unread(self, opaque: bytes) -> Held | None:
+        """End a lease unless a receiver reads the blocks."""
+        held = self._held.get(opaque) or self._left.get(opaque)
+        return self.drop(opaque) if held is not None and not held.pulls else None
+
     def drop_key(self, key: int) -> Held | None:
         """End the lease of the sequence that had `key`."""
         opaque = self._by_key.get(key)

@@ -186,6 +186,11 @@ class LocalEngine:
         self._core.release(opaque, self._clock.now_ns())
         self._settle()
 
+    def abandon(self, opaque: bytes) -> None:
+        """Nobody will come for the blocks: they are free, unless a receiver reads them."""
+        self._core.abandon(opaque, self._clock.now_ns())
+        self._settle()
+
     def load(self) -> EngineLoad:
         """Depths now, and how far the events that were read account for the time."""
         starts = (self._unannounced_ns, self._events.oldest_start_ns())

@@ -89,8 +89,12 @@ class Offers:
         """Nobody needs the blocks behind a handle any more; unknown ones are ignored."""
         self._free(self._handles.drop(opaque))
 
+    def end_unread(self, opaque: bytes) -> None:
+        """The same, unless a receiver reads them."""
+        self._free(self._handles.drop_unread(opaque))
+
     def end_key(self, key: int) -> None:
-        """The same, by the sequence's key."""
+        """Nobody needs the blocks that the sequence of `key` left."""
         self._free(self._handles.drop_key(key))
 
     def forget_key(self, key: int) -> None:

@@ -404,6 +404,11 @@ class Engine(Protocol):
         """The receiver has the blocks; unknown handles are ignored."""
         ...
 
+    def abandon(self, opaque: bytes) -> None:
+        """Nobody will come for the blocks: they are released, unless a receiver may be reading them, which then ends
+        their lease as ever. Unknown handles are ignored."""
+        ...
+
     def load(self) -> EngineLoad:
         """Depths now."""
         ...

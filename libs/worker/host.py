@@ -172,6 +172,9 @@ class WorkerHost:
         self._credits.detach(link.id)
         for key in link.keys.values():
             self.engine.abort(key)
+        for opaque in link.drop_all():  # only this gateway could have had them pulled
+            self.engine.abandon(opaque)
+        self._progress.set()
         self._epoch_told.set()
         self._settle()
 
@@ -307,10 +310,14 @@ class WorkerHost:
             elif (opaque := link.drop(number)) is not None:
                 self.release(opaque)
 
+    def acknowledged(self, opaque: bytes) -> None:
+        """The receiver has acknowledged the blocks behind a KV handle."""
+        self.leaving.taken(opaque, self._clock.now_ns())
+        self.release(opaque)
+
     def release(self, opaque: bytes) -> None:
         """The blocks behind a KV handle are not needed any more."""
         self.engine.release(opaque)
-        self.leaving.taken(opaque, self._clock.now_ns())
         self._progress.set()
 
     def on_event(self, event: EngineEvent) -> None:

@@ -57,7 +57,7 @@ class KvOutbox:
         """Act on a frame; raises InvalidRequest when it breaks the protocol. What is wrong with one pull fails it."""
         for number in _numbers(frame.acks, "acks"):
             if pull := self._end(number):
-                self._host.release(pull.handle)
+                self._host.acknowledged(pull.handle)
         for number in _numbers(frame.cancels, "cancels"):
             self._end(number)
         for taken in frame.taken:

@@ -24,7 +24,8 @@ class Leaving:
         self._capabilities = capabilities
         self._step_s = 0.0
         self._output_tokens = 0.0
-        self._moving = MoveTime()
+        self.moving = MoveTime()
+        """How long moves from here have taken."""
         self._gone: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         """(bytes, Unix ns at which they were sealed) by handle."""
         self.moved = 0
@@ -39,7 +40,7 @@ class Leaving:
         kv_bytes = -(-sequence.tokens // capabilities.block_size_tokens) * capabilities.kv_block_bytes
         staying = Staying(self._step_s, self._output_tokens)
         return capabilities.moves_running_kv and sooner_moved(
-            sequence.most_tokens_left, kv_bytes, staying, self._moving
+            sequence.most_tokens_left, kv_bytes, staying, self.moving
         )
 
     def stepped(self, event: EngineEvent) -> None:
@@ -60,10 +61,10 @@ class Leaving:
             self._gone.popitem(last=False)
 
     def taken(self, opaque: bytes, now_ns: int) -> None:
-        """The blocks have arrived."""
+        """The blocks have arrived; those that never do say nothing of how long a move takes."""
         kv_bytes, sealed_ns = self._gone.pop(opaque, (0, 0))
         if kv_bytes:
-            self._moving.observe(kv_bytes, max(now_ns - sealed_ns, 0) / 1e9)
+            self.moving.observe(kv_bytes, max(now_ns - sealed_ns, 0) / 1e9)
 
 
 def _mean(mean: float, value: float) -> float:

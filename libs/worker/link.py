@@ -58,3 +58,9 @@ class Link:
     def drop(self, sequence: int) -> bytes | None:
         """Forget and return the KV handle of a prefilled sequence."""
         return self._handles.pop(sequence, None)
+
+    def drop_all(self) -> list[bytes]:
+        """Forget and return every KV handle."""
+        handles = list(self._handles.values())
+        self._handles.clear()
+        return handles

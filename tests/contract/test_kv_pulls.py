@@ -89,7 +89,7 @@ class Sender:
         self.taken.update(blocks.tolist())
         return tuple(memoryview(self._block(number)) for number in blocks.tolist())
 
-    def release(self, opaque: bytes) -> None:
+    def acknowledged(self, opaque: bytes) -> None:
         self.released[opaque] += 1
 
     def _find(self, opaque: bytes) -> Held:

@@ -13,6 +13,7 @@ from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.roles import role_from_name
+from libs.perfmodel.moving import MoveTime
 from libs.registry.redis import RedisRegistry
 from libs.runtime.rpc import make_channel
 from libs.testing.stores import embedded_redis
@@ -252,7 +253,11 @@ async def test_a_sequence_handed_over_to_nobody_is_freed_by_its_gateway_or_with_
             await gateway.event(1, "moved")
             await gateway.send(pb.GatewayFrame(aborts=pack_u32([1])))
             await eventually(lambda: not worker.host.integrity().leased_handles)
+            await gateway.send(pb.GatewayFrame(hand_overs=pack_u32([2])))
+            await gateway.event(2, "moved")
         await eventually(lambda: is_clean(worker))
+        learned = worker.host.leaving.moving
+        assert [learned.seconds(size) for size in (0, 10**9)] == [MoveTime().seconds(size) for size in (0, 10**9)]
 
 
 async def test_a_worker_that_decodes_again_takes_new_decodes_beside_what_stayed() -> None:

@@ -278,6 +278,35 @@ async def test_an_abort_while_blocks_are_pulled_frees_the_receiver_and_keeps_the
         await eventually(lambda: is_clean(a) and is_clean(fast))
 
 
+async def test_blocks_that_only_a_gone_gateway_could_have_had_pulled_are_free_at_once() -> None:
+    async with local_worker("prefill-0", "prefill") as worker:
+        async with gateway_probe(worker) as gateway:
+            await gateway.submit(*(submit(sequence, pb.PHASE_PREFILL, PROMPT) for sequence in (1, 2)))
+            await gateway.event(1, "prefilled")
+            await gateway.event(2, "prefilled")
+            assert worker.host.integrity().leased_handles == 2
+        await eventually(lambda: is_clean(worker), within_s=2.0)
+
+
+async def test_blocks_that_are_being_pulled_as_their_gateway_goes_are_pulled_to_the_end() -> None:
+    async with (
+        local_worker("prefill-0", "prefill") as a,
+        local_worker("decode-0", "decode", sim_speedup=1.0, sim_link_gbps=0.2) as b,
+        gateway_probe(b) as decode,
+    ):
+        async with gateway_probe(a) as prefill:
+            await prefill.submit(submit(1, pb.PHASE_PREFILL, PROMPT))
+            rest = submit(1, pb.PHASE_DECODE, [*PROMPT, 5], prompt_tokens=len(PROMPT))
+            rest.kv.CopyFrom((await prefill.event(1, "prefilled")).kv)
+            await decode.submit(rest)
+            await decode.event(1, "kv_pulling")
+        await eventually(lambda: not a.host.integrity().attached_gateways)
+        assert a.host.integrity().leased_handles == 1
+        finished = await decode.event(1, "finished")
+        assert finished.kv_bytes_received
+        await eventually(lambda: is_clean(a) and is_clean(b))
+
+
 async def test_two_gateways_share_the_credits_and_never_exceed_them() -> None:
     async with (
         local_worker("prefill-0", "prefill") as worker,

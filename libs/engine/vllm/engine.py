@@ -216,6 +216,9 @@ class VllmEngine:
         if handover is not None and self._sequences.leased(handover.request_id):
             self._command(Command(release=[handover.request_id]))
 
+    def abandon(self, opaque: bytes) -> None:
+        """Leaves them to their lease: NIXL reads without a word, so whoever reads them now is not known here."""
+
     # ------------------------------------------------------------------ what it says
 
     async def events(self) -> AsyncIterator[EngineEvent]:
