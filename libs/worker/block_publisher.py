@@ -3,11 +3,15 @@
 import asyncio
 from itertools import islice
 
+import structlog
+
 from libs.engine.port import EngineEvent
 from libs.kvindex.port import KvIndex
 
+log = structlog.get_logger()
+
 MAX_PENDING_BLOCKS = 65_536
-"""Changes that may wait; beyond it the oldest are given up, which costs reuse and never a request."""
+"""Changes that may wait; of more none is told by itself, all that is held is listed anew."""
 MAX_PUBLISHED_BLOCKS = 4096
 """Changes in one call."""
 BEHIND_S = 0.05
@@ -24,18 +28,26 @@ class BlockPublisher:
         self._model = model
         self._worker_id = worker_id
         self._lease_ms = lease_ms
+        self._held: set[bytes] = set()
+        """At most what the engine's pool has blocks."""
         self._pending: dict[bytes, bool] = {}
+        self._anew = False
+        """Whether what is listed says nothing any more: changes to it were given up."""
         self._wake = asyncio.Event()
 
     def on_event(self, event: EngineEvent) -> None:
         """Take changes in, later ones over earlier ones of the same block."""
+        self._held.update(event.blocks.stored)
+        self._held.difference_update(event.blocks.removed)
         for held, hashes in ((True, event.blocks.stored), (False, event.blocks.removed)):
             for block_hash in hashes:
                 self._pending.pop(block_hash, None)
                 self._pending[block_hash] = held
-        while len(self._pending) > MAX_PENDING_BLOCKS:
-            del self._pending[next(iter(self._pending))]
-        if self._pending:
+        if len(self._pending) > MAX_PENDING_BLOCKS:
+            log.warning("KV index is behind: it is written anew", pending=len(self._pending), held=len(self._held))
+            self._pending.clear()
+            self._anew = True
+        if self._pending or self._anew:
             self._wake.set()
 
     async def run(self) -> None:
@@ -64,6 +76,9 @@ class BlockPublisher:
             return
 
     async def _publish(self) -> None:
+        if self._anew:
+            await self._publish_all()
+            return
         batch = list(islice(self._pending.items(), MAX_PUBLISHED_BLOCKS))
         for block_hash, _ in batch:
             del self._pending[block_hash]
@@ -72,3 +87,11 @@ class BlockPublisher:
         stored = [block_hash for block_hash, held in batch if held]
         removed = [block_hash for block_hash, held in batch if not held]
         await self._index.publish(self._model, self._worker_id, stored=stored, removed=removed)
+
+    async def _publish_all(self) -> None:
+        self._anew = False
+        self._pending.clear()
+        self._wake.clear()
+        held = list(self._held)
+        await self._index.forget(self._model, self._worker_id)
+        await self._index.publish(self._model, self._worker_id, stored=held, removed=())

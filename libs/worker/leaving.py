@@ -39,9 +39,7 @@ class Leaving:
         capabilities = self._capabilities
         kv_bytes = -(-sequence.tokens // capabilities.block_size_tokens) * capabilities.kv_block_bytes
         staying = Staying(self._step_s, self._output_tokens)
-        return capabilities.moves_running_kv and sooner_moved(
-            sequence.most_tokens_left, kv_bytes, staying, self.moving
-        )
+        return capabilities.moves_running_kv and sooner_moved(sequence.most_tokens_left, kv_bytes, staying, self.moving)
 
     def stepped(self, event: EngineEvent) -> None:
         """Learn from an engine's step."""
