@@ -1,13 +1,15 @@
 """What HTTP services of the control plane answer alike: health, readiness, Prometheus, and errors in one shape."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi_offline import FastAPIOffline
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
+from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
 from libs.contracts.errors import FulcrumError, InvalidRequest
@@ -41,7 +43,7 @@ def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: 
     @app.get("/metrics", tags=["operation"], response_class=PlainTextResponse)
     async def prometheus() -> Response:
         """Prometheus text format."""
-        return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)
+        return Response(await _exposed(metrics), media_type=CONTENT_TYPE_LATEST)
 
     @app.exception_handler(FulcrumError)
     async def fulcrum_error(_request: Request, error: FulcrumError) -> JSONResponse:
@@ -61,6 +63,26 @@ def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: 
         return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)
 
     return app
+
+
+class _Collected(Collector):
+    """Families as they were."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+async def _exposed(metrics: Collector) -> bytes:
+    """The text of all families. What they are made of belongs to the event loop, which gets its turn after each; the
+    text, most of the work where there are thousands of samples, is made in a thread."""
+    families = []
+    for family in metrics.collect():
+        families.append(family)
+        await asyncio.sleep(0)
+    return await asyncio.to_thread(generate_latest, _Collected(families))
 
 
 def error_response(error: FulcrumError) -> JSONResponse:

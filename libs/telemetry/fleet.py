@@ -15,10 +15,12 @@ from libs.telemetry.timeline import MAX_STEPS, PhaseTime, PrefillShare, Taken, T
 
 MAX_WORKERS: Final = 4096
 """The longest silent one goes."""
-MAX_FLEET_STEPS: Final = 10_000_000
-"""Of all workers, 560 MB: each may keep its part, at most `timeline.MAX_STEPS` and at least `MIN_STEPS`. 1,000 workers
-with 60 steps a second are remembered for 160 s step by step; roll-ups reach further back."""
-MIN_STEPS: Final = 2_048
+MAX_FLEET_STEPS: Final = 1_500_000
+"""Of all workers, 90 MB with what they computed: each may keep its part, at most `timeline.MAX_STEPS` and at least
+`MIN_STEPS`. 1,000 workers with 60 steps a second are remembered for 25 s step by step, for telemetry that comes late
+and for utilisation; roll-ups reach further back. With theirs (260 MB), requests (30 MB) and the process's own (80 MB)
+that is 460 MB."""
+MIN_STEPS: Final = 1_024
 MAX_AHEAD_NS: Final = 60 * 1_000_000_000
 """A batch that claims to cover time further ahead than clocks can differ is malformed."""
 BEHIND_NS: Final = 500_000_000
@@ -129,6 +131,11 @@ class Fleet:
         """What a worker's finished steps computed and moved in [low, high), as far as it tells."""
         timeline = self._timelines.get(worker_id)
         return timeline.effort(low_ns, high_ns) if timeline else Effort()
+
+    def steps_from_ns(self, worker_id: str) -> int | None:
+        """From when on a worker's steps are known, as far as they are told; None for one that others read."""
+        timeline = self._timelines.get(worker_id)
+        return timeline.steps_from_ns if timeline else None
 
     def role_at(self, worker_id: str, at_ns: int) -> str:
         """The role that a worker had at a moment, in words; empty when nothing is known of it."""

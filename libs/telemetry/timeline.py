@@ -20,7 +20,7 @@ HISTORY_NS: Final = 660 * 1_000_000_000
 TRIM_NS: Final = 30 * 1_000_000_000
 """History is dropped in pieces of this size, so that dropping costs little."""
 MAX_STEPS: Final = 65_536
-"""Of one worker, at most: 24 bytes a step. One with more of them in `HISTORY_NS` is remembered less long."""
+"""Of one worker, at most: 56 bytes a step. One with more of them in `HISTORY_NS` is remembered less long."""
 MAX_INTERVALS: Final = 16_384
 """Covers, KV waits, and runs of batch numbers, each: 16 bytes an entry."""
 INT64_END: Final = 1 << 62
@@ -140,6 +140,11 @@ class Timeline:
         self._enter_times(batch)
         self._forget_old()
         return Taken.COUNTED
+
+    @property
+    def steps_from_ns(self) -> int:
+        """What was before is forgotten; 0 where nothing is."""
+        return self._kept_from_ns
 
     @property
     def running_step(self) -> RunningStep | None:

@@ -1,15 +1,19 @@
 """GPU time by phase over a window: of each worker, each model and the cluster. Pure."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from libs.contracts.roles import role_name
-from libs.perfmodel.utilisation import Compute, Effort, utilisation
+from libs.perfmodel.utilisation import Compute, utilisation
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.rollups import RollUps
-from libs.telemetry.timeline import PhaseTime, WorkerFacts
-from services.metrics.spent import Spent, spent_in
+from libs.telemetry.timeline import WorkerFacts
+from services.metrics.spent import Span, Spent, Total, spent_in, total
+
+WORKERS_A_TURN: Final = 100
+"""A few ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +45,12 @@ class Occupancy:
     gpu_ns: GpuTime
 
     @classmethod
-    def of(cls, spent: Sequence[Spent], **own: Any) -> Self:
-        """Of some workers together; `own` are the fields that a subclass adds."""
-        time = sum((each.time for each in spent), PhaseTime())
-        due_ns = sum(each.due_ns for each in spent)
+    def of(cls, spent: Spent | Total, **own: Any) -> Self:
+        """Of one worker or several; `own` are the fields that a subclass adds."""
+        time = spent.time
         return cls(
-            gpus=sum(each.facts.gpus for each in spent if each.due_ns),
-            coverage=time.covered_ns / due_ns if due_ns else 0.0,
+            gpus=spent.gpus,
+            coverage=time.covered_ns / spent.due_ns if spent.due_ns else 0.0,
             prefill=_share(time.prefill_ns, time.covered_ns),
             decode=_share(time.decode_ns, time.covered_ns),
             kv_wait=_share(time.kv_wait_ns, time.covered_ns),
@@ -177,19 +180,25 @@ def cluster_occupancy(fleet: Fleet, rollups: RollUps, end_ns: int, window_ns: in
     """How the last whole windows that end by `end_ns` were spent. A worker's time counts for the model it is assigned
     to now."""
     span = spent_in(fleet, rollups, end_ns, window_ns)
-    offsets_ns = fleet.clocks.offsets_ns(end_ns)
+    return _cluster(fleet, span, [_worker(fleet, each, span) for each in span.workers])
+
+
+async def cluster_occupancy_in_turns(fleet: Fleet, rollups: RollUps, end_ns: int, window_ns: int) -> ClusterOccupancy:
+    """The same, with a turn for others every `WORKERS_A_TURN`."""
+    span, workers = spent_in(fleet, rollups, end_ns, window_ns), []
+    for first in range(0, len(span.workers), WORKERS_A_TURN):
+        workers += [_worker(fleet, each, span) for each in span.workers[first : first + WORKERS_A_TURN]]
+        await asyncio.sleep(0)
+    return _cluster(fleet, span, workers)
+
+
+def _cluster(fleet: Fleet, span: Span, workers: list[WorkerOccupancy]) -> ClusterOccupancy:
+    offsets_ns = fleet.clocks.offsets_ns(span.high_ns)
     return ClusterOccupancy.of(
-        span.workers,
+        total(span.workers),
         window_ms=(span.high_ns - span.low_ns) // 1_000_000,
         as_of_unix_ns=span.high_ns,
-        workers=[
-            _worker(
-                each,
-                fleet.effort(each.facts.worker_id, span.low_ns, span.high_ns),
-                fleet.last_step_end_ns(each.facts.worker_id),
-            )
-            for each in span.workers
-        ],
+        workers=workers,
         models=[
             ModelOccupancy.of(part, model=model)
             for model, part in _parts(span.workers, lambda facts: facts.assignment.model)
@@ -202,7 +211,7 @@ def cluster_occupancy(fleet: Fleet, rollups: RollUps, end_ns: int, window_ns: in
             NodeOccupancy.of(part, node=node, clock_offset_ms=offsets_ns.get(node, 0) / 1e6)
             for node, part in _parts(span.workers, lambda facts: facts.node)
         ],
-        hardware=[HardwareGpu(node=seen.node, **asdict(seen.reading)) for seen in fleet.hardware.fresh(end_ns)],
+        hardware=[HardwareGpu(node=seen.node, **asdict(seen.reading)) for seen in fleet.hardware.fresh(span.high_ns)],
     )
 
 
@@ -216,10 +225,10 @@ def since_step_ns(facts: WorkerFacts, last_step_end_ns: int) -> int:
     return max(facts.covered_to_unix_ns - last_step_end_ns, 0)
 
 
-def _worker(spent: Spent, effort: Effort, last_step_end_ns: int) -> WorkerOccupancy:
+def _worker(fleet: Fleet, spent: Spent, span: Span) -> WorkerOccupancy:
     facts = spent.facts
     return WorkerOccupancy.of(
-        [spent],
+        spent,
         id=facts.worker_id,
         node=facts.node,
         model=facts.assignment.model,
@@ -230,12 +239,21 @@ def _worker(spent: Spent, effort: Effort, last_step_end_ns: int) -> WorkerOccupa
         awaiting_kv=facts.load.awaiting_kv,
         places=facts.max_sequences,
         kv_used=kv_used(facts),
-        since_step_ms=since_step_ns(facts, last_step_end_ns) // 1_000_000,
-        utilisation=_utilisation(facts.compute, effort, spent.time) if facts.compute else None,
+        since_step_ms=since_step_ns(facts, fleet.last_step_end_ns(facts.worker_id)) // 1_000_000,
+        utilisation=_utilisation(fleet, facts.compute, spent, span) if facts.compute else None,
     )
 
 
-def _utilisation(compute: Compute, effort: Effort, time: PhaseTime) -> PhaseUtilisation:
+def _utilisation(fleet: Fleet, compute: Compute, spent: Spent, span: Span) -> PhaseUtilisation | None:
+    """Of the part of the span that is remembered step by step; None where nothing of it is."""
+    worker_id, time = spent.facts.worker_id, spent.time
+    low_ns = fleet.steps_from_ns(worker_id)
+    if low_ns is None or low_ns >= span.high_ns:
+        return None
+    if low_ns > span.low_ns:
+        time = fleet.phases(worker_id, low_ns, span.high_ns).times(spent.gpus)
+    effort = fleet.effort(worker_id, max(low_ns, span.low_ns), span.high_ns)
+
     def of(flops: float, moved_bytes: float, gpu_ns: int) -> Utilisation:
         return Utilisation(
             mfu=utilisation(flops, compute.peak_flops_per_s, gpu_ns),
@@ -248,12 +266,12 @@ def _utilisation(compute: Compute, effort: Effort, time: PhaseTime) -> PhaseUtil
     )
 
 
-def _parts(spent: Sequence[Spent], name: Callable[[WorkerFacts], str]) -> list[tuple[str, list[Spent]]]:
+def _parts(spent: Sequence[Spent], name: Callable[[WorkerFacts], str]) -> list[tuple[str, Total]]:
     """By name, in order."""
     parts: dict[str, list[Spent]] = {}
     for each in spent:
         parts.setdefault(name(each.facts), []).append(each)
-    return sorted(parts.items())
+    return [(name, total(part)) for name, part in sorted(parts.items())]
 
 
 def _share(part_ns: int, whole_ns: int) -> float | None:

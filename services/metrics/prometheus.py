@@ -14,7 +14,7 @@ from libs.telemetry.history import History
 from libs.telemetry.rollups import RollUps
 from services.metrics.hub import Hub
 from services.metrics.occupancy import ClusterOccupancy, HardwareGpu, Occupancy, cluster_occupancy
-from services.metrics.requests import Finished
+from services.metrics.requests_wire import Finished
 
 MAX_MODELS: Final = 64
 """Model names come from clients: later ones are counted as `OTHER_MODEL`, so that labels stay bounded."""

@@ -1,5 +1,6 @@
 """What workers spent a span of time on, from the windows that history, stream and page are made of. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +24,37 @@ class Spent:
     """In GPU-nanoseconds."""
     due_ns: int
     """GPU-nanoseconds that it should have told of: from its first window until it left, or was given up as silent."""
+
+    @property
+    def gpus(self) -> int:
+        """Of the worker."""
+        return self.facts.gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The same of several workers."""
+
+    gpus: int
+    """Of those that should have told of any of the time."""
+    time: PhaseTime
+    due_ns: int
+
+
+def total(spent: Sequence[Spent]) -> Total:
+    """All of them together."""
+    times = [each.time for each in spent]
+    return Total(
+        sum(each.gpus for each in spent if each.due_ns),
+        PhaseTime(
+            sum(time.covered_ns for time in times),
+            sum(time.prefill_ns for time in times),
+            sum(time.decode_ns for time in times),
+            sum(time.kv_wait_ns for time in times),
+            any(time.provisional for time in times),
+        ),
+        sum(each.due_ns for each in spent),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
@@ -27,7 +28,8 @@ from services.metrics.alerts.book import AlertBook
 from services.metrics.api import make_api
 from services.metrics.hub import Hub
 from services.metrics.prometheus import MAX_MODELS, OTHER_MODEL, OccupancyCollector, RequestMetrics
-from services.metrics.requests import MAX_REQUESTS, RequestLog, percentiles
+from services.metrics.request_table import RequestTable, percentiles
+from services.metrics.requests import MAX_REQUESTS, REPORT_NS, RequestLog
 from services.metrics.state import MetricsState
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -204,6 +206,41 @@ def test_the_request_log_is_bounded_and_says_when_it_does_not_reach_back():
     assert log.report(at(5000), 3999 * MS).complete
 
 
+def test_a_report_is_told_again_for_a_while_and_then_made_anew():
+    log = RequestLog()
+    log.add(finished("first", end_ms=500), at(500))
+    assert log.report(at(1000), 1000 * MS).total.requests == 1
+    log.add(finished("second", end_ms=600), at(600))
+    assert log.report(at(1000) + REPORT_NS - 1, 1000 * MS).as_of_unix_ns == at(1000)
+    assert log.report(at(1000) + REPORT_NS, 2000 * MS).total.requests == 2
+
+
+def test_a_summary_tells_targets_and_how_they_were_met():
+    log = RequestLog()
+    for number in range(4):
+        event = finished(f"r{number}", ttft_ms=100 * (number + 1), tokens=11, decode_ms=200)
+        event.ttft_deadline_unix_ns = event.arrival_unix_ns + 350 * MS
+        event.tpot_target_us = 30_000 if number else 0
+        log.add(event, at(0))
+    log.add(finished("no target", ttft_ms=900), at(0))
+    total = log.report(at(1001), 1000 * MS).total
+    assert (total.ttft_slo.requests, total.ttft_slo.target_s, total.ttft_slo.met) == (4, 0.35, 0.75)
+    assert (total.tpot_slo.requests, total.tpot_slo.target_s, total.tpot_slo.met) == (3, 0.03, 1.0)
+
+
+def test_names_of_models_that_are_gone_are_forgotten():
+    table = RequestTable(2)
+    log = RequestLog()
+    first, second = (log.add(finished(model=model), at(0)) for model in ("a", "b"))
+    for _ in range(3):
+        table.put(0, first)
+        table.put(1, second)
+        assert [name for name, _ in table.by_model(table.within(0, at(2000)))] == ["a", "b"]
+        table.drop(0)
+        table.drop(1)
+    assert table.by_model(table.within(0, at(2000))) == []
+
+
 def test_requests_older_than_the_history_are_forgotten():
     log = RequestLog()
     log.add(finished("old", end_ms=0), at(0))
@@ -212,8 +249,8 @@ def test_requests_older_than_the_history_are_forgotten():
 
 
 def test_percentiles_are_latencies_that_some_request_had():
-    assert percentiles([4 * 10**9]).p99 == 4.0
-    assert percentiles([10**9, 3 * 10**9]).p50 == 1.0
+    assert percentiles(np.array([4 * 10**9])).p99 == 4.0
+    assert percentiles(np.array([10**9, 3 * 10**9])).p50 == 1.0
 
 
 async def test_prometheus_shows_phases_requests_telemetry_and_decisions(metrics):
