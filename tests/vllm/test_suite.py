@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -31,6 +32,10 @@ BLOCK_TOKENS = 32
 LONG_LENGTHS = (199, 231, 263, 295)
 """Of prompts that are asked twice; no other test's prompts are so long."""
 GONE_S = 1.0
+ENGINE_PROCESSES = 6
+"""EngineCore and the one that computes, of three workers."""
+AFTER_S, MAX_AFTER_SHARE = 0.8, 0.5
+"""Of one core, after an answer. Of vLLM's own accord four processes would take a core each."""
 STOP_S = 60.0
 START_S = 400.0
 
@@ -52,6 +57,27 @@ def http_to(suite: Suite) -> httpx.AsyncClient:
 def test_it_says_paris(suite: Suite) -> None:
     said = suite.fulcrum("chat", "What is the capital of France?")
     assert said.returncode == 0 and "Paris" in said.stdout, said.stdout + said.stderr
+
+
+def engine_processes(suite: Suite) -> list[psutil.Process]:
+    """vLLM's own, of all workers."""
+    children = psutil.Process(suite.process.pid).children(recursive=True)
+    return [child for child in children if child.name().startswith("VLLM")]
+
+
+def test_engines_compute_on_every_core_there_is(suite: Suite) -> None:
+    cores = psutil.Process().cpu_affinity()
+    assert [process.cpu_affinity() for process in engine_processes(suite)] == [cores] * ENGINE_PROCESSES
+
+
+def test_engines_leave_the_cores_to_others_as_soon_as_they_have_answered(suite: Suite) -> None:
+    def cpu_s() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in engine_processes(suite))
+
+    suite.fulcrum("chat", "What is the capital of Italy?")
+    before_s = cpu_s()
+    time.sleep(AFTER_S)
+    assert cpu_s() - before_s < MAX_AFTER_SHARE * AFTER_S
 
 
 @asynccontextmanager

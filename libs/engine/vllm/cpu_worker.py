@@ -1,8 +1,10 @@
-"""vLLM's worker for CPUs, with two things mended: the seeds of chunked prompts, and a thread that takes a whole core.
+"""vLLM's worker for CPUs, with three things mended: the seeds of chunked prompts, a thread that takes a whole core, and
+the one core that all workers of a machine would compute on.
 
 It runs in the process that computes. Written against the same vLLM as libs/engine/vllm/scheduler.py.
 """
 
+import os
 import sys
 from typing import Any
 
@@ -21,6 +23,16 @@ class MendedWorker(CPUWorker):  # type: ignore[misc]
         """Before KV connectors come to be."""
         _let_nixl_wait()
         super().init_device()
+
+    def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
+        """Make the KV cache and its connector, on the cores that were allowed before.
+
+        NIXL's connector binds the thread that makes it to the last core of the machine, to copy there beside those
+        that compute; but that thread computes, and every worker here does the same.
+        """
+        cores = os.sched_getaffinity(0)
+        super().initialize_from_config(*args, **kwargs)
+        os.sched_setaffinity(0, cores)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Draw for the sequences whose prompt is whole, and for the others what is thrown away.

@@ -20,7 +20,7 @@ from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.vllm.board import Board
 from libs.engine.vllm.compute import compute_of, kv_item_bytes
 from libs.engine.vllm.core import Ready, set_environment
-from libs.engine.vllm.plugin import CAUSE_VARIABLE
+from libs.engine.vllm.plugin import CAUSE_VARIABLE, WAIT_VARIABLE
 from libs.engine.vllm.scheduler import BOARD_SETTING, CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
 from libs.model.info import load_model_info
 from libs.perfmodel.utilisation import Compute
@@ -103,6 +103,7 @@ def _environment(config: EngineConfig) -> Mapping[str, str]:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(config.threads or 1),
             "UCX_TLS": "tcp,shm,self,cma",
+            WAIT_VARIABLE: "1",
         }
     return environment
 

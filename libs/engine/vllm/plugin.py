@@ -1,23 +1,36 @@
-"""A plug-in that vLLM loads first of all in each of its processes: it ties their lives to the worker's.
+"""A plug-in that vLLM loads first of all in each of its processes. It ties their lives to the worker's, and lets them
+wait for each other on CPUs without taking a core.
 
 vLLM's EngineCore outlives a parent that is killed and keeps its memory. Linux kills it with its parent where it asks
 for that (PR_SET_PDEATHSIG), and it asks before any weight is loaded. And where it cannot start, vLLM says why in its
 log alone: the plug-in leaves the reason for the worker too.
+
+vLLM's processes ask each other for news in a loop of `sched_yield` for a second after the last. Where they compute on
+the same cores that is a core lost, and worse: Linux before 6.19 lets a process that has yielded a million times wait
+for seconds, however idle another core is, once somebody else wants to run on its own.
 """
 
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
 LEASH_VARIABLE = "FULCRUM_VLLM_LEASH"
 """Pid of the worker, set for the processes that it starts; vLLM elsewhere is left alone."""
 CAUSE_VARIABLE = "FULCRUM_VLLM_CAUSE"
 """Path of the file for what kept a process from starting."""
+WAIT_VARIABLE = "FULCRUM_VLLM_WAIT"
+"""Set where its processes are to sleep until there is news."""
+NEWS_SOON_S, NAP_MS = 1.0, 1
+"""So long after the last news a process sleeps no longer than this at a time: the socket drops a word that comes within
+a millisecond of another."""
 
 
 class _FirstCause(logging.Handler):
@@ -45,3 +58,20 @@ def register() -> None:
         os._exit(1)
     if cause := os.environ.get(CAUSE_VARIABLE):
         logging.getLogger("vllm").addHandler(_FirstCause(cause))
+    if os.environ.get(WAIT_VARIABLE):
+        _sleep_until_news()
+
+
+def _sleep_until_news() -> None:
+    """Readers wait at the socket by which a writer wakes them, at once and not only after a second of looking."""
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition  # noqa: PLC0415
+
+    wait = SpinCondition.wait
+
+    def nap(self: Any, timeout_ms: int | None = None) -> None:
+        if time.monotonic() <= self.last_read + NEWS_SOON_S:
+            timeout_ms = NAP_MS if timeout_ms is None else min(timeout_ms, NAP_MS)
+        wait(self, timeout_ms)
+
+    SpinCondition.__init__ = functools.partialmethod(SpinCondition.__init__, busy_loop_s=0.0)
+    SpinCondition.wait = nap
