@@ -1,6 +1,7 @@
 """The page in a real Chromium, over the metrics service's own app, tick and stream."""
 
 import asyncio
+import csv
 import json
 import re
 from collections.abc import AsyncIterator, Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from playwright.async_api import Page, expect
 from prometheus_client import CollectorRegistry
@@ -22,6 +24,8 @@ from libs.contracts.topics import DECISIONS, STEPS
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
+from libs.telemetry.members import Member
+from libs.telemetry.rollups import Kept
 from libs.telemetry.split import prefill_share
 from libs.testing.browser import browser, listen_for_errors
 from services.metrics.alerts.desk import AlertDesk
@@ -37,6 +41,10 @@ MS = 1_000_000
 LAG_NS, LIVE_LAG_NS = 400 * MS, 100 * MS
 BATCH_NS = 100 * MS
 WAIT_MS = 10_000
+SECOND_NS = 1_000 * MS
+MINUTE_NS = 60 * SECOND_NS
+FIGURE_WINDOWS = 20
+KEYS = ("space", "← →", "p", "1–6", "t", "s", "/", "u", "?")
 pytestmark = pytest.mark.suite
 
 
@@ -223,18 +231,165 @@ async def test_a_role_move_stands_on_the_time_axis_and_tells_its_reason() -> Non
         await expect(page.locator("#tables .table").first).to_contain_text("prefill", timeout=WAIT_MS)
 
 
-async def test_what_is_shown_can_be_kept_as_a_file() -> None:
-    workers = Worker("prefill-0", "prefill", 0.6), Worker("decode-0", "decode", 0.3)
+async def saved(page: Page, kind: str) -> str:
+    """What the browser keeps as a file."""
+    async with page.expect_download() as download:
+        await page.locator(f"#{kind}").click()
+    done = await download.value
+    assert done.suggested_filename.endswith(f".{kind}")
+    return (await done.path()).read_text()
+
+
+async def history_rows(service: Service, query: dict[str, str]) -> list[dict[str, Any]]:
+    """What the API says of the same windows, as the page's files have it."""
+    async with httpx.AsyncClient() as http:
+        told = (await http.get(f"{service.url}/v1/occupancy/history", params=query)).json()
+    parts = ("covered", "prefill", "decode", "kv_wait", "idle")
+    return [
+        {"start_unix_ms": start, **{f"{part}_gpu_ns": told["gpu_ns"][part][at] for part in parts},
+         "gpus": told["gpus"][at], "coverage": told["coverage"][at]}
+        for at, start in enumerate(told["starts_unix_ms"])
+    ]  # fmt: skip
+
+
+async def test_files_hold_what_is_shown_and_what_the_api_says_of_it() -> None:
+    workers = Worker("prefill-0", "prefill", 0.6, gpus=4), Worker("decode-0", "decode", 0.3)
     async with serving(*workers) as service, looking(service) as page:
+        for scope in ("cluster", "pool:prefill"):
+            await figures(page, lambda shown: shown["coverage"] == 1)
+            await page.locator("#pause").click()
+            await expect(page.locator("#pause")).to_have_text("go on")
+            shown = await figures(page, lambda shown, scope=scope: shown["scope"] == scope)
+            rows = json.loads(await saved(page, "json"))
+            last = rows[-FIGURE_WINDOWS:]
+            summed = {part: sum(row[f"{part}_gpu_ns"] for row in last) for part in shown["gpu_ns"]}
+            assert summed == shown["gpu_ns"]
+            assert last[-1]["start_unix_ms"] + 100 == int(shown["asOfUnixMs"])
+            query = {"window": "100ms", "span": "30s", "scope": scope, "end_unix_ms": shown["asOfUnixMs"]}
+            told = {row["start_unix_ms"]: row for row in await history_rows(service, query)}
+            assert [{name: row[name] for name in row if name != "provisional"} for row in rows] == [
+                told[row["start_unix_ms"]] for row in rows
+            ]
+            table = list(csv.DictReader((await saved(page, "csv")).splitlines()))
+            assert [{name: json.loads(value) for name, value in row.items()} for row in table] == rows
+            await page.locator("#pause").click()
+            await page.get_by_role("button", name="prefill", exact=True).first.click()
+
+
+async def test_the_past_hours_are_replayed_as_the_api_tells_them() -> None:
+    workers = Worker("prefill-0", "prefill", 0.6, gpus=4), Worker("decode-0", "decode", 0.3)
+    async with serving(*workers) as service:
+        now_ns = service.clock.now_ns() // MINUTE_NS * MINUTE_NS
+        service.state.members.enter(Member(worker.id, worker.node, "sim", worker.gpus) for worker in workers)
+        for back in range(3 * 360, 0, -1):
+            start_ns, busy = now_ns - back * 10 * SECOND_NS, (back % 100) * SECOND_NS // 20
+            times = np.array([[10 * SECOND_NS, busy, 0, 0], [10 * SECOND_NS, 0, 2 * SECOND_NS, 0]], np.int64)
+            kept = Kept(10 * SECOND_NS, start_ns, [worker.id for worker in workers], times, np.array([1, 2], np.uint8))
+            service.state.rollups.restore(kept)
+        async with looking(service, "/#range=1h") as page:
+            live = await figures(page, lambda shown: shown["coverage"] == 1)
+            for _ in range(3):
+                before = await figures(page, bool)
+                await page.keyboard.press("ArrowLeft")
+                past = await figures(page, lambda shown, before=before: shown["asOfUnixMs"] < before["asOfUnixMs"])
+            assert int(live["asOfUnixMs"]) - int(past["asOfUnixMs"]) == pytest.approx(90 * 60_000, abs=20_000)
+            past = await figures(page, lambda shown: shown["windowMs"] == "10000" and shown["coverage"] == 1)
+            await expect(page.locator("#queue-prefill")).to_have_text("–")  # of which nothing is kept
+            assert past["gpu_ns"] == await _told_of(service, past)
+            assert past["gpu_ns"]["prefill"] == 4 * _busy(now_ns, past)
+            await expect(page.locator("tr", has_text="prefill-0")).to_contain_text("100 %")
+
+            await page.keyboard.press("p")
+            later = await figures(page, lambda shown: int(shown["asOfUnixMs"]) >= int(past["asOfUnixMs"]) + 100_000)
+            await page.keyboard.press("p")
+            await expect(page.locator("#replay")).to_have_text("replay")
+            later = await figures(page, bool)
+            assert later["gpu_ns"] == await _told_of(service, later)
+            rows = json.loads(await saved(page, "json"))
+            query = {"window": "10s", "span": "1h", "scope": "cluster", "end_unix_ms": later["asOfUnixMs"]}
+            assert [{name: row[name] for name in row if name != "provisional"} for row in rows] == (
+                await history_rows(service, query)
+            )
+            link = await page.evaluate("location.hash")
+            await page.locator("#pause").click()
+            await figures(page, lambda shown: int(shown["asOfUnixMs"]) > int(live["asOfUnixMs"]))
+        async with looking(service, f"/{link}") as page:
+            await figures(page, lambda again: again == later)
+
+
+def _busy(now_ns: int, shown: dict[str, Any]) -> int:
+    """Prefill of each GPU in a window of the past, in ns."""
+    return (now_ns // SECOND_NS - int(shown["asOfUnixMs"]) // 1000 + 10) // 10 % 100 * SECOND_NS // 20
+
+
+async def _told_of(service: Service, shown: dict[str, Any]) -> dict[str, int]:
+    """What the API says of the window that the page shows of the past."""
+    query = {"window": "10s", "span": "10s", "scope": shown["scope"], "end_unix_ms": shown["asOfUnixMs"]}
+    (row,) = await history_rows(service, query)
+    return {name: row[f"{name}_gpu_ns"] for name in shown["gpu_ns"]}
+
+
+async def test_every_key_does_what_the_help_says_of_it() -> None:
+    workers = Worker("prefill-0", "prefill", 0.6), Worker("decode-0", "decode", 0.3, node="node-b")
+    async with serving(*workers) as service, looking(service, "/#theme=light") as page:
         await figures(page, lambda shown: shown["coverage"] == 1)
-        async with page.expect_download() as download:
-            await page.locator("#json").click()
-        rows = json.loads((await (await download.value).path()).read_text())
-        whole = [row for row in rows if row["coverage"] == 1]
-        assert whole
-        for row in whole:
-            parts = [row[f"{name}_gpu_ns"] for name in ("prefill", "decode", "kv_wait", "idle")]
-            assert sum(parts) == row["covered_gpu_ns"] == 200 * MS
+        for key, said in (("3", "range=15m"), ("6", "range=2d"), ("s", "sort=pool"), ("t", "theme=dark")):
+            await page.keyboard.press(key)
+            await expect(page).to_have_url(re.compile(said))
+        await page.keyboard.press("1")
+        await page.keyboard.press("/")
+        await page.keyboard.type("node-b 3")  # in a field keys are letters
+        await expect(page).to_have_url(re.compile(r"filter=node-b\+3"))
+        assert "range" not in page.url
+        await page.keyboard.press("Control+a")
+        await page.keyboard.press("Delete")
+        await page.keyboard.press("?")
+        await expect(page.locator("#filter")).to_have_value("?")
+        await page.keyboard.press("Delete")
+        await page.locator("#filter").fill("")
+
+        await page.locator("#heat").focus()
+        await page.keyboard.press("ArrowDown")
+        await expect(page.locator("#heat-point")).to_contain_text("decode-0 on node-b, decode")
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#trail")).to_have_text("clusternode node-bworker decode-0")
+        assert "end=" not in page.url  # there arrows point, and do not move the time
+        for scope in ("node:node-b", "cluster"):
+            await page.keyboard.press("u")
+            await figures(page, lambda shown, scope=scope: shown["scope"] == scope)
+        await page.go_back()
+        await figures(page, lambda shown: shown["scope"] == "node:node-b")
+
+        await page.locator("#pause").focus()
+        await page.keyboard.press(" ")  # once, by the button
+        await expect(page.locator("#pause")).to_have_text("go on")
+        await page.keyboard.press("ArrowLeft")
+        await page.keyboard.press("ArrowRight")
+        await page.keyboard.press("p")
+        await expect(page.locator("#replay")).to_have_text("stop")
+        await page.locator("#pause").press(" ")
+        await expect(page.locator("#pause")).to_have_text("pause")
+        assert "end=" not in page.url
+        await page.locator("#heat").focus()
+        await page.keyboard.press("?")
+        await expect(page.locator("#help")).to_be_visible()
+        assert await page.locator("#keys dt").all_inner_texts() == list(KEYS)
+        await page.keyboard.press("Escape")
+        await expect(page.locator("#help")).to_be_hidden()
+
+
+async def test_a_link_brings_back_everything_about_the_view() -> None:
+    workers = Worker("prefill-0", "prefill", 0.6), Worker("decode-0", "decode", 0.3)
+    link = "#range=15m&scope=pool%3Adecode&sort=busy&theme=dark&filter=decode-0"
+    async with serving(*workers) as service, looking(service, f"/{link}", color_scheme="light") as page:
+        shown = await figures(page, lambda shown: shown["gpu_ns"]["covered"] == 2_000 * MS)
+        assert shown["scope"] == "pool:decode"
+        await expect(page.locator("#ranges [aria-pressed=true]")).to_have_text("15m")
+        await expect(page.locator("#sort")).to_have_value("busy")
+        await expect(page.locator("#filter")).to_have_value("decode-0")
+        await expect(page.locator("#theme")).to_have_text("light")
+        await expect(page.get_by_role("button", name="prefill-0")).to_have_count(0)
+        assert await page.evaluate("location.hash") == link
 
 
 async def test_an_alert_has_a_badge_a_mark_its_reason_and_its_runbook_and_goes_when_it_is_over() -> None:
@@ -254,6 +409,7 @@ async def test_an_alert_has_a_badge_a_mark_its_reason_and_its_runbook_and_goes_w
         assert [alert["name"] for alert in told["firing"]] == ["FulcrumImbalance"]
         service.workers["prefill-0"].busy = 0.2
         await expect(page.locator("#badge")).to_be_hidden(timeout=WAIT_MS)
+        await expect(page.locator("#alerts")).to_be_hidden()
         await expect(page.locator("#moves .alert.over")).to_be_visible()
         await page.goto(f"{service.url}/")  # what came before the page was opened is told all the same
         await page.locator("#moves .alert.over").click(timeout=WAIT_MS)

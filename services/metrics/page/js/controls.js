@@ -9,7 +9,7 @@ const $ = (id) => document.getElementById(id);
 const SORTS = ["node", "pool", "model", "busy"];
 
 /** Wire the page's controls; what they do as functions by key. */
-export function makeControls(view, { pause, save, nodeOf }) {
+export function makeControls(view, { pause, replay, save, nodeOf }) {
   for (const name of Object.keys(RANGES)) {
     const button = $("ranges").appendChild(document.createElement("button"));
     button.textContent = name;
@@ -18,6 +18,9 @@ export function makeControls(view, { pause, save, nodeOf }) {
   const toggleTheme = () => view.set({ theme: isDark(view) ? "light" : "dark" });
   const help = () => $("help").showModal();
   $("pause").addEventListener("click", pause);
+  $("earlier").addEventListener("click", () => replay.step(-1));
+  $("later").addEventListener("click", () => replay.step(1));
+  $("replay").addEventListener("click", () => replay.toggle());
   $("theme").addEventListener("click", toggleTheme);
   $("help-open").addEventListener("click", help);
   $("csv").addEventListener("click", () => save("csv"));
@@ -31,17 +34,19 @@ export function makeControls(view, { pause, save, nodeOf }) {
     $("keys").appendChild(document.createElement("dd")).textContent = what;
   }
   const up = () => view.set({ scope: parent(view.scope, nodeOf) });
-  const act = { " ": pause, t: toggleTheme, u: up, "?": help, "/": () => $("filter").focus() };
+  const act = { " ": pause, ArrowLeft: () => replay.step(-1), ArrowRight: () => replay.step(1), p: () => replay.toggle(), t: toggleTheme, u: up, "?": help, "/": () => $("filter").focus() };
   act.s = () => view.set({ sort: SORTS[(SORTS.indexOf(view.sort) + 1) % SORTS.length] });
   for (const [index, range] of Object.keys(RANGES).entries()) act[index + 1] = () => view.set({ range });
   return act;
 }
 
 /** Show the view in the controls. */
-export function drawControls(view, paused, nodeOf) {
+export function drawControls(view, paused, playing, nodeOf) {
   for (const button of $("ranges").children) button.setAttribute("aria-pressed", button.textContent === view.range);
   $("pause").setAttribute("aria-pressed", paused);
   $("pause").textContent = paused ? "go on" : "pause";
+  $("replay").setAttribute("aria-pressed", playing);
+  $("replay").textContent = playing ? "stop" : "replay";
   $("theme").textContent = isDark(view) ? "light" : "dark";
   $("sort").value = view.sort;
   if (document.activeElement !== $("filter")) $("filter").value = view.filter;

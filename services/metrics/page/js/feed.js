@@ -20,6 +20,7 @@ export class Feed extends EventTarget {
     this.alerts = new Alerts();
     this.settledMs = 400;
     this.nowMs = Date.now();
+    this.latestMs = this.nowMs; // as the service told last, also while nothing moves
     this.connected = false;
     this.problem = "";
     this.paused = false;
@@ -42,10 +43,7 @@ export class Feed extends EventTarget {
   /** Connect; with `endMs` show what was then, and nothing after. */
   start(endMs) {
     this.#refreshEvents();
-    if (endMs !== null) {
-      this.paused = true;
-      this.nowMs = endMs + this.settledMs;
-    }
+    this.paused = endMs !== null;
     this.#connect(endMs);
   }
 
@@ -73,6 +71,7 @@ export class Feed extends EventTarget {
     for (const event of tick.events) this.#addEvent(event);
     this.alerts.take(tick.alerts);
     this.depths = tick.depths;
+    this.latestMs = tick.now_unix_ms;
     if (this.paused) {
       this.#number = tick.number;
       return;
@@ -131,6 +130,26 @@ export class Feed extends EventTarget {
     if (!paused) {
       this.#slots = this.#members.workers.map((worker) => this.live.slot(worker));
       this.#reload(LIVE_COLUMNS, null);
+    }
+    this.#changed();
+  }
+
+  /** Show what was until `endMs`, and stop there; of what is held only the rest is loaded. */
+  async moveTo(range, endMs) {
+    this.paused = true;
+    const store = this.shown;
+    const missing = Math.ceil(endMs / range.windowMs) - 1 - store.newest;
+    if (store !== this.live && (missing < 0 || missing > range.columns)) return this.show(range, endMs);
+    if (missing > 0) {
+      this.#coarse?.abort();
+      const { signal } = (this.#coarse = new AbortController());
+      const count = Math.min(missing, store.columns);
+      try {
+        await load(store, { ...range, columns: store.columns, count, endMs, memberOf: (id) => this.#member(id), signal });
+        this.#tell(this.connected, "");
+      } catch (error) {
+        if (!signal.aborted) this.#tell(this.connected, error.message);
+      }
     }
     this.#changed();
   }

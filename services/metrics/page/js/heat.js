@@ -16,6 +16,8 @@ export class HeatMap {
   #rows = [];
   #shape = "";
   #orderedAt = 0;
+  #ordered = null; // the store whose workers are in #rows, and how many it had
+  #members = 0;
   #revision = -1;
   #painted = -1;
   #span = null;
@@ -49,8 +51,8 @@ export class HeatMap {
 
   #refreshRows(store, live, scope, sort) {
     const now = performance.now();
-    if (now - this.#orderedAt < ORDER_MS) return;
-    this.#orderedAt = now;
+    if (store === this.#ordered && store.members.length === this.#members && now - this.#orderedAt < ORDER_MS) return;
+    [this.#orderedAt, this.#ordered, this.#members] = [now, store, store.members.length];
     this.#rows = order(store, live, scope, sort);
     let top = 0;
     for (const row of this.#rows) {

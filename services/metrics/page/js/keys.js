@@ -2,7 +2,9 @@
 
 export const KEYS = {
   " ": "pause or go on",
-  "1–5": "time range",
+  "← →": "half a range earlier or later",
+  p: "replay from there, or stop",
+  "1–6": "time range",
   t: "light or dark",
   s: "order of the heat map",
   "/": "filter",

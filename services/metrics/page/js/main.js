@@ -13,6 +13,7 @@ import { followLatency } from "./latency.js";
 import { Moves } from "./moves.js";
 import { LIVE_WINDOW_MS } from "./phases.js";
 import { makeStack } from "./stack.js";
+import { figuresOf, Replay } from "./replay.js";
 import { drawSummary } from "./summary.js";
 import { Tables } from "./tables.js";
 import { makeTrend } from "./trend.js";
@@ -24,7 +25,7 @@ const TABLES_MS = 500; // how often tables are filled
 const $ = (id) => document.getElementById(id);
 const view = new View();
 const feed = new Feed();
-let wanted = false, tablesAt = 0, marks = [], span = [0, 1], bounds = [0, 1];
+let wanted = false, tablesAt = 0, tablesTimer = 0, marks = [], span = [0, 1], bounds = [0, 1];
 
 const shared = { bounds: () => bounds, marks: () => marks, windowSeconds: () => feed.shown.windowMs / 1000, onCursor: showTime };
 const trend = makeTrend($("trend"), shared);
@@ -38,16 +39,24 @@ const applyTheme = followTheme(view, () => {
   heat.invalidate();
   redraw();
 });
-listen(makeControls(view, { pause, save: (kind) => save(kind, `fulcrum-${view.scope.replace(/\W+/g, "-")}`, rowsOf(feed.shown, view.scope, ...span)), nodeOf }));
+const replay = new Replay(view, feed);
+listen(makeControls(view, { pause, replay, save: (kind) => save(kind, `fulcrum-${view.scope.replace(/\W+/g, "-")}`, rowsOf(feed.shown, view.scope, ...span)), nodeOf }));
 
 let shownRange = "";
 view.addEventListener("change", () => {
   applyTheme();
-  if (shownRange !== view.range) feed.show(view.rangeOf, view.endMs);
+  if (shownRange !== view.range) {
+    replay.stop();
+    feed.show(view.rangeOf, view.endMs);
+  }
   shownRange = view.range;
   tablesAt = 0;
 });
 feed.addEventListener("change", redraw);
+replay.addEventListener("change", () => {
+  tablesAt = 0;
+  redraw();
+});
 feed.addEventListener("status", () => {
   $("status").textContent = feed.problem || (feed.connected ? "live" : "connecting");
   $("status").className = feed.connected && !feed.problem ? "good" : "poor";
@@ -60,6 +69,7 @@ feed.show(view.rangeOf, view.endMs);
 followLatency($("latency"), $("latency-note"), () => feed.paused);
 
 function pause() {
+  replay.stop();
   const endMs = Math.floor((feed.nowMs - feed.settledMs) / LIVE_WINDOW_MS) * LIVE_WINDOW_MS;
   feed.pause(!feed.paused);
   view.set({ end: feed.paused ? String(endMs) : "" });
@@ -74,7 +84,7 @@ function redraw() {
 function draw(now) {
   wanted = false;
   const store = feed.shown, { live } = feed;
-  const settled = Math.floor((feed.nowMs - feed.settledMs) / LIVE_WINDOW_MS) - 1;
+  const settled = Math.floor((view.endMs ?? feed.nowMs - feed.settledMs) / LIVE_WINDOW_MS) - 1;
   const last = view.endMs ? Math.floor((view.endMs - 1) / store.windowMs) : store.newest;
   span = [last - view.rangeOf.columns + 1, last];
   bounds = [(span[0] * store.windowMs) / 1000, ((last + 1) * store.windowMs) / 1000];
@@ -84,15 +94,22 @@ function draw(now) {
   trend.draw(store, series, ...span);
   stack.draw(store, series, ...span);
   heat.draw(store, live, view.scope, view.sort, ...span);
-  const depths = depthsByScope(live, feed.depths, feed.ids);
-  const count = FIGURE_MS / LIVE_WINDOW_MS;
-  drawSummary(live.total(view.scope, settled, count), depths, { asOfMs: (settled + 1) * LIVE_WINDOW_MS, windowMs: FIGURE_MS, scope: view.scope });
+  const figures = figuresOf(live, store, { ended: view.endMs !== null, figureMs: FIGURE_MS, settled, last });
+  const depths = figures.past ? null : depthsByScope(live, feed.depths, feed.ids);
+  const windowMs = figures.count * figures.store.windowMs, asOfMs = (figures.last + 1) * figures.store.windowMs;
+  drawSummary(figures.store.total(view.scope, figures.last, figures.count), depths, { asOfMs, windowMs, scope: view.scope });
   if (now - tablesAt >= TABLES_MS) {
     tablesAt = now;
-    tables.draw(live, depths, view.scope, view.filter, settled, count);
-    drawControls(view, feed.paused, nodeOf);
-    $("as-of").textContent = `2 s to ${clockText(((settled + 1) * LIVE_WINDOW_MS) / 1000, true)}`;
+    tables.draw(figures.store, depths, view.scope, view.filter, figures.last, figures.count);
+    drawControls(view, feed.paused, replay.playing, nodeOf);
+    $("as-of").textContent = `${windowMs / 1000} s to ${figures.past ? new Date(asOfMs).toLocaleString([], { hour12: false }) : clockText(asOfMs / 1000, true)}`;
     $("empty").hidden = live.members.length > 0;
+  } else {
+    // What stands still is drawn once, and the tables are to be of it too.
+    tablesTimer ||= setTimeout(() => {
+      tablesTimer = 0;
+      redraw();
+    }, TABLES_MS);
   }
 }
 

@@ -11,14 +11,17 @@ export const PROVISIONAL_BIT = 0x80;
 
 export const LIVE_WINDOW_MS = 100;
 export const LIVE_COLUMNS = 1200; // two minutes, as many as the service keeps
-/** How far charts reach back: windows of which length, and how many. */
+const MINUTE_MS = 60000;
+const KEPT_MS = { "100ms": 2 * MINUTE_MS, "1s": 60 * MINUTE_MS, "10s": 360 * MINUTE_MS, "60s": 2880 * MINUTE_MS }; // by the service
+const range = (window, windowMs, columns) => ({ window, windowMs, columns, keptMs: KEPT_MS[window] });
+/** How far charts reach back: windows of which length, how many, and for how long such are kept. */
 export const RANGES = {
-  "30s": { window: "100ms", windowMs: 100, columns: 300 },
-  "2m": { window: "100ms", windowMs: 100, columns: 1200 },
-  "15m": { window: "1s", windowMs: 1000, columns: 900 },
-  "1h": { window: "10s", windowMs: 10000, columns: 360 },
-  "6h": { window: "10s", windowMs: 10000, columns: 2160 },
-  "2d": { window: "60s", windowMs: 60000, columns: 2880 },
+  "30s": range("100ms", 100, 300),
+  "2m": range("100ms", 100, 1200),
+  "15m": range("1s", 1000, 900),
+  "1h": range("10s", 10000, 360),
+  "6h": range("10s", 10000, 2160),
+  "2d": range("60s", 60000, 2880),
 };
 
 /** The four phases of sums as a list beside PHASES; they add exactly to covered. */

@@ -4,7 +4,7 @@ import { COVERED, GPU_NS, percent, PHASE_NAMES, PHASES, phaseTimes, PROVISIONAL_
 
 const $ = (id) => document.getElementById(id);
 
-/** `sums` are of a window of `windowMs` that ended at `asOfMs`. */
+/** `sums` are of a window of `windowMs` that ended at `asOfMs`; `depths` is null for a time whose queues are not kept. */
 export function drawSummary(sums, depths, { asOfMs, windowMs, scope }) {
   const covered = sums[COVERED];
   $("ratio").textContent = ratioText(sums);
@@ -18,15 +18,24 @@ export function drawSummary(sums, depths, { asOfMs, windowMs, scope }) {
   $("coverage").classList.toggle("poor", covered < 0.99 * sums[GPU_NS]);
   $("provisional").textContent = sums[PROVISIONAL_NS] ? `${percent(sums[PROVISIONAL_NS], covered, 0)} provisional` : "";
   $("gpus").textContent = Math.round(sums[GPU_NS] / (windowMs * 1e6));
-  const [, prefillWaiting = 0, promptTokens = 0] = depths.get("phase:prefill") ?? [];
-  const [running = 0, decodeWaiting = 0, decodeTokens = 0, awaitingKv = 0] = depths.get("phase:decode") ?? [];
-  $("queue-prefill").textContent = `${prefillWaiting} requests · ${(promptTokens).toLocaleString("en")} tokens`;
-  $("queue-decode").textContent = `${decodeWaiting} requests · ${decodeTokens.toLocaleString("en")} tokens`;
-  $("running-decode").textContent = `${running} running, ${awaitingKv} await KV`;
+  drawQueues(depths);
   const data = $("figures").dataset;
   data.asOfUnixMs = asOfMs;
   data.windowMs = windowMs;
   data.scope = scope;
   data.gpuNs = [covered, ...times].join();
   data.coverage = sums[GPU_NS] ? covered / sums[GPU_NS] : 0;
+}
+
+function drawQueues(depths) {
+  if (!depths) {
+    $("queue-prefill").textContent = $("queue-decode").textContent = "–";
+    $("running-decode").textContent = "";
+    return;
+  }
+  const [, prefillWaiting = 0, promptTokens = 0] = depths.get("phase:prefill") ?? [];
+  const [running = 0, decodeWaiting = 0, decodeTokens = 0, awaitingKv = 0] = depths.get("phase:decode") ?? [];
+  $("queue-prefill").textContent = `${prefillWaiting} requests · ${(promptTokens).toLocaleString("en")} tokens`;
+  $("queue-decode").textContent = `${decodeWaiting} requests · ${decodeTokens.toLocaleString("en")} tokens`;
+  $("running-decode").textContent = `${running} running, ${awaitingKv} await KV`;
 }

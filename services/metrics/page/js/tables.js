@@ -4,7 +4,7 @@ import { COVERED, GPU_NS, percent, PHASES, phaseTimes, PROVISIONAL_NS, ratioText
 import { drawSpark, SPARK } from "./spark.js";
 
 const MAX_ROWS = 50; // of a table; the filter finds the others
-const HEADS = ["", "GPUs", "P:D", "prefill", "decode", "KV wait", "idle", "coverage", "last 6 s"];
+const HEADS = ["", "GPUs", "P:D", "prefill", "decode", "KV wait", "idle", "coverage", "trend"];
 const DEPTHS = ["running", "waiting", "prompt tokens"];
 
 export class Tables {
