@@ -139,7 +139,7 @@ async def open_gateway(
         tasks.spawn("fleet", fleet.follow(ports.registry, dispatcher))
         tasks.spawn("expiry", dispatcher.expire())
         tasks.spawn("stalls", stalls.sweep())
-        tasks.spawn("silence", SilenceWatch(fleet, metrics, settings.silent_after_ms).run())
+        tasks.spawn("silence", SilenceWatch(fleet, metrics, settings.silent_after_ms, settings.max_silent_ms).run())
         async with transport.http(app, sock, tasks=tasks, drain_s=CLOSE_S) as url, AsyncExitStack() as jobs:
             if batch:
                 await jobs.enter_async_context(batch.running(tasks))

@@ -9,7 +9,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from libs.model.builtin import BUILTIN_SIM, SIM_NAME
 from libs.runtime.settings import CommonSettings, MemberName, own_name
 from services.gateway.policies import PolicyName
-from services.gateway.silence import SILENT_MS
+from services.gateway.silence import MAX_SILENT_MS, SILENT_MS
 
 
 def _from_json(value: Any) -> Any:
@@ -51,6 +51,8 @@ class GatewaySettings(CommonSettings):
     silent_after_ms: float = Field(SILENT_MS, ge=250)
     """How long a connected worker may say nothing, which speaks every 50 ms, before what runs there goes elsewhere.
     More where workers share their cores with what they compute."""
+    max_silent_ms: float = Field(MAX_SILENT_MS, ge=250)
+    """How long it may say nothing where no other could take over, or where most are quiet: then it is left anyway."""
     max_reroutes: int = Field(8, ge=0)
     """How often one choice may be sent elsewhere."""
 

@@ -28,7 +28,10 @@ HUSHED_SHARE = 2.0 / 3.5
 """After this part of it new work goes to other workers, where there are any."""
 MAX_AWAY_SHARE = 0.5
 """Of a model's workers, one at least. More that are quiet at once say more of the network, or of this machine, than of
-workers: then nobody is left."""
+workers: then nobody is left so soon."""
+MAX_SILENT_MS = 30_000.0
+"""After so long, unless a setting says otherwise, a worker is left whatever becomes of its model: a loop that is stuck
+for ever in a process whose connections live is not waited for without end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +46,42 @@ class Heard:
     """None when it takes no new work."""
 
 
-def whom_to_leave(heard: Sequence[Heard], away: Counter[str], silent_after_ms: float = SILENT_MS) -> list[Heard]:
-    """Silent workers that the others can do without. Pure.
+def whom_to_leave(
+    heard: Sequence[Heard],
+    away: Counter[str],
+    silent_after_ms: float = SILENT_MS,
+    max_silent_ms: float = MAX_SILENT_MS,
+) -> list[Heard]:
+    """Silent workers that the others can do without, and those that have been silent for too long anyway. Pure.
 
-    `away`: workers of each model that were left before and have not come back. Nobody is left whose model would then
-    not be served: as long as there is no one else, waiting is all that can be done.
+    `away`: workers of each model that were left before and have not come back. Until `max_silent_ms` nobody is left
+    whose model would then not be served: as long as there is no one else, waiting is all that can be done.
     """
     leaving: list[Heard] = []
     for model in {each.model for each in heard}:
         of_model = [each for each in heard if each.model == model]
         rest = [each.view for each in of_model if each.silent_ms < silent_after_ms and each.view is not None]
-        if not serves(rest, model):
-            continue
         quiet = sum(each.silent_ms >= HUSHED_SHARE * silent_after_ms for each in of_model) + away[model]
-        if quiet <= max(1, MAX_AWAY_SHARE * (len(of_model) + away[model])):
-            leaving += [each for each in of_model if each.silent_ms >= silent_after_ms]
+        few = quiet <= max(1, MAX_AWAY_SHARE * (len(of_model) + away[model]))
+        bound_ms = silent_after_ms if few and serves(rest, model) else max_silent_ms
+        leaving += [each for each in of_model if each.silent_ms >= bound_ms]
     return leaving
 
 
 class SilenceWatch:
     """Counts every link's silence, and ends those that have been silent for too long."""
 
-    def __init__(self, fleet: Fleet, metrics: GatewayMetrics, silent_after_ms: float = SILENT_MS) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        metrics: GatewayMetrics,
+        silent_after_ms: float = SILENT_MS,
+        max_silent_ms: float = MAX_SILENT_MS,
+    ) -> None:
         self._fleet = fleet
         self._metrics = metrics
         self._silent_after_ms = silent_after_ms
+        self._max_silent_ms = max(max_silent_ms, silent_after_ms)
         self._away: dict[tuple[str, int], str] = {}
         """Models of workers that were left, by id and incarnation."""
 
@@ -102,7 +116,7 @@ class SilenceWatch:
             for place, link in enumerate(links)
             if link.connected and not link.left
         ]
-        for each in whom_to_leave(heard, Counter(self._away.values()), self._silent_after_ms):
+        for each in whom_to_leave(heard, Counter(self._away.values()), self._silent_after_ms, self._max_silent_ms):
             link = links[each.place]
             log.warning("worker is silent", worker=link.id, silent_ms=round(each.silent_ms), sequences=len(link.legs))
             self._metrics.silences.inc()

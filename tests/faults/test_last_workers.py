@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from libs.testing.processes import kept_down, leftovers, until_whole
+from libs.testing.processes import frozen, gateway_metrics, kept_down, leftovers, pid_of, until_whole
 from libs.testing.streams import Streamed, stream
 from libs.testing.suite import Suite, running_suite
 from libs.testing.wait import until
@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.suite, pytest.mark.faults]
 NO_WORKERS_MS = 1500
 WAITING = 6
 """Choices that the queue takes."""
+MAX_SILENT_MS = 1000
 BUSY_S = 5.0
 STREAMS = 4
 TOKENS = 120
@@ -31,6 +32,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
         "FULCRUM_WORKER_SIM_SPEEDUP": "0.5",
         "FULCRUM_GATEWAY_NO_WORKERS_WAIT_MS": str(NO_WORKERS_MS),
         "FULCRUM_GATEWAY_MAX_WAITING": str(WAITING),
+        "FULCRUM_GATEWAY_MAX_SILENT_MS": str(MAX_SILENT_MS),
     }
     with running_suite(tmp_path_factory.mktemp("suite"), "--engine", "sim", env=env) as found:
         yield found
@@ -86,6 +88,27 @@ async def test_open_streams_end_requests_wait_within_bounds_and_all_is_well_with
         async with asyncio.timeout(BUSY_S):
             while await leftovers(http, suite):
                 await asyncio.sleep(0.05)
+
+
+async def test_the_only_decode_worker_frozen_ends_streams_and_is_taken_again(suite: Suite) -> None:
+    async with httpx.AsyncClient(timeout=60) as http:
+        await until_whole(http, suite)
+        before = await gateway_metrics(http, suite.gateway)
+        pid = pid_of(suite, "decode-1")
+        assert pid is not None
+        found = answers()
+        asking = asyncio.ensure_future(streams(http, suite, found))
+        await until(lambda: all(len(each.came_s) > 3 for each in found), timeout_s=30, what="streams")
+        async with frozen(pid):
+            async with asyncio.timeout((MAX_SILENT_MS + NO_WORKERS_MS) / 1000 + BUSY_S):
+                await asking
+            assert all(each.error is not None and each.error["code"] == "no_workers" for each in found)
+            await assert_bounded(http, suite)
+            assert (await gateway_metrics(http, suite.gateway))["silences_total"] > before["silences_total"]
+        await until_whole(http, suite)
+        again = answers()
+        await streams(http, suite, again)
+        assert all(each.done for each in again)
 
 
 async def assert_bounded(http: httpx.AsyncClient, suite: Suite) -> None:

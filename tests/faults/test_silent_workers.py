@@ -76,6 +76,35 @@ async def test_the_last_of_a_kind_is_waited_for(open_gateway_over: Any, names: t
         assert (await gateway.http.get("/metrics")).text.count("fulcrum_gateway_silences_total 0.0") == 1
 
 
+@pytest.mark.parametrize("names", [("m0",), ("p0", "d0")], ids=str)
+async def test_the_last_of_a_kind_is_not_waited_for_without_end(open_gateway_over: Any, names: tuple[str, ...]) -> None:
+    """Its loop is stuck, while gRPC's own threads go on to answer pings."""
+    async with AsyncExitStack() as stack:
+        plans = {names[-1]: (Plan(tokens=4, hang=True),)}
+        found = await workers(stack, *names, **plans)
+        gateway = await stack.enter_async_context(
+            open_gateway_over(
+                *(each.worker for each in found.values()), max_silent_ms=600, no_workers_wait_ms=300, max_waiting=2
+            )
+        )
+        last = found[names[-1]]
+        stream = asyncio.ensure_future(gateway.complete(TOKENS, stream=True))
+        await until(lambda: last.submits and not last.plans, what="a stream that hangs")
+        last.voice.clear()
+        asking = asyncio.ensure_future(gateway.complete(TOKENS))
+        told = (await asyncio.wait_for(stream, 5)).text
+        assert expected_text(1) in told and '"no_workers"' in told
+        answer = await asyncio.wait_for(asking, 5)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_workers")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert (await gateway.complete(TOKENS)).status_code == 503
+        await until(gateway.idle, what="an idle gateway")
+
+        last.voice.set()
+        await until(lambda: names[-1] in gateway.connected, what="the worker's return")
+        assert (await gateway.complete(TOKENS)).json()["choices"][0]["text"] == expected_text(TOKENS)
+
+
 async def test_new_work_goes_elsewhere_before_a_worker_counts_as_silent(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         found = await workers(stack, "m0", "m1")

@@ -1,12 +1,13 @@
 """Whom a gateway leaves for silence: never too many, and never the last ones."""
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.readiness import serves
-from services.gateway.silence import HUSHED_SHARE, MAX_AWAY_SHARE, SILENT_MS, Heard, whom_to_leave
+from services.gateway.silence import HUSHED_SHARE, MAX_AWAY_SHARE, MAX_SILENT_MS, SILENT_MS, Heard, whom_to_leave
 from services.gateway.view import WorkerView
 
 HUSHED_MS = HUSHED_SHARE * SILENT_MS
@@ -65,6 +66,15 @@ def test_where_more_than_a_share_is_quiet_at_once_nobody_is_left(all_heard: list
         quiet = sum(each.silent_ms >= HUSHED_MS for each in of_model) + away[model]
         if quiet > max(1, MAX_AWAY_SHARE * (len(of_model) + away[model])):
             assert not [each for each in leaving if each.model == model]
+
+
+@given(heard(), counts(), st.sets(st.integers(0, 7)))
+def test_whoever_is_silent_without_end_is_left_whatever_the_others_do(
+    all_heard: list[Heard], away: Counter[str], endless: set[int]
+):
+    found = [replace(each, silent_ms=MAX_SILENT_MS) if each.place in endless else each for each in all_heard]
+    left = {each.place for each in whom_to_leave(found, away)}
+    assert left >= {each.place for each in found if each.place in endless}
 
 
 @given(heard())
