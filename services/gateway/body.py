@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from starlette.types import Receive
 
 from libs.contracts.errors import BodyTooLarge, InvalidRequest
-from services.gateway.stalls import Patience
+from services.gateway.stalls import Patience, Stalls
 
 BODY_TIMEOUT_S = 30.0
 """How long a client may take to send its body."""
@@ -16,9 +16,10 @@ class ClientGone(Exception):
 
 
 async def read_body(
-    receive: Receive, headers: Iterable[tuple[bytes, bytes]], max_bytes: int, patience: Patience
+    receive: Receive, headers: Iterable[tuple[bytes, bytes]], max_bytes: int, patience: Patience, stalls: Stalls
 ) -> bytes:
-    """The whole body. Raises BodyTooLarge without reading on, ClientGone; `patience` bounds the time."""
+    """The whole body. Raises BodyTooLarge and QueueFull without reading on, ClientGone; `patience` bounds the time,
+    `stalls` what all bodies take together."""
     length = next((value for name, value in headers if name == b"content-length"), b"0")
     if length.isdigit() and int(length) > max_bytes:
         raise BodyTooLarge(f"the body is over {max_bytes} bytes", param="body")
@@ -33,6 +34,7 @@ async def read_body(
         room_bytes -= len(part)
         if room_bytes < 0:
             raise BodyTooLarge(f"the body is over {max_bytes} bytes", param="body")
+        stalls.hold(patience, len(part))
         parts.append(part)
         if not message.get("more_body", False):
             patience.done()

@@ -20,7 +20,7 @@ from services.gateway.headers import read_headers
 from services.gateway.intake import Arrival, Intake
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.parse import Asked
-from services.gateway.stalls import Stalled, Stalls
+from services.gateway.stalls import Patience, Stalled, Stalls
 
 CLIENT_GONE_STATUS = 499
 """For metrics only: nobody is there to get it."""
@@ -64,9 +64,9 @@ class CompletionEndpoint:
             request_id = headers.request_id or request_id
             self._stalls.check_room()
             with self._stalls.watched() as patience:
-                body = await read_body(receive, scope["headers"], self._max_body_bytes, patience)
-                arrival = Arrival(request_id, arrival_ns, headers)
-                await self._serve(self._parse(body), arrival, receive, sse.Wire(send, patience))
+                arrival, wire = Arrival(request_id, arrival_ns, headers), sse.Wire(send, patience)
+                # No name for body and request here: they may be large, and an answer may take long.
+                await self._serve(self._parse(await self._read(receive, scope, patience)), arrival, receive, wire)
             status = 200
         except (ClientGone, Stalled):
             status = CLIENT_GONE_STATUS
@@ -78,6 +78,9 @@ class CompletionEndpoint:
         finally:
             self._metrics.responses.labels(self._route, str(status)).inc()
 
+    async def _read(self, receive: Receive, scope: Scope, patience: Patience) -> bytes:
+        return await read_body(receive, scope["headers"], self._max_body_bytes, patience, self._stalls)
+
     async def _serve(self, asked: Asked, arrival: Arrival, receive: Receive, wire: sse.Wire) -> None:
         model = self._intake.model(asked)
         self._dispatcher.check_room(asked.choices)  # before the work of tokenising
@@ -85,10 +88,12 @@ class CompletionEndpoint:
         choices = await self._intake.choices(asked, model, arrival, news.changed)
         shape = self._make_format(model.tokenizer, asked.sampling.logprobs)
         exchange = Exchange(choices, shape, _frame(asked, arrival, shape), news)
+        streamed = asked.stream
+        del asked
         watch = self._tasks.spawn("client watch", news.watch(receive))
         try:
             self._dispatcher.submit([choice.generation for choice in choices])
-            await (exchange.stream(wire) if asked.stream else exchange.whole(wire))
+            await (exchange.stream(wire) if streamed else exchange.whole(wire))
         finally:
             watch.cancel()
             # Whatever has not ended by now is wanted by nobody.

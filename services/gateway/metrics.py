@@ -115,6 +115,7 @@ class GatewayMetrics:
         legs: Callable[[], float],
         tasks: Callable[[], float],
         open_requests: Callable[[], float],
+        body_bytes: Callable[[], float],
     ) -> None:
         """Read depths when they are asked for."""
         for name, text, read in (
@@ -124,6 +125,7 @@ class GatewayMetrics:
             ("legs", "Sequences on workers", legs),
             ("tasks", "Background tasks", tasks),
             ("open", "Requests whose body is read or whose answer is not fully sent", open_requests),
+            ("body_bytes", "Bytes of those requests' bodies", body_bytes),
         ):
             Gauge(f"fulcrum_gateway_{name}", text, registry=self.registry).set_function(read)
 

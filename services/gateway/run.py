@@ -95,7 +95,7 @@ async def open_gateway(
         no_workers_wait_ms=settings.no_workers_wait_ms,
         max_reroutes=settings.max_reroutes,
     )
-    stalls = Stalls(settings.max_open)
+    stalls = Stalls(settings.max_open, max(settings.max_open_body_bytes, settings.max_body_bytes))
     metrics.watch(
         waiting=lambda: dispatcher.waiting,
         live=lambda: dispatcher.live,
@@ -103,6 +103,7 @@ async def open_gateway(
         legs=lambda: sum(len(link.legs) + len(link.reserved) for link in fleet.links),
         tasks=lambda: len(tasks),
         open_requests=lambda: len(stalls),
+        body_bytes=lambda: stalls.body_bytes,
     )
     with ThreadPoolExecutor(TOKENISE_THREADS, thread_name_prefix="tokenise") as threads:
         hints = PrefixHints(ports.kv_index, fleet, tasks, threads, max_hold_ms=settings.prefix_wait_ms)

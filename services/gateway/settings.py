@@ -39,6 +39,8 @@ class GatewaySettings(CommonSettings):
     max_open: int = Field(4096, ge=1)
     """Requests that are being read or answered, those of clients that read slowly included; more are refused with
     429."""
+    max_open_body_bytes: int = Field(256 * 1024 * 1024, ge=1024)
+    """Bytes of their bodies together, at least one of the largest; more are refused with 429."""
     client_stall_s: int = Field(30, ge=1)
     """How long a client may take no byte of its answer, or not answer the network at all, before its connection is
     ended."""

@@ -26,6 +26,8 @@ class Patience:
         self._late: Callable[[], Exception] = Stalled
         self.error: Exception | None = None
         """Set when a wait was broken."""
+        self.body_bytes = 0
+        """Of its request's body, as far as it has come."""
 
     def wait(self, limit_s: float, late: Callable[[], Exception]) -> None:
         """A wait for the client begins, which ends by `late()` after its limit; `done` ends it in time."""
@@ -45,11 +47,15 @@ class Patience:
 
 class Stalls:
     """All requests that are being read or answered, those of clients that read slowly included: bounded, because each
-    may hold a body, or an answer that waits to be read."""
+    may hold an answer that waits to be read, and bounded in the bytes of their bodies. Those count until the answer has
+    ended, because what a body becomes, tokens of its prompts, is about as large."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, most_body_bytes: int) -> None:
         self._most = most
+        self._most_body_bytes = most_body_bytes
         self._watched: set[Patience] = set()
+        self.body_bytes = 0
+        """Of all of them."""
 
     def __len__(self) -> int:
         return len(self._watched)
@@ -58,6 +64,14 @@ class Stalls:
         """Raises QueueFull at the bound."""
         if len(self._watched) >= self._most:
             raise QueueFull(f"{self._most} requests are open already", retry_after_s=RETRY_AFTER_S)
+
+    def hold(self, patience: Patience, size_bytes: int) -> None:
+        """So much more of a request's body has come; raises QueueFull at the bound for all."""
+        if self.body_bytes + size_bytes > self._most_body_bytes:
+            message = f"the bodies of open requests take {self._most_body_bytes} bytes already"
+            raise QueueFull(message, retry_after_s=RETRY_AFTER_S)
+        patience.body_bytes += size_bytes
+        self.body_bytes += size_bytes
 
     @contextmanager
     def watched(self) -> Iterator[Patience]:
@@ -74,6 +88,7 @@ class Stalls:
             raise patience.error from None
         finally:
             self._watched.discard(patience)
+            self.body_bytes -= patience.body_bytes
 
     async def sweep(self) -> None:
         """Break waits that are too long, until cancelled."""

@@ -27,7 +27,7 @@ async def test_a_fault_of_the_gateways_own_is_counted_as_500() -> None:
     unused: Any = None
     endpoint = CompletionEndpoint(
         "/v1/completions", parse=broken, make_format=CompletionFormat, intake=unused, dispatcher=unused,
-        metrics=metrics, clock=ManualClock(), tasks=TaskOwner(), stalls=Stalls(1), max_body_bytes=1024,
+        metrics=metrics, clock=ManualClock(), tasks=TaskOwner(), stalls=Stalls(1, 1024), max_body_bytes=1024,
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="a bug"):
         await endpoint({"type": "http", "headers": []}, receive, send)
