@@ -8,8 +8,8 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +17,7 @@ import msgspec
 
 from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull
 from libs.filestore.port import FileInfo
+from libs.filestore.room import Room
 
 MAX_FILES = 10_000
 READ_BYTES = 256 * 1024
@@ -31,22 +32,26 @@ class LocalFiles:
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
         self._folder = folder
-        self._max_bytes = max_bytes
+        self._room = Room(max_bytes, self._measure)
+        self._own: set[Path] = set()
+        """Drafts of this process."""
 
     @asynccontextmanager
     async def draft(self, file_id: str, *, max_bytes: int) -> AsyncIterator["LocalDraft"]:
         """A new file; what has not been kept when the context closes leaves nothing behind."""
-        home = self._folder / _DRAFTS / uuid.uuid4().hex
+        home, target = self._folder / _DRAFTS / uuid.uuid4().hex, self._home(file_id)
+        self._own.add(home)
         try:
-            used_bytes = await asyncio.to_thread(self._make_room, home)
-        except OSError as error:
-            raise StoreFull(f"the file store cannot take files ({error.strerror})") from error
-        room_bytes = self._max_bytes - used_bytes
-        draft = LocalDraft(home, self._home(file_id), max_bytes=max_bytes, room_bytes=room_bytes)
-        try:
-            yield draft
+            with _told():
+                await self._room.measure()
+                draft = await asyncio.to_thread(LocalDraft, home, target, self._room, max_bytes=max_bytes)
+            try:
+                yield draft
+            finally:
+                await asyncio.shield(asyncio.to_thread(draft.discard))
+                self._room.give(draft.held_bytes)
         finally:
-            await asyncio.shield(asyncio.to_thread(draft.discard))
+            self._own.discard(home)
 
     async def info(self, file_id: str) -> FileInfo:
         """What is known of a file."""
@@ -92,28 +97,35 @@ class LocalFiles:
             return []
         return [info for home in self._folder.iterdir() if (info := _read_info(home)) is not None]
 
-    def _make_room(self, home: Path) -> int:
-        """Make the draft's folder; how many bytes are in use."""
-        home.mkdir(parents=True)
+    async def _measure(self) -> int:
+        return await asyncio.to_thread(self._used_bytes, frozenset(self._own))
+
+    def _used_bytes(self, own: frozenset[Path]) -> int:
+        """By files, and by drafts that are not `own`; those that nobody writes any more are removed."""
         sizes = [info.bytes for info in self._scan()]
         if len(sizes) >= MAX_FILES:
-            home.rmdir()
             raise StoreFull(f"the file store holds {MAX_FILES} files already: delete some")
-        for other in home.parent.iterdir():
-            if other != home and time.time() - _changed_s(other) > STALE_DRAFT_S:
-                shutil.rmtree(other, ignore_errors=True)
-        return sum(sizes) + sum(_size(other / _CONTENT) for other in home.parent.iterdir())
+        drafts = self._folder / _DRAFTS
+        drafts.mkdir(parents=True, exist_ok=True)
+        others = [home for home in drafts.iterdir() if home not in own]
+        for home in others:
+            if time.time() - _changed_s(home) > STALE_DRAFT_S:
+                shutil.rmtree(home, ignore_errors=True)
+        return sum(sizes) + sum(_size(home / _CONTENT) for home in others)
 
 
 class LocalDraft:
     """A file that is being written, in a folder of its own."""
 
-    def __init__(self, home: Path, target: Path, *, max_bytes: int, room_bytes: int) -> None:
+    def __init__(self, home: Path, target: Path, room: Room, *, max_bytes: int) -> None:
         self._home = home
         self._target = target
+        self._room = room
         self._max_bytes = max_bytes
-        self._room_bytes = room_bytes
         self._bytes = 0
+        self.held_bytes = 0
+        """Of the store's room, beside what has been kept."""
+        home.mkdir(parents=True)
         self._file: BinaryIO = (home / _CONTENT).open("wb")
 
     async def write(self, part: bytes) -> None:
@@ -121,30 +133,43 @@ class LocalDraft:
         self._bytes += len(part)
         if self._bytes > self._max_bytes:
             raise FileTooLarge(f"the file is over {self._max_bytes} bytes", param="file")
-        if self._bytes > self._room_bytes:
-            raise StoreFull("the file store has no room for the file: delete some")
-        try:
+        with _told():
+            await self._room.take(len(part))
+            self.held_bytes += len(part)
             await asyncio.to_thread(self._file.write, part)
-        except OSError as error:
-            raise StoreFull(f"the file store cannot take the file ({error.strerror})") from error
 
     async def keep(self, *, name: str, purpose: str) -> FileInfo:
-        """It is whole: from now on others see it."""
+        """It is whole: from now on others see it. Raises StoreFull."""
         info = FileInfo(self._target.name, name, purpose, self._bytes, int(time.time()))
-        return await asyncio.to_thread(self._keep, info)
+        with _told():
+            await self._room.measure()
+            self._room.check()
+            async with self._room.keeping(self.held_bytes):
+                await asyncio.to_thread(self._keep, info)
+                self.held_bytes = 0
+        return info
 
-    def _keep(self, info: FileInfo) -> FileInfo:
+    def _keep(self, info: FileInfo) -> None:
         self._file.close()
         (self._home / _INFO).write_bytes(msgspec.json.encode(info))
         with suppress(FileNotFoundError):
             _remove(self._target, self._home.with_suffix(".old"))
         self._home.rename(self._target)
-        return info
 
     def discard(self) -> None:
         """Remove what was not kept."""
-        self._file.close()
+        with suppress(OSError):  # what a full disk did not take
+            self._file.close()
         shutil.rmtree(self._home, ignore_errors=True)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """The disk's errors in our words. A part may only reach it when the file is closed."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreFull(f"the file store cannot take files ({error.strerror})") from error
 
 
 def _read_info(home: Path) -> FileInfo | None:

@@ -29,7 +29,7 @@ class Draft(Protocol):
         ...
 
     async def keep(self, *, name: str, purpose: str) -> FileInfo:
-        """It is whole: from now on others see it. One of the same id is replaced."""
+        """It is whole: from now on others see it; raises StoreFull. One of the same id is replaced."""
         ...
 
 

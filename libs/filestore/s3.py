@@ -21,6 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable
 from libs.filestore.port import FileInfo
+from libs.filestore.room import Room
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
@@ -51,7 +52,7 @@ class S3Files:
         self._client = client
         self._bucket = bucket
         self._prefix = prefix
-        self._max_bytes = max_bytes
+        self._room = Room(max_bytes, self._measure)
         self._seen: dict[tuple[str, str], FileInfo] = {}
         """By key and ETag: what was read of it once need not be again."""
 
@@ -59,16 +60,14 @@ class S3Files:
     async def draft(self, file_id: str, *, max_bytes: int) -> AsyncIterator["S3Draft"]:
         """A new file; what has not been kept when the context closes leaves nothing behind."""
         known_key = self._known_key(file_id)
-        infos = await self.infos()
-        if len(infos) >= MAX_FILES:
-            raise StoreFull(f"the file store holds {MAX_FILES} files already: delete some")
-        room_bytes = self._max_bytes - sum(info.bytes for info in infos)
+        await self._room.measure()
         content_key = f"{self._prefix}content/{file_id}/{uuid.uuid4().hex}"
-        draft = S3Draft(self, file_id, known_key, content_key, max_bytes=max_bytes, room_bytes=room_bytes)
+        draft = S3Draft(self, file_id, known_key, content_key, self._room, max_bytes=max_bytes)
         try:
             yield draft
         finally:
             await asyncio.shield(draft.discard())
+            self._room.give(draft.held_bytes)
 
     async def info(self, file_id: str) -> FileInfo:
         """What is known of a file."""
@@ -156,6 +155,13 @@ class S3Files:
         with _told(key):
             await self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
 
+    async def _measure(self) -> int:
+        """What others are uploading is not seen before it is kept."""
+        infos = await self.infos()
+        if len(infos) >= MAX_FILES:
+            raise StoreFull(f"the file store holds {MAX_FILES} files already: delete some")
+        return sum(info.bytes for info in infos)
+
     async def _read_known(self, key: str, file_id: str = "") -> _Known:
         with _told(file_id or key):
             found = await self._client.get_object(Bucket=self._bucket, Key=key)
@@ -172,15 +178,17 @@ class S3Draft:
     """A file that is being uploaded, PART_BYTES of it in memory."""
 
     def __init__(
-        self, store: S3Files, file_id: str, known_key: str, content_key: str, *, max_bytes: int, room_bytes: int
+        self, store: S3Files, file_id: str, known_key: str, content_key: str, room: Room, *, max_bytes: int
     ) -> None:
         self._store = store
         self._file_id = file_id
         self._known_key = known_key
         self._content_key = content_key
         self._max_bytes = max_bytes
-        self._room_bytes = room_bytes
+        self._room = room
         self._bytes = 0
+        self.held_bytes = 0
+        """Of the store's room, beside what has been kept."""
         self._buffer = bytearray()
         self._upload_id = ""
         self._parts: list[CompletedPartTypeDef] = []
@@ -192,15 +200,17 @@ class S3Draft:
         self._bytes += len(part)
         if self._bytes > self._max_bytes:
             raise FileTooLarge(f"the file is over {self._max_bytes} bytes", param="file")
-        if self._bytes > self._room_bytes:
-            raise StoreFull("the file store has no room for the file: delete some")
+        await self._room.take(len(part))
+        self.held_bytes += len(part)
         self._buffer += part
         while len(self._buffer) >= PART_BYTES:
             await self._send(bytes(self._buffer[:PART_BYTES]))
             del self._buffer[:PART_BYTES]
 
     async def keep(self, *, name: str, purpose: str) -> FileInfo:
-        """It is whole: from now on others see it."""
+        """It is whole: from now on others see it. Raises StoreFull."""
+        await self._room.measure()
+        self._room.check()
         if self._upload_id:
             if self._buffer:
                 await self._send(bytes(self._buffer))
@@ -213,7 +223,9 @@ class S3Draft:
         with suppress(FileNotFound):
             replaced = (await self._store.known(self._file_id)).content_key
         info = FileInfo(self._file_id, name, purpose, self._bytes, int(time.time()))
-        await self._store.put(self._known_key, msgspec.json.encode(_Known(info, self._content_key)))
+        async with self._room.keeping(self.held_bytes):
+            await self._store.put(self._known_key, msgspec.json.encode(_Known(info, self._content_key)))
+            self.held_bytes = 0
         self._kept = True
         if replaced:
             await self._store.remove(replaced)

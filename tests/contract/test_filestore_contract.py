@@ -1,7 +1,8 @@
 """What a file store keeps to: a local folder, and a bucket of a server that speaks S3's protocol."""
 
+import resource
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,54 @@ async def test_bounds_of_a_file_and_of_the_store_are_told_apart(store: FileStore
         await put(store, "file-2", b"x" * 11)
     await store.delete("file-1")
     assert (await put(store, "file-2", b"x" * 11)).bytes == 11
+
+
+async def test_files_that_are_written_at_once_share_the_stores_bound(store: FileStore) -> None:
+    async with (
+        store.draft("file-1", max_bytes=ROOM_BYTES) as one,
+        store.draft("file-2", max_bytes=ROOM_BYTES) as other,
+    ):
+        await one.write(b"x" * (ROOM_BYTES // 2))
+        await other.write(b"x" * (ROOM_BYTES // 2))
+        with pytest.raises(StoreFull):
+            await one.write(b"x")
+        await other.keep(name="f", purpose="batch")
+    assert (await put(store, "file-3", b"x" * (ROOM_BYTES // 2))).bytes == ROOM_BYTES // 2
+    with pytest.raises(StoreFull):
+        await put(store, "file-4", b"x")
+
+
+async def test_what_another_process_has_kept_meanwhile_counts(
+    store: FileStore, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    async with AsyncExitStack() as stack:
+        other: FileStore = LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES)
+        if isinstance(store, S3Files):
+            opened = bucket(request.getfixturevalue("s3_endpoint"), store._bucket)
+            other = await stack.enter_async_context(opened)
+        async with store.draft("file-1", max_bytes=ROOM_BYTES) as draft:
+            await draft.write(b"x" * 10)
+            await put(other, "file-2", b"x" * (ROOM_BYTES - 20))
+            await put(other, "file-3", b"x" * 10)
+            await draft.write(b"x")
+            with pytest.raises(StoreFull):
+                await draft.keep(name="f", purpose="batch")
+    assert {info.id for info in await store.infos()} == {"file-2", "file-3"}
+
+
+async def test_a_disk_that_fills_up_as_a_file_is_closed_is_a_full_store(tmp_path: Path) -> None:
+    store = LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(StoreFull):
+        async with store.draft("file-1", max_bytes=1000) as draft:
+            await draft.write(b"x" * 500)  # still in memory
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+            try:
+                await draft.keep(name="f", purpose="batch")
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert await store.infos() == []
+    assert not list((tmp_path / "files" / ".drafts").iterdir())
 
 
 @pytest.mark.parametrize("file_id", ["file-1", "../file-1", "", ".drafts", "a/b"])

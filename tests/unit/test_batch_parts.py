@@ -1,11 +1,15 @@
 """What one line, one client or one topic may cost a batch gateway."""
 
+import asyncio
 import json
 
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
-from libs.contracts.errors import UnknownModel
+from libs.contracts.errors import InvalidRequest, UnknownModel
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
+from services.gateway.batch import upload as upload_module
 from services.gateway.batch.answers import MAX_RESULT_BYTES, fitting, refused
 from services.gateway.batch.line import Line, read_line
 
@@ -48,3 +52,22 @@ def test_a_result_that_no_record_holds_becomes_an_error_of_its_line() -> None:
     assert (found.ok, found.custom_id) == (False, "a")
     assert json.loads(found.answer)["error"]["code"] == "answer_too_large"
     assert found.ByteSize() < SMALL_BYTES
+
+
+async def test_an_upload_that_drips_is_ended_and_one_that_flows_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload_module, "BODY_TIMEOUT_S", 0.2)
+
+    async def body(part: bytes, count: int) -> int:
+        parts = iter([part] * count)
+
+        async def receive() -> Message:
+            await asyncio.sleep(0.04)
+            found = next(parts, b"")
+            return {"type": "http.request", "body": found, "more_body": bool(found)}
+
+        request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+        return sum([len(part) async for part in upload_module.chunks(request)])
+
+    assert await body(b"x" * (upload_module.MIN_BYTES_PER_S // 10), 12) > 0
+    with pytest.raises(InvalidRequest, match="bytes a second"):
+        await body(b"x", 100)
