@@ -126,7 +126,7 @@ async def open_gateway(
             stalls=stalls,
             max_body_bytes=settings.max_body_bytes,
         )
-        serving = Serving(intake, dispatcher, fleet, metrics)
+        serving = Serving(catalog.names, intake, dispatcher, fleet, metrics)
         batch = Batch(ports.batch, serving, settings, clock) if ports.batch else None
         app = make_routes(
             hot=_hot_routes(make_endpoint),

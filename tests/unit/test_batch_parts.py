@@ -9,9 +9,15 @@ from starlette.types import Message
 
 from libs.contracts.errors import InvalidRequest, UnknownModel
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
+from libs.testing.clock import ManualClock
+from libs.testing.wait import until
 from services.gateway.batch import upload as upload_module
 from services.gateway.batch.answers import MAX_RESULT_BYTES, fitting, refused
+from services.gateway.batch.ask import AWAY_S
 from services.gateway.batch.line import Line, read_line
+from services.gateway.batch.served import FORGET_S, Served
+from services.gateway.batch.slots import Load, Slots
+from services.gateway.view import WorkerView
 
 SMALL_BYTES = 20_000
 
@@ -71,3 +77,43 @@ async def test_an_upload_that_drips_is_ended_and_one_that_flows_is_not(monkeypat
     assert await body(b"x" * (upload_module.MIN_BYTES_PER_S // 10), 12) > 0
     with pytest.raises(InvalidRequest, match="bytes a second"):
         await body(b"x", 100)
+
+
+async def test_a_line_whose_model_has_no_workers_lets_others_have_its_slot_and_is_given_up_in_the_end() -> None:
+    load = Load(free=100, bound=0, people_waiting=0, lines_waiting=0)
+    slots = Slots(lambda: load, share=1, max_in_flight=1)
+    back = False
+    assert await slots.take(lambda: False)
+    waiting = asyncio.get_running_loop().create_task(slots.without(lambda: back))
+    await until(lambda: slots.in_flight == 0)
+    assert await slots.take(lambda: False)
+    back = True
+    assert not waiting.done()
+    slots.give()
+    await waiting
+    assert slots.in_flight == 1
+    dropped = asyncio.get_running_loop().create_task(slots.without(lambda: False))
+    await until(lambda: slots.in_flight == 0)
+    dropped.cancel()
+    await asyncio.gather(dropped, return_exceptions=True)
+    assert slots.in_flight == 1, "its holder gives it"
+
+
+@pytest.mark.parametrize(("others", "expected_s"), [(True, AWAY_S), (False, 0.0)])
+def test_a_model_counts_as_away_only_while_others_have_workers(others: bool, expected_s: float) -> None:
+    clock = ManualClock()
+    there = {"other"} if others else set()
+    views = {name: WorkerView(name, name, "k", True, True, True, 0, 0, 0) for name in ("mine", "other")}
+    served = Served(lambda: [views[name] for name in sorted(there)], list(views), clock)
+    for _ in range(int(AWAY_S) + 1):
+        found_s = served.away_s("mine")
+        clock.advance_ms(1000)
+    assert found_s == expected_s
+    there.add("mine")
+    clock.advance_ms(1000)
+    assert (served.has("mine"), served.away_s("mine")) == (True, 0.0)
+    there.remove("mine")
+    clock.advance_ms(1000)
+    assert served.away_s("mine") == 0.0
+    clock.advance_ms((FORGET_S + 1) * 1000)
+    assert served.away_s("mine") == 0.0, "nobody knows what was meanwhile"

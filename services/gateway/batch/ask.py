@@ -11,6 +11,9 @@ from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.gateway.batch.answers import request_id
 from services.gateway.batch.line import Line
+from services.gateway.batch.reasons import NoWorkersForLong
+from services.gateway.batch.served import Served
+from services.gateway.batch.slots import Slots
 from services.gateway.dispatch import Dispatcher
 from services.gateway.exchange import Exchange, Frame, News
 from services.gateway.formats import ChatFormat, CompletionFormat, Format
@@ -21,6 +24,8 @@ from services.gateway.replies import ChatChoice, CompletionChoice, Envelope
 
 TPOT_TARGET_MS = 1_000.0
 """Nobody reads along: running lines hold up nobody's prompt."""
+AWAY_S = 120.0
+"""How long a line's model may have no workers while others have: lines of other jobs wait behind it meanwhile."""
 MAX_ATTEMPTS = 3
 """At a line that workers fail at."""
 BACKOFF_FIRST_S = 0.2
@@ -35,19 +40,24 @@ _ROUTES: Mapping[str, tuple[Callable[[bytes], Asked], Callable[[Tokenizer, bool]
 class Asker:
     """Asks lines."""
 
-    def __init__(self, intake: Intake, dispatcher: Dispatcher, clock: Clock) -> None:
+    def __init__(self, intake: Intake, dispatcher: Dispatcher, slots: Slots, served: Served, clock: Clock) -> None:
+        """`slots`: each line has one of these while it is asked."""
+        self._slots = slots
+        self._served = served
         self._intake = intake
         self._dispatcher = dispatcher
         self._clock = clock
 
     async def ask(self, share: Share, line: Line) -> Envelope[ChatChoice | CompletionChoice]:
         """The answer; raises FulcrumError for what is the line's own fault, and waits for what is not: for workers, and
-        for room."""
+        for room. Raises NoWorkersForLong where that would hold up lines that have workers."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         attempts = 0
         while True:
             try:
                 return await self._ask(share, line)
+            except NoWorkersForLong:
+                raise
             except (QueueFull, NoWorkers):
                 pass
             except SequenceFailed:
@@ -56,14 +66,22 @@ class Asker:
                     raise
             await asyncio.sleep(backoff.next_s())
 
+    def _goes_on(self, model: str) -> bool:
+        """Whether a line has waited for its model's workers to the end; raises NoWorkersForLong."""
+        if self._served.away_s(model) >= AWAY_S:
+            raise NoWorkersForLong(f"model {model!r} has had no workers for {AWAY_S:g} s, while others had some")
+        return self._served.has(model)
+
     async def _ask(self, share: Share, line: Line) -> Envelope[ChatChoice | CompletionChoice]:
         parse, make_format = _ROUTES[share.endpoint]
         asked = parse(line.body)
         if asked.stream:
             raise UnsupportedField("a batch line cannot be streamed", param="stream")
+        model = self._intake.model(asked)
+        if not self._served.has(asked.model):
+            await self._slots.without(lambda: self._goes_on(asked.model))
         now_ns = self._clock.now_ns()
         arrival = Arrival(request_id(share.job_id, line.place), now_ns, _headers(share, line, now_ns))
-        model = self._intake.model(asked)
         news = News()
         choices = await self._intake.choices(asked, model, arrival, news.changed)
         shape = make_format(model.tokenizer, asked.sampling.logprobs)

@@ -1,6 +1,6 @@
 """Why a line has an error for an answer, beside what any request may be told."""
 
-from libs.contracts.errors import FulcrumError, InvalidRequest, TopicRefused
+from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, TopicRefused
 
 
 class LineRefused(InvalidRequest):
@@ -57,6 +57,10 @@ class InputGone(NotRun):
     """The input file was deleted while its job ran."""
 
     code = "input_file_gone"
+
+
+class NoWorkersForLong(NoWorkers):
+    """The line's model has had no workers for as long as other lines can wait."""
 
 
 class ResultLost(FulcrumError):

@@ -1,6 +1,6 @@
 """Batch in a gateway: its view of all jobs, its lanes of jobs and shares, its routes."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from services.gateway.batch.ask import Asker
 from services.gateway.batch.keeper import Keeper
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.runner import Runner
+from services.gateway.batch.served import Served
 from services.gateway.batch.slots import Load, Slots
 from services.gateway.batch.submissions import Submissions
 from services.gateway.batch.view import JobView
@@ -40,6 +41,8 @@ class BatchPorts:
 class Serving:
     """The parts of the gateway that lines pass through."""
 
+    models: Sequence[str]
+    """Names of those that the gateway knows."""
     intake: Intake
     dispatcher: Dispatcher
     fleet: Fleet
@@ -55,9 +58,10 @@ class Batch:
         self._submissions = Submissions(self._view, clock, settings.cluster)
         metrics = BatchMetrics(serving.metrics.registry)
         slots = Slots(lambda: _load(serving), share=settings.batch_share, max_in_flight=settings.batch_max_in_flight)
+        served = Served(serving.fleet.views, serving.models, clock)
         self._runner = Runner(
             files=ports.files,
-            asker=Asker(serving.intake, serving.dispatcher, clock),
+            asker=Asker(serving.intake, serving.dispatcher, slots, served, clock),
             slots=slots,
             clock=clock,
             cancelled=self._view.cancelled,

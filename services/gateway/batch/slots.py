@@ -11,6 +11,9 @@ MAX_LINES_WAITING = 32
 POLL_S = 0.02
 """How soon capacity that has come free is seen: credits come and go without anybody being told."""
 
+WITHOUT_POLL_S = 0.25
+"""How soon a line that waits for its model's workers sees them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -52,6 +55,17 @@ class Slots:
                 return True
             await asyncio.sleep(POLL_S)
         return False
+
+    async def without(self, until: Callable[[], bool]) -> None:
+        """Let others have the caller's slot until `until()` and there is one for the caller again."""
+        self.give()
+        try:
+            while True:
+                if until() and self.in_flight < allowed(self._load(), self._share, self._max_in_flight):
+                    return
+                await asyncio.sleep(WITHOUT_POLL_S)
+        finally:
+            self.in_flight += 1  # which the caller gives, however this ends
 
     def give(self) -> None:
         """Return one."""
