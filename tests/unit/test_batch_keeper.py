@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,10 +21,13 @@ from libs.testing.wait import until
 from libs.testing.work import MemoryWork
 from services.gateway.batch import view as view_module
 from services.gateway.batch.api import make_batch_router
+from services.gateway.batch.deal import MAX_OPEN_LINES
 from services.gateway.batch.keeper import MAX_ASSEMBLED, Keeper
+from services.gateway.batch.shares import SHARE_LINES
 from services.gateway.batch.submissions import Submissions
 from services.gateway.batch.view import MAX_TENANT_UNFINISHED, MAX_UNFINISHED, JobView
 
+OPEN_SHARES = MAX_OPEN_LINES // SHARE_LINES
 HOUR_NS = 3_600 * 10**9
 S = 10**9
 
@@ -47,7 +51,7 @@ def created(job_id: str, **own: Any) -> pb.JobEvent:
 
 
 def keeper(work: MemoryWork, files: LocalFiles, view: JobView) -> Keeper:
-    return Keeper(work, files, view, SystemClock(), max_lines=9, max_file_bytes=999, max_output_bytes=9999)
+    return Keeper(work, files, view, SystemClock(), max_lines=10_000, max_file_bytes=999, max_output_bytes=9999)
 
 
 async def store(tmp_path: Path, *, max_bytes: int = 10**6) -> LocalFiles:
@@ -79,6 +83,51 @@ async def test_a_job_ends_while_more_than_are_assembled_at_once_have_not(tmp_pat
             await answer(work, job_id)
         await until(lambda: not view.unfinished(), what="the end of all")
         assert work.next_offset > len(slow)
+
+
+async def test_tenants_share_what_is_dealt_urgent_jobs_come_first_and_late_ones_are_told_early(tmp_path: Path) -> None:
+    work, files = MemoryWork(BATCH_JOBS), await store(tmp_path)
+    async with files.draft("file-long", max_bytes=10**6) as draft:
+        await draft.write(b"{}\n" * SHARE_LINES * 30)
+        await draft.keep(name="f", purpose="batch")
+    view, answered = JobView(work), 0
+
+    def dealt() -> list[str]:
+        return [share.job_id for share in work.values_of(BATCH_SHARES) if isinstance(share, pb.Share)]
+
+    def open_lines() -> int:
+        return sum(share.lines for share in work.values_of(BATCH_SHARES)[answered:] if isinstance(share, pb.Share))
+
+    async def answer_next() -> None:
+        """The oldest share that is out; until what is dealt in its place is there."""
+        nonlocal answered
+        share = work.values_of(BATCH_SHARES)[answered]
+        assert isinstance(share, pb.Share)
+        counts = pb.Progress(share=share.number, completed=share.lines)
+        await work.send(BATCH_JOBS, pb.JobEvent(job_id=share.job_id, at_unix_ns=time.time_ns(), progress=counts))
+        answered += 1
+        await until(lambda: open_lines() >= MAX_OPEN_LINES, what="the next share")
+
+    async with running(view.follow(), keeper(work, files, view).work(work)):
+        await work.send(BATCH_JOBS, created("anns", input_file_id="file-long"))
+        await until(lambda: len(dealt()) == OPEN_SHARES, what="all that may be out")
+        soon_ns = time.time_ns() + 30 * S
+        await work.send(BATCH_JOBS, created("bobs", tenant="bob", input_file_id="file-long", expires_unix_ns=soon_ns))
+        await until(lambda: len(view.standings()) == 2)
+        await answer_next()
+        await answer_next()
+        await work.send(BATCH_JOBS, created("urgent", tenant="bob", priority=5, input_file_id="file-1"))
+        await until(lambda: len(view.standings()) == 3)
+        for _ in range(10):
+            await answer_next()
+        assert dealt()[:OPEN_SHARES] == ["anns"] * OPEN_SHARES
+        assert Counter(dealt()[OPEN_SHARES : OPEN_SHARES + 8]) == {"bobs": 7, "urgent": 1}, "bob has less"
+        assert "urgent" in dealt()[: OPEN_SHARES + 4], "before what came earlier"
+        counts = Counter(dealt()[answered:])
+        assert abs(counts["anns"] - counts["bobs"] - counts["urgent"]) <= 1
+        bobs = next(job for job in view.jobs() if job.id == "bobs")
+        await until(lambda: bobs.foretold and bobs.foretold.late, what="word that it will be late")
+        assert time.time_ns() < soon_ns
 
 
 async def test_a_job_that_cannot_be_counted_can_be_cancelled(tmp_path: Path) -> None:
