@@ -1,23 +1,26 @@
 """Prompts to tokens, within the model's vocabulary and context. Long texts are encoded off the event loop's thread."""
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import Executor
 
 from libs.contracts.errors import ContextTooLong, InvalidRequest
 from services.gateway.catalog import ServedModel
-from services.gateway.parse import Asked, Prompt
+from services.gateway.parse import Asked
 
 INLINE_CHARS = 4096
-"""Shorter texts take less time to encode than a thread's hand-over costs others."""
+"""Of all texts of a request; shorter ones take less time to encode than a thread's hand-over costs others."""
+MESSAGE_CHARS = 64
+"""What a message counts beside its content: the template renders it, and sets marks around it."""
 
 
 async def tokenise(asked: Asked, model: ServedModel, threads: Executor) -> list[list[int]]:
     """Token ids of each prompt; raises InvalidRequest that names the field."""
-    if asked.messages:
-        size = sum(len(message["content"]) for message in asked.messages)
-        return [await _encode(lambda: _encode_chat(asked, model), size, threads)]
-    return [await _encode_prompt(prompt, model, threads) for prompt in asked.prompts]
+    if len(asked.messages) >= model.info.max_context_tokens:  # before they are rendered: each is a token at least
+        text = f"{len(asked.messages)} messages do not fit a context of {model.info.max_context_tokens} tokens"
+        raise ContextTooLong(text, param=asked.prompt_field)
+    if _chars(asked) <= INLINE_CHARS:
+        return _encode(asked, model)
+    return await asyncio.get_running_loop().run_in_executor(threads, _encode, asked, model)
 
 
 def check_fit(asked: Asked, prompts: list[list[int]], model: ServedModel, max_context_tokens: int) -> int:
@@ -42,18 +45,15 @@ def check_fit(asked: Asked, prompts: list[list[int]], model: ServedModel, max_co
     return asked.max_tokens
 
 
-def _encode_chat(asked: Asked, model: ServedModel) -> list[int]:
-    # The template has put the special tokens where they belong.
-    return model.tokenizer.encode(model.tokenizer.render_chat(asked.messages), add_special_tokens=False)
+def _chars(asked: Asked) -> int:
+    """How much there is to render and encode."""
+    chat = sum(MESSAGE_CHARS + len(message["content"]) + len(message.get("name", "")) for message in asked.messages)
+    return chat + sum(len(prompt) for prompt in asked.prompts if isinstance(prompt, str))
 
 
-async def _encode_prompt(prompt: Prompt, model: ServedModel, threads: Executor) -> list[int]:
-    if not isinstance(prompt, str):
-        return prompt
-    return await _encode(lambda: model.tokenizer.encode(prompt, add_special_tokens=True), len(prompt), threads)
-
-
-async def _encode(encode: Callable[[], list[int]], size: int, threads: Executor) -> list[int]:
-    if size <= INLINE_CHARS:
-        return encode()
-    return await asyncio.get_running_loop().run_in_executor(threads, encode)
+def _encode(asked: Asked, model: ServedModel) -> list[list[int]]:
+    encode = model.tokenizer.encode
+    if asked.messages:
+        # The template has put the special tokens where they belong.
+        return [encode(model.tokenizer.render_chat(asked.messages), add_special_tokens=False)]
+    return [encode(each, add_special_tokens=True) if isinstance(each, str) else each for each in asked.prompts]
