@@ -1,11 +1,18 @@
 """What a worker's settings say about its engine, without the environment."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 DEFAULT_CHUNK_TOKENS: Final = 512
+
+
+def width_of(vllm_arguments: Mapping[str, Any]) -> int:
+    """GPUs that one engine of vLLM computes on with these arguments."""
+    parts = (vllm_arguments.get(f"{name}_parallel_size", 1) for name in ("tensor", "pipeline"))
+    return math.prod(int(part) for part in parts)
 
 
 @dataclass(frozen=True, slots=True)

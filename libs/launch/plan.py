@@ -1,10 +1,12 @@
 """Which processes make a suite, and what each is told: a pure function of what was asked for."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from libs.launch.gpus import deal
 from libs.launch.options import SuiteOptions
 from libs.launch.port import ChildSpec
 from libs.launch.profile import load_profile
@@ -29,6 +31,10 @@ class Place:
     gateway_drain_s: int
     token: str
     cluster: str
+    gpus: tuple[str, ...] = ()
+    """Of this machine, for workers."""
+    worker_device: str = "auto"
+    vllm_arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +122,22 @@ def _workers(options: SuiteOptions, model: Model, place: Place, shared: Mapping[
             ("python", "-m", f"services.{service_of(role)}"),
             {**own, **role_settings(role), **settings, "FULCRUM_WORKER_ID": f"{role}-{number}"},
         )
-        for role, kind in _kinds(options).items()
+        for role, kind in _kinds(options, place).items()
         for number, settings in enumerate(kind, start=1)
     )
 
 
-def _kinds(options: SuiteOptions) -> dict[str, list[Mapping[str, str]]]:
-    """By role, the settings of each worker that not all have."""
+def _kinds(options: SuiteOptions, place: Place) -> dict[str, Sequence[Mapping[str, str]]]:
+    """By role, the settings of each worker that not all have. Raises StartupError where GPUs do not go round."""
     if options.profile is not None:
         profile = load_profile(options.profile)
         return {role: [worker.settings() for worker in profile.of(role)] for role in ROLES}
-    return {"prefill": [{}] * options.prefill, "decode": [{}] * options.decode, "mixed": [{}] * options.mixed}
+    dealt = deal(
+        place.gpus,
+        options.workers,
+        engine=options.engine,
+        device=place.worker_device,
+        arguments=place.vllm_arguments,
+    )
+    decode, mixed = options.prefill, options.prefill + options.decode
+    return {"prefill": dealt[:decode], "decode": dealt[decode:mixed], "mixed": dealt[mixed:]}

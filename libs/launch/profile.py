@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from libs.contracts.errors import StartupError
+from libs.engine.config import width_of
 from libs.launch.roles import role_settings, service_of
 
 FOLDER: Final = Path(__file__).parent / "profiles"
@@ -100,9 +101,9 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         if twice:
             raise StartupError(f"GPU {twice[0][1]} of node {twice[0][0]} is in {used[twice[0]]} workers")
         for worker in self.workers:
-            width = worker.arguments.get("tensor_parallel_size", 1)
+            width = width_of(worker.arguments)
             if width != worker.gpus:
-                raise StartupError(f"a {worker.role} worker has {worker.gpus} GPUs and tensor_parallel_size {width}")
+                raise StartupError(f"a {worker.role} worker has {worker.gpus} GPUs and arguments for {width}")
         roles = {worker.role for worker in self.workers}
         if "mixed" not in roles and not roles >= {"prefill", "decode"}:
             raise StartupError("it takes a prefill and a decode worker, or a mixed one")

@@ -1,6 +1,7 @@
 """What `fulcrum up` takes from the environment; everything in it goes on to the services."""
 
 import os
+from typing import Any
 
 from pydantic import Field
 
@@ -16,6 +17,11 @@ class LaunchSettings(CommonSettings):
     """How long workers let sequences go on when the suite stops."""
     gateway_drain_s: int = Field(2, ge=0, validation_alias="FULCRUM_GATEWAY_DRAIN_S")
     """The same for gateways, which stop first."""
+
+    worker_device: str = Field("auto", validation_alias="FULCRUM_WORKER_DEVICE")
+    """What workers compute on; GPUs are dealt out among them unless it names one, or none."""
+    vllm_arguments: dict[str, Any] = Field(default_factory=dict, validation_alias="FULCRUM_WORKER_VLLM_ARGUMENTS")
+    """Of vLLM's engine, which say how many GPUs a worker computes on."""
 
     def threads_of(self, workers: int) -> int:
         """Threads that each of `workers` gets."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from libs.launch import preflight
 from libs.launch.folder import suite_folder
+from libs.launch.gpus import visible_gpus
 from libs.launch.helper import run_helper
 from libs.launch.options import SuiteOptions
 from libs.launch.plan import Place, Plan, make_plan
@@ -77,6 +78,9 @@ class Up:
             gateway_drain_s=settings.gateway_drain_s,
             token=secrets.token_urlsafe(TOKEN_BYTES),
             cluster=settings.cluster_of(options.gateway_port, own_stores=own_stores),
+            gpus=visible_gpus(os.environ) if options.engine != "sim" else (),
+            worker_device=settings.worker_device,
+            vllm_arguments=settings.vllm_arguments,
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from libs.engine.config import DEFAULT_CHUNK_TOKENS, EngineConfig
+from libs.engine.config import DEFAULT_CHUNK_TOKENS, EngineConfig, width_of
 from libs.model.builtin import BUILTIN_SIM
 from libs.runtime.settings import CommonSettings, MemberName, own_name
 
@@ -37,8 +37,8 @@ class WorkerSettings(CommonSettings):
     """Plug-in of the prompt phase, as package.module:Class."""
     token_role: str = "services.decode.role:DecodeRole"
     """Plug-in of the token phase."""
-    gpus: int = Field(1, ge=1)
-    """Weight in cluster figures; a CPU worker counts 1."""
+    gpus: int = Field(0, ge=0)
+    """Weight in cluster figures; 0: as many as the engine computes on, a CPU worker counts 1."""
 
     lease_ms: int = Field(3000, ge=300)
     """A worker that has not renewed its registration for so long is gone."""
@@ -97,6 +97,13 @@ class WorkerSettings(CommonSettings):
             raise ValueError("role mixed needs FULCRUM_WORKER_BUDGET_TOKENS of at least 1")
         if self.engine != "sim" and self.model_path == BUILTIN_SIM:
             raise ValueError(f"engine {self.engine} needs a model folder in FULCRUM_WORKER_MODEL_PATH")
+        width = width_of(self.vllm_arguments) if self.engine == "vllm" else 1
+        if self.engine == "vllm" and self.gpus not in (0, width):
+            raise ValueError(
+                f"FULCRUM_WORKER_GPUS is {self.gpus}, by FULCRUM_WORKER_VLLM_ARGUMENTS the engine computes on {width}:"
+                " leave the first out"
+            )
+        self.gpus = self.gpus or width
         return self
 
     def engine_config(self, model_name: str) -> EngineConfig:

@@ -83,7 +83,7 @@ def test_a_profile_that_could_not_serve_is_refused() -> None:
     prefill, decode = good.workers
     for workers, reason in (
         ((prefill, replace(decode, devices=(3, 4, 5, 6))), "GPU 3 of node 0 is in 2 workers"),
-        ((prefill, replace(decode, devices=(4, 5))), "2 GPUs and tensor_parallel_size 4"),
+        ((prefill, replace(decode, devices=(4, 5))), "2 GPUs and arguments for 4"),
         ((prefill,), "a prefill and a decode worker"),
         ((prefill, replace(decode, block_size_tokens=16)), "exchange KV"),
     ):

@@ -71,6 +71,18 @@ def test_a_block_that_comes_and_goes_between_two_reports_is_not_told() -> None:
     assert rehash.take() == ([], [])
 
 
+def test_a_hash_stands_until_the_last_of_its_blocks_is_gone() -> None:
+    rehash = Rehash(BLOCK)
+    rehash.stored(["a"], None, ROOT.hex(), TOKENS[:4])
+    rehash.stored(["a"], None, ROOT.hex(), TOKENS[:4])
+    assert rehash.take() == (block_hashes(ROOT, TOKENS[:4], BLOCK), [])
+    rehash.removed(["a"])
+    assert rehash.take() == ([], [])
+    rehash.stored(["b"], "a", "", TOKENS[4:8])
+    rehash.removed(["a"])
+    assert rehash.take() == (block_hashes(ROOT, TOKENS, BLOCK)[1:2], block_hashes(ROOT, TOKENS[:4], BLOCK))
+
+
 def test_messages_survive_the_wire() -> None:
     report = Report(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, step=Step(1, 2, 3, 4, 5, 6, 7, 8), stored=[b"hash"])
     assert decode_report(encode(report)) == report

@@ -15,7 +15,7 @@ from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 from vllm.v1.executor import Executor
 
 from libs.contracts.errors import StartupError
-from libs.engine.config import EngineConfig
+from libs.engine.config import EngineConfig, width_of
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.vllm.board import Board
 from libs.engine.vllm.compute import compute_of, kv_item_bytes
@@ -29,6 +29,9 @@ CPU_BLOCK_TOKENS = 32
 """vLLM's attention on CPUs takes blocks of a multiple of this."""
 MIN_STEP_TOKENS, MIN_STEP_TOKENS_GPU = 2048, 8192
 """What a step can compute at least, however small the chunk is that it is held to: as far as prefill is measured."""
+LOOPBACK = "localhost"
+SOMEBODY = "192.0.2.1"
+"""An address of nobody's (RFC 5737)."""
 CONNECTORS = ("NixlConnector",)
 """That hand a prefilled sequence over by parameters of its request."""
 
@@ -68,14 +71,27 @@ def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, Board]:
 
 def _side_channel(identity: EngineIdentity) -> Mapping[str, str]:
     """Where other engines ask this one how to reach its memory: an address of the worker's, as a number."""
-    name = identity.address.rpartition(":")[0].strip("[]") or "localhost"
+    name = identity.address.rpartition(":")[0].strip("[]") or LOOPBACK
     try:
         host = socket.gethostbyname(name)
     except OSError:
         raise StartupError(
             f"this worker's address {name!r} has no number: set FULCRUM_WORKER_ADVERTISE to one that others reach"
         ) from None
+    if host.startswith("127.") and name != LOOPBACK and not name.startswith("127."):
+        host = _outward() or host  # Debian gives a machine's own name an address that no other machine reaches
     return {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port(host))}
+
+
+def _outward() -> str:
+    """The address from which this machine would speak to others; empty without a network. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((SOMEBODY, 9))
+        except OSError:
+            return ""
+        host: str = probe.getsockname()[0]
+    return host
 
 
 def _check_device(config: EngineConfig) -> None:
@@ -86,10 +102,10 @@ def _check_device(config: EngineConfig) -> None:
             f"vLLM {vllm.__version__} finds no GPU here: look whether nvidia-smi lists one in this container, and"
             " whether this is vLLM's build for GPUs; FULCRUM_WORKER_DEVICE=cpu with the build for CPUs needs none"
         )
-    wanted = config.vllm_arguments.get("tensor_parallel_size", 1)
+    wanted = width_of(config.vllm_arguments)
     if current_platform.is_cuda_alike() and wanted > current_platform.device_count():
         raise StartupError(
-            f"tensor_parallel_size is {wanted}, vLLM sees {current_platform.device_count()} GPUs: see"
+            f"an engine of {wanted} GPUs is asked for, vLLM sees {current_platform.device_count()} GPUs: see"
             " CUDA_VISIBLE_DEVICES and FULCRUM_WORKER_VLLM_ARGUMENTS"
         )
     if config.vllm_arguments.get("data_parallel_size", 1) > 1:

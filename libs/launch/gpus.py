@@ -1,0 +1,48 @@
+"""Which GPUs each worker of `fulcrum up` computes on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from libs.contracts.errors import StartupError
+from libs.counters.nvml import open_nvml
+from libs.engine.config import width_of
+
+DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+SHARE_ARGUMENT: Final = "gpu_memory_utilization"
+
+
+def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of this machine that may be used, as CUDA_VISIBLE_DEVICES names them; none without NVIDIA's driver."""
+    if (named := environ.get(DEVICES_VARIABLE)) is not None:
+        return tuple(name for part in named.split(",") if (name := part.strip()) and name != "-1")
+    counters = open_nvml()
+    if counters is None:
+        return ()
+    try:
+        return tuple(str(gpu.index) for gpu in counters.gpus)
+    finally:
+        counters.close()
+
+
+def deal(
+    gpus: Sequence[str], workers: int, *, engine: str, device: str, arguments: Mapping[str, Any]
+) -> list[Mapping[str, str]]:
+    """The settings by which each of `workers` sees its own GPUs only; empty where nothing is to be dealt. Pure.
+
+    Workers share GPUs where there are too few: torch's take the memory that they are told to, vLLM's as much as there
+    is unless `gpu_memory_utilization` is among its `arguments`. Raises StartupError where they could not.
+    """
+    if engine == "sim" or not gpus or device not in ("auto", "cuda"):
+        return [{}] * workers
+    width = width_of(arguments) if engine == "vllm" else 1
+    groups = [gpus[start : start + width] for start in range(0, len(gpus) - width + 1, width)]
+    if not groups:
+        raise StartupError(
+            f"a worker computes on {width} GPUs, there are {len(gpus)}: see FULCRUM_WORKER_VLLM_ARGUMENTS"
+        )
+    if engine == "vllm" and len(groups) < workers and SHARE_ARGUMENT not in arguments:
+        raise StartupError(
+            f"{workers} workers of {width} need {workers * width} GPUs, there are {len(gpus)}: ask for fewer ("
+            f"--prefill 0 --decode 0 --mixed 1 is one), or let them share by {SHARE_ARGUMENT} in FULCRUM_WORKER_VLLM_ARGUMENTS"
+        )
+    return [{DEVICES_VARIABLE: ",".join(groups[number % len(groups)])} for number in range(workers)]
