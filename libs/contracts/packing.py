@@ -1,20 +1,22 @@
 """Repeated integers travel as packed bytes: pure-Python protobuf objects for each would cost more than the rest."""
 
+import struct
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 
-def pack_u32(values: Sequence[int] | NDArray[np.int32]) -> bytes:
+def pack_u32(values: Sequence[int]) -> bytes:
     """Little-endian uint32s."""
-    return np.asarray(values, dtype="<u4").tobytes()
+    return struct.pack(f"<{len(values)}I", *values)
 
 
 def unpack_u32(data: bytes) -> list[int]:
     """The inverse of `pack_u32`; raises ValueError when `data` is not a whole number of uint32s."""
-    values: list[int] = np.frombuffer(data, dtype="<u4").tolist()
-    return values
+    count, rest = divmod(len(data), 4)
+    if rest:
+        raise ValueError(f"a buffer size of {len(data)} bytes is no whole number of uint32s")
+    return list(struct.unpack(f"<{count}I", data))
 
 
 def pack_f32(values: Iterable[float]) -> bytes:

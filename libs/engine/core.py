@@ -213,7 +213,8 @@ class Core:
             sequence.in_step = False
             self._recomputed_tokens += sequence.advance(len(chunk.token_ids))
             sequence.register_full_blocks(self._pool)
-            self._offers.progress(sequence)
+            if sequence.opened is not None:
+                self._offers.progress(sequence)
             if sequence.aborting:
                 self._finish(sequence, FinishReason.ABORTED)
             elif chunk.sample:
@@ -408,7 +409,8 @@ class Core:
 
     def _take_token(self, sequence: Sequence, token: Sampled, now_ns: int) -> None:
         sequence.append(token.token_id)
-        sequence.start_line(now_ns, sequence.length)
+        if not sequence.line_from_ns:
+            sequence.start_line(now_ns, sequence.length)
         reason = sequence.ended_by(token.token_id, self._eos_token_ids)
         handle = None
         if reason is None and (sequence.leaving or sequence.request.phase is Phase.PREFILL):

@@ -1,7 +1,6 @@
 """The engine port over the pure core and a runner: one loop of steps, one task a KV fetch, one queue of events."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
@@ -245,10 +244,15 @@ class LocalEngine:
     async def _idle(self) -> None:
         """Wait for something to do, at most until the next lease ends."""
         expiry_ns = self._core.next_expiry_ns
-        timeout_s = None if expiry_ns is None else max(expiry_ns - self._clock.now_ns(), 0) / 1e9
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._wake.wait()
+        if expiry_ns is None:
+            await self._wake.wait()
+            return
+        wait_s = max(expiry_ns - self._clock.now_ns(), 0) / 1e9
+        timer = asyncio.get_running_loop().call_later(wait_s, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            timer.cancel()
 
     async def _step(self, batch: Batch) -> None:
         announcement = self._core.begin(batch, self._clock.now_ns())

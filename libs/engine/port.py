@@ -216,6 +216,11 @@ class SequenceOutput:
     opened: KvHandle | None = None
     """Phase PREFILL has begun: its blocks can be pulled from now on, each once it is full."""
 
+    @property
+    def only_tokens(self) -> bool:
+        """Whether its tokens say it all."""
+        return self.finish is None and self.opened is None and not self.pulling
+
 
 @dataclass(frozen=True, slots=True)
 class StepReport:

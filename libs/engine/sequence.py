@@ -194,6 +194,9 @@ class Sequence:
     def advance(self, tokens: int) -> int:
         """A step has computed `tokens` tokens; the answer is how many of them it had computed before."""
         start, self.computed = self.computed, self.computed + tokens
+        if start == self.reached and start >= self.request.prompt_tokens:  # as it is for nearly every token
+            self.reached = self.computed
+            return 0
         again = max(min(self.computed, self.reached) - start, 0)
         if start < self.request.prompt_tokens:
             self.computed_prompt_tokens += max(min(self.computed, self.request.prompt_tokens) - start - again, 0)

@@ -324,7 +324,7 @@ class WorkerHost:
         """Pass an engine event on to the gateways concerned."""
         self.leaving.stepped(event)
         self.last_change.stepped(event)
-        ended = False
+        ended, leaves = False, self.assignment.leaves_decode
         for output in event.outputs:
             sequence = self._sequences.get(output.key)
             if sequence is not None:
@@ -334,6 +334,8 @@ class WorkerHost:
                     self._end(sequence, output)
                 if not sequence.link.closed.is_set():
                     self._deliver(sequence, output)
+                    if leaves and output.only_tokens:
+                        self._offer(sequence)
         if ended:
             self._apply_budget()
             self._settle()
@@ -346,13 +348,13 @@ class WorkerHost:
         link.outbox.add_tokens(sequence.number, output)
         if not output.pulling:  # which nobody waits for: it goes with the next frame
             link.wake.set()
+        if output.only_tokens:
+            return
         event = sequence.role.event(sequence.number, output)
         if event is not None:
             if event.HasField("finished"):
                 event.finished.output_tokens = sequence.output_tokens
             link.outbox.add_event(event)
-        elif output.token_ids:
-            self._offer(sequence)
 
     def _offer(self, sequence: Hosted) -> None:
         """Have the gateway look for another place, where a running sequence is of a role that has been left."""

@@ -30,10 +30,11 @@ class Outbox:
 
     def add_tokens(self, sequence: int, output: SequenceOutput) -> None:
         """Tokens that a step brought, with their logprobs where there are any."""
-        for offset, logprob in enumerate(output.logprobs):
-            self._logprobs[len(self._token_ids) + offset] = logprob
-        self._sequences.extend([sequence] * len(output.token_ids))
-        self._token_ids.extend(output.token_ids)
+        if output.logprobs:
+            self._logprobs.update(enumerate(output.logprobs, len(self._token_ids)))
+        for token_id in output.token_ids:
+            self._sequences.append(sequence)
+            self._token_ids.append(token_id)
 
     def add_event(self, event: SequenceEvent) -> None:
         """Something beside tokens; it is told after all tokens that came before it."""
