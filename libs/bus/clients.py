@@ -30,7 +30,7 @@ MAX_WORK_MS = 24 * 3_600_000
 """How long a member may work on what it has read; that it lives is what its heartbeats say."""
 CLOSE_TIMEOUT_S = 3.0
 FETCH_WAIT_MS = 500
-EMBEDDED_FETCH_WAIT_MS = 20
+EMBEDDED_FETCH_WAIT_MS = 40
 """The embedded broker answers a fetch that found nothing only when its wait is over, whatever has come meanwhile."""
 EMBEDDED_FOLLOW_WAIT_MS = 100
 """Of those who follow the state of jobs, and of the planner; every fetch costs a reader and the broker half a
