@@ -1,6 +1,6 @@
 """Instances that share telemetry come to the figures of one that reads all, whoever takes over from whom."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection
 from typing import Any
 
@@ -23,11 +23,13 @@ from services.metrics.sharing.wire import MAX_WORKERS_A_RECORD, messages
 from services.metrics.state import MetricsState
 
 WORKERS = 3
-ROUNDS = 60
+ROUNDS = 75
 OVERLAP = 30
-"""Rounds that are read again by who takes over."""
-SETTLED = BEHIND_NS // TICK_NS + 2
-"""Rounds after which who has given a worker up knows so too."""
+"""Rounds that are read again by who takes over ..."""
+SLOWEST = 3
+"""... so many of them a round, or more."""
+SETTLED = BEHIND_NS // TICK_NS + 2 + OVERLAP // (SLOWEST - 1)
+"""Rounds after which who has given a worker up knows so too, and who took it over has read what there was."""
 
 
 class Instance:
@@ -72,25 +74,36 @@ HANDED_OVER_IN_AN_OUTAGE = {
     "busy": [(1, False)] * 7,
     "phases": [0] * WORKERS,
     "away": [set(), range(35)],
+    "pace": OVERLAP,
+    "heard_first": False,
 }
 """What nobody else has read of a worker can be told only once others have read it for long."""
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=40)
 @example(**HANDED_OVER_IN_AN_OUTAGE)
 @given(
     plans=st.lists(owners, min_size=WORKERS, max_size=WORKERS),
     busy=st.lists(st.tuples(st.integers(1, 99), st.booleans()), min_size=7, max_size=7),
     phases=st.lists(st.integers(0, 99), min_size=WORKERS, max_size=WORKERS),
     away=st.lists(outages, min_size=2, max_size=2),
+    pace=st.sampled_from([SLOWEST, 5, OVERLAP]),
+    heard_first=st.booleans(),
 )
 def test_whoever_reads_a_worker_all_tell_the_same(
-    plans: list[list[tuple[int, int]]], busy: list[tuple[int, bool]], phases: list[int], away: list[Collection[int]]
+    *,
+    plans: list[list[tuple[int, int]]],
+    busy: list[tuple[int, bool]],
+    phases: list[int],
+    away: list[Collection[int]],
+    pace: int,
+    heard_first: bool,
 ) -> None:
     alone, pair = Instance(None), [Instance("a"), Instance("b")]
     moving = [[who for rounds, who in [*plan, (ROUNDS, 0)] for _ in range(rounds)] for plan in plans]
     reads = [[*who[: ROUNDS - SETTLED], *[who[ROUNDS - SETTLED]] * SETTLED] for who in moving]
     logs: list[list[StepBatch]] = [[] for _ in range(WORKERS)]
+    unread: dict[tuple[int, int], list[StepBatch]] = defaultdict(list)
     for number in range(ROUNDS):
         now_ns = at((number + 1) * 100)
         for worker, phase in enumerate(phases):
@@ -103,18 +116,19 @@ def test_whoever_reads_a_worker_all_tell_the_same(
             for who, instance in enumerate(pair):
                 if reads[worker][number] not in {who, 2}:
                     continue
-                if number and reads[worker][number - 1] not in {who, 2}:
-                    for old in logs[worker][-OVERLAP:-1]:
-                        instance.read(old, now_ns)
-                instance.read(batch, now_ns)
+                taken_over = number and reads[worker][number - 1] not in {who, 2}
+                left = logs[worker][-OVERLAP:] if taken_over else [*unread[worker, who], batch]
+                for each in left[:pace]:
+                    instance.read(each, now_ns)
+                unread[worker, who] = left[pace:]
         for instance, rounds in zip(pair, away, strict=True):
             instance.unsent = (MAX_UNSENT + 1) * (number in rounds)
+        if heard_first:
+            _exchange(pair, now_ns)
         for instance in (alone, *pair):
             instance.tick(now_ns)
-        for teller, hearer in (pair, pair[::-1]):
-            for message in teller.told:
-                hearer.hear(SharedWindows.FromString(message.SerializeToString()), now_ns)
-            teller.told.clear()
+        if not heard_first:
+            _exchange(pair, now_ns)
     end_ns = at((ROUNDS - 1) * 100)
     assert pair[0].figures(end_ns, ROUNDS - 1) == pair[1].figures(end_ns, ROUNDS - 1)
     assert pair[0].figures(end_ns, ROUNDS - 1) == alone.figures(end_ns, ROUNDS - 1)
@@ -123,6 +137,13 @@ def test_whoever_reads_a_worker_all_tell_the_same(
         shared = cluster_occupancy(instance.state.fleet, instance.state.rollups, end_ns, 2_000 * MS)
         assert (shared.gpu_ns, shared.gpus, shared.coverage) == (whole.gpu_ns, whole.gpus, whole.coverage)
         assert [worker.gpu_ns for worker in shared.workers] == [worker.gpu_ns for worker in whole.workers]
+
+
+def _exchange(pair: list[Instance], now_ns: int) -> None:
+    for teller, hearer in (pair, pair[::-1]):
+        for message in teller.told:
+            hearer.hear(SharedWindows.FromString(message.SerializeToString()), now_ns)
+        teller.told.clear()
 
 
 def test_partitions_go_round_among_those_who_live() -> None:
