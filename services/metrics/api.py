@@ -55,9 +55,11 @@ def make_api(
         return Response(msgspec.json.encode(told), media_type="application/json")
 
     @app.get("/v1/requests/summary", responses=BAD_WINDOW)
-    async def requests_summary(window: Window = "1m") -> RequestsReport:
+    async def requests_summary(window: Window = "1m", end_unix_ms: End = None) -> RequestsReport:
         """Requests that ended in the window: counts, TTFT and TPOT percentiles in seconds, in all and by model."""
-        return state.requests.report(clock.now_ns(), parse_window_ns(window))
+        now_ns = clock.now_ns()
+        end_ns = now_ns if end_unix_ms is None else min(end_unix_ms * MS_NS, now_ns)
+        return state.requests.report(end_ns, parse_window_ns(window))
 
     @app.get("/v1/requests")
     async def requests_of(

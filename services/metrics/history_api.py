@@ -70,7 +70,7 @@ class HistoryApi:
                 f"span={span[:40]!r} is over {longest_ns / 1e9:g}s for {workers} workers", param="span"
             )
         series = self._state.rollups.read(tier.window_ns, low_ns, high_ns)
-        return Response(pack(series), media_type="application/octet-stream")
+        return Response(pack(series, self._state.members), media_type="application/octet-stream")
 
     async def events(self, limit: Limit = 100) -> list[Event]:
         """Role moves and changes of the planner's mode, the newest first."""

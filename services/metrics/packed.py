@@ -10,10 +10,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from libs.telemetry.members import Member, Members
 from libs.telemetry.rollups import PROVISIONAL, Series
 
 MAX_CELLS: Final = 200_000
 """Windows x workers in one answer: 3.4 MB of windows below 4 s, 6.6 MB of longer ones."""
+UNKNOWN: Final = "not heard of"
 ALIGNMENT_BYTES: Final = 8
 _LENGTH_BYTES: Final = 4
 
@@ -25,20 +27,28 @@ class Header(msgspec.Struct):
     first_start_unix_ms: int
     windows: int
     workers: list[str]
+    nodes: list[str]
+    models: list[str]
+    gpus: list[int]
+    """Of each worker, as last heard of."""
     type: str
 
 
-def pack(series: Series) -> bytes:
+def pack(series: Series, members: Members) -> bytes:
     """The windows as bytes."""
     starts = series.starts_ns
     # What JavaScript reads without loss: nanoseconds of a long window need 53 bits.
     small = series.window_ns < 2**32
+    of = [members.get(worker_id) or Member(worker_id, UNKNOWN, UNKNOWN, 1) for worker_id in series.worker_ids]
     header = msgspec.json.encode(
         Header(
             window_ms=series.window_ns // 1_000_000,
             first_start_unix_ms=int(starts[0]) // 1_000_000 if len(starts) else 0,
             windows=len(starts),
             workers=list(series.worker_ids),
+            nodes=[member.node for member in of],
+            models=[member.model for member in of],
+            gpus=[member.gpus for member in of],
             type="uint32" if small else "float64",
         )
     )

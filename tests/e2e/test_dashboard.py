@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, expect
 from prometheus_client import CollectorRegistry
 
 from libs.bus.port import Record
@@ -24,10 +24,13 @@ from libs.contracts.topics import DECISIONS, STEPS
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
+from libs.telemetry import fleet
 from libs.telemetry.members import Member
 from libs.telemetry.rollups import Kept
 from libs.telemetry.split import prefill_share
 from libs.testing.browser import browser, listen_for_errors
+from libs.testing.wait import until
+from services.metrics import hub as hub_module
 from services.metrics.alerts.desk import AlertDesk
 from services.metrics.api import make_api
 from services.metrics.hub import Hub
@@ -44,7 +47,7 @@ WAIT_MS = 10_000
 SECOND_NS = 1_000 * MS
 MINUTE_NS = 60 * SECOND_NS
 FIGURE_WINDOWS = 20
-KEYS = ("space", "← →", "p", "1–6", "t", "s", "/", "u", "?")
+KEYS = ("space", "← →", "g", "p", "1–6", "t", "s", "/", "u", "?")
 pytestmark = pytest.mark.suite
 
 
@@ -59,20 +62,21 @@ class Worker:
     node: str = "node-a"
     sequence: int = 0
     silent: bool = False
+    leaves: bool = False
 
-    def batch(self, start_ns: int) -> StepBatch:
+    def batch(self, start_ns: int, length_ns: int = BATCH_NS) -> StepBatch:
         role, budget = role_from_name(self.role)
         self.sequence += 1
         prefill = self.role == "prefill"
         step = Step(
-            start_unix_ns=start_ns, end_unix_ns=start_ns + int(self.busy * BATCH_NS),
+            start_unix_ns=start_ns, end_unix_ns=start_ns + int(self.busy * length_ns),
             prefill_tokens=64 * prefill, prefill_sequences=int(prefill), decode_sequences=int(not prefill),
         )  # fmt: skip
         return StepBatch(
             worker_id=self.id, incarnation=1, sequence=self.sequence, node=self.node, gpus=self.gpus, engine="sim",
             assignment=Assignment(model="sim", role=role, budget_tokens=budget, epoch=1),
-            covered_from_unix_ns=start_ns, covered_to_unix_ns=start_ns + BATCH_NS, steps=[step],
-            load=Load(running=2, waiting=3, waiting_prefill_tokens=40),
+            covered_from_unix_ns=start_ns, covered_to_unix_ns=start_ns + length_ns, steps=[step],
+            load=Load(running=2, waiting=3, waiting_prefill_tokens=40), last=self.leaves,
         )  # fmt: skip
 
 
@@ -88,6 +92,15 @@ class Service:
     def take(self, topic: Any, value: Any) -> None:
         self.state.take(Record(topic, "key", value, 0, 0), self.clock.now_ns())
 
+    def live_through(self, seconds: int) -> None:
+        """The workers have been there for so long."""
+        now_ns = self.clock.now_ns() // BATCH_NS * BATCH_NS
+        self.state.history.resume(now_ns - seconds * SECOND_NS)
+        for start_ns in range(now_ns - seconds * SECOND_NS, now_ns, SECOND_NS):
+            for worker in self.workers.values():
+                self.take(STEPS, worker.batch(start_ns, SECOND_NS))
+            self.state.history.advance(start_ns + SECOND_NS)
+
     async def send_forever(self) -> None:
         start_ns = self.clock.now_ns() // BATCH_NS * BATCH_NS
         while True:
@@ -100,13 +113,17 @@ class Service:
 
 
 @asynccontextmanager
-async def serving(*workers: Worker, settings: MetricsSettings | None = None) -> AsyncIterator[Service]:
+async def serving(
+    *workers: Worker, settings: MetricsSettings | None = None, lived_s: int = 0
+) -> AsyncIterator[Service]:
     clock, hub, tasks = SystemClock(), Hub(), TaskOwner()
     state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()))
     service = Service(state, clock, workers={worker.id: worker for worker in workers})
     writer = TickWriter(window_ns=TICK_NS, settled_ns=LAG_NS)
     desk = AlertDesk(state, (settings or MetricsSettings()).alert_limits(), lag_ns=LIVE_LAG_NS)
     api = make_api(state, hub, desk.book, clock, CollectorRegistry(), lag_ns=LAG_NS, live_lag_ns=LIVE_LAG_NS)
+    if lived_s:
+        service.live_through(lived_s)
     try:
         tasks.spawn("workers", service.send_forever())
         tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=LIVE_LAG_NS))
@@ -416,3 +433,86 @@ async def test_an_alert_has_a_badge_a_mark_its_reason_and_its_runbook_and_goes_w
         await expect(page.locator("#move dl")).to_contain_text("prefill 20% busy")
         await page.locator("#move a").click()
         await expect(page.locator("article h1")).to_have_text("FulcrumImbalance")
+
+
+def half_busy() -> tuple[Worker, Worker]:
+    return Worker("prefill-0", "prefill", 0.6, gpus=8), Worker("decode-0", "decode", 0.3)
+
+
+async def go_to(page: Page, unix_ms: int) -> None:
+    """By the field for it, which is by the reader's own clock."""
+    field = "ms => new Date(ms - 60000 * new Date(ms).getTimezoneOffset()).toISOString().slice(0, 19)"
+    await page.locator("#when").fill(await page.evaluate(field, unix_ms))
+
+
+async def test_a_time_long_past_is_shown_from_what_is_kept_of_it_by_field_key_and_link() -> None:
+    async with serving(*half_busy(), lived_s=400) as service:
+        then_ms = (service.clock.now_ns() // MS - 300_000) // 1000 * 1000
+        async with looking(service) as page:
+            await figures(page, lambda shown: shown["coverage"] == 1)
+            await page.keyboard.press("g")
+            await expect(page.locator("#when")).to_be_focused()
+            await go_to(page, then_ms)
+            shown = await figures(page, lambda shown: int(shown["asOfUnixMs"]) == then_ms and shown["coverage"] == 1)
+            assert shown["gpu_ns"] == (await occupancy(service, shown))["gpu_ns"]
+            assert await page.locator("#ratio").inner_text() == "16.0"
+            await expect(page.locator("#tables tr", has_text="prefill-0")).to_contain_text("60 %")
+            assert await page.evaluate("(() => document.querySelector('#stack canvas').getContext('2d')"
+                                       ".getImageData(400, 150, 1, 1).data[3])()") == 255  # fmt: skip
+            await expect(page.locator("#queue-prefill")).to_have_text("–")
+            await go_to(page, then_ms - 60_000)
+            await figures(page, lambda shown: int(shown["asOfUnixMs"]) == then_ms - 60_000 and shown["coverage"] == 1)
+            link = await page.evaluate("location.hash")
+            await page.go_back()
+            assert shown == await figures(page, lambda again: again == shown)
+            await page.go_back()
+            await expect(page.locator("#pause")).to_have_text("pause")
+            await figures(page, lambda shown: int(shown["asOfUnixMs"]) > then_ms + 290_000)
+            await page.evaluate("link => { location.hash = link }", link)  # pasted into the open page
+            await figures(page, lambda shown: int(shown["asOfUnixMs"]) == then_ms - 60_000 and shown["coverage"] == 1)
+            await expect(page.locator("#pause")).to_have_text("go on")
+
+
+async def test_a_worker_that_has_gone_counts_with_all_its_gpus_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "LEFT_NS", 100 * MS)
+    async with serving(*half_busy()) as service:
+        async with looking(service) as page:
+            await figures(page, lambda shown: shown["gpu_ns"]["covered"] == 9 * 2_000 * MS)
+            await page.locator("#pause").click()
+            shown, link = await figures(page, bool), await page.evaluate("location.hash")
+        service.workers["prefill-0"].leaves = True
+        await until(lambda: (facts := service.state.fleet.facts("prefill-0")) and facts.left)
+        service.workers["prefill-0"].silent = True
+        await until(lambda: len(list(service.state.fleet.listed(service.clock.now_ns()))) == 1)
+        async with looking(service, f"/{link}") as page:
+            assert shown == await figures(page, lambda again: again["gpu_ns"] == shown["gpu_ns"])
+            assert await page.locator("#gpus").inner_text() == "9"
+            await expect(page.locator("#tables .table").nth(2)).to_contain_text("node-a")
+            assert "not heard of" not in await page.locator("#tables").inner_text()
+            await page.locator("#pause").click()
+            await figures(page, lambda later: later["gpu_ns"]["covered"] == 2_000 * MS)
+            await expect(page.locator("#tables tr", has_text="prefill-0")).to_have_count(0)
+
+
+async def test_a_first_load_that_fails_is_tried_again_for_the_same_time() -> None:
+    async with serving(*half_busy(), lived_s=400) as service:
+        end_ms = service.clock.now_ns() // MS - 300_000
+        async with browser() as running:
+            page = await running.new_page()
+            failures = iter([True])
+
+            async def fail_once(route: Route) -> None:
+                await (route.abort() if next(failures, False) else route.continue_())
+
+            await page.route("**/v1/occupancy/windows?**", fail_once)
+            await page.goto(f"{service.url}/#range=15m&end={end_ms}")
+            shown = await figures(page, lambda shown: shown["coverage"] == 1)
+            assert end_ms - 1000 < int(shown["asOfUnixMs"]) <= end_ms
+
+
+async def test_a_reader_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "MAX_READERS", 0)
+    async with serving(*half_busy()) as service, browser() as running:
+        page = await running.new_page()
+        await page.goto(service.url)
+        await expect(page.locator("#status")).to_contain_text("readers hold the stream already", timeout=WAIT_MS)

@@ -165,7 +165,7 @@ def test_packed_windows_are_the_roll_ups(live, window, kind):
     two_workers(live)
     tier = TIER_NAMES[window]
     series = live.state.rollups.read(tier.window_ns, ORIGIN_NS, ORIGIN_NS + max(tier.window_ns, 400 * MS))
-    found = pack(series)
+    found = pack(series, live.state.members)
     (length,) = struct.unpack("<I", found[:4])
     header = json.loads(found[4 : 4 + length])
     assert (4 + length) % 8 == 0

@@ -9,7 +9,7 @@ const $ = (id) => document.getElementById(id);
 const SORTS = ["node", "pool", "model", "busy"];
 
 /** Wire the page's controls; what they do as functions by key. */
-export function makeControls(view, { pause, replay, save, nodeOf }) {
+export function makeControls(view, { pause, replay, goTo, save, nodeOf }) {
   for (const name of Object.keys(RANGES)) {
     const button = $("ranges").appendChild(document.createElement("button"));
     button.textContent = name;
@@ -21,6 +21,7 @@ export function makeControls(view, { pause, replay, save, nodeOf }) {
   $("earlier").addEventListener("click", () => replay.step(-1));
   $("later").addEventListener("click", () => replay.step(1));
   $("replay").addEventListener("click", () => replay.toggle());
+  $("when").addEventListener("change", (event) => goTo(Date.parse(event.target.value)));
   $("theme").addEventListener("click", toggleTheme);
   $("help-open").addEventListener("click", help);
   $("csv").addEventListener("click", () => save("csv"));
@@ -34,20 +35,22 @@ export function makeControls(view, { pause, replay, save, nodeOf }) {
     $("keys").appendChild(document.createElement("dd")).textContent = what;
   }
   const up = () => view.set({ scope: parent(view.scope, nodeOf) });
-  const act = { " ": pause, ArrowLeft: () => replay.step(-1), ArrowRight: () => replay.step(1), p: () => replay.toggle(), t: toggleTheme, u: up, "?": help, "/": () => $("filter").focus() };
+  const act = { " ": pause, ArrowLeft: () => replay.step(-1), ArrowRight: () => replay.step(1), p: () => replay.toggle(), g: () => $("when").focus(), t: toggleTheme, u: up, "?": help, "/": () => $("filter").focus() };
   act.s = () => view.set({ sort: SORTS[(SORTS.indexOf(view.sort) + 1) % SORTS.length] });
   for (const [index, range] of Object.keys(RANGES).entries()) act[index + 1] = () => view.set({ range });
   return act;
 }
 
 /** Show the view in the controls. */
-export function drawControls(view, paused, playing, nodeOf) {
+export function drawControls(view, { paused, playing, nowMs, nodeOf }) {
   for (const button of $("ranges").children) button.setAttribute("aria-pressed", button.textContent === view.range);
   $("pause").setAttribute("aria-pressed", paused);
   $("pause").textContent = paused ? "go on" : "pause";
   $("replay").setAttribute("aria-pressed", playing);
   $("replay").textContent = playing ? "stop" : "replay";
   $("theme").textContent = isDark(view) ? "light" : "dark";
+  $("later").disabled = !paused;
+  if (document.activeElement !== $("when")) $("when").value = localTime(view.endMs ?? nowMs);
   $("sort").value = view.sort;
   if (document.activeElement !== $("filter")) $("filter").value = view.filter;
   const trail = [];
@@ -70,4 +73,10 @@ function parent(scope, nodeOf) {
   const [kind, name] = splitScope(scope);
   const node = kind === "worker" ? nodeOf(name) : "";
   return node ? `node:${node}` : "cluster";
+}
+
+/** As a date-time field has it: the reader's own clock, to the second. */
+function localTime(unixMs) {
+  const at = new Date(Math.floor(unixMs / 1000) * 1000);
+  return new Date(at.getTime() - 60000 * at.getTimezoneOffset()).toISOString().slice(0, 19);
 }

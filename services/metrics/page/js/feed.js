@@ -1,29 +1,32 @@
 // Keeps the stores true to the service: history first, then the live stream; gaps are loaded again.
 
 import { Alerts } from "./alerts.js";
-import { LIVE_COLUMNS, LIVE_WINDOW_MS } from "./phases.js";
+import { LIVE_COLUMNS, LIVE_WINDOW_MS, rangeAt } from "./phases.js";
 import { Store } from "./store.js";
+import { follow } from "./stream.js";
 import { load } from "./windows.js";
 
 const MAX_WAITING_TICKS = 600; // that come while history loads
 const TAIL_WINDOWS = 3; // of coarse windows, which are polled: the newest ones still change
 const MAX_EVENTS = 500;
 const RETRY_MS = 1000;
+const LIVE_KEPT_MS = LIVE_COLUMNS * LIVE_WINDOW_MS - 5000; // some go while they are loaded
 
 export class Feed extends EventTarget {
   constructor() {
     super();
     this.live = new Store(LIVE_WINDOW_MS, LIVE_COLUMNS);
     this.shown = this.live; // what charts are of
+    this.range = null; // which windows those are, and how many
+    this.endMs = null; // where they end; null: they are live
     this.depths = null;
     this.events = [];
     this.alerts = new Alerts();
     this.settledMs = 400;
-    this.nowMs = Date.now();
-    this.latestMs = this.nowMs; // as the service told last, also while nothing moves
+    this.nowMs = Date.now(); // of the picture
     this.connected = false;
     this.problem = "";
-    this.paused = false;
+    this.latestMs = Date.now(); // of the service, whatever is shown
     this.#members = { version: 0, workers: [] };
     this.#byId = new Map();
     this.#slots = [];
@@ -33,6 +36,7 @@ export class Feed extends EventTarget {
   #slots;
   #number = null;
   #waiting = null; // ticks that came while history loads; null when it does not
+  #reloading = null; // aborts the loading of live windows
   #coarse = null; // aborts the loading and polling of coarse windows
 
   /** Ids of the workers that `depths` are of, in its order. */
@@ -40,51 +44,87 @@ export class Feed extends EventTarget {
     return this.#members.workers.map((worker) => worker.id);
   }
 
-  /** Connect; with `endMs` show what was then, and nothing after. */
-  start(endMs) {
-    this.#refreshEvents();
-    this.paused = endMs !== null;
-    this.#connect(endMs);
+  get paused() {
+    return this.endMs !== null;
   }
 
-  #connect(endMs) {
-    const source = new EventSource("/v1/occupancy/stream");
-    source.addEventListener("members", (message) => this.#takeMembers(JSON.parse(message.data), endMs));
-    source.addEventListener("tick", (message) => this.#takeTick(JSON.parse(message.data)));
-    source.addEventListener("open", () => this.#tell(true, ""));
-    source.addEventListener("error", () => {
-      this.#tell(false, "the metrics service does not answer");
-      if (source.readyState === EventSource.CLOSED) setTimeout(() => this.#connect(null), RETRY_MS);
+  /** Connect, and show a range that ends at `endMs`, or now where that is null. */
+  start(range, endMs) {
+    this.#refreshEvents();
+    if (endMs === null) this.#reload(LIVE_COLUMNS);
+    this.look(range, endMs);
+    follow("/v1/occupancy/stream", {
+      members: (members) => this.#takeMembers(members),
+      tick: (tick) => this.#takeTick(tick),
+      tell: (connected, problem) => this.#tell(connected, problem),
     });
   }
 
-  #takeMembers(members, endMs) {
+  /** Stop the picture where it stands. */
+  freeze(endMs) {
+    this.endMs = endMs;
+    this.#coarse?.abort();
+    this.#changed();
+  }
+
+  /** Show a range that ends at a moment, or now; of what is held only the rest is loaded. Done once it is shown. */
+  look(range, endMs) {
+    const before = this.endMs, ageMs = endMs === null ? 0 : this.latestMs - endMs;
+    this.endMs = endMs;
+    if (endMs === null) {
+      if (before !== null) this.#replaceLive();
+      return this.#show((this.range = range));
+    }
+    if (before !== endMs) this.depths = null; // which tell of now
+    const spanMs = LIVE_WINDOW_MS * (range.windowMs === LIVE_WINDOW_MS ? range.columns : 1);
+    const loading = this.#holds(endMs, spanMs) ? null : ageMs + spanMs < LIVE_KEPT_MS && this.#loadLive(endMs);
+    this.range = loading === false || range.windowMs !== LIVE_WINDOW_MS ? rangeAt(range, ageMs) : range;
+    return Promise.all([loading, this.#show(this.range)]);
+  }
+
+  #replaceLive() {
+    this.live = new Store(LIVE_WINDOW_MS, LIVE_COLUMNS);
+    this.#setSlots();
+    return this.#reload(LIVE_COLUMNS);
+  }
+
+  /** Whether the live windows of a span that ends then are here. */
+  #holds(endMs, spanMs) {
+    return this.live.has(Math.floor(endMs / LIVE_WINDOW_MS) - 1) && this.live.has(Math.floor((endMs - spanMs) / LIVE_WINDOW_MS));
+  }
+
+  #loadLive(endMs) {
+    const missing = Math.floor(endMs / LIVE_WINDOW_MS) - 1 - this.live.newest;
+    return missing > 0 && missing < LIVE_COLUMNS ? this.#reload(missing) : this.#replaceLive();
+  }
+
+  #takeMembers(members) {
     this.settledMs = members.settled_ms;
     this.#members = members;
     for (const worker of members.workers) this.#byId.set(worker.id, worker);
-    if (this.#number === null && this.#waiting === null) this.#reload(LIVE_COLUMNS, endMs);
-    if (!this.paused) this.#slots = members.workers.map((worker) => this.live.slot(worker));
+    if (!this.paused) this.#setSlots();
+  }
+
+  #setSlots() {
+    this.#slots = this.#members.workers.map((worker) => this.live.slot(worker));
   }
 
   #takeTick(tick) {
     this.#tell(true, this.problem);
+    this.latestMs = tick.now_unix_ms;
     for (const event of tick.events) this.#addEvent(event);
     this.alerts.take(tick.alerts);
-    this.depths = tick.depths;
-    this.latestMs = tick.now_unix_ms;
-    if (this.paused) {
-      this.#number = tick.number;
-      return;
-    }
     const gap = this.#number === null ? 0 : tick.number - this.#number - 1;
     this.#number = tick.number;
+    if (this.paused) return;
+    this.depths = tick.depths;
     if (this.#waiting) {
       if (this.#waiting.length < MAX_WAITING_TICKS) this.#waiting.push(tick);
       return;
     }
     if (gap !== 0) this.#refreshEvents();
-    if (gap < 0 || gap > LIVE_COLUMNS) this.#reload(LIVE_COLUMNS, null);
-    else if (gap > 0 || tick.version !== this.#members.version) this.#reload(Math.min(gap + 20, LIVE_COLUMNS), null);
+    if (gap < 0 || gap > LIVE_COLUMNS) this.#reload(LIVE_COLUMNS);
+    else if (gap > 0 || tick.version !== this.#members.version) this.#reload(Math.min(gap + 20, LIVE_COLUMNS));
     else {
       this.#enter(tick);
       this.#changed();
@@ -105,78 +145,60 @@ export class Feed extends EventTarget {
     this.live.settle();
   }
 
-  async #reload(count, endMs) {
+  /** Load live windows, until it succeeds or others are wanted. */
+  async #reload(count) {
+    this.#reloading?.abort();
+    const { signal } = (this.#reloading = new AbortController());
+    const { live, endMs } = this;
     this.#waiting = [];
-    try {
-      await load(this.live, { window: "100ms", columns: LIVE_COLUMNS, count, endMs, memberOf: (id) => this.#member(id) });
-      this.#tell(this.connected, "");
-    } catch (error) {
-      this.#tell(this.connected, error.message);
+    while (!(await this.#load(live, { window: "100ms", count, endMs, signal }))) {
+      if (signal.aborted) return;
+      await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }
     const waiting = this.#waiting;
     this.#waiting = null;
     if (!this.paused) for (const tick of waiting) this.#enter(tick);
-    this.live.revision++;
+    live.revision++;
     this.#changed();
   }
 
-  #member(id) {
-    return this.#byId.get(id) ?? { id, node: "not heard of", model: "not heard of", gpus: 1, engine: "" };
-  }
-
-  /** Stop the picture, or catch up with what came meanwhile. */
-  pause(paused) {
-    this.paused = paused;
-    if (!paused) {
-      this.#slots = this.#members.workers.map((worker) => this.live.slot(worker));
-      this.#reload(LIVE_COLUMNS, null);
+  /** Whether windows were loaded; says why not. */
+  async #load(store, query) {
+    try {
+      await load(store, { ...query, memberOf: (member) => this.#byId.get(member.id) ?? member });
+    } catch (error) {
+      if (!query.signal.aborted) this.#tell(this.connected, error.message);
+      return false;
     }
-    this.#changed();
+    this.#tell(this.connected, "");
+    return !query.signal.aborted;
   }
 
-  /** Show what was until `endMs`, and stop there; of what is held only the rest is loaded. */
-  async moveTo(range, endMs) {
-    this.paused = true;
-    const store = this.shown;
-    const missing = Math.ceil(endMs / range.windowMs) - 1 - store.newest;
-    if (store !== this.live && (missing < 0 || missing > range.columns)) return this.show(range, endMs);
-    if (missing > 0) {
-      this.#coarse?.abort();
-      const { signal } = (this.#coarse = new AbortController());
-      const count = Math.min(missing, store.columns);
-      try {
-        await load(store, { ...range, columns: store.columns, count, endMs, memberOf: (id) => this.#member(id), signal });
-        this.#tell(this.connected, "");
-      } catch (error) {
-        if (!signal.aborted) this.#tell(this.connected, error.message);
-      }
-    }
-    this.#changed();
-  }
-
-  /** Show windows of a range: live ones, or coarser ones that are polled. */
-  async show(range, endMs) {
+  /** Show windows of a range: live ones, or coarser ones that are polled where they do not end at a moment. */
+  #show(range) {
     this.#coarse?.abort();
     if (range.windowMs === LIVE_WINDOW_MS) {
       this.shown = this.live;
       this.#changed();
-      return;
+      return undefined;
     }
+    const store = this.shown, missing = this.endMs === null ? -1 : Math.ceil(this.endMs / range.windowMs) - 1 - store.newest;
+    const same = store.windowMs === range.windowMs && store.columns === range.columns;
+    const goesOn = same && store.newest >= 0 && missing >= 0 && missing < range.columns;
+    if (!goesOn) this.shown = new Store(range.windowMs, range.columns);
+    this.#changed();
+    return this.#follow(this.shown, range, goesOn ? missing : range.columns);
+  }
+
+  async #follow(store, range, count) {
     const { signal } = (this.#coarse = new AbortController());
-    const store = (this.shown = new Store(range.windowMs, range.columns));
-    const memberOf = (id) => this.#member(id);
-    let count = range.columns, end = endMs;
-    while (!signal.aborted) {
-      try {
-        if (!this.paused || count > TAIL_WINDOWS) await load(store, { ...range, count, endMs: end, memberOf, signal });
-        this.#changed();
-        if (end !== null) return;
-        count = TAIL_WINDOWS;
-      } catch (error) {
-        if (!signal.aborted) this.#tell(this.connected, error.message);
-      }
+    const { endMs } = this;
+    while (count && !signal.aborted) {
+      const loaded = await this.#load(store, { window: range.window, count, endMs, signal });
+      if (loaded) this.#changed();
+      if (loaded && endMs !== null) return;
+      if (loaded) count = TAIL_WINDOWS;
       await new Promise((resolve) => setTimeout(resolve, Math.min(range.windowMs, 2000)));
-      end = null;
     }
   }
 

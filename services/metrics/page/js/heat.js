@@ -16,8 +16,7 @@ export class HeatMap {
   #rows = [];
   #shape = "";
   #orderedAt = 0;
-  #ordered = null; // the store whose workers are in #rows, and how many it had
-  #members = 0;
+  #loads = 0; // of the store, when rows were put in order
   #revision = -1;
   #painted = -1;
   #span = null;
@@ -41,19 +40,20 @@ export class HeatMap {
 
   /** Show windows `first` to `last` of the store. */
   draw(store, live, scope, sort, first, last) {
+    if (this.store !== store) this.invalidate();
     this.store = store;
     this.#span = [first, last];
-    this.#refreshRows(store, live, scope, sort);
+    this.#refreshRows(store, live, scope, sort, first, last);
     this.#refreshPicture(store);
     this.#paint(store, first, last);
     if (this.#point) this.#tell();
   }
 
-  #refreshRows(store, live, scope, sort) {
+  #refreshRows(store, live, scope, sort, first, last) {
     const now = performance.now();
-    if (store === this.#ordered && store.members.length === this.#members && now - this.#orderedAt < ORDER_MS) return;
-    [this.#orderedAt, this.#ordered, this.#members] = [now, store, store.members.length];
-    this.#rows = order(store, live, scope, sort);
+    if (now - this.#orderedAt < ORDER_MS && this.#loads === store.loads) return;
+    [this.#orderedAt, this.#loads] = [now, store.loads];
+    this.#rows = order(store, live, scope, sort, first, last);
     let top = 0;
     for (const row of this.#rows) {
       row.top = top;

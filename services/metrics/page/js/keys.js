@@ -3,6 +3,7 @@
 export const KEYS = {
   " ": "pause or go on",
   "← →": "half a range earlier or later",
+  g: "go to a time",
   p: "replay from there, or stop",
   "1–6": "time range",
   t: "light or dark",

@@ -1,33 +1,45 @@
 // Latency percentiles of finished requests, and how many there were.
 
+import { percent } from "./phases.js";
+
 const POLL_MS = 2000;
+const OBJECTIVE = 0.99; // below it the share that met its target is marked
 const WINDOW = "1m";
 
-/** Poll the summary into a table, for as long as the page lives. */
-export async function followLatency(body, note, isPaused) {
-  for (;;) {
-    if (!isPaused() && !document.hidden) {
+/** Poll the summary into a table, for as long as the page lives: of the minute before `endMs()`, or before now. */
+export async function followLatency(body, note, endMs) {
+  for (let told; ; ) {
+    if ((endMs() === null || endMs() !== told) && !document.hidden) {
       try {
-        const answer = await fetch(`/v1/requests/summary?window=${WINDOW}`);
+        const end = endMs();
+        const answer = await fetch(`/v1/requests/summary?window=${WINDOW}${end === null ? "" : `&end_unix_ms=${end}`}`);
         if (answer.ok) show(body, note, await answer.json());
+        if (answer.ok) told = end;
       } catch {
         note.textContent = "not known now";
       }
     }
-    await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+    await new Promise((resolve) => setTimeout(resolve, endMs() === told ? POLL_MS : POLL_MS / 4));
   }
 }
 
 function show(body, note, { total, complete }) {
   const rows = { ttft_s: "TTFT", tpot_s: "TPOT", queue_s: "queue" };
+  const levels = { ttft_s: total.ttft_slo, tpot_s: total.tpot_slo };
   body.replaceChildren();
   for (const [field, name] of Object.entries(rows)) {
     const row = body.insertRow();
     row.appendChild(document.createElement("th")).textContent = name;
     for (const rank of ["p50", "p90", "p99"]) row.insertCell().textContent = duration(total[field][rank]);
+    const { target_s: target = null, met = null } = levels[field] ?? {};
+    row.insertCell().textContent = target === null ? "" : `≤ ${duration(target)}`;
+    const share = row.insertCell();
+    share.textContent = met === null ? "" : percent(met, 1);
+    share.classList.toggle("poor", met !== null && met < OBJECTIVE);
   }
   const failed = total.outcomes.failed ?? 0;
-  note.textContent = `${total.requests} requests in ${WINDOW}${complete ? "" : " (not all kept)"}${failed ? `, ${failed} failed` : ""}`;
+  const kept = complete ? "" : total.requests ? " (not all kept)" : " that are still kept";
+  note.textContent = `${total.requests} requests in ${WINDOW}${kept}${failed ? `, ${failed} failed` : ""}`;
 }
 
 function duration(seconds) {

@@ -34,23 +34,25 @@ const heat = new HeatMap($("heat"), $("heat-point"), (id) => view.set({ scope: `
 const tables = new Tables($("tables"), (scope) => view.set({ scope }));
 const alertList = new AlertList($("badge"), $("alerts"));
 const moves = new Moves($("moves"), $("move"));
-const nodeOf = (id) => feed.live.members[feed.live.slots.get(id)]?.node;
+const nodeOf = (id) => feed.shown.members[feed.shown.slots.get(id)]?.node;
 const applyTheme = followTheme(view, () => {
   heat.invalidate();
   redraw();
 });
 const replay = new Replay(view, feed);
-listen(makeControls(view, { pause, replay, save: (kind) => save(kind, `fulcrum-${view.scope.replace(/\W+/g, "-")}`, rowsOf(feed.shown, view.scope, ...span)), nodeOf }));
+listen(makeControls(view, { pause, replay, goTo, save: (kind) => save(kind, `fulcrum-${view.scope.replace(/\W+/g, "-")}`, rowsOf(feed.shown, view.scope, ...span)), nodeOf }));
 
-let shownRange = "";
+// Whatever changes the view, a button, the browser's back or a link, the feed follows.
+let shownRange = view.range;
 view.addEventListener("change", () => {
   applyTheme();
-  if (shownRange !== view.range) {
+  if (shownRange !== view.range || feed.endMs !== view.endMs) {
     replay.stop();
-    feed.show(view.rangeOf, view.endMs);
+    feed.look(view.rangeOf, view.endMs);
   }
   shownRange = view.range;
   tablesAt = 0;
+  redraw();
 });
 feed.addEventListener("change", redraw);
 replay.addEventListener("change", () => {
@@ -63,17 +65,22 @@ feed.addEventListener("status", () => {
 });
 new ResizeObserver(redraw).observe($("heat"));
 
-feed.start(view.endMs);
-shownRange = view.range;
-feed.show(view.rangeOf, view.endMs);
-followLatency($("latency"), $("latency-note"), () => feed.paused);
+feed.start(view.rangeOf, view.endMs);
+followLatency($("latency"), $("latency-note"), () => view.endMs);
 
 function pause() {
   replay.stop();
+  if (feed.paused) return view.set({ end: "" });
   const endMs = Math.floor((feed.nowMs - feed.settledMs) / LIVE_WINDOW_MS) * LIVE_WINDOW_MS;
-  feed.pause(!feed.paused);
-  view.set({ end: feed.paused ? String(endMs) : "" });
-  if (!feed.paused && feed.shown !== feed.live) feed.show(view.rangeOf, null);
+  feed.freeze(endMs);
+  view.set({ end: String(endMs) });
+}
+
+/** Show what was then; what is not over yet is live. */
+function goTo(unixMs) {
+  if (!unixMs) return;
+  const endMs = Math.floor(unixMs / LIVE_WINDOW_MS) * LIVE_WINDOW_MS;
+  view.set({ end: endMs < feed.latestMs - feed.settledMs ? String(endMs) : "" }, { back: true });
 }
 
 function redraw() {
@@ -84,9 +91,8 @@ function redraw() {
 function draw(now) {
   wanted = false;
   const store = feed.shown, { live } = feed;
-  const settled = Math.floor((view.endMs ?? feed.nowMs - feed.settledMs) / LIVE_WINDOW_MS) - 1;
   const last = view.endMs ? Math.floor((view.endMs - 1) / store.windowMs) : store.newest;
-  span = [last - view.rangeOf.columns + 1, last];
+  span = [last - feed.range.columns + 1, last];
   bounds = [(span[0] * store.windowMs) / 1000, ((last + 1) * store.windowMs) / 1000];
   alertList.draw(feed.alerts);
   marks = moves.draw([...feed.events, ...feed.alerts.changes], 1000 * bounds[0], 1000 * bounds[1]);
@@ -94,16 +100,16 @@ function draw(now) {
   trend.draw(store, series, ...span);
   stack.draw(store, series, ...span);
   heat.draw(store, live, view.scope, view.sort, ...span);
-  const figures = figuresOf(live, store, { ended: view.endMs !== null, figureMs: FIGURE_MS, settled, last });
-  const depths = figures.past ? null : depthsByScope(live, feed.depths, feed.ids);
-  const windowMs = figures.count * figures.store.windowMs, asOfMs = (figures.last + 1) * figures.store.windowMs;
+  const figures = figuresOf(live, store, { endMs: view.endMs, settledMs: feed.nowMs - feed.settledMs, figureMs: FIGURE_MS });
+  const depths = feed.depths && depthsByScope(live, feed.depths, feed.ids);
+  const { asOfMs, windowMs } = figures;
   drawSummary(figures.store.total(view.scope, figures.last, figures.count), depths, { asOfMs, windowMs, scope: view.scope });
   if (now - tablesAt >= TABLES_MS) {
     tablesAt = now;
     tables.draw(figures.store, depths, view.scope, view.filter, figures.last, figures.count);
-    drawControls(view, feed.paused, replay.playing, nodeOf);
+    drawControls(view, { paused: feed.paused, playing: replay.playing, nowMs: feed.nowMs, nodeOf });
     $("as-of").textContent = `${windowMs / 1000} s to ${figures.past ? new Date(asOfMs).toLocaleString([], { hour12: false }) : clockText(asOfMs / 1000, true)}`;
-    $("empty").hidden = live.members.length > 0;
+    $("empty").hidden = figures.store.members.length > 0;
   } else {
     // What stands still is drawn once, and the tables are to be of it too.
     tablesTimer ||= setTimeout(() => {

@@ -4,11 +4,11 @@ import { COVERED, DECODE, PREFILL, ROLES } from "./phases.js";
 
 const BUSY_WINDOWS = 50; // of 100 ms
 
-/** [{slot, group}] of the workers in scope, of which something was heard in what is shown. */
-export function order(store, live, scope, sort) {
+/** [{slot, group}] of the workers in scope that were there in windows `first` to `last`. */
+export function order(store, live, scope, sort, first, last) {
   const rows = [];
   for (let slot = 0; slot < store.members.length; slot++) {
-    if (!store.inScope(slot, scope)) continue;
+    if (!store.inScope(slot, scope) || !store.wasThere(slot, first, last)) continue;
     const { id, node, model } = store.members[slot];
     const role = ROLES[store.roleOf(slot)] || "silent";
     const busy = sort === "busy" ? busyShare(live, live.slots.get(id)) : 0;

@@ -11,18 +11,34 @@ export const PROVISIONAL_BIT = 0x80;
 
 export const LIVE_WINDOW_MS = 100;
 export const LIVE_COLUMNS = 1200; // two minutes, as many as the service keeps
-const MINUTE_MS = 60000;
-const KEPT_MS = { "100ms": 2 * MINUTE_MS, "1s": 60 * MINUTE_MS, "10s": 360 * MINUTE_MS, "60s": 2880 * MINUTE_MS }; // by the service
-const range = (window, windowMs, columns) => ({ window, windowMs, columns, keptMs: KEPT_MS[window] });
-/** How far charts reach back: windows of which length, how many, and for how long such are kept. */
+/** How far charts reach back: windows of which length, and how many. */
 export const RANGES = {
-  "30s": range("100ms", 100, 300),
-  "2m": range("100ms", 100, 1200),
-  "15m": range("1s", 1000, 900),
-  "1h": range("10s", 10000, 360),
-  "6h": range("10s", 10000, 2160),
-  "2d": range("60s", 60000, 2880),
+  "30s": { window: "100ms", windowMs: 100, columns: 300 },
+  "2m": { window: "100ms", windowMs: 100, columns: 1200 },
+  "15m": { window: "1s", windowMs: 1000, columns: 900 },
+  "1h": { window: "10s", windowMs: 10000, columns: 360 },
+  "6h": { window: "10s", windowMs: 10000, columns: 2160 },
+  "2d": { window: "60s", windowMs: 60000, columns: 2880 },
 };
+
+/** Windows that the service keeps, the finest first; the last of them take as long to go as they are many. */
+const TIERS = [
+  { window: "100ms", windowMs: 100, kept: 1200 },
+  { window: "1s", windowMs: 1000, kept: 3600 },
+  { window: "10s", windowMs: 10000, kept: 2160 },
+  { window: "60s", windowMs: 60000, kept: 2880 },
+];
+const LEAST_COLUMNS = 2;
+export const KEPT_MS = TIERS.at(-1).windowMs * TIERS.at(-1).kept;
+
+/** A range that ended so long ago, in the finest windows no finer than its own that are still kept of it. */
+export function rangeAt(range, ageMs) {
+  const spanMs = range.windowMs * range.columns;
+  if (!ageMs) return range;
+  const tier = TIERS.find(({ windowMs, kept }) => windowMs >= range.windowMs && windowMs * kept >= ageMs + spanMs) ?? TIERS.at(-1);
+  if (tier.windowMs === range.windowMs) return range;
+  return { ...tier, columns: Math.max(LEAST_COLUMNS, Math.ceil(spanMs / tier.windowMs)) };
+}
 
 /** The four phases of sums as a list beside PHASES; they add exactly to covered. */
 export function phaseTimes(sums) {

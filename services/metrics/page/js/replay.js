@@ -1,6 +1,6 @@
 // The past: moves the end of what is shown, by hand or window by window as time goes, only faster.
 
-import { GPU_NS } from "./phases.js";
+import { KEPT_MS } from "./phases.js";
 
 const STEP = 0.5; // of the range, at a time
 const PLAY_MS = 100; // a window each
@@ -34,7 +34,7 @@ export class Replay extends EventTarget {
     if (!this.view.end) await this.#move(-columns * windowMs);
     while (!run.signal.aborted) {
       await new Promise((resolve) => setTimeout(resolve, PLAY_MS));
-      const moved = run.signal.aborted || (await this.#move(windowMs, () => run.signal.aborted));
+      const moved = run.signal.aborted || (await this.#move(this.feed.range.windowMs));
       if (!moved && !run.signal.aborted) this.stop();
     }
   }
@@ -45,27 +45,28 @@ export class Replay extends EventTarget {
     this.dispatchEvent(new Event("change"));
   }
 
-  /** Move the end by so much, as far as windows are kept; whether it moved. */
-  async #move(ms, stopped = () => false) {
-    const { windowMs, columns, keptMs } = this.view.rangeOf;
+  /** Move the end by so much, as far as anything is kept; whether it moved. */
+  async #move(ms) {
+    const { windowMs, columns } = this.view.rangeOf;
     const aligned = (at) => Math.floor(at / windowMs) * windowMs;
     const latest = aligned(this.feed.latestMs - this.feed.settledMs);
     const from = this.view.endMs ?? latest;
-    const earliest = Math.min(from, aligned(latest - keptMs) + columns * windowMs);
+    const earliest = Math.min(from, aligned(latest - KEPT_MS) + columns * windowMs);
     const to = Math.min(latest, Math.max(earliest, aligned(from + ms)));
-    const ahead = to > from;
-    if (!ahead) this.view.set({ end: String(to) });
-    await this.feed.moveTo(this.view.rangeOf, to);
-    // What lies ahead is shown once it is here, unless somebody has stopped or gone back to what is live meanwhile.
-    if (ahead && this.feed.paused && !stopped()) this.view.set({ end: String(to) });
+    const looking = this.feed.look(this.view.rangeOf, to);
+    if (to <= from) this.view.set({ end: String(to) });
+    await looking;
+    // What lies ahead is shown once it is here, unless somebody has gone elsewhere meanwhile.
+    if (to > from && this.feed.endMs === to) this.view.set({ end: String(to) });
     return to !== from;
   }
 }
 
-/** What figures are of: the finest windows up to number `settled`; of a past of which none are kept, those shown, up to
- * number `last`. */
-export function figuresOf(live, shown, { ended, figureMs, settled, last }) {
-  const count = figureMs / live.windowMs;
-  if (!ended || shown === live || live.total("cluster", settled, count)[GPU_NS]) return { store: live, last: settled, count, past: false };
-  return { store: shown, last, count: Math.max(1, Math.round(figureMs / shown.windowMs)), past: true };
+/** What figures are of: the newest settled windows where they are live, or were when all was stopped; of a past of which
+ * no such are here, the last of those shown that were over by then. */
+export function figuresOf(live, shown, { endMs, settledMs, figureMs }) {
+  const at = endMs ?? settledMs, past = endMs !== null && !live.has(Math.floor(at / live.windowMs) - 1);
+  const store = past ? shown : live;
+  const last = Math.floor(at / store.windowMs) - 1, count = Math.ceil(figureMs / store.windowMs);
+  return { store, last, count, past, asOfMs: (last + 1) * store.windowMs, windowMs: count * store.windowMs };
 }

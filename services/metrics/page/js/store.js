@@ -53,7 +53,7 @@ export class Store {
       this.#group("cluster").workers++;
       this.#group(`node:${member.node}`).workers++;
       this.#group(`model:${member.model}`).workers++;
-    } else if (this.members[slot].node !== member.node || this.members[slot].model !== member.model) {
+    } else if (["node", "model", "gpus"].some((name) => this.members[slot][name] !== member[name])) {
       this.members[slot] = member;
       for (let column = 0; column < this.columns; column++) this.dirty.add(column);
     } else {
@@ -151,6 +151,14 @@ export class Store {
       for (let field = 0; field < FIELDS; field++) sums[field] += series.value(number % this.columns, field);
     }
     return sums;
+  }
+
+  /** Whether a worker was heard of, or missed, in any of the windows. */
+  wasThere(slot, first, last) {
+    for (let number = last; number >= Math.max(first, 0); number--) {
+      if (this.has(number) && this.roles[(number % this.columns) * this.size + slot]) return true;
+    }
+    return false;
   }
 
   /** Whether a worker counts for a scope in the newest windows. */

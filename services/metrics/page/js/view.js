@@ -38,13 +38,13 @@ export class View extends EventTarget {
     return this.end ? Number(this.end) : null;
   }
 
-  /** Change some of it; a change of scope can be gone back from. */
-  set(changes) {
+  /** Change some of it; a change of scope can be gone back from, and others where it is said. */
+  set(changes, { back = "scope" in changes } = {}) {
     Object.assign(this, changes);
     const query = new URLSearchParams();
     for (const [name, value] of Object.entries(DEFAULTS)) if (this[name] !== value) query.set(name, this[name]);
     const url = query.size ? `#${query}` : location.pathname;
-    if ("scope" in changes) history.pushState(null, "", url);
+    if (back) history.pushState(null, "", url);
     else history.replaceState(null, "", url);
     this.dispatchEvent(new Event("change"));
   }

@@ -4,7 +4,7 @@ const MAX_CELLS = 200000; // windows x workers in one answer
 const PIECE_CELLS = 50000; // what is decoded between two frames
 
 /** Fetch windows that end at `endMs` (now when null) and enter them into the store, the newest first. */
-export async function load(store, { window, columns, endMs, memberOf, signal, count = columns }) {
+export async function load(store, { window, endMs, memberOf, signal, count }) {
   let left = count, end = endMs;
   while (left > 0) {
     const cells = Math.max(store.members.length, 1);
@@ -30,7 +30,10 @@ function enter(store, bytes, memberOf) {
   const kind = header.type === "uint32" ? Uint32Array : Float64Array;
   const times = new kind(bytes, 4 + length, windows * workers.length * 4);
   const roles = new Uint8Array(bytes, 4 + length + times.byteLength, windows * workers.length);
-  const slots = workers.map((id) => store.slot(memberOf(id)));
+  const slots = workers.map((id, index) => {
+    const [node, model, gpus] = [header.nodes[index], header.models[index], header.gpus[index]];
+    return store.slot(memberOf({ id, node, model, gpus, engine: "" }));
+  });
   const first = Math.round(header.first_start_unix_ms / store.windowMs);
   for (let index = 0; index < windows; index++) {
     const column = store.column(first + index);
