@@ -4,6 +4,7 @@ import asyncio
 import json
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -109,6 +110,9 @@ class Outcome:
     """Why the connection broke; empty when it did not."""
     left: bool = False
     """The client closed it."""
+    asked_s: float = 0.0
+    came_s: list[float] = field(default_factory=list)
+    """When parts of the answer came, on the loop's clock."""
 
     @property
     def kind(self) -> str:
@@ -118,6 +122,11 @@ class Outcome:
         if self.broken:
             return "broken"
         return "ok" if self.status == 200 and not self.error else f"{self.status} {self.error}"
+
+    @property
+    def longest_wait_s(self) -> float:
+        """From one part of the answer to the next, the first one's wait included."""
+        return max(later - sooner for sooner, later in pairwise((self.asked_s, *self.came_s)))
 
     @property
     def error(self) -> str:
@@ -167,7 +176,7 @@ async def send(net: Net, client: Node, gateway: str, ask: Ask) -> Outcome | None
     if found is None:
         return None
     node, app = found
-    outcome = Outcome(ask, node)
+    outcome = Outcome(ask, node, asked_s=net.loop.time())
     exchange = _Exchange(net, client, node, ask)
     net.loop.after(net.delay_s(client, node), exchange.start, app)
     try:
@@ -183,6 +192,7 @@ async def _receive(down: Pipe, outcome: Outcome) -> None:
     parts: list[bytes] = []
     while isinstance(item := await down.read(), bytes):
         parts.append(item)
+        outcome.came_s.append(asyncio.get_running_loop().time())
         if len(parts) > MAX_CHUNKS:
             raise AssertionError("an answer without end")
     outcome.broken = "" if item is EOF else str(item)

@@ -1,0 +1,110 @@
+"""How soon a frozen or stuck worker is routed round, where time is exact: gateway, workers and engine core on a virtual
+clock, one worker of two standing still at a moment that a seed draws."""
+
+import asyncio
+import io
+import os
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import structlog
+
+from load.chaos.clients import Ask, Outcome, check, send
+from load.chaos.cluster import Cluster
+from load.chaos.loop import Node, SimLoop
+from load.chaos.net import Log, Net
+from load.chaos.stores import Store
+
+NOTICED_S = 0.5
+"""A worker that stands still is routed round within this time, and clients wait no longer for it."""
+SETTLE_S = 3.0
+STILL_S = 3.0
+LOOK_S = 0.001
+MET_S = 0.1
+"""Somebody was answered by that worker then: otherwise nobody waits so long."""
+ROLES = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"}
+REQUESTS = 40
+PER_S = 20.0
+TOKENS = 60
+SEEDS = range(2)
+
+
+@dataclass
+class Seen:
+    """One run."""
+
+    longest_wait_s: float
+    left_after_s: float
+
+
+def run(seed: int, still: str, *, pings: bool) -> Seen:
+    """`still`: who stands still; `pings`: whether its connections live on for ever, as those of a process
+    do whose loop alone is stuck."""
+    loop = SimLoop(Random(f"{seed} turns"))
+    structlog.configure(processors=[_drop])
+    try:
+        with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
+            return loop.run_until_complete(_run(loop, seed, still, pings=pings))
+    finally:
+        structlog.reset_defaults()
+
+
+def _drop(_logger: Any, _method: str, _event: Any) -> str:
+    raise structlog.DropEvent
+
+
+async def _run(loop: SimLoop, seed: int, still: str, *, pings: bool) -> Seen:
+    net = Net(loop, Random(f"{seed} network"), Log(loop, None))
+    cluster = Cluster(loop, net, Store(loop, Random(f"{seed} stores")))
+    cluster.start_gateway("g0")
+    for name, role in ROLES.items():
+        cluster.start_worker(name, role)
+    await asyncio.sleep(SETTLE_S)
+    client, random = Node("client"), Random(f"{seed} people")
+    loop.add(client)
+    asking = [loop.spawn(client, _ask(net, client, number, random.randbytes(60))) for number in range(REQUESTS)]
+    await asyncio.sleep(random.uniform(0.5, 1.5))
+    left_after_s = await _stand_still(cluster, still, pings=pings)
+    outcomes = await asyncio.gather(*asking)
+    assert [fault for outcome in outcomes for fault in check(outcome)] == []
+    assert {outcome.kind for outcome in outcomes} == {"ok"}
+    assert cluster.wrong == []
+    return Seen(max(outcome.longest_wait_s for outcome in outcomes), left_after_s)
+
+
+async def _stand_still(cluster: Cluster, name: str, *, pings: bool) -> float:
+    """How long until its gateway has left it."""
+    loop, gateway = cluster.loop, cluster.processes["g0"].gateway
+    assert gateway is not None
+    (link,) = [link for link in gateway.fleet.links if link.id == name]
+    if pings:
+        cluster.processes[name].node.frozen = True
+    else:
+        cluster.freeze(name)
+    began_s = loop.time()
+    loop.after(STILL_S, cluster.thaw, name)
+    while link.connected:
+        await asyncio.sleep(LOOK_S)
+    return loop.time() - began_s
+
+
+async def _ask(net: Net, client: Node, number: int, opening: bytes) -> Outcome:
+    await asyncio.sleep(number / PER_S)
+    prompt = tuple(97 + byte % 26 for byte in opening)
+    ask = Ask(number, prompt, TOKENS, temperature=0.8, seed=number, n=1, stream=True, stop="", leaves_after_s=None)
+    outcome = await send(net, client, "g0", ask)
+    assert outcome is not None
+    return outcome
+
+
+@pytest.mark.parametrize("pings", [False, True], ids=["frozen", "stuck"])
+@pytest.mark.parametrize("still", ["p0", "d0"])
+def test_clients_wait_half_a_second_at_most_for_a_worker_that_stands_still(still: str, pings: bool) -> None:
+    for seed in SEEDS:
+        seen = run(seed, still, pings=pings)
+        assert MET_S < seen.longest_wait_s <= NOTICED_S
+        assert seen.left_after_s <= NOTICED_S
