@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,6 +28,8 @@ ANSWER_S = 20.0
 MAX_TOKENS = 64
 """Longer answers only take longer."""
 UNAVAILABLE = (429, 503)
+NOT_READY = ({"ready", "models"}, {"status", "reason"})
+"""What probes of readiness are told: no error, and whoever probes comes back by itself."""
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
@@ -55,12 +57,18 @@ def _steered(case: Case, luck: int) -> Case:
     return case
 
 
-def check(status: int, text: str) -> None:
+def check(status: int, text: str, headers: Mapping[str, str]) -> None:
     assert status < 500 or status in UNAVAILABLE, f"{status} {text}"
     assert "Traceback" not in text
-    if status >= 400 and status != 503:
-        error = json.loads(text)["error"]
-        assert error["message"] and error["type"] and set(error) == {"message", "type", "param", "code"}
+    if status < 400:
+        return
+    body = json.loads(text)
+    if status == 503 and set(body) in NOT_READY:
+        return
+    error = body["error"]
+    assert error["message"] and error["type"] and set(error) == {"message", "type", "param", "code"}
+    if status in UNAVAILABLE:
+        assert int(headers["retry-after"]) >= 1, text
 
 
 @pytest.mark.parametrize("service", ["gateway", "planner", "metrics"])
@@ -74,7 +82,7 @@ def test_every_operation_answers_as_described(live_suite: Suite, fuzz: Any, serv
             def answers(case: Case) -> None:
                 response = case.call(timeout=ANSWER_S)
                 fuzz.counts[f"{service} {case.method} {case.path}: {response.status_code}"] += 1
-                check(response.status_code, response.text)
+                check(response.status_code, response.text, response.headers)
                 case.validate_response(response, checks=CHECKS)
 
             try:
@@ -108,9 +116,15 @@ def test_bytes_that_are_no_request_are_refused(live_suite: Suite, fuzz: Any, ser
         fuzz.counts[f"{service} raw bytes: {status or 'closed without an answer'}"] += 1
         head, _, body = answer.partition(b"\r\n\r\n")
         if status >= 400 and b"transfer-encoding" not in head.lower():
-            check(status, body.partition(b"HTTP/1.1")[0].decode())
+            check(status, body.partition(b"HTTP/1.1")[0].decode(), headers_of(head))
 
     refused()
+
+
+def headers_of(head: bytes) -> dict[str, str]:
+    """By their names in lower case."""
+    pairs = (line.partition(b":") for line in head.split(b"\r\n")[1:])
+    return {name.decode("latin-1").lower(): value.decode("latin-1").strip() for name, _, value in pairs}
 
 
 def exchange(connection: socket.socket, sent: bytes) -> bytes:
@@ -131,4 +145,4 @@ def test_paths_and_methods_that_are_not_there_answer_in_the_same_shape(live_suit
         for method, path, status in (("GET", "/nowhere", 404), ("POST", "/healthz", 405), ("DELETE", "/metrics", 405)):
             response = httpx.request(method, live_suite.ready[service] + path)
             assert response.status_code == status
-            check(status, response.text)
+            check(status, response.text, response.headers)
