@@ -236,6 +236,8 @@ def main() -> None:
             results.append(run(replace(case, moves=options.moves or case.moves), Path(folder)))
     print(table(results))
     print(json.dumps({"bench": "role", "aim_effect_p99_ms": AIM_S * 1e3, "engines": results}))
+    if bad := [result["engine"] for result in results if result["failed"] or result["wrong"]]:
+        sys.exit(f"requests failed, or were answered differently than without moves, on {', '.join(bad)}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from libs.perfmodel.priors import prior_step_time
 from libs.perfmodel.step_time import MATRIX_ROWS, StepTimeModel
+from libs.perfmodel.utilisation import Compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,6 @@ class Speed:
         return model.reading_ns(sequences) + sequences * model.decode_sequence_ns + kv_tokens * model.decode_kv_token_ns
 
 
-def prior(engine: str, device: str, chunk_tokens: int) -> Speed:
+def prior(engine: str, device: str, chunk_tokens: int, compute: Compute | None = None, gpus: int = 1) -> Speed:
     """What to believe of a worker before it has said anything."""
-    return Speed(prior_step_time(engine, device), max(chunk_tokens, 1))
+    return Speed(prior_step_time(engine, device, compute, gpus), max(chunk_tokens, 1))

@@ -44,7 +44,7 @@ class WorkerHost:
         clock: Clock,
     ) -> None:
         self.engine = engine
-        self.speed = WorkerSpeed(engine)
+        self.speed = WorkerSpeed(engine, identity.gpus)
         self.assignment = assignment
         self.leaving = Leaving(engine.capabilities)
         self.last_change = LastChange()

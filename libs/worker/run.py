@@ -140,7 +140,7 @@ async def open_worker(
 
         host = _host(settings, ports, roles, clock, address=address, incarnation=incarnation)
         builder = StepBatchBuilder(_source(settings, ports.engine, incarnation), clock.now_ns())
-        step_times = await _step_times(ports)
+        step_times = await _step_times(ports, settings.gpus)
         kv = KvServicer(host, incarnation)
         gpus = GpuSampler(open_nvml, Path(gettempdir()))
         telemetry = TelemetryPublisher(
@@ -176,11 +176,12 @@ async def open_worker(
         yield RunningWorker(host, address)
 
 
-async def _step_times(ports: WorkerPorts) -> StepTimes:
-    """From what earlier workers learned, else from the nearest profile."""
+async def _step_times(ports: WorkerPorts, gpus: int) -> StepTimes:
+    """From what earlier workers learned, else from what the model and its `gpus` are known for."""
     engine = ports.engine
     key = StepTimeKey(engine.name, ports.model.name, engine.device)
-    step_times = StepTimes(ports.step_times, key, prior_step_time(engine.name, engine.device))
+    prior = prior_step_time(engine.name, engine.device, engine.capabilities.compute, gpus)
+    step_times = StepTimes(ports.step_times, key, prior)
     await step_times.restore()
     step_times.on_change(engine.set_step_time)
     return step_times

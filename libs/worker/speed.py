@@ -19,9 +19,10 @@ MIN_TRANSFER_BLOCKS = 4
 class WorkerSpeed:
     """The same object is told until it has changed noticeably."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._block_size_tokens = engine.capabilities.block_size_tokens
-        self._prior = prior(engine.name, engine.device, engine.capabilities.chunk_tokens)
+    def __init__(self, engine: Engine, gpus: int) -> None:
+        can = engine.capabilities
+        self._block_size_tokens = can.block_size_tokens
+        self._prior = prior(engine.name, engine.device, can.chunk_tokens, can.compute, gpus)
         self._speed = self._prior
         self._kv_token_ns = 0.0
 
