@@ -10,12 +10,14 @@ from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
 from services.metrics.alerts.api import alerts_router
 from services.metrics.alerts.book import AlertBook
-from services.metrics.history_api import MS_NS, End, HistoryApi
+from services.metrics.efficiency import Efficiency, RecentOccupancy, efficiency
+from services.metrics.history_api import MS_NS, End, HistoryApi, ScopeText
 from services.metrics.hub import Hub
 from services.metrics.occupancy import ClusterOccupancy, cluster_occupancy_in_turns
 from services.metrics.page import Page
 from services.metrics.requests_wire import Finished, RequestsReport
 from services.metrics.runbook import runbook_router
+from services.metrics.scope import parse_scope
 from services.metrics.state import MetricsState
 from services.metrics.window import ALLOWED, parse_window_ns
 
@@ -53,6 +55,15 @@ def make_api(
         told = await cluster_occupancy_in_turns(state.fleet, state.rollups, end_ns, parse_window_ns(window))
         # FastAPI would check each of a thousand workers again: 0.2 s.
         return Response(msgspec.json.encode(told), media_type="application/json")
+
+    recent = RecentOccupancy(state.fleet, state.rollups)
+
+    @app.get("/v1/occupancy/efficiency", responses=BAD_WINDOW)
+    async def efficiency_of(scope: ScopeText = "cluster", end_unix_ms: End = None) -> Efficiency:
+        """MFU and MBU by phase, GPUs' own counters and clocks, over two seconds of a scope."""
+        newest_ns = clock.now_ns() - lag_ns
+        end_ns = newest_ns if end_unix_ms is None else min(end_unix_ms * MS_NS, newest_ns)
+        return efficiency(await recent.as_of(end_ns), parse_scope(scope))
 
     @app.get("/v1/requests/summary", responses=BAD_WINDOW)
     async def requests_summary(window: Window = "1m", end_unix_ms: End = None) -> RequestsReport:

@@ -16,11 +16,11 @@ from playwright.async_api import Page, Route, expect
 from prometheus_client import CollectorRegistry
 
 from libs.bus.port import Record
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Compute, Load
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_ROLE_MOVED, Decision
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step, StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent, Step, StepBatch
 from libs.contracts.roles import role_from_name
-from libs.contracts.topics import DECISIONS, STEPS
+from libs.contracts.topics import DECISIONS, REQUESTS, STEPS
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
@@ -63,6 +63,7 @@ class Worker:
     sequence: int = 0
     silent: bool = False
     leaves: bool = False
+    compute: Compute | None = None
 
     def batch(self, start_ns: int, length_ns: int = BATCH_NS) -> StepBatch:
         role, budget = role_from_name(self.role)
@@ -76,7 +77,7 @@ class Worker:
             worker_id=self.id, incarnation=1, sequence=self.sequence, node=self.node, gpus=self.gpus, engine="sim",
             assignment=Assignment(model="sim", role=role, budget_tokens=budget, epoch=1),
             covered_from_unix_ns=start_ns, covered_to_unix_ns=start_ns + length_ns, steps=[step],
-            load=Load(running=2, waiting=3, waiting_prefill_tokens=40), last=self.leaves,
+            load=Load(running=2, waiting=3, waiting_prefill_tokens=40), last=self.leaves, compute=self.compute,
         )  # fmt: skip
 
 
@@ -516,3 +517,29 @@ async def test_a_reader_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch) -> 
         page = await running.new_page()
         await page.goto(service.url)
         await expect(page.locator("#status")).to_contain_text("readers hold the stream already", timeout=WAIT_MS)
+
+
+async def test_utilisation_by_phase_targets_and_clocks_are_shown() -> None:
+    async with serving(*half_busy()) as service:
+        compute = Compute(layer_parameters=1_000_000, parameter_bytes=2, peak_flops_per_s=1e10, peak_bytes_per_s=1e9)
+        for worker in service.workers.values():
+            worker.compute = compute
+        for number in range(4):
+            arrival_ns = service.clock.now_ns() - 800 * MS
+            service.take(
+                REQUESTS,
+                RequestEvent(
+                    request_id=f"r{number}", model="sim", outcome=OUTCOME_OK, arrival_unix_ns=arrival_ns,
+                    ttft_ns=(100 + 100 * number) * MS, decode_ns=200 * MS, output_tokens=11,
+                    ttft_deadline_unix_ns=arrival_ns + 350 * MS, tpot_target_us=30_000,
+                ),
+            )  # fmt: skip
+        async with looking(service) as page:
+            await expect(page.locator("#latency tr").first).to_contain_text("≤ 350 ms75.0 %", timeout=WAIT_MS)
+            await expect(page.locator("#latency tr").nth(1)).to_contain_text("≤ 30 ms100.0 %")
+            # 64 tokens of 2 MFLOP in 60 ms of 8 GPUs; one step of 2 MB in 30 ms.
+            await expect(page.locator("#efficiency")).to_contain_text("prefill MFU · MBU2.7 %", timeout=WAIT_MS)
+            await expect(page.locator("#efficiency")).to_contain_text("decode MFU · MBU0.7 % · 6.7 %")
+            nodes = page.locator("#tables .table").nth(2)
+            await expect(nodes).to_contain_text("clock ahead")
+            await expect(nodes.locator("tbody tr")).to_contain_text("0.0 ms")

@@ -14,7 +14,9 @@ from libs.telemetry.rollups import RollUps
 from libs.telemetry.split import prefill_share
 from libs.telemetry.timeline import Taken
 from libs.testing.telemetry import MS, at, step, step_batch, write_windows
+from services.metrics.efficiency import efficiency
 from services.metrics.occupancy import cluster_occupancy
+from services.metrics.scope import parse_scope
 from services.metrics.window import MIN_WINDOW_NS, parse_window_ns
 
 
@@ -81,6 +83,25 @@ def test_utilisation_is_of_the_time_in_a_phase_and_null_where_nothing_is_told():
     assert unknown.utilisation is None
     later = Told(told).occupancy(900, 100).workers[0].utilisation
     assert (later.prefill.mfu, later.decode.mbu) == (None, None)
+
+
+def test_efficiency_of_a_scope_is_the_mean_over_its_time_in_the_phase():
+    compute = Compute(layer_parameters=1_000_000, parameter_bytes=2, peak_flops_per_s=1e12, peak_bytes_per_s=1e9)
+    batches = [
+        step_batch(1, (0, 1000), [step(0, 10, decode=4), step(20, 60, decode=4)], worker="a", gpus=2),
+        step_batch(1, (0, 1000), [step(0, 10, decode=4)], worker="b"),
+        step_batch(1, (0, 1000), [step(0, 10, decode=4)], worker="untold"),
+    ]
+    for batch in batches[:2]:
+        batch.compute.CopyFrom(compute)
+    cluster = Told(*batches).occupancy(1000)
+    a, b = (worker.utilisation.decode.mbu for worker in cluster.workers[:2])
+    whole = efficiency(cluster, parse_scope("cluster"))
+    assert whole.utilisation.decode.mbu == pytest.approx((a * 100 + b * 10) / 110)
+    assert (whole.utilisation.prefill.mfu, whole.tensor_active) == (None, None)
+    assert efficiency(cluster, parse_scope("worker:b")).utilisation.decode.mbu == b
+    assert efficiency(cluster, parse_scope("worker:untold")).utilisation.decode.mbu is None
+    assert whole.clock_offset_ms == {"node-a": 0}
 
 
 def test_ratio_is_null_when_nothing_was_decoded():

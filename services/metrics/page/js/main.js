@@ -2,6 +2,7 @@
 
 import { AlertList } from "./alerts.js";
 import { clockText } from "./chart.js";
+import { followEfficiency } from "./efficiency.js";
 import { followTheme } from "./colors.js";
 import { drawControls, makeControls } from "./controls.js";
 import { depthsByScope } from "./depths.js";
@@ -68,6 +69,9 @@ new ResizeObserver(redraw).observe($("heat"));
 feed.start(view.rangeOf, view.endMs);
 followLatency($("latency"), $("latency-note"), () => view.endMs);
 
+const offsets = new Map(); // of nodes' clocks
+followEfficiency($("efficiency"), offsets, () => ({ scope: view.scope, endMs: view.endMs }));
+
 function pause() {
   replay.stop();
   if (feed.paused) return view.set({ end: "" });
@@ -106,7 +110,7 @@ function draw(now) {
   drawSummary(figures.store.total(view.scope, figures.last, figures.count), depths, { asOfMs, windowMs, scope: view.scope });
   if (now - tablesAt >= TABLES_MS) {
     tablesAt = now;
-    tables.draw(figures.store, depths, view.scope, view.filter, figures.last, figures.count);
+    tables.draw(figures.store, { depths, offsets }, view.scope, view.filter, figures.last, figures.count);
     drawControls(view, { paused: feed.paused, playing: replay.playing, nowMs: feed.nowMs, nodeOf });
     $("as-of").textContent = `${windowMs / 1000} s to ${figures.past ? new Date(asOfMs).toLocaleString([], { hour12: false }) : clockText(asOfMs / 1000, true)}`;
     $("empty").hidden = figures.store.members.length > 0;

@@ -5,6 +5,7 @@ import { drawSpark, SPARK } from "./spark.js";
 
 const MAX_ROWS = 50; // of a table; the filter finds the others
 const HEADS = ["", "GPUs", "P:D", "prefill", "decode", "KV wait", "idle", "coverage", "trend"];
+const CLOCK = "clock ahead"; // of nodes
 const DEPTHS = ["running", "waiting", "prompt tokens"];
 
 export class Tables {
@@ -15,7 +16,7 @@ export class Tables {
   }
 
   /** Figures over `count` windows up to number `last`, of what lies in the scope. */
-  draw(store, depths, scope, filter, last, count) {
+  draw(store, { depths, offsets }, scope, filter, last, count) {
     const inside = store.members.map((_, slot) => slot).filter((slot) => store.inScope(slot, scope) && store.roleOf(slot));
     const names = {
       pool: inside.map((slot) => ROLES[store.roleOf(slot)]),
@@ -31,6 +32,7 @@ export class Tables {
         series: store.series(`${kind}:${name}`),
         sums: store.total(`${kind}:${name}`, last, count),
         depths: depths?.get(`${kind}:${name}`) ?? [],
+        clock: offsets.get(name),
       }), store, last, count);
     }
   }
@@ -44,7 +46,7 @@ function makeTable(host, kind, onScope) {
   const count = title.appendChild(document.createElement("small"));
   const table = section.appendChild(document.createElement("div")).appendChild(document.createElement("table"));
   const head = table.createTHead().insertRow();
-  for (const text of [...HEADS, ...DEPTHS]) head.appendChild(document.createElement("th")).textContent = text;
+  for (const text of [...HEADS, ...DEPTHS, ...(kind === "node" ? [CLOCK] : [])]) head.appendChild(document.createElement("th")).textContent = text;
   const body = table.createTBody();
   body.addEventListener("click", (event) => {
     if (event.target.dataset.scope) onScope(event.target.dataset.scope);
@@ -62,7 +64,7 @@ function fill(table, kind, names, figures, store, last, count) {
     let row = table.rows.get(name);
     if (!row) table.rows.set(name, (row = makeRow(kind, name)));
     if (table.body.rows[index] !== row.element) table.body.insertBefore(row.element, table.body.rows[index] ?? null);
-    const { series, sums, depths } = figures(name);
+    const { series, sums, depths, clock } = figures(name);
     const covered = sums[COVERED];
     const texts = [
       Math.round(sums[GPU_NS] / (count * store.windowMs * 1e6)),
@@ -71,6 +73,7 @@ function fill(table, kind, names, figures, store, last, count) {
       percent(covered, sums[GPU_NS], 0) + (sums[PROVISIONAL_NS] ? " ~" : ""),
     ];
     for (const [place, text] of [...texts, ...Array.from(DEPTHS, (_, depth) => depths[depth] ?? "")].entries()) setText(row.cells[place], text);
+    if (kind === "node") setText(row.cells.at(-1), clock === undefined ? "–" : `${clock.toFixed(1)} ms`);
     row.element.classList.toggle("uncovered", !covered);
     drawSpark(row.spark, store, series, last);
   }
@@ -86,7 +89,7 @@ function makeRow(kind, name) {
   [spark.width, spark.height] = [SPARK.width, SPARK.height];
   for (let index = 0; index < 3 + PHASES.length; index++) cells.push(element.insertCell());
   element.insertCell().append(spark);
-  for (const _ of DEPTHS) cells.push(element.insertCell());
+  for (const _ of [...DEPTHS, ...(kind === "node" ? [CLOCK] : [])]) cells.push(element.insertCell());
   return { element, cells, spark };
 }
 
