@@ -19,6 +19,7 @@ MODEL = "SmolLM2-135M-Instruct"
 WHOLE = {"logprobs": 2, "presence_penalty": 0.5, "frequency_penalty": 0.3, "stop": [" the", "\n"]}
 REQUESTS = 6
 TOKENS = 32
+LONG_TIMES = 60
 LONG_TOKENS = 1500
 STREAMS = 8
 
@@ -36,14 +37,16 @@ def answers() -> list[Streamed]:
     return [Streamed(0.0) for _ in range(REQUESTS)]
 
 
-async def ask_all(http: httpx.AsyncClient, suite: Suite, temperature: float, into: Sequence[Streamed]) -> None:
-    """The same requests at each call, none of which finds its prefix cached."""
+async def ask_all(
+    http: httpx.AsyncClient, suite: Suite, temperature: float, into: Sequence[Streamed], *, times: int = 1
+) -> None:
+    """The same requests at each call, none of which finds its prefix cached; `times` as long."""
     tenant = uuid.uuid4().hex
 
     async def ask(number: int) -> None:
         more: dict[str, Any] = WHOLE if number % 2 else {}
         body = {**more, "model": MODEL, "max_tokens": TOKENS, "ignore_eos": True}
-        prompt = f"Once upon a time, {number} friends went to"
+        prompt = f"Once upon a time, {number} friends went to" * times
         sampled = {"temperature": temperature, "seed": number}
         await stream(http, suite.gateway, into=into[number], tenant=tenant, prompt=prompt, **body, **sampled)
 
@@ -59,23 +62,43 @@ async def test_a_decode_worker_killed_in_mid_stream_changes_no_answer(suite: Sui
         before = (await gateway_metrics(http, suite.gateway)).get("reroutes_total", 0.0)
         asking = asyncio.ensure_future(ask_all(http, suite, temperature, found))
         await until(lambda: sum(len(each.came_s) > 3 for each in found) > REQUESTS // 2, timeout_s=60, what="streams")
-        await kill(suite, await busiest(http, suite))
+        await kill(suite, (await busiest(http, suite, "decode"))[0])
         await asking
         assert (await gateway_metrics(http, suite.gateway)).get("reroutes_total", 0.0) > before
-        for answer, unbroken in zip(found, expected, strict=True):
-            assert (answer.text, answer.finish_reason) == (unbroken.text, unbroken.finish_reason)
-            assert (answer.usage, answer.done, answer.error) == (unbroken.usage, True, None)
-            same_logprobs(joined_logprobs(answer), joined_logprobs(unbroken))
+    same_answers(found, expected)
 
 
-async def busiest(http: httpx.AsyncClient, suite: Suite) -> str:
-    """The decode worker with most sequences."""
+async def test_a_prefill_worker_killed_over_its_prompts_changes_no_answer(suite: Suite) -> None:
+    async with httpx.AsyncClient(timeout=120) as http:
+        await until_whole(http, suite)
+        expected, found = answers(), answers()
+        await ask_all(http, suite, 0.8, expected, times=LONG_TIMES)
+        asking = asyncio.ensure_future(ask_all(http, suite, 0.8, found, times=LONG_TIMES))
+        await until(lambda: any(each.came_s for each in found), timeout_s=60, what="a first token")
+        name, sequences = await busiest(http, suite, "prefill")
+        assert sequences, "all prompts were computed before the kill"
+        await kill(suite, name)
+        await asking
+    same_answers(found, expected)
+
+
+async def busiest(http: httpx.AsyncClient, suite: Suite, role: str) -> tuple[str, int]:
+    """The worker of that role with most sequences, and how many they are."""
     held = {
         str(worker["id"]): (await integrity(suite, worker["address"])).live_sequences
         for worker in await workers(http, suite)
-        if worker["role"] == "decode"
+        if worker["role"] == role
     }
-    return max(held, key=lambda name: held[name])
+    return max(held.items(), key=lambda item: item[1])
+
+
+def same_answers(found: Sequence[Streamed], expected: Sequence[Streamed]) -> None:
+    """In every part, and whole."""
+    for answer, unbroken in zip(found, expected, strict=True):
+        assert unbroken.finish_reason in ("length", "stop")
+        assert (answer.text, answer.finish_reason) == (unbroken.text, unbroken.finish_reason)
+        assert (answer.usage, answer.done, answer.error) == (unbroken.usage, True, None)
+        same_logprobs(joined_logprobs(answer), joined_logprobs(unbroken))
 
 
 def same_logprobs(found: dict[str, list[Any]], expected: dict[str, list[Any]]) -> None:
