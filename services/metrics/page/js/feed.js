@@ -51,7 +51,6 @@ export class Feed extends EventTarget {
   /** Connect, and show a range that ends at `endMs`, or now where that is null. */
   start(range, endMs) {
     this.#refreshEvents();
-    if (endMs === null) this.#reload(LIVE_COLUMNS);
     this.look(range, endMs);
     follow("/v1/occupancy/stream", {
       members: (members) => this.#takeMembers(members),
@@ -102,7 +101,10 @@ export class Feed extends EventTarget {
     this.settledMs = members.settled_ms;
     this.#members = members;
     for (const worker of members.workers) this.#byId.set(worker.id, worker);
-    if (!this.paused) this.#setSlots();
+    if (this.paused) return;
+    this.#setSlots();
+    // Once the stream is there, so that no window falls between what is loaded and what comes.
+    if (this.#number === null && !this.#waiting) this.#reload(LIVE_COLUMNS);
   }
 
   #setSlots() {
