@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -84,13 +83,14 @@ async def pair(model: Path) -> AsyncIterator[Pair]:
 @pytest.fixture(scope="module")
 def truth(model: Path, pair: Pair) -> dict[str, list[list[int]]]:
     """vLLM's own tokens. After `pair`, so that the engines find the process as a worker's is."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     import vllm
 
-    llm = vllm.LLM(
-        str(model), dtype="float32", block_size=32, enforce_eager=True, skip_tokenizer_init=True,
-        kv_cache_memory_bytes=256 << 20, max_num_seqs=8, generation_config="vllm", **ARGUMENTS,
-    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patched:  # suites that start later inherit the environment
+        patched.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        llm = vllm.LLM(
+            str(model), dtype="float32", block_size=32, enforce_eager=True, skip_tokenizer_init=True,
+            kv_cache_memory_bytes=256 << 20, max_num_seqs=8, generation_config="vllm", **ARGUMENTS,
+        )  # fmt: skip
     answers = {}
     for name, sampling in {"greedy": GREEDY, "seeded": SEEDED}.items():
         parameters = vllm.SamplingParams(
