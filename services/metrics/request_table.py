@@ -13,6 +13,8 @@ END, QUEUE, TTFT, TPOT, PROMPT, CACHED, OUTPUT, TTFT_TARGET, TPOT_TARGET, TTFT_M
 COLUMNS: Final = 11
 NONE: Final = -1
 """Of a latency, target or verdict that a request does not have."""
+MOST: Final = (1 << 63) - 1
+"""What is told to be more is kept as this: a column has no larger number."""
 
 
 class Names:
@@ -64,7 +66,7 @@ class RequestTable:
     def put(self, row: int, finished: Finished) -> None:
         """Enter a request into a free row."""
         optional = (finished.ttft_target_ns, finished.tpot_target_ns, finished.ttft_missed, finished.tpot_missed)
-        self._numbers[row] = (
+        numbers = (
             finished.end_unix_ns,
             finished.queue_ns,
             NONE if finished.ttft_ns is None else finished.ttft_ns,
@@ -74,6 +76,7 @@ class RequestTable:
             finished.output_tokens,
             *(NONE if value is None else value for value in optional),
         )
+        self._numbers[row] = [min(number, MOST) for number in numbers]
         self._names[row] = self._models.take(finished.model), self._outcomes.take(finished.outcome)
 
     def drop(self, row: int) -> None:

@@ -337,3 +337,11 @@ async def test_the_page_comes_with_a_policy_that_lets_nothing_else_in(metrics):
     assert "<script>" not in page.text
     missing = await metrics.http.get("/nowhere")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+
+
+def test_a_request_that_tells_of_impossible_times_is_a_request_like_others() -> None:
+    log = RequestLog()
+    most = (1 << 64) - 1
+    assert log.add(RequestEvent(arrival_unix_ns=most, ttft_ns=most, decode_ns=most, output_tokens=2), 0) is not None
+    log.add(RequestEvent(request_id="next", arrival_unix_ns=5), 0)
+    assert log.report(10, 10).total.requests == 1
