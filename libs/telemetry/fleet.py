@@ -172,15 +172,17 @@ class Fleet:
     def listed(self, now_ns: int) -> Iterator[WorkerFacts]:
         """Workers that have not been silent for `LISTED_NS`, nor gone for `LEFT_NS`, by id.
 
-        Silence is measured by what was last heard of anybody: when nobody is heard, nobody is given up. Loads of the
-        silent are left out after `LOAD_NS`.
+        Silence is measured by what was last heard of anybody: when nobody is heard, nobody is given up. Queues and
+        places of the silent are left out after `LOAD_NS`; what they have counted stays.
         """
         silent_since_ns = min(now_ns, self.newest_cover_ns) - LISTED_NS
         for facts in self.known():
             if facts.covered_to_unix_ns <= (now_ns - LEFT_NS if facts.left else silent_since_ns):
                 continue
-            heard = facts.covered_to_unix_ns > now_ns - LOAD_NS
-            yield facts if heard else replace(facts, load=Load(), kv_blocks=0, max_sequences=0)
+            if is_heard(facts, now_ns):
+                yield facts
+            else:
+                yield replace(facts, load=_counted(facts.load), kv_blocks=0, max_sequences=0)
 
     def _add(self, batch: StepBatch) -> Taken:
         timeline = self._timelines.get(batch.worker_id)
@@ -220,6 +222,21 @@ class Fleet:
     def _heard_ns(self, worker_id: str) -> int:
         facts = self.facts(worker_id)
         return facts.covered_to_unix_ns if facts else 0
+
+
+def is_heard(facts: WorkerFacts, now_ns: int) -> bool:
+    """Whether what a worker said of its queues and places still holds."""
+    return facts.covered_to_unix_ns > now_ns - LOAD_NS
+
+
+def _counted(load: Load) -> Load:
+    """What does not end with silence: counters that went back would be taken for new work once it is over."""
+    return Load(
+        preemptions=load.preemptions,
+        recomputed_tokens=load.recomputed_tokens,
+        pool_faults=load.pool_faults,
+        refused_kv_pulls=load.refused_kv_pulls,
+    )
 
 
 def _running_step(worker: SharedWorker) -> RunningStep | None:

@@ -192,10 +192,16 @@ def test_a_worker_that_left_in_good_order_is_soon_forgotten():
 
 
 def test_the_queue_of_a_worker_that_stays_silent_is_void():
-    fleet = fleet_of(step_batch(1, (0, 100), load=Load(running=3, waiting=2)))
+    fleet = fleet_of(step_batch(1, (0, 100), load=Load(running=3, waiting=2, kv_pulls=1)))
     (heard,) = fleet.listed(at(100) + LOAD_NS - 1)
     (silent,) = fleet.listed(at(100) + LOAD_NS)
-    assert (heard.load.waiting, silent.load.waiting) == (2, 0)
+    assert (heard.load.waiting, silent.load) == (2, Load())
+
+
+def test_what_a_worker_has_counted_does_not_go_back_while_it_is_silent():
+    counted = Load(preemptions=3, recomputed_tokens=70, pool_faults=1, refused_kv_pulls=2)
+    (silent,) = fleet_of(step_batch(1, (0, 100), load=counted)).listed(at(100) + LOAD_NS)
+    assert silent.load == counted
 
 
 def test_workers_are_bounded_and_the_longest_silent_goes_first():
