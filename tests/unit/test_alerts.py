@@ -30,6 +30,7 @@ from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from libs.testing.wait import until
 from services.metrics.alerts import webhook as webhook_module
 from services.metrics.alerts.book import AlertBook
+from services.metrics.alerts.collect import take_snapshot
 from services.metrics.alerts.desk import AlertDesk
 from services.metrics.alerts.machine import Transition
 from services.metrics.alerts.pools import advice, amount
@@ -196,6 +197,17 @@ def test_a_worker_that_falls_silent_is_stale_and_not_stuck_and_one_that_leaves_i
     assert cluster.run(4, *both) == [("FulcrumTelemetryStale", "resolved", labels)]
     cluster.run(0.1, both[0], (*both[1], {"last": True}))
     assert cluster.run(70, both[0]) == []
+
+
+def test_a_worker_that_stays_silent_is_none_of_its_pool_and_does_not_raise_what_a_queue_may_hold():
+    cluster = Cluster()
+    cluster.run(1, prefill(0.97, 3, 1200), prefill(0.97, 3, 1200, "prefill-1"), decode(0.1))
+    cluster.run(62, prefill(0.97), decode(0.1))
+    snapshot = take_snapshot(
+        cluster.state.fleet, cluster.state.rollups, cluster.state.burns, at(cluster.now_ms), lag_ns=0, window_ns=10**9
+    )
+    assert {(pool.phase, pool.workers) for pool in snapshot.pools} == {("prefill", 1), ("decode", 1)}
+    assert {worker.id for worker in snapshot.workers} == {"prefill-0", "prefill-1", "decode-0"}
 
 
 def test_when_nobody_is_heard_one_alert_tells_it_and_lasts_until_somebody_is():

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from libs.contracts.roles import role_name
-from libs.telemetry.fleet import Fleet
+from libs.telemetry.fleet import Fleet, is_heard
 from libs.telemetry.history import ROLE_NUMBERS
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL, RollUps
 from libs.telemetry.timeline import WorkerFacts
@@ -27,7 +27,7 @@ def take_snapshot(
     heard_ns = fleet.latest_arrival_ns
     return Snapshot(
         at_ns=now_ns,
-        pools=list(_pools(listed, rollups, now_ns - lag_ns, window_ns)),
+        pools=list(_pools([f for f in listed if is_heard(f, now_ns)], rollups, now_ns - lag_ns, window_ns)),
         workers=[
             _worker(facts, fleet.last_step_end_ns(facts.worker_id), now_ns + offsets_ns.get(facts.node, 0))
             for facts in listed
@@ -37,10 +37,11 @@ def take_snapshot(
     )
 
 
-def _pools(listed: list[WorkerFacts], rollups: RollUps, end_ns: int, window_ns: int) -> Iterator[Pool]:
-    """Of every model and phase that has workers now; their time counts for the role they had when they spent it."""
+def _pools(heard: list[WorkerFacts], rollups: RollUps, end_ns: int, window_ns: int) -> Iterator[Pool]:
+    """Of every model and phase that has workers that are heard; their time counts for the role they had when they spent
+    it."""
     known = set(rollups.worker_ids())
-    written = [facts for facts in listed if facts.worker_id in known and not facts.left]
+    written = [facts for facts in heard if facts.worker_id in known and not facts.left]
     first = rollups.tiers[0].window_ns
     series = rollups.read(first, end_ns - window_ns, end_ns, [facts.worker_id for facts in written])
     gpus = np.array([facts.gpus for facts in written], np.int64)
