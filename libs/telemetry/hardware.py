@@ -10,7 +10,7 @@ from libs.counters.port import GpuReading
 
 MAX_GPUS: Final = 16_384
 FRESH_NS: Final = 5 * 1_000_000_000
-"""Readings come once a second; an older one is no reading of now."""
+"""Readings come once a second; one further off is no reading of that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Hardware:
             self._seen[key] = SeenGpu(batch.node, batch.covered_to_unix_ns, reading)
 
     def fresh(self, now_ns: int) -> Iterator[SeenGpu]:
-        """Those read in the last `FRESH_NS`, by node and index."""
+        """Those last read less than `FRESH_NS` from then, by node and index: of a time long past there are none."""
         for seen in sorted(self._seen.values(), key=lambda each: (each.node, each.reading.index)):
-            if seen.read_unix_ns > now_ns - FRESH_NS:
+            if abs(seen.read_unix_ns - now_ns) < FRESH_NS:
                 yield seen
 
 

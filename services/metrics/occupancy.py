@@ -173,14 +173,14 @@ class ClusterOccupancy(Occupancy):
     pools: list[PoolOccupancy]
     nodes: list[NodeOccupancy]
     hardware: list[HardwareGpu]
-    """GPUs whose counters were read in the last seconds; empty where none can be read."""
+    """GPUs whose counters were read within seconds of the end; empty where none can be, and of a time long past."""
 
 
 def cluster_occupancy(fleet: Fleet, rollups: RollUps, end_ns: int, window_ns: int) -> ClusterOccupancy:
     """How the last whole windows that end by `end_ns` were spent. A worker's time counts for the model it is assigned
     to now."""
     span = spent_in(fleet, rollups, end_ns, window_ns)
-    return _cluster(fleet, span, [_worker(fleet, each, span) for each in span.workers])
+    return _cluster(fleet, span, [_worker(fleet, each, span) for each in span.workers], end_ns)
 
 
 async def cluster_occupancy_in_turns(fleet: Fleet, rollups: RollUps, end_ns: int, window_ns: int) -> ClusterOccupancy:
@@ -189,10 +189,10 @@ async def cluster_occupancy_in_turns(fleet: Fleet, rollups: RollUps, end_ns: int
     for first in range(0, len(span.workers), WORKERS_A_TURN):
         workers += [_worker(fleet, each, span) for each in span.workers[first : first + WORKERS_A_TURN]]
         await asyncio.sleep(0)
-    return _cluster(fleet, span, workers)
+    return _cluster(fleet, span, workers, end_ns)
 
 
-def _cluster(fleet: Fleet, span: Span, workers: list[WorkerOccupancy]) -> ClusterOccupancy:
+def _cluster(fleet: Fleet, span: Span, workers: list[WorkerOccupancy], end_ns: int) -> ClusterOccupancy:
     offsets_ns = fleet.clocks.offsets_ns(span.high_ns)
     return ClusterOccupancy.of(
         total(span.workers),
@@ -211,7 +211,8 @@ def _cluster(fleet: Fleet, span: Span, workers: list[WorkerOccupancy]) -> Cluste
             NodeOccupancy.of(part, node=node, clock_offset_ms=offsets_ns.get(node, 0) / 1e6)
             for node, part in _parts(span.workers, lambda facts: facts.node)
         ],
-        hardware=[HardwareGpu(node=seen.node, **asdict(seen.reading)) for seen in fleet.hardware.fresh(span.high_ns)],
+        # By what was asked for: whole windows of a long span may end up to a minute before.
+        hardware=[HardwareGpu(node=seen.node, **asdict(seen.reading)) for seen in fleet.hardware.fresh(end_ns)],
     )
 
 

@@ -156,3 +156,12 @@ def test_readings_reach_occupancy_while_they_are_fresh() -> None:
     assert (gpu.node, gpu.uuid, gpu.utilisation) == ("node-a", "GPU-a", 0)
     assert (gpu.memory_bytes, gpu.power_w, gpu.tensor_active) == (None, None, None)
     assert cluster_occupancy(fleet, RollUps(), at(1000) + FRESH_NS, 1000 * MS).hardware == []
+    assert cluster_occupancy(fleet, RollUps(), at(1000) - FRESH_NS, 1000 * MS).hardware == []
+
+
+@pytest.mark.parametrize("end_ms", [1000, 10_999, 11_000, 59_000])
+def test_readings_are_of_the_end_that_is_asked_for_however_long_the_windows_are(end_ms: int) -> None:
+    fleet, batch = Fleet(prefill_share), step_batch(1, (end_ms - 1000, end_ms))
+    batch.gpu_readings.append(GpuReadingMessage(uuid="GPU-a", index=0, name="NVIDIA A10"))
+    fleet.add(batch, at(end_ms))
+    assert len(cluster_occupancy(fleet, RollUps(), at(end_ms), 24 * 3600 * 1000 * MS).hardware) == 1
