@@ -86,6 +86,7 @@ async def main(service: Service[MetricsSettings]) -> None:
             kept_from_ns = await keeper.restore()
             service.tasks.spawn("history", keeper.run())
         since_unix_ns = read_from_ns(kept_from_ns, began_ns, shared=settings.shared)
+        state.requests.begin(began_ns if since_unix_ns is None else since_unix_ns)
         service.tasks.spawn("ingest", ingest(bus, takers, clock, since_unix_ns=since_unix_ns, shares=shares))
         service.tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns))
         await bus.start()

@@ -33,6 +33,10 @@ class RequestLog:
         self._kept_from_ns = 0
         self._reports: dict[int, RequestsReport] = {}
 
+    def begin(self, read_from_ns: int) -> None:
+        """Of what ended before that nothing will come."""
+        self._kept_from_ns = read_from_ns
+
     def add(self, event: RequestEvent, now_ns: int) -> Finished | None:
         """Enter an event; None when it has come before."""
         # Delivery is at least once and the choices of a request share its id, so the whole value names an event.

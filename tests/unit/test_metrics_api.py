@@ -206,6 +206,13 @@ def test_the_request_log_is_bounded_and_says_when_it_does_not_reach_back():
     assert log.report(at(5000), 3999 * MS).complete
 
 
+def test_what_ended_before_anything_was_read_is_not_said_to_be_complete():
+    log = RequestLog()
+    log.begin(at(1000))
+    assert not log.report(at(5000), 4000 * MS).complete
+    assert log.report(at(5000), 3999 * MS).complete
+
+
 def test_a_report_is_told_again_for_a_while_and_then_made_anew():
     log = RequestLog()
     log.add(finished("first", end_ms=500), at(500))
