@@ -307,9 +307,8 @@ class Core:
         self.admit(now_ns)
 
     def abandon(self, opaque: bytes, now_ns: int) -> None:
-        """Nobody will come for the blocks, unless they are being read."""
-        self._offers.end_unread(opaque)
-        self.admit(now_ns)
+        """Perhaps nobody comes for the blocks any more."""
+        self._offers.leave_unread(opaque, now_ns)
 
     @property
     def next_expiry_ns(self) -> int | None:

@@ -103,9 +103,8 @@ class HandleTable:
     def leave(self, held: Held, now_ns: int) -> None:
         """A receiver reads it no more; unless it was dropped, the last one to go leaves it the shorter lease."""
         held.pulls -= 1
-        if not held.pulls and self._held.pop(held.opaque, None) is not None:
-            held.expires_ns = now_ns + self._left_lease_ns
-            self._left[held.opaque] = held
+        if not held.pulls and held.opaque in self._held:
+            self._leave(held, now_ns)
 
     def drop(self, opaque: bytes) -> Held | None:
         """End a lease; None when there is none."""
@@ -114,10 +113,11 @@ class HandleTable:
             del self._by_key[held.key]
         return held
 
-    def drop_unread(self, opaque: bytes) -> Held | None:
-        """End a lease unless a receiver reads the blocks."""
-        held = self._held.get(opaque) or self._left.get(opaque)
-        return self.drop(opaque) if held is not None and not held.pulls else None
+    def leave_unread(self, opaque: bytes, now_ns: int) -> None:
+        """Blocks that nobody reads have the shorter lease from now on."""
+        held = self._held.get(opaque)
+        if held is not None and not held.pulls:
+            self._leave(held, now_ns)
 
     def drop_key(self, key: int) -> Held | None:
         """End the lease of the sequence that had `key`."""
@@ -152,3 +152,8 @@ class HandleTable:
             table.clear()
         self._by_key.clear()
         return held
+
+    def _leave(self, held: Held, now_ns: int) -> None:
+        del self._held[held.opaque]
+        held.expires_ns = now_ns + self._left_lease_ns
+        self._left[held.opaque] = held

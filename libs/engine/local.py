@@ -186,7 +186,7 @@ class LocalEngine:
         self._settle()
 
     def abandon(self, opaque: bytes) -> None:
-        """Nobody will come for the blocks: they are free, unless a receiver reads them."""
+        """Perhaps nobody comes for the blocks: they wait for a short time only."""
         self._core.abandon(opaque, self._clock.now_ns())
         self._settle()
 

@@ -9,7 +9,8 @@ from libs.engine.port import Capabilities, EngineIdentity, KvHandle
 from libs.engine.sequence import Sequence
 
 RETRY_MS = 5_000
-"""How long blocks wait for another receiver when theirs has left: a gateway notices its loss well before."""
+"""How long blocks wait for another receiver when theirs has left, or for any where their gateway has: it notices the
+loss, or its decode worker comes, well before."""
 
 
 class Offers:
@@ -89,9 +90,9 @@ class Offers:
         """Nobody needs the blocks behind a handle any more; unknown ones are ignored."""
         self._free(self._handles.drop(opaque))
 
-    def end_unread(self, opaque: bytes) -> None:
-        """The same, unless a receiver reads them."""
-        self._free(self._handles.drop_unread(opaque))
+    def leave_unread(self, opaque: bytes, now_ns: int) -> None:
+        """Who was to have the blocks pulled is gone; a receiver that it told of them may still come."""
+        self._handles.leave_unread(opaque, now_ns)
 
     def end_key(self, key: int) -> None:
         """Nobody needs the blocks that the sequence of `key` left."""

@@ -410,8 +410,8 @@ class Engine(Protocol):
         ...
 
     def abandon(self, opaque: bytes) -> None:
-        """Nobody will come for the blocks: they are released, unless a receiver may be reading them, which then ends
-        their lease as ever. Unknown handles are ignored."""
+        """Whoever was to have the blocks pulled is gone: unless a receiver reads them, or comes soon, they are released
+        well before their lease ends. Unknown handles are ignored."""
         ...
 
     def load(self) -> EngineLoad:

@@ -43,6 +43,7 @@ def deal(
     if engine == "vllm" and len(groups) < workers and SHARE_ARGUMENT not in arguments:
         raise StartupError(
             f"{workers} workers of {width} need {workers * width} GPUs, there are {len(gpus)}: ask for fewer, e.g."
-            f" --prefill 0 --decode 0 --mixed 1, or let them share by {SHARE_ARGUMENT} in FULCRUM_WORKER_VLLM_ARGUMENTS"
+            f" --prefill 0 --decode 0 --mixed 1, let them share by {SHARE_ARGUMENT} in FULCRUM_WORKER_VLLM_ARGUMENTS,"
+            " or set FULCRUM_WORKER_DEVICE=cpu for vLLM's build for CPUs"
         )
     return [{DEVICES_VARIABLE: ",".join(groups[number % len(groups)])} for number in range(workers)]

@@ -172,7 +172,7 @@ class WorkerHost:
         self._credits.detach(link.id)
         for key in link.keys.values():
             self.engine.abort(key)
-        for opaque in link.drop_all():  # only this gateway could have had them pulled
+        for opaque in link.drop_all():  # pulled by whom this gateway has told of them, if by anybody
             self.engine.abandon(opaque)
         self._progress.set()
         self._epoch_told.set()

@@ -201,6 +201,9 @@ def test_unfinished_jobs_have_a_bound_for_all_and_for_each_tenant() -> None:
     with pytest.raises(QueueFull, match=r"tenant tenant-1 ") as full:
         view.check_room("tenant-1")
     assert full.value.retry_after_s
+    with view.room("tenant-0"), pytest.raises(QueueFull):
+        view.check_room("tenant-2")
+    view.check_room("tenant-0")
 
 
 async def test_a_record_that_asks_for_one_job_too_many_becomes_one_that_has_failed() -> None:

@@ -107,11 +107,11 @@ def _add_batches(router: APIRouter, bus: WorkBus, files: FileStore, view: JobVie
             if info.purpose not in PURPOSES:
                 raise InvalidRequest(f"{info.id} was not uploaded to be a batch's input", param="input_file_id")
         await view.ready()
-        view.check_room(created.tenant)
-        await check_topics(bus, created)
-        event = pb.JobEvent(job_id=f"batch_{uuid.uuid4().hex}", at_unix_ns=now_ns, created=created)
-        await bus.send(BATCH_JOBS, event)
-        return show_batch(await view.seen(event.job_id))
+        with view.room(created.tenant):
+            await check_topics(bus, created)
+            event = pb.JobEvent(job_id=f"batch_{uuid.uuid4().hex}", at_unix_ns=now_ns, created=created)
+            await bus.send(BATCH_JOBS, event)
+            return show_batch(await view.seen(event.job_id))
 
     @router.get("/v1/batches", tags=["batches"], summary="List batches.", openapi_extra=page_parameters())
     async def list_batches(request: Request) -> dict[str, Any]:

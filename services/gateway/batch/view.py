@@ -2,7 +2,9 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from libs.bus.work import WorkBus
 from libs.contracts.errors import BatchNotFound, BrokerUnavailable, QueueFull
@@ -34,6 +36,8 @@ class JobView:
         self._rate = LineRate()
         self._working: set[str] = set()
         """Jobs that runners have lines of."""
+        self._creating: Counter[str] = Counter()
+        """By tenant, jobs that this gateway is about to create."""
         self.replayed = asyncio.Event()
         """All events have been read that were there at start: what is not known is not there."""
 
@@ -90,13 +94,26 @@ class JobView:
             raise BrokerUnavailable(text, retry_after_s=RETRY_AFTER_S) from None
 
     def check_room(self, tenant: str) -> None:
-        """Raises QueueFull when the cluster, or the tenant, has as many unfinished jobs as it may."""
-        unfinished = self.unfinished()
-        if len(unfinished) >= MAX_UNFINISHED:
+        """Raises QueueFull when the cluster, or the tenant, has as many unfinished jobs as it may, with those
+        that this gateway is about to create."""
+        unfinished, creating = self.unfinished(), self._creating
+        if len(unfinished) + creating.total() >= MAX_UNFINISHED:
             raise QueueFull(f"{MAX_UNFINISHED} batches are not finished yet", retry_after_s=FULL_RETRY_AFTER_S)
-        if sum(job.created.tenant == tenant for job in unfinished) >= MAX_TENANT_UNFINISHED:
+        if sum(job.created.tenant == tenant for job in unfinished) + creating[tenant] >= MAX_TENANT_UNFINISHED:
             text = f"{MAX_TENANT_UNFINISHED} batches of tenant {tenant} are not finished yet"
             raise QueueFull(text, retry_after_s=FULL_RETRY_AFTER_S)
+
+    @contextmanager
+    def room(self, tenant: str) -> Iterator[None]:
+        """Room for a job that is created meanwhile; raises as `check_room` does."""
+        self.check_room(tenant)
+        self._creating[tenant] += 1
+        try:
+            yield
+        finally:
+            self._creating[tenant] -= 1
+            if not self._creating[tenant]:
+                del self._creating[tenant]
 
     async def seen(self, job_id: str, holds: Callable[[Job], object] = bool) -> Job:
         """The job, once `holds` of it or a little later; raises BatchNotFound when it does not appear, and
