@@ -38,6 +38,7 @@ export class Feed extends EventTarget {
   #waiting = null; // ticks that came while history loads; null when it does not
   #reloading = null; // aborts the loading of live windows
   #coarse = null; // aborts the loading and polling of coarse windows
+  #whole = -1; // the coarse window up to which all are shown as they will stay
 
   /** Ids of the workers that `depths` are of, in its order. */
   get ids() {
@@ -63,7 +64,13 @@ export class Feed extends EventTarget {
   freeze(endMs) {
     this.endMs = endMs;
     this.#coarse?.abort();
+    this.#dropUnfinished();
     this.#changed();
+  }
+
+  /** What may still change is loaded again when the picture moves on: nobody tells what becomes of it meanwhile. */
+  #dropUnfinished() {
+    this.live.drop(Math.floor(this.endMs / LIVE_WINDOW_MS));
   }
 
   /** Show a range that ends at a moment, or now; of what is held only the rest is loaded. Done once it is shown. */
@@ -76,15 +83,15 @@ export class Feed extends EventTarget {
     }
     if (before !== endMs) this.depths = null; // which tell of now
     const spanMs = LIVE_WINDOW_MS * (range.windowMs === LIVE_WINDOW_MS ? range.columns : 1);
-    const loading = this.#holds(endMs, spanMs) ? null : ageMs + spanMs < LIVE_KEPT_MS && this.#loadLive(endMs);
+    const loading = this.#holds(endMs, spanMs) ? null : ageMs + spanMs < LIVE_KEPT_MS && this.#loadLive(endMs, ageMs);
     this.range = loading === false || range.windowMs !== LIVE_WINDOW_MS ? rangeAt(range, ageMs) : range;
     return Promise.all([loading, this.#show(this.range)]);
   }
 
-  #replaceLive() {
+  #replaceLive(count = LIVE_COLUMNS) {
     this.live = new Store(LIVE_WINDOW_MS, LIVE_COLUMNS);
     this.#setSlots();
-    return this.#reload(LIVE_COLUMNS);
+    return this.#reload(count);
   }
 
   /** Whether the live windows of a span that ends then are here. */
@@ -92,9 +99,11 @@ export class Feed extends EventTarget {
     return this.live.has(Math.floor(endMs / LIVE_WINDOW_MS) - 1) && this.live.has(Math.floor((endMs - spanMs) / LIVE_WINDOW_MS));
   }
 
-  #loadLive(endMs) {
+  #loadLive(endMs, ageMs) {
     const missing = Math.floor(endMs / LIVE_WINDOW_MS) - 1 - this.live.newest;
-    return missing > 0 && missing < LIVE_COLUMNS ? this.#reload(missing) : this.#replaceLive();
+    const kept = Math.min(Math.floor((LIVE_KEPT_MS - ageMs) / LIVE_WINDOW_MS), LIVE_COLUMNS); // what is gone would come empty
+    const goesOn = !this.#waiting && missing > 0 && missing <= kept;
+    return goesOn ? this.#reload(missing) : this.#replaceLive(kept);
   }
 
   #takeMembers(members) {
@@ -160,6 +169,7 @@ export class Feed extends EventTarget {
     const waiting = this.#waiting;
     this.#waiting = null;
     if (!this.paused) for (const tick of waiting) this.#enter(tick);
+    else if (endMs === null) this.#dropUnfinished();
     live.revision++;
     this.#changed();
   }
@@ -184,10 +194,11 @@ export class Feed extends EventTarget {
       this.#changed();
       return undefined;
     }
-    const store = this.shown, missing = this.endMs === null ? -1 : Math.ceil(this.endMs / range.windowMs) - 1 - store.newest;
+    const store = this.shown, last = this.endMs === null ? -1 : Math.ceil(this.endMs / range.windowMs) - 1;
     const same = store.windowMs === range.windowMs && store.columns === range.columns;
-    const goesOn = same && store.newest >= 0 && missing >= 0 && missing < range.columns;
-    if (!goesOn) this.shown = new Store(range.windowMs, range.columns);
+    const missing = last - this.#whole;
+    const goesOn = same && this.#whole >= 0 && last >= store.newest && missing < range.columns;
+    if (!goesOn) [this.shown, this.#whole] = [new Store(range.windowMs, range.columns), -1];
     this.#changed();
     return this.#follow(this.shown, range, goesOn ? missing : range.columns);
   }
@@ -196,7 +207,9 @@ export class Feed extends EventTarget {
     const { signal } = (this.#coarse = new AbortController());
     const { endMs } = this;
     while (count && !signal.aborted) {
+      const settled = Math.floor((this.latestMs - this.settledMs) / range.windowMs) - 1;
       const loaded = await this.#load(store, { window: range.window, count, endMs, signal });
+      if (loaded) this.#whole = Math.min(settled, store.newest);
       if (loaded) this.#changed();
       if (loaded && endMs !== null) return;
       if (loaded) count = TAIL_WINDOWS;

@@ -97,6 +97,13 @@ export class Store {
     return number >= 0 && this.numbers[number % this.columns] === number;
   }
 
+  /** Hold nothing from a window on. */
+  drop(number) {
+    for (let column = 0; column < this.columns; column++) if (this.numbers[column] >= number) this.numbers[column] = -1;
+    this.newest = this.numbers.reduce((newest, held) => Math.max(newest, held), -1);
+    this.revision++;
+  }
+
   /** Make sums of what was written since the last call. */
   settle() {
     for (const column of this.dirty) this.#sum(column);
