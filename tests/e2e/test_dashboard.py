@@ -200,6 +200,27 @@ async def test_figures_equal_the_api_and_go_on_live() -> None:
         await figures(page, lambda later: int(later["asOfUnixMs"]) > int(shown["asOfUnixMs"]))
 
 
+async def test_what_else_of_the_view_changes_while_a_later_time_is_loaded_does_not_hold_it_back() -> None:
+    async with serving(*half_busy(), lived_s=400) as service:
+        end_ms = (service.clock.now_ns() // MS - 300_000) // 1000 * 1000
+        async with looking(service, f"/#range=15m&end={end_ms}") as page:
+            await figures(page, lambda shown: shown["coverage"] == 1)
+            loading, go_on = asyncio.Event(), asyncio.Event()
+
+            async def hold(route: Route) -> None:
+                loading.set()
+                await go_on.wait()
+                await route.continue_()
+
+            await page.route("**/v1/occupancy/windows?**", hold)
+            await page.keyboard.press("ArrowRight")
+            await loading.wait()
+            await page.keyboard.press("s")
+            await expect(page).to_have_url(re.compile("sort=pool"))
+            go_on.set()
+            await figures(page, lambda shown: int(shown["asOfUnixMs"]) > end_ms + 200_000)
+
+
 async def test_a_link_shows_the_same_moment_and_scope_again() -> None:
     workers = Worker("prefill-0", "prefill", 0.6, gpus=4), Worker("decode-0", "decode", 0.3)
     async with serving(*workers) as service:
@@ -443,7 +464,10 @@ def half_busy() -> tuple[Worker, Worker]:
 async def go_to(page: Page, unix_ms: int) -> None:
     """By the field for it, which is by the reader's own clock."""
     field = "ms => new Date(ms - 60000 * new Date(ms).getTimezoneOffset()).toISOString().slice(0, 19)"
+    before = page.url
     await page.locator("#when").fill(await page.evaluate(field, unix_ms))
+    assert page.url == before  # while it is typed
+    await page.locator("#when").press("Enter")
 
 
 async def test_a_time_long_past_is_shown_from_what_is_kept_of_it_by_field_key_and_link() -> None:

@@ -2,7 +2,7 @@
 
 import { isDark } from "./colors.js";
 import { KEYS } from "./keys.js";
-import { RANGES } from "./phases.js";
+import { KEPT_MS, RANGES } from "./phases.js";
 import { splitScope } from "./store.js";
 
 const $ = (id) => document.getElementById(id);
@@ -21,7 +21,7 @@ export function makeControls(view, { pause, replay, goTo, save, nodeOf }) {
   $("earlier").addEventListener("click", () => replay.step(-1));
   $("later").addEventListener("click", () => replay.step(1));
   $("replay").addEventListener("click", () => replay.toggle());
-  $("when").addEventListener("change", (event) => goTo(Date.parse(event.target.value)));
+  makeTimeField($("when"), goTo);
   $("theme").addEventListener("click", toggleTheme);
   $("help-open").addEventListener("click", help);
   $("csv").addEventListener("click", () => save("csv"));
@@ -41,6 +41,21 @@ export function makeControls(view, { pause, replay, goTo, save, nodeOf }) {
   return act;
 }
 
+/** Goes on Enter, or when it is left: while somebody types each part of the time makes another one. */
+function makeTimeField(field, goTo) {
+  let edited = false;
+  const go = () => {
+    edited = false;
+    goTo(Date.parse(field.value));
+  };
+  field.addEventListener("input", () => (edited = true));
+  field.addEventListener("keydown", (event) => event.key === "Enter" && field.reportValidity() && go());
+  field.addEventListener("blur", () => {
+    if (edited && field.checkValidity()) go();
+    edited = false;
+  });
+}
+
 /** Show the view in the controls. */
 export function drawControls(view, { paused, playing, nowMs, nodeOf }) {
   for (const button of $("ranges").children) button.setAttribute("aria-pressed", button.textContent === view.range);
@@ -50,7 +65,10 @@ export function drawControls(view, { paused, playing, nowMs, nodeOf }) {
   $("replay").textContent = playing ? "stop" : "replay";
   $("theme").textContent = isDark(view) ? "light" : "dark";
   $("later").disabled = !paused;
-  if (document.activeElement !== $("when")) $("when").value = localTime(view.endMs ?? nowMs);
+  if (document.activeElement !== $("when")) {
+    $("when").value = localTime(view.endMs ?? nowMs);
+    $("when").min = localTime(nowMs - KEPT_MS);
+  }
   $("sort").value = view.sort;
   if (document.activeElement !== $("filter")) $("filter").value = view.filter;
   const trail = [];

@@ -44,14 +44,16 @@ const replay = new Replay(view, feed);
 listen(makeControls(view, { pause, replay, goTo, save: (kind) => save(kind, `fulcrum-${view.scope.replace(/\W+/g, "-")}`, rowsOf(feed.shown, view.scope, ...span)), nodeOf }));
 
 // Whatever changes the view, a button, the browser's back or a link, the feed follows.
-let shownRange = view.range;
+let shown = { range: view.range, endMs: view.endMs };
 view.addEventListener("change", () => {
   applyTheme();
-  if (shownRange !== view.range || feed.endMs !== view.endMs) {
+  // While what lies ahead is loaded the feed is there already, and the view is to stay.
+  const moved = shown.endMs !== view.endMs && feed.endMs !== view.endMs;
+  if (moved || shown.range !== view.range) {
     replay.stop();
     feed.look(view.rangeOf, view.endMs);
   }
-  shownRange = view.range;
+  shown = { range: view.range, endMs: view.endMs };
   tablesAt = 0;
   redraw();
 });
