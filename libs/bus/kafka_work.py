@@ -18,11 +18,12 @@ from libs.bus.clients import (
 )
 from libs.bus.codec import SCHEMA_HEADER, encode
 from libs.bus.kafka import EMBEDDED, KAFKA
-from libs.bus.lanes import LANE_ERRORS, TOPIC_ERRORS, Lanes
+from libs.bus.lanes import LANE_ERRORS, Lanes
 from libs.bus.port import BusCapabilities, Record
 from libs.bus.servers import Servers
 from libs.bus.span import read_span
 from libs.bus.subscription import Subscription
+from libs.bus.transactions import TOPIC_ERRORS, need_topic
 from libs.bus.work import Handle
 from libs.contracts.errors import BrokerUnavailable, TopicNotFound
 from libs.contracts.topics import Topic
@@ -124,7 +125,7 @@ class KafkaWork:
                 asyncio.timeout(ASK_TIMEOUT_S),
                 open_producer(self._servers.address().bootstrap, self._member) as producer,
             ):
-                await producer.partitions_for(name)
+                await need_topic(producer, name)
         except TOPIC_ERRORS as error:
             raise TopicNotFound(f"the broker has no topic {name!r} to write to", param=param) from error
         except CONNECTION_ERRORS as error:

@@ -1,48 +1,26 @@
-"""The partitions that this member of a group has, each with a producer of transactions that is its alone.
-
-The transactional id belongs to the partition, not to the member: whoever opens the lane fences whoever had it before,
-also one that does not know yet that it has lost it. Only then is read where the lane begins.
-"""
+"""The partitions that this member of a group has, each with transactions that are its alone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import structlog
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import (
-    ConsumerStoppedError,
-    InvalidTopicError,
-    MessageSizeTooLargeError,
-    PolicyViolationError,
-    ProducerClosed,
-    RecordListTooLargeError,
-    TopicAuthorizationFailedError,
-    UnknownTopicOrPartitionError,
-)
+from aiokafka.errors import ConsumerStoppedError, ProducerClosed
 from aiokafka.structs import OffsetAndMetadata
 
-from libs.bus.clients import CONNECTION_ERRORS, open_transactions
-from libs.bus.codec import SCHEMA_HEADER, decode, encode
+from libs.bus.clients import CONNECTION_ERRORS
+from libs.bus.codec import decode
 from libs.bus.port import Record
 from libs.bus.servers import BrokerAway, Servers
-from libs.bus.work import Handle, Produced, Raw
-from libs.contracts.errors import TopicRefused
+from libs.bus.transactions import Transactions
+from libs.bus.work import Handle, Produced
 from libs.contracts.topics import Topic
 from libs.runtime.tasks import end
 
 log = structlog.get_logger()
 
 LANE_ERRORS = (*CONNECTION_ERRORS, ConsumerStoppedError, ProducerClosed)
-TOPIC_ERRORS = (
-    InvalidTopicError,
-    MessageSizeTooLargeError,
-    PolicyViolationError,
-    RecordListTooLargeError,
-    TopicAuthorizationFailedError,
-    UnknownTopicOrPartitionError,
-)
-"""What is the fault of a topic, or of what is written to it, rather than of the broker."""
 POLL_MS = 250
 STALL_POLLS = 12
 """Empty polls in a row after which it is asked whether there is something that does not come."""
@@ -59,27 +37,22 @@ class KafkaLane:
         self,
         *,
         topic: Topic,
-        cluster: str,
-        group: str,
         partition: TopicPartition,
         consumer: AIOKafkaConsumer,
-        producer: AIOKafkaProducer,
-        note: str,
+        transactions: Transactions,
         end: int,
         embedded: bool,
         on_undecodable: Callable[[], None],
     ) -> None:
         """`end`: where the partition ended when the lane began."""
         self._topic = topic
-        self._cluster = cluster
-        self._group = group
         self._partition = partition
         self._consumer = consumer
-        self._producer = producer
+        self._transactions = transactions
         self._end = end
         self._embedded = embedded
         self._on_undecodable = on_undecodable
-        self.note = note
+        self.note: str = transactions.committed.metadata
         self.replayed = False
 
     @property
@@ -107,8 +80,7 @@ class KafkaLane:
 
     async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
         """One transaction: these records, and where to go on, with a note."""
-        offsets = {self._partition: OffsetAndMetadata(next_offset, note)}
-        work = self._commit(produced, offsets)
+        work = self._commit(produced, OffsetAndMetadata(next_offset, note))
         task = asyncio.get_running_loop().create_task(work, name="commit")
         try:
             await asyncio.shield(task)
@@ -117,44 +89,13 @@ class KafkaLane:
             await asyncio.wait([task])
             raise
 
-    async def _commit(self, produced: Sequence[Produced], offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    async def _commit(self, produced: Sequence[Produced], offset: OffsetAndMetadata) -> None:
         # One that fails is not aborted here: whoever opens the lane next has the broker do it.
         async with asyncio.timeout(COMMIT_TIMEOUT_S):
-            await self._producer.begin_transaction()
-            own = [await self._send(item) for item in produced if not isinstance(item, Raw)]
-            await self._send_raw([item for item in produced if isinstance(item, Raw)])
-            await self._producer.send_offsets_to_transaction(offsets, self._group)
-            for sent in own:
-                await sent  # aiokafka commits without a record that the broker has refused, and does not tell
-            await self._producer.commit_transaction()
+            await self._transactions.commit(produced, offset)
             if self._embedded:
                 # The embedded broker forgets offsets of transactions: its lanes are at least once, as it declares.
-                await self._consumer.commit(offsets)
-
-    async def _send_raw(self, raws: Sequence[Raw]) -> None:
-        """All of them, or the transaction is no more: raises TopicRefused."""
-        topic = ""
-        try:
-            sent = [await self._send(raw) for raw in raws]
-            for raw, acknowledged in zip(raws, sent, strict=True):
-                topic = raw.topic
-                await acknowledged
-        except TOPIC_ERRORS as error:
-            await self._producer.abort_transaction()
-            names = topic or " or ".join(sorted({raw.topic for raw in raws}))
-            raise TopicRefused(f"topic {names} does not take answers ({error.message})") from error
-
-    async def _send(self, item: Produced) -> "asyncio.Future[object]":
-        """Until it is on its way; its future tells whether the broker has it."""
-        if isinstance(item, Raw):
-            sending = self._producer.send(item.topic, item.value, key=item.key)
-        else:
-            record = encode(item[0], self._cluster, item[1])
-            headers = [(SCHEMA_HEADER, record.schema)]
-            sending = self._producer.send(record.topic, record.value, key=record.key, headers=headers)
-        sent: asyncio.Future[object] = await sending
-        sent.add_done_callback(_look_at)  # those after one that failed are not waited for
-        return sent
+                await self._consumer.commit({self._partition: offset})
 
     def _record(self, raw: object) -> Record | None:
         value = decode(self._topic, raw.value, raw.headers)  # type: ignore[attr-defined]  # aiokafka has no types
@@ -163,11 +104,6 @@ class KafkaLane:
             return None
         key = (raw.key or b"").decode(errors="replace")  # type: ignore[attr-defined]
         return Record(self._topic, key, value, self.partition, raw.offset)  # type: ignore[attr-defined]
-
-
-def _look_at(sent: "asyncio.Future[object]") -> None:
-    if not sent.cancelled():
-        sent.exception()
 
 
 class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -230,23 +166,24 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             self._failure.set_exception(error)
 
     async def _run(self, partition: TopicPartition) -> None:
-        transactional_id = f"{self._group}.{partition.partition}"
-        async with open_transactions(self._address.bootstrap, self._client_id, transactional_id) as producer:
-            # Only now does nobody else commit here any more.
-            committed = await self._admin.list_consumer_group_offsets(self._group, partitions=[partition])
-            start = committed.get(partition)
-            begins = start.offset if start is not None else -1
+        transactions = Transactions(
+            bootstrap=self._address.bootstrap,
+            client_id=self._client_id,
+            cluster=self._cluster,
+            group=self._group,
+            partition=partition,
+            admin=self._admin,
+        )
+        async with transactions.open():
+            begins = transactions.committed.offset
             if begins < 0:
                 begins = (await self._consumer.beginning_offsets([partition]))[partition]
             self._consumer.seek(partition, begins)
             lane = KafkaLane(
                 topic=self._topic,
-                cluster=self._cluster,
-                group=self._group,
                 partition=partition,
                 consumer=self._consumer,
-                producer=producer,
-                note=start.metadata or "" if start is not None else "",
+                transactions=transactions,
                 end=(await self._consumer.end_offsets([partition]))[partition],
                 embedded=self._servers.embedded,
                 on_undecodable=self._on_undecodable,

@@ -15,7 +15,7 @@ from libs.bus.clients import open_admin
 from libs.bus.kafka import KafkaBus
 from libs.bus.kafka_work import KafkaWork
 from libs.bus.servers import Servers
-from libs.bus.work import Lane, Raw
+from libs.bus.work import Lane, Produced, Raw
 from libs.contracts.errors import TopicNotFound, TopicRefused
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result, Share
 from libs.contracts.topics import BATCH_RESULTS, BATCH_SHARES
@@ -191,18 +191,27 @@ async def test_a_topic_that_takes_no_records_spoils_neither_its_lane_nor_a_trans
         lanes += 1
         async for batch in lane.batches():
             for record in batch:
-                for topic in (missing, small):
-                    with pytest.raises(TopicRefused) as refused:
-                        await lane.commit([answer(1), Raw(topic, b"", b"x" * 5000)], next_offset=record.offset + 1)
-                    told.append(refused.value.message)
-                await lane.commit([answer(2), Raw(good, b"", b"x" * 5000)], next_offset=record.offset + 1)
-                told.append("")
+                for topic, size, takes in (
+                    (missing, 10, False),
+                    (small, 10, True),
+                    (small, 5000, False),
+                    (small, 20, True),
+                    (good, 5000, True),
+                ):
+                    produced: list[Produced] = [answer(2 if takes else 1), Raw(topic, b"", b"x" * size)]
+                    try:
+                        await lane.commit(produced, next_offset=record.offset + 1, note=topic)
+                        told.append("")
+                    except TopicRefused as error:
+                        told.append(error.message)
 
     async with member(work, copies):
-        await until(lambda: len(told) == 3, timeout_s=SETTLE_S)
-    assert (missing in told[0], small in told[1]) == (True, True)
+        await until(lambda: len(told) == 5, timeout_s=SETTLE_S)
+    assert [bool(message) for message in told] == [True, False, True, False, False]
+    assert (missing in told[0], small in told[2]) == (True, True)
     assert lanes == BATCH_SHARES.partitions, "none was opened again"
-    assert await results(kafka, cluster) == Counter([2])
+    assert await results(kafka, cluster) == Counter({2: 3})
+    assert [len(value) async for value in work.values(small)] == [10, 20]
 
 
 @pytest.mark.faults

@@ -1,0 +1,157 @@
+"""Transactions of one partition: records, and how far its work is, by a producer that is opened anew after a refusal.
+
+The transactional id belongs to the partition, not to the member: whoever opens it fences whoever had it before, also
+one that does not know yet that it has lost it. Only then is read what has been committed.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import (
+    InvalidTopicError,
+    MessageSizeTooLargeError,
+    PolicyViolationError,
+    RecordListTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
+from aiokafka.structs import OffsetAndMetadata
+
+from libs.bus.clients import open_transactions
+from libs.bus.codec import SCHEMA_HEADER, encode
+from libs.bus.servers import BrokerAway
+from libs.bus.work import Produced, Raw
+from libs.contracts.errors import TopicRefused
+
+TOPIC_ERRORS = (
+    InvalidTopicError,
+    MessageSizeTooLargeError,
+    PolicyViolationError,
+    RecordListTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
+"""What is the fault of a topic, or of what is written to it, rather than of the broker."""
+NONE = OffsetAndMetadata(-1, "")
+"""What is committed of a partition that nobody has worked on."""
+
+
+async def need_topic(producer: AIOKafkaProducer, name: str) -> None:
+    """Raises one of TOPIC_ERRORS when the broker has no such topic, and another KafkaError when none answers."""
+    try:
+        await producer.partitions_for(name)
+    except UnknownTopicOrPartitionError:
+        # aiokafka says so too when no broker has answered. This raises then.
+        found = await producer.client.fetch_all_metadata()
+        if found.partitions_for_topic(name) is None:
+            raise
+
+
+class Transactions:
+    """One at a time, for as long as nobody else opens those of the partition."""
+
+    def __init__(
+        self,
+        *,
+        bootstrap: str,
+        client_id: str,
+        cluster: str,
+        group: str,
+        partition: TopicPartition,
+        admin: AIOKafkaAdminClient,
+    ) -> None:
+        self._bootstrap = bootstrap
+        self._client_id = client_id
+        self._cluster = cluster
+        self._group = group
+        self._partition = partition
+        self._admin = admin
+        self._held = AsyncExitStack()
+        self._producer: AIOKafkaProducer
+        self.committed: OffsetAndMetadata = NONE
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """From here on nobody else commits here, and `committed` is where to begin."""
+        async with self._held:
+            self.committed = await self._take()
+            yield
+
+    async def commit(self, produced: Sequence[Produced], offset: OffsetAndMetadata) -> None:
+        """All of it, or nothing: raises TopicRefused when a client's topic does not take its records."""
+        raws = [item for item in produced if isinstance(item, Raw)]
+        try:
+            # Before anything is sent: aiokafka refuses to send once a topic has failed while another was looked for.
+            for topic in dict.fromkeys(raw.topic for raw in raws):
+                await need_topic(self._producer, topic)
+        except TOPIC_ERRORS as error:
+            raise _refused(topic, error) from error
+        await self._producer.begin_transaction()
+        own = [await self._send(item) for item in produced if not isinstance(item, Raw)]
+        await self._send_raw(raws)
+        await self._producer.send_offsets_to_transaction({self._partition: offset}, self._group)
+        for sent in own:
+            await sent  # aiokafka commits without a record that the broker has refused, and does not tell
+        await self._producer.commit_transaction()
+        self.committed = offset
+
+    async def _send_raw(self, raws: Sequence[Raw]) -> None:
+        """All of them, or the transaction is no more: raises TopicRefused."""
+        begun: set[str] = set()
+        sent: list[asyncio.Future[object]] = []
+        topic = ""
+        try:
+            for raw in raws:
+                topic = raw.topic
+                sent.append(await self._send(raw))
+                if topic not in begun:  # its first record tells whether it may be written to
+                    begun.add(topic)
+                    await sent[-1]
+            for raw, acknowledged in zip(raws, sent, strict=True):
+                topic = raw.topic
+                await acknowledged
+        except TOPIC_ERRORS as error:
+            await self._renew()
+            raise _refused(topic, error) from error
+
+    async def _renew(self) -> None:
+        """End the transaction by opening a new producer; raises BrokerAway when another member has been at work here.
+
+        aiokafka's own abort will not do: the sequence numbers of refused records are lost to it, and a topic that may
+        not be written to makes it forget what else the transaction has.
+        """
+        await self._held.aclose()
+        if await self._take() != self.committed:
+            raise BrokerAway(f"{self._partition} has gone on without this member")
+
+    async def _take(self) -> OffsetAndMetadata:
+        """Open a producer, which ends what another one of the partition has open. What is committed from here on."""
+        opening = open_transactions(self._bootstrap, self._client_id, f"{self._group}.{self._partition.partition}")
+        self._producer = await self._held.enter_async_context(opening)
+        found = await self._admin.list_consumer_group_offsets(self._group, partitions=[self._partition])
+        committed = found.get(self._partition, NONE)
+        return OffsetAndMetadata(committed.offset, committed.metadata or "")
+
+    async def _send(self, item: Produced) -> "asyncio.Future[object]":
+        """Until it is on its way; its future tells whether the broker has it."""
+        if isinstance(item, Raw):
+            sending = self._producer.send(item.topic, item.value, key=item.key)
+        else:
+            record = encode(item[0], self._cluster, item[1])
+            headers = [(SCHEMA_HEADER, record.schema)]
+            sending = self._producer.send(record.topic, record.value, key=record.key, headers=headers)
+        sent: asyncio.Future[object] = await sending
+        sent.add_done_callback(_look_at)  # those after one that failed are not waited for
+        return sent
+
+
+def _refused(topic: str, error: BaseException) -> TopicRefused:
+    return TopicRefused(f"topic {topic} does not take answers ({getattr(error, 'message', error)})")
+
+
+def _look_at(sent: "asyncio.Future[object]") -> None:
+    if not sent.cancelled():
+        sent.exception()
