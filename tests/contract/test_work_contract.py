@@ -243,6 +243,43 @@ async def test_a_killed_broker_neither_loses_nor_repeats_a_result(kafka: KafkaSe
     assert set(found.values()) == {1}
 
 
+@pytest.mark.faults
+@pytest.mark.usefixtures("topics")
+async def test_a_broker_that_is_away_is_no_refusal(kafka: KafkaServer, cluster: str) -> None:
+    work = KafkaWork(kafka.servers, cluster, "a")
+    if not work.capabilities.durable:
+        pytest.skip("declared: the embedded broker forgets everything")
+    good = f"{cluster}-good"
+    await work.send(BATCH_SHARES, Share(share_id="one", number=1))
+    failures: list[Exception] = []
+    committed = asyncio.Event()
+
+    async def first_while_away(lane: Lane) -> None:
+        async for batch in lane.batches():
+            for record in batch:
+                away = not failures
+                if away:
+                    await lane.commit([answer(0)], next_offset=record.offset)  # the topic of results is known then
+                    async with open_admin(kafka.servers, "maker") as admin:
+                        await admin.create_topics([NewTopic(good, 1, 1)])  # the lane has not heard of it
+                    kafka.server.kill()
+                try:
+                    await lane.commit([answer(1), Raw(good, b"", b"x")], next_offset=record.offset + 1)
+                    committed.set()
+                except Exception as error:
+                    failures.append(error)
+                    raise
+                finally:
+                    if away:
+                        kafka.server.start()
+
+    async with member(work, first_while_away):
+        await until(committed.is_set, timeout_s=SETTLE_S)
+    assert await results(kafka, cluster) == Counter([0, 1])
+    assert failures
+    assert not any(isinstance(error, TopicRefused) for error in failures)
+
+
 async def test_what_is_sent_is_on_the_broker_and_ends_are_told(kafka: KafkaServer, cluster: str, topics: None) -> None:
     work = KafkaWork(kafka.servers, cluster, "a")
     assert sum(await work.ends(BATCH_SHARES)) == 0
