@@ -11,7 +11,7 @@ from libs.runtime.web import make_web_app
 from services.metrics.alerts.api import alerts_router
 from services.metrics.alerts.book import AlertBook
 from services.metrics.efficiency import Efficiency, RecentOccupancy, efficiency
-from services.metrics.history_api import MS_NS, End, HistoryApi, ScopeText
+from services.metrics.history_api import End, HistoryApi, ScopeText, asked_end_ns
 from services.metrics.hub import Hub
 from services.metrics.occupancy import ClusterOccupancy, cluster_occupancy_in_turns
 from services.metrics.page import Page
@@ -50,8 +50,7 @@ def make_api(
     @app.get("/v1/occupancy", responses=BAD_WINDOW, response_model=ClusterOccupancy)
     async def occupancy(window: Window = "2s", end_unix_ms: End = None) -> Response:
         """GPU time by phase: of each worker, each model and the cluster, as fractions of covered time."""
-        newest_ns = clock.now_ns() - lag_ns
-        end_ns = newest_ns if end_unix_ms is None else min(end_unix_ms * MS_NS, newest_ns)
+        end_ns = asked_end_ns(end_unix_ms, clock.now_ns() - lag_ns)
         told = await cluster_occupancy_in_turns(state.fleet, state.rollups, end_ns, parse_window_ns(window))
         # FastAPI would check each of a thousand workers again: 0.2 s.
         return Response(msgspec.json.encode(told), media_type="application/json")
@@ -61,16 +60,13 @@ def make_api(
     @app.get("/v1/occupancy/efficiency", responses=BAD_WINDOW)
     async def efficiency_of(scope: ScopeText = "cluster", end_unix_ms: End = None) -> Efficiency:
         """MFU and MBU by phase, GPUs' own counters and clocks, over two seconds of a scope."""
-        newest_ns = clock.now_ns() - lag_ns
-        end_ns = newest_ns if end_unix_ms is None else min(end_unix_ms * MS_NS, newest_ns)
+        end_ns = asked_end_ns(end_unix_ms, clock.now_ns() - lag_ns)
         return efficiency(await recent.as_of(end_ns), parse_scope(scope))
 
     @app.get("/v1/requests/summary", responses=BAD_WINDOW)
     async def requests_summary(window: Window = "1m", end_unix_ms: End = None) -> RequestsReport:
         """Requests that ended in the window: counts, TTFT and TPOT percentiles in seconds, in all and by model."""
-        now_ns = clock.now_ns()
-        end_ns = now_ns if end_unix_ms is None else min(end_unix_ms * MS_NS, now_ns)
-        return state.requests.report(end_ns, parse_window_ns(window))
+        return state.requests.report(asked_end_ns(end_unix_ms, clock.now_ns()), parse_window_ns(window))
 
     @app.get("/v1/requests")
     async def requests_of(

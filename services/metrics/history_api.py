@@ -28,6 +28,11 @@ Limit = Annotated[int, Query(ge=1, le=MAX_EVENTS, description="How many events, 
 BAD_QUERY: dict[int | str, dict[str, Any]] = {400: {"description": "the error names what is allowed"}}
 
 
+def asked_end_ns(end_unix_ms: int | None, newest_ns: int) -> int:
+    """The end of what is asked for: the newest there is without one, and never later."""
+    return newest_ns if end_unix_ms is None else min(end_unix_ms * MS_NS, newest_ns)
+
+
 class HistoryApi:
     """Answers from the roll-ups; the newest windows end `lag_ns` before now."""
 
@@ -86,6 +91,6 @@ class HistoryApi:
         span_ns, length_ns = parse_span_ns(span, tier), tier.window_ns
         newest_ns = self._clock.now_ns() - self._lag_ns
         newest_ns = min(newest_ns, self._state.history.written_to_ns or newest_ns)  # due, but not written yet: no 0
-        end_ns = newest_ns if end_unix_ms is None else min(end_unix_ms * MS_NS, newest_ns)
+        end_ns = asked_end_ns(end_unix_ms, newest_ns)
         high_ns = max(-(-end_ns // length_ns) if length_ns > 10**8 else end_ns // length_ns, 0) * length_ns
         return max(high_ns - span_ns // length_ns * length_ns, 0), high_ns
