@@ -52,7 +52,11 @@ def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
             device if device.startswith(engine) else f"{engine} {device}",
             worker["address"],
         )
-    _console().print(table if workers else "No worker is registered.")
+    console = _console()
+    console.print(table if workers else "No worker is registered.")
+    for worker in workers:
+        if worker["unpaired"]:
+            console.print(f"{worker['id']} {worker['unpaired']}", style="yellow", markup=False)
 
 
 def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> None:

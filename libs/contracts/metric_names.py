@@ -70,6 +70,7 @@ REQUEST_OUTPUT_TOKENS_TOTAL: Final = "fulcrum_request_output_tokens_total"
 DECISIONS_SEEN_TOTAL: Final = "fulcrum_decisions_seen_total"
 DECISIONS_TOTAL: Final = "fulcrum_planner_decisions_total"
 PLANNER_WORKERS: Final = "fulcrum_planner_workers"
+PLANNER_UNPAIRED_WORKERS: Final = "fulcrum_planner_unpaired_workers"
 PLANNER_COVERAGE_RATIO: Final = "fulcrum_planner_coverage_ratio"
 PLANNER_REGISTRY_AGE_SECONDS: Final = "fulcrum_planner_registry_age_seconds"
 

@@ -4,6 +4,7 @@ import asyncio
 
 import structlog
 
+from libs.contracts.pairing import unpaired
 from libs.registry.port import Registry, RegistryDown
 from libs.worker.host import WorkerHost
 
@@ -25,12 +26,16 @@ class Registration:
 
     async def run(self) -> None:
         """Announce and renew until cancelled."""
-        away = False
+        away, told = False, -1
         while True:
             self._changed.clear()
             try:
-                await self._registry.announce(self._host.worker(), lease_ms=self._lease_ms)
+                worker = self._host.worker()
+                await self._registry.announce(worker, lease_ms=self._lease_ms)
                 away = False
+                if told != worker.assignment.epoch:
+                    await self._look_for_partners(worker.id)
+                    told = worker.assignment.epoch
             except RegistryDown as error:
                 if not away:
                     log.warning("registry is away", error=str(error))
@@ -40,6 +45,12 @@ class Registration:
                     await self._changed.wait()
             except TimeoutError:
                 continue
+
+    async def _look_for_partners(self, worker_id: str) -> None:
+        """Say in this worker's own log why it will get no work: in each role it looks once."""
+        alone = unpaired(await self._registry.workers()).get(worker_id)
+        if alone is not None:
+            log.warning("no partner", worker=worker_id, why=str(alone))
 
     async def withdraw(self) -> None:
         """Leave the registry; when it is away the lease ends by itself."""

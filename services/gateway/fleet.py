@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 import grpc.aio
 import structlog
 
+from libs.contracts.pairing import Unpaired, unpaired
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
 from libs.registry.port import Registry
@@ -40,6 +41,8 @@ class Fleet:
         self._links: dict[Key, WorkerLink] = {}
         self._stop: dict[Key, Callable[[], object]] = {}
         self._registered: set[Key] = set()
+        self.unpaired: dict[str, Unpaired] = {}
+        """Registered workers that no request can be bound to for the kind of their KV, by id."""
         self.hushed: frozenset[str] = frozenset()
         """Ids of workers that have been silent for a moment: new work goes to others where there are any."""
 
@@ -79,6 +82,16 @@ class Fleet:
             if key not in self._links:
                 self._open(key, worker, listener)
         self.drop_gone()
+        self._tell_unpaired(unpaired(listed.values()))
+
+    def _tell_unpaired(self, found: dict[str, Unpaired]) -> None:
+        """Once for each worker, and again when it differs in something else."""
+        for worker_id, why in found.items():
+            if self.unpaired.get(worker_id) != why:
+                log.warning("worker has no partner", worker=worker_id, why=str(why))
+        for worker_id in self.unpaired.keys() - found.keys():
+            log.info("worker has a partner again, or is gone", worker=worker_id)
+        self.unpaired = found
 
     def drop_gone(self) -> None:
         """Give up links that are down and whose worker is registered no more."""

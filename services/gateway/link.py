@@ -12,6 +12,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from libs.contracts.packing import pack_u32
+from libs.contracts.pairing import kv_kind
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.roles import serves
@@ -287,7 +288,7 @@ class WorkerLink:
             log.info("worker link is up", worker=self.id, address=self.address)
             self.left = False
         self._worker = worker
-        self.kv_kind = f"{worker.model_revision}/{worker.capabilities.kv_layout}"
+        self.kv_kind = kv_kind(worker)
         self._next.epoch = worker.assignment.epoch  # from here on its work is bound by it
         self._wake.set()
         return True

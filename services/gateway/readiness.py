@@ -10,6 +10,14 @@ def serves_decode(workers: Iterable[WorkerView], model: str, kv_kind: str) -> bo
     return any(view.model == model and view.takes_decode and view.kv_kind == kv_kind for view in workers)
 
 
+def why_not(workers: Iterable[WorkerView], model: str) -> str:
+    """What keeps a model that has workers from being served, to be added to a sentence; empty where it has none."""
+    views = [view for view in workers if view.model == model]
+    if any(view.takes_prefill for view in views) and any(view.takes_decode for view in views):
+        return ": its prefill and decode workers have different kinds of KV, `fulcrum workers` tells in what"
+    return ""
+
+
 def serves(workers: Iterable[WorkerView], model: str) -> bool:
     """Whether both phases of the model have a worker, credits aside."""
     views = [view for view in workers if view.model == model]

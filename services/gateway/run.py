@@ -100,6 +100,7 @@ async def open_gateway(
         waiting=lambda: dispatcher.waiting,
         live=lambda: dispatcher.live,
         workers=lambda: sum(link.connected for link in fleet.links),
+        unpaired=lambda: len(fleet.unpaired),
         legs=lambda: sum(len(link.legs) + len(link.reserved) for link in fleet.links),
         tasks=lambda: len(tasks),
         open_requests=lambda: len(stalls),

@@ -8,7 +8,7 @@ from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Demand
 from services.gateway.generation import Generation
 from services.gateway.order import order
 from services.gateway.outflow import Outflow, retry_after_s
-from services.gateway.readiness import serves
+from services.gateway.readiness import serves, why_not
 from services.gateway.view import WorkerView
 
 RETRY_AFTER_S = 1.0
@@ -102,7 +102,7 @@ def expired(
     for generation in waiting:
         waited_ms = (now_ns - generation.timeline.queued_ns) / 1e6
         if waited_ms >= no_workers_wait_ms and not serves(workers, generation.model):
-            message = f"no worker serves model {generation.model!r} now"
+            message = f"no worker serves model {generation.model!r} now{why_not(workers, generation.model)}"
             found.append((generation, NoWorkers(message, retry_after_s=RETRY_AFTER_S)))
         elif waited_ms >= max_wait_ms:
             message = f"no worker had room within {max_wait_ms} ms"

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
+from libs.contracts.pairing import Unpaired, unpaired
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WorkerState
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, Decision
 from libs.contracts.roles import role_name
@@ -31,6 +32,7 @@ class WorkerAnswer:
     """A registered worker. Depths and counts are null until its telemetry tells them.
 
     `moves` counts its changes of role since it started; `moved_*` tell of the last one, and are 0 and empty before it.
+    `unpaired` says why it gets no work, where nobody in the other phase has KV like its own; else it is empty.
     """
 
     id: str
@@ -48,6 +50,7 @@ class WorkerAnswer:
     moved_by: str
     moved_because: str
     state: str
+    unpaired: str
     running: int | None
     waiting: int | None
     preemptions: int | None
@@ -115,7 +118,8 @@ def make_api(state: PlannerState, clock: Clock, registry: CollectorRegistry, mod
     @app.get("/v1/workers")
     async def workers() -> list[WorkerAnswer]:
         """Registered workers, by id, with their latest depths."""
-        return [_worker(view) for view in state.views(clock.now_ns())]
+        alone = unpaired(state.workers)
+        return [_worker(view, alone.get(view.worker.id)) for view in state.views(clock.now_ns())]
 
     @app.get("/v1/decisions")
     async def decisions(limit: Limit = 20) -> list[DecisionAnswer]:
@@ -141,13 +145,15 @@ class PlannerCollector(Collector):
             decided.add_metric((action_word(action),), self._state.told[action])
         yield decided
         yield GaugeMetricFamily(names.PLANNER_WORKERS, "Registered workers.", len(self._state.workers))
+        alone = len(unpaired(self._state.workers))
+        yield GaugeMetricFamily(names.PLANNER_UNPAIRED_WORKERS, "Those that nobody has KV like.", alone)
         coverage = self._state.snapshot(now_ns).coverage
         yield GaugeMetricFamily(names.PLANNER_COVERAGE_RATIO, "Share of GPU time that telemetry tells of.", coverage)
         age_s = self._state.registry_age_ns(now_ns) / 1e9
         yield GaugeMetricFamily(names.PLANNER_REGISTRY_AGE_SECONDS, "Since the registry answered.", age_s)
 
 
-def _worker(view: WorkerView) -> WorkerAnswer:
+def _worker(view: WorkerView, alone: Unpaired | None) -> WorkerAnswer:
     worker, assignment = view.worker, view.worker.assignment
     known = worker.state in WorkerState.values()
     return WorkerAnswer(
@@ -166,6 +172,7 @@ def _worker(view: WorkerView) -> WorkerAnswer:
         moved_by=worker.role_change.actor,
         moved_because=worker.role_change.reason,
         state=WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower() if known else "unknown",
+        unpaired=str(alone) if alone else "",
         running=view.load.running if view.load else None,
         waiting=view.load.waiting if view.load else None,
         preemptions=view.load.preemptions if view.load else None,

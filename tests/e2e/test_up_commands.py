@@ -10,13 +10,15 @@ from typing import Any
 import httpx
 import pytest
 
+from libs.testing.joining import joining
 from libs.testing.suite import Suite, running_suite
+from libs.testing.wait import until
 
 pytestmark = pytest.mark.suite
 
 WORKER_KEYS = {
     "id", "pid", "node", "role", "budget_tokens", "engine", "model", "device", "gpus", "epoch", "state", "running",
-    "waiting", "preemptions", "recomputed_tokens", "pool_faults", "address",
+    "waiting", "preemptions", "recomputed_tokens", "pool_faults", "address", "unpaired",
 }  # fmt: skip
 OCCUPANCY_KEYS = {"window_ms", "gpus", "coverage", "prefill", "decode", "kv_wait", "idle", "ratio", "workers"}
 
@@ -155,3 +157,24 @@ def test_the_planner_is_switched_off_and_on(suite: Suite) -> None:
     newest = httpx.get(f"{suite.ready['planner']}/v1/decisions", params={"limit": 1}).json()[0]
     assert (newest["action"], newest["mode"]) == ("set_mode", "off")
     assert one_json_line(suite, "planner", "mode", "advisory")["mode"] == "advisory"
+
+
+async def test_a_worker_with_other_kv_is_told_of_everywhere_and_the_rest_serve_on(suite: Suite, tmp_path: Path) -> None:
+    own = {"FULCRUM_WORKER_ENGINE": "sim", "FULCRUM_WORKER_BLOCK_SIZE_TOKENS": "32"}
+    why = "other gets no work: no prefill worker of model 'sim' has KV like its own; prefill-1 differs in"
+
+    gateways = suite.ready["gateways"]
+    with joining(suite, tmp_path, "other", **own) as other:
+        await until(lambda: other.ready, timeout_s=30, what="the worker")
+        for url in gateways:
+            metrics = f"{url}/metrics"
+            await until(
+                lambda at=metrics: "unpaired_workers 1.0" in httpx.get(at).text, timeout_s=10, what="the gateway"
+            )
+        said = suite.fulcrum("workers")
+        assert f"{why} block32 here, block16 there" in said.stdout, said.stdout
+        assert suite.fulcrum("chat", "Hello").returncode == 0
+        assert "block32 here, block16 there" in other.err.read_text()
+    for url in gateways:
+        metrics = f"{url}/metrics"
+        await until(lambda at=metrics: "unpaired_workers 0.0" in httpx.get(at).text, timeout_s=10, what="it has gone")

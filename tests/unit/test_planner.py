@@ -230,6 +230,7 @@ async def test_workers_are_answered_with_words_and_their_latest_depths(planner):
         "moved_by": "",
         "moved_because": "",
         "state": "ready",
+        "unpaired": "",
         "running": 3,
         "waiting": 2,
         "preemptions": 1,
@@ -354,3 +355,12 @@ async def test_planner_metrics_are_named_in_the_one_module(planner):
     assert samples[metric_names.DECISIONS_TOTAL] == 1
     assert samples[metric_names.PLANNER_WORKERS] == 1
     assert set(samples) <= {value for name, value in vars(metric_names).items() if name.isupper()}
+
+
+async def test_a_worker_that_nobody_has_kv_like_is_named_and_counted(planner):
+    workers = [worker("d", "decode"), worker("e", "decode"), worker("p", "prefill")]
+    workers[1].capabilities.kv_layout = "sim/block32"
+    planner.state.take_workers(workers, planner.clock.now_ns())
+    told = {each["id"]: each["unpaired"] for each in (await planner.http.get("/v1/workers")).json()}
+    assert (told["d"], told["p"]) == ("", "") and "sim here, nothing there" in told["e"]
+    assert f"{metric_names.PLANNER_UNPAIRED_WORKERS} 1.0" in (await planner.http.get("/metrics")).text
