@@ -121,6 +121,33 @@ class UnknownModel(FulcrumError):
     grpc_status = grpc.StatusCode.NOT_FOUND
 
 
+class UnknownWorker(FulcrumError):
+    """No such worker has been heard of."""
+
+    code = "worker_not_found"
+    error_type = "invalid_request_error"
+    http_status = 404
+    grpc_status = grpc.StatusCode.NOT_FOUND
+
+
+class NoLongerKept(FulcrumError):
+    """What is asked for was known, or might have been, and is not kept any more."""
+
+    code = "no_longer_kept"
+    error_type = "invalid_request_error"
+    http_status = 410
+    grpc_status = grpc.StatusCode.NOT_FOUND
+
+
+class KeptElsewhere(FulcrumError):
+    """Another instance of this service holds what is asked for."""
+
+    code = "kept_elsewhere"
+    error_type = "invalid_request_error"
+    http_status = 421
+    grpc_status = grpc.StatusCode.FAILED_PRECONDITION
+
+
 class Unauthenticated(FulcrumError):
     """The token is missing or wrong."""
 

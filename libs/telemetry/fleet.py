@@ -15,9 +15,9 @@ from libs.telemetry.timeline import MAX_STEPS, PhaseTime, PrefillShare, Taken, T
 
 MAX_WORKERS: Final = 4096
 """The longest silent one goes."""
-MAX_FLEET_STEPS: Final = 1_500_000
+MAX_FLEET_STEPS: Final = 1_250_000
 """Of all workers, 90 MB with what they computed: each may keep its part, at most `timeline.MAX_STEPS` and at least
-`MIN_STEPS`. 1,000 workers with 60 steps a second are remembered for 25 s step by step, for telemetry that comes late
+`MIN_STEPS`. 1,000 workers with 60 steps a second are remembered for 20 s step by step, for telemetry that comes late
 and for utilisation; roll-ups reach further back. With theirs (260 MB), requests (30 MB) and the process's own (80 MB)
 that is 460 MB."""
 MIN_STEPS: Final = 1_024
@@ -46,6 +46,8 @@ class Relayed:
     last_step_end_ns: int
     lost_batches: int
     running_step: RunningStep | None
+    reader: str = ""
+    """The process's name."""
 
 
 class Fleet:
@@ -87,9 +89,10 @@ class Fleet:
                     self.kv_bytes["shared_memory" if transfer.shared_memory else "grpc"] += transfer.bytes
         return taken
 
-    def relay(self, worker: SharedWorker, now_ns: int, arrived_ns: int | None) -> bool:
-        """Another process tells of a worker that it reads; False where that cannot be. Changes nothing where as much is
-        known already. `arrived_ns`: when its newest batch came there, by the clock of this process; None: not known.
+    def relay(self, worker: SharedWorker, now_ns: int, arrived_ns: int | None, reader: str = "") -> bool:
+        """Another process, `reader`, tells of a worker that it reads; False where that cannot be. Changes nothing where
+        as much is known already. `arrived_ns`: when its newest batch came there, by the clock of this process; None:
+        not known.
         """
         batch = worker.newest
         if not batch.worker_id or batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS:
@@ -104,7 +107,7 @@ class Fleet:
         if known is None and len(self._relayed) >= MAX_WORKERS:
             del self._relayed[min(self._relayed, key=self._heard_ns)]
         self._relayed[batch.worker_id] = Relayed(
-            facts_of(batch), worker.last_step_end_unix_ns, worker.lost_batches, _running_step(worker)
+            facts_of(batch), worker.last_step_end_unix_ns, worker.lost_batches, _running_step(worker), reader
         )
         self.newest_cover_ns = max(batch.covered_to_unix_ns, self.newest_cover_ns)
         self.hardware.add(batch)
@@ -116,6 +119,15 @@ class Fleet:
     def is_own(self, worker_id: str) -> bool:
         """Whether its telemetry comes here."""
         return worker_id in self._timelines
+
+    def timeline(self, worker_id: str) -> Timeline | None:
+        """Of a worker whose telemetry comes here, to read in; None for others."""
+        return self._timelines.get(worker_id)
+
+    def reader(self, worker_id: str) -> str | None:
+        """The process that reads a worker's telemetry in place of this one; None where none does."""
+        relayed = self._relayed.get(worker_id)
+        return relayed.reader if relayed else None
 
     def phases(self, worker_id: str, low_ns: int, high_ns: int) -> PhaseTime:
         """How a worker spent [low, high); nothing is covered for one that is not known.
@@ -175,14 +187,23 @@ class Fleet:
         Silence is measured by what was last heard of anybody: when nobody is heard, nobody is given up. Queues and
         places of the silent are left out after `LOAD_NS`; what they have counted stays.
         """
-        silent_since_ns = min(now_ns, self.newest_cover_ns) - LISTED_NS
         for facts in self.known():
-            if facts.covered_to_unix_ns <= (now_ns - LEFT_NS if facts.left else silent_since_ns):
+            if not self._is_listed(facts, now_ns):
                 continue
             if is_heard(facts, now_ns):
                 yield facts
             else:
                 yield replace(facts, load=_counted(facts.load), kv_blocks=0, max_sequences=0)
+
+    def silent_elsewhere(self, since_ns: int, now_ns: int) -> list[WorkerFacts]:
+        """Of the workers that others read those that are listed, have not left, and were last heard of before
+        `since_ns`."""
+        silent = (each.facts for each in self._relayed.values() if each.facts.covered_to_unix_ns < since_ns)
+        return [facts for facts in silent if not facts.left and self._is_listed(facts, now_ns)]
+
+    def _is_listed(self, facts: WorkerFacts, now_ns: int) -> bool:
+        silent_since_ns = min(now_ns, self.newest_cover_ns) - LISTED_NS
+        return facts.covered_to_unix_ns > (now_ns - LEFT_NS if facts.left else silent_since_ns)
 
     def _add(self, batch: StepBatch) -> Taken:
         timeline = self._timelines.get(batch.worker_id)

@@ -18,6 +18,11 @@ class Intervals:
         index = bisect_right(self._starts, point) - 1
         return index >= 0 and point < self._ends[index]
 
+    @property
+    def start(self) -> int:
+        """Of the first; 0 where there is none."""
+        return self._starts[0] if self._starts else 0
+
     def add(self, start: int, end: int) -> None:
         """Unite with [start, end); an empty one changes nothing."""
         if end <= start:

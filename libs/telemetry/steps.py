@@ -1,9 +1,10 @@
-"""A worker's engine steps, packed: 24 bytes a step, so that minutes of them fit for hundreds of workers."""
+"""A worker's engine steps, packed: 40 bytes a step, so that minutes of them fit for hundreds of workers."""
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,36 @@ SHARE_BITS: Final = 23
 FULL_SHARE: Final = 1 << SHARE_BITS
 FEW_STEPS: Final = 32
 """Up to so many steps a loop is cheaper than arrays: a window of 100 ms takes 10 us in place of 45."""
+
+MAX_COUNT: Final = (1 << 32) - 1
+
+
+class StepCounts(NamedTuple):
+    """What a step computed; all 0 where that is not known."""
+
+    prefill_tokens: int = 0
+    prefill_sequences: int = 0
+    decode_sequences: int = 0
+    decode_kv_tokens: int = 0
+    """Tokens whose KV was read for decode, summed over sequences. Of each at most `MAX_COUNT`."""
+
+
+UNKNOWN: Final = StepCounts()
+COUNTS: Final = len(UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class RanStep:
+    """A step as far as it is known to have run: [start, end) in Unix ns."""
+
+    start_ns: int
+    end_ns: int
+    prefill_share: int
+    """0..`FULL_SHARE`."""
+    counts: StepCounts
+    running: bool
+    """Its end is not known yet."""
+
 
 RunningStep = tuple[int, int]
 """(start, prefill share) of a step that has been announced and has not ended."""
@@ -25,23 +56,29 @@ class StepLog:
         self._starts = array("q")
         self._ends = array("q")
         self._shares = array("q")
+        self._counts = array("I")
+        """`StepCounts` of each step, side by side."""
         self._announced: set[int] = set()
         """Starts of steps whose end is not known; their entry in `_ends` is how far they are known to have run."""
 
     def __len__(self) -> int:
         return len(self._starts)
 
-    def add(self, start: int, end: int, prefill_share: int, *, announced: bool = False) -> None:
+    def add(
+        self, start: int, end: int, prefill_share: int, counts: StepCounts = UNKNOWN, *, announced: bool = False
+    ) -> None:
         """Enter a step that ran [start, end), or at least so long when it is only announced."""
         index = bisect_left(self._starts, start)
         if index == len(self) or self._starts[index] != start:
             self._starts.insert(index, start)
             self._ends.insert(index, end)
             self._shares.insert(index, prefill_share)
+            self._set_counts(slice(index * COUNTS, index * COUNTS), counts)
             if announced:
                 self._announced.add(start)
         elif start in self._announced:
             self._shares[index] = prefill_share
+            self._set_counts(slice(index * COUNTS, (index + 1) * COUNTS), counts)
             self._ends[index] = max(end, self._ends[index]) if announced else end
             if not announced:
                 self._announced.discard(start)
@@ -68,19 +105,35 @@ class StepLog:
                 break
             self._announced.discard(start)
             gone = index + 1
-        del self._starts[:gone], self._ends[:gone], self._shares[:gone]
+        del self._starts[:gone], self._ends[:gone], self._shares[:gone], self._counts[: gone * COUNTS]
 
     def forget_from(self, point: int) -> None:
         """Drop steps that started at or after `point`, and cut one that ran over it."""
         kept = bisect_left(self._starts, point)
         self._announced.difference_update(self._starts[kept:])
-        del self._starts[kept:], self._ends[kept:], self._shares[kept:]
+        del self._starts[kept:], self._ends[kept:], self._shares[kept:], self._counts[kept * COUNTS :]
         if kept and self._ends[-1] > point:
             self._ends[-1] = point
 
     def start_of_newest(self, count: int) -> int:
         """The start of the oldest among the `count` newest steps; there must be as many."""
         return self._starts[-count]
+
+    def begun(self, low: int, high: int) -> int:
+        """How many steps started in [low, high)."""
+        return max(bisect_left(self._starts, high) - bisect_left(self._starts, low), 0)
+
+    def ran(self, low: int, high: int, reach: Callable[[int], int]) -> Iterator[RanStep]:
+        """Steps that ran in [low, high), in order; announced ones and their ends as in `busy`."""
+        last = bisect_left(self._starts, high)
+        for index in range(max(bisect_right(self._starts, low) - 1, 0), last):
+            start, newest = self._starts[index], index + 1 == len(self)
+            announced = start in self._announced
+            end = reach(self._ends[index]) if announced else self._ends[index]
+            end = end if newest else min(end, self._starts[index + 1])
+            if end > low:
+                counts = StepCounts(*self._counts[index * COUNTS : (index + 1) * COUNTS])
+                yield RanStep(start, end, self._shares[index], counts, running=announced and newest)
 
     def busy(self, low: int, high: int, reach: Callable[[int], int]) -> "BusyTime | FewBusyTime":
         """Running time inside [low, high). An announced step runs on as far as `reach` says from where it was seen."""
@@ -101,6 +154,9 @@ class StepLog:
         starts = np.clip(starts, low, high)
         ends = np.clip(ends, starts, high)
         return BusyTime(starts, ends, np.array(self._shares[first:last], dtype=np.int64), provisional)
+
+    def _set_counts(self, place: slice, counts: StepCounts) -> None:
+        self._counts[place] = array("I", counts)
 
     def _few_busy(self, first: int, last: int, low: int, high: int, reach: Callable[[int], int]) -> "FewBusyTime":
         steps, provisional = [], False

@@ -1,6 +1,6 @@
 """One worker's wall time, cut into prefill, decode, KV wait and idle: whole nanoseconds that add up exactly."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -13,14 +13,14 @@ from libs.perfmodel.wire import compute_of
 from libs.telemetry.effort import EffortLog, effort_of
 from libs.telemetry.intervals import Intervals
 from libs.telemetry.role_log import RoleLog
-from libs.telemetry.steps import FULL_SHARE, RunningStep, StepLog
+from libs.telemetry.steps import FULL_SHARE, MAX_COUNT, FewBusyTime, RanStep, RunningStep, StepCounts, StepLog
 
 MAX_WINDOW_NS: Final = 600 * 1_000_000_000
 HISTORY_NS: Final = 660 * 1_000_000_000
 TRIM_NS: Final = 30 * 1_000_000_000
 """History is dropped in pieces of this size, so that dropping costs little."""
 MAX_STEPS: Final = 65_536
-"""Of one worker, at most: 56 bytes a step. One with more of them in `HISTORY_NS` is remembered less long."""
+"""Of one worker, at most: 72 bytes a step. One with more of them in `HISTORY_NS` is remembered less long."""
 MAX_INTERVALS: Final = 16_384
 """Covers, KV waits, and runs of batch numbers, each: 16 bytes an entry."""
 INT64_END: Final = 1 << 62
@@ -74,6 +74,15 @@ class PhaseTime:
             self.kv_wait_ns + other.kv_wait_ns,
             self.provisional or other.provisional,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SpentStep:
+    """A step, and what of it lies in a window's covered time, in ns: over all steps that adds up to the window's."""
+
+    step: RanStep
+    prefill_ns: int
+    decode_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +156,11 @@ class Timeline:
         return self._kept_from_ns
 
     @property
+    def told_from_ns(self) -> int:
+        """The earliest moment of which steps are known; 0 before there is any."""
+        return self._covers.start
+
+    @property
     def running_step(self) -> RunningStep | None:
         """None where none is known to run."""
         return self._steps.running()
@@ -176,6 +190,22 @@ class Timeline:
             kv_wait_ns=_length(waits) - steps_in_waits_ns,
             provisional=busy.provisional,
         )
+
+    def steps(self, low_ns: int, high_ns: int) -> Iterator[SpentStep]:
+        """The steps behind `phases`, in order."""
+        covers = self._covers.within(low_ns, high_ns)
+        for step in self._steps.ran(low_ns, high_ns, self._covers.reach):
+            inside = (max(step.start_ns, low_ns), min(step.end_ns, high_ns), step.prefill_share)
+            spent_ns, prefill_ns = FewBusyTime([inside], step.running).between(covers)
+            yield SpentStep(step, prefill_ns, spent_ns - prefill_ns)
+
+    def begun(self, low_ns: int, high_ns: int) -> int:
+        """How many steps started in [low, high)."""
+        return self._steps.begun(low_ns, high_ns)
+
+    def kv_waits(self, low_ns: int, high_ns: int) -> list[tuple[int, int]]:
+        """When sequences were told to wait for KV in [low, high), in order; a step that ran meanwhile is a step's."""
+        return self._kv_waits.within(low_ns, high_ns)
 
     def effort(self, low_ns: int, high_ns: int) -> Effort:
         """What finished steps computed and moved in [low, high), as far as the worker tells."""
@@ -218,7 +248,7 @@ class Timeline:
             share = min(max(prefill_share(step), 0), FULL_SHARE)
             announced = step.end_unix_ns == 0
             end_ns = max(step.start_unix_ns, batch.covered_to_unix_ns) if announced else step.end_unix_ns
-            self._steps.add(step.start_unix_ns, end_ns, share, announced=announced)
+            self._steps.add(step.start_unix_ns, end_ns, share, _counts(step), announced=announced)
             if announced:
                 continue
             self.last_step_end_ns = max(self.last_step_end_ns, end_ns)
@@ -269,6 +299,11 @@ def facts_of(batch: StepBatch) -> WorkerFacts:
         max_sequences=batch.max_sequences,
         left=batch.last,
     )
+
+
+def _counts(step: Step) -> StepCounts:
+    kv_tokens = min(step.decode_kv_tokens, MAX_COUNT)
+    return StepCounts(step.prefill_tokens, step.prefill_sequences, step.decode_sequences, kv_tokens)
 
 
 def _length(spans: list[tuple[int, int]]) -> int:

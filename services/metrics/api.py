@@ -19,12 +19,20 @@ from services.metrics.requests_wire import Finished, RequestsReport
 from services.metrics.runbook import runbook_router
 from services.metrics.scope import parse_scope
 from services.metrics.state import MetricsState
+from services.metrics.steps import KEPT, StepsReport, steps_of
 from services.metrics.window import ALLOWED, parse_window_ns
 
 Window = Annotated[str, Query(description=f"How far to look back: {ALLOWED}.")]
 MAX_REQUESTS_TOLD = 1_000
+MAX_STEPS_TOLD = 5_000
+"""1.3 MB."""
 BAD_WINDOW: dict[int | str, dict[str, Any]] = {
     400: {"description": "the window is not one; the error names what is allowed"}
+}
+NO_STEPS: dict[int | str, dict[str, Any]] = BAD_WINDOW | {
+    404: {"description": "no such worker has been heard of"},
+    410: {"description": f"nothing of the window is known step by step. {KEPT}"},
+    421: {"description": "another instance of the metrics service reads the worker, and has its steps"},
 }
 
 
@@ -75,6 +83,18 @@ def make_api(
     ) -> list[Finished]:
         """The last finished requests of a worker, as far as they are kept."""
         return state.requests.of_worker(worker, limit)
+
+    @app.get("/v1/steps", responses=NO_STEPS, response_model=StepsReport)
+    async def steps(
+        worker: Annotated[str, Query(description="Id of the worker.")],
+        window: Window = "1s",
+        end_unix_ms: End = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_STEPS_TOLD, description="How many, the oldest first.")] = 1_000,
+    ) -> Response:
+        """The engine steps of one worker behind its figures in a window."""
+        end_ns = asked_end_ns(end_unix_ms, clock.now_ns() - live_lag_ns)
+        told = steps_of(state.fleet, worker, end_ns, parse_window_ns(window), limit)
+        return Response(msgspec.json.encode(told), media_type="application/json")
 
     app.include_router(HistoryApi(state, hub, clock, lag_ns=live_lag_ns).router())
     app.include_router(alerts_router(book))

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from libs.bus.port import Record
 from libs.cli.main import app as cli
-from libs.cli.top import draw
+from libs.cli.top import draw, steps
 from libs.cli.top.detail import Detail
 from libs.cli.top.feed import Feed
 from libs.cli.top.requests import HEADS
@@ -155,7 +155,7 @@ async def test_one_key_leads_from_a_worker_to_its_requests_and_back() -> None:
         service.finish("r-2", "prefill-0", "decode-0", prompt_tokens=70)
 
         def requests() -> list[str]:
-            return [str(line) for line in str(app.screen.query_one("#requests", Static).render()).splitlines()]
+            return [str(line) for line in str(app.screen.query_one("#list", Static).render()).splitlines()]
 
         async with app.run_test(size=SIZE) as pilot:
             await seen(pilot, lambda: rows(app) == ["decode-0", "decode-1", "prefill-0"])
@@ -172,6 +172,24 @@ async def test_one_key_leads_from_a_worker_to_its_requests_and_back() -> None:
             await seen(pilot, lambda: isinstance(app.screen, Detail) and len(requests()) == 3)
             assert [line.split()[-1] for line in requests()] == ["request", "r-2", "r-1"]
             assert all("prefill" in line for line in requests()[1:])
+
+
+async def test_one_key_leads_from_a_worker_to_its_steps_and_back() -> None:
+    async with serving() as service:
+        app = Top(Feed(service.url))
+
+        def lines() -> list[str]:
+            return [str(line) for line in str(app.screen.query_one("#list", Static).render()).splitlines()]
+
+        async with app.run_test(size=SIZE) as pilot:
+            await seen(pilot, lambda: rows(app) == ["decode-0", "decode-1", "prefill-0"])
+            await pilot.press("down", "down", "enter", "s")
+            await seen(pilot, lambda: isinstance(app.screen, Detail) and len(lines()) > 5)
+            assert lines()[0].split() == " ".join(steps.HEADS).split()
+            newest, older = lines()[1].split(), lines()[2].split()
+            assert newest[0] > older[0] and newest[3:5] == ["prefill", "100%"]
+            await pilot.press("s")
+            await seen(pilot, lambda: "no request" in lines()[0])
 
 
 async def test_a_service_that_is_away_is_told_and_followed_again_whenever_it_is_back() -> None:

@@ -1,4 +1,4 @@
-"""One worker of `fulcrum top`, closer: its time, and its requests."""
+"""One worker of `fulcrum top`, closer: its time, and its requests or the engine steps behind it."""
 
 from typing import ClassVar, Final
 
@@ -9,49 +9,66 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from libs.cli.top import draw
+from libs.cli.top import draw, requests, steps
 from libs.cli.top.feed import Feed
 from libs.cli.top.model import WorkerView
-from libs.cli.top.requests import table
 
 MAX_REQUESTS: Final = 100
+STEPS_WINDOW: Final = "1s"
 
 
 class Detail(ModalScreen[None]):
-    """One worker, closer, and its last requests; any of its keys goes back."""
+    """One worker, closer, and its last requests or steps."""
 
     CSS = """
     Detail { align: center middle; }
     #box { width: 130; max-width: 100%; height: auto; max-height: 100%; padding: 1 2; border: round $primary;
            background: $surface; }
-    #requests { height: auto; }
+    #list { height: auto; }
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [("escape,enter,q", "dismiss", "back")]
+    BINDINGS: ClassVar[list[BindingType]] = [("escape,enter,q", "dismiss", "back"), ("s", "steps", "steps")]
 
     def __init__(self, feed: Feed, worker: WorkerView) -> None:
         super().__init__()
         self._feed = feed
         self._worker = worker
+        self._steps = False
+        """Whether they are shown in place of requests."""
 
     def compose(self) -> ComposeResult:
         """A box over the table."""
         with VerticalScroll(id="box"):
             yield Static(id="detail")
-            yield Static("requests: not known yet", id="requests")
+            yield Static(id="list")
 
     def on_mount(self) -> None:
         """Follow the worker for as long as it is looked at."""
         self.set_interval(draw.REFRESH_S, self._refresh)
-        self.run_worker(self._follow_requests(), exit_on_error=True)
+        self._follow()
         self._refresh()
 
-    async def _follow_requests(self) -> None:
-        shown = self.query_one("#requests", Static)
-        async for requests in self._feed.requests_of(self._worker.id, MAX_REQUESTS):
+    def action_steps(self) -> None:
+        """Steps in place of requests, and back."""
+        self._steps = not self._steps
+        self._follow()
+        self._refresh()
+
+    def _follow(self) -> None:
+        shown = self.query_one("#list", Static)
+        shown.update(f"{'steps' if self._steps else 'requests'}: not known yet")
+        follow = self._follow_steps(shown) if self._steps else self._follow_requests(shown)
+        self.run_worker(follow, group="list", exclusive=True, exit_on_error=True)
+
+    async def _follow_requests(self, shown: Static) -> None:
+        async for told in self._feed.requests_of(self._worker.id, MAX_REQUESTS):
             shown.update(
-                table(requests, self._worker.id) if requests else "no request of it has ended in the last minutes"
+                requests.table(told, self._worker.id) if told else "no request of it has ended in the last minutes"
             )
+
+    async def _follow_steps(self, shown: Static) -> None:
+        async for told in self._feed.steps_of(self._worker.id, STEPS_WINDOW):
+            shown.update(steps.table(told) if told else f"no step in the last {STEPS_WINDOW}")
 
     def _refresh(self) -> None:
         worker, last_ms = self._worker, self._feed.model.last_ms
@@ -68,4 +85,6 @@ class Detail(ModalScreen[None]):
             f"\n\nrunning {worker.running}   waiting {worker.waiting}   prompt tokens to compute {worker.tokens:,}\n"
             f"KV held {draw.percent(worker.kv_used)}  MFU {draw.percent(worker.mfu)}  MBU {draw.percent(worker.mbu)}\n"
         )
+        shown, other = ("steps of the last second", "requests") if self._steps else ("requests", "steps")
+        text.append(f"\n{shown}   (s: {other})", "bold")
         self.query_one("#detail", Static).update(text)

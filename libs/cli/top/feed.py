@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator
-from typing import Final
+from typing import Any, Final
 
 import httpx
 
+from libs.cli.top import requests, steps
 from libs.cli.top.model import Model
-from libs.cli.top.requests import RequestView, parse
+from libs.cli.top.requests import RequestView
+from libs.cli.top.steps import StepView
 from libs.runtime.backoff import Backoff
 
 POLL_S: Final = 1.0
@@ -65,9 +67,20 @@ class Feed:
 
     async def requests_of(self, worker_id: str, limit: int) -> AsyncGenerator[list[RequestView], None]:
         """The last finished requests of a worker, the newest first, once a second; what fails is asked again."""
+        async for told in self._told("/v1/requests", worker=worker_id, limit=str(limit)):
+            with contextlib.suppress(KeyError, TypeError):
+                yield requests.parse(told)
+
+    async def steps_of(self, worker_id: str, window: str) -> AsyncGenerator[list[StepView], None]:
+        """The engine steps of a worker's last `window`, the newest first, once a second; what fails is asked again."""
+        async for told in self._told("/v1/steps", worker=worker_id, window=window):
+            with contextlib.suppress(KeyError, TypeError):
+                yield steps.parse(told)
+
+    async def _told(self, path: str, **query: str) -> AsyncGenerator[Any, None]:
         async with httpx.AsyncClient(base_url=self.url, timeout=STALL_S, trust_env=False) as http:
             while True:
-                with contextlib.suppress(httpx.HTTPError, KeyError, TypeError, ValueError):
-                    answer = await http.get("/v1/requests", params={"worker": worker_id, "limit": limit})
-                    yield parse(answer.raise_for_status().json())
+                with contextlib.suppress(httpx.HTTPError, ValueError):
+                    answer = await http.get(path, params=query)
+                    yield answer.raise_for_status().json()
                 await asyncio.sleep(POLL_S)

@@ -107,7 +107,7 @@ class Sharing:
         for worker in message.workers:
             # By the own clock, but for the way from there, whatever the other's says.
             arrived_ns = now_ns - max(told_ns - worker.arrived_unix_ns, 0)
-            if not fleet.relay(worker, now_ns, arrived_ns if fresh else None):
+            if not fleet.relay(worker, now_ns, arrived_ns if fresh else None, message.metrics_id):
                 self.left_out[LeftOut.MALFORMED] += 1
         self._hear_windows(message, now_ns, rollups, max(from_ns, now_ns - MAX_AGE_NS))
 

@@ -1,0 +1,66 @@
+"""A worker's engine steps, as the service tells them, and as lines of text. Pure."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.text import Text
+
+from libs.cli.top import draw
+
+HEADS: Final = ("began", "took", "kind", "prefill part", "prompt tokens", "prompts", "sequences", "KV tokens", "")
+WIDTHS: Final = (15, 10, 9, 14, 15, 9, 11, 12, 0)
+"""Cells of each column; the last takes what is left."""
+KIND: Final = 2
+"""The column that is text."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """One engine step."""
+
+    start_unix_ns: int
+    end_unix_ns: int
+    running: bool
+    kind: str
+    prefill_share: float
+    prefill_tokens: int
+    prefill_sequences: int
+    decode_sequences: int
+    decode_kv_tokens: int
+
+
+def parse(told: Any) -> list[StepView]:
+    """What `/v1/steps` answers, the newest first; raises KeyError or TypeError for anything else."""
+    return [StepView(**{name: each[name] for name in StepView.__slots__}) for each in reversed(told["steps"])]
+
+
+def table(steps: Sequence[StepView]) -> Text:
+    """A line each below the heads, in the colour of its phase."""
+    text = Text(_line(HEADS), "bold", no_wrap=True, overflow="ellipsis")
+    for each in steps:
+        text.append("\n" + _line(_cells(each)), f"not bold {draw.COLORS.get(each.kind, draw.COLORS['kv wait'])}")
+    return text
+
+
+def _cells(step: StepView) -> tuple[str, ...]:
+    seconds, rest_ns = divmod(step.start_unix_ns, 10**9)
+    return (
+        f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{rest_ns // 10**6:03}",
+        draw.duration(step.end_unix_ns - step.start_unix_ns),
+        step.kind,
+        draw.percent(step.prefill_share),
+        f"{step.prefill_tokens:,}",
+        f"{step.prefill_sequences:,}",
+        f"{step.decode_sequences:,}",
+        f"{step.decode_kv_tokens:,}",
+        "  still runs" if step.running else "",
+    )
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "".join(
+        f" {cell:{width - 1}}" if place == KIND else f"{cell:>{width}}"
+        for place, (cell, width) in enumerate(zip(cells, WIDTHS, strict=True))
+    )
