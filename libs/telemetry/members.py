@@ -2,9 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from libs.telemetry.rollups import MAX_WORKERS
 from libs.telemetry.timeline import WorkerFacts
+
+UNKNOWN: Final = "not heard of"
+"""Node and model of a worker of which windows are all that is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,14 +87,25 @@ class Ring:
             roles = np.where(over | (known == NO_ROLE), roles, known)
         self._roles[row, slots] = roles
 
+    def present(self, low_ns: int, high_ns: int, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """[slots]: of which something was written in any of the windows in [low, high)."""
+        starts = self._within(low_ns, high_ns)
+        rows = starts // self.tier.window_ns % self.tier.windows
+        rows = rows[self._starts[rows] == starts]
+        found: NDArray[np.bool_] = (self._roles[rows[:, None], slots] != NO_ROLE).any(axis=0)
+        return found
+
     def read(self, low_ns: int, high_ns: int, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
         """(starts, times, roles) of the windows in [low, high), zeros for those that are not kept."""
-        length = self.tier.window_ns
-        starts = np.arange(-(-low_ns // length), high_ns // length, dtype=np.int64) * length
-        rows = starts // length % self.tier.windows
+        starts = self._within(low_ns, high_ns)
+        rows = starts // self.tier.window_ns % self.tier.windows
         kept = self._starts[rows] == starts
         # In one go: what is asked of a few workers is to cost nothing for the others.
         cells = rows[:, None], slots
         times = np.where(kept[:, None, None], self._times[cells].astype(np.int64), 0)
         roles = np.where(kept[:, None], self._roles[cells], NO_ROLE)
         return starts, times, roles.astype(np.uint8)
+
+    def _within(self, low_ns: int, high_ns: int) -> NDArray[np.int64]:
+        length = self.tier.window_ns
+        return np.arange(-(-low_ns // length), high_ns // length, dtype=np.int64) * length

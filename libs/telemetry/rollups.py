@@ -83,6 +83,8 @@ class RollUps:
         self._size = FIRST_SLOTS
         self._newest_ns = np.zeros(MAX_WORKERS, np.int64)
         """By slot: the newest window that was written. Some workers' windows are written later than others'."""
+        self._finest_from_ns = 0
+        """What was before is in the coarser tiers alone."""
 
     @property
     def tiers(self) -> list[Tier]:
@@ -92,7 +94,9 @@ class RollUps:
     def tier_for(self, low_ns: int, least_ns: int = 0) -> Tier:
         """The finest windows that reach back to `low_ns` and are no shorter than `least_ns`; the coarsest where there
         are none."""
-        fitting = (ring.tier for ring in self._rings if ring.reaches(low_ns) and ring.tier.window_ns >= least_ns)
+        coarse = int(low_ns < self._finest_from_ns)
+        rings = self._rings[coarse:]
+        fitting = (ring.tier for ring in rings if ring.reaches(low_ns) and ring.tier.window_ns >= least_ns)
         return next(fitting, self._rings[-1].tier)
 
     def write(self, start_ns: int, written: list[Written], *, fuller: bool = False) -> list[Written]:
@@ -166,6 +170,10 @@ class RollUps:
         ring.add(row, slots, kept.times_ns - ring.get(row, slots))
         ring.set_roles(row, slots, kept.roles)
 
+    def resume(self, written_to_ns: int) -> None:
+        """All that was before has been restored."""
+        self._finest_from_ns = written_to_ns
+
     def _kept(self, ring: Ring, start_ns: int, before_ns: int) -> Kept:
         ids = self.worker_ids()
         slots = np.array([self._slots[worker_id] for worker_id in ids], np.int64)
@@ -185,19 +193,29 @@ class RollUps:
         """Workers of which something was written, in order."""
         return sorted(self._slots)
 
+    def present(self, window_ns: int, low_ns: int, high_ns: int) -> list[str]:
+        """Workers of which something was written in a tier's windows that lie in [low, high), in order."""
+        ids, ring = self.worker_ids(), self._ring(window_ns)
+        slots = np.array([self._slots[worker_id] for worker_id in ids], np.int64)
+        return list(compress(ids, ring.present(low_ns, high_ns, slots)))
+
     def read(self, window_ns: int, low_ns: int, high_ns: int, worker_ids: Sequence[str] | None = None) -> Series:
         """Windows of a tier that lie in [low, high), of some of `worker_ids()` or all.
 
         Raises ValueError for a length that is not a tier's.
         """
-        ring = next((ring for ring in self._rings if ring.tier.window_ns == window_ns), None)
-        if ring is None:
-            raise ValueError(f"windows are {', '.join(str(tier.window_ns) for tier in self.tiers)} ns long")
+        ring = self._ring(window_ns)
         low_ns = max(low_ns, high_ns - ring.tier.windows * window_ns)
         ids = self.worker_ids() if worker_ids is None else worker_ids
         slots = np.array([self._slots[worker_id] for worker_id in ids], np.int64)
         starts, times, roles = ring.read(low_ns, high_ns, slots)
         return Series(window_ns, starts, ids, times, (roles % PROVISIONAL).astype(np.uint8), roles >= PROVISIONAL)
+
+    def _ring(self, window_ns: int) -> Ring:
+        ring = next((ring for ring in self._rings if ring.tier.window_ns == window_ns), None)
+        if ring is None:
+            raise ValueError(f"windows are {', '.join(str(tier.window_ns) for tier in self.tiers)} ns long")
+        return ring
 
     def _slot(self, worker_id: str) -> int:
         slot = self._slots.pop(worker_id, None)

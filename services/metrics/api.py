@@ -58,12 +58,12 @@ def make_api(
     @app.get("/v1/occupancy", responses=BAD_WINDOW, response_model=ClusterOccupancy)
     async def occupancy(window: Window = "2s", end_unix_ms: End = None) -> Response:
         """GPU time by phase: of each worker, each model and the cluster, as fractions of covered time."""
-        end_ns = asked_end_ns(end_unix_ms, clock.now_ns() - lag_ns)
-        told = await cluster_occupancy_in_turns(state.fleet, state.rollups, end_ns, parse_window_ns(window))
+        end_ns, window_ns = asked_end_ns(end_unix_ms, clock.now_ns() - lag_ns), parse_window_ns(window)
+        told = await cluster_occupancy_in_turns(state.fleet, state.rollups, state.members, end_ns, window_ns)
         # FastAPI would check each of a thousand workers again: 0.2 s.
         return Response(msgspec.json.encode(told), media_type="application/json")
 
-    recent = RecentOccupancy(state.fleet, state.rollups)
+    recent = RecentOccupancy(state.fleet, state.rollups, state.members)
 
     @app.get("/v1/occupancy/efficiency", responses=BAD_WINDOW)
     async def efficiency_of(scope: ScopeText = "cluster", end_unix_ms: End = None) -> Efficiency:

@@ -64,9 +64,10 @@ async def main(service: Service[MetricsSettings]) -> None:
         OccupancyCollector(
             state.fleet,
             state.rollups,
-            state.decisions,
-            lambda: clock.now_ns() - lag_ns,
-            settings.gauge_window_ms * MS_NS,
+            state.members,
+            decisions=state.decisions,
+            end_ns=lambda: clock.now_ns() - lag_ns,
+            window_ns=settings.gauge_window_ms * MS_NS,
         ),
         BusCollector(bus),
         LiveCollector(hub, state.history),

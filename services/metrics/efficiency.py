@@ -6,6 +6,7 @@ from statistics import mean
 from typing import Final
 
 from libs.telemetry.fleet import Fleet
+from libs.telemetry.members import Members
 from libs.telemetry.rollups import RollUps
 from services.metrics.occupancy import (
     ClusterOccupancy,
@@ -45,8 +46,9 @@ class Efficiency:
 class RecentOccupancy:
     """The cluster as of now or a moment ago."""
 
-    def __init__(self, fleet: Fleet, rollups: RollUps) -> None:
+    def __init__(self, fleet: Fleet, rollups: RollUps, members: Members) -> None:
         self._fleet = fleet
+        self._members = members
         self._rollups = rollups
         self._latest: ClusterOccupancy | None = None
 
@@ -54,7 +56,9 @@ class RecentOccupancy:
         """Of the window that ends then, or up to `HELD_NS` before."""
         held = self._latest
         if held is None or not 0 <= end_ns - held.as_of_unix_ns < HELD_NS:
-            held = self._latest = await cluster_occupancy_in_turns(self._fleet, self._rollups, end_ns, WINDOW_NS)
+            held = self._latest = await cluster_occupancy_in_turns(
+                self._fleet, self._rollups, self._members, end_ns, WINDOW_NS
+            )
         return held
 
 

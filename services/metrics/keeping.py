@@ -48,6 +48,7 @@ class Keeper(Collector):
             self._state.members.enter(self._file.members())
             for kept in self._file.windows():
                 self._state.rollups.restore(kept)
+            self._state.rollups.resume(written_to_ns)
             self._state.history.resume(written_to_ns)
             self._from_ns = written_to_ns
         return written_to_ns

@@ -40,7 +40,7 @@ def tick(state: MetricsState, hub: Hub, writer: TickWriter, desk: AlertDesk, now
     written = state.history.advance(now_ns - lag_ns)
     if state.sharing is not None:
         state.sharing.tell(written, state.fleet, state.rollups, now_ns)
-        written = state.sharing.take_heard() + written
+        written = state.sharing.take_heard(state.fleet, state.rollups, now_ns) + written
     listed = list(state.fleet.listed(now_ns))
     members = writer.members(listed)
     hub.publish(writer.tick(now_ns, written, listed, state.untold_events(), desk.look(now_ns)), members)

@@ -8,6 +8,7 @@ from typing import Any, Final, Self
 from libs.contracts.roles import role_name
 from libs.perfmodel.utilisation import Compute, utilisation
 from libs.telemetry.fleet import Fleet
+from libs.telemetry.members import Members
 from libs.telemetry.rollups import RollUps
 from libs.telemetry.timeline import WorkerFacts
 from services.metrics.spent import Span, Spent, Total, spent_in, total
@@ -176,16 +177,20 @@ class ClusterOccupancy(Occupancy):
     """GPUs whose counters were read within seconds of the end; empty where none can be, and of a time long past."""
 
 
-def cluster_occupancy(fleet: Fleet, rollups: RollUps, end_ns: int, window_ns: int) -> ClusterOccupancy:
+def cluster_occupancy(
+    fleet: Fleet, rollups: RollUps, members: Members, end_ns: int, window_ns: int
+) -> ClusterOccupancy:
     """How the last whole windows that end by `end_ns` were spent. A worker's time counts for the model it is assigned
     to now."""
-    span = spent_in(fleet, rollups, end_ns, window_ns)
+    span = spent_in(fleet, rollups, members, end_ns, window_ns)
     return _cluster(fleet, span, [_worker(fleet, each, span) for each in span.workers], end_ns)
 
 
-async def cluster_occupancy_in_turns(fleet: Fleet, rollups: RollUps, end_ns: int, window_ns: int) -> ClusterOccupancy:
+async def cluster_occupancy_in_turns(
+    fleet: Fleet, rollups: RollUps, members: Members, end_ns: int, window_ns: int
+) -> ClusterOccupancy:
     """The same, with a turn for others every `WORKERS_A_TURN`."""
-    span, workers = spent_in(fleet, rollups, end_ns, window_ns), []
+    span, workers = spent_in(fleet, rollups, members, end_ns, window_ns), []
     for first in range(0, len(span.workers), WORKERS_A_TURN):
         workers += [_worker(fleet, each, span) for each in span.workers[first : first + WORKERS_A_TURN]]
         await asyncio.sleep(0)

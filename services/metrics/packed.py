@@ -10,12 +10,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from libs.telemetry.members import Member, Members
+from libs.telemetry.members import UNKNOWN, Member, Members
 from libs.telemetry.rollups import PROVISIONAL, Series
 
 MAX_CELLS: Final = 200_000
 """Windows x workers in one answer: 3.4 MB of windows below 4 s, 6.6 MB of longer ones."""
-UNKNOWN: Final = "not heard of"
 ALIGNMENT_BYTES: Final = 8
 _LENGTH_BYTES: Final = 4
 

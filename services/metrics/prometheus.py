@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from libs.contracts import metric_names as names
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.history import History
+from libs.telemetry.members import Members
 from libs.telemetry.rollups import RollUps
 from services.metrics.hub import Hub
 from services.metrics.occupancy import ClusterOccupancy, HardwareGpu, Occupancy, cluster_occupancy
@@ -70,9 +71,17 @@ class OccupancyCollector(Collector):
     """GPU time by phase, depths, and how whole the telemetry is, over the window that ends at `end_ns()`."""
 
     def __init__(
-        self, fleet: Fleet, rollups: RollUps, decisions: Counts[str], end_ns: Callable[[], int], window_ns: int
+        self,
+        fleet: Fleet,
+        rollups: RollUps,
+        members: Members,
+        *,
+        decisions: Counts[str],
+        end_ns: Callable[[], int],
+        window_ns: int,
     ) -> None:
         self._fleet = fleet
+        self._members = members
         self._rollups = rollups
         self._decisions = decisions
         self._end_ns = end_ns
@@ -80,7 +89,7 @@ class OccupancyCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Everything as of this scrape."""
-        occupancy = cluster_occupancy(self._fleet, self._rollups, self._end_ns(), self._window_ns)
+        occupancy = cluster_occupancy(self._fleet, self._rollups, self._members, self._end_ns(), self._window_ns)
         yield from _cluster(occupancy)
         yield from _workers(occupancy)
         yield from _gpus(occupancy.hardware)

@@ -5,8 +5,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
+from libs.contracts.roles import ROLE_NAMES, role_from_name
 from libs.telemetry.fleet import Fleet
+from libs.telemetry.members import UNKNOWN, Member, Members
 from libs.telemetry.ring import NO_ROLE
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL, RollUps
 from libs.telemetry.timeline import PhaseTime, WorkerFacts
@@ -66,19 +70,21 @@ class Span:
     workers: list[Spent]
 
 
-def spent_in(fleet: Fleet, rollups: RollUps, end_ns: int, span_ns: int) -> Span:
+def spent_in(fleet: Fleet, rollups: RollUps, members: Members, end_ns: int, span_ns: int) -> Span:
     """The last whole windows that end by `end_ns` and make up `span_ns` or little more."""
     length = rollups.tier_for(end_ns - span_ns, span_ns // MAX_WINDOWS).window_ns
     high_ns = end_ns - end_ns % length
     low_ns = high_ns - -(-span_ns // length) * length
     listed = {facts.worker_id: facts for facts in fleet.listed(high_ns)}
-    written = set(rollups.worker_ids())
+    known = {facts.worker_id: facts for facts in fleet.known()} | listed
+    heard = {name for name, facts in known.items() if name in listed or facts.covered_to_unix_ns > low_ns}
+    # Who went before this process began, or so long ago that the fleet has forgotten it, is in the windows alone.
+    gone = set(rollups.present(length, low_ns, high_ns)).difference(known)
+    series = rollups.read(length, low_ns, high_ns, sorted(gone.union(heard.intersection(rollups.worker_ids()))))
     workers = [
-        listed.get(facts.worker_id, facts)
-        for facts in fleet.known()
-        if facts.worker_id in written and (facts.worker_id in listed or facts.covered_to_unix_ns > low_ns)
+        known.get(name) or _gone(members.get(name) or Member(name, UNKNOWN, UNKNOWN, 1), series.roles[:, place])
+        for place, name in enumerate(series.worker_ids)
     ]
-    series = rollups.read(length, low_ns, high_ns, [facts.worker_id for facts in workers])
     # Windows of a silent worker that is read elsewhere are not written here: they are missed all the same.
     covered_to_ns = np.array([facts.covered_to_unix_ns for facts in workers], np.int64)
     missed = np.array([facts.worker_id in listed and not facts.left for facts in workers], np.bool_)
@@ -96,3 +102,20 @@ def spent_in(fleet: Fleet, rollups: RollUps, end_ns: int, span_ns: int) -> Span:
         if due_worker_ns or (facts.worker_id in listed and not facts.left)
     ]
     return Span(low_ns, high_ns, spent)
+
+
+def _gone(member: Member, roles: NDArray[np.uint8]) -> WorkerFacts:
+    """By what is kept with its windows; in the role that it had last in them."""
+    role, budget_tokens = role_from_name(ROLE_NAMES[int(roles[roles != NO_ROLE][-1]) - NO_ROLE - 1], 1)
+    return WorkerFacts(
+        worker_id=member.worker_id,
+        incarnation=0,
+        node=member.node,
+        gpus=member.gpus,
+        engine="",
+        assignment=Assignment(model=member.model, role=role, budget_tokens=budget_tokens),
+        load=Load(),
+        covered_to_unix_ns=0,
+        dropped_batches=0,
+        left=True,
+    )

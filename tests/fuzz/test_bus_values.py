@@ -83,7 +83,11 @@ def test_metrics_takes_any_values(fuzz: Any) -> None:
     def holds(found: list[tuple[Topic, bytes]]) -> None:
         clock, registry = ManualClock(NOW_NS), CollectorRegistry()
         state = MetricsState(prefill_share, RequestMetrics(registry))
-        registry.register(OccupancyCollector(state.fleet, state.rollups, state.decisions, clock.now_ns, 2 * SECOND_NS))
+        collector = OccupancyCollector(
+            state.fleet, state.rollups, state.members,
+            decisions=state.decisions, end_ns=clock.now_ns, window_ns=2 * SECOND_NS,
+        )  # fmt: skip
+        registry.register(collector)
         hub, writer = Hub(), TickWriter(window_ns=TICK_NS, settled_ns=0)
         desk = AlertDesk(state, MetricsSettings(alert_for_ms=0, slo_requests=1).alert_limits(), lag_ns=0)
         registry.register(AlertCollector(desk, []))

@@ -53,6 +53,7 @@ class Instance:
         written = self.state.history.advance(now_ns)
         if self.state.sharing:
             self.state.sharing.tell(written, self.state.fleet, self.state.rollups, now_ns)
+            self.state.sharing.take_heard(self.state.fleet, self.state.rollups, now_ns)
 
     def figures(self, end_ns: int, rounds: int) -> Any:
         """Whole nanoseconds of every worker and window."""
@@ -132,9 +133,11 @@ def test_whoever_reads_a_worker_all_tell_the_same(
     end_ns = at((ROUNDS - 1) * 100)
     assert pair[0].figures(end_ns, ROUNDS - 1) == pair[1].figures(end_ns, ROUNDS - 1)
     assert pair[0].figures(end_ns, ROUNDS - 1) == alone.figures(end_ns, ROUNDS - 1)
-    whole = cluster_occupancy(alone.state.fleet, alone.state.rollups, end_ns, 2_000 * MS)
+    whole = cluster_occupancy(alone.state.fleet, alone.state.rollups, alone.state.members, end_ns, 2_000 * MS)
     for instance in pair:
-        shared = cluster_occupancy(instance.state.fleet, instance.state.rollups, end_ns, 2_000 * MS)
+        shared = cluster_occupancy(
+            instance.state.fleet, instance.state.rollups, instance.state.members, end_ns, 2_000 * MS
+        )
         assert (shared.gpu_ns, shared.gpus, shared.coverage) == (whole.gpu_ns, whole.gpus, whole.coverage)
         assert [worker.gpu_ns for worker in shared.workers] == [worker.gpu_ns for worker in whole.workers]
 

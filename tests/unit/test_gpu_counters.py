@@ -19,6 +19,7 @@ from libs.counters.port import GpuReading
 from libs.counters.sampler import GpuSampler
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.hardware import FRESH_NS
+from libs.telemetry.members import Members
 from libs.telemetry.rollups import RollUps
 from libs.telemetry.split import prefill_share
 from libs.testing.telemetry import MS, at, step_batch
@@ -152,11 +153,11 @@ def test_readings_reach_occupancy_while_they_are_fresh() -> None:
     batch.gpu_readings.append(GpuReadingMessage(uuid="GPU-b", index=1, power_w=float("nan")))
     fleet.add(batch, at(1000))
     fleet.add(step_batch(1, (0, 1000), worker="other"), at(1000))
-    (gpu,) = cluster_occupancy(fleet, RollUps(), at(1000), 1000 * MS).hardware
+    (gpu,) = cluster_occupancy(fleet, RollUps(), Members(), at(1000), 1000 * MS).hardware
     assert (gpu.node, gpu.uuid, gpu.utilisation) == ("node-a", "GPU-a", 0)
     assert (gpu.memory_bytes, gpu.power_w, gpu.tensor_active) == (None, None, None)
-    assert cluster_occupancy(fleet, RollUps(), at(1000) + FRESH_NS, 1000 * MS).hardware == []
-    assert cluster_occupancy(fleet, RollUps(), at(1000) - FRESH_NS, 1000 * MS).hardware == []
+    assert cluster_occupancy(fleet, RollUps(), Members(), at(1000) + FRESH_NS, 1000 * MS).hardware == []
+    assert cluster_occupancy(fleet, RollUps(), Members(), at(1000) - FRESH_NS, 1000 * MS).hardware == []
 
 
 @pytest.mark.parametrize("end_ms", [1000, 10_999, 11_000, 59_000])
@@ -164,4 +165,4 @@ def test_readings_are_of_the_end_that_is_asked_for_however_long_the_windows_are(
     fleet, batch = Fleet(prefill_share), step_batch(1, (end_ms - 1000, end_ms))
     batch.gpu_readings.append(GpuReadingMessage(uuid="GPU-a", index=0, name="NVIDIA A10"))
     fleet.add(batch, at(end_ms))
-    assert len(cluster_occupancy(fleet, RollUps(), at(end_ms), 24 * 3600 * 1000 * MS).hardware) == 1
+    assert len(cluster_occupancy(fleet, RollUps(), Members(), at(end_ms), 24 * 3600 * 1000 * MS).hardware) == 1

@@ -16,6 +16,7 @@ from libs.telemetry.split import prefill_share
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.history_file import HistoryFile, Snapshot
 from services.metrics.keeping import Keeper
+from services.metrics.occupancy import cluster_occupancy
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.scope import parse_scope
 from services.metrics.series import sums
@@ -115,10 +116,20 @@ class Service:
             self.state.take(Record(STEPS, "key", batch, 0, 0), at(start + 100))
             self.state.history.advance(at(start + 100))
 
+    def leave(self, at_ms, **worker):
+        """In good order."""
+        batch = step_batch(at_ms // 100, (at_ms, at_ms + 1), **worker)
+        batch.last = True
+        self.state.take(Record(STEPS, "key", batch, 0, 0), at(at_ms + 1))
+
     def prefill_ms(self, tier, scope="cluster", until_ms=60_000):
         bounds = ORIGIN_NS // tier.window_ns * tier.window_ns, at(until_ms)
         pieces = sums(self.state.members, self.state.rollups, parse_scope(scope), tier, bounds)
         return sum(int(piece.times_ns[:, 1].sum()) for piece in pieces) // MS
+
+    def occupancy(self, end_ms, window_ms):
+        state = self.state
+        return cluster_occupancy(state.fleet, state.rollups, state.members, at(end_ms), window_ms * MS)
 
     def crash(self):
         self.file.close()
@@ -165,3 +176,26 @@ async def test_a_disk_that_fails_loses_nothing_once_it_works_again(path):
     await again.keeper.restore()
     assert again.prefill_ms(TEN) == 4_000
     again.crash()
+
+
+async def test_occupancy_of_the_time_before_a_restart_is_of_those_who_were_there_then(path):
+    before = Service(path)
+    before.live(0, 30_000, worker="gone", role="prefill", gpus=4)
+    before.leave(30_000, worker="gone", role="prefill", gpus=4)
+    before.live(0, 60_000, worker="stays")
+    await before.keeper.close()
+    expected = before.occupancy(30_000, 20_000)
+    assert [worker.id for worker in expected.workers] == ["gone", "stays"]
+
+    after = Service(path)
+    from_ns = await after.keeper.restore()
+    after.live((from_ns - ORIGIN_NS) // (100 * MS) * 100, 70_000, worker="stays")
+    told = after.occupancy(30_000, 20_000)
+    gone = told.workers[0]
+    assert (told.gpus, told.coverage, told.gpu_ns) == (5, 1.0, expected.gpu_ns)
+    assert (gone.id, gone.node, gone.model, gone.role, gone.gpus) == ("gone", "node-a", "sim", "prefill", 4)
+    assert [(pool.role, pool.gpus) for pool in told.pools] == [("decode", 1), ("prefill", 4)]
+    assert [worker.id for worker in after.occupancy(70_000, 5_000).workers] == ["stays"]
+    across = after.occupancy(63_000, 10_000)
+    assert (across.coverage, across.gpu_ns.prefill) == (1.0, 5_000 * MS)
+    await after.keeper.close()

@@ -46,8 +46,8 @@ class Metrics:
         self.state = MetricsState(prefill_share, RequestMetrics(self.registry))
         self.registry.register(
             OccupancyCollector(
-                self.state.fleet, self.state.rollups, self.state.decisions, lambda: self.clock.now_ns() - LAG_NS,
-                1000 * MS,
+                self.state.fleet, self.state.rollups, self.state.members, decisions=self.state.decisions,
+                end_ns=lambda: self.clock.now_ns() - LAG_NS, window_ns=1000 * MS,
             )
         )  # fmt: skip
         self.hub = Hub()
@@ -195,6 +195,19 @@ async def test_requests_of_a_worker_are_those_it_had_a_part_in_the_newest_first(
     (first, _) = (await metrics.http.get("/v1/requests", params={"worker": "p0"})).json()
     assert (first["decode_worker"], first["ttft_ns"], first["outcome"]) == ("d1", 100 * MS, "ok")
     assert (await metrics.http.get("/v1/requests", params={"worker": "p0", "limit": 0})).status_code == 400
+
+
+async def test_the_steps_behind_a_figure_add_up_to_it(metrics):
+    metrics.take(STEPS, step_batch(1, (0, 1400), [step(100, 250, decode=5), step(500, 750, prefill=8)]))
+    query = {"window": "500ms", "end_unix_ms": at(700) // MS}
+    told = (await metrics.http.get("/v1/steps", params={"worker": "decode-0", **query})).json()
+    (worker,) = (await metrics.http.get("/v1/occupancy", params=query)).json()["workers"]
+    assert told["gpu_ns"] == worker["gpu_ns"]
+    assert sum(each["prefill_ns"] for each in told["steps"]) == worker["gpu_ns"]["prefill"] == 200 * MS
+    assert [(each["kind"], each["decode_sequences"]) for each in told["steps"]] == [("decode", 5), ("prefill", 0)]
+    for status, code, more in ((404, "worker_not_found", {"worker": "x"}), (410, "no_longer_kept", {"end_unix_ms": 1})):
+        refused = await metrics.http.get("/v1/steps", params={"worker": "decode-0", **query, **more})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
 
 
 def test_the_request_log_is_bounded_and_says_when_it_does_not_reach_back():

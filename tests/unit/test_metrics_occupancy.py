@@ -24,12 +24,12 @@ class Told:
     """What has come of workers, written as windows of the first `ms`."""
 
     def __init__(self, *batches, ms=2000):
-        self.fleet, self.rollups = fleet_of(*batches), RollUps()
-        self._history = History(self.fleet, self.rollups, Members())
+        self.fleet, self.rollups, self.members = fleet_of(*batches), RollUps(), Members()
+        self._history = History(self.fleet, self.rollups, self.members)
         write_windows(self._history, 0, ms)
 
     def occupancy(self, end_ms, window_ms=1000):
-        return cluster_occupancy(self.fleet, self.rollups, at(end_ms), window_ms * MS)
+        return cluster_occupancy(self.fleet, self.rollups, self.members, at(end_ms), window_ms * MS)
 
 
 def fleet_of(*batches):

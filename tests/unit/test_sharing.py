@@ -20,7 +20,11 @@ from libs.telemetry.timeline import PhaseTime
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.ingest import read_from_ns
 from services.metrics.live import TICK_NS
+from services.metrics.occupancy import cluster_occupancy
 from services.metrics.prometheus import RequestMetrics
+from services.metrics.scope import parse_scope
+from services.metrics.series import history, sums
+from services.metrics.sharing.overdue import OVERDUE_NS
 from services.metrics.sharing.prometheus import SharingCollector
 from services.metrics.sharing.shares import Shares
 from services.metrics.sharing.sharing import MAX_APART_NS, MAX_HEARD, MAX_UNSENT, LeftOut, Sharing
@@ -36,6 +40,8 @@ class Instance:
     def __init__(self, name: str, *, ahead_ns: int = 0) -> None:
         self.told: list[SharedWindows] = []
         self.unsent = 0
+        self.heard: list[WrittenWindow] = []
+        """With the last tick."""
         self.ahead_ns = ahead_ns
         self.sharing = Sharing(
             Shares(name), self.told.append, began_ns=ORIGIN_NS + ahead_ns, unsent=lambda: self.unsent
@@ -59,6 +65,7 @@ class Instance:
         self.told.clear()
         now_ns = at(now_ms) + self.ahead_ns
         self.sharing.tell(self.state.history.advance(now_ns), self.fleet, self.rollups, now_ns)
+        self.heard = self.sharing.take_heard(self.fleet, self.rollups, now_ns)
         return list(self.told)
 
     def hear(self, told: list[SharedWindows], now_ms: float) -> None:
@@ -297,10 +304,12 @@ def test_what_waits_for_the_stream_is_bounded_in_windows_of_one_worker() -> None
     for message in told:
         message.metrics_id, message.told_unix_ns = "a", at(100 * count)
     hearer.hear(told, 100 * count)
-    assert sum(len(window.workers) for window in hearer.sharing.take_heard()) == MAX_HEARD
+    hearer.tick(100 * count)
+    assert sum(len(window.workers) for window in hearer.heard) == MAX_HEARD
     assert hearer.sharing.left_out == Counter({LeftOut.UNSTREAMED: count * len(names) - MAX_HEARD})
     assert hearer.covered_ms(TICK_NS, 0, 100 * count) == 100 * count * len(names)
-    assert hearer.sharing.take_heard() == []
+    hearer.tick(100 * count)
+    assert hearer.heard == []
 
 
 def test_another_instance_of_the_same_id_is_warned_of_once() -> None:
@@ -313,3 +322,43 @@ def test_another_instance_of_the_same_id_is_warned_of_once() -> None:
             instance.hear(namesake.tick(now_ms), now_ms)
     assert [log["log_level"] for log in logs] == ["warning"]
     assert instance.sharing.left_out == Counter({LeftOut.NAMESAKE: 2})
+
+
+@pytest.mark.parametrize("silent_ms", [20_000, 50])
+def test_workers_of_an_instance_that_died_are_missed_and_do_not_drop_out_of_coverage(silent_ms: int) -> None:
+    """The worker dies before its instance, by more than whoever takes over reads back, or with it."""
+    dead, lives = Instance("a"), Instance("b")
+    died_ms = 30_000
+    for start in range(0, died_ms, 100):
+        if start < died_ms - silent_ms:
+            dead.live("w", start, start + 100, gpus=4)
+        lives.live("own", start, start + 100)
+        lives.hear(dead.tick(start + 100), start + 100)
+        dead.hear(lives.tick(start + 100), start + 100)
+    for start in range(died_ms, died_ms + 3_000, 100):
+        lives.live("own", start, start + 100)
+        lives.tick(start + 100)
+        overdue_ns = at(start + 100) - OVERDUE_NS
+        bounds_ns = overdue_ns - 10 * TICK_NS, overdue_ns
+        pieces = sums(lives.state.members, lives.rollups, parse_scope("cluster"), lives.rollups.tiers[0], bounds_ns)
+        told = history(list(pieces), parse_scope("cluster"), TICK_NS)
+        assert told.gpus == [5] * 10
+        assert [(window.start_ns, [each.worker_id for each in window.workers]) for window in lives.heard] == (
+            [(overdue_ns - TICK_NS, ["w"])] if overdue_ns > at(died_ms) else []
+        )
+    assert told.coverage == [0.2] * 10
+    assert cluster_occupancy(lives.fleet, lives.rollups, lives.state.members, overdue_ns, S).coverage == 0.2
+
+
+def test_a_worker_that_was_only_told_of_late_is_no_less_covered_for_that() -> None:
+    teller, hearer = Instance("a"), Instance("b")
+    late = []
+    for start in range(0, 5_000, 100):
+        teller.live("w", start, start + 100)
+        late.append(teller.tick(start + 100))
+        if start >= 1_000:
+            hearer.hear(late[start // 100 - 10], start + 100)
+        hearer.tick(start + 100)
+    for told in late[-10:]:
+        hearer.hear(told, 5_100)
+    assert hearer.covered_ms(TICK_NS, 0, 5_000) == 5_000

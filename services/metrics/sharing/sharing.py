@@ -13,6 +13,7 @@ from libs.telemetry.fleet import LISTED_NS, MAX_WORKERS, Fleet
 from libs.telemetry.history import WrittenWindow
 from libs.telemetry.rollups import RollUps, Written
 from services.metrics.sharing.again import Again
+from services.metrics.sharing.overdue import Overdue
 from services.metrics.sharing.shares import ALIVE_NS, Shares
 from services.metrics.sharing.wire import messages, shared_worker, written
 
@@ -64,6 +65,7 @@ class Sharing:
         self._newest: dict[str, tuple[StepBatch, int]] = {}
         """Of workers that something is to be told of, and when it came."""
         self._again = Again()
+        self._overdue = Overdue()
         self._heard: list[WrittenWindow] = []
         self._heard_cells = 0
         self.left_out = Counter(dict.fromkeys(LeftOut, 0))
@@ -143,10 +145,10 @@ class Sharing:
             self._heard.append(WrittenWindow(start_ns, streamed, revised=True))
             self._heard_cells += len(streamed)
 
-    def take_heard(self) -> list[WrittenWindow]:
-        """Windows that others have told of since it was last asked."""
+    def take_heard(self, fleet: Fleet, rollups: RollUps, now_ns: int) -> list[WrittenWindow]:
+        """Windows that others have told of since it was last asked, and those that nobody tells of any more."""
         heard, self._heard, self._heard_cells = self._heard, [], 0
-        return heard
+        return heard + self._overdue.write(fleet, rollups, now_ns)
 
     def tells_of(self, event: RequestEvent, fleet: Fleet, now_ns: int) -> bool:
         """Whether this instance makes the request's trace: the one that reads the worker that told of its hand-off; all
