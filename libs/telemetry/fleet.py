@@ -139,6 +139,15 @@ class Fleet:
             return timeline.phases(low_ns, high_ns)
         return self._windows(worker_id, low_ns, high_ns)
 
+    def window(self, worker_id: str, low_ns: int, high_ns: int) -> tuple[PhaseTime, str] | None:
+        """How a worker whose telemetry comes here spent [low, high), and its role at the end; None where it had left in
+        good order by then, and of others."""
+        timeline, facts = self._timelines.get(worker_id), self.facts(worker_id)
+        role = timeline.role_at(high_ns - 1) if timeline else ""
+        if not role or (facts is not None and facts.left and facts.covered_to_unix_ns <= low_ns):
+            return None
+        return self.phases(worker_id, low_ns, high_ns), role
+
     def effort(self, worker_id: str, low_ns: int, high_ns: int) -> Effort:
         """What a worker's finished steps computed and moved in [low, high), as far as it tells."""
         timeline = self._timelines.get(worker_id)
@@ -148,11 +157,6 @@ class Fleet:
         """From when on a worker's steps are known, as far as they are told; None for one that others read."""
         timeline = self._timelines.get(worker_id)
         return timeline.steps_from_ns if timeline else None
-
-    def role_at(self, worker_id: str, at_ns: int) -> str:
-        """The role that a worker had at a moment, in words; empty when nothing is known of it."""
-        timeline = self._timelines.get(worker_id)
-        return timeline.role_at(at_ns) if timeline else ""
 
     def facts(self, worker_id: str) -> WorkerFacts | None:
         """What a worker last said of itself."""

@@ -104,13 +104,8 @@ class History:
         end_ns = start_ns + self._window_ns
         workers = []
         for worker_id in worker_ids:
-            role = self._fleet.role_at(worker_id, end_ns - 1)
-            if role and not self._gone(worker_id, start_ns):
-                time = self._fleet.phases(worker_id, start_ns, end_ns)
+            known = self._fleet.window(worker_id, start_ns, end_ns)
+            if known is not None:
+                time, role = known
                 workers.append(Written(worker_id, time, ROLE_NUMBERS[role]))
         return WrittenWindow(start_ns, self._rollups.write(start_ns, workers, fuller=self._shared), revised)
-
-    def _gone(self, worker_id: str, start_ns: int) -> bool:
-        """Whether it had left in good order by then."""
-        facts = self._fleet.facts(worker_id)
-        return facts is not None and facts.left and facts.covered_to_unix_ns <= start_ns

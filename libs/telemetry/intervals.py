@@ -27,6 +27,9 @@ class Intervals:
         """Unite with [start, end); an empty one changes nothing."""
         if end <= start:
             return
+        if self._ends and self._starts[-1] <= start <= self._ends[-1]:  # nearly always: a stream goes on
+            self._ends[-1] = max(end, self._ends[-1])
+            return
         first = bisect_left(self._ends, start)
         last = bisect_right(self._starts, end)
         if first < last:

@@ -17,6 +17,9 @@ class RoleLog:
 
     def add(self, start_ns: int, end_ns: int, role: str) -> None:
         """It had `role` in [start, end). Time of which something was said before keeps what was said."""
+        if self._ends and self._ends[-1] == start_ns and self._roles[-1] == role:  # nearly always
+            self._ends[-1] = max(end_ns, start_ns)
+            return
         index = bisect_right(self._starts, start_ns)
         if index:
             start_ns = max(start_ns, self._ends[index - 1])

@@ -1,7 +1,7 @@
 """How much of a mixed step is prefill: the one place where telemetry meets the step-time models."""
 
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step, StepBatch
@@ -20,7 +20,13 @@ def prefill_share(batch: StepBatch) -> Callable[[Step], int]:
     matters here, so the nearest profile will do for a worker that sends none.
     """
     # Most batches have no mixed step, and reading the model costs more than entering all of a batch's steps.
-    model = cache(lambda: _model(batch))
+    read: list[StepTimeModel] = []
+
+    def model() -> StepTimeModel:
+        if not read:
+            read.append(_model(batch))
+        return read[0]
+
     return lambda step: _share(model, step)
 
 

@@ -68,7 +68,9 @@ class StepLog:
         self, start: int, end: int, prefill_share: int, counts: StepCounts = UNKNOWN, *, announced: bool = False
     ) -> None:
         """Enter a step that ran [start, end), or at least so long when it is only announced."""
-        index = bisect_left(self._starts, start)
+        index = len(self)
+        if index and start <= self._starts[-1]:  # seldom: steps come in their order
+            index = bisect_left(self._starts, start)
         if index == len(self) or self._starts[index] != start:
             self._starts.insert(index, start)
             self._ends.insert(index, end)
@@ -159,16 +161,21 @@ class StepLog:
         self._counts[place] = array("I", counts)
 
     def _few_busy(self, first: int, last: int, low: int, high: int, reach: Callable[[int], int]) -> "FewBusyTime":
-        steps, provisional = [], False
+        # Comparisons in place of min and max: this runs 20,000 times a second for 1,000 workers.
+        steps, provisional, starts = [], False, self._starts
         for index in range(first, last):
-            start, end = self._starts[index], self._ends[index]
+            start, end = starts[index], self._ends[index]
             if start in self._announced:
                 end = reach(end)
                 provisional = provisional or end > low
-            if index + 1 < last:
-                end = min(end, self._starts[index + 1])
-            start = max(start, low)
-            steps.append((start, max(min(end, high), start), self._shares[index]))
+            if index + 1 < last and end > starts[index + 1]:
+                end = starts[index + 1]
+            if start < low:  # noqa: PLR1730
+                start = low
+            if end > high:  # noqa: PLR1730
+                end = high
+            if start < end:
+                steps.append((start, end, self._shares[index]))
         return FewBusyTime(steps, provisional)
 
 
@@ -185,9 +192,12 @@ class FewBusyTime:
         total = prefill = 0
         for low, high in spans:
             for start, end, share in self._steps:
-                after, until = max(low, start) - start, min(high, end) - start
-                if until > after:
-                    total += until - after
+                after = low - start if low > start else 0
+                until = (end if end < high else high) - start
+                if until <= after:
+                    continue
+                total += until - after
+                if share:
                     # Rounded at both ends of the span, so that parts of a step add up to it.
                     prefill += (until * share >> SHARE_BITS) - (after * share >> SHARE_BITS)
         return total, prefill
