@@ -132,16 +132,21 @@ async def open_member(bootstrap: str, client_id: str, group: str, *, embedded: b
 
 @asynccontextmanager
 async def open_consumer(
-    bootstrap: str, client_id: str, *, embedded: bool, embedded_wait_ms: int = EMBEDDED_FETCH_WAIT_MS
+    bootstrap: str,
+    client_id: str,
+    *,
+    embedded: bool,
+    embedded_wait_ms: int = EMBEDDED_FETCH_WAIT_MS,
+    uncommitted: bool = False,
 ) -> AsyncIterator[AIOKafkaConsumer]:
-    """A connected consumer of no group and, as yet, of no partition."""
+    """A connected consumer of no group and, as yet, of no partition; `uncommitted`: of open transactions too."""
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap,
         client_id=client_id,
         group_id=None,
         enable_auto_commit=False,
         auto_offset_reset="earliest",  # of what is left, when retention has overtaken the position
-        isolation_level="read_committed",
+        isolation_level="read_uncommitted" if uncommitted else "read_committed",
         check_crcs=not embedded,
         fetch_max_wait_ms=embedded_wait_ms if embedded else FETCH_WAIT_MS,
         request_timeout_ms=REQUEST_TIMEOUT_MS,

@@ -153,6 +153,7 @@ class KafkaWork:
         async with (
             open_admin(bootstrap, self._member) as admin,
             open_member(bootstrap, self._member, group, embedded=embedded) as consumer,
+            open_consumer(bootstrap, self._member, embedded=embedded, uncommitted=True) as uncommitted,
         ):
             lanes = Lanes(
                 servers=self._servers,
@@ -162,6 +163,7 @@ class KafkaWork:
                 client_id=self._member,
                 admin=admin,
                 consumer=consumer,
+                uncommitted=uncommitted,
                 handle=handle,
                 on_undecodable=self._count_undecodable,
             )

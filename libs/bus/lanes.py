@@ -65,16 +65,17 @@ class KafkaLane:
         """Records from the committed offset on; an empty list when none came for a moment."""
         empty_polls = 0
         while True:
+            at_once = not self.replayed and not empty_polls
             found = await self._consumer.getmany(
-                self._partition, timeout_ms=POLL_MS if self.replayed else 1, max_records=MAX_POLL_RECORDS
+                self._partition, timeout_ms=1 if at_once else POLL_MS, max_records=MAX_POLL_RECORDS
             )
             batch = [record for raw in found.get(self._partition, ()) if (record := self._record(raw)) is not None]
             empty_polls = 0 if batch else empty_polls + 1
-            if not self.replayed or empty_polls % STALL_POLLS == STALL_POLLS - 1:
+            stalled = empty_polls % STALL_POLLS == STALL_POLLS - 1
+            if not self.replayed or stalled:
                 position = await self._consumer.position(self._partition)
-                if not self.replayed:
-                    self.replayed = position >= self._end
-                elif position < (await self._consumer.end_offsets([self._partition]))[self._partition]:
+                self.replayed = self.replayed or position >= self._end
+                if stalled and position < (await self._consumer.end_offsets([self._partition]))[self._partition]:
                     raise BrokerAway(f"{self._partition} has records that do not come")
             yield batch
 
@@ -119,9 +120,11 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         client_id: str,
         admin: AIOKafkaAdminClient,
         consumer: AIOKafkaConsumer,
+        uncommitted: AIOKafkaConsumer,
         handle: Handle,
         on_undecodable: Callable[[], None],
     ) -> None:
+        """`uncommitted`: of no partition; it knows where they end when open transactions count."""
         self._servers = servers
         self._address = servers.address()
         self._topic = topic
@@ -130,6 +133,7 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         self._client_id = client_id
         self._admin = admin
         self._consumer = consumer
+        self._uncommitted = uncommitted
         self._handle = handle
         self._on_undecodable = on_undecodable
         self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
@@ -179,12 +183,14 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             if begins < 0:
                 begins = (await self._consumer.beginning_offsets([partition]))[partition]
             self._consumer.seek(partition, begins)
+            # Not where committed records end: what its predecessor committed may come after a transaction that another
+            # lane's has left open, and is read once that is over.
             lane = KafkaLane(
                 topic=self._topic,
                 partition=partition,
                 consumer=self._consumer,
                 transactions=transactions,
-                end=(await self._consumer.end_offsets([partition]))[partition],
+                end=(await self._uncommitted.end_offsets([partition]))[partition],
                 embedded=self._servers.embedded,
                 on_undecodable=self._on_undecodable,
             )

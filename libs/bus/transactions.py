@@ -22,6 +22,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from libs.bus.clients import open_transactions
 from libs.bus.codec import SCHEMA_HEADER, encode
+from libs.bus.offsets import NONE, committed_offsets
 from libs.bus.servers import BrokerAway
 from libs.bus.work import Produced, Raw
 from libs.contracts.errors import TopicRefused
@@ -35,8 +36,6 @@ TOPIC_ERRORS = (
     UnknownTopicOrPartitionError,
 )
 """What is the fault of a topic, or of what is written to it, rather than of the broker."""
-NONE = OffsetAndMetadata(-1, "")
-"""What is committed of a partition that nobody has worked on."""
 
 
 async def need_topic(producer: AIOKafkaProducer, name: str) -> None:
@@ -131,9 +130,7 @@ class Transactions:
         """Open a producer, which ends what another one of the partition has open. What is committed from here on."""
         opening = open_transactions(self._bootstrap, self._client_id, f"{self._group}.{self._partition.partition}")
         self._producer = await self._held.enter_async_context(opening)
-        found = await self._admin.list_consumer_group_offsets(self._group, partitions=[self._partition])
-        committed = found.get(self._partition, NONE)
-        return OffsetAndMetadata(committed.offset, committed.metadata or "")
+        return (await committed_offsets(self._admin, self._group, [self._partition]))[self._partition]
 
     async def _send(self, item: Produced) -> "asyncio.Future[object]":
         """Until it is on its way; its future tells whether the broker has it."""

@@ -7,14 +7,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer
-from aiokafka.admin import NewTopic
-from aiokafka.errors import KafkaError
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import GroupLoadInProgressError, KafkaError
+from aiokafka.protocol.commit import OffsetFetchResponse_v3
 
-from libs.bus.clients import open_admin
+from libs.bus.clients import open_admin, open_producer, open_transactions
+from libs.bus.codec import SCHEMA_HEADER, encode
 from libs.bus.kafka import KafkaBus
 from libs.bus.kafka_work import KafkaWork
-from libs.bus.servers import Servers
+from libs.bus.offsets import NONE, committed_offsets
+from libs.bus.servers import BrokerAway, Servers
 from libs.bus.work import Lane, Produced, Raw
 from libs.contracts.errors import TopicNotFound, TopicRefused
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result, Share
@@ -313,3 +316,56 @@ async def test_a_follower_is_told_once_it_has_read_what_was_there(kafka: KafkaSe
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert told == [3]
+
+
+@pytest.mark.usefixtures("topics")
+async def test_all_is_replayed_only_with_what_was_committed_behind_a_transaction_that_is_open(
+    kafka: KafkaServer, cluster: str
+) -> None:
+    """Else a lane would begin to act without what its predecessor committed last."""
+    work = KafkaWork(kafka.servers, cluster, "a")
+    if not work.capabilities.read_committed:
+        pytest.skip("declared: the embedded broker's readers do not wait for transactions")
+    name, record = BATCH_SHARES.name(cluster), encode(BATCH_SHARES, cluster, Share(share_id="behind", number=1))
+    replayed: list[bool] = []
+    read: list[int] = []
+
+    async def look(lane: Lane) -> None:
+        async for batch in lane.batches():
+            read.extend(each.value.number for each in batch if isinstance(each.value, Share))
+            if lane.partition == 0:
+                replayed.append(lane.replayed)
+
+    async with open_transactions(kafka.servers, "another", f"{cluster}.another") as another:
+        await another.begin_transaction()
+        await another.send_and_wait(name, b"open", partition=0)
+        async with open_producer(kafka.servers, "predecessor") as predecessor:
+            headers = [(SCHEMA_HEADER, record.schema)]
+            await predecessor.send_and_wait(name, record.value, headers=headers, partition=0)
+        async with member(work, look):
+            await until(lambda: len(replayed) >= 3, timeout_s=SETTLE_S)
+            assert not any(replayed)
+            assert not read
+            await another.abort_transaction()
+            await until(lambda: replayed[-1], timeout_s=SETTLE_S)
+    assert read == [1]
+
+
+class _Starting(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no types
+    """Of a broker whose coordinator still reads what was committed, as Apache Kafka 4.1 answers then."""
+
+    async def find_coordinator(self, group_id: str, coordinator_type: int = 0) -> int:
+        return 0
+
+    async def _send_request(self, request: object, node_id: int | None = None) -> OffsetFetchResponse_v3:
+        return OffsetFetchResponse_v3(throttle_time_ms=0, topics=[], error_code=GroupLoadInProgressError.errno)
+
+
+async def test_a_coordinator_that_is_starting_is_not_taken_for_one_that_knows_of_no_work(
+    real_kafka_server: KafkaServer,
+) -> None:
+    one = TopicPartition("any", 0)
+    async with open_admin(real_kafka_server.servers, "asks") as admin:
+        assert await committed_offsets(admin, "nobody-yet", [one]) == {one: NONE}
+    with pytest.raises(BrokerAway, match="does not tell"):
+        await committed_offsets(_Starting(), "a-group", [one])
