@@ -3,15 +3,11 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import structlog
-
-from libs.contracts.errors import AnswerFailed, FulcrumError
+from libs.contracts.errors import FulcrumError
 from libs.engine.port import Logprob
 from libs.model.tokenizer import Decoder
-from services.gateway.generation import FinishReason, Generation
+from services.gateway.generation import FinishReason, Generation, unmade
 from services.gateway.stops import StopMatcher
-
-log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -46,6 +42,7 @@ class ChoiceText:
     def __init__(
         self,
         *,
+        request_id: str,
         decoder: Decoder,
         stops: Sequence[str],
         silent_token_ids: frozenset[int],
@@ -56,6 +53,7 @@ class ChoiceText:
         one who takes it `in_pieces`, when there may be a piece."""
         self.error: FulcrumError | None = None
         self.done = False
+        self._request_id = request_id
         self._decoder = decoder
         self._stops = StopMatcher(stops)
         self._has_stops = bool(stops)
@@ -98,9 +96,8 @@ class ChoiceText:
         try:
             self._decode()
         except Exception as error:
-            log.exception("tokens cannot be made text", error=repr(error))
             self._tokens.clear()
-            self.fail(AnswerFailed("what was generated could not be made an answer"))
+            self.fail(unmade(error, self._request_id))
         piece, self._piece = self._piece, Piece()
         return piece
 

@@ -29,6 +29,12 @@ Ending = FinishReason | FulcrumError | None
 """How a choice ended: well, failed, or None where its client left."""
 
 
+def unmade(error: Exception, request_id: str) -> AnswerFailed:
+    """What a choice ends with when its tokens cannot be made an answer, which is our fault: the log has the reason."""
+    log.error("an answer cannot be made", request_id=request_id, error=repr(error), exc_info=error)
+    return AnswerFailed("what was generated could not be made an answer")
+
+
 class Sink(Protocol):
     """Who takes a choice's tokens. Exactly one of `finish` and `fail` is called, last, unless it was cancelled.
 
@@ -182,7 +188,7 @@ class Generation:
         try:
             return FinishReason.STOP if self.sink.token(token_id, logprob) else None
         except Exception as error:  # whatever it is, what else comes from that worker goes on
-            return self._broken(error)
+            return unmade(error, self.request_id)
 
     def conclude(self, outcome: Ending) -> Ending:
         """Tell the sink; gives how the choice has ended, which is otherwise than meant where the sink fails."""
@@ -190,14 +196,10 @@ class Generation:
             try:
                 self.sink.finish(outcome)
             except Exception as error:
-                outcome = self._broken(error)
+                outcome = unmade(error, self.request_id)
         if isinstance(outcome, FulcrumError):
             self.sink.fail(outcome)
         return outcome
-
-    def _broken(self, error: Exception) -> AnswerFailed:
-        log.error("an answer cannot be made", request_id=self.request_id, error=repr(error), exc_info=error)
-        return AnswerFailed("what was generated could not be made an answer")
 
     def complete(self) -> FinishReason | None:
         """Whether the output is whole by itself, whatever the worker says next."""

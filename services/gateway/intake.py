@@ -90,7 +90,9 @@ class Intake:
         for prompt, cached_hints in zip(prompts, hints, strict=True):
             packed = pack_u32(prompt)
             for which in range(asked.n):
+                request_id = _id_of(arrival.request_id, len(choices), asked.choices)
                 text = ChoiceText(
+                    request_id=request_id,
                     decoder=model.tokenizer.decoder(),
                     stops=asked.stops,
                     silent_token_ids=end_token_ids,
@@ -99,7 +101,7 @@ class Intake:
                 )
                 generation = Generation(
                     number=next(self._numbers),
-                    request_id=_id_of(arrival.request_id, len(choices), asked.choices),
+                    request_id=request_id,
                     model=asked.model,
                     prompt=packed,
                     prompt_tokens=len(prompt),

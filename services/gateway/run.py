@@ -85,27 +85,9 @@ async def open_gateway(
         tasks=tasks,
         clock=clock,
     )
-    dispatcher = Dispatcher(
-        fleet=fleet,
-        router=Router(POLICIES[settings.routing]()),
-        clock=clock,
-        ended=Recorder(ports.bus, metrics).ended,
-        max_waiting=settings.max_waiting,
-        max_wait_ms=settings.max_wait_ms,
-        no_workers_wait_ms=settings.no_workers_wait_ms,
-        max_reroutes=settings.max_reroutes,
-    )
+    dispatcher = _dispatcher(settings, fleet, clock, Recorder(ports.bus, metrics))
     stalls = Stalls(settings.max_open, max(settings.max_open_body_bytes, settings.max_body_bytes))
-    metrics.watch(
-        waiting=lambda: dispatcher.waiting,
-        live=lambda: dispatcher.live,
-        workers=lambda: sum(link.connected for link in fleet.links),
-        unpaired=lambda: len(fleet.unpaired),
-        legs=lambda: sum(len(link.legs) + len(link.reserved) for link in fleet.links),
-        tasks=lambda: len(tasks),
-        open_requests=lambda: len(stalls),
-        body_bytes=lambda: stalls.body_bytes,
-    )
+    _watch(metrics, dispatcher, fleet, stalls, tasks)
     with ThreadPoolExecutor(TOKENISE_THREADS, thread_name_prefix="tokenise") as threads:
         hints = PrefixHints(ports.kv_index, fleet, tasks, threads, max_hold_ms=settings.prefix_wait_ms)
         metrics.watch_index(ports.kv_index, late=lambda: hints.late)
@@ -148,6 +130,33 @@ async def open_gateway(
             yield RunningGateway(url, dispatcher, fleet, metrics, stalls)
             # At once: leaving the broker takes its time, of which people's requests must not lose any.
             await asyncio.gather(dispatcher.drain(settings.drain_s), jobs.aclose())
+
+
+def _dispatcher(settings: GatewaySettings, fleet: Fleet, clock: Clock, recorder: Recorder) -> Dispatcher:
+    return Dispatcher(
+        fleet=fleet,
+        router=Router(POLICIES[settings.routing]()),
+        clock=clock,
+        ended=recorder.ended,
+        max_waiting=settings.max_waiting,
+        max_wait_ms=settings.max_wait_ms,
+        no_workers_wait_ms=settings.no_workers_wait_ms,
+        max_reroutes=settings.max_reroutes,
+    )
+
+
+def _watch(metrics: GatewayMetrics, dispatcher: Dispatcher, fleet: Fleet, stalls: Stalls, tasks: TaskOwner) -> None:
+    """What is read off when metrics are asked for."""
+    metrics.watch(
+        waiting=lambda: dispatcher.waiting,
+        live=lambda: dispatcher.live,
+        workers=lambda: sum(link.connected for link in fleet.links),
+        unpaired=lambda: len(fleet.unpaired),
+        legs=lambda: sum(len(link.legs) + len(link.reserved) for link in fleet.links),
+        tasks=lambda: len(tasks),
+        open_requests=lambda: len(stalls),
+        body_bytes=lambda: stalls.body_bytes,
+    )
 
 
 def _hot_routes(make_endpoint: Callable[..., CompletionEndpoint]) -> dict[str, CompletionEndpoint]:
