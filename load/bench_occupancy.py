@@ -1,8 +1,9 @@
 """Live occupancy of fleets of GPUs that send ten times a second: what it costs, how fresh it is, how the page holds.
 
 Each fleet's telemetry goes through the metrics service's own ingest, history and stream in a process of its own, with
-one reader here. Freshness: from the end of a step until the stream's message that shows it has been read. For the page
-a real Chromium is open over 1,000 GPUs. Prints a table, then one JSON line.
+one reader here. Freshness: from the end of a step until the stream's message that shows it has been read. Memory: the
+process's peak, also of one that begins with all the history it will ever keep. A large fleet is read by instances that
+share it too, and for the page a real Chromium is open over 1,000 GPUs. Prints a table, then one JSON line.
 """
 
 import argparse
@@ -10,20 +11,21 @@ import asyncio
 import json
 import statistics
 import sys
-import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-import httpx
-
 from libs.testing.browser import WIDE, BrowserUnavailable, browser
-from load.synthetic_fleet import synthetic_fleet
+from load.freshness import WARM_UP_S, Reader, follow
 
 FLEETS: Final = (10, 100, 1000, 3000)
-WARM_UP_S: Final = 4.0
+FULL_GPUS: Final = 1000
+SHARED_GPUS: Final = 3000
+SHARED_BY: Final = (2, 3)
 PAGE_GPUS: Final = 1000
 FRAMES: Final = """seconds => new Promise(resolve => {
   const gaps = [], tasks = [];
@@ -41,33 +43,39 @@ FRAMES: Final = """seconds => new Promise(resolve => {
 })"""
 
 
-@dataclass
-class Fleet:
+@dataclass(frozen=True, slots=True)
+class Measured:
     """What a fleet came to."""
 
     gpus: int
-    cpu_share: float = 0.0
-    rss_mb: float = 0.0
-    fresh_p50_ms: float = 0.0
-    fresh_p99_ms: float = 0.0
-    tick_kb: float = 0.0
-    late_ms: float = 0.0
-    skipped_ticks: int = 0
-    unrevised_windows: int = 0
+    instances: int
+    full: bool
+    """It began with all the history that is ever kept."""
+    cpu_share: float
+    """Cores, of all instances together."""
+    rss_mb: float
+    """Peak of the largest instance."""
+    fresh_p50_ms: float
+    fresh_p99_ms: float
+    tick_kb: float
+    late_ms: float
+    """How far behind the telemetry the slowest instance was at the end."""
+    skipped_ticks: int
+    unrevised_windows: int
 
 
 @asynccontextmanager
-async def service(gpus: int, used: dict[str, Any]) -> AsyncIterator[str]:
-    """The parts of the metrics service with a fleet; its address. `used` is filled at the end."""
+async def service(gpus: int, used: list[dict[str, Any]], *more: str) -> AsyncIterator[str]:
+    """The parts of the metrics service with a fleet; its address. `used` gets what it used at the end."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "load.occupancy_service", str(gpus),
+        sys.executable, "-m", "load.occupancy_service", str(gpus), *more,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stdin and process.stdout
     try:
         yield json.loads(await process.stdout.readline())["url"]
         process.stdin.close()
-        used |= json.loads(await process.stdout.readline() or "{}")
+        used.append(json.loads(await process.stdout.readline() or "{}"))
         await process.wait()
     finally:
         if process.returncode is None:
@@ -75,73 +83,43 @@ async def service(gpus: int, used: dict[str, Any]) -> AsyncIterator[str]:
             await process.wait()
 
 
-class Reader:
-    """Follows a stream and times when each worker's steps show."""
+@asynccontextmanager
+async def services(gpus: int, used: list[dict[str, Any]], instances: int, *, full: bool) -> AsyncIterator[str]:
+    """Several that share the fleet; the address of one of them."""
+    more = ("--full",) * full
+    async with AsyncExitStack() as stack:
+        sockets = stack.enter_context(TemporaryDirectory())
 
-    def __init__(self, gpus: int) -> None:
-        self._phases_ms = {worker.id: worker.phase_ns / 1e6 for worker in synthetic_fleet(gpus)}
-        self._ids: list[str] = []
-        self._covered: dict[tuple[int, int], int] = {}
-        self.freshness_ms: list[float] = []
-        self.sizes: list[int] = []
+        async def start(number: int) -> str:
+            sharing = ("--instances", str(instances), "--number", str(number), "--sockets", str(Path(sockets)))
+            return await stack.enter_async_context(service(gpus, used, *more, *sharing))
 
-    def take(self, event: str, data: str, now_ms: float) -> None:
-        """A message that was read at `now_ms`."""
-        value = json.loads(data)
-        if event == "members":
-            self._ids = [worker["id"] for worker in value["workers"]]
-            self._covered.clear()
-            return
-        self.sizes.append(len(data))
-        for start_ms, places, covered, *_ in value["windows"]:
-            for index, ns in enumerate(covered):
-                place = places[index] if places else index
-                self._step(start_ms, place, ns, now_ms)
-        oldest = value["now_unix_ms"] - 2_000
-        self._covered = {key: ns for key, ns in self._covered.items() if key[0] > oldest}
-
-    def _step(self, start_ms: int, place: int, covered_ns: int, now_ms: float) -> None:
-        """A step of each worker ends at its phase in each window: shown once the window is covered up to there."""
-        before = self._covered.get((start_ms, place), 0)
-        self._covered[start_ms, place] = covered_ns
-        phase_ms = self._phases_ms[self._ids[place]]
-        if before < phase_ms * 1e6 <= covered_ns + 1:
-            self.freshness_ms.append(now_ms - start_ms - phase_ms)
+        yield (await asyncio.gather(*map(start, range(instances))))[0]
 
 
-async def follow(url: str, reader: Reader, seconds: float) -> None:
-    """Read the stream for so long, and count from the end of the warm-up on."""
-    async with httpx.AsyncClient(timeout=30) as http, http.stream("GET", f"{url}/v1/occupancy/stream") as answer:
-        began_s, event, warm = time.monotonic(), "", False
-        async for line in answer.aiter_lines():
-            now_ms = time.time_ns() / 1e6
-            if line.startswith("event: "):
-                event = line[7:]
-            elif line.startswith("data: "):
-                reader.take(event, line[6:], now_ms)
-            passed_s = time.monotonic() - began_s
-            if not warm and passed_s > WARM_UP_S:
-                warm = True
-                reader.freshness_ms.clear()
-            if passed_s > WARM_UP_S + seconds:
-                return
-
-
-async def measure(gpus: int, seconds: float) -> Fleet:
+async def measure(gpus: int, seconds: float, instances: int = 1, *, full: bool = False) -> Measured:
     """One fleet."""
     reader = Reader(gpus)
-    used: dict[str, Any] = {}
-    async with service(gpus, used) as url:
+    used: list[dict[str, Any]] = []
+    async with services(gpus, used, instances, full=full) as url:
         await follow(url, reader, seconds)
-    ranks = statistics.quantiles(reader.freshness_ms, n=100)
-    return Fleet(
-        gpus=gpus, fresh_p50_ms=ranks[49], fresh_p99_ms=ranks[98], tick_kb=statistics.fmean(reader.sizes) / 1e3, **used
+    return Measured(
+        gpus=gpus,
+        instances=instances,
+        full=full,
+        cpu_share=sum(each["cpu_share"] for each in used),
+        rss_mb=max(each["rss_mb"] for each in used),
+        tick_kb=statistics.fmean(reader.sizes or [0]) / 1e3,
+        late_ms=max(each["late_ms"] for each in used),
+        skipped_ticks=sum(each["skipped_ticks"] for each in used),
+        unrevised_windows=sum(each["unrevised_windows"] for each in used),
+        **reader.percentiles_ms(),
     )
 
 
 async def measure_page(seconds: float) -> dict[str, float]:
     """Frames and long tasks of a page over `PAGE_GPUS`, once its history is loaded."""
-    async with service(PAGE_GPUS, {}) as url, browser() as running:
+    async with service(PAGE_GPUS, []) as url, browser() as running:
         page = await running.new_page(viewport=WIDE)
         await page.goto(f"{url}/")
         await page.wait_for_timeout(1e3 * 2 * WARM_UP_S)
@@ -149,6 +127,7 @@ async def measure_page(seconds: float) -> dict[str, float]:
     gaps = found["gaps"][1:]
     return {
         "gpus": PAGE_GPUS,
+        "seconds": seconds,
         "frames_per_s_median": 1e3 / statistics.median(gaps),
         "frames_per_s_p5": 1e3 / sorted(gaps)[int(0.95 * len(gaps))],
         "longest_task_ms": max(found["tasks"], default=0.0),
@@ -156,8 +135,9 @@ async def measure_page(seconds: float) -> dict[str, float]:
     }
 
 
-def slopes(fleets: Sequence[Fleet]) -> list[dict[str, float]]:
-    """What 1,000 more GPUs cost, from each fleet to the next."""
+def slopes(fleets: Sequence[Measured]) -> list[dict[str, float]]:
+    """What 1,000 more GPUs cost, from each fleet of one empty service to the next."""
+    alone = [each for each in fleets if each.instances == 1 and not each.full]
     return [
         {
             "from_gpus": less.gpus,
@@ -165,17 +145,20 @@ def slopes(fleets: Sequence[Fleet]) -> list[dict[str, float]]:
             "cores_per_1000_gpus": 1000 * (more.cpu_share - less.cpu_share) / (more.gpus - less.gpus),
             "mb_per_1000_gpus": 1000 * (more.rss_mb - less.rss_mb) / (more.gpus - less.gpus),
         }
-        for less, more in pairwise(fleets)
+        for less, more in pairwise(alone)
     ]
 
 
-def show(fleets: Sequence[Fleet], page: dict[str, float] | None) -> None:
+def show(fleets: Sequence[Measured], page: dict[str, float] | None) -> None:
     """The table."""
-    print(f"{'GPUs':>6} {'CPU, cores':>11} {'memory':>9} {'fresh p50':>10} {'p99':>8} {'a tick':>9} {'behind':>9}")
+    heads = ("GPUs", "by", "CPU, cores", "peak RSS", "fresh p50", "p99", "a tick", "behind")
+    print("".join(f"{head:>{width}}" for head, width in zip(heads, (6, 4, 12, 10, 11, 9, 10, 10), strict=True)))
     for each in fleets:
         print(
-            f"{each.gpus:>6} {each.cpu_share:>11.2f} {each.rss_mb:>6.0f} MB {each.fresh_p50_ms:>7.0f} ms "
-            f"{each.fresh_p99_ms:>5.0f} ms {each.tick_kb:>6.1f} kB {each.late_ms:>6.0f} ms"
+            f"{each.gpus:>6} {each.instances:>3} {each.cpu_share:>11.2f} {each.rss_mb:>6.0f} MB "
+            f"{each.fresh_p50_ms:>7.0f} ms {each.fresh_p99_ms:>5.0f} ms {each.tick_kb:>6.1f} kB {each.late_ms:>6.0f} ms"
+            + "  all history kept"
+            * each.full
         )
     for slope in slopes(fleets):
         print(
@@ -184,19 +167,26 @@ def show(fleets: Sequence[Fleet], page: dict[str, float] | None) -> None:
         )
     if page:
         print(
-            f"page over {page['gpus']:.0f} GPUs: {page['frames_per_s_median']:.0f} frames/s (5th percentile "
-            f"{page['frames_per_s_p5']:.0f}), longest task {page['longest_task_ms']:.0f} ms"
+            f"page over {page['gpus']:.0f} GPUs for {page['seconds']:.0f} s: {page['frames_per_s_median']:.0f} "
+            f"frames/s (5th percentile {page['frames_per_s_p5']:.0f}), longest task {page['longest_task_ms']:.0f} ms, "
+            f"{page['tasks_over_50_ms']:.0f} over 50 ms"
         )
 
 
 async def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each fleet, after warm-up")
-    parser.add_argument("--page-seconds", type=float, default=30.0)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each fleet, after warm-up")
+    parser.add_argument("--page-seconds", type=float, default=60.0, help="0: no page")
     parser.add_argument("--gpus", type=int, nargs="*", default=list(FLEETS))
+    parser.add_argument("--full-gpus", type=int, default=FULL_GPUS, help="fleet with all history kept; 0: none")
+    parser.add_argument("--shared-gpus", type=int, default=SHARED_GPUS, help="fleet of instances that share it")
+    parser.add_argument("--shared-by", type=int, nargs="*", default=list(SHARED_BY), help="how many of them")
     options = parser.parse_args()
     fleets = [await measure(gpus, options.seconds) for gpus in options.gpus]
+    if options.full_gpus:
+        fleets.append(await measure(options.full_gpus, options.seconds, full=True))
+    fleets += [await measure(options.shared_gpus, options.seconds, by) for by in options.shared_by]
     page = None
     if options.page_seconds:
         try:

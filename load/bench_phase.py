@@ -4,17 +4,19 @@ An engine serves a mixed load (prompts arrive at random: there is idle time, pur
 the way of telemetry into phase time, as `/v1/occupancy` has it; an independent clock stands around each model call.
 Told apart: busy against idle over the whole run; prefill and decode in windows of a second without mixed steps; and, as
 its own error, the split of mixed steps against the same two parts run separately afterwards. On a GPU CUDA events say
-how much of the busy time the GPU itself computed. stdout: a table, then one JSON object as the last line.
+how much of the busy time the GPU itself computed. stdout: a table, then one JSON object as the last line; exits 1 where
+what is told is more than a percentage point off.
 """
 
 import argparse
 import asyncio
 import json
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -32,6 +34,10 @@ WINDOW_NS = 1_000_000_000
 REPEATS = 3
 """Each part of a mixed step is run so often by itself; the shortest counts."""
 UNIT = 1 << 20
+AIM_POINTS: Final = 1.0
+"""Of error, at most ..."""
+AIMED_AT: Final = ("busy_error_points", "pure_error_points_mean")
+"""... in these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +161,14 @@ async def main(options: argparse.Namespace) -> None:
     for key in next(iter(found.values())):
         print(f"{key:<26}" + "".join(f"{figures[key]!s:>22}" for figures in found.values()))
     print(json.dumps(found))
+    missed = [
+        f"{name}: {key} is {figures[key]}, the aim {AIM_POINTS:g}"
+        for name, figures in found.items()
+        for key in AIMED_AT
+        if (figures[key] or 0) > AIM_POINTS
+    ]
+    if missed:
+        sys.exit("\n".join(missed))
 
 
 if __name__ == "__main__":

@@ -77,9 +77,10 @@ def synthetic_fleet(gpus: int, seed: int = 1) -> list[SyntheticWorker]:
     return sorted(workers, key=lambda worker: worker.phase_ns)
 
 
-def send_forever(gpus: int) -> None:
-    """Write to stdout what a fleet sends, when it would come: each batch after its length in 4 bytes."""
-    fleet, out = synthetic_fleet(gpus), sys.stdout.buffer
+def send_forever(gpus: int, number: int = 0, of: int = 1) -> None:
+    """Write to stdout what a fleet sends, when it would come: each batch after its length in 4 bytes. Of all workers
+    every `of`-th, from the `number`-th on."""
+    fleet, out = synthetic_fleet(gpus)[number::of], sys.stdout.buffer
     start_ns = time.time_ns() // PERIOD_NS * PERIOD_NS
     while True:
         for worker in fleet:
@@ -94,4 +95,4 @@ def send_forever(gpus: int) -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
-        send_forever(int(sys.argv[1]))
+        send_forever(*map(int, sys.argv[1:]))
