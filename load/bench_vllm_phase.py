@@ -2,7 +2,8 @@
 
 An engine serves bench_phase's mixed load on a CPU; a clock stands around each model call in the process that computes.
 Reported: busy time told against it, over the run and in windows of a second; how much of each call its step covers;
-and how far steps were from what the step-time model, learning as it went, had foretold. stdout: a table, then one JSON
+and how far steps were from what the step-time model, learning as it went, had foretold; then, of steps that are done
+over and over, how far they are from what it foretells by then, and from one another. stdout: a table, then one JSON
 object as the last line. Needs vLLM's environment (`make setup-vllm`).
 """
 
@@ -24,6 +25,7 @@ from libs.testing.engine import DirectFetcher, EventReader
 from libs.testing.phase_account import PhaseAccount
 from libs.testing.real_model import real_model_folder
 from load.bench_phase import SHAPES, WINDOW_NS, serve
+from load.step_floor import floors, repeat
 
 FILE_VARIABLE: Final = "FULCRUM_BENCH_CALLS"
 Span = tuple[int, int]
@@ -67,7 +69,8 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             window = account.phases(low_ns, low_ns + WINDOW_NS)
             true_ns = overlap_ns(calls, low_ns, low_ns + WINDOW_NS)
             errors.append((window.prefill_ns + window.decode_ns - true_ns) / WINDOW_NS)
-        fitted = account.fitted
+        fitted, model = account.fitted, account.model
+        again = floors(await repeat(engine, reader, options.rounds), model)
     finally:
         cutting.cancel()
         await reader.close()
@@ -92,6 +95,15 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "decode_model_error_p50": round(fitted.decode.error_p50, 4),
         "mixed_steps": fitted.mixed.steps,
         "mixed_model_error_p50": round(fitted.mixed.error_p50, 4),
+        **{
+            f"{kind.value}_again_{name}": figure
+            for kind, floor in again.items()
+            for name, figure in (
+                ("steps", floor.steps),
+                ("model_error_p50", round(floor.model_error, 4)),
+                ("noise_p50", round(floor.noise, 4)),
+            )
+        },
     }
 
 
@@ -99,6 +111,7 @@ def main() -> None:
     """Measure, report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seconds", type=float, default=60.0, help="of load")
+    parser.add_argument("--rounds", type=int, default=12, help="of steps that are done over and over")
     parser.add_argument("--threads", type=int, default=1)
     with tempfile.TemporaryDirectory(prefix="bench-vllm-phase-") as folder:
         found = asyncio.run(measure(Path(folder), parser.parse_args()))

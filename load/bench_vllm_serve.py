@@ -2,8 +2,10 @@
 
 Both serve the same model with the same cores: the suite a prefill and a decode worker of one thread each, `vllm serve`
 one engine of two. Only one of them lives at a time, as an idle suite takes CPU too; which comes first changes with each
-round, and so do the prompts, which neither is to know. The client runs unmodified. stdout: a table of medians over
-rounds, then one JSON object as the last line; stderr: progress. Needs vLLM's environment (`make setup-vllm`).
+round, and so do the prompts, which neither is to know. The client runs unmodified. vLLM's server keeps no TPOT target,
+so neither does the suite unless it is asked to: where a step of all sequences is longer than the target, and one of
+fewer is not, it lets newcomers wait. stdout: a table of medians over rounds, then one JSON object as the last line;
+stderr: progress. Needs vLLM's environment (`make setup-vllm`).
 """
 
 import argparse
@@ -41,6 +43,9 @@ ENVIRONMENT: Final = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
+TARGET_HEADER: Final = "x-fulcrum-tpot-target-ms"
+NO_TARGET_MS: Final = 60_000
+"""Longer than any step."""
 
 
 def vllm_command() -> str:
@@ -116,6 +121,7 @@ def ask(base_url: str, model: Path, folder: Path, options: argparse.Namespace, s
         "--random-output-len", str(options.output_tokens), "--num-prompts", str(options.prompts),
         "--max-concurrency", str(options.concurrency), "--ignore-eos", "--num-warmups", "2", "--disable-tqdm",
         "--save-result", "--result-dir", str(folder), "--result-filename", "result.json", "--seed", str(seed),
+        "--header", f"{TARGET_HEADER}={options.tpot_target_ms}",
     ]  # fmt: skip
     env = vllm_environment(folder, NO_PROXY="127.0.0.1,localhost")
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -150,6 +156,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--tpot-target-ms", type=float, default=NO_TARGET_MS, help="vLLM's own server has none")
     options = parser.parse_args()
     rounds = measure(options)
     medians = {side: {name: statistics.median(r[name] for r in rs) for name in FIGURES} for side, rs in rounds.items()}
@@ -158,7 +165,8 @@ def main() -> None:
     for name, title in FIGURES.items():
         print(f"{title:<18}{medians['fulcrum'][name]:>10.1f}{medians['vllm'][name]:>12.1f}{ratios[name]:>8.2f}")
     shape = {
-        name: getattr(options, name) for name in ("seed", "prompts", "prompt_tokens", "output_tokens", "concurrency")
+        name: getattr(options, name)
+        for name in ("seed", "prompts", "prompt_tokens", "output_tokens", "concurrency", "tpot_target_ms")
     }
     print(json.dumps({**shape, "ratios": {name: round(value, 3) for name, value in ratios.items()}, "rounds": rounds}))
 

@@ -1,18 +1,11 @@
 """What a worker's settings say about its engine, without the environment."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 DEFAULT_CHUNK_TOKENS: Final = 512
-
-
-def width_of(vllm_arguments: Mapping[str, Any]) -> int:
-    """GPUs that one engine of vLLM computes on with these arguments."""
-    parts = (vllm_arguments.get(f"{name}_parallel_size", 1) for name in ("tensor", "pipeline"))
-    return math.prod(int(part) for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +31,8 @@ class EngineConfig:
     """Folder in memory where the KV pool lies as a file, for other workers of the host to copy from; None: private."""
     vllm_connector: str = "NixlConnector"
     """What moves KV between vllm engines, by vLLM's name."""
+    vllm_connector_config: Mapping[str, Any] = field(default_factory=dict)
+    """What that is told beside, in its own words."""
     vllm_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further engine arguments of vLLM's, by its names."""
     sim_profile: str = "llama-8b-h100"

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from libs.contracts.errors import StartupError
 from libs.counters.nvml import open_nvml
-from libs.engine.config import width_of
+from libs.engine.parallel import parallel_of
 
 DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 SHARE_ARGUMENT: Final = "gpu_memory_utilization"
@@ -34,7 +34,7 @@ def deal(
     """
     if engine == "sim" or not gpus or device not in ("auto", "cuda"):
         return [{}] * workers
-    width = width_of(arguments) if engine == "vllm" else 1
+    width = _width(arguments) if engine == "vllm" else 1
     groups = [gpus[start : start + width] for start in range(0, len(gpus) - width + 1, width)]
     if not groups:
         raise StartupError(
@@ -47,3 +47,16 @@ def deal(
             " or set FULCRUM_WORKER_DEVICE=cpu for vLLM's build for CPUs"
         )
     return [{DEVICES_VARIABLE: ",".join(groups[number % len(groups)])} for number in range(workers)]
+
+
+def _width(arguments: Mapping[str, Any]) -> int:
+    try:
+        found = parallel_of(arguments)
+    except ValueError as error:
+        raise StartupError(str(error)) from None
+    if found.nodes > 1 or found.data > 1:
+        raise StartupError(
+            "`fulcrum up` starts workers of one node and one data-parallel rank, all with the same"
+            " FULCRUM_WORKER_VLLM_ARGUMENTS: start others by themselves (docs/deploy.md)"
+        )
+    return found.gpus

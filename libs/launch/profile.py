@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from libs.contracts.errors import StartupError
-from libs.engine.config import width_of
+from libs.engine.parallel import Parallel, parallel_of
 from libs.launch.roles import role_settings, service_of
 
 FOLDER: Final = Path(__file__).parent / "profiles"
@@ -47,7 +47,7 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             **role_settings(self.role),
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.devices)),
             "FULCRUM_WORKER_DEVICE": "cuda",
-            "FULCRUM_WORKER_GPUS": str(self.gpus),
+            "FULCRUM_WORKER_GPUS": str(_span(self).gpus),
             "FULCRUM_WORKER_MAX_SEQUENCES": str(self.max_sequences),
             "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": str(self.prefill_chunk_tokens),
             "FULCRUM_WORKER_BLOCK_SIZE_TOKENS": str(self.block_size_tokens),
@@ -101,7 +101,7 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         if twice:
             raise StartupError(f"GPU {twice[0][1]} of node {twice[0][0]} is in {used[twice[0]]} workers")
         for worker in self.workers:
-            width = width_of(worker.arguments)
+            width = _span(worker).gpus_here
             if width != worker.gpus:
                 raise StartupError(f"a {worker.role} worker has {worker.gpus} GPUs and arguments for {width}")
         roles = {worker.role for worker in self.workers}
@@ -126,6 +126,13 @@ def load_profile(name: str) -> DeploymentProfile:
 def profile_names() -> list[str]:
     """Of all shipped profiles."""
     return sorted(file.stem for file in FOLDER.glob("*.json"))
+
+
+def _span(worker: ProfileWorker) -> Parallel:
+    try:
+        return parallel_of(worker.arguments)
+    except ValueError as error:
+        raise StartupError(str(error)) from None
 
 
 def _layout(worker: ProfileWorker) -> tuple[Any, ...]:

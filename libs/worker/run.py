@@ -234,7 +234,7 @@ def _host(
         engine=engine.name,
         device=engine.device,
         gpus=settings.gpus,
-        nodes=1,
+        nodes=settings.parallel.nodes,
         capabilities=capabilities_message(engine.capabilities),
         model_revision=model.revision,
         version=version("fulcrum"),

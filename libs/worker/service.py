@@ -5,6 +5,8 @@ from typing import TypeVar
 
 from libs.bus.kafka import KafkaBus
 from libs.engine.factory import make_engine
+from libs.engine.port import EngineIdentity
+from libs.engine.vllm.follow import follow
 from libs.kvindex.redis import RedisKvIndex
 from libs.model.info import load_model_info
 from libs.registry.redis import RedisRegistry
@@ -20,9 +22,13 @@ SettingsT = TypeVar("SettingsT", bound=WorkerSettings)
 
 
 async def serve_worker(service: Service[SettingsT]) -> None:
-    """Run a worker until the service is stopped."""
+    """Run a worker, or another node's share in one, until the service is stopped."""
     settings = service.settings
     model = load_model_info(settings.model_path, settings.model or None)
+    if settings.parallel.node_rank:
+        identity = EngineIdentity(settings.id, service.clock.now_ns(), settings.advertised_address(0))
+        await follow(settings.engine_config(model.name), identity, service.stopping)
+        return
     ports = WorkerPorts(
         engine=make_engine(settings.engine, settings.engine_config(model.name), service.clock),
         registry=RedisRegistry(settings.redis, settings.cluster),

@@ -9,7 +9,8 @@ from typing import Any, Final, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from libs.engine.config import DEFAULT_CHUNK_TOKENS, EngineConfig, width_of
+from libs.engine.config import DEFAULT_CHUNK_TOKENS, EngineConfig
+from libs.engine.parallel import Parallel, parallel_of
 from libs.model.builtin import BUILTIN_SIM
 from libs.runtime.settings import CommonSettings, MemberName, own_name
 
@@ -74,7 +75,9 @@ class WorkerSettings(CommonSettings):
     kv_shared_dir: Path | None = Path("/dev/shm")  # noqa: S108 - the host's shared memory
     """Folder in memory that the workers of a host share, to copy KV blocks from one another; empty switches it off."""
     vllm_connector: str = "NixlConnector"
-    """Engine vllm: its KV connector."""
+    """Engine vllm: its KV connector, by vLLM's name."""
+    vllm_connector_config: dict[str, Any] = Field(default_factory=dict)
+    """Engine vllm: what its KV connector is told, as JSON, e.g. {"backends": ["UCX"]}."""
     vllm_arguments: dict[str, Any] = Field(default_factory=dict)
     """Engine vllm: further arguments of its engine as JSON, e.g. {"tensor_parallel_size": 4}."""
     sim_profile: str = "llama-8b-h100"
@@ -97,7 +100,7 @@ class WorkerSettings(CommonSettings):
             raise ValueError("role mixed needs FULCRUM_WORKER_BUDGET_TOKENS of at least 1")
         if self.engine != "sim" and self.model_path == BUILTIN_SIM:
             raise ValueError(f"engine {self.engine} needs a model folder in FULCRUM_WORKER_MODEL_PATH")
-        width = width_of(self.vllm_arguments) if self.engine == "vllm" else 1
+        width = self.parallel.gpus
         if self.engine == "vllm" and self.gpus not in (0, width):
             raise ValueError(
                 f"FULCRUM_WORKER_GPUS is {self.gpus}, by FULCRUM_WORKER_VLLM_ARGUMENTS the engine computes on {width}:"
@@ -105,6 +108,11 @@ class WorkerSettings(CommonSettings):
             )
         self.gpus = self.gpus or width
         return self
+
+    @property
+    def parallel(self) -> Parallel:
+        """What the engine spans. Raises ValueError for arguments of vLLM's that no worker can have."""
+        return parallel_of(self.vllm_arguments) if self.engine == "vllm" else Parallel()
 
     def engine_config(self, model_name: str) -> EngineConfig:
         """The engine's share of these settings."""
@@ -121,6 +129,7 @@ class WorkerSettings(CommonSettings):
             kv_lease_ms=self.kv_lease_ms,
             kv_shared_dir=self.kv_shared_dir,
             vllm_connector=self.vllm_connector,
+            vllm_connector_config=self.vllm_connector_config,
             vllm_arguments=self.vllm_arguments,
             sim_profile=self.sim_profile,
             sim_speedup=self.sim_speedup,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import pytest_asyncio
 from numpy.typing import NDArray
@@ -36,6 +37,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 PROMPTS = 40
 OUTPUT_TOKENS = 12
 CONTEXT_TOKENS = 512
+LONG_OUTPUT_TOKENS = 200
+PULL_ENDS_S = 30.0
+"""UCX gives a peer that is gone up after some seconds."""
 IDLE = EngineIntegrity(0, 0, 0)
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=7, presence_penalty=0.5, ignore_eos=True)
@@ -64,20 +68,26 @@ def model() -> Path:
     return real_model_folder()
 
 
+@pytest.fixture(scope="module")
+def cores() -> list[VllmCore]:
+    """Those of `pair`."""
+    return [VllmCore(), VllmCore()]
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def pair(model: Path) -> AsyncIterator[Pair]:
+async def pair(model: Path, cores: list[VllmCore]) -> AsyncIterator[Pair]:
     config = EngineConfig(
         model, "real", threads=1, block_size_tokens=32, kv_memory_mb=256, max_sequences=8, vllm_arguments=ARGUMENTS
     )
     engines = []
-    for name in ("prefill", "decode"):
-        engine = VllmEngine(config, SystemClock(), VllmCore())
+    for name, core in zip(("prefill", "decode"), cores, strict=True):
+        engine = VllmEngine(config, SystemClock(), core)
         await engine.start(EngineIdentity(name, 1, "127.0.0.1:1"), NoFetcher(), lambda _stage, _fraction: None)
         engines.append((engine, EventReader(engine)))
     yield engines[0], engines[1]
     await asyncio.gather(*(engine.close() for engine, _ in engines))  # each waits seconds for its processes
     for _, reader in engines:
-        await reader.finished()
+        await reader.close()
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +180,42 @@ async def test_blocks_of_another_layout_or_past_their_lease_are_refused(pair: Pa
     assert refused is not None and refused.finish is FinishReason.KV_LOST
     source.abort(3000)
     await until(lambda: source.integrity() == IDLE)
+
+
+async def test_a_source_that_dies_while_its_blocks_are_pulled_costs_the_target_that_sequence_alone(
+    pair: Pair, cores: list[VllmCore]
+) -> None:
+    """The last test here: one engine is dead after it. The pull goes against the way of all others, whose first one
+    is a handshake, so that it hangs where the source stands still."""
+    (target, target_reader), (source, source_reader) = pair
+    prompt, other = prompts()[5], prompts()[6]
+    source.set_prefill_budget(512)
+    source.submit(request(4000, Phase.PREFILL, prompt, GREEDY))
+    end = (await source_reader.ended(4000)).end
+    assert end is not None and end.handle is not None
+    target.submit(replace(request(4001, Phase.BOTH, other, GREEDY), max_output_tokens=LONG_OUTPUT_TOKENS))
+    await target_reader.tokens(4001, 1)
+    processes = processes_of(cores[1])
+    for process in processes:
+        process.suspend()
+    target.submit(request(4002, Phase.DECODE, prompt, GREEDY, end.handle))
+    await target_reader.until(lambda: target_reader.log(4002).pulled == 1)
+    seen = len(target_reader.log(4001).token_ids)
+    await target_reader.tokens(4001, seen + 5)
+    assert target_reader.log(4002).end is None, "it was to be caught in mid-pull"
+    for process in processes:
+        process.kill()
+    async with asyncio.timeout(PULL_ENDS_S):
+        lost = (await target_reader.ended(4002)).end
+    assert lost is not None and lost.finish is FinishReason.KV_LOST, lost
+    whole = await target_reader.ended(4001)
+    assert whole.end is not None and whole.end.finish is FinishReason.LENGTH
+    with pytest.raises(Exception, match=r"(?i)engine ?core"):
+        await source_reader.finished()
+    await until(lambda: target.integrity() == IDLE)
+
+
+def processes_of(core: VllmCore) -> list[psutil.Process]:
+    """EngineCore, and the one that computes."""
+    cores = [psutil.Process(pid) for pid in core.pids]
+    return [*cores, *(child for each in cores for child in each.children(recursive=True))]

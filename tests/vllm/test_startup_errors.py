@@ -28,6 +28,7 @@ def model() -> Path:
     [
         ({"model_path": Path("/nowhere")}, "model folder /nowhere does not exist"),
         ({"vllm_connector": "Pigeon"}, "no KV connector 'Pigeon'"),
+        ({"vllm_connector": "LMCacheConnectorV1"}, "needs the Python package 'lmcache'"),
         ({"block_size_tokens": 16}, "FULCRUM_WORKER_BLOCK_SIZE_TOKENS"),
         ({"vllm_arguments": {"colour": "red"}}, "colour"),
         ({"vllm_arguments": {"data_parallel_size": 2}}, "a worker for each"),

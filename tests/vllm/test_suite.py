@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -14,7 +12,8 @@ import psutil
 import pytest
 
 from libs.runtime.service import EXIT_CANNOT_START
-from libs.testing.processes import pid_of
+from libs.testing.joining import joining
+from libs.testing.processes import is_whole, pid_of
 from libs.testing.real_model import real_model_folder
 from libs.testing.role_moves import Mover, Traffic, open_admins, request_bodies
 from libs.testing.streams import Streamed, stream
@@ -26,17 +25,18 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 MODEL = "SmolLM2-135M-Instruct"
 REQUESTS = 6
-MOVES = 12
+MOVES = 50
 CLIENTS = 6
 BLOCK_TOKENS = 32
 LONG_LENGTHS = (199, 231, 263, 295)
 """Of prompts that are asked twice; no other test's prompts are so long."""
 GONE_S = 1.0
+ENDS_S = 10.0
+"""A worker without its engine gives back what it holds, on cores that other engines compute on."""
 ENGINE_PROCESSES = 6
 """EngineCore and the one that computes, of three workers."""
 AFTER_S, MAX_AFTER_SHARE = 0.8, 0.5
 """Of one core, after an answer. Of vLLM's own accord four processes would take a core each."""
-STOP_S = 60.0
 START_S = 400.0
 
 
@@ -121,7 +121,7 @@ def test_prefill_is_tuned_by_steps_of_its_own(suite: Suite) -> None:
 
 async def test_roles_move_under_load_and_every_answer_is_the_same(suite: Suite) -> None:
     async with http_to(suite) as http:
-        traffic = Traffic(http, request_bodies(MODEL, 4, prompt_tokens=60, output_tokens=24))
+        traffic = Traffic(http, request_bodies(MODEL, 4, prompt_tokens=40, output_tokens=12))
         await traffic.learn()
         async with mover(suite, http) as moving, traffic.flowing(CLIENTS):
             for _ in range(MOVES):
@@ -132,46 +132,34 @@ async def test_roles_move_under_load_and_every_answer_is_the_same(suite: Suite) 
     assert any(moved.move.running for moved in moving.moves), "some were caught decoding"
 
 
-@contextmanager
-def joining(suite: Suite, folder: Path, name: str, **settings: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """A decode worker that comes to the suite; what it says is in `folder`, in files of its name."""
-    shared = {f"FULCRUM_{each.upper()}": suite.ready[each] for each in ("kafka", "redis", "token", "cluster")}
-    model = {"FULCRUM_WORKER_MODEL": MODEL, "FULCRUM_WORKER_MODEL_PATH": str(real_model_folder())}
-    own = {"FULCRUM_WORKER_ID": name, "FULCRUM_WORKER_ENGINE": "vllm", "FULCRUM_WORKER_ROLE": "decode"}
-    command = [sys.executable, "-m", "services.decode"]
-    with (folder / f"{name}.out").open("w") as out, (folder / f"{name}.err").open("w") as err:
-        process = subprocess.Popen(
-            command, env=suite.env | shared | model | own | {"FULCRUM_WORKER_THREADS": "1"} | settings,
-            stdout=out, stderr=err,
-        )  # fmt: skip
-        try:
-            yield process
-        finally:
-            process.terminate()
-            process.wait(STOP_S)
-
-
 async def test_workers_that_fail_or_have_other_kv_say_so_and_the_others_serve_on(suite: Suite, tmp_path: Path) -> None:
     async with http_to(suite) as http:
         traffic = Traffic(http, request_bodies(MODEL, 4, prompt_tokens=60, output_tokens=24))
         await traffic.learn()
+        model = {"FULCRUM_WORKER_MODEL": MODEL, "FULCRUM_WORKER_MODEL_PATH": str(real_model_folder())}
+        own = model | {"FULCRUM_WORKER_ENGINE": "vllm", "FULCRUM_WORKER_THREADS": "1"}
         with (
-            joining(suite, tmp_path, "pigeon", FULCRUM_WORKER_VLLM_CONNECTOR="Pigeon") as pigeon,
-            joining(suite, tmp_path, "other", FULCRUM_WORKER_BLOCK_SIZE_TOKENS="64") as other,
+            joining(suite, tmp_path, "pigeon", **own, FULCRUM_WORKER_VLLM_CONNECTOR="Pigeon") as pigeon,
+            joining(suite, tmp_path, "other", **own, FULCRUM_WORKER_BLOCK_SIZE_TOKENS="64") as other,
         ):
             async with traffic.flowing(2):
-                await until(lambda: pigeon.poll() is not None, timeout_s=400, what="a worker that cannot start")
-                await until(lambda: '"ready"' in (tmp_path / "other.out").read_text(), timeout_s=400, what="a worker")
+                left = pigeon.process
+                await until(lambda: left.poll() is not None, timeout_s=400, what="a worker that cannot start")
+                await until(lambda: other.ready, timeout_s=400, what="a worker")
                 answered = traffic.answered
                 await until(lambda: traffic.answered >= answered + 4, timeout_s=120, what="answers")
-            assert other.poll() is None and pigeon.returncode == EXIT_CANNOT_START
+            assert other.process.poll() is None and left.returncode == EXIT_CANNOT_START
             workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
-    assert "there is no KV connector 'Pigeon' here" in (tmp_path / "pigeon.err").read_text().splitlines()[-1]
-    assert "other" in {worker["id"] for worker in workers}
+            logged = other.err.read_text()
+    assert "there is no KV connector 'Pigeon' here" in pigeon.err.read_text().splitlines()[-1]
+    told = {worker["id"]: worker["unpaired"] for worker in workers if worker["unpaired"]}
+    assert told.keys() == {"other"} and "block64 here, block32 there" in told["other"] and told["other"] in logged
     assert (traffic.failed, traffic.wrong) == ([], [])
 
 
-async def test_streams_go_on_when_a_worker_is_killed_and_nothing_of_it_is_left(suite: Suite) -> None:
+@asynccontextmanager
+async def streams(suite: Suite) -> AsyncIterator[None]:
+    """Some are under way while the context is open; they end as they do while nothing happens."""
     async with httpx.AsyncClient(timeout=300) as http:
 
         async def ask(into: Streamed, number: int) -> None:
@@ -182,13 +170,41 @@ async def test_streams_go_on_when_a_worker_is_killed_and_nothing_of_it_is_left(s
         await asyncio.gather(*(ask(each, number) for number, each in enumerate(expected)))
         asking = asyncio.gather(*(ask(each, number) for number, each in enumerate(found)))
         await until(lambda: all(each.text for each in found), timeout_s=120, what="streams")
-        pid = pid_of(suite, "decode-1")
-        assert pid is not None
-        children = [each for each in psutil.Process(pid).children(recursive=True) if each.name().startswith("VLLM")]
-        assert any("EngineCor" in child.name() for child in children)
-        psutil.Process(pid).kill()
-        _gone, alive = await asyncio.to_thread(psutil.wait_procs, children, GONE_S)
-        assert all(child.status() == psutil.STATUS_ZOMBIE for child in alive)
+        yield
         await asking
     for answer, unbroken in zip(found, expected, strict=True):
         assert (answer.text, answer.finish_reason, answer.error) == (unbroken.text, "length", None)
+
+
+def processes_of(suite: Suite, name: str) -> tuple[psutil.Process, list[psutil.Process]]:
+    """A worker, and vLLM's below it: EngineCore first."""
+    pid = pid_of(suite, name)
+    assert pid is not None
+    below = [each for each in psutil.Process(pid).children(recursive=True) if each.name().startswith("VLLM")]
+    return psutil.Process(pid), sorted(below, key=lambda each: "EngineCor" not in each.name())
+
+
+async def gone(processes: list[psutil.Process], within_s: float = GONE_S) -> bool:
+    """Whether they have all ended by then."""
+    _gone, alive = await asyncio.to_thread(psutil.wait_procs, processes, within_s)
+    return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
+
+
+async def test_a_worker_whose_engine_core_is_killed_ends_and_comes_back_while_streams_go_on(suite: Suite) -> None:
+    worker, below = processes_of(suite, "decode-2")
+    async with streams(suite):
+        below[0].kill()
+        assert await gone(below)
+        assert await gone([worker], ENDS_S)
+    async with httpx.AsyncClient(timeout=30) as http:
+        until_s = time.monotonic() + START_S
+        while not await is_whole(http, suite):
+            assert time.monotonic() < until_s
+            await asyncio.sleep(0.1)
+
+
+async def test_streams_go_on_when_a_worker_is_killed_and_nothing_of_it_is_left(suite: Suite) -> None:
+    worker, below = processes_of(suite, "decode-1")
+    async with streams(suite):
+        worker.kill()
+        assert await gone(below)

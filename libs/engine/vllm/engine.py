@@ -34,7 +34,7 @@ from libs.engine.sequence import Sequence
 from libs.engine.validation import check_request
 from libs.engine.vllm.board import Running
 from libs.engine.vllm.core import CoreProcess, Ready
-from libs.engine.vllm.handing import lease_ns, refusal
+from libs.engine.vllm.handing import NEVER_NS, lease_ns, refusal
 from libs.engine.vllm.live import Sequences
 from libs.engine.vllm.reading import Reading, announcement
 from libs.engine.vllm.report import Command, Report
@@ -120,7 +120,7 @@ class VllmEngine:
         assert self._config.model_path is not None
         self._eos_token_ids = load_model_info(self._config.model_path).eos_token_ids
         ready = await self._core.start(self._config, identity, progress)
-        reading = Reading(self._sequences, ready.capabilities, identity, self._expires_unix_ns)
+        reading = Reading(self._sequences, ready.capabilities, identity, ready.handing, self._expires_unix_ns)
         self._started, self._submitted = _Parts(ready, reading), self._core.sent
         self._report = msgspec.structs.replace(NOTHING, taken=self._submitted, free_blocks=ready.capabilities.kv_blocks)
         self._tasks.spawn("vllm requests", self._send())
@@ -144,17 +144,22 @@ class VllmEngine:
             raise QueueFull("the engine's queue is full", retry_after_s=RETRY_AFTER_S)
         handover = None
         if request.kv is not None:
-            handover, engine_id = wire.unpack_handover(request.kv.opaque), self._parts.ready.engine_id
+            handover, engine_id = wire.unpack_handover(request.kv.opaque), self._parts.ready.handing.engine_id
             refused = refusal(request, handover, capabilities, engine_id=engine_id, now_ns=self._clock.now_ns())
             if refused is not None:
                 end = SequenceOutput(request.key, finish=refused.finish, detail=refused.detail)
                 self._events.put(EngineEvent((SequenceOutput(request.key, pulling=True), end)))
                 return
-        live = self._sequences.add(request)
+        live = self._sequences.add(request, stored=handover is not None and handover.stored)
         self._busy_since_ns = self._busy_since_ns or self._clock.now_ns()
         self._submitted += 1
         message = wire.core_request(
-            request, live.name, sequence.max_length - sequence.length, self._eos_token_ids, handover
+            request,
+            live.name,
+            handover,
+            max_tokens=sequence.max_length - sequence.length,
+            eos_token_ids=self._eos_token_ids,
+            handing=self._parts.ready.handing,
         )
         self._post(lambda: self._core.send(message))
 
@@ -338,4 +343,5 @@ class VllmEngine:
         return self._clock.now_ns() >= running.start_unix_ns + ANNOUNCE_AFTER_NS
 
     def _expires_unix_ns(self) -> int:
-        return self._clock.now_ns() + lease_ns(self._config.kv_lease_ms)
+        held = self._parts.ready.handing.connector.holds
+        return self._clock.now_ns() + lease_ns(self._config.kv_lease_ms) if held else NEVER_NS

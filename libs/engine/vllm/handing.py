@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 LEASE_MARGIN_NS = 2_000_000_000
 """A handle is refused so long before its lease ends: from then on its blocks could be another's when they are read."""
+NEVER_NS = 1 << 62
+"""Where no lease ends."""
 
 
 @dataclass(frozen=True, slots=True)

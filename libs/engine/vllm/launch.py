@@ -13,12 +13,15 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 from vllm.v1.executor import Executor
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from libs.contracts.errors import StartupError
-from libs.engine.config import EngineConfig, width_of
+from libs.engine.config import EngineConfig
+from libs.engine.parallel import SETTING, parallel_of
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.vllm.board import Board
 from libs.engine.vllm.compute import compute_of, kv_item_bytes
+from libs.engine.vllm.connectors import Connector, Handing, connector_of
 from libs.engine.vllm.core import Ready, set_environment
 from libs.engine.vllm.plugin import CAUSE_VARIABLE, WAIT_VARIABLE
 from libs.engine.vllm.scheduler import BOARD_SETTING, CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
@@ -32,23 +35,37 @@ MIN_STEP_TOKENS, MIN_STEP_TOKENS_GPU = 2048, 8192
 LOOPBACK = "localhost"
 SOMEBODY = "192.0.2.1"
 """An address of nobody's (RFC 5737)."""
-CONNECTORS = ("NixlConnector",)
-"""That hand a prefilled sequence over by parameters of its request."""
 
 
 def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClient, Ready]:
     """Start EngineCore and wait until it serves. Raises StartupError, or what vLLM raises."""
+    vllm_config, connector, bootstrap = _prepared(config, identity)
+    compute = compute_of(config, vllm_config)
+    client, board = _client(vllm_config)
+    capabilities = _capabilities(config, vllm_config, connector, compute)
+    handing = Handing(connector, vllm_config.kv_transfer_config.engine_id, bootstrap)
+    return client, Ready(capabilities, _device(), handing, board)
+
+
+def follow(config: EngineConfig, identity: EngineIdentity) -> None:
+    """Start this node's share of an engine and return once it has ended. Raises StartupError, or what vLLM raises."""
+    vllm_config, _, _ = _prepared(config, identity)
+    executor = MultiprocExecutor(vllm_config, monitor_workers=False)
+    executor.start_worker_monitor(inline=True)
+
+
+def _prepared(config: EngineConfig, identity: EngineIdentity) -> tuple[VllmConfig, Connector, str]:
+    """Checks what is asked for, sets vLLM's environment; its configuration, and where its connector is asked."""
     if not vllm.__version__.startswith(SUPPORTED):
         raise StartupError(
             f"vllm {vllm.__version__} is installed, this engine is written for {SUPPORTED}x: install that"
         )
+    connector = connector_of(config)
     _check_device(config)
-    set_environment(_environment(config), _side_channel(identity))
-    vllm_config = _vllm_config(config)
-    compute = compute_of(config, vllm_config)
-    client, board = _client(vllm_config)
-    capabilities = _capabilities(config, vllm_config, compute)
-    return client, Ready(capabilities, _device(), vllm_config.kv_transfer_config.engine_id, board)
+    host = _reachable(identity)
+    ports = {name: str(_free_port(host)) for name in ("VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT")}
+    set_environment(_environment(config), {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_HOST_IP": host, **ports})
+    return configured(config, connector), connector, f"http://{host}:{ports['VLLM_MOONCAKE_BOOTSTRAP_PORT']}"
 
 
 def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, Board]:
@@ -69,7 +86,7 @@ def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, Board]:
         return client, Board(board)
 
 
-def _side_channel(identity: EngineIdentity) -> Mapping[str, str]:
+def _reachable(identity: EngineIdentity) -> str:
     """Where other engines ask this one how to reach its memory: an address of the worker's, as a number."""
     name = identity.address.rpartition(":")[0].strip("[]") or LOOPBACK
     try:
@@ -80,7 +97,7 @@ def _side_channel(identity: EngineIdentity) -> Mapping[str, str]:
         ) from None
     if host.startswith("127.") and name != LOOPBACK and not name.startswith("127."):
         host = _outward() or host  # Debian gives a machine's own name an address that no other machine reaches
-    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port(host))}
+    return host
 
 
 def _outward() -> str:
@@ -102,18 +119,24 @@ def _check_device(config: EngineConfig) -> None:
             f"vLLM {vllm.__version__} finds no GPU here: look whether nvidia-smi lists one in this container, and"
             " whether this is vLLM's build for GPUs; FULCRUM_WORKER_DEVICE=cpu with the build for CPUs needs none"
         )
-    wanted = width_of(config.vllm_arguments)
+    try:
+        wanted = parallel_of(config.vllm_arguments).gpus_here
+    except ValueError as error:
+        raise StartupError(str(error)) from None
     if current_platform.is_cuda_alike() and wanted > current_platform.device_count():
         raise StartupError(
             f"an engine of {wanted} GPUs is asked for, vLLM sees {current_platform.device_count()} GPUs: see"
-            " CUDA_VISIBLE_DEVICES and FULCRUM_WORKER_VLLM_ARGUMENTS"
+            f" CUDA_VISIBLE_DEVICES and {SETTING}"
         )
-    if config.vllm_arguments.get("data_parallel_size", 1) > 1:
-        raise StartupError("a worker has one replica: start a worker for each, in place of data_parallel_size")
 
 
 def _environment(config: EngineConfig) -> Mapping[str, str]:
-    environment = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    lease_s = str(max(config.kv_lease_ms // 1000, 1))
+    environment = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": lease_s,
+    }
     if current_platform.is_cpu():
         environment |= {
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -124,17 +147,13 @@ def _environment(config: EngineConfig) -> Mapping[str, str]:
     return environment
 
 
-def _vllm_config(config: EngineConfig) -> VllmConfig:
+def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
+    """vLLM's own configuration, built and checked by vLLM, nothing loaded. Raises StartupError, or what vLLM raises."""
     on_cpu = current_platform.is_cpu()
     if on_cpu and config.block_size_tokens % CPU_BLOCK_TOKENS:
         raise StartupError(
             f"vLLM on a CPU needs a KV block of a multiple of {CPU_BLOCK_TOKENS} tokens, not"
             f" {config.block_size_tokens}: set FULCRUM_WORKER_BLOCK_SIZE_TOKENS"
-        )
-    if config.vllm_connector not in CONNECTORS:
-        raise StartupError(
-            f"there is no KV connector {config.vllm_connector!r} here: FULCRUM_WORKER_VLLM_CONNECTOR is one of"
-            f" {', '.join(CONNECTORS)}"
         )
     step_tokens = MIN_STEP_TOKENS if on_cpu else MIN_STEP_TOKENS_GPU
     arguments: dict[str, Any] = {
@@ -152,11 +171,11 @@ def _vllm_config(config: EngineConfig) -> VllmConfig:
         "disable_log_stats": True,
         "kv_events_config": KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
         "kv_transfer_config": KVTransferConfig(
-            kv_connector=config.vllm_connector,
+            kv_connector=connector.name,
             kv_role="kv_both",
             kv_buffer_device="cpu" if on_cpu else "cuda",
             kv_load_failure_policy="fail",
-            kv_connector_extra_config={"kv_lease_duration": max(config.kv_lease_ms // 1000, 1)},
+            kv_connector_extra_config=dict(connector.config),
         ),
         "additional_config": {CHUNK_SETTING: config.prefill_chunk_tokens},
     }
@@ -175,7 +194,9 @@ def _dtype(config: EngineConfig, *, on_cpu: bool) -> str:
     return "float32" if on_cpu else "auto"
 
 
-def _capabilities(config: EngineConfig, vllm_config: VllmConfig, compute: Compute | None) -> Capabilities:
+def _capabilities(
+    config: EngineConfig, vllm_config: VllmConfig, connector: Connector, compute: Compute | None
+) -> Capabilities:
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     assert config.model_path is not None
     info = load_model_info(config.model_path, config.model_name)
@@ -184,7 +205,7 @@ def _capabilities(config: EngineConfig, vllm_config: VllmConfig, compute: Comput
     tensor_parallel = parallel.tensor_parallel_size
     if cache.cache_dtype.startswith("fp8"):
         dtype = f"{dtype}+{cache.cache_dtype}"
-    parts = (vllm.__version__, config.vllm_connector, dtype, f"{layers}x{heads}x{head}", f"tp{tensor_parallel}")
+    parts = (vllm.__version__, connector.layout, dtype, f"{layers}x{heads}x{head}", f"tp{tensor_parallel}")
     return Capabilities(
         block_size_tokens=cache.block_size,
         kv_blocks=cache.num_gpu_blocks - 1,  # one is vLLM's own, for padding

@@ -13,6 +13,10 @@ class Live:
     name: str
     """In vLLM: unique in this engine for good, unlike a key."""
     cached_tokens: int = 0
+    loaded_tokens: int = 0
+    """That came by the KV connector, from a store or another engine."""
+    stored: bool = False
+    """Whether another engine has left its KV in a store."""
     kv_bytes: int = 0
     aborting: bool = False
 
@@ -23,10 +27,11 @@ class Live:
 
     @property
     def prompt_tokens_computed(self) -> int:
-        """Prompt tokens computed here: of one whose KV came, the last, from which the first token is sampled."""
-        if self.request.kv is not None:
+        """Prompt tokens computed here: of one whose KV came, the last, from which the first token is sampled; of one
+        whose KV is in a store, what that had not kept."""
+        if self.request.kv is not None and not self.stored:
             return int(len(self.request.token_ids) == self.request.prompt_tokens)
-        return max(self.request.prompt_tokens - self.cached_tokens, 0)
+        return max(self.request.prompt_tokens - self.cached_tokens - self.loaded_tokens, 0)
 
     def tokens(self, token_ids: tuple[int, ...], logprobs: tuple[Logprob, ...]) -> SequenceOutput:
         """What a step has brought."""
@@ -79,10 +84,10 @@ class Sequences:
         """Handles whose blocks are held here."""
         return len(self._leases)
 
-    def add(self, request: EngineRequest) -> Live:
+    def add(self, request: EngineRequest, *, stored: bool = False) -> Live:
         """A new sequence."""
         self._names += 1
-        live = Live(request, f"{self._names}-{request.request_id}")
+        live = Live(request, f"{self._names}-{request.request_id}", stored=stored)
         self._by_key[request.key] = live
         self._by_name[live.name] = live
         return live

@@ -22,12 +22,15 @@ class PacedRequest:
         transferred: bool = False,
         yields: bool = False,
         tpot_target_ns: int = 0,
+        stored: bool = False,
         tokens_a_step: int = 1,
     ) -> None:
         """`tokens_a_step`: that it decodes in one step at most, drafts included."""
         self.request = request
         self._tokens_a_step = tokens_a_step
         self.transferred = transferred
+        self.stored = stored
+        """Whether its KV is in a store: it computes what is missing there, like one that comes again."""
         self.yields = yields
         self.tpot_target_ns = tpot_target_ns
         self.joined = False
@@ -81,7 +84,7 @@ class Queues:
     pulls: int
     """Requests whose KV is to be asked for; what is here already makes them decode at once."""
     lost: Items[PacedRequest]
-    """Preempted ones that run again and compute what they lost."""
+    """Preempted ones that run again and compute what they lost, and stored ones that compute what was not kept."""
     preempted: Items[PacedRequest]
     """Those that wait for that, in their order."""
     free_places: int

@@ -15,6 +15,7 @@ from libs.engine.port import (
     StepReport,
 )
 from libs.engine.vllm.board import Running
+from libs.engine.vllm.connectors import Handing
 from libs.engine.vllm.live import Live, Sequences
 from libs.engine.vllm.report import Report, Step, step_of
 
@@ -27,12 +28,14 @@ class Reading:
         sequences: Sequences,
         capabilities: Capabilities,
         identity: EngineIdentity,
+        handing: Handing,
         expires_unix_ns: Callable[[], int],
     ) -> None:
         """`expires_unix_ns`: when the lease of blocks that are left now will end."""
         self._sequences = sequences
         self._capabilities = capabilities
         self._identity = identity
+        self._handing = handing
         self._expires_unix_ns = expires_unix_ns
 
     def event(self, outputs: Any, report: Report | None) -> EngineEvent:
@@ -64,8 +67,10 @@ class Reading:
         live = self._sequences.by_name(output.request_id)
         if live is None:
             return None
-        if output.prefill_stats is not None:
-            live.cached_tokens = output.prefill_stats.num_local_cached_tokens
+        if (stats := output.prefill_stats) is not None:
+            live.cached_tokens, live.loaded_tokens = stats.num_local_cached_tokens, stats.num_external_cached_tokens
+            if live.stored:
+                live.kv_bytes = self._blocks(live.loaded_tokens) * self._capabilities.kv_block_bytes
         token_ids, logprobs = tuple(output.new_token_ids), wire.logprobs_of(output)
         if output.finish_reason is None:
             return live.tokens(token_ids, logprobs)
@@ -76,18 +81,23 @@ class Reading:
             return self._end(live, FinishReason.KV_LOST if lost else FinishReason.FAILED, detail=detail)
         if live.request.phase is not Phase.PREFILL:
             return self._end(live, finish, token_ids=token_ids, logprobs=logprobs)
-        if output.kv_transfer_params is None:
+        parameters = self._handing.left(live.name, output.kv_transfer_params)
+        if parameters is None:
             return self._end(live, FinishReason.FAILED, detail="vLLM's KV connector gave no parameters")
         # The token that vLLM has sampled is not told: the decode side samples it.
-        opaque = wire.pack_handover(wire.Handover(output.kv_transfer_params, self._expires_unix_ns()))
+        opaque = wire.pack_handover(wire.Handover(parameters, self._expires_unix_ns()))
         capabilities = self._capabilities
         handle = live.handle(self._identity, opaque, capabilities.kv_layout, capabilities.block_size_tokens)
-        self._sequences.lease(live)
+        if self._handing.connector.holds:
+            self._sequences.lease(live)
         return self._end(live, FinishReason.PREFILLED, handle=handle)
 
     def _end(self, live: Live, finish: FinishReason, **how: Any) -> SequenceOutput:
         self._sequences.remove(live)
         return live.end(finish, **how)
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._capabilities.block_size_tokens)
 
     def _transfers(self, report: Report) -> tuple[KvTransferReport, ...]:
         transfers = []
@@ -95,7 +105,7 @@ class Reading:
             live = self._sequences.by_name(pulled.request_id)
             if live is None or live.request.kv is None:
                 continue
-            blocks = -(-pulled.tokens // self._capabilities.block_size_tokens)
+            blocks = self._blocks(pulled.tokens)
             live.kv_bytes = blocks * self._capabilities.kv_block_bytes
             transfers.append(
                 KvTransferReport(

@@ -201,7 +201,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
     def _limit(self, now_ns: int) -> set[Request]:
         """Set the tokens of the next step and put decodes first; who takes no part in it is the answer."""
         if any(request.is_prefill_chunk for request in self.running):
-            self.running.sort(key=_order)
+            self.running.sort(key=self._order)
         begin_ns = begins_ns(self._pace.step_time, self._steps.in_flight, self._steps.ended_ns, now_ns)
         tokens_each = 1 + self.num_spec_tokens
         plan = plan_step(
@@ -223,15 +223,24 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         return Queues(
             decodes=[each for request, each in running if not request.is_prefill_chunk],
             arrived=[self._paced[each.request_id] for each in self.kv_holding_waiting if self._has_come(each)],
-            partly=[each for request, each in running if request.is_prefill_chunk and not request.num_preemptions],
-            prompts=[self._paced[r.request_id] for r in waiting if not r.num_preemptions and not _transfers(r)],
+            partly=[each for request, each in running if request.is_prefill_chunk and not self._comes_back(request)],
+            prompts=[self._paced[r.request_id] for r in waiting if not self._comes_back(r) and not _transfers(r)],
             pulls=sum(_transfers(request) for request in waiting),
-            lost=[each for request, each in running if request.is_prefill_chunk and request.num_preemptions],
-            preempted=[self._paced[request.request_id] for request in waiting if request.num_preemptions],
+            lost=[each for request, each in running if request.is_prefill_chunk and self._comes_back(request)],
+            preempted=[self._paced[request.request_id] for request in waiting if self._comes_back(request)],
             free_places=self.max_num_active_reqs - len(self.running),
             free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks() // groups,
             stalled=self._stalled,
         )
+
+    def _comes_back(self, request: Request) -> bool:
+        """Whether it has had its KV before: preempted here, or left in a store by another engine."""
+        return request.num_preemptions > 0 or self._paced[request.request_id].stored
+
+    def _order(self, request: Request) -> tuple[bool, bool, int]:
+        """Decodes, then what computes again, then prompts."""
+        back = self._is_asked(request) and self._comes_back(request)
+        return request.is_prefill_chunk, not back, request.priority
 
     def _is_asked(self, request: Request) -> bool:
         """By somebody, and not made up to measure."""
@@ -335,11 +344,6 @@ class StepScheduler(_Reporting):
 
 class AsyncStepScheduler(_Reporting, AsyncScheduler):  # type: ignore[misc]
     """Where vLLM schedules a step while the one before runs."""
-
-
-def _order(request: Request) -> tuple[bool, bool, int]:
-    """Decodes, then what was preempted and computes again, then prompts."""
-    return request.is_prefill_chunk, not request.num_preemptions, request.priority
 
 
 def _transfers(request: Request) -> bool:

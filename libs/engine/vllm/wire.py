@@ -12,6 +12,7 @@ from vllm.v1.engine import FinishReason as VllmFinish
 
 from libs.engine.port import EngineRequest, FinishReason, Logprob, Phase
 from libs.engine.port import SamplingParams as Sampling
+from libs.engine.vllm.connectors import Handing
 from libs.engine.vllm.report import (
     COMMAND_KEY,
     PACE_KEY,
@@ -30,10 +31,18 @@ SEED_BITS = 63
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """What a KV handle's opaque bytes say: vLLM's own parameters, and until when they are good."""
+    """What a KV handle's opaque bytes say: vLLM's own parameters, and until when they are good.
+
+    Without parameters the blocks are in a store, to be found by their tokens.
+    """
 
     parameters: dict[str, Any]
     expires_unix_ns: int
+
+    @property
+    def stored(self) -> bool:
+        """Whether the blocks are in a store."""
+        return not self.parameters
 
     @property
     def request_id(self) -> str:
@@ -60,20 +69,29 @@ def unpack_handover(opaque: bytes) -> Handover | None:
 
 
 def core_request(
-    request: EngineRequest, request_id: str, max_tokens: int, eos_token_ids: frozenset[int], kv: Handover | None
+    request: EngineRequest,
+    request_id: str,
+    kv: Handover | None,
+    *,
+    max_tokens: int,
+    eos_token_ids: frozenset[int],
+    handing: Handing,
 ) -> EngineCoreRequest:
     """One sequence for EngineCore."""
     if request.phase is Phase.PREFILL:
+        asked = handing.asked(request_id)
         parameters = VllmSamplingParams(
             temperature=0.0,
             max_tokens=1,
             detokenize=False,
             watermarking=False,
-            extra_args={"kv_transfer_params": {"do_remote_decode": True}},
+            extra_args={"kv_transfer_params": asked} if asked else None,
         )
     else:
         parameters = _sampling(request, max_tokens, eos_token_ids, kv)
-    pace = {"yields": request.yields, "tpot_target_ns": request.tpot_target_ns}
+    pace: dict[str, Any] = {"yields": request.yields, "tpot_target_ns": request.tpot_target_ns}
+    if kv is not None and kv.stored:
+        pace["stored"] = True
     parameters.extra_args = (parameters.extra_args or {}) | {PACE_KEY: pace}
     return EngineCoreRequest(
         request_id=request_id,
@@ -164,5 +182,5 @@ def _sampling(
         max_tokens=max_tokens,
         detokenize=False,
         watermarking=False,
-        extra_args={"kv_transfer_params": dict(kv.parameters)} if kv else None,
+        extra_args={"kv_transfer_params": dict(kv.parameters)} if kv and not kv.stored else None,
     )

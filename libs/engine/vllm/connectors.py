@@ -1,0 +1,167 @@
+"""vLLM's KV connectors: which are known, what each is told of a hand-over, what has to be installed. Pure, no vLLM."""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from libs.contracts.errors import StartupError
+from libs.engine.config import EngineConfig
+
+CONNECTOR_SETTING: Final = "FULCRUM_WORKER_VLLM_CONNECTOR"
+CONFIG_SETTING: Final = "FULCRUM_WORKER_VLLM_CONNECTOR_CONFIG"
+MULTI: Final = "MultiConnector"
+
+
+class Way(Enum):
+    """How the decode side learns where blocks are."""
+
+    REPLY = "reply"
+    """The prefill side's answer says so."""
+    NAME = "name"
+    """Both sides are told one name, and the decode side where to ask for it."""
+    STORE = "store"
+    """The prefill side has put them where the decode side looks by their tokens; what it misses there it computes."""
+    NONE = "none"
+    """It keeps blocks for its own engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One of vLLM's connectors."""
+
+    way: Way
+    package: str = ""
+    """That must be importable; empty: vLLM alone."""
+    required: str = ""
+    """A key that its configuration must have."""
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "NixlConnector": Kind(Way.REPLY, "nixl"),
+    "MooncakeConnector": Kind(Way.NAME, "mooncake"),
+    "LMCacheConnectorV1": Kind(Way.STORE, "lmcache"),
+    "LMCacheMPConnector": Kind(Way.STORE, "lmcache"),
+    "MooncakeStoreConnector": Kind(Way.STORE, "mooncake"),
+    "OffloadingConnector": Kind(Way.STORE, required="spec_name"),
+    "ExampleConnector": Kind(Way.STORE, required="shared_storage_path"),
+    "SimpleCPUOffloadConnector": Kind(Way.NONE),
+    MULTI: Kind(Way.NONE, required="connectors"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """What a worker's settings ask for, checked."""
+
+    name: str
+    way: Way
+    config: Mapping[str, Any]
+    """vLLM's kv_connector_extra_config."""
+
+    @property
+    def layout(self) -> str:
+        """Its part of the name of a kind of KV."""
+        if self.name != MULTI:
+            return self.name
+        return "+".join(child["kv_connector"] for child in self.config["connectors"])
+
+    @property
+    def holds(self) -> bool:
+        """Whether blocks wait for their receiver in the engine that computed them."""
+        return self.way is not Way.STORE
+
+
+def connector_of(config: EngineConfig) -> Connector:
+    """The connector that the settings ask for. Raises StartupError for one that cannot hand sequences over here."""
+    lease_s = max(config.kv_lease_ms // 1000, 1)
+    found = _checked(config.vllm_connector, config.vllm_connector_config, lease_s)
+    if found.way is Way.NONE:
+        raise StartupError(
+            f"KV connector {found.name!r} keeps blocks for its own engine: beside it, in a {MULTI}, one of"
+            f" {_names(Way.REPLY, Way.NAME, Way.STORE)} must hand them over"
+        )
+    return found
+
+
+def _checked(name: str, config: Mapping[str, Any], lease_s: int) -> Connector:
+    kind = KINDS.get(name)
+    if kind is None:
+        raise StartupError(f"there is no KV connector {name!r} here: {CONNECTOR_SETTING} is one of {', '.join(KINDS)}")
+    if kind.package and importlib.util.find_spec(kind.package) is None:
+        raise StartupError(
+            f"KV connector {name!r} needs the Python package {kind.package!r}, which is not installed; known are"
+            f" {', '.join(KINDS)}"
+        )
+    if kind.required and not config.get(kind.required):
+        raise StartupError(f"KV connector {name!r} needs {kind.required!r} in {CONFIG_SETTING}, a JSON object")
+    if name == MULTI:
+        return _multi(config, lease_s)
+    lease = {"kv_lease_duration": lease_s} if name == "NixlConnector" else {}
+    return Connector(name, kind.way, dict(config) | lease)
+
+
+def _multi(config: Mapping[str, Any], lease_s: int) -> Connector:
+    """Several at once: the first that hands over does, the others keep what they can."""
+    try:
+        children: Sequence[tuple[Mapping[str, Any], Connector]] = [
+            (child, _checked(child["kv_connector"], child.get("kv_connector_extra_config", {}), lease_s))
+            for child in config["connectors"]
+        ]
+    except (TypeError, KeyError, AttributeError):
+        raise StartupError(
+            f"{MULTI} needs connectors in {CONFIG_SETTING} as"
+            ' {"connectors": [{"kv_connector": NAME, "kv_connector_extra_config": {...}}, ...]}'
+        ) from None
+    told = [
+        {"kv_role": "kv_both", **child, "kv_connector_extra_config": dict(checked.config)}
+        for child, checked in children
+    ]
+    ways = [checked.way for _, checked in children]
+    way = next((way for way in (Way.REPLY, Way.NAME, Way.STORE) if way in ways), Way.NONE)
+    return Connector(MULTI, way, {**config, "connectors": told})
+
+
+def _names(*ways: Way) -> str:
+    return ", ".join(name for name, kind in KINDS.items() if kind.way in ways)
+
+
+@dataclass(frozen=True, slots=True)
+class Handing:
+    """What a running engine's connector is told of the sequences that it hands over."""
+
+    connector: Connector
+    engine_id: str
+    """Of the connector, new at each start."""
+    bootstrap: str = ""
+    """URL at which the connector is asked for names."""
+
+    def asked(self, name: str) -> dict[str, Any] | None:
+        """The kv_transfer_params of a prompt that is computed for others, under its name in the engine."""
+        match self.connector.way:
+            case Way.REPLY:
+                return {"do_remote_decode": True}
+            case Way.NAME:
+                return {"do_remote_decode": True, "transfer_id": self._transfer_id(name)}
+            case _:
+                return None
+
+    def left(self, name: str, told: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Those of the sequence that goes on from it, where vLLM answered `told`; None: the connector has failed."""
+        match self.connector.way:
+            case Way.REPLY:
+                return told
+            case Way.NAME:
+                return {
+                    "do_remote_prefill": True,
+                    "remote_engine_id": self.engine_id,
+                    "remote_request_id": name,
+                    "remote_bootstrap_addr": self.bootstrap,
+                    "transfer_id": self._transfer_id(name),
+                }
+            case _:
+                return {}
+
+    def _transfer_id(self, name: str) -> str:
+        return f"{self.engine_id}/{name}"

@@ -1,0 +1,65 @@
+"""Which KV connector a vllm worker gets, what is said of those it cannot have, and what each is told."""
+
+from typing import Any
+
+import pytest
+
+from libs.contracts.errors import StartupError
+from libs.engine.config import EngineConfig
+from libs.engine.vllm.connectors import KINDS, Connector, Handing, Way, connector_of
+
+STORE = {"shared_storage_path": "/somewhere"}
+
+
+def of(name: str, **config: Any) -> Connector:
+    return connector_of(EngineConfig(None, "m", kv_lease_ms=7_000, vllm_connector=name, vllm_connector_config=config))
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "says"),
+    [
+        (
+            "Pigeon",
+            {},
+            "there is no KV connector 'Pigeon' here: FULCRUM_WORKER_VLLM_CONNECTOR is one of Nixl",
+        ),
+        ("LMCacheConnectorV1", {}, "needs the Python package 'lmcache', which is not installed"),
+        ("ExampleConnector", {}, "needs 'shared_storage_path' in FULCRUM_WORKER_VLLM_CONNECTOR_CONFIG"),
+        ("OffloadingConnector", {}, "needs 'spec_name'"),
+        ("SimpleCPUOffloadConnector", {}, "keeps blocks for its own engine"),
+        ("MultiConnector", {}, "needs 'connectors'"),
+        ("MultiConnector", {"connectors": ["NixlConnector"]}, '{"connectors": [{"kv_connector": NAME'),
+        ("MultiConnector", {"connectors": [{"kv_connector": "Pigeon"}]}, "there is no KV connector 'Pigeon'"),
+        ("MultiConnector", {"connectors": [{"kv_connector": "SimpleCPUOffloadConnector"}]}, "beside it"),
+    ],
+)
+def test_one_that_cannot_be_had_is_refused_in_one_line(name: str, config: dict[str, Any], says: str) -> None:
+    with pytest.raises(StartupError) as caught:
+        of(name, **config)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_every_known_one_is_named_where_an_unknown_one_is_asked_for() -> None:
+    with pytest.raises(StartupError) as caught:
+        of("Pigeon")
+    assert all(name in str(caught.value) for name in KINDS)
+
+
+def test_several_at_once_are_told_their_roles_and_the_first_that_hands_over_does() -> None:
+    child = {"kv_connector": "ExampleConnector", "kv_connector_extra_config": STORE}
+    found = of("MultiConnector", connectors=[{"kv_connector": "SimpleCPUOffloadConnector"}, child])
+    assert (found.way, found.layout) == (Way.STORE, "SimpleCPUOffloadConnector+ExampleConnector")
+    assert [child["kv_role"] for child in found.config["connectors"]] == ["kv_both", "kv_both"]
+    assert found.config["connectors"][1]["kv_connector_extra_config"] == STORE
+
+
+def test_what_is_told_of_a_sequence_depends_on_how_its_blocks_are_found() -> None:
+    def told(way: Way) -> tuple[Any, Any]:
+        handing = Handing(Connector("some", way, {}), "engine-1", "http://host:1")
+        return handing.asked("7-request"), handing.left("7-request", None)
+
+    assert told(Way.REPLY) == ({"do_remote_decode": True}, None)
+    assert told(Way.STORE) == (None, {})
+    asked, left = told(Way.NAME)
+    assert asked["transfer_id"] == left["transfer_id"] == "engine-1/7-request"
+    assert left["remote_engine_id"] == "engine-1" and left["remote_bootstrap_addr"] == "http://host:1"

@@ -1,0 +1,68 @@
+"""A node that only computes: it ends with node 0, and says so."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from libs.contracts.errors import StartupError
+from libs.engine.config import EngineConfig
+from libs.engine.port import EngineIdentity
+from libs.engine.vllm import follow as following
+from libs.testing.suite import free_port
+
+IDENTITY = EngineIdentity("follower", 1, "127.0.0.1:1")
+
+
+def config(port: int) -> EngineConfig:
+    arguments = {"tensor_parallel_size": 2, "nnodes": 2, "node_rank": 1, "master_addr": "127.0.0.1"}
+    return EngineConfig(Path("/nowhere"), "m", vllm_arguments=arguments | {"master_port": port})
+
+
+class Computing:
+    """In place of vLLM's processes: computes until the test is over."""
+
+    def __init__(self) -> None:
+        self.followed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.run_coroutine_threadsafe(asyncio.Event().wait(), self._loop)
+
+    def follow(self, _config: EngineConfig, _identity: EngineIdentity) -> None:
+        self._loop.call_soon_threadsafe(self.followed.set)
+        self._over.result()
+
+    def end(self) -> None:
+        self._over.cancel()
+
+
+async def test_it_ends_with_node_0_even_if_that_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    port, computing, connected = free_port(), Computing(), asyncio.Event()
+    monkeypatch.setattr(following, "import_launch", lambda: computing)
+
+    async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await leaving.wait()
+        writer.close()
+
+    leaving = asyncio.Event()
+    waiting = asyncio.create_task(following.follow(config(port), IDENTITY, asyncio.Event()))
+    await computing.followed.wait()
+    async with await asyncio.start_server(serve, "127.0.0.1", port):
+        await connected.wait()
+        assert not waiting.done()
+        leaving.set()
+        async with asyncio.timeout(5):
+            with pytest.raises(StartupError, match="node 0 has ended"):
+                await waiting
+    computing.end()
+
+
+async def test_it_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    computing, stopping = Computing(), asyncio.Event()
+    monkeypatch.setattr(following, "import_launch", lambda: computing)
+    waiting = asyncio.create_task(following.follow(config(free_port()), IDENTITY, stopping))
+    await computing.followed.wait()
+    stopping.set()
+    async with asyncio.timeout(5):
+        await waiting
+    computing.end()

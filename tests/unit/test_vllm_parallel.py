@@ -1,0 +1,57 @@
+"""What one vllm worker spans by the arguments of its engine, and which arguments no worker can have."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from libs.engine.parallel import Parallel, parallel_of
+from libs.worker.settings import WorkerSettings
+
+NODES = {"tensor_parallel_size": 16, "nnodes": 2, "master_addr": "10.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gpus", "gpus_here", "nodes"),
+    [
+        ({}, 1, 1, 1),
+        ({"tensor_parallel_size": 4}, 4, 4, 1),
+        ({"tensor_parallel_size": 4, "pipeline_parallel_size": 2}, 8, 8, 1),
+        (NODES, 16, 8, 2),
+        (NODES | {"node_rank": 1}, 16, 8, 2),
+        ({"data_parallel_size": 8, "data_parallel_rank": 3, "data_parallel_address": "10.0.0.1"}, 1, 1, 1),
+    ],
+)
+def test_a_worker_spans_its_tensor_and_pipeline_group(
+    arguments: dict[str, Any], gpus: int, gpus_here: int, nodes: int
+) -> None:
+    found = parallel_of(arguments)
+    assert (found.gpus, found.gpus_here, found.nodes) == (gpus, gpus_here, nodes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
+        ({"tensor_parallel_size": "4"}, "not a whole number"),
+        ({"data_parallel_size": 2}, "start a worker for each, with its data_parallel_rank, 0 to 1"),
+        ({"data_parallel_size": 2, "data_parallel_rank": 2}, "a worker is one rank"),
+        ({"data_parallel_size": 2, "data_parallel_rank": 0}, "needs data_parallel_address"),
+        (NODES | {"tensor_parallel_size": 3}, "3 GPUs do not spread evenly over nnodes 2"),
+        (NODES | {"node_rank": 2}, "node_rank 2 is none of nnodes 2"),
+        (NODES | {"master_addr": ""}, "needs master_addr"),
+        (NODES | {"data_parallel_size": 2, "data_parallel_rank": 0, "data_parallel_address": "x"}, "go together"),
+    ],
+)
+def test_what_no_worker_can_be_is_said_before_anything_starts(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match="FULCRUM_WORKER_VLLM_ARGUMENTS") as caught:
+        parallel_of(arguments)
+    assert says in str(caught.value)
+    with pytest.raises(ValidationError, match="FULCRUM_WORKER_VLLM_ARGUMENTS"):
+        WorkerSettings(engine="vllm", model_path="/models/m", vllm_arguments=arguments)
+
+
+def test_gpus_and_nodes_are_registered_as_the_arguments_say() -> None:
+    settings = WorkerSettings(engine="vllm", model_path="/models/m", vllm_arguments=NODES)
+    assert (settings.gpus, settings.parallel.nodes) == (16, 2)
+    assert WorkerSettings(engine="sim", vllm_arguments=NODES).parallel == Parallel()

@@ -1,0 +1,65 @@
+"""What profiles and parallel groups ask of vLLM, as vLLM itself reads it: built and checked, nothing loaded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libs.engine.config import EngineConfig
+from libs.engine.parallel import parallel_of
+from libs.engine.vllm.connectors import connector_of
+from libs.launch.profile import load_profile, profile_names
+
+pytestmark = pytest.mark.vllm
+
+LLAMA_70B = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672,
+    "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+    "vocab_size": 128256, "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
+}  # fmt: skip
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000,
+    "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
+}  # fmt: skip
+NODES = {"tensor_parallel_size": 16, "nnodes": 2, "master_addr": "10.0.0.1"}
+RANK = {"data_parallel_size": 8, "data_parallel_rank": 3, "data_parallel_address": "10.0.0.1"}
+NOT_ON_CPUS = ("kv_cache_dtype",)
+
+
+def built(folder: Path, shape: dict[str, Any], arguments: dict[str, Any], block_size_tokens: int = 64) -> Any:
+    from libs.engine.vllm.launch import configured
+
+    (folder / "config.json").write_text(json.dumps(shape))
+    asked = {name: value for name, value in arguments.items() if name not in NOT_ON_CPUS}
+    config = EngineConfig(folder, "m", block_size_tokens=block_size_tokens, vllm_arguments=asked)
+    return configured(config, connector_of(config))
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_vllm_takes_the_arguments_of_a_profile(name: str, tmp_path: Path) -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    for worker in load_profile(name).workers:
+        AsyncEngineArgs(model=str(tmp_path), **worker.arguments)
+        found = built(tmp_path, LLAMA_70B, worker.arguments, worker.block_size_tokens)
+        assert found.parallel_config.world_size == parallel_of(worker.arguments).gpus == worker.gpus
+        assert found.model_config.max_model_len == worker.arguments["max_model_len"]
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_vllm_spreads_a_tensor_parallel_group_over_nodes_as_it_is_registered(node: int, tmp_path: Path) -> None:
+    arguments = NODES | {"node_rank": node}
+    parallel = built(tmp_path, LLAMA_70B, arguments).parallel_config
+    asked = parallel_of(arguments)
+    assert (parallel.world_size, parallel.nnodes_within_dp) == (asked.gpus, asked.nodes)
+    assert (parallel.local_world_size, parallel.node_rank_within_dp) == (asked.gpus_here, node)
+
+
+def test_vllm_takes_one_rank_of_a_data_parallel_group_of_a_model_with_experts(tmp_path: Path) -> None:
+    parallel = built(tmp_path, MIXTRAL, RANK).parallel_config
+    assert parallel.data_parallel_external_lb and parallel.data_parallel_size_local == 1
+    assert (parallel.data_parallel_size, parallel.data_parallel_rank) == (8, 3)
+    with pytest.raises(ValueError, match="launch independent vLLM"):
+        built(tmp_path, LLAMA_70B, RANK)
