@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from libs.perfmodel.fit import fit_steps, predict
-from libs.perfmodel.samples import StepSamples
+from libs.perfmodel.samples import Rows, StepSamples
 from libs.perfmodel.step_time import StepTimeModel, StepWork
 
 KEPT_ERRORS: Final = 256
@@ -117,12 +117,24 @@ class StepTimeLearner:
 
     def refit(self) -> bool:
         """Fit anew where there is something new; whether those who use the model should hear of it."""
+        rows = self.news()
+        return rows is not None and self.take(self.fit(rows), rows)
+
+    def news(self) -> Rows | None:
+        """What to fit anew; None where there is too little new in it."""
         if self._new_steps < MIN_NEW_STEPS:
-            return False
+            return None
         self._new_steps = 0
-        rows = self._samples.rows()
-        before, self.model = self.model, fit_steps(self._prior, rows)
-        old, new = predict(before, rows), predict(self.model, rows)
+        return self._samples.rows()
+
+    def fit(self, rows: Rows) -> StepTimeModel:
+        """The model of these steps. It takes long, and changes nothing: any thread may ask for it."""
+        return fit_steps(self._prior, rows)
+
+    def take(self, model: StepTimeModel, rows: Rows) -> bool:
+        """Predict by a model from now on; whether those who use it should hear of it."""
+        before, self.model = self.model, model
+        old, new = predict(before, rows), predict(model, rows)
         return bool(np.mean(np.abs(new - old) / np.maximum(old, 1.0)) > TOLD_CHANGE)
 
     def fitted(self) -> FittedModel:

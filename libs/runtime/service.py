@@ -16,6 +16,7 @@ from libs.runtime import status
 from libs.runtime.clock import Clock, SystemClock
 from libs.runtime.log import configure_logging
 from libs.runtime.settings import SettingsT, load_settings
+from libs.runtime.slices import LOOP_SLICE_NS, ask_slice
 from libs.runtime.tasks import TaskOwner
 
 log = structlog.get_logger()
@@ -48,6 +49,7 @@ def run_service(
         settings = load_settings(settings_class)
     except StartupError as error:
         return _refuse(name, error)
+    ask_slice(LOOP_SLICE_NS)  # before there are threads, which inherit it
     configure_logging(name, level=settings.log_level, log_format=settings.log_format)
     gc.collect()
     gc.freeze()  # modules stay: no later collection need walk them

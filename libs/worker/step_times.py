@@ -9,6 +9,7 @@ import structlog
 from libs.engine.port import EngineEvent, StepReport
 from libs.perfmodel import FittedModel, StepKind, StepTimeLearner, StepTimeModel, StepWork, combine
 from libs.perfmodel.fit import MIN_STEPS
+from libs.perfmodel.saturation import PrefillCurve
 from libs.stepstore.port import StepTimeKey, StepTimeStore
 
 log = structlog.get_logger()
@@ -56,14 +57,15 @@ class StepTimes:
         saved_s = loop.time()
         while True:
             await asyncio.sleep(REFIT_S)
-            self.refit()
+            await self.refit()
             if loop.time() >= saved_s + SAVE_S:
                 saved_s = loop.time()
                 await self.save()
 
-    def refit(self) -> None:
-        """Fit anew where there is something new."""
-        changed = self._learner.refit()
+    async def refit(self) -> None:
+        """Fit anew where there is something new, on a thread: nobody waits for it, and everybody for the loop."""
+        rows = self._learner.news()
+        changed = rows is not None and self._learner.take(await asyncio.to_thread(self._learner.fit, rows), rows)
         self.fitted = self._learner.fitted()
         if changed:
             for observer in self._observers:
@@ -73,6 +75,14 @@ class StepTimes:
         """Keep the fits of the kinds of steps that this worker has seen enough of."""
         fits = {kind: self.fitted for kind in StepKind if self.fitted.of(kind).steps >= MIN_STEPS}
         await self._store.save(self._key, fits)
+
+    async def kept_curve(self) -> PrefillCurve | None:
+        """The last measurement of prefill by a worker of this kind."""
+        return await self._store.load_curve(self._key)
+
+    async def keep_curve(self, curve: PrefillCurve) -> None:
+        """Keep one for the next worker."""
+        await self._store.save_curve(self._key, curve)
 
 
 def work_of(step: StepReport) -> StepWork:

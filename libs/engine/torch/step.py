@@ -19,6 +19,7 @@ from libs.engine.torch.model import kv_shape, load_model, pick_device
 from libs.engine.torch.sampling import sample
 from libs.model.info import ModelInfo, load_model_info
 from libs.perfmodel.utilisation import Compute
+from libs.runtime.slices import COMPUTE_SLICE_NS, ask_slice
 
 WARM_UP_TOKENS = 64
 """Tokens of the prompt chunks that fill caches inside torch before the first request."""
@@ -41,6 +42,7 @@ class Loaded:
 
 def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
     """Weights, pool and warm-up. Raises StartupError."""
+    ask_slice(COMPUTE_SLICE_NS)
     if config.model_path is None:
         raise StartupError("the torch engine needs a model folder: set its model path")
     info = load_model_info(config.model_path, config.model_name)
