@@ -12,7 +12,7 @@ def role(
     role: Annotated[str, typer.Argument(help="prefill, decode, mixed, mixed:BUDGET or standby.", show_default=False)],
     *,
     epoch: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Only if the worker is still at this epoch.")
+        int | None, typer.Option(min=1, max=2**63 - 1, metavar="N", help="Only if the worker is still at this epoch.")
     ] = None,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept with the move.")] = "by hand",
     first_step_s: Annotated[

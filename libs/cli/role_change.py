@@ -52,7 +52,7 @@ async def change_role(
 def parse_role(text: str) -> tuple[Any, int]:
     """The wire's role and budget of "mixed:256" and the like; raises StartupError naming what is allowed."""
     name, colon, budget = text.partition(":")
-    if (colon and name != "mixed") or (colon and not budget.isdigit()) or name not in ROLE_NAMES:
+    if (colon and name != "mixed") or (colon and not budget.isdecimal()) or name not in ROLE_NAMES:
         allowed = "prefill, decode, mixed, mixed:BUDGET (prompt tokens a step) or standby"
         raise StartupError(f"role {text!r} is not one: ask for {allowed}")
     try:

@@ -12,6 +12,8 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import PHASE_BOTH, PHASE_DECODE, PHASE_PREFILL, Phase
 
 ROLE_NAMES: Final = ("prefill", "decode", "mixed", "standby")
+MAX_BUDGET_TOKENS: Final = 1_000_000
+"""Of role mixed, a step."""
 
 
 def role_name(assignment: Assignment) -> str:
@@ -30,8 +32,8 @@ def role_from_name(name: str, budget_tokens: int = 0) -> tuple[Role, int]:
     if name == "decode":
         return ROLE_MIXED, 0
     if name == "mixed":
-        if budget_tokens < 1:
-            raise ValueError("role mixed needs a budget of at least 1 prompt token a step")
+        if not 1 <= budget_tokens <= MAX_BUDGET_TOKENS:
+            raise ValueError(f"role mixed needs a budget of 1 to {MAX_BUDGET_TOKENS} prompt tokens a step")
         return ROLE_MIXED, budget_tokens
     if name == "standby":
         return ROLE_STANDBY, 0

@@ -15,7 +15,7 @@ from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import (
     Phase,
     RefusalCode,
 )
-from libs.contracts.roles import serves
+from libs.contracts.roles import MAX_BUDGET_TOKENS, serves
 
 FIRST_EPOCH = 1
 
@@ -70,4 +70,6 @@ def _assignment(model: str, role: Role, budget_tokens: int, epoch: int) -> Assig
         raise InvalidRequest("role must be prefill, mixed or standby", param="role")
     if budget_tokens and role != ROLE_MIXED:
         raise InvalidRequest("only role mixed has a prompt budget", param="budget_tokens")
+    if budget_tokens > MAX_BUDGET_TOKENS:
+        raise InvalidRequest(f"a prompt budget is at most {MAX_BUDGET_TOKENS} tokens", param="budget_tokens")
     return Assignment(model=model, role=role, budget_tokens=budget_tokens, epoch=epoch)

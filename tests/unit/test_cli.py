@@ -23,12 +23,12 @@ from libs.contracts.errors import StartupError
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, ROLE_STANDBY
 from libs.launch.ready import Ready, write_ready
 
-COMMANDS = ("up", "chat", "workers", "occupancy", "role", "top")
+COMMANDS = ("up", "chat", "workers", "occupancy", "role", "top", "tune prefill", "tune decode")
 
 
 @pytest.mark.parametrize("arguments", [(), *((command,) for command in COMMANDS)])
 def test_help_has_an_example(arguments: tuple[str, ...]) -> None:
-    result = CliRunner().invoke(app, [*arguments, "--help"])
+    result = CliRunner().invoke(app, [word for each in arguments for word in each.split()] + ["--help"])
     assert result.exit_code == 0
     assert "Example: fulcrum" in result.stdout
 
@@ -112,12 +112,13 @@ def test_roles_are_named_with_or_without_a_budget() -> None:
     assert parse_role("standby") == (ROLE_STANDBY, 0)
 
 
-@pytest.mark.parametrize("text", ["", "both", "prefill:64", "mixed:", "mixed:many", "mixed:-1"])
+@pytest.mark.parametrize("text", ["", "both", "prefill:64", "mixed:", "mixed:many", "mixed:-1", "mixed:²"])
 def test_a_bad_role_says_what_is_allowed(text: str) -> None:
     with pytest.raises(StartupError, match="prefill, decode, mixed"):
         parse_role(text)
-    with pytest.raises(StartupError, match="at least 1"):
-        parse_role("mixed:0")
+    for budget in ("0", "1000001", "9" * 30):
+        with pytest.raises(StartupError, match="1 to 1000000"):
+            parse_role(f"mixed:{budget}")
 
 
 def test_of_several_suites_one_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
