@@ -61,7 +61,7 @@ CASES = (
     Case("sim", "sim", idle_moves=40, moves=200, kinds=16, output_tokens=64),
     Case("torch-tiny", "torch", idle_moves=40, moves=200, kinds=12, output_tokens=48),
     Case("vllm-tiny", "vllm", idle_moves=10, moves=50, kinds=8, output_tokens=48, decode=2),
-    Case("torch-smollm2", "torch", idle_moves=10, moves=16, kinds=4, output_tokens=24, decode=2),
+    Case("torch-smollm2", "torch", idle_moves=10, moves=200, kinds=4, output_tokens=24, decode=2),
 )
 DEFAULT_CASES = tuple(case.name for case in CASES if case.engine != "vllm")
 """What needs no environment of its own."""
