@@ -33,16 +33,13 @@ from libs.engine.port import (
     StepReport,
 )
 from libs.engine.preemption import blocks_to_spare, grow
+from libs.engine.roster import QUEUED, Roster
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sequence import Sequence, Stage
 from libs.engine.validation import check_request
 from libs.perfmodel import StepTimeModel
 
 RETRY_AFTER_S = 1.0
-QUEUED = (Stage.QUEUED_PREEMPTED, Stage.QUEUED_TRANSFER, Stage.QUEUED_PROMPT)
-"""In the order of admission."""
-HOLDING = (Stage.FETCHING, Stage.PREFILL, Stage.DECODE)
-"""Where sequences hold blocks."""
 
 
 class Core:
@@ -68,9 +65,7 @@ class Core:
         self._pool = BlockPool(capabilities.kv_blocks)
         self._offers = Offers(self._pool, identity, capabilities, lease_ns=config.kv_lease_ms * 1_000_000)
         self._kv_wait = KvWait()
-        self._sequences: dict[int, Sequence] = {}
-        self._at: Mapping[Stage, dict[int, Sequence]] = {stage: {} for stage in Stage}
-        self._queued_prompt_tokens = 0
+        self._sequences = Roster()
         self._preemptions = 0
         self._recomputed_tokens = 0
         self._new_fetches: list[Sequence] = []
@@ -90,14 +85,13 @@ class Core:
             max_context_tokens=self._capabilities.max_context_tokens,
         )
         check_request(sequence, self._capabilities)
-        if self._waiting() >= self._config.max_waiting:
+        if self._sequences.waiting >= self._config.max_waiting:
             raise QueueFull("the engine's queue is full", retry_after_s=RETRY_AFTER_S)
         self._offers.forget_key(request.key)
         self._pace.note_prompt(sequence, now_ns)
-        self._sequences[request.key] = sequence
         if request.kv and sequence.length > request.prompt_tokens:
             sequence.start_line(now_ns, sequence.length)
-        self._move(sequence, Stage.QUEUED_TRANSFER if request.kv else Stage.QUEUED_PROMPT)
+        self._sequences.add(sequence, Stage.QUEUED_TRANSFER if request.kv else Stage.QUEUED_PROMPT)
         self.admit(now_ns)
 
     def abort(self, key: int, now_ns: int) -> None:
@@ -154,10 +148,9 @@ class Core:
     def admit(self, now_ns: int) -> None:
         """Give blocks to queued sequences while the head of the queue fits. Safe while a step runs."""
         self._offers.expire(now_ns)
-        running = len(self._sequences) - self._waiting()
+        running = len(self._sequences) - self._sequences.waiting
         for stage in QUEUED:
-            while self._at[stage]:
-                sequence = self._head(stage)
+            while (sequence := self._sequences.head(stage)) is not None:
                 if running >= self._capabilities.max_sequences or not self._give_blocks(sequence, running):
                     self._note_awaiting(now_ns)
                     return
@@ -169,8 +162,8 @@ class Core:
         self._offers.expire(now_ns)
         self._grow()
         self.admit(now_ns)
-        decodes = self._pace.decodes(self._at[Stage.DECODE].values(), now_ns)
-        prompts = batching.unless_others_wait(self._at[Stage.PREFILL].values())
+        decodes = self._pace.decodes(self._sequences.at(Stage.DECODE), now_ns)
+        prompts = batching.unless_others_wait(self._sequences.at(Stage.PREFILL))
         batch = batching.compose(
             decodes,
             prompts,
@@ -198,8 +191,8 @@ class Core:
             prefill_context_tokens=work.prefill_context_tokens,
             decode_sequences=work.decode_sequences,
             decode_kv_tokens=work.decode_kv_tokens,
-            waiting=self._waiting(),
-            waiting_prefill_tokens=self._waiting_prefill_tokens(),
+            waiting=self._sequences.waiting,
+            waiting_prefill_tokens=self._sequences.waiting_prefill_tokens,
             prefill_squared_tokens=work.prefill_squared_tokens,
         )
         return self._step
@@ -222,8 +215,8 @@ class Core:
         report = replace(
             self._step,
             end_unix_ns=now_ns,
-            waiting=self._waiting(),
-            waiting_prefill_tokens=self._waiting_prefill_tokens(),
+            waiting=self._sequences.waiting,
+            waiting_prefill_tokens=self._sequences.waiting_prefill_tokens,
         )
         self._step = None
         return report
@@ -330,17 +323,17 @@ class Core:
     def load(self, *, reported_to_ns: int = 0, pool_faults: int = 0) -> EngineLoad:
         """Depths now, with what only the engine around it knows."""
         return EngineLoad(
-            running=len(self._at[Stage.PREFILL]) + len(self._at[Stage.DECODE]),
-            waiting=self._waiting(),
-            waiting_prefill_tokens=self._waiting_prefill_tokens(),
-            awaiting_kv=len(self._at[Stage.FETCHING]),
+            running=len(self._sequences.at(Stage.PREFILL)) + len(self._sequences.at(Stage.DECODE)),
+            waiting=self._sequences.waiting,
+            waiting_prefill_tokens=self._sequences.waiting_prefill_tokens,
+            awaiting_kv=len(self._sequences.at(Stage.FETCHING)),
             free_kv_blocks=self._pool.available,
             kv_wait_since_unix_ns=self._kv_wait.since_ns,
             reported_to_unix_ns=reported_to_ns,
             pool_faults=pool_faults,
             preemptions=self._preemptions,
             recomputed_tokens=self._recomputed_tokens,
-            waiting_prefill_squares=self._waiting_prefill_squares(),
+            waiting_prefill_squares=self._sequences.waiting_prefill_squares,
         )
 
     def integrity(self) -> EngineIntegrity:
@@ -354,57 +347,44 @@ class Core:
 
     def pool_fault(self) -> str:
         """How the pool's books differ from what sequences and handles hold; empty when they agree."""
-        own = (block for sequence in self._sequences.values() for block in sequence.blocks)
+        own = (block for sequence in self._sequences for block in sequence.blocks)
         return self._pool.fault(chain(own, self._offers.blocks()))
 
     def drop_all(self, now_ns: int) -> None:
         """Abort every sequence and end every lease; no step may run any more."""
         self._step = None
         self._kv_wait.stepping(False, now_ns)
-        for sequence in list(self._sequences.values()):
+        for sequence in list(self._sequences):
             self._finish(sequence, FinishReason.ABORTED)
         self._offers.end_all()
         self._note_awaiting(now_ns)
 
     # ------------------------------------------------------------------ inner parts
 
-    def _head(self, stage: Stage) -> Sequence:
-        """Next in a queue; the youngest is preempted first, so the oldest may have come last."""
-        queue = self._at[stage]
-        if stage is not Stage.QUEUED_PREEMPTED:
-            first = next((sequence for sequence in queue.values() if not sequence.request.yields), None)
-            return first or next(iter(queue.values()))
-        return next(sequence for key, sequence in self._sequences.items() if key in queue)
-
     def _give_blocks(self, sequence: Sequence, running: int) -> bool:
         shared = self._pool.match(sequence.reusable_hashes())
         needed, spare = sequence.blocks_now - len(shared), 0
         # With a block left for each there is no need to look which of them may grow.
         if running and self._pool.available <= needed + len(shared) + running:
-            holding = chain.from_iterable(self._at[stage].values() for stage in HOLDING)
-            spare = blocks_to_spare(sequence, holding)
+            spare = blocks_to_spare(sequence, self._sequences.holding())
         blocks = self._pool.allocate(needed, shared, spare=spare)
         if blocks is None:
             return False
         sequence.admit(blocks, len(shared))
         if sequence.request.kv and not sequence.preempted:
             self._new_fetches.append(sequence)
-            self._move(sequence, Stage.FETCHING)
+            self._sequences.move(sequence, Stage.FETCHING)
         else:
-            self._move(sequence, Stage.PREFILL)
+            self._sequences.move(sequence, Stage.PREFILL)
         return True
 
     def _grow(self) -> None:
         """Blocks for the tokens that were sampled; no step may run."""
-        prefill, decode = self._at[Stage.PREFILL], self._at[Stage.DECODE]
-        if all(sequence.has_room for sequence in chain(prefill.values(), decode.values())):
+        if all(sequence.has_room for sequence in self._sequences.computing()):
             return
-        running = prefill.keys() | decode.keys()
-        oldest_first = [sequence for key, sequence in self._sequences.items() if key in running]
-        oldest_first.sort(key=lambda sequence: sequence.request.yields)
-        for sequence in grow(oldest_first, self._pool):
+        for sequence in grow(self._sequences.running(), self._pool):
             self._preemptions += 1
-            self._move(sequence, Stage.QUEUED_PREEMPTED)
+            self._sequences.move(sequence, Stage.QUEUED_PREEMPTED)
 
     def _take_token(self, sequence: Sequence, token: Sampled, now_ns: int) -> None:
         sequence.append(token.token_id)
@@ -419,7 +399,7 @@ class Core:
             self._finish(sequence, reason, token=token, handle=handle)
             return
         if sequence.stage is not Stage.DECODE:
-            self._move(sequence, Stage.DECODE)
+            self._sequences.move(sequence, Stage.DECODE)
         self._outputs.append(SequenceOutput(sequence.key, (token.token_id,), _logprobs(token)))
 
     def _go_on(self, sequence: Sequence, now_ns: int) -> None:
@@ -429,7 +409,7 @@ class Core:
         sequence.receive()
         sequence.register_full_blocks(self._pool)
         generated_only = sequence.pending == 1 and sequence.computed >= sequence.request.prompt_tokens
-        self._move(sequence, Stage.DECODE if generated_only else Stage.PREFILL)
+        self._sequences.move(sequence, Stage.DECODE if generated_only else Stage.PREFILL)
 
     def _known(self, token_ids: tuple[int, ...]) -> bool:
         vocab_size = self._capabilities.vocab_size
@@ -447,8 +427,7 @@ class Core:
         self._offers.withdraw(sequence)
         self._pool.release(sequence.blocks)
         sequence.blocks = []
-        self._move(sequence, None)
-        del self._sequences[sequence.key]
+        self._sequences.remove(sequence)
         self._outputs.append(
             SequenceOutput(
                 key=sequence.key,
@@ -463,30 +442,9 @@ class Core:
             )
         )
 
-    def _move(self, sequence: Sequence, stage: Stage | None) -> None:
-        if sequence.stage is not None:
-            del self._at[sequence.stage][sequence.key]
-        if Stage.QUEUED_PROMPT in (sequence.stage, stage):
-            self._queued_prompt_tokens += sequence.length if stage is Stage.QUEUED_PROMPT else -sequence.length
-        sequence.stage = stage
-        if stage is not None:
-            self._at[stage][sequence.key] = sequence
-
     def _note_awaiting(self, now_ns: int) -> None:
         """One whose KV is all here, and that awaits the token sampled elsewhere, awaits no KV."""
-        self._kv_wait.awaiting(any(not each.kv_arrived for each in self._at[Stage.FETCHING].values()), now_ns)
-
-    def _waiting(self) -> int:
-        at = self._at
-        return len(at[Stage.QUEUED_PROMPT]) + len(at[Stage.QUEUED_TRANSFER]) + len(at[Stage.QUEUED_PREEMPTED])
-
-    def _waiting_prefill_tokens(self) -> int:
-        running = chain(self._at[Stage.PREFILL].values(), self._at[Stage.QUEUED_PREEMPTED].values())
-        return self._queued_prompt_tokens + sum(sequence.pending for sequence in running)
-
-    def _waiting_prefill_squares(self) -> int:
-        waiting = (self._at[stage].values() for stage in (Stage.QUEUED_PROMPT, Stage.PREFILL, Stage.QUEUED_PREEMPTED))
-        return sum(sequence.length**2 - sequence.computed**2 for sequence in chain.from_iterable(waiting))
+        self._kv_wait.awaiting(any(not each.kv_arrived for each in self._sequences.at(Stage.FETCHING)), now_ns)
 
 
 def _logprobs(token: Sampled) -> tuple[Logprob, ...]:

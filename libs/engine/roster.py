@@ -1,0 +1,114 @@
+"""The sequences of one engine, by where each of them is: queues in the order of admission, and what runs. Pure."""
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
+from typing import Final
+
+from libs.engine.sequence import Sequence, Stage
+
+QUEUED: Final = (Stage.QUEUED_PREEMPTED, Stage.QUEUED_TRANSFER, Stage.QUEUED_PROMPT)
+"""In the order of admission."""
+HOLDING: Final = (Stage.FETCHING, Stage.PREFILL, Stage.DECODE)
+"""Where sequences hold blocks."""
+
+
+class Roster:
+    """Every sequence is in one stage from `add` to `remove`."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, Sequence] = {}
+        """By key, in the order in which they came."""
+        self._at: Mapping[Stage, dict[int, Sequence]] = {stage: {} for stage in Stage}
+        self._queued_prompt_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._all
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._all.values())
+
+    def __getitem__(self, key: int) -> Sequence:
+        return self._all[key]
+
+    def get(self, key: int) -> Sequence | None:
+        """The sequence of that key, if there is one."""
+        return self._all.get(key)
+
+    def at(self, stage: Stage) -> Collection[Sequence]:
+        """Those in a stage, in the order in which they came to it."""
+        return self._at[stage].values()
+
+    # ------------------------------------------------------------------ where they go
+
+    def add(self, sequence: Sequence, stage: Stage) -> None:
+        """A sequence has come."""
+        self._all[sequence.key] = sequence
+        self.move(sequence, stage)
+
+    def move(self, sequence: Sequence, stage: Stage) -> None:
+        """It is somewhere else from now on."""
+        self._leave(sequence)
+        if stage is Stage.QUEUED_PROMPT:
+            self._queued_prompt_tokens += sequence.length
+        sequence.stage = stage
+        self._at[stage][sequence.key] = sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """It has ended."""
+        self._leave(sequence)
+        sequence.stage = None
+        del self._all[sequence.key]
+
+    def _leave(self, sequence: Sequence) -> None:
+        if sequence.stage is not None:
+            del self._at[sequence.stage][sequence.key]
+        if sequence.stage is Stage.QUEUED_PROMPT:
+            self._queued_prompt_tokens -= sequence.length
+
+    # ------------------------------------------------------------------ whose turn it is
+
+    def head(self, stage: Stage) -> Sequence | None:
+        """Next in a queue; the youngest is preempted first, so the oldest may have come last."""
+        queue = self._at[stage]
+        if not queue:
+            return None
+        if stage is not Stage.QUEUED_PREEMPTED:
+            first = next((sequence for sequence in queue.values() if not sequence.request.yields), None)
+            return first or next(iter(queue.values()))
+        return next(sequence for key, sequence in self._all.items() if key in queue)
+
+    def running(self) -> list[Sequence]:
+        """Those that compute prompt or tokens: the oldest first, and last those that yield."""
+        running = self._at[Stage.PREFILL].keys() | self._at[Stage.DECODE].keys()
+        oldest_first = [sequence for key, sequence in self._all.items() if key in running]
+        return sorted(oldest_first, key=lambda sequence: sequence.request.yields)
+
+    def computing(self) -> Iterator[Sequence]:
+        """The same in no order."""
+        return chain(self.at(Stage.PREFILL), self.at(Stage.DECODE))
+
+    def holding(self) -> Iterator[Sequence]:
+        """Those that hold blocks."""
+        return chain.from_iterable(map(self.at, HOLDING))
+
+    # ------------------------------------------------------------------ depths
+
+    @property
+    def waiting(self) -> int:
+        """Sequences in the queues."""
+        return sum(len(self._at[stage]) for stage in QUEUED)
+
+    @property
+    def waiting_prefill_tokens(self) -> int:
+        """Prompt tokens still to compute."""
+        partly = chain(self.at(Stage.PREFILL), self.at(Stage.QUEUED_PREEMPTED))
+        return self._queued_prompt_tokens + sum(sequence.pending for sequence in partly)
+
+    @property
+    def waiting_prefill_squares(self) -> int:
+        """Of them, each prompt's length squared less the square of what it has computed, summed."""
+        waiting = map(self.at, (Stage.QUEUED_PROMPT, Stage.PREFILL, Stage.QUEUED_PREEMPTED))
+        return sum(sequence.length**2 - sequence.computed**2 for sequence in chain.from_iterable(waiting))
