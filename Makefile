@@ -71,6 +71,9 @@ bench-phase: setup-dev ## phase time as told against a clock around the model ca
 bench-steps: setup-dev ## how well step times are foretold, pure and mixed, on steps not seen
 	@$(BIN)/python -m load.bench_steps $(ARGS)
 
+bench-tune: setup-dev ## the prefill chunk that workers measure for themselves, and its TTFT against the engine's default
+	@$(BIN)/python -m load.bench_tune $(ARGS)
+
 bench-role: setup-dev ## role moves on whole suites, idle and loaded, every token checked (minutes)
 	@$(BIN)/python -m load.bench_role $(ARGS)
 

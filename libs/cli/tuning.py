@@ -1,22 +1,23 @@
-"""What `fulcrum tune prefill` does: asks workers over gRPC, draws their curves."""
+"""What `fulcrum tune` does: asks workers over gRPC, shows what they found."""
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
+from libs.cli.curves import draw, figures, told
 from libs.cli.find import find_one_suite, get_json
 from libs.contracts.errors import StartupError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.launch.ready import Ready
 from libs.runtime.rpc import make_channel
 from libs.runtime.settings import CommonSettings, load_settings
 from libs.worker.admin_client import WorkerAdmin
 
-PLOT_CELLS = 40
+AnswerT = TypeVar("AnswerT")
 
 
 def tune_prefill(
@@ -24,75 +25,86 @@ def tune_prefill(
     worker: str | None,
     request: pb.TunePrefillRequest,
     *,
+    picture: Path | None,
     as_json: bool,
 ) -> None:
     """Tune one worker, or all in role prefill one after the other, and print what each found. Raises StartupError."""
     suite = find_one_suite(ready_file)
-    workers: list[dict[str, Any]] = get_json(suite.planner, "/v1/workers")
-    chosen = [w for w in workers if (w["id"] == worker if worker else w["role"] == "prefill")]
-    if not chosen:
-        raise StartupError(f"there is no worker {worker!r}" if worker else "there is no worker in role prefill")
     found = []
-    for each in chosen:
-        answer = asyncio.run(_ask(each, suite.token, request))
-        found.append(_figures(each["id"], answer, applied=not request.measure_only))
+    for each in _workers(suite, worker, ("prefill",)):
+        answer = _ask(suite, each, lambda admin: admin.tune_prefill(request))
+        found.append(figures(each["id"], answer, applied=not (request.measure_only or request.kept)))
         if not as_json:
-            Console(highlight=False).print(_picture(found[-1]))
+            Console(highlight=False).print(told(found[-1]))
+    if picture is not None:
+        draw(picture, found)
     if as_json:
         print(json.dumps(found))
 
 
-async def _ask(worker: dict[str, Any], token: str, request: pb.TunePrefillRequest) -> pb.TunePrefillResponse:
-    settings = load_settings(CommonSettings)
-    async with make_channel(settings, worker["address"]) as channel:
-        admin = WorkerAdmin(channel, worker["id"], token or settings.token.get_secret_value())
-        return await admin.tune_prefill(request)
+def tune_decode(ready_file: Path | None, worker: str | None, request: pb.TuneDecodeRequest, *, as_json: bool) -> None:
+    """Print the largest decode batch of one worker, or of all that decode. Raises StartupError."""
+    suite = find_one_suite(ready_file)
+    found = []
+    for each in _workers(suite, worker, ("decode", "mixed")):
+        answer = _ask(suite, each, lambda admin: admin.tune_decode(request))
+        found.append(_decode_figures(each["id"], request, answer))
+        if not as_json:
+            print(_decode_told(found[-1]))
+    if as_json:
+        print(json.dumps(found))
 
 
-def _figures(worker: str, answer: pb.TunePrefillResponse, *, applied: bool) -> dict[str, Any]:
+def _workers(suite: Ready, worker: str | None, roles: Collection[str]) -> list[dict[str, Any]]:
+    """The one that is named, else all of these roles."""
+    workers: list[dict[str, Any]] = get_json(suite.planner, "/v1/workers")
+    chosen = [w for w in workers if (w["id"] == worker if worker else w["role"] in roles)]
+    if not chosen:
+        there = ", ".join(w["id"] for w in workers) or "none"
+        raise StartupError(
+            f"there is no worker {worker!r} here, but: {there}"
+            if worker
+            else f"there is no worker in role {' or '.join(roles)}"
+        )
+    return chosen
+
+
+def _ask(suite: Ready, worker: dict[str, Any], ask: Callable[[WorkerAdmin], Awaitable[AnswerT]]) -> AnswerT:
+    async def call() -> AnswerT:
+        settings = load_settings(CommonSettings)
+        async with make_channel(settings, worker["address"]) as channel:
+            return await ask(WorkerAdmin(channel, worker["id"], suite.token or settings.token.get_secret_value()))
+
+    return asyncio.run(call())
+
+
+def _decode_figures(worker: str, request: pb.TuneDecodeRequest, answer: pb.TuneDecodeResponse) -> dict[str, Any]:
     return {
         "worker": worker,
-        "chunk_tokens": answer.chunk_tokens,
-        "chunk_tokens_before": answer.chunk_tokens_before,
-        "applied": applied,
-        "plateau_tokens_per_s": round(answer.plateau_tokens_per_s, 1),
-        "ttft_ms": round(answer.prompt_ns / 1e6, 3),
-        "ttft_ms_before": round(answer.prompt_ns_before / 1e6, 3),
-        "decode_batch": answer.decode_batch,
-        "curve": [
-            {
-                "tokens": point.tokens,
-                "measured_tokens_per_s": round(point.measured_tokens_per_s, 1),
-                "fitted_tokens_per_s": round(point.fitted_tokens_per_s, 1),
-            }
-            for point in answer.curve
-        ],
+        "tpot_target_ms": request.tpot_target_us / 1000,
+        "context_tokens": request.context_tokens,
+        "decode_batch": answer.batch,
+        "step_ms": round(answer.step_ns / 1e6, 3),
+        "step_ms_with_one_more": round(answer.next_step_ns / 1e6, 3),
+        "max_sequences": answer.max_sequences,
+        "steps_learned": answer.steps,
+        "step_error_p50": round(answer.error_p50, 4),
     }
 
 
-def _picture(found: dict[str, Any]) -> Group:
-    """The curve as bars: what was measured, with a mark where the fitted curve is."""
-    top = max(*(p["measured_tokens_per_s"] for p in found["curve"]), found["plateau_tokens_per_s"])
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("tokens", justify="right")
-    table.add_column("tokens/s", justify="right")
-    table.add_column(f"{found['worker']}: prefill", no_wrap=True)
-    for point in found["curve"]:
-        bar = "█" * round(point["measured_tokens_per_s"] / top * PLOT_CELLS)
-        mark = min(round(point["fitted_tokens_per_s"] / top * PLOT_CELLS), PLOT_CELLS)
-        cells = f"{bar:<{PLOT_CELLS + 1}}"
-        saturated = point["tokens"] >= found["chunk_tokens"]
-        table.add_row(
-            str(point["tokens"]),
-            f"{point['measured_tokens_per_s']:,.0f}",
-            Text(cells[:mark] + "|" + cells[mark + 1 :], style="green" if saturated else "cyan"),
-        )
-    verb = "set" if found["applied"] else "not set"
-    gain = 1 - found["ttft_ms"] / found["ttft_ms_before"] if found["ttft_ms_before"] else 0.0
-    words = (
-        f"{found['chunk_tokens']} tokens reach 97 % of {found['plateau_tokens_per_s']:,.0f} tokens/s ({verb}; it was "
-        f"{found['chunk_tokens_before']}).\nA prompt of 512 tokens at a busy worker: {found['ttft_ms']:.1f} ms to its "
-        f"first token, {found['ttft_ms_before']:.1f} ms before ({gain:+.0%} gained).\n"
-        f"{found['decode_batch']} sequences of 1,024 tokens decode together within the TPOT target."
+def _decode_told(found: dict[str, Any]) -> str:
+    if found["decode_batch"]:
+        bound = " (no more run there at once)" if found["decode_batch"] == found["max_sequences"] else ""
+        batch = f"{found['decode_batch']} sequences{bound}, in steps of {found['step_ms']:.1f} ms"
+        more = "" if bound else f"; one more makes them {found['step_ms_with_one_more']:.1f} ms"
+    else:
+        batch, more = "no sequence", f": one alone takes {found['step_ms']:.1f} ms"
+    basis = (
+        f"learned from {found['steps_learned']:,} of its decode steps, foretold {found['step_error_p50']:.1%} off"
+        if found["steps_learned"]
+        else "it has decoded nothing yet: by what is known of its kind"
     )
-    return Group(table, Text(), Text(words))
+    return (
+        f"{found['worker']}: of {found['context_tokens']:,} tokens each, {batch} hold"
+        f"{'s' if not found['decode_batch'] else ''} a TPOT of {found['tpot_target_ms']:g} ms{more}\n  ({basis})"
+    )

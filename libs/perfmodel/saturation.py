@@ -24,6 +24,8 @@ CAUTION: Final = 1.5
 MIN_SIZES: Final = 6
 """Fewer tell no curve."""
 TRIAL_PROMPT_TOKENS: Final = 512
+FIRST_GUESS: Final = (0.01, 100.0)
+"""A device is taken for at most so much faster or slower than it was believed to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,15 @@ class Saturation:
     model: StepTimeModel
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillCurve:
+    """A measurement as it is kept."""
+
+    saturation: Saturation
+    unix_ns: int
+    """When it was made."""
+
+
 def sizes(most_tokens: int) -> list[int]:
     """Sizes to measure, growing by half each, up to `most_tokens`."""
     found, size = [], float(FIRST_TOKENS)
@@ -66,14 +77,26 @@ def sizes(most_tokens: int) -> list[int]:
 def plan_trials(prior: StepTimeModel, most_tokens: int, limit_ns: int) -> Iterator[int]:
     """Sizes in the order in which to measure them: each one several times, the rounds taking turns.
 
-    Sizes whose rounds the prior does not expect to fit into `limit_ns` are left out, largest first.
+    Sizes whose rounds the prior does not expect to fit into `limit_ns` are left out, largest first; there are none
+    where those that tell a curve would not fit.
     """
     wanted = sizes(most_tokens)
     expected_ns = [CAUTION * prior.prefill_ns(trial_work(size)) for size in wanted]
     while len(wanted) > MIN_SIZES and ROUNDS * sum(expected_ns[: len(wanted)]) > limit_ns:
         wanted.pop()
+    if ROUNDS * sum(expected_ns[: len(wanted)]) > CAUTION * limit_ns:
+        return
     for turn in range(ROUNDS):
         yield from wanted if turn % 2 else reversed(wanted)
+
+
+def calibrated(prior: StepTimeModel, trial: Trial) -> StepTimeModel:
+    """The prior of a device as much faster or slower as one step of it says."""
+    expected_ns = prior.prefill_ns(trial_work(trial.tokens))
+    if expected_ns <= 0:
+        return prior
+    least, most = FIRST_GUESS
+    return prior.scaled(min(max(trial.duration_ns / expected_ns, least), most))
 
 
 def find_knee(prior: StepTimeModel, trials: Sequence[Trial]) -> Saturation | None:

@@ -5,7 +5,9 @@ from dataclasses import fields
 
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.perfmodel.learner import FittedModel, KindFit
+from libs.perfmodel.saturation import Point, PrefillCurve, Saturation
 from libs.perfmodel.step_time import StepTimeModel, StepWork
 from libs.perfmodel.utilisation import Compute
 
@@ -41,6 +43,37 @@ def fitted_model(message: common.StepTime) -> FittedModel | None:
         return None
     model = StepTimeModel(interference=message.interference, **times)
     return FittedModel(model, _kind(message.prefill), _kind(message.decode), _kind(message.mixed))
+
+
+def curve_message(curve: PrefillCurve) -> pb.PrefillCurve:
+    """A measurement of prefill, to be kept."""
+    found = curve.saturation
+    return pb.PrefillCurve(
+        chunk_tokens=found.chunk_tokens,
+        plateau_tokens_per_s=found.plateau_tokens_per_s,
+        curve=map(point_message, found.curve),
+        step_time=step_time_message(FittedModel(found.model)),
+        unix_ns=curve.unix_ns,
+    )
+
+
+def prefill_curve(message: pb.PrefillCurve) -> PrefillCurve | None:
+    """The inverse; None for a message that is no measurement."""
+    fitted = fitted_model(message.step_time)
+    points = tuple(Point(p.tokens, p.measured_tokens_per_s, p.fitted_tokens_per_s) for p in message.curve)
+    if fitted is None or not message.chunk_tokens or not points:
+        return None
+    saturation = Saturation(message.chunk_tokens, message.plateau_tokens_per_s, points, fitted.model)
+    return PrefillCurve(saturation, message.unix_ns)
+
+
+def point_message(point: Point) -> pb.TunePoint:
+    """One size of a curve."""
+    return pb.TunePoint(
+        tokens=point.tokens,
+        measured_tokens_per_s=point.measured_tokens_per_s,
+        fitted_tokens_per_s=point.fitted_tokens_per_s,
+    )
 
 
 def compute_message(compute: Compute) -> common.Compute:

@@ -1,8 +1,9 @@
-"""Step-time fits in Redis: a hash for each engine, model and device, with one serialized fit for each kind of step."""
+"""Step-time fits in Redis: a hash for each engine, model and device, with one serialized fit for each kind of step and
+the last measurement of prefill."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -10,8 +11,10 @@ from redis.exceptions import RedisError
 
 from libs.contracts import keys
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import StepTime
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.perfmodel import FittedModel, StepKind
-from libs.perfmodel.wire import fitted_model, step_time_message
+from libs.perfmodel.saturation import PrefillCurve
+from libs.perfmodel.wire import curve_message, fitted_model, prefill_curve, step_time_message
 from libs.runtime.redis import make_redis
 from libs.stepstore.port import StepTimeKey
 
@@ -19,6 +22,8 @@ log = structlog.get_logger()
 
 SOCKET_TIMEOUT_MS = 500
 CALL_TIMEOUT_S = 1.5
+CURVE_FIELD: Final = "prefill-curve"
+"""Beside the fields named for kinds of steps."""
 
 
 class RedisStepTimes:
@@ -41,6 +46,19 @@ class RedisStepTimes:
         values: dict[Any, Any] = {kind.value: step_time_message(fit).SerializeToString() for kind, fit in fits.items()}
         if values:
             await self._bounded(self._redis.hset(self._key(key), mapping=values))
+
+    async def load_curve(self, key: StepTimeKey) -> PrefillCurve | None:
+        """What is there; nothing while Redis is away."""
+        found: Any = await self._bounded(self._redis.hget(self._key(key), CURVE_FIELD))
+        try:
+            return prefill_curve(pb.PrefillCurve.FromString(found)) if found else None
+        except DecodeError:
+            return None
+
+    async def save_curve(self, key: StepTimeKey, curve: PrefillCurve) -> None:
+        """Write it; lost while Redis is away."""
+        value: Any = curve_message(curve).SerializeToString()
+        await self._bounded(self._redis.hset(self._key(key), CURVE_FIELD, value))
 
     async def close(self) -> None:
         """Disconnect. Idempotent."""

@@ -21,6 +21,7 @@ from libs.engine.factory import make_engine
 from libs.kvindex.port import KvIndex, KvIndexStats, PrefixQuery
 from libs.model.info import load_model_info
 from libs.perfmodel import FittedModel, StepKind
+from libs.perfmodel.saturation import PrefillCurve
 from libs.registry.port import Registry
 from libs.runtime.clock import SystemClock
 from libs.runtime.rpc import make_channel
@@ -129,10 +130,11 @@ class RecordingKvIndex:
 
 
 class RecordingStepTimes:
-    """Remembers the fits of one cluster."""
+    """Remembers the fits and curves of one cluster."""
 
     def __init__(self) -> None:
         self.fits: defaultdict[StepTimeKey, dict[StepKind, FittedModel]] = defaultdict(dict)
+        self.curves: dict[StepTimeKey, PrefillCurve] = {}
 
     async def load(self, key: StepTimeKey) -> Mapping[StepKind, FittedModel]:
         """What was saved."""
@@ -141,6 +143,14 @@ class RecordingStepTimes:
     async def save(self, key: StepTimeKey, fits: Mapping[StepKind, FittedModel]) -> None:
         """Remember them."""
         self.fits[key].update(fits)
+
+    async def load_curve(self, key: StepTimeKey) -> PrefillCurve | None:
+        """What was saved."""
+        return self.curves.get(key)
+
+    async def save_curve(self, key: StepTimeKey, curve: PrefillCurve) -> None:
+        """Remember it."""
+        self.curves[key] = curve
 
     async def close(self) -> None:
         """Nothing to disconnect."""
@@ -170,19 +180,22 @@ async def local_worker(
     *,
     registry: Registry | None = None,
     kv_index: KvIndex | None = None,
+    step_times: RecordingStepTimes | None = None,
     **overrides: Any,
 ) -> AsyncIterator[LocalWorker]:
     """A sim worker on loopback; leaving the context kills it without a drain. A failed task fails the test.
 
-    Another `registry` or `kv_index` than one that remembers is closed with it.
+    Another `registry` or `kv_index` than one that remembers is closed with it. `step_times`: what earlier workers kept.
     """
     values: dict[str, Any] = {
         "engine": "sim", "sim_speedup": 50.0, "telemetry_ms": 20, "drain_s": 5.0, "token": TOKEN, "max_sequences": 8,
+        "prefill_chunk_tokens": 512,
     } | overrides  # fmt: skip
     settings = WorkerSettings.model_validate({"id": worker_id, "role": role, **values})
     clock, tasks = SystemClock(), TaskOwner()
     model = load_model_info(settings.model_path)
-    bus, seen, index, step_times = RecordingBus(), RecordingRegistry(), RecordingKvIndex(), RecordingStepTimes()
+    bus, seen, index = RecordingBus(), RecordingRegistry(), RecordingKvIndex()
+    step_times = step_times or RecordingStepTimes()
     engine = make_engine(settings.engine, settings.engine_config(model.name), clock)
     ports = WorkerPorts(
         engine=engine,
@@ -216,6 +229,8 @@ class GatewayProbe:
     returns_credits: bool = True
     wait_s: float = WAIT_S
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """A call takes one write at a time, and credits are given back while a test submits."""
 
     async def read(self) -> None:
         """Take in frames until the stream ends."""
@@ -246,7 +261,8 @@ class GatewayProbe:
 
     async def send(self, frame: pb.GatewayFrame) -> None:
         """One frame to the worker."""
-        await self.call.write(frame)
+        async with self.writing:
+            await self.call.write(frame)
 
     async def submit(self, *submits: pb.Submit) -> None:
         """Submit against credits held."""

@@ -8,15 +8,17 @@ import grpc
 import grpc.aio
 import structlog
 
-from libs.contracts.errors import FulcrumError, QueueFull
+from libs.contracts.errors import FulcrumError, InvalidRequest, QueueFull
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import role_name
 from libs.runtime.rpc import abort_with
 from libs.worker.drain import drain
 from libs.worker.host import WorkerHost
+from libs.worker.step_times import StepTimes
+from libs.worker.tuned import Tuned, decode_message, tuned_message
 from libs.worker.tuning import PrefillTuner
-from libs.worker.wire import load_message, tuned_message
+from libs.worker.wire import load_message
 
 log = structlog.get_logger()
 
@@ -26,11 +28,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
-    """Describe, SetRole, Drain, TunePrefill."""
+    """Describe, SetRole, Drain, TunePrefill, TuneDecode."""
 
-    def __init__(self, host: WorkerHost, tuner: PrefillTuner, *, drain_s: float) -> None:
+    def __init__(self, host: WorkerHost, tuner: PrefillTuner, step_times: StepTimes, *, drain_s: float) -> None:
         self._host = host
         self._tuner = tuner
+        self._step_times = step_times
         self._drain_s = drain_s
 
     async def Describe(self, _request: pb.DescribeRequest, _context: Context) -> pb.DescribeResponse:  # noqa: N802
@@ -79,14 +82,34 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
     async def TunePrefill(  # noqa: N802
         self, request: pb.TunePrefillRequest, context: Context
     ) -> pb.TunePrefillResponse:
-        """Measure between other steps; RESOURCE_EXHAUSTED while another measurement runs or without free KV blocks."""
+        """Measure between other steps, or take a size that is named, or tell what was measured last.
+
+        RESOURCE_EXHAUSTED while another measurement runs or without free KV blocks.
+        """
         try:
-            tuned = await self._tuner.tune(
-                most_tokens=request.most_tokens, limit_s=request.limit_ms / 1000, apply=not request.measure_only
-            )
-            if tuned is None:
-                raise QueueFull("there was no room, or no time, to measure enough steps: try again when less runs")
+            tuned = await self._tuned(request)
         except FulcrumError as error:
             await abort_with(context, error)
             raise
         return tuned_message(tuned, request.tpot_target_us, self._host.engine.capabilities.max_sequences)
+
+    async def _tuned(self, request: pb.TunePrefillRequest) -> Tuned:
+        if request.set_tokens:
+            return self._tuner.set(request.set_tokens)
+        if request.kept:
+            kept = await self._tuner.kept()
+            if kept is None:
+                raise InvalidRequest("no worker of this kind has measured prefill yet: fulcrum tune prefill does")
+            return kept
+        tuned = await self._tuner.tune(
+            most_tokens=request.most_tokens, limit_s=request.limit_ms / 1000, apply=not request.measure_only
+        )
+        if tuned is None:
+            raise QueueFull("there was no room, or no time, for enough steps: allow longer, or try when less runs")
+        return tuned
+
+    async def TuneDecode(  # noqa: N802
+        self, request: pb.TuneDecodeRequest, _context: Context
+    ) -> pb.TuneDecodeResponse:
+        """The largest decode batch that holds a TPOT target, by what this worker has learned of its steps."""
+        return decode_message(self._step_times.fitted, request, self._host.engine.capabilities.max_sequences)

@@ -100,6 +100,11 @@ class WorkerAdmin:
         answer: pb.TunePrefillResponse = await self._call(self._stub.TunePrefill, request, TUNE_TIMEOUT_S)
         return answer
 
+    async def tune_decode(self, request: pb.TuneDecodeRequest) -> pb.TuneDecodeResponse:
+        """The largest decode batch that holds a target."""
+        answer: pb.TuneDecodeResponse = await self._call(self._stub.TuneDecode, request, CALL_TIMEOUT_S)
+        return answer
+
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
         try:
             return await method(request, metadata=self._metadata, timeout=timeout_s)

@@ -17,6 +17,7 @@ from libs.worker.credits import CreditPool, Credits, Waiting
 from libs.worker.hosted import PROMPT_PHASES, Hosted
 from libs.worker.leaving import Leaving
 from libs.worker.link import Link
+from libs.worker.role import Room
 from libs.worker.role_change import LastChange
 from libs.worker.speed import WorkerSpeed
 from libs.worker.wire import load_message, numbers
@@ -138,8 +139,8 @@ class WorkerHost:
         """Credits for what the role takes at once."""
         assignment = self.assignment.current
         role = None if self.assignment.draining else self._roles.of_assignment(assignment)
-        max_sequences = self.engine.capabilities.max_sequences
-        self._credits.resize(*(role.slots(assignment, max_sequences, self._prompt_tokens) if role else (0, 0)))
+        room = Room(self.engine.capabilities.max_sequences, self._prompt_tokens, self.speed.speed.chunk_tokens)
+        self._credits.resize(*(role.slots(assignment, room) if role else (0, 0)))
 
     def _apply_budget(self) -> None:
         """Give the engine the role's prompt budget; a smaller one waits until prompts taken before are computed."""
@@ -150,6 +151,12 @@ class WorkerHost:
         if wanted > self._budget or not any(s.phase in PROMPT_PHASES for s in self._sequences.values()):
             self._budget = wanted
             self.engine.set_prefill_budget(wanted)
+
+    def chunked(self, tokens: int) -> None:
+        """A step computes at most so many prompt tokens from now on: gateways are told, and as many prompts let in."""
+        self.speed.chunked(tokens)
+        self._resize()
+        self._settle()
 
     # ------------------------------------------------------------ gateways
 

@@ -1,11 +1,24 @@
 """The role plug-in: what a worker does in one role. Services name theirs by dotted path, so none imports another."""
 
 import importlib
+from dataclasses import dataclass
 from typing import Protocol
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import SequenceEvent, Submit
 from libs.engine.port import EngineRequest, SequenceOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a role's number of slots follows from."""
+
+    max_sequences: int
+    """In the engine's running batch."""
+    prompt_tokens: float
+    """Mean length of late prompts."""
+    chunk_tokens: int
+    """Prompt tokens that one step computes at most."""
 
 
 class Role(Protocol):
@@ -23,9 +36,8 @@ class Role(Protocol):
         """Prompt tokens that one engine step may compute in this role."""
         ...
 
-    def slots(self, assignment: Assignment, max_sequences: int, prompt_tokens: float) -> tuple[int, int]:
-        """How many (prefill, decode) requests the worker takes at once: the total of its credits. `prompt_tokens`: the
-        mean length of late prompts."""
+    def slots(self, assignment: Assignment, room: Room) -> tuple[int, int]:
+        """How many (prefill, decode) requests the worker takes at once: the total of its credits."""
         ...
 
 

@@ -160,12 +160,12 @@ async def open_worker(
         _own(stack, tasks.spawn("kv index", blocks.run()))
         _own(stack, tasks.spawn("shared memory", memory.run()))
 
-        chunk_tokens = settings.engine_config(ports.model.name).prefill_chunk_tokens
-        tuner = PrefillTuner(ports.engine, step_times, chunk_tokens, host.speed.chunked)
-        if settings.role == "prefill":
-            await tuner.settle(configured=settings.prefill_chunk_tokens > 0)
+        tuner = PrefillTuner(ports.engine, step_times, clock, host.chunked, named_tokens=settings.prefill_chunk_tokens)
+        await tuner.settle(host.assignment.current.role)
+        host.on_change(lambda: tuner.role_is(host.assignment.current.role))
+        _own(stack, tasks.spawn("prefill chunk", tuner.run()))
         _own(stack, tasks.spawn("heartbeat", beat(host)))
-        await _add_services(server, host, tuner, kv, settings)
+        await _add_services(server, AdminServicer(host, tuner, step_times, drain_s=settings.drain_s), host, kv)
         await server.start()
         stack.push_async_callback(server.stop, SERVER_STOP_S)
         stack.callback(kv.hang_up)
@@ -249,12 +249,10 @@ def _host(
     )
 
 
-async def _add_services(
-    server: grpc.aio.Server, host: WorkerHost, tuner: PrefillTuner, kv: KvServicer, settings: WorkerSettings
-) -> None:
+async def _add_services(server: grpc.aio.Server, admin: AdminServicer, host: WorkerHost, kv: KvServicer) -> None:
     pb_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(host), server)  # type: ignore[no-untyped-call]
     kv.add_to(server)
-    pb_grpc.add_WorkerAdminServiceServicer_to_server(AdminServicer(host, tuner, drain_s=settings.drain_s), server)  # type: ignore[no-untyped-call]
+    pb_grpc.add_WorkerAdminServiceServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
     servicer = health.aio.HealthServicer()
     await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)

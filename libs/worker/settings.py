@@ -68,8 +68,9 @@ class WorkerSettings(CommonSettings):
     """Sequences in the running batch: the decode credits of this worker."""
     max_waiting: int = Field(1024, ge=1)
     """Bound of the engine's own queue, which credits keep short."""
-    prefill_chunk_tokens: int = Field(512, ge=0)
-    """Prompt tokens that one step computes at most; 0: the smallest number that saturates the device, measured once."""
+    prefill_chunk_tokens: int = Field(0, ge=0)
+    """Prompt tokens that one step computes at most; 0: the smallest number that saturates the device, measured by the
+    first worker of its kind that starts in role prefill, 512 until then."""
     kv_lease_ms: int = Field(30_000, ge=1)
     """How long KV blocks of a prefilled sequence wait for their receiver."""
     kv_shared_dir: Path | None = Path("/dev/shm")  # noqa: S108 - the host's shared memory

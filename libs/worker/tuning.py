@@ -1,4 +1,4 @@
-"""The prefill chunk size of one worker: measured at its start where that is asked for, and whenever somebody asks."""
+"""The prefill chunk size of one worker: kept from an earlier measurement, or measured, at its start and when asked."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,11 +6,21 @@ from typing import Final
 
 import structlog
 
-from libs.contracts.errors import QueueFull
+from libs.contracts.errors import InvalidRequest, QueueFull
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_PREFILL, Role
+from libs.engine.config import DEFAULT_CHUNK_TOKENS
 from libs.engine.port import Engine
-from libs.perfmodel import StepKind
+from libs.perfmodel import StepKind, StepTimeModel
 from libs.perfmodel.fit import MIN_STEPS
-from libs.perfmodel.saturation import Trial, find_knee, knee_of, plan_trials
+from libs.perfmodel.saturation import (
+    PrefillCurve,
+    Trial,
+    calibrated,
+    find_knee,
+    knee_of,
+    plan_trials,
+)
+from libs.runtime.clock import Clock
 from libs.worker.step_times import StepTimes
 from libs.worker.tuned import Tuned
 
@@ -21,35 +31,69 @@ LIMIT_S: Final = 10.0
 """Measuring ends after so long, with what there is by then."""
 MOST_LIMIT_S: Final = 50.0
 """The same, where whoever asks gives it longer, as a slow device needs; within the call's own deadline."""
+FIRST_GUESS_TOKENS: Final = 64
+"""Of the step that tells how much a measurement may hope for."""
 
 
 class PrefillTuner:
     """Knows the chunk size in effect and how to find a better one. One measurement at a time."""
 
-    def __init__(self, engine: Engine, step_times: StepTimes, chunk_tokens: int, chosen: Callable[[int], None]) -> None:
-        """`chosen` is called with every chunk size that is taken over."""
+    def __init__(
+        self,
+        engine: Engine,
+        step_times: StepTimes,
+        clock: Clock,
+        chosen: Callable[[int], None],
+        *,
+        named_tokens: int = 0,
+    ) -> None:
+        """`chosen` is called with every size that is taken over. `named_tokens`: asked for by settings; 0: none."""
         self._engine = engine
         self._step_times = step_times
-        self.chunk_tokens = chunk_tokens
+        self._clock = clock
         self._chosen = chosen
+        self._named_tokens = named_tokens
+        self._curve: PrefillCurve | None = None
         self._busy = False
+        self._settled = named_tokens > 0
+        self._prompts_come = asyncio.Event()
+        self.chunk_tokens = named_tokens or DEFAULT_CHUNK_TOKENS
+        """In effect."""
 
-    async def settle(self, *, configured: bool = False) -> None:
-        """Choose at the start, unless it is configured: from what earlier workers have learned, else by measuring.
+    async def settle(self, role: Role) -> None:
+        """Choose at the start of a prefill worker, unless a size is named: by what an earlier one has measured, else
+        by measuring, else by what is known of its steps.
 
-        Where nothing is measured the log says why.
+        Where nothing is measured the log says why. A worker in another role goes on with what it has.
         """
-        if configured:
+        if role != ROLE_PREFILL:
+            return
+        self._settled = True
+        if self._named_tokens:
             reason = "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS names a size; 0 would measure"
-        elif StepKind.PREFILL in self._step_times.known:
-            reason = "earlier workers of this kind have learned it"
-            chunk_tokens, _ = knee_of(self._step_times.fitted.model, self._most(MOST_TOKENS))
-            self._take(chunk_tokens)
+        elif await self._take_kept():
+            reason = "an earlier worker of this kind has"
         elif await self.tune() is None:
-            reason = "there was no room or no time for enough steps"
+            reason = "there was no room or no time for enough steps: fulcrum tune prefill --limit 50 takes longer"
+            if StepKind.PREFILL in self._step_times.known:
+                chunk_tokens, _ = knee_of(self._step_times.fitted.model, self._most(MOST_TOKENS))
+                self._take(chunk_tokens)
         else:
             return
         log.info("prefill not measured at start", reason=reason, chunk_tokens=self.chunk_tokens)
+
+    async def run(self) -> None:
+        """For a worker that comes to role prefill later: take over what others have measured by then, once."""
+        while True:
+            await self._prompts_come.wait()
+            self._prompts_come.clear()
+            if not self._settled:
+                self._settled = await self._take_kept()
+
+    def role_is(self, role: Role) -> None:
+        """The worker's assignment has changed, perhaps."""
+        if role == ROLE_PREFILL and not self._settled:
+            self._prompts_come.set()
 
     async def tune(self, *, most_tokens: int = 0, limit_s: float = 0.0, apply: bool = True) -> Tuned | None:
         """Measure and, unless told otherwise, take the choice over; None when there was no room or time to measure.
@@ -66,23 +110,58 @@ class PrefillTuner:
         saturation = find_knee(self._step_times.fitted.model, trials)
         if saturation is None:
             return None
-        tuned = Tuned(saturation, self.chunk_tokens)
+        curve = PrefillCurve(saturation, self._clock.now_ns())
+        tuned = self._tuned(saturation.chunk_tokens, curve)
         if apply:
+            self._settled, self._curve = True, curve
             self._take(saturation.chunk_tokens)
+            await self._step_times.keep_curve(curve)
         return tuned
+
+    def set(self, tokens: int) -> Tuned:
+        """Take a size that an administrator names; raises InvalidRequest beyond what is ever measured."""
+        if not 1 <= tokens <= MOST_TOKENS:
+            raise InvalidRequest(f"a step computes 1 to {MOST_TOKENS} prompt tokens, not {tokens}")
+        self._settled = True
+        tuned = self._tuned(tokens, self._curve)
+        self._take(tokens)
+        return tuned
+
+    async def kept(self) -> Tuned | None:
+        """The size in effect and the last measurement, by this worker or an earlier one; None where there is none."""
+        curve = self._curve or await self._step_times.kept_curve()
+        return self._tuned(self.chunk_tokens, curve) if curve is not None else None
+
+    def _tuned(self, chunk_tokens: int, curve: PrefillCurve | None) -> Tuned:
+        model = curve.saturation.model if curve is not None else self._step_times.fitted.model
+        return Tuned(chunk_tokens, self.chunk_tokens, DEFAULT_CHUNK_TOKENS, model, curve)
+
+    async def _take_kept(self) -> bool:
+        curve = await self._step_times.kept_curve()
+        if curve is not None:
+            self._curve = curve
+            self._take(curve.saturation.chunk_tokens)
+        return curve is not None
 
     async def _measure(self, most_tokens: int, limit_s: float) -> list[Trial]:
         clock = asyncio.get_running_loop().time
         end_s = clock() + limit_s
         trials: list[Trial] = []
-        await self._engine.measure_prefill(min(MIN_STEPS, most_tokens))  # what a first step sets up is not measured
-        for tokens in plan_trials(self._step_times.fitted.model, most_tokens, round(limit_s * 1e9)):
+        for tokens in plan_trials(await self._prior(most_tokens), most_tokens, round(limit_s * 1e9)):
             if clock() >= end_s:
                 break
             duration_ns = await self._engine.measure_prefill(tokens)
             if duration_ns:
                 trials.append(Trial(tokens, duration_ns))
         return trials
+
+    async def _prior(self, most_tokens: int) -> StepTimeModel:
+        """What steps are known to take, corrected by one: a guess about the device may be off by an order."""
+        await self._engine.measure_prefill(min(MIN_STEPS, most_tokens))  # what a first step sets up is not measured
+        tokens = min(FIRST_GUESS_TOKENS, most_tokens)
+        duration_ns = await self._engine.measure_prefill(tokens)
+        prior = self._step_times.fitted.model
+        return calibrated(prior, Trial(tokens, duration_ns)) if duration_ns else prior
 
     def _most(self, tokens: int) -> int:
         """As far as half of the free KV blocks go."""

@@ -21,13 +21,8 @@ from libs.engine.port import (
     SamplingParams,
     SequenceOutput,
 )
-from libs.perfmodel.saturation import TRIAL_PROMPT_TOKENS, ttft_under_load_ns
-from libs.perfmodel.slack import largest_batch
 from libs.perfmodel.wire import compute_message
-from libs.worker.tuned import Tuned
 
-DECODE_CONTEXT_TOKENS = 1024
-"""Of each sequence, where the largest decode batch is told."""
 _FIRST_TOKEN = {"prefill": common.FIRST_TOKEN_FROM_PREFILL, "decode": common.FIRST_TOKEN_FROM_DECODE}
 _FINISHED = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -171,31 +166,6 @@ def logprobs_message(index: int, logprob: Logprob) -> pb.TokenLogprobs:
         logprob=logprob.logprob,
         top_ids=pack_u32([token_id for token_id, _ in logprob.top]),
         top_logprobs=pack_f32(value for _, value in logprob.top),
-    )
-
-
-def tuned_message(tuned: Tuned, tpot_target_us: int, max_sequences: int) -> pb.TunePrefillResponse:
-    """What came of a measurement of prefill, and the largest decode batch within a target."""
-    found = tuned.saturation
-    before, after = (
-        round(ttft_under_load_ns(found.model, TRIAL_PROMPT_TOKENS, tokens))
-        for tokens in (tuned.before_tokens, found.chunk_tokens)
-    )
-    return pb.TunePrefillResponse(
-        chunk_tokens=found.chunk_tokens,
-        chunk_tokens_before=tuned.before_tokens,
-        plateau_tokens_per_s=found.plateau_tokens_per_s,
-        curve=[
-            pb.TunePoint(
-                tokens=point.tokens,
-                measured_tokens_per_s=point.measured_tokens_per_s,
-                fitted_tokens_per_s=point.fitted_tokens_per_s,
-            )
-            for point in found.curve
-        ],
-        prompt_ns=after,
-        prompt_ns_before=before,
-        decode_batch=largest_batch(found.model, tpot_target_us * 1000, DECODE_CONTEXT_TOKENS, max_sequences),
     )
 
 

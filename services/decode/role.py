@@ -4,6 +4,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import PHASE_BOTH, PHASE_DECODE, SequenceEvent, Submit
 from libs.engine.port import EngineRequest, Phase, SequenceOutput
+from libs.worker.role import Room
 from libs.worker.wire import engine_request, sequence_event
 
 _PHASES = {PHASE_DECODE: Phase.DECODE, PHASE_BOTH: Phase.BOTH}
@@ -27,6 +28,6 @@ class DecodeRole:
         """The assignment's: what the decodes' TPOT leaves room for."""
         return assignment.budget_tokens
 
-    def slots(self, assignment: Assignment, max_sequences: int, prompt_tokens: float) -> tuple[int, int]:
+    def slots(self, assignment: Assignment, room: Room) -> tuple[int, int]:
         """The running batch is the limit; a whole sequence takes a decode slot, where it spends nearly all its time."""
-        return 0, max_sequences
+        return 0, room.max_sequences

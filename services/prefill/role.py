@@ -3,11 +3,12 @@
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import SequenceEvent, Submit
 from libs.engine.port import EngineRequest, Phase, SequenceOutput
+from libs.worker.role import Room
 from libs.worker.wire import engine_request, sequence_event
 
 MIN_PROMPTS, MAX_PROMPTS = 4, 32
 """Prompts at the worker at once. The rest wait in the gateways, where they can still go elsewhere."""
-FILL_TOKENS = 1024
+FILLED_STEPS = 2
 """Of short prompts as many as fill the running step and the next one."""
 WHOLE_CHUNK_TOKENS = 1 << 30
 """Nothing decodes here, so a step takes as much as the engine's own chunk size allows."""
@@ -28,9 +29,9 @@ class PrefillRole:
         """A whole chunk in every step, whatever the assignment."""
         return WHOLE_CHUNK_TOKENS
 
-    def slots(self, assignment: Assignment, max_sequences: int, prompt_tokens: float) -> tuple[int, int]:
+    def slots(self, assignment: Assignment, room: Room) -> tuple[int, int]:
         """A few prompts, more of short ones, no decodes. In powers of two: a new mean is seldom another number."""
         prompts = MIN_PROMPTS
-        while prompts < MAX_PROMPTS and 2 * prompts * prompt_tokens <= FILL_TOKENS:
+        while prompts < MAX_PROMPTS and 2 * prompts * room.prompt_tokens <= FILLED_STEPS * room.chunk_tokens:
             prompts *= 2
-        return min(prompts, max_sequences), 0
+        return min(prompts, room.max_sequences), 0

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from libs.perfmodel import PROFILES, FittedModel, KindFit, StepKind
+from libs.perfmodel.saturation import Point, PrefillCurve, Saturation
 from libs.stepstore.files import FileStepTimes
 from libs.stepstore.layered import LayeredStepTimes
 from libs.stepstore.port import StepTimeKey, StepTimeStore
@@ -16,6 +17,8 @@ from libs.testing.worker import RecordingStepTimes
 KEY = StepTimeKey("torch", "org/model: a/b", "cuda:NVIDIA H200")
 FIRST = FittedModel(PROFILES["llama-8b-h100"].step_time, prefill=KindFit(20, 0.25, 0.5))
 SECOND = FittedModel(PROFILES["smollm2-135m-cpu"].step_time, decode=KindFit(40, 0.125, 0.25))
+CURVE = PrefillCurve(Saturation(96, 540.5, (Point(32, 400.0, 410.5), Point(96, 530.0, 525.0)), SECOND.model), 17)
+OTHER_CURVE = PrefillCurve(Saturation(704, 9e4, (Point(704, 8.8e4, 8.9e4),), FIRST.model), 18)
 
 
 @pytest.fixture(params=["redis", "files", "layered", "recording"])
@@ -45,6 +48,16 @@ async def test_each_kind_of_step_is_kept_by_itself_and_the_last_one_counts(store
     assert await store.load(KEY) == {StepKind.PREFILL: FIRST, StepKind.DECODE: SECOND}
 
 
+async def test_the_last_measurement_of_prefill_is_kept_beside_the_fits(store: StepTimeStore) -> None:
+    assert await store.load_curve(KEY) is None
+    await store.save(KEY, {StepKind.PREFILL: FIRST})
+    await store.save_curve(KEY, OTHER_CURVE)
+    await store.save_curve(KEY, CURVE)
+    assert await store.load_curve(KEY) == CURVE
+    assert await store.load(KEY) == {StepKind.PREFILL: FIRST}
+    assert await store.load_curve(StepTimeKey(KEY.engine, KEY.model, "cpu")) is None
+
+
 async def test_keys_do_not_mix(store: StepTimeStore) -> None:
     await store.save(KEY, {StepKind.MIXED: FIRST})
     for other in (
@@ -61,7 +74,9 @@ async def test_stores_that_are_away_or_unwritable_hold_nothing_and_raise_nothing
     away: list[StepTimeStore] = [RedisStepTimes(f"unix://{tmp_path}/none.sock", "c"), FileStepTimes(in_the_way)]
     for store in away:
         await store.save(KEY, {StepKind.PREFILL: FIRST})
+        await store.save_curve(KEY, CURVE)
         assert await store.load(KEY) == {}
+        assert await store.load_curve(KEY) is None
         await store.close()
 
 
@@ -71,6 +86,9 @@ async def test_a_broken_file_is_as_good_as_none(tmp_path: Path) -> None:
     (broken,) = tmp_path.rglob("prefill.json")
     broken.write_text("{")
     assert await store.load(KEY) == {StepKind.DECODE: SECOND}
+    for nonsense in ("{", "{}", '{"chunk_tokens": 64}'):
+        broken.with_name("prefill-curve.json").write_text(nonsense)
+        assert await store.load_curve(KEY) is None
 
 
 async def test_what_one_store_has_lost_comes_from_the_next(tmp_path: Path, redis: RedisServer, cluster: str) -> None:

@@ -124,17 +124,24 @@ def test_a_seed_gives_the_same_text_again_and_another_seed_another(suite: Suite)
     assert ask(5) != ask(6)
 
 
+def test_prefill_workers_have_measured_at_their_start_or_taken_what_an_earlier_one_kept(suite: Suite) -> None:
+    done = suite.fulcrum("tune", "prefill", "--kept", "--json")
+    assert done.returncode == 0, done.stderr
+    for found in json.loads(done.stdout):
+        assert len(found["curve"]) >= 6 and 16 <= found["chunk_tokens"] < found["chunk_tokens_default"] == 512
+
+
 def test_tuning_prefill_on_the_real_model_tells_curve_knee_budget_and_gain(suite: Suite) -> None:
     arguments = ("tune", "prefill", "prefill-1", "--most-tokens", "256", "--limit", "50", "--measure-only")
     done = suite.fulcrum(*arguments, "--tpot", "100000", "--json")
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)
-    assert found["worker"] == "prefill-1" and not found["applied"] and found["chunk_tokens_before"] == 512
+    assert found["worker"] == "prefill-1" and not found["applied"] and found["chunk_tokens_default"] == 512
     curve = found["curve"]
     assert len(curve) >= 6 and curve[-1]["tokens"] == 256
     # On a CPU a step's fixed part weighs on small ones: the knee is not at the smallest size.
     assert curve[0]["fitted_tokens_per_s"] < 0.97 * found["plateau_tokens_per_s"]
     assert 16 < found["chunk_tokens"] <= 256
     # A chunk of half the default or less: whoever comes to a busy worker waits less for the step that runs.
-    assert 0 < found["ttft_ms"] < found["ttft_ms_before"]
+    assert 0 < found["ttft_ms"] < found["ttft_ms_default"]
     assert found["decode_batch"] == 64, "within 100 s a token any batch is"

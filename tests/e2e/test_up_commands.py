@@ -44,13 +44,32 @@ def one_json_line(suite: Suite, *arguments: str) -> Any:
 def test_tuning_prefill_tells_the_curve_the_choice_and_what_it_brings(suite: Suite) -> None:
     (found,) = one_json_line(suite, "tune", "prefill", "--limit", "2", "--most-tokens", "2048", "--tpot", "50")
     assert found["worker"].startswith("prefill") and found["applied"]
-    assert 16 <= found["chunk_tokens"] <= 2048 and found["chunk_tokens_before"] == 512
-    assert found["ttft_ms"] > 0 and found["ttft_ms_before"] > 0 and found["decode_batch"] >= 1
+    assert 16 <= found["chunk_tokens"] <= 2048 and found["chunk_tokens_default"] == 512
+    assert found["ttft_ms"] > 0 and found["ttft_ms_default"] > 0 and found["decode_batch"] >= 1
     assert len(found["curve"]) >= 6
+    (kept,) = one_json_line(suite, "tune", "prefill", "--kept")
+    assert kept["curve"] == found["curve"] and kept["chunk_tokens"] == found["chunk_tokens"]
+    (named,) = one_json_line(suite, "tune", "prefill", "--set", "256")
+    assert (named["chunk_tokens"], named["chunk_tokens_before"]) == (256, found["chunk_tokens"])
     again = suite.fulcrum("tune", "prefill", found["worker"], "--limit", "2", "--most-tokens", "2048", "--measure-only")
     assert again.returncode == 0, again.stderr
-    assert "█" in again.stdout and f"it was {found['chunk_tokens']}" in again.stdout
-    assert "no worker 'nobody'" in suite.fulcrum("tune", "prefill", "nobody").stderr
+    assert "█" in again.stdout and "256" in again.stdout
+    assert "no worker 'nobody' here, but: " in suite.fulcrum("tune", "prefill", "nobody").stderr
+
+
+def test_a_picture_of_the_curve_is_drawn(suite: Suite, tmp_path: Path) -> None:
+    file = tmp_path / "curve.svg"
+    done = suite.fulcrum("tune", "prefill", "--kept", "--picture", str(file))
+    assert done.returncode == 0, done.stderr
+    assert "prompt tokens in a step" in file.read_text()
+
+
+def test_the_largest_decode_batch_within_a_target_is_told_for_each_worker_that_decodes(suite: Suite) -> None:
+    found = one_json_line(suite, "tune", "decode", "--tpot", "20", "--context", "500")
+    assert {each["worker"] for each in found} == {"decode-1", "decode-2", "mixed-1"}
+    assert all(0 < each["decode_batch"] <= each["max_sequences"] for each in found)
+    told = suite.fulcrum("tune", "decode", "decode-1", "--tpot", "0.001")
+    assert told.returncode == 0 and "no sequence holds a TPOT of 0.001 ms" in told.stdout
 
 
 def test_the_ready_file_tells_where_everything_is_to_its_owner_alone(suite: Suite) -> None:

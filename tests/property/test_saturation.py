@@ -12,6 +12,7 @@ from libs.perfmodel.saturation import (
     CHUNK_MULTIPLE,
     KNEE,
     Trial,
+    calibrated,
     find_knee,
     knee_of,
     plan_trials,
@@ -73,7 +74,21 @@ def test_trials_grow_to_the_bound_and_slow_devices_get_fewer(most: int, limit_ns
     fast, slow = (list(plan_trials(PRIOR.scaled(factor), most, limit_ns)) for factor in (1, 10))
     assert set(slow) <= set(fast) <= set(sizes(most)) and len(slow) <= len(fast)
     assert sizes(most) == sorted(set(sizes(most))) and sizes(most)[-1] == most
-    assert len({slow.count(size) for size in slow}) == 1
+    assert len({slow.count(size) for size in slow}) == bool(slow), "each size as often as the others"
+
+
+def test_where_no_curve_fits_into_the_time_nothing_is_measured() -> None:
+    slow = PROFILES["smollm2-135m-cpu"].step_time.scaled(10)
+    assert list(plan_trials(slow, 8192, 10_000_000_000)) == []
+    assert len(set(plan_trials(slow, 8192, 100_000_000_000))) >= 6
+
+
+@given(st.floats(0.05, 20), st.integers(16, 512))
+def test_one_step_tells_how_fast_a_device_is(factor: float, tokens: int) -> None:
+    duration_ns = round(PRIOR.scaled(factor).prefill_ns(trial_work(tokens)))
+    assert calibrated(PRIOR, Trial(tokens, duration_ns)).prefill_token_ns == pytest.approx(
+        factor * PRIOR.prefill_token_ns, rel=1e-3
+    )
 
 
 @given(st.integers(1, 20_000))

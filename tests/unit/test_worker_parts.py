@@ -18,6 +18,7 @@ from libs.engine.port import Logprob, SequenceOutput
 from libs.runtime.settings import load_settings
 from libs.worker import outbox
 from libs.worker.assignment import AssignmentState
+from libs.worker.role import Room
 from libs.worker.role_change import LastChange
 from libs.worker.settings import WorkerSettings
 from services.decode.settings import DecodeSettings
@@ -44,7 +45,13 @@ def test_a_role_is_set_once_for_each_epoch() -> None:
 
 @pytest.mark.parametrize(
     ("role", "budget_tokens", "model"),
-    [(ROLE_UNSPECIFIED, 0, ""), (99, 0, ""), (ROLE_PREFILL, 5, ""), (ROLE_MIXED, 0, "another")],
+    [
+        (ROLE_UNSPECIFIED, 0, ""),
+        (99, 0, ""),
+        (ROLE_PREFILL, 5, ""),
+        (ROLE_MIXED, 1_000_001, ""),
+        (ROLE_MIXED, 0, "another"),
+    ],
 )
 def test_an_assignment_that_cannot_be_changes_nothing(role: int, budget_tokens: int, model: str) -> None:
     state = AssignmentState("m", ROLE_PREFILL, 0)
@@ -140,5 +147,11 @@ def test_the_advertised_address_is_one_that_others_can_reach(host: str, advertis
 @pytest.mark.parametrize(("mean_tokens", "prompts"), [(5000.0, 4), (256.0, 4), (128.0, 8), (60.0, 16), (1.0, 32)])
 def test_a_prefill_worker_takes_more_prompts_when_they_are_short(mean_tokens: float, prompts: int) -> None:
     assignment = Assignment(role=ROLE_PREFILL)
-    assert PrefillRole().slots(assignment, 256, mean_tokens) == (prompts, 0)
-    assert PrefillRole().slots(assignment, 2, mean_tokens) == (2, 0)
+    assert PrefillRole().slots(assignment, Room(256, mean_tokens, 512)) == (prompts, 0)
+    assert PrefillRole().slots(assignment, Room(2, mean_tokens, 512)) == (2, 0)
+
+
+def test_a_prefill_worker_takes_as_many_prompts_as_fill_two_steps_of_its_chunk_size() -> None:
+    assignment = Assignment(role=ROLE_PREFILL)
+    taken = [PrefillRole().slots(assignment, Room(256, 512.0, chunk))[0] for chunk in (64, 512, 2048, 4096, 8192)]
+    assert taken == [4, 4, 8, 16, 32]

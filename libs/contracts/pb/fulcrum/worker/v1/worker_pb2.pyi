@@ -519,19 +519,23 @@ class DrainResponse(_message.Message):
     def __init__(self, finished: _Optional[int] = ..., aborted: _Optional[int] = ...) -> None: ...
 
 class TunePrefillRequest(_message.Message):
-    __slots__ = ("most_tokens", "limit_ms", "measure_only", "tpot_target_us")
+    __slots__ = ("most_tokens", "limit_ms", "measure_only", "tpot_target_us", "set_tokens", "kept")
     MOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_MS_FIELD_NUMBER: _ClassVar[int]
     MEASURE_ONLY_FIELD_NUMBER: _ClassVar[int]
     TPOT_TARGET_US_FIELD_NUMBER: _ClassVar[int]
+    SET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     most_tokens: int
     limit_ms: int
     measure_only: bool
     tpot_target_us: int
-    def __init__(self, most_tokens: _Optional[int] = ..., limit_ms: _Optional[int] = ..., measure_only: _Optional[bool] = ..., tpot_target_us: _Optional[int] = ...) -> None: ...
+    set_tokens: int
+    kept: bool
+    def __init__(self, most_tokens: _Optional[int] = ..., limit_ms: _Optional[int] = ..., measure_only: _Optional[bool] = ..., tpot_target_us: _Optional[int] = ..., set_tokens: _Optional[int] = ..., kept: _Optional[bool] = ...) -> None: ...
 
 class TunePrefillResponse(_message.Message):
-    __slots__ = ("chunk_tokens", "chunk_tokens_before", "plateau_tokens_per_s", "curve", "prompt_ns", "prompt_ns_before", "decode_batch")
+    __slots__ = ("chunk_tokens", "chunk_tokens_before", "plateau_tokens_per_s", "curve", "prompt_ns", "prompt_ns_before", "decode_batch", "chunk_tokens_default", "prompt_ns_default", "measured_unix_ns")
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_TOKENS_BEFORE_FIELD_NUMBER: _ClassVar[int]
     PLATEAU_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -539,6 +543,9 @@ class TunePrefillResponse(_message.Message):
     PROMPT_NS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_NS_BEFORE_FIELD_NUMBER: _ClassVar[int]
     DECODE_BATCH_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_DEFAULT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_NS_DEFAULT_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     chunk_tokens: int
     chunk_tokens_before: int
     plateau_tokens_per_s: float
@@ -546,7 +553,10 @@ class TunePrefillResponse(_message.Message):
     prompt_ns: int
     prompt_ns_before: int
     decode_batch: int
-    def __init__(self, chunk_tokens: _Optional[int] = ..., chunk_tokens_before: _Optional[int] = ..., plateau_tokens_per_s: _Optional[float] = ..., curve: _Optional[_Iterable[_Union[TunePoint, _Mapping]]] = ..., prompt_ns: _Optional[int] = ..., prompt_ns_before: _Optional[int] = ..., decode_batch: _Optional[int] = ...) -> None: ...
+    chunk_tokens_default: int
+    prompt_ns_default: int
+    measured_unix_ns: int
+    def __init__(self, chunk_tokens: _Optional[int] = ..., chunk_tokens_before: _Optional[int] = ..., plateau_tokens_per_s: _Optional[float] = ..., curve: _Optional[_Iterable[_Union[TunePoint, _Mapping]]] = ..., prompt_ns: _Optional[int] = ..., prompt_ns_before: _Optional[int] = ..., decode_batch: _Optional[int] = ..., chunk_tokens_default: _Optional[int] = ..., prompt_ns_default: _Optional[int] = ..., measured_unix_ns: _Optional[int] = ...) -> None: ...
 
 class TunePoint(_message.Message):
     __slots__ = ("tokens", "measured_tokens_per_s", "fitted_tokens_per_s")
@@ -557,3 +567,41 @@ class TunePoint(_message.Message):
     measured_tokens_per_s: float
     fitted_tokens_per_s: float
     def __init__(self, tokens: _Optional[int] = ..., measured_tokens_per_s: _Optional[float] = ..., fitted_tokens_per_s: _Optional[float] = ...) -> None: ...
+
+class PrefillCurve(_message.Message):
+    __slots__ = ("chunk_tokens", "plateau_tokens_per_s", "curve", "step_time", "unix_ns")
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PLATEAU_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    CURVE_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_FIELD_NUMBER: _ClassVar[int]
+    UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    chunk_tokens: int
+    plateau_tokens_per_s: float
+    curve: _containers.RepeatedCompositeFieldContainer[TunePoint]
+    step_time: _common_pb2.StepTime
+    unix_ns: int
+    def __init__(self, chunk_tokens: _Optional[int] = ..., plateau_tokens_per_s: _Optional[float] = ..., curve: _Optional[_Iterable[_Union[TunePoint, _Mapping]]] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., unix_ns: _Optional[int] = ...) -> None: ...
+
+class TuneDecodeRequest(_message.Message):
+    __slots__ = ("tpot_target_us", "context_tokens")
+    TPOT_TARGET_US_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tpot_target_us: int
+    context_tokens: int
+    def __init__(self, tpot_target_us: _Optional[int] = ..., context_tokens: _Optional[int] = ...) -> None: ...
+
+class TuneDecodeResponse(_message.Message):
+    __slots__ = ("batch", "step_ns", "next_step_ns", "max_sequences", "steps", "error_p50")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_NS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_STEP_NS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_P50_FIELD_NUMBER: _ClassVar[int]
+    batch: int
+    step_ns: int
+    next_step_ns: int
+    max_sequences: int
+    steps: int
+    error_p50: float
+    def __init__(self, batch: _Optional[int] = ..., step_ns: _Optional[int] = ..., next_step_ns: _Optional[int] = ..., max_sequences: _Optional[int] = ..., steps: _Optional[int] = ..., error_p50: _Optional[float] = ...) -> None: ...

@@ -211,6 +211,11 @@ class WorkerAdminServiceStub:
                 request_serializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.TunePrefillRequest.SerializeToString,
                 response_deserializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.TunePrefillResponse.FromString,
                 _registered_method=True)
+        self.TuneDecode = channel.unary_unary(
+                '/fulcrum.worker.v1.WorkerAdminService/TuneDecode',
+                request_serializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.TuneDecodeRequest.SerializeToString,
+                response_deserializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.TuneDecodeResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerAdminServiceServicer:
@@ -241,6 +246,12 @@ class WorkerAdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TuneDecode(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerAdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -263,6 +274,11 @@ def add_WorkerAdminServiceServicer_to_server(servicer, server):
                     servicer.TunePrefill,
                     request_deserializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.TunePrefillRequest.FromString,
                     response_serializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.TunePrefillResponse.SerializeToString,
+            ),
+            'TuneDecode': grpc.unary_unary_rpc_method_handler(
+                    servicer.TuneDecode,
+                    request_deserializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.TuneDecodeRequest.FromString,
+                    response_serializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.TuneDecodeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -374,6 +390,33 @@ class WorkerAdminService:
             '/fulcrum.worker.v1.WorkerAdminService/TunePrefill',
             fulcrum_dot_worker_dot_v1_dot_worker__pb2.TunePrefillRequest.SerializeToString,
             fulcrum_dot_worker_dot_v1_dot_worker__pb2.TunePrefillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TuneDecode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulcrum.worker.v1.WorkerAdminService/TuneDecode',
+            fulcrum_dot_worker_dot_v1_dot_worker__pb2.TuneDecodeRequest.SerializeToString,
+            fulcrum_dot_worker_dot_v1_dot_worker__pb2.TuneDecodeResponse.FromString,
             options,
             channel_credentials,
             insecure,
