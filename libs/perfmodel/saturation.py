@@ -74,17 +74,17 @@ def sizes(most_tokens: int) -> list[int]:
     return [*found, most_tokens]
 
 
-def plan_trials(prior: StepTimeModel, most_tokens: int, limit_ns: int) -> Iterator[int]:
+def plan_trials(prior: StepTimeModel, most_tokens: int, limit_ns: int, most_ns: int = 0) -> Iterator[int]:
     """Sizes in the order in which to measure them: each one several times, the rounds taking turns.
 
-    Sizes whose rounds the prior does not expect to fit into `limit_ns` are left out, largest first; there are none
-    where those that tell a curve would not fit.
+    Sizes whose rounds the prior does not expect to fit into `limit_ns` are left out, largest first. The smallest, which
+    tell a curve, may take `most_ns` (`limit_ns` where that is more); where they would not fit there are none.
     """
     wanted = sizes(most_tokens)
     expected_ns = [CAUTION * prior.prefill_ns(trial_work(size)) for size in wanted]
     while len(wanted) > MIN_SIZES and ROUNDS * sum(expected_ns[: len(wanted)]) > limit_ns:
         wanted.pop()
-    if ROUNDS * sum(expected_ns[: len(wanted)]) > CAUTION * limit_ns:
+    if ROUNDS * sum(expected_ns[: len(wanted)]) > CAUTION * max(limit_ns, most_ns):
         return
     for turn in range(ROUNDS):
         yield from wanted if turn % 2 else reversed(wanted)

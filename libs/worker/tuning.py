@@ -28,7 +28,9 @@ log = structlog.get_logger()
 
 MOST_TOKENS: Final = 8192
 LIMIT_S: Final = 10.0
-"""Measuring ends after so long, with what there is by then."""
+"""Measuring is to take so long at most, where nobody says how long."""
+PATIENCE_S: Final = 20.0
+"""It ends after so long, with what there is by then: a busy device takes longer than was expected of it."""
 MOST_LIMIT_S: Final = 50.0
 """The same, where whoever asks gives it longer, as a slow device needs; within the call's own deadline."""
 FIRST_GUESS_TOKENS: Final = 64
@@ -104,7 +106,10 @@ class PrefillTuner:
             raise QueueFull("another measurement runs")
         self._busy = True
         try:
-            trials = await self._measure(self._most(most_tokens or MOST_TOKENS), min(limit_s or LIMIT_S, MOST_LIMIT_S))
+            limit_s = min(limit_s, MOST_LIMIT_S)
+            trials = await self._measure(
+                self._most(most_tokens or MOST_TOKENS), limit_s or LIMIT_S, limit_s or PATIENCE_S
+            )
         finally:
             self._busy = False
         saturation = find_knee(self._step_times.fitted.model, trials)
@@ -143,11 +148,12 @@ class PrefillTuner:
             self._take(curve.saturation.chunk_tokens)
         return curve is not None
 
-    async def _measure(self, most_tokens: int, limit_s: float) -> list[Trial]:
+    async def _measure(self, most_tokens: int, limit_s: float, patience_s: float) -> list[Trial]:
         clock = asyncio.get_running_loop().time
-        end_s = clock() + limit_s
+        end_s = clock() + patience_s
         trials: list[Trial] = []
-        for tokens in plan_trials(await self._prior(most_tokens), most_tokens, round(limit_s * 1e9)):
+        prior = await self._prior(most_tokens)
+        for tokens in plan_trials(prior, most_tokens, round(limit_s * 1e9), round(patience_s * 1e9)):
             if clock() >= end_s:
                 break
             duration_ns = await self._engine.measure_prefill(tokens)

@@ -124,13 +124,6 @@ def test_a_seed_gives_the_same_text_again_and_another_seed_another(suite: Suite)
     assert ask(5) != ask(6)
 
 
-def test_prefill_workers_have_measured_at_their_start_or_taken_what_an_earlier_one_kept(suite: Suite) -> None:
-    done = suite.fulcrum("tune", "prefill", "--kept", "--json")
-    assert done.returncode == 0, done.stderr
-    for found in json.loads(done.stdout):
-        assert len(found["curve"]) >= 6 and 16 <= found["chunk_tokens"] < found["chunk_tokens_default"] == 512
-
-
 def test_tuning_prefill_on_the_real_model_tells_curve_knee_budget_and_gain(suite: Suite) -> None:
     arguments = ("tune", "prefill", "prefill-1", "--most-tokens", "256", "--limit", "50", "--measure-only")
     done = suite.fulcrum(*arguments, "--tpot", "100000", "--json")
