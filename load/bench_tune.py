@@ -188,7 +188,7 @@ def run(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     """Start the suite, measure, compare, stop it."""
     model = ("--model", str(real_model_folder())) if "torch" in case.arguments else ()
     with tempfile.TemporaryDirectory(prefix="bench-tune-") as folder:
-        env = {"FULCRUM_CACHE": str(Path(folder) / "cache")}
+        env = {"FULCRUM_CACHE": str(Path(folder) / "cache"), "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": "0"}
         arguments = (*case.arguments, *model, "--prefill", "1", "--decode", "1")
         with running_suite(Path(folder), *arguments, env=env, start_s=START_S) as suite:
             at_start = tuned(suite, "--kept")
