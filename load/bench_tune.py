@@ -32,6 +32,8 @@ ANSWER_S = 120.0
 WARM_UP_S = 3.0
 """Arrivals that come first and do not count."""
 MOST_PROMPT_TOKENS = 4096
+TOKEN_IDS = (97, 122)
+"""In every vocabulary; prompts of them have no beginning in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ async def play(http: httpx.AsyncClient, model: str, load: Sequence[Arrival], see
             sys.exit(f"a request was not answered: {answer.status_code} {answer.text}")
         return time.perf_counter() - sent_s
 
-    prompts = [random.integers(200, 40_000, each.prompt_tokens).tolist() for each in load]
+    prompts = [random.integers(*TOKEN_IDS, each.prompt_tokens).tolist() for each in load]
     start_s = time.perf_counter()
     took_s = await asyncio.gather(*(ask(arrival, prompt) for arrival, prompt in zip(load, prompts, strict=True)))
     return [s for s, arrival in zip(took_s, load, strict=True) if arrival.at_s >= WARM_UP_S]
@@ -180,7 +182,7 @@ async def _tpot_s(http: httpx.AsyncClient, model: str, batch: int, tokens: int =
                     first_s = first_s or last_s
         return (last_s - first_s) / (tokens - 1)
 
-    prompts = [random.integers(200, 40_000, 104).tolist() for _ in range(batch)]
+    prompts = [random.integers(*TOKEN_IDS, 104).tolist() for _ in range(batch)]
     return statistics.median(await asyncio.gather(*map(ask, prompts)))
 
 
