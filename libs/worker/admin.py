@@ -43,7 +43,7 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
             worker=host.worker(),
             load=load_message(host.engine.load()),
             integrity=host.integrity(),
-            gateways_behind=host.gateways_behind(host.assignment.current.epoch),
+            gateways_behind=host.gateways.behind(host.assignment.current.epoch),
             first_step_ns=host.last_change.first_step_ns,
         )
 
@@ -65,10 +65,10 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
         set_s = now_s()
         with suppress(TimeoutError):
             async with asyncio.timeout(min(request.wait_ms, MAX_WAIT_MS) / 1000):
-                await self._host.gateways_hold(assignment.epoch)
+                await self._host.gateways.hold(assignment.epoch)
         return pb.SetRoleResponse(
             assignment=assignment,
-            gateways_behind=self._host.gateways_behind(assignment.epoch),
+            gateways_behind=self._host.gateways.behind(assignment.epoch),
             waited_ns=int((now_s() - set_s) * 1e9),
             running=running,
         )

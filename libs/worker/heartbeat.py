@@ -13,4 +13,4 @@ async def beat(host: WorkerHost) -> None:
     """Until cancelled."""
     while True:
         await asyncio.sleep(BEAT_S)
-        host.beat()
+        host.gateways.beat()

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable
 from itertools import count
 
-import structlog
-
 from libs.contracts.errors import InvalidRequest, QueueFull, StaleRole
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
@@ -13,18 +11,15 @@ from libs.engine.port import Engine, EngineEvent, FinishReason, SequenceOutput
 from libs.runtime.clock import Clock
 from libs.worker.admission import Roles, admit
 from libs.worker.assignment import AssignmentState
-from libs.worker.credits import CreditPool, Credits, Waiting
+from libs.worker.gateways import Gateways
 from libs.worker.hosted import PROMPT_PHASES, Hosted
 from libs.worker.leaving import Leaving
 from libs.worker.link import Link
 from libs.worker.role import Room
 from libs.worker.role_change import LastChange
 from libs.worker.speed import WorkerSpeed
-from libs.worker.wire import load_message, numbers
+from libs.worker.wire import numbers
 
-log = structlog.get_logger()
-
-MAX_GATEWAYS = 64
 LONG_PROMPT_TOKENS = 1024.0
 """What prompts are taken for before any has come."""
 PROMPTS_AVERAGED = 16
@@ -52,16 +47,13 @@ class WorkerHost:
         self._clock = clock
         self._identity = identity
         self._roles = roles
-        self._cluster = cluster
-        self._links: dict[int, Link] = {}
+        self.gateways = Gateways(engine, self.speed, cluster, self.worker)
         self._sequences: dict[int, Hosted] = {}
-        self._keys, self._link_ids = count(1), count(1)
+        self._keys = count(1)
         self._budget = 0
         self._prompt_tokens = LONG_PROMPT_TOKENS
         """Mean length of the last prompts."""
-        self._credits = Credits()
         self._progress = asyncio.Event()
-        self._epoch_told = asyncio.Event()
         self._observers: list[Callable[[], None]] = []
         self._apply_assignment()
 
@@ -88,7 +80,7 @@ class WorkerHost:
             live_sequences=max(integrity.live_sequences, len(self._sequences)),
             referenced_blocks=integrity.referenced_blocks,
             leased_handles=integrity.leased_handles,
-            attached_gateways=len(self._links),
+            attached_gateways=len(self.gateways),
             pool_faults=integrity.pool_faults,
         )
 
@@ -106,16 +98,6 @@ class WorkerHost:
         self._apply_assignment()
         return assignment
 
-    def gateways_behind(self, epoch: int) -> int:
-        """Attached gateways that have not said that they route by the assignment of `epoch`, or a later one."""
-        return sum(link.epoch < epoch for link in self._links.values())
-
-    async def gateways_hold(self, epoch: int) -> None:
-        """Until no gateway is behind."""
-        while self.gateways_behind(epoch):
-            self._epoch_told.clear()
-            await self._epoch_told.wait()
-
     def start_draining(self) -> None:
         """Take no more work, tell everyone, ask credits back. Idempotent."""
         if not self.assignment.draining:
@@ -125,13 +107,11 @@ class WorkerHost:
     def _apply_assignment(self) -> None:
         self._resize()
         self._apply_budget()
-        for link in self._links.values():
-            link.assignment_news = True
-            link.wake.set()
+        self.gateways.tell_assignment()
         for sequence in self._sequences.values():
             sequence.offered = False
             self._offer(sequence)
-        self._settle()
+        self.gateways.settle()
         for observer in self._observers:
             observer()
 
@@ -140,7 +120,7 @@ class WorkerHost:
         assignment = self.assignment.current
         role = None if self.assignment.draining else self._roles.of_assignment(assignment)
         room = Room(self.engine.capabilities.max_sequences, self._prompt_tokens, self.speed.speed.chunk_tokens)
-        self._credits.resize(*(role.slots(assignment, room) if role else (0, 0)))
+        self.gateways.resize(*(role.slots(assignment, room) if role else (0, 0)))
 
     def _apply_budget(self) -> None:
         """Give the engine the role's prompt budget; a smaller one waits until prompts taken before are computed."""
@@ -156,42 +136,23 @@ class WorkerHost:
         """A step computes at most so many prompt tokens from now on: gateways are told, and as many prompts let in."""
         self.speed.chunked(tokens)
         self._resize()
-        self._settle()
+        self.gateways.settle()
 
     # ------------------------------------------------------------ gateways
 
-    def attach(self, hello: pb.Hello) -> Link:
-        """Take a gateway in; raises InvalidRequest for one of another cluster, QueueFull at the bound."""
-        if hello.cluster != self._cluster:
-            raise InvalidRequest(f"this worker serves cluster {self._cluster!r}, not {hello.cluster!r}")
-        if len(self._links) >= MAX_GATEWAYS:
-            raise QueueFull(f"{MAX_GATEWAYS} gateways are attached already")
-        link = Link(next(self._link_ids), Waiting(hello.gateway_id))
-        self._links[link.id] = link
-        self._credits.attach(link.id)
-        self._settle()
-        return link
-
     def detach(self, link: Link) -> None:
-        """The gateway has gone: its credits are free and its sequences end."""
-        link.close()
-        del self._links[link.id]
-        self._credits.detach(link.id)
+        """The gateway has gone: its sequences end with its credits."""
+        self.gateways.detach(link)
         for key in link.keys.values():
             self.engine.abort(key)
         for opaque in link.drop_all():  # pulled by whom this gateway has told of them, if by anybody
             self.engine.abandon(opaque)
         self._progress.set()
-        self._epoch_told.set()
-        self._settle()
+        self.gateways.settle()
 
     def receive(self, link: Link, frame: pb.GatewayFrame) -> None:
         """Act on a gateway's frame; raises InvalidRequest when it breaks the protocol, not for a bad submit."""
-        if frame.HasField("demand"):
-            demand = frame.demand
-            link.waiting = Waiting(link.waiting.name, demand.waiting, demand.head_deadline_unix_ns)
-        self._credits.prefill.returned(link.id, frame.returned_prefill)
-        self._credits.decode.returned(link.id, frame.returned_decode)
+        self.gateways.returned(link, frame)
         for submit in frame.submits:
             link.submits += 1
             self._submit(link, submit)
@@ -201,57 +162,14 @@ class WorkerHost:
             self.engine.hand_over(key)
         self._abort(link, frame.aborts)
         if frame.epoch:
-            link.epoch = frame.epoch
-            self._epoch_told.set()
-        self._bound(link)
-        self._settle()
-
-    def has_news(self, link: Link) -> bool:
-        """Whether `take_frame` would say more than the load."""
-        return self._credits.has_news(link.id) or link.assignment_news or link.load_news or bool(link.outbox)
-
-    def take_frame(self, link: Link) -> pb.WorkerFrame:
-        """All that `link` is to be told now, as far as it fits one frame."""
-        frame = pb.WorkerFrame(load=load_message(self.engine.load()), submits_taken=link.submits)
-        if link.assignment_news:
-            frame.worker.CopyFrom(self.worker())
-        if self._credits.has_news(link.id):
-            prefill_grant, prefill_recall, decode_grant, decode_recall = self._credits.take(link.id)
-            frame.credit.CopyFrom(
-                pb.Credit(
-                    prefill_grant=prefill_grant,
-                    prefill_recall=prefill_recall,
-                    decode_grant=decode_grant,
-                    decode_recall=decode_recall,
-                )
-            )
-        link.told_speed = self.speed.tell(frame, link.told_speed)
-        link.outbox.take(frame)
-        link.assignment_news = link.load_news = False
-        link.told = True
-        link.told_load = frame.load
-        return frame
+            self.gateways.holds_epoch(link, frame.epoch)
+        self.gateways.bound(link)
+        self.gateways.settle()
 
     def refresh_load(self) -> None:
         """Tell gateways whose load has changed, and a drain that a lease may have ended, which is no event."""
         self._progress.set()
-        load = load_message(self.engine.load())
-        for link in self._links.values():
-            if link.told_load != load:
-                link.load_news = True
-                link.wake.set()
-
-    def beat(self) -> None:
-        """Have the load told to gateways that were told nothing since the last beat: silence would look like death."""
-        for link in self._links.values():
-            if not link.told:
-                link.load_news = True
-                link.wake.set()
-            link.told = False
-
-    def _settle(self) -> None:
-        for link_id in self._credits.settle({link.id: link.waiting for link in self._links.values()}):
-            self._links[link_id].wake.set()
+        self.gateways.tell_load()
 
     # ------------------------------------------------------------ sequences
 
@@ -259,7 +177,7 @@ class WorkerHost:
         if submit.sequence in link.keys:
             raise InvalidRequest(f"sequence {submit.sequence} is alive already")
         link.drop(submit.sequence)
-        pool = self._pool(submit.phase)
+        pool = self.gateways.pool(submit.phase)
         has_credit = pool.use(link.id)
         refused = self._start(link, submit, has_credit=has_credit)
         if refused is not None:
@@ -302,9 +220,6 @@ class WorkerHost:
             return  # it has ended here, and the gateway does not know yet
         self.engine.proceed(key, tuple(numbers(proceed.token_ids, "token_ids")))
 
-    def _pool(self, phase: pb.Phase) -> CreditPool:
-        return self._credits.prefill if phase == pb.PHASE_PREFILL else self._credits.decode
-
     def _tell(self, link: Link, event: pb.SequenceEvent) -> None:
         link.outbox.add_event(event)
         link.wake.set()
@@ -345,10 +260,10 @@ class WorkerHost:
                         self._offer(sequence)
         if ended:
             self._apply_budget()
-            self._settle()
+            self.gateways.settle()
             self._progress.set()
-        for link in self._links.values():
-            self._bound(link)
+        for link in self.gateways:
+            self.gateways.bound(link)
 
     def _deliver(self, sequence: Hosted, output: SequenceOutput) -> None:
         link = sequence.link
@@ -368,15 +283,10 @@ class WorkerHost:
         if self.assignment.leaves_decode and self.leaving.offers(sequence):
             self._tell(sequence.link, pb.SequenceEvent(sequence=sequence.number, leaving=pb.Leaving()))
 
-    def _bound(self, link: Link) -> None:
-        if link.outbox.overflowed and not link.closed.is_set():
-            log.warning("gateway does not read its stream", gateway=link.waiting.name)
-            link.close(QueueFull("the stream is not read fast enough"))
-
     def _end(self, sequence: Hosted, output: SequenceOutput) -> None:
         del self._sequences[output.key]
         sequence.link.keys.pop(sequence.number, None)
-        self._pool(sequence.phase).free()
+        self.gateways.pool(sequence.phase).free()
         if output.finish in _ENDED:
             self.leaving.ended(sequence.output_tokens)
         if output.handle is not None:
@@ -411,9 +321,3 @@ class WorkerHost:
         for key in self._sequences:
             self.engine.abort(key)
         return len(self._sequences)
-
-    def hang_up(self) -> None:
-        """End every gateway's stream, once it has been told all that is pending."""
-        for link in self._links.values():
-            link.leaving = True
-            link.wake.set()

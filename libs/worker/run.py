@@ -169,7 +169,7 @@ async def open_worker(
         await server.start()
         stack.push_async_callback(server.stop, SERVER_STOP_S)
         stack.callback(kv.hang_up)
-        stack.callback(host.hang_up)
+        stack.callback(host.gateways.hang_up)
         stack.push_async_callback(registration.withdraw)
         _own(stack, tasks.spawn("registration", registration.run()))
         log.info("worker serves", id=settings.id, address=address)

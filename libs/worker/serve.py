@@ -32,7 +32,7 @@ class WorkerServicer(pb_grpc.WorkerServiceServicer):
         """Until the gateway leaves or the worker has a reason to close the stream."""
         try:
             first = await _hello(context)
-            link = self._host.attach(first.hello)
+            link = self._host.gateways.attach(first.hello)
         except FulcrumError as error:
             await abort_with(context, error)
             return
@@ -66,9 +66,9 @@ class WorkerServicer(pb_grpc.WorkerServiceServicer):
         while True:
             await link.wake.wait()
             link.wake.clear()
-            while self._host.has_news(link):
+            while self._host.gateways.has_news(link):
                 # Taken only now that the last write is done: what came meanwhile leaves as one frame.
-                await context.write(self._host.take_frame(link))
+                await context.write(self._host.gateways.take_frame(link))
             if link.leaving:
                 return
 

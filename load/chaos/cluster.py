@@ -235,7 +235,7 @@ class Cluster:
                     links.setdefault(link.id, []).append(link)
         for each in workers:
             assert each.worker is not None
-            granted, held = each.worker.host._credits, links.get(each.node.name, [])
+            granted, held = each.worker.host.gateways.credits, links.get(each.node.name, [])
             for kind in ("prefill", "decode"):
                 pool, free = getattr(granted, kind), sum(getattr(link, kind).free for link in held)
                 if pool.in_use or pool.granted != free or free != max(pool.slots, 0):

@@ -1,0 +1,165 @@
+"""The gateways that are attached to a worker: their streams, their credits, and what each of them has yet to be told.
+
+Sync; gRPC is around it.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import structlog
+
+from libs.contracts.errors import InvalidRequest, QueueFull
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.port import Engine
+from libs.worker.credits import CreditPool, Credits, Waiting
+from libs.worker.link import Link
+from libs.worker.speed import WorkerSpeed
+from libs.worker.wire import load_message
+
+log = structlog.get_logger()
+
+MAX_GATEWAYS = 64
+
+
+class Gateways:
+    """What a gateway is told leaves as one frame, whenever its stream can write."""
+
+    def __init__(self, engine: Engine, speed: WorkerSpeed, cluster: str, describe: Callable[[], common.Worker]) -> None:
+        """`describe` tells the worker as it is now."""
+        self._engine = engine
+        self._speed = speed
+        self._cluster = cluster
+        self._describe = describe
+        self._links: dict[int, Link] = {}
+        self._link_ids = count(1)
+        self.credits = Credits()
+        self._epoch_told = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self._links.values())
+
+    def attach(self, hello: pb.Hello) -> Link:
+        """Take a gateway in; raises InvalidRequest for one of another cluster, QueueFull at the bound."""
+        if hello.cluster != self._cluster:
+            raise InvalidRequest(f"this worker serves cluster {self._cluster!r}, not {hello.cluster!r}")
+        if len(self._links) >= MAX_GATEWAYS:
+            raise QueueFull(f"{MAX_GATEWAYS} gateways are attached already")
+        link = Link(next(self._link_ids), Waiting(hello.gateway_id))
+        self._links[link.id] = link
+        self.credits.attach(link.id)
+        self.settle()
+        return link
+
+    def detach(self, link: Link) -> None:
+        """The gateway has gone: its credits are free."""
+        link.close()
+        del self._links[link.id]
+        self.credits.detach(link.id)
+        self._epoch_told.set()
+
+    # ------------------------------------------------------------ epochs
+
+    def holds_epoch(self, link: Link, epoch: int) -> None:
+        """The gateway routes by the assignment of `epoch`."""
+        link.epoch = epoch
+        self._epoch_told.set()
+
+    def behind(self, epoch: int) -> int:
+        """Gateways that have not said that they route by the assignment of `epoch`, or a later one."""
+        return sum(link.epoch < epoch for link in self)
+
+    async def hold(self, epoch: int) -> None:
+        """Until no gateway is behind."""
+        while self.behind(epoch):
+            self._epoch_told.clear()
+            await self._epoch_told.wait()
+
+    # ------------------------------------------------------------ credits
+
+    def pool(self, phase: pb.Phase) -> CreditPool:
+        """The slots of a phase."""
+        return self.credits.prefill if phase == pb.PHASE_PREFILL else self.credits.decode
+
+    def returned(self, link: Link, frame: pb.GatewayFrame) -> None:
+        """Take in what waits at the gateway, and the credits that it gives back."""
+        if frame.HasField("demand"):
+            demand = frame.demand
+            link.waiting = Waiting(link.waiting.name, demand.waiting, demand.head_deadline_unix_ns)
+        self.credits.prefill.returned(link.id, frame.returned_prefill)
+        self.credits.decode.returned(link.id, frame.returned_decode)
+
+    def resize(self, prefill: int, decode: int) -> None:
+        """So many slots there are from now on."""
+        self.credits.resize(prefill, decode)
+
+    def settle(self) -> None:
+        """Hand out what is free."""
+        for link_id in self.credits.settle({link.id: link.waiting for link in self}):
+            self._links[link_id].wake.set()
+
+    # ------------------------------------------------------------ what they are told
+
+    def has_news(self, link: Link) -> bool:
+        """Whether `take_frame` would say more than the load."""
+        return self.credits.has_news(link.id) or link.assignment_news or link.load_news or bool(link.outbox)
+
+    def take_frame(self, link: Link) -> pb.WorkerFrame:
+        """All that `link` is to be told now, as far as it fits one frame."""
+        frame = pb.WorkerFrame(load=load_message(self._engine.load()), submits_taken=link.submits)
+        if link.assignment_news:
+            frame.worker.CopyFrom(self._describe())
+        if self.credits.has_news(link.id):
+            prefill_grant, prefill_recall, decode_grant, decode_recall = self.credits.take(link.id)
+            frame.credit.CopyFrom(
+                pb.Credit(
+                    prefill_grant=prefill_grant,
+                    prefill_recall=prefill_recall,
+                    decode_grant=decode_grant,
+                    decode_recall=decode_recall,
+                )
+            )
+        link.told_speed = self._speed.tell(frame, link.told_speed)
+        link.outbox.take(frame)
+        link.assignment_news = link.load_news = False
+        link.told = True
+        link.told_load = frame.load
+        return frame
+
+    def tell_assignment(self) -> None:
+        """The worker is another than they know."""
+        for link in self:
+            link.assignment_news = True
+            link.wake.set()
+
+    def tell_load(self) -> None:
+        """Tell those whose load has changed."""
+        load = load_message(self._engine.load())
+        for link in self:
+            if link.told_load != load:
+                link.load_news = True
+                link.wake.set()
+
+    def beat(self) -> None:
+        """Have the load told to gateways that were told nothing since the last beat: silence would look like death."""
+        for link in self:
+            if not link.told:
+                link.load_news = True
+                link.wake.set()
+            link.told = False
+
+    def bound(self, link: Link) -> None:
+        """End the stream of one that does not read."""
+        if link.outbox.overflowed and not link.closed.is_set():
+            log.warning("gateway does not read its stream", gateway=link.waiting.name)
+            link.close(QueueFull("the stream is not read fast enough"))
+
+    def hang_up(self) -> None:
+        """End every gateway's stream, once it has been told all that is pending."""
+        for link in self:
+            link.leaving = True
+            link.wake.set()
