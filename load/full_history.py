@@ -25,7 +25,12 @@ def fill(state: MetricsState, worker_ids: Sequence[str], now_ns: int) -> None:
     _fill_windows(state, worker_ids, now_ns)
     steps = min(MAX_STEPS, MAX_FLEET_STEPS // len(worker_ids))
     for worker_id in worker_ids:
-        state.fleet.add(_busy(worker_id, steps, now_ns), now_ns)
+        busy = _busy(worker_id, steps, now_ns - MS_NS)
+        state.fleet.add(busy, now_ns)
+        # What is known of a worker holds its newest batch, and none that is sent is as large as that.
+        newest = StepBatch(worker_id=worker_id, sequence=2, node=busy.node, gpus=busy.gpus, engine=busy.engine)
+        newest.covered_from_unix_ns, newest.covered_to_unix_ns = busy.covered_to_unix_ns, now_ns
+        state.fleet.add(newest, now_ns)
     for number in range(MAX_REQUESTS):
         arrival_ns = now_ns - (MAX_REQUESTS - number) * MS_NS - 400 * MS_NS
         event = RequestEvent(
