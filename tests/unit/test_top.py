@@ -119,7 +119,7 @@ async def test_ratio_pools_and_workers_are_those_of_the_service_and_follow_it() 
             service.busy["prefill-0"] = 0.3
             await seen(pilot, lambda: "P:D 1.00 : 1" in text(app, "head"))
             del service.busy["decode-1"]
-            await seen(pilot, lambda: "1 alerts" in text(app, "head") and "no telemetry" in text(app, "events"))
+            await seen(pilot, lambda: " 1 alert " in text(app, "head") and "no telemetry" in text(app, "events"))
             assert str(app.query_one(DataTable).get_cell("decode-1", "decode")) != "0%"
 
 
@@ -146,6 +146,42 @@ async def test_keys_sort_filter_pause_and_open_a_worker() -> None:
             await pilot.press("space", "t")
             await seen(pilot, lambda: text(app, "head") != shown)
             assert app.theme == "textual-light"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+async def test_every_line_fits_the_terminal_and_the_wide_one_has_more_columns(size: tuple[int, int]) -> None:
+    async with serving() as service:
+        app = Top(Feed(service.url))
+        service.finish("r-1", "prefill-0", "decode-1")
+        async with app.run_test(size=size) as pilot:
+            await seen(pilot, lambda: len(rows(app)) == 3 and "TTFT 100 ms/100 ms" in text(app, "head"))
+            for name in ("head", "pools"):
+                shown = app.query_one(f"#{name}", Static)
+                assert max(map(len, text(app, name).splitlines())) <= size[0] - 2
+                assert shown.size.height == len(text(app, name).splitlines())
+            table = app.query_one(DataTable)
+            assert table.virtual_size.width <= size[0]
+            assert ("MBU" in [str(key.value) for key in table.columns]) == (size[0] > 100)
+
+
+async def test_the_cursor_stays_on_its_worker_whatever_the_order() -> None:
+    async with serving() as service:
+        app = Top(Feed(service.url))
+        async with app.run_test(size=SIZE) as pilot:
+            await seen(pilot, lambda: len(rows(app)) == 3)
+            table = app.query_one(DataTable)
+            await pilot.press("down", *"ssss")  # by prefill
+            await seen(pilot, lambda: rows(app)[0] == "prefill-0" and table.cursor_row == 0)
+            assert "prefill ▾" in [str(column.label) for column in table.columns.values()]
+            await pilot.press("s")  # by decode
+            await seen(pilot, lambda: rows(app)[0] == "decode-0")
+            await pilot.press("down")
+            service.busy["decode-1"] = 0.9
+            await seen(pilot, lambda: rows(app)[0] == "decode-1")
+            assert table.cursor_row == 0
+            await pilot.press("S", "r", "r", "space")
+            assert "paused" in text(app, "head")
+            assert "prefill ▾" in [str(column.label) for column in table.columns.values()]
 
 
 async def test_one_key_leads_from_a_worker_to_its_requests_and_back() -> None:

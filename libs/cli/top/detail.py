@@ -61,10 +61,9 @@ class Detail(ModalScreen[None]):
         self.run_worker(follow, group="list", exclusive=True, exit_on_error=True)
 
     async def _follow_requests(self, shown: Static) -> None:
+        none = "no request of it has ended in the last minutes"
         async for told in self._feed.requests_of(self._worker.id, MAX_REQUESTS):
-            shown.update(
-                requests.table(told, self._worker.id) if told else "no request of it has ended in the last minutes"
-            )
+            shown.update(requests.table(told, self._worker.id, self.size.width) if told else none)
 
     async def _follow_steps(self, shown: Static) -> None:
         async for told in self._feed.steps_of(self._worker.id, STEPS_WINDOW):
@@ -80,7 +79,7 @@ class Detail(ModalScreen[None]):
             " 2 s  ", draw.bar(times, 60), "\n\n",
         )  # fmt: skip
         for phase, spent in draw.parts(times).items():
-            text.append(f"{phase} {draw.percent(spent, times[0])}   ", draw.COLORS[phase])
+            text.append(f"{phase.replace('kv', 'KV')} {draw.percent(spent, times[0])}   ", draw.COLORS[phase])
         text.append(
             f"\n\nrunning {worker.running}   waiting {worker.waiting}   prompt tokens to compute {worker.tokens:,}\n"
             f"KV held {draw.percent(worker.kv_used)}  MFU {draw.percent(worker.mfu)}  MBU {draw.percent(worker.mbu)}\n"

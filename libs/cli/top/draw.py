@@ -1,6 +1,7 @@
 """Figures as coloured text. Pure."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rich.text import Text
@@ -63,6 +64,23 @@ def duration(ns: int | None) -> str:
     if ns is None:
         return "–"
     return f"{ns / 1e6:.1f} ms" if ns < 10**8 else f"{ns / 1e6:.0f} ms" if ns < 10**10 else f"{ns / 1e9:.1f} s"
+
+
+def shorten(name: str, cells: int) -> str:
+    """Its end, which is what tells names of many apart."""
+    return name if len(name) <= cells else f"…{name[1 - cells :]}"
+
+
+def clock(unix_ms: int) -> str:
+    """Seconds of the day as people read them."""
+    return time.strftime("%H:%M:%S", time.localtime(unix_ms / 1e3))
+
+
+def latency(percentiles: Mapping[str, float | None]) -> str:
+    """Median and tail, of percentiles in seconds."""
+    return "/".join(
+        duration(None if (value := percentiles[rank]) is None else round(value * 1e9)) for rank in ("p50", "p99")
+    )
 
 
 def ratio_text(times: Times) -> str:

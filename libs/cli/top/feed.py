@@ -63,6 +63,8 @@ class Feed:
             while True:
                 with contextlib.suppress(httpx.HTTPError, KeyError, ValueError):  # the stream tells who is away
                     self.model.detail((await http.get("/v1/occupancy")).json())
+                    summary = await http.get("/v1/requests/summary", params={"window": "1m"})
+                    self.model.requests = summary.raise_for_status().json()["total"]
                 await asyncio.sleep(POLL_S)
 
     async def requests_of(self, worker_id: str, limit: int) -> AsyncGenerator[list[RequestView], None]:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 KEPT: Final = 300
 """Windows of 100 ms: half a minute."""
+WINDOW_NS: Final = 100_000_000
 FIGURE: Final = 20
 """Windows that figures are of."""
 MAX_LINES: Final = 50
@@ -58,8 +59,11 @@ class Model:
 
     def __init__(self) -> None:
         self.workers: dict[str, WorkerView] = {}
-        self.lines: deque[str] = deque(maxlen=MAX_LINES)
+        self.lines: deque[tuple[int, str]] = deque(maxlen=MAX_LINES)
+        """What happened, and when in Unix ms."""
         self.firing: dict[str, dict[str, Any]] = {}
+        self.requests: dict[str, Any] = {}
+        """What `/v1/requests/summary` says of all; empty before it has."""
         self.last_ms = 0
         """Start of the newest settled window."""
         self._sums: dict[int, Times] = {}
@@ -101,7 +105,7 @@ class Model:
             view.tokens = depths["waiting_prefill_tokens"][place]
         for event in message["events"]:
             what = f"{event['worker']} → {event['role']}" if event["worker"] else event["action"]
-            self.lines.append(f"{what}  {event['reason']}".strip())
+            self.lines.append((event["unix_ms"], f"{what}  {event['reason']}".strip()))
         for alert in message["alerts"]:
             self.alert(alert)
 
@@ -112,7 +116,8 @@ class Model:
             self.firing.pop(alert["id"], None)
         else:
             self.firing[alert["id"]] = alert
-        self.lines.append(f"{'✓' if over else '▲'} {alert['name']}  {alert['ended_because'] or alert['reason']}")
+        line = f"{'✓' if over else '▲'} {alert['name']}  {alert['ended_because'] or alert['reason']}"
+        self.lines.append((alert["ended_unix_ms"] or alert["started_unix_ms"], line))
 
     def detail(self, occupancy: dict[str, Any]) -> None:
         """What `/v1/occupancy` adds of each worker."""

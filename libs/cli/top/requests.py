@@ -9,6 +9,11 @@ from rich.text import Text
 
 from libs.cli.top import draw
 
+BESIDE: Final = 10
+"""Cells of the box around it."""
+NARROW: Final = 110
+"""Cells below which the least needed columns go."""
+LEAST_NEEDED: Final = frozenset(("cached", "queue", "outcome"))
 HEADS: Final = ("ended", "here", "ISL", "cached", "OSL", "queue", "TTFT", "TPOT", "outcome", "request")
 WIDTHS: Final = (9, 9, 8, 8, 7, 10, 10, 10, 12, 0)
 """Cells of each column; the last takes what is left."""
@@ -38,11 +43,14 @@ def parse(told: Any) -> list[RequestView]:
     return [RequestView(**{name: each[name] for name in RequestView.__slots__}) for each in told]
 
 
-def table(requests: Sequence[RequestView], worker_id: str) -> Text:
-    """A line each below the heads: what of it this worker did, and how long the client waited."""
-    text = Text(_line(HEADS), "bold", no_wrap=True, overflow="ellipsis")
+def table(requests: Sequence[RequestView], worker_id: str, cells: int = NARROW) -> Text:
+    """A line each below the heads, `cells` wide: what of it this worker did, and how long the client waited."""
+    shown = [place for place, head in enumerate(HEADS) if cells >= NARROW or head not in LEAST_NEEDED]
+    text = Text(_line(HEADS, shown), "bold", no_wrap=True, overflow="ellipsis")
+    id_cells = cells - BESIDE - sum(WIDTHS[place] for place in shown)
     for each in requests:
-        text.append("\n" + _line(_cells(each, worker_id)), "not bold" if each.outcome == "ok" else "not bold #ff6b9d")
+        style = "not bold" if each.outcome == "ok" else "not bold #ff6b9d"
+        text.append("\n" + _line((*_cells(each, worker_id), draw.shorten(each.id, id_cells)), shown), style)
     return text
 
 
@@ -57,14 +65,12 @@ def _cells(request: RequestView, worker_id: str) -> tuple[str, ...]:
         f"{request.output_tokens:,}",
         *map(draw.duration, (request.queue_ns, request.ttft_ns, request.tpot_ns)),
         request.outcome,
-        request.id,
     )
 
 
-def _line(cells: Sequence[str]) -> str:
+def _line(cells: Sequence[str], shown: Sequence[int]) -> str:
     right = range(*RIGHT.indices(len(cells)))
-    aligned = [
-        f"{cell:>{width - 1}} " if place in right else f"{cell:{width}}"
-        for place, (cell, width) in enumerate(zip(cells, WIDTHS, strict=True))
-    ]
-    return "".join(aligned)
+    return "".join(
+        f"{cells[place]:>{WIDTHS[place] - 1}} " if place in right else f"{cells[place]:{WIDTHS[place]}}"
+        for place in shown
+    )

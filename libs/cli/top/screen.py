@@ -2,10 +2,9 @@
 
 import asyncio
 from contextlib import suppress
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import httpx
-from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.css.query import NoMatches
@@ -15,34 +14,12 @@ from libs.cli.find import no_suite
 from libs.cli.top import draw
 from libs.cli.top.detail import Detail
 from libs.cli.top.feed import Feed
-from libs.cli.top.model import FIGURE, WorkerView
+from libs.cli.top.head import alerts, events, head, pools
+from libs.cli.top.model import WorkerView
+from libs.cli.top.workers import Workers
 
-TREND_CELLS: Final = 48
-COLUMNS: Final = (
-    "worker",
-    "role",
-    "node",
-    "last 6 s",
-    "prefill",
-    "decode",
-    "KV wait",
-    "idle",
-    "run",
-    "wait",
-    "tokens",
-    "KV",
-    "MFU",
-    "MBU",
-    "covered",
-)
-MAX_ROWS: Final = 200
-"""Shown at a time; the filter finds the others."""
-
-
-class Workers(DataTable[Any]):
-    """A row each; the footer says what Enter does."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [("enter", "select_cursor", "requests")]
+LEAST_HIGH: Final = 20
+"""Lines of a terminal below which what happened is left out."""
 
 
 class Top(App[None]):
@@ -51,16 +28,15 @@ class Top(App[None]):
     TITLE = "fulcrum top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #head { padding: 0 1; height: auto; }
-    #pools { padding: 0 1; height: auto; }
+    #head, #pools, #alerts, #events { padding: 0 1; height: auto; }
     #filter { display: none; height: 3; }
     #filter.open { display: block; }
     DataTable { height: 1fr; }
-    #events { padding: 0 1; height: 4; color: $text-muted; }
+    #events { color: $text-muted; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        ("space", "pause", "pause"), ("s", "sort", "sort"), ("r", "reverse", "reverse"), ("slash", "filter", "filter"),
-        ("t", "theme", "light/dark"), ("q", "quit", "quit"),
+        ("space", "pause", "pause"), ("s", "sort(1)", "sort"), ("S", "sort(-1)", ""), ("r", "reverse", "reverse"),
+        ("slash", "filter", "filter"), ("t", "theme", "light/dark"), ("q", "quit", "quit"),
     ]  # fmt: skip
 
     def __init__(self, feed: Feed, *, light: bool = False) -> None:
@@ -68,24 +44,20 @@ class Top(App[None]):
         self.feed = feed
         self.paused = False
         self.theme = "textual-light" if light else "textual-dark"
-        self._sort = 0
-        self._reverse = False
 
     def compose(self) -> ComposeResult:
         """From top to bottom."""
         yield Static(id="head")
         yield Static(id="pools")
         yield Input(placeholder="part of a worker's, node's, role's or model's name", id="filter")
-        yield Workers(cursor_type="row", zebra_stripes=True)
+        yield Workers()
+        yield Static(id="alerts")
         yield Static(id="events")
         yield Footer()
 
     def on_mount(self) -> None:
         """Follow the service for as long as the app runs."""
-        table = self.query_one(DataTable)
-        for name in COLUMNS:
-            table.add_column(name, key=name)
-        table.focus()
+        self.query_one(Workers).focus()
         self.run_worker(self.feed.follow(), exit_on_error=True)
         self.run_worker(self.feed.poll(), exit_on_error=True)
         self.set_interval(draw.REFRESH_S, self.show)
@@ -97,71 +69,44 @@ class Top(App[None]):
                 self._draw()
 
     def _draw(self) -> None:
-        model = self.feed.model
-        workers = list(model.workers.values())
-        times = model.spent(workers)
-        whole = sum(worker.gpus for worker in workers) * FIGURE * 100_000_000
-        head = Text.assemble(("P:D ", "bold"), (f"{draw.ratio_text(times)} : 1", "bold"), "  ")
-        head.append(draw.sparkline(model.trend(TREND_CELLS)), draw.COLORS["prefill"])
-        head.append(f"  {len(workers)} workers  covered {draw.percent(times[0], whole)}  ")
-        if model.firing:
-            head.append(f" {len(model.firing)} alerts ", "bold white on #b3261e")
-        if self.feed.problem:
-            head.append(f"  {self.feed.problem}", "bold #ff6b9d")
-        self.query_one("#head", Static).update(head)
-        self.query_one("#pools", Static).update(self._pools(workers))
-        self._fill(workers)
-        self.query_one("#events", Static).update(
-            Text("\n".join(list(model.lines)[-4:]), no_wrap=True, overflow="ellipsis")
-        )
+        model, wide = self.feed.model, self.size.width - 2
+        self.query_one("#head", Static).update(head(model, self.feed.problem, wide, paused=self.paused))
+        self.query_one("#pools", Static).update(pools(model, wide))
+        self.query_one(Workers).fill(self._wanted(), model.last_ms)
+        firing, happened = self.query_one("#alerts", Static), self.query_one("#events", Static)
+        firing.display = bool(model.firing)
+        firing.update(alerts(model))
+        happened.display = self.size.height >= LEAST_HIGH and bool(model.lines)
+        happened.update(events(model))
 
-    def _pools(self, workers: list[WorkerView]) -> Text:
-        text = Text()
-        for role in ("prefill", "decode", "mixed", "standby"):
-            members = [worker for worker in workers if worker.role == role]
-            if members:
-                times = self.feed.model.spent(members)
-                text.append(f"{role:8}{len(members):4} ")
-                text.append_text(draw.bar(times, 40))
-                for phase, spent in draw.parts(times).items():
-                    text.append(f"  {phase} {draw.percent(spent, times[0])}", draw.COLORS[phase])
-                text.append("\n")
-        return text
-
-    def _fill(self, workers: list[WorkerView]) -> None:
-        table, last_ms = self.query_one(DataTable), self.feed.model.last_ms
-        wanted = self.query_one("#filter", Input).value
-        found = [
+    def _wanted(self) -> list[WorkerView]:
+        wanted = self.query_one("#filter", Input).value.casefold()
+        return [
             worker
-            for worker in workers
-            if any(wanted in name for name in (worker.id, worker.node, worker.role, worker.model))
+            for worker in self.feed.model.workers.values()
+            if any(wanted in name.casefold() for name in (worker.id, worker.node, worker.role, worker.model))
         ]
-        found.sort(key=lambda worker: _order(worker, last_ms, COLUMNS[self._sort]), reverse=self._reverse)
-        rows = {worker.id: _cells(worker, last_ms) for worker in found[:MAX_ROWS]}
-        if list(rows) != [str(key.value) for key in table.rows]:
-            at = table.cursor_row
-            table.clear()
-            for worker_id, cells in rows.items():
-                table.add_row(*cells, key=worker_id)
-            table.move_cursor(row=at)
-            return
-        for worker_id, cells in rows.items():
-            for name, cell in zip(COLUMNS, cells, strict=True):
-                table.update_cell(worker_id, name, cell)
 
     def action_pause(self) -> None:
         """Stop the picture, or go on."""
         self.paused = not self.paused
-        self.sub_title = "paused" if self.paused else ""
+        self._draw()
 
-    def action_sort(self) -> None:
-        """By the next column."""
-        self._sort = (self._sort + 1) % len(COLUMNS)
-        self.notify(f"by {COLUMNS[self._sort]}", timeout=1)
+    def action_sort(self, step: int) -> None:
+        """By the next column, or that before."""
+        self.query_one(Workers).sort_by_next(step)
+        self.show()
 
     def action_reverse(self) -> None:
         """Turn the order round."""
-        self._reverse = not self._reverse
+        workers = self.query_one(Workers)
+        workers.sort_by(workers.by)
+        self.show()
+
+    def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
+        """Sort by the column whose head was clicked."""
+        self.query_one(Workers).sort_by(str(event.column_key.value))
+        self.show()
 
     def action_filter(self) -> None:
         """Type part of a name."""
@@ -173,7 +118,7 @@ class Top(App[None]):
         """Back to the table; an empty filter goes."""
         field = self.query_one("#filter", Input)
         field.set_class(bool(field.value), "open")
-        self.query_one(DataTable).focus()
+        self.query_one(Workers).focus()
 
     def action_theme(self) -> None:
         """Light or dark."""
@@ -184,38 +129,6 @@ class Top(App[None]):
         worker = self.feed.model.workers.get(str(event.row_key.value))
         if worker:
             self.push_screen(Detail(self.feed, worker))
-
-
-def _cells(worker: WorkerView, last_ms: int) -> list[Any]:
-    times = worker.spent(last_ms)
-    shares = [
-        Text(draw.percent(spent, times[0]), draw.COLORS[phase], justify="right")
-        for phase, spent in draw.parts(times).items()
-    ]
-    numbers = [
-        f"{worker.running}",
-        f"{worker.waiting}",
-        f"{worker.tokens:,}",
-        *map(draw.percent, (worker.kv_used, worker.mfu, worker.mbu)),
-    ]
-    numbers.append(draw.percent(times[0], worker.gpus * FIGURE * 100_000_000))
-    return [
-        worker.id, worker.role, worker.node, draw.history(worker, last_ms, 20, 3), *shares,
-        *(Text(number, justify="right") for number in numbers),
-    ]  # fmt: skip
-
-
-def _order(worker: WorkerView, last_ms: int, column: str) -> Any:
-    """What a column is sorted by: names upwards, figures from the greatest."""
-    if column in ("worker", "role", "node"):
-        return ({"worker": worker.id, "role": worker.role, "node": worker.node}[column], worker.id)
-    times = worker.spent(last_ms)
-    found = {
-        "run": worker.running, "wait": worker.waiting, "tokens": worker.tokens, "KV": worker.kv_used or 0,
-        "MFU": worker.mfu or 0, "MBU": worker.mbu or 0, "covered": times[0],
-        **dict(zip(COLUMNS[4:8], draw.parts(times).values(), strict=True)),
-    }  # fmt: skip
-    return (-found.get(column, times[1] + times[2]), worker.id)
 
 
 def run_screen(url: str, *, light: bool) -> None:

@@ -3,6 +3,8 @@
 import { clockText } from "./chart.js";
 
 const MAX_CHANGES = 500;
+const MAX_ALIKE = 3; // listed one by one
+const MAX_NAMED = 8; // of more
 
 export class Alerts {
   firing = new Map(); // id -> alert
@@ -44,7 +46,7 @@ export function titleOf({ alert }) {
 
 /** What a click on a change tells, by name. */
 export function factsOf({ unix_ms, alert }) {
-  const facts = { when: clockText(unix_ms / 1000, true), about: aboutOf(alert), why: alert.reason };
+  const facts = { when: clockText(unix_ms / 1000, 1), about: aboutOf(alert), why: alert.reason };
   if (alert.state !== "firing") facts["over because"] = alert.ended_because;
   return { ...facts, runbook: linkOf(alert) };
 }
@@ -60,36 +62,49 @@ export class AlertList {
   }
 
   draw(alerts) {
-    const firing = [...alerts.firing.values()];
+    const firing = [...alerts.firing.values()].sort(worstFirst);
     const shown = firing.map((alert) => alert.number).join();
     if (shown === this.#shown) return;
     this.#shown = shown;
     this.badge.hidden = this.list.hidden = firing.length === 0;
     this.badge.textContent = firing.length === 1 ? "1 alert" : `${firing.length} alerts`;
     this.badge.classList.toggle("critical", firing.some((alert) => alert.severity === "critical"));
-    this.list.replaceChildren(...firing.map(entryOf));
+    const byKind = Map.groupBy(firing, (alert) => `${alert.severity} ${alert.name}`);
+    const entries = [...byKind.values()].flatMap((alike) => (alike.length > MAX_ALIKE ? [entryOf(alike[0], alike)] : alike.map((alert) => entryOf(alert))));
+    this.list.replaceChildren(...entries);
   }
 }
 
-function entryOf(alert) {
+const worstFirst = (a, b) => (b.severity === "critical") - (a.severity === "critical") || b.started_unix_ms - a.started_unix_ms;
+
+/** A line for one alert, or for `alike` of its name and severity. */
+function entryOf(alert, alike = [alert]) {
   const entry = document.createElement("li");
   entry.className = alert.severity;
   const name = entry.appendChild(document.createElement("b"));
-  name.textContent = nameOf(alert);
+  name.textContent = alike.length > 1 ? `${wordsOf(alert)} × ${alike.length}` : nameOf(alert);
   const reason = entry.appendChild(document.createElement("span"));
-  reason.textContent = alert.reason;
+  reason.textContent = alike.length > 1 ? `${namesOf(alike)}; the last: ${alert.reason}` : alert.reason;
   const more = entry.appendChild(document.createElement("small"));
-  more.append(`since ${clockText(alert.started_unix_ms / 1000)} · `, linkOf(alert));
+  more.append(`since ${clockText(Math.min(...alike.map((each) => each.started_unix_ms)) / 1000)} · `, linkOf(alert));
   return entry;
+}
+
+function namesOf(alike) {
+  const names = alike.slice(0, MAX_NAMED).map(subjectOf).join(", ");
+  return alike.length > MAX_NAMED ? `${names} and ${alike.length - MAX_NAMED} more` : names;
 }
 
 const aboutOf = (alert) => Object.entries(alert.labels).map(([name, value]) => `${name} ${value}`).join(", ");
 
-function nameOf(alert) {
-  const words = alert.name.replace(/^Fulcrum/, "").replace(/(?!^)([A-Z])/g, " $1").toLowerCase();
-  const { worker, phase, slo, model } = alert.labels;
-  return [words.replace("kv", "KV").replace("slo", "SLO"), worker ?? phase ?? slo ?? model].filter(Boolean).join(" · ");
+function wordsOf({ name }) {
+  const words = name.replace(/^Fulcrum/, "").replace(/(?!^)([A-Z])/g, " $1").toLowerCase();
+  return words.replace("kv", "KV").replace("slo", "SLO");
 }
+
+const subjectOf = ({ labels: { worker, phase, slo, model } }) => worker ?? phase ?? slo ?? model;
+
+const nameOf = (alert) => [wordsOf(alert), subjectOf(alert)].filter(Boolean).join(" · ");
 
 function linkOf(alert) {
   const link = document.createElement("a");

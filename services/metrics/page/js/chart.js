@@ -6,6 +6,8 @@ import { GPU_NS, PROVISIONAL_NS } from "./phases.js";
 
 export const GUTTER_PX = 64; // left of every plot and of the heat map, so that their time axes agree
 const AXIS_PX = 24;
+const LABEL_PX = 54;
+const DAY_S = 86400;
 const FONT = "11px system-ui, sans-serif";
 
 /** A chart in `host`. `scales` and `series` are uPlot's; `bounds()` is [first, last] in seconds. */
@@ -25,7 +27,7 @@ export function makeChart(host, { height, scales, series, bounds, yAxis, marks, 
       cursor: { sync: { key: "time" }, drag: { x: false, y: false }, points: { show: false }, y: false },
       scales: { x: { time: true, range: () => bounds() }, ...scales },
       axes: [
-        { ...axis, size: AXIS_PX, space: 70, values: (_, ticks) => ticks.map(clockText) },
+        { ...axis, size: AXIS_PX, space: 70, values: axisTexts },
         { ...axis, size: GUTTER_PX, gap: 4, ...yAxis },
       ],
       series: [{}, ...series],
@@ -42,10 +44,21 @@ export function makeChart(host, { height, scales, series, bounds, yAxis, marks, 
   return chart;
 }
 
-/** Seconds of the day as people read them. */
-export function clockText(seconds, fraction = false) {
-  const text = new Date(seconds * 1000).toLocaleTimeString([], { hour12: false });
-  return fraction === true ? `${text}.${Math.floor((seconds % 1) * 10 + 1e-6)}` : text;
+/** Times below a chart, as exact as its span asks for; none where it would not fit beside the edge. */
+function axisTexts(plot, ticks) {
+  const { min, max } = plot.scales.x;
+  const text = max - min > DAY_S ? dayText : clockText;
+  return ticks.map((tick) => (plot.valToPos(tick, "x") + LABEL_PX / 2 > plot.bbox.width / devicePixelRatio ? "" : text(tick)));
+}
+
+const dayText = (seconds) => new Date(seconds * 1000).toLocaleString([], { weekday: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+
+/** Seconds of the day as people read them, with so many digits of a second. */
+export function clockText(seconds, digits = 0) {
+  const unit = 10 ** digits;
+  const whole = Math.floor(seconds * unit + 1e-3); // what is cut off is no whole digit: 0.3 as a float is a little less
+  const text = new Date((whole / unit) * 1000).toLocaleTimeString([], { hourCycle: "h23" });
+  return digits ? `${text}.${String(whole % unit).padStart(digits, "0")}` : text;
 }
 
 function fillHatched(plot) {

@@ -1,9 +1,8 @@
 // Queues by pool, model, node and worker, and by phase: what workers said last.
 
-import { ROLES } from "./phases.js";
-
-/** Map from scope to [running, waiting, waiting prompt tokens], with "phase:prefill" and "phase:decode" among them. */
-export function depthsByScope(store, depths, ids) {
+/** Map from scope to [running, waiting, waiting prompt tokens, awaiting KV]; "phase:prefill" and "phase:decode" among them
+ * are of the scope that is looked at. */
+export function depthsByScope(store, depths, ids, within) {
   const found = new Map();
   const add = (scope, values) => {
     const sums = found.get(scope) ?? [0, 0, 0, 0];
@@ -13,10 +12,10 @@ export function depthsByScope(store, depths, ids) {
     const slot = store.slots.get(id);
     if (slot === undefined || !depths) continue;
     const { node, model } = store.members[slot];
-    const role = ROLES[store.roleOf(slot)];
+    const role = store.roleIn(slot, store.newest, store.newest);
     const values = [depths.running[index], depths.waiting[index], depths.waiting_prefill_tokens[index], depths.awaiting_kv[index]];
     for (const scope of ["cluster", `pool:${role}`, `model:${model}`, `node:${node}`, `worker:${id}`]) add(scope, values);
-    add(role === "prefill" ? "phase:prefill" : "phase:decode", values);
+    if (store.inScope(slot, within, store.newest, store.newest)) add(role === "prefill" ? "phase:prefill" : "phase:decode", values);
   }
   return found;
 }

@@ -140,7 +140,7 @@ export class HeatMap {
   #aim(point) {
     this.#point = point;
     if (point) this.#tell();
-    else this.readout.textContent = "";
+    else this.#say("");
   }
 
   #tell() {
@@ -149,21 +149,26 @@ export class HeatMap {
     const { store } = this, { number } = this.#point;
     const { id, node } = store.members[row.slot];
     const place = (number % store.columns) * store.size + row.slot;
-    const at = clockText((number * store.windowMs) / 1000, true);
+    const at = clockText((number * store.windowMs) / 1000, 1);
     const covered = store.has(number) ? store.times[4 * place] : 0;
     if (!covered) {
-      this.readout.textContent = `${at} ${id} on ${node}: no telemetry`;
+      this.#say(`${at} ${id} on ${node}: no telemetry`);
       return;
     }
     const times = phaseTimes(store.times.subarray(4 * place, 4 * place + 4));
     const shares = PHASES.map((phase, index) => `${PHASE_NAMES[phase]} ${percent(times[index], covered, 0)}`).join(", ");
     const flag = store.roles[place] & PROVISIONAL_BIT ? ", provisional" : "";
-    this.readout.textContent = `${at} ${id} on ${node}, ${ROLES[store.roles[place] & 127]}: ${shares}; coverage ${percent(covered, store.windowMs * 1e6, 0)}${flag}`;
+    this.#say(`${at} ${id} on ${node}, ${ROLES[store.roles[place] & 127]}: ${shares}; coverage ${percent(covered, store.windowMs * 1e6, 0)}${flag}`);
+  }
+
+  /** Once: it is read aloud. */
+  #say(text) {
+    if (this.readout.textContent !== text) this.readout.textContent = text;
   }
 
   #open() {
     const row = this.#point && this.#rows[this.#point.row];
-    if (row) this.onOpen(this.store.members[row.slot].id);
+    if (row) this.onOpen(this.store.members[row.slot].id, (this.#point.number + 1) * this.store.windowMs);
   }
 
   #key(event) {
@@ -182,12 +187,11 @@ export class HeatMap {
 /** Runs of windows in [first, last] that are held and stand side by side in the ring. */
 function pieces(store, first, last) {
   const found = [];
-  for (let from = Math.max(first, store.newest - store.columns + 1, 0); from <= Math.min(last, store.newest); ) {
-    const edge = from + store.columns - (from % store.columns) - 1;
-    let to = Math.min(edge, last, store.newest);
-    while (to > from && !store.has(to)) to--;
-    if (store.has(from)) found.push([from, to]);
-    from = Math.min(edge, last) + 1;
+  for (let number = Math.max(first, 0); number <= Math.min(last, store.newest); number++) {
+    if (!store.has(number)) continue;
+    const run = found.at(-1);
+    if (run?.[1] === number - 1 && number % store.columns !== 0) run[1] = number;
+    else found.push([number, number]);
   }
   return found;
 }

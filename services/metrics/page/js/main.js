@@ -23,6 +23,8 @@ import { View } from "./view.js";
 const FIGURE_MS = 2000; // what the figures at the top and in the tables are of
 const TABLES_MS = 500; // how often tables are filled
 
+const NOBODY = "No worker is heard of. Figures come as soon as one sends telemetry.";
+
 const $ = (id) => document.getElementById(id);
 const view = new View();
 const feed = new Feed();
@@ -32,7 +34,10 @@ const shared = { bounds: () => bounds, marks: () => marks, windowSeconds: () => 
 const trend = makeTrend($("trend"), shared);
 const stack = makeStack($("stack"), shared);
 const heat = new HeatMap($("heat"), $("heat-point"), (id) => view.set({ scope: `worker:${id}` }));
-const tables = new Tables($("tables"), (scope) => view.set({ scope }));
+const tables = new Tables($("tables"), {
+  onScope: (scope) => view.set({ scope }),
+  onOrder: (key) => view.set({ order: view.order === key ? `-${key}` : key }),
+});
 const alertList = new AlertList($("badge"), $("alerts"));
 const moves = new Moves($("moves"), $("move"));
 const nodeOf = (id) => feed.shown.members[feed.shown.slots.get(id)]?.node;
@@ -63,8 +68,11 @@ replay.addEventListener("change", () => {
   redraw();
 });
 feed.addEventListener("status", () => {
-  $("status").textContent = feed.problem || (feed.connected ? "live" : "connecting");
-  $("status").className = feed.connected && !feed.problem ? "good" : "poor";
+  const stale = !feed.connected && feed.problem !== "";
+  document.body.classList.toggle("stale", stale);
+  $("stale").hidden = !stale;
+  if (stale) $("stale").textContent = `Not live: ${feed.problem}.${feed.paused || feed.live.newest < 0 ? "" : ` Figures are those of ${clockText(feed.nowMs / 1000)}.`}`;
+  redraw();
 });
 new ResizeObserver(redraw).observe($("heat"));
 
@@ -96,8 +104,9 @@ function redraw() {
 
 function draw(now) {
   wanted = false;
+  drawStatus();
   const store = feed.shown, { live } = feed;
-  const last = view.endMs ? Math.floor((view.endMs - 1) / store.windowMs) : store.newest;
+  const last = view.endMs ? Math.floor((view.endMs - 1) / store.windowMs) : store.newest < 0 ? Math.floor(feed.latestMs / store.windowMs) : store.newest;
   span = [last - feed.range.columns + 1, last];
   bounds = [(span[0] * store.windowMs) / 1000, ((last + 1) * store.windowMs) / 1000];
   alertList.draw(feed.alerts);
@@ -107,15 +116,18 @@ function draw(now) {
   stack.draw(store, series, ...span);
   heat.draw(store, live, view.scope, view.sort, ...span);
   const figures = figuresOf(live, store, { endMs: view.endMs, settledMs: feed.nowMs - feed.settledMs, figureMs: FIGURE_MS });
-  const depths = feed.depths && depthsByScope(live, feed.depths, feed.ids);
+  const depths = feed.depths && depthsByScope(live, feed.depths, feed.ids, view.scope);
   const { asOfMs, windowMs } = figures;
+  $("latency-of").hidden = view.scope === "cluster";
   drawSummary(figures.store.total(view.scope, figures.last, figures.count), depths, { asOfMs, windowMs, scope: view.scope });
   if (now - tablesAt >= TABLES_MS) {
     tablesAt = now;
-    tables.draw(figures.store, { depths, offsets }, view.scope, view.filter, figures.last, figures.count);
+    tables.draw(figures.store, { depths, offsets }, view, figures.last, figures.count);
     drawControls(view, { paused: feed.paused, playing: replay.playing, nowMs: feed.nowMs, nodeOf });
-    $("as-of").textContent = `${windowMs / 1000} s to ${figures.past ? new Date(asOfMs).toLocaleString([], { hour12: false }) : clockText(asOfMs / 1000, true)}`;
-    $("empty").hidden = figures.store.members.length > 0;
+    $("as-of").textContent = `${windowMs / 1000} s to ${figures.past ? new Date(asOfMs).toLocaleString([], { hourCycle: "h23" }) : clockText(asOfMs / 1000, 1)}`;
+    $("empty").hidden = !feed.connected || feed.loading || heat.gpus > 0;
+    $("empty").textContent = missing();
+    document.title = `${$("ratio").textContent} : 1 – Fulcrum`;
   } else {
     // What stands still is drawn once, and the tables are to be of it too.
     tablesTimer ||= setTimeout(() => {
@@ -123,6 +135,18 @@ function draw(now) {
       redraw();
     }, TABLES_MS);
   }
+}
+
+function drawStatus() {
+  const said = feed.problem || (!feed.connected ? "connecting" : feed.loading ? "loading" : feed.paused ? "paused" : "live");
+  if ($("status").textContent !== said) $("status").textContent = said;
+  $("status").className = feed.problem ? "poor" : said === "live" ? "good" : "";
+}
+
+/** Why nothing is shown. */
+function missing() {
+  if (view.scope !== "cluster" && feed.shown.members.length) return `Of ${view.scope.replace(":", " ")} nothing is known in the time shown.`;
+  return feed.paused ? "Nothing is kept of the time shown." : NOBODY;
 }
 
 /** Time and shares where the cursor is, below the charts. */
@@ -134,6 +158,6 @@ function showTime(index) {
   }
   const share = (value) => (row.covered_gpu_ns ? `${((100 * value) / row.covered_gpu_ns).toFixed(0)} %` : "–");
   $("chart-point").textContent =
-    `${clockText(row.start_unix_ms / 1000, true)} prefill ${share(row.prefill_gpu_ns)}, decode ${share(row.decode_gpu_ns)}, ` +
+    `${clockText(row.start_unix_ms / 1000, 1)} prefill ${share(row.prefill_gpu_ns)}, decode ${share(row.decode_gpu_ns)}, ` +
     `KV wait ${share(row.kv_wait_gpu_ns)}, idle ${share(row.idle_gpu_ns)}; coverage ${(100 * row.coverage).toFixed(0)} %${row.provisional ? ", provisional" : ""}`;
 }

@@ -1,6 +1,6 @@
 // In which order the heat map shows workers, and where groups of them begin.
 
-import { COVERED, DECODE, PREFILL, ROLES } from "./phases.js";
+import { COVERED, DECODE, PREFILL } from "./phases.js";
 
 const BUSY_WINDOWS = 50; // of 100 ms
 
@@ -8,9 +8,9 @@ const BUSY_WINDOWS = 50; // of 100 ms
 export function order(store, live, scope, sort, first, last) {
   const rows = [];
   for (let slot = 0; slot < store.members.length; slot++) {
-    if (!store.inScope(slot, scope) || !store.wasThere(slot, first, last)) continue;
+    const role = store.roleIn(slot, first, last);
+    if (!role || !store.inScope(slot, scope, first, last)) continue;
     const { id, node, model } = store.members[slot];
-    const role = ROLES[store.roleOf(slot)] || "silent";
     const busy = sort === "busy" ? busyShare(live, live.slots.get(id)) : 0;
     rows.push({ slot, id, busy, group: { node, pool: role, model, busy: "" }[sort] });
   }

@@ -46,7 +46,12 @@ export function phaseTimes(sums) {
   return [sums[PREFILL], sums[DECODE], sums[KV_WAIT], idle];
 }
 
+export const millis = (ns) => `${(ns / 1e6).toFixed(ns < 1e8 ? 2 : 0)} ms`;
+
 export const percent = (part, whole, digits = 1) => (whole > 0 ? `${((100 * part) / whole).toFixed(digits)} %` : "–");
+
+/** Never more than it is: 99.9 % are not 100 %. */
+export const coverageText = (sums) => (sums[GPU_NS] > 0 ? `${Math.floor((100 * sums[COVERED]) / sums[GPU_NS] + 1e-9)} %` : "–");
 
 export function ratioText(sums) {
   if (!(sums[DECODE] > 0)) return sums[PREFILL] > 0 ? "∞" : "–";

@@ -160,25 +160,31 @@ export class Store {
     return sums;
   }
 
-  /** Whether a worker was heard of, or missed, in any of the windows. */
-  wasThere(slot, first, last) {
-    for (let number = last; number >= Math.max(first, 0); number--) {
-      if (this.has(number) && this.roles[(number % this.columns) * this.size + slot]) return true;
+  /** The role that a worker had last in windows `first` to `last`; empty where it was neither heard of nor missed. */
+  roleIn(slot, first, last) {
+    for (let number = Math.min(last, this.newest); number >= Math.max(first, 0); number--) {
+      const role = this.has(number) ? this.roles[(number % this.columns) * this.size + slot] & 127 : 0;
+      if (role) return ROLES[role];
     }
-    return false;
+    return "";
   }
 
-  /** Whether a worker counts for a scope in the newest windows. */
-  inScope(slot, scope) {
+  /** All roles that it had in them. */
+  rolesIn(slot, first, last) {
+    const found = new Set();
+    for (let number = Math.min(last, this.newest); number >= Math.max(first, 0); number--) {
+      const role = this.has(number) ? this.roles[(number % this.columns) * this.size + slot] & 127 : 0;
+      if (role) found.add(ROLES[role]);
+    }
+    return found;
+  }
+
+  /** Whether a worker counts for a scope in windows `first` to `last`. */
+  inScope(slot, scope, first, last) {
     const [kind, name] = splitScope(scope);
-    const member = this.members[slot];
-    if (kind === "pool") return ROLES[this.roleOf(slot)] === name;
-    return kind === "cluster" || member[{ node: "node", model: "model", worker: "id" }[kind]] === name;
-  }
-
-  /** The number of the role that a worker had last; 0 when it is no longer heard of. */
-  roleOf(slot) {
-    return this.newest < 0 ? 0 : this.roles[(this.newest % this.columns) * this.size + slot] & 127;
+    if (kind === "cluster") return true;
+    if (kind === "pool") return this.rolesIn(slot, first, last).has(name);
+    return this.members[slot][{ node: "node", model: "model", worker: "id" }[kind]] === name;
   }
 }
 

@@ -1,20 +1,22 @@
 // The figures at the top: the ratio, the shares behind it, how much is known, and what waits.
 
-import { COVERED, GPU_NS, percent, PHASE_NAMES, PHASES, phaseTimes, PROVISIONAL_NS, ratioText } from "./phases.js";
+import { COVERED, coverageText, GPU_NS, percent, PHASE_NAMES, PHASES, phaseTimes, PROVISIONAL_NS, ratioText } from "./phases.js";
 
 const $ = (id) => document.getElementById(id);
 
 /** `sums` are of a window of `windowMs` that ended at `asOfMs`; `depths` is null for a time whose queues are not kept. */
 export function drawSummary(sums, depths, { asOfMs, windowMs, scope }) {
   const covered = sums[COVERED];
-  $("ratio").textContent = ratioText(sums);
+  const ratio = ratioText(sums);
+  $("ratio").textContent = ratio;
+  $("ratio").nextElementSibling.hidden = ratio === "–";
   const times = phaseTimes(sums);
   for (const [index, phase] of PHASES.entries()) {
     $(`bar-${phase}`).style.flexGrow = covered ? times[index] / covered : 0;
     $(`share-${phase}`).textContent = percent(times[index], covered);
     $(`bar-${phase}`).title = `${PHASE_NAMES[phase]} ${percent(times[index], covered)}`;
   }
-  $("coverage").textContent = percent(covered, sums[GPU_NS], 0);
+  $("coverage").textContent = coverageText(sums);
   $("coverage").classList.toggle("poor", covered < 0.99 * sums[GPU_NS]);
   $("provisional").textContent = sums[PROVISIONAL_NS] ? `${percent(sums[PROVISIONAL_NS], covered, 0)} provisional` : "";
   $("gpus").textContent = Math.round(sums[GPU_NS] / (windowMs * 1e6));

@@ -1,98 +1,137 @@
-// Tables of pools, models, nodes and workers; a name opens it as the scope of the page.
+// Tables of pools, models, nodes and workers: a name opens it as the scope of the page, a head puts rows in order.
 
-import { COVERED, GPU_NS, percent, PHASES, phaseTimes, PROVISIONAL_NS, ratioText, ROLES } from "./phases.js";
+import { COLUMNS } from "./columns.js";
+import { COVERED } from "./phases.js";
 import { drawSpark, SPARK } from "./spark.js";
 
-const MAX_ROWS = 50; // of a table; the filter finds the others
-const HEADS = ["", "GPUs", "P:D", "prefill", "decode", "KV wait", "idle", "coverage", "trend"];
-const CLOCK = "clock ahead"; // of nodes
-const DEPTHS = ["running", "waiting", "prompt tokens"];
+const MAX_ROWS = 50; // of a table; filter and order bring the others up
+const TITLES = { pool: "Pools", model: "Models", node: "Nodes", worker: "Workers" };
+const compare = new Intl.Collator("en", { numeric: true }).compare;
 
 export class Tables {
   #tables = new Map();
 
-  constructor(host, onScope) {
-    for (const kind of ["pool", "model", "node", "worker"]) this.#tables.set(kind, makeTable(host, kind, onScope));
+  /** `onScope` is told a scope whose name was clicked, `onOrder` the key of a column. */
+  constructor(host, { onScope, onOrder }) {
+    for (const kind of Object.keys(TITLES)) this.#tables.set(kind, makeTable(host, kind, onScope, onOrder));
   }
 
-  /** Figures over `count` windows up to number `last`, of what lies in the scope. */
-  draw(store, { depths, offsets }, scope, filter, last, count) {
-    const inside = store.members.map((_, slot) => slot).filter((slot) => store.inScope(slot, scope) && store.roleOf(slot));
-    const names = {
-      pool: inside.map((slot) => ROLES[store.roleOf(slot)]),
-      model: inside.map((slot) => store.members[slot].model),
-      node: inside.map((slot) => store.members[slot].node),
-      worker: inside.map((slot) => store.members[slot].id),
-    };
-    const compare = new Intl.Collator("en", { numeric: true }).compare;
+  /** Figures over `count` windows up to number `last`, of what lies in the scope; `order` is a column, "-" before it upwards. */
+  draw(store, { depths, offsets }, { scope, filter, order }, last, count) {
+    const first = last - count + 1;
+    const roles = new Map();
+    for (let slot = 0; slot < store.members.length; slot++) {
+      const held = store.rolesIn(slot, first, last);
+      if (held.size && store.inScope(slot, scope, first, last)) roles.set(slot, held);
+    }
+    const names = { pool: new Set(), model: new Set(), node: new Set(), worker: new Set() };
+    for (const [slot, held] of roles) {
+      const { id, node, model } = store.members[slot];
+      for (const role of held) names.pool.add(role);
+      names.model.add(model);
+      names.node.add(node);
+      names.worker.add(id);
+    }
     for (const [kind, table] of this.#tables) {
-      const wanted = [...new Set(names[kind])].filter((name) => name.includes(filter)).sort(compare);
-      table.count.textContent = wanted.length > MAX_ROWS ? `${MAX_ROWS} of ${wanted.length}: filter to see others` : `${wanted.length}`;
-      fill(table, kind, wanted.slice(0, MAX_ROWS), (name) => ({
-        series: store.series(`${kind}:${name}`),
-        sums: store.total(`${kind}:${name}`, last, count),
-        depths: depths?.get(`${kind}:${name}`) ?? [],
-        clock: offsets.get(name),
-      }), store, last, count);
+      const rows = [...names[kind]].filter((name) => name.includes(filter)).map((name) => {
+        const slot = kind === "worker" ? store.slots.get(name) : undefined;
+        return {
+          name,
+          sums: store.total(`${kind}:${name}`, last, count),
+          depths: depths?.get(`${kind}:${name}`),
+          clock: offsets.get(name),
+          role: roles.get(slot)?.values().next().value ?? "",
+          node: store.members[slot]?.node ?? "",
+          spanNs: count * store.windowMs * 1e6,
+        };
+      });
+      sort(rows, order);
+      fill(table, kind, rows, order, store, last);
     }
   }
 }
 
-function makeTable(host, kind, onScope) {
+function sort(rows, order) {
+  const column = COLUMNS.find(({ key }) => key === order.replace("-", ""));
+  const sign = order.startsWith("-") ? -1 : 1;
+  const byName = (a, b) => compare(a.name, b.name);
+  if (!column || column.key === "name") return rows.sort((a, b) => sign * byName(a, b));
+  const value = new Map(rows.map((row) => [row, column.value(row) ?? -1]));
+  const by = (a, b) => (typeof value.get(a) === "string" ? compare(value.get(a), value.get(b)) : value.get(b) - value.get(a));
+  return rows.sort((a, b) => sign * (by(a, b) || 0) || byName(a, b));
+}
+
+function makeTable(host, kind, onScope, onOrder) {
   const section = host.appendChild(document.createElement("section"));
-  section.className = "panel table";
+  section.className = `panel table of-${kind}`;
   const title = section.appendChild(document.createElement("h2"));
-  title.textContent = { pool: "Pools", model: "Models", node: "Nodes", worker: "Workers" }[kind];
+  title.textContent = TITLES[kind];
   const count = title.appendChild(document.createElement("small"));
   const table = section.appendChild(document.createElement("div")).appendChild(document.createElement("table"));
+  table.setAttribute("aria-label", TITLES[kind]);
+  const columns = COLUMNS.filter(({ of }) => !of || of === kind);
   const head = table.createTHead().insertRow();
-  for (const text of [...HEADS, ...DEPTHS, ...(kind === "node" ? [CLOCK] : [])]) head.appendChild(document.createElement("th")).textContent = text;
+  const heads = columns.map(({ key, head: text, tip, value }) => {
+    const cell = head.appendChild(document.createElement("th"));
+    [cell.scope, cell.className, cell.title] = ["col", `c-${key}`, tip ?? ""];
+    if (!value) cell.textContent = text;
+    else {
+      const button = cell.appendChild(document.createElement("button"));
+      button.textContent = text || kind;
+      button.addEventListener("click", () => onOrder(key));
+    }
+    return cell;
+  });
   const body = table.createTBody();
   body.addEventListener("click", (event) => {
     if (event.target.dataset.scope) onScope(event.target.dataset.scope);
   });
-  return { body, count, rows: new Map() };
+  return { section, body, count, columns, heads, rows: new Map() };
 }
 
-function fill(table, kind, names, figures, store, last, count) {
+function fill(table, kind, all, order, store, last) {
+  const rows = all.slice(0, MAX_ROWS);
+  setText(table.count, all.length > MAX_ROWS ? `the first ${MAX_ROWS} of ${all.length}: filter or order to see others` : `${all.length}`);
+  for (const [index, { key }] of table.columns.entries()) {
+    const direction = key === order ? "descending" : `-${key}` === order ? "ascending" : "none";
+    if (table.heads[index].ariaSort !== direction) table.heads[index].ariaSort = direction;
+  }
+  const shown = new Set(rows.map((row) => row.name));
   for (const [name, row] of table.rows) {
-    if (names.includes(name)) continue;
+    if (shown.has(name)) continue;
     row.element.remove();
     table.rows.delete(name);
   }
-  for (const [index, name] of names.entries()) {
+  for (const [index, figures] of rows.entries()) {
+    const { name } = figures;
     let row = table.rows.get(name);
-    if (!row) table.rows.set(name, (row = makeRow(kind, name)));
+    if (!row) table.rows.set(name, (row = makeRow(table, kind, name)));
     if (table.body.rows[index] !== row.element) table.body.insertBefore(row.element, table.body.rows[index] ?? null);
-    const { series, sums, depths, clock } = figures(name);
-    const covered = sums[COVERED];
-    const texts = [
-      Math.round(sums[GPU_NS] / (count * store.windowMs * 1e6)),
-      ratioText(sums),
-      ...phaseTimes(sums).map((time) => percent(time, covered, 0)),
-      percent(covered, sums[GPU_NS], 0) + (sums[PROVISIONAL_NS] ? " ~" : ""),
-    ];
-    for (const [place, text] of [...texts, ...Array.from(DEPTHS, (_, depth) => depths[depth] ?? "")].entries()) setText(row.cells[place], text);
-    if (kind === "node") setText(row.cells.at(-1), clock === undefined ? "–" : `${clock.toFixed(1)} ms`);
-    row.element.classList.toggle("uncovered", !covered);
-    drawSpark(row.spark, store, series, last);
+    for (const [place, { text }] of table.columns.entries()) if (text) setText(row.element.cells[place], text(figures));
+    row.element.classList.toggle("uncovered", !figures.sums[COVERED]);
+    drawSpark(row.spark, store, store.series(`${kind}:${name}`), last);
   }
 }
 
-function makeRow(kind, name) {
+function makeRow(table, kind, name) {
   const element = document.createElement("tr");
-  const button = element.appendChild(document.createElement("th")).appendChild(document.createElement("button"));
-  button.textContent = name;
-  button.dataset.scope = `${kind}:${name}`;
-  const cells = [];
-  const spark = document.createElement("canvas");
-  [spark.width, spark.height] = [SPARK.width, SPARK.height];
-  for (let index = 0; index < 3 + PHASES.length; index++) cells.push(element.insertCell());
-  element.insertCell().append(spark);
-  for (const _ of [...DEPTHS, ...(kind === "node" ? [CLOCK] : [])]) cells.push(element.insertCell());
-  return { element, cells, spark };
+  let spark;
+  for (const { key } of table.columns) {
+    const cell = element.appendChild(document.createElement(key === "name" ? "th" : "td"));
+    cell.className = `c-${key}`;
+    if (key === "name") {
+      cell.scope = "row";
+      const button = cell.appendChild(document.createElement("button"));
+      button.textContent = button.title = name;
+      button.dataset.scope = `${kind}:${name}`;
+    } else if (key === "trend") {
+      spark = cell.appendChild(document.createElement("canvas"));
+      [spark.width, spark.height] = [SPARK.width, SPARK.height];
+    }
+  }
+  return { element, spark };
 }
 
-function setText(cell, text) {
-  if (cell.textContent !== String(text)) cell.textContent = text;
+function setText(element, text) {
+  if (element.textContent !== String(text)) element.textContent = text;
 }

@@ -21,7 +21,7 @@ export function makeTrend(host, shared) {
       values: (_, splits) => splits.map((tick) => `${tick}:1`),
     },
     series: [
-      { stroke: () => colors().line.css, width: 1, points: { show: false }, spanGaps: false },
+      { stroke: () => colors().thin.css, width: 1, points: { show: false }, spanGaps: false },
       { stroke: () => colors().text.css, width: 2, points: { show: false }, spanGaps: false },
     ],
   });

@@ -2,14 +2,15 @@
 
 import { RANGES } from "./phases.js";
 
-const DEFAULTS = { range: "30s", scope: "cluster", sort: "node", theme: "", end: "", filter: "" };
+const DEFAULTS = { range: "30s", scope: "cluster", sort: "node", theme: "", end: "", filter: "", order: "name" };
 const ALLOWED = {
-  range: (value) => value in RANGES,
+  range: (value) => Object.hasOwn(RANGES, value),
   sort: (value) => ["node", "pool", "model", "busy"].includes(value),
   theme: (value) => ["", "light", "dark"].includes(value),
   end: (value) => /^\d{13}$/.test(value) || value === "",
   scope: (value) => value === "cluster" || /^(pool|model|node|worker):./.test(value),
   filter: () => true,
+  order: (value) => /^-?[a-z_]+$/.test(value),
 };
 
 export class View extends EventTarget {

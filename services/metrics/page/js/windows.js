@@ -30,7 +30,10 @@ function enter(store, bytes, memberOf) {
   const kind = header.type === "uint32" ? Uint32Array : Float64Array;
   const times = new kind(bytes, 4 + length, windows * workers.length * 4);
   const roles = new Uint8Array(bytes, 4 + length + times.byteLength, windows * workers.length);
+  const heard = new Uint8Array(workers.length); // others have gone long since, and take no place
+  for (let at = 0; at < roles.length; at++) heard[at % workers.length] |= roles[at];
   const slots = workers.map((id, index) => {
+    if (!heard[index]) return -1;
     const [node, model, gpus] = [header.nodes[index], header.models[index], header.gpus[index]];
     return store.slot(memberOf({ id, node, model, gpus, engine: "" }));
   });

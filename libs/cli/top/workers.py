@@ -1,0 +1,150 @@
+"""The table of workers in `fulcrum top`: as many columns as fit, in an order that the cursor survives."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from rich.text import Text
+from textual.binding import BindingType
+from textual.widgets import DataTable
+
+from libs.cli.top import draw
+from libs.cli.top.model import FIGURE, WINDOW_NS, WorkerView
+
+MAX_ROWS: Final = 200
+"""Shown at a time; the filter finds the others."""
+ORDERED_EVERY: Final = 4
+"""Rows are put in order anew so seldom, in refreshes: they are to be read."""
+HISTORY_WIDE: Final = 110
+"""Cells from which the history has twice its cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A figure of each worker."""
+
+    name: str
+    least: int = 0
+    """Cells of the terminal from which it is shown."""
+
+
+COLUMNS: Final = (
+    Column("worker"), Column("role"), Column("node", 100), Column("last 6 s"), Column("prefill"), Column("decode"),
+    Column("KV wait"), Column("idle"), Column("run"), Column("wait"), Column("tokens", 118), Column("KV", 124),
+    Column("MFU", 132), Column("MBU", 140), Column("covered", 90),
+)  # fmt: skip
+NAMES: Final = ("worker", "role", "node")
+NAME_CELLS: Final = 22
+
+
+class Workers(DataTable[Any]):
+    """A row each; the footer says what Enter does."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [("enter", "select_cursor", "requests")]
+
+    def __init__(self) -> None:
+        super().__init__(cursor_type="row", zebra_stripes=True)
+        self.by = COLUMNS[0].name
+        self.reverse = False
+        self._laid_out: tuple[Any, ...] = ()
+        self._order: list[str] = []
+        self._refreshes = 0
+
+    @property
+    def fitting(self) -> list[Column]:
+        """The columns that the terminal has room for."""
+        return [column for column in COLUMNS if self.app.size.width >= column.least]
+
+    def sort_by(self, name: str) -> None:
+        """By this column, or the other way round where it is so already."""
+        self.reverse = not self.reverse if name == self.by else False
+        self.by = name
+        self._order = []
+
+    def sort_by_next(self, step: int) -> None:
+        """By the next column there is room for, or that before."""
+        names = [column.name for column in self.fitting]
+        at = names.index(self.by) if self.by in names else 0
+        self.sort_by(names[(at + step) % len(names)])
+
+    def fill(self, workers: Sequence[WorkerView], last_ms: int) -> None:
+        """Show these workers as of the window that starts at `last_ms`."""
+        pointed = self._pointed()
+        if self._lay_out():
+            pointed = None  # in another order the first is what is looked for
+        names, wide = [column.name for column in self.fitting], self.app.size.width >= HISTORY_WIDE
+        rows = {worker.id: _cells(worker, last_ms, 20 if wide else 10) for worker in self._ordered(workers, last_ms)}
+        if list(rows) != [str(key.value) for key in self.rows]:
+            self._replace(rows, names, pointed)
+            return
+        for worker_id, row in rows.items():
+            for name in names:
+                self.update_cell(worker_id, name, row[name])
+
+    def _lay_out(self) -> bool:
+        """Make the columns anew where others fit or the order is another; whether it is."""
+        before, self._laid_out = self._laid_out, (self.by, self.reverse, *self.fitting)
+        if before == self._laid_out:
+            return False
+        self.clear(columns=True)
+        for column in self.fitting:
+            mark = (" ▴" if self.reverse else " ▾") if column.name == self.by else ""
+            self.add_column(column.name + mark, key=column.name)
+        return before[:2] != self._laid_out[:2]
+
+    def _ordered(self, workers: Sequence[WorkerView], last_ms: int) -> list[WorkerView]:
+        self._refreshes += 1
+        by_id = {worker.id: worker for worker in workers}
+        if self._refreshes % ORDERED_EVERY == 0 or set(self._order) != set(by_id):
+            found = sorted(workers, key=lambda worker: _order(worker, last_ms, self.by), reverse=self.reverse)
+            self._order = [worker.id for worker in found]
+        return [by_id[worker_id] for worker_id in self._order[:MAX_ROWS]]
+
+    def _pointed(self) -> str | None:
+        """The worker under the cursor."""
+        if not self.is_valid_coordinate(self.cursor_coordinate):
+            return None
+        return str(self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value)
+
+    def _replace(self, rows: dict[str, dict[str, Any]], names: Sequence[str], pointed: str | None) -> None:
+        self.clear()
+        for worker_id, row in rows.items():
+            self.add_row(*(row[name] for name in names), key=worker_id)
+        if pointed in rows:
+            self.move_cursor(row=list(rows).index(pointed))
+
+
+def _cells(worker: WorkerView, last_ms: int, history_cells: int) -> dict[str, Any]:
+    times = worker.spent(last_ms)
+    shares = {
+        phase.replace("kv", "KV"): Text(draw.percent(spent, times[0]), draw.COLORS[phase], justify="right")
+        for phase, spent in draw.parts(times).items()
+    }
+    numbers = {
+        "run": f"{worker.running}",
+        "wait": f"{worker.waiting}",
+        "tokens": f"{worker.tokens:,}",
+        "KV": draw.percent(worker.kv_used),
+        "MFU": draw.percent(worker.mfu),
+        "MBU": draw.percent(worker.mbu),
+        "covered": draw.percent(times[0], worker.gpus * FIGURE * WINDOW_NS),
+    }
+    return {
+        "worker": Text(draw.shorten(worker.id, NAME_CELLS)), "role": worker.role,
+        "node": Text(draw.shorten(worker.node, NAME_CELLS)),
+        "last 6 s": draw.history(worker, last_ms, history_cells, 60 // history_cells), **shares,
+        **{name: Text(number, justify="right") for name, number in numbers.items()},
+    }  # fmt: skip
+
+
+def _order(worker: WorkerView, last_ms: int, column: str) -> Any:
+    """What a column is sorted by: names upwards, figures from the greatest."""
+    if column in NAMES:
+        return ({"worker": worker.id, "role": worker.role, "node": worker.node}[column], worker.id)
+    times = worker.spent(last_ms)
+    found = {
+        "run": worker.running, "wait": worker.waiting, "tokens": worker.tokens, "KV": worker.kv_used or 0,
+        "MFU": worker.mfu or 0, "MBU": worker.mbu or 0, "covered": times[0],
+        **{phase.replace("kv", "KV"): spent for phase, spent in draw.parts(times).items()},
+    }  # fmt: skip
+    return (-found.get(column, times[1] + times[2]), worker.id)

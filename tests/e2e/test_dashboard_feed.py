@@ -1,0 +1,125 @@
+"""The page beside a service that fails, restarts or loses messages, in a real Chromium."""
+
+import asyncio
+
+import pytest
+from playwright.async_api import Route, expect
+
+from libs.testing.browser import browser
+from libs.testing.suite import free_port
+from libs.testing.wait import until
+from services.metrics import hub as hub_module
+from tests.e2e.page_rig import (
+    MS,
+    SECOND_NS,
+    WAIT_MS,
+    Service,
+    figures,
+    half_busy,
+    looking,
+    occupancy,
+    role_moved,
+    serving,
+)
+
+HOUR_NS = 3_600 * SECOND_NS
+
+pytestmark = [pytest.mark.suite, pytest.mark.usefixtures("chromium")]
+
+
+async def test_a_first_load_that_fails_is_tried_again_for_the_same_time() -> None:
+    async with serving(*half_busy(), lived_s=400) as service:
+        end_ms = service.clock.now_ns() // MS - 300_000
+        async with browser() as running:
+            page = await running.new_page()
+            failures = iter([True])
+
+            async def fail_once(route: Route) -> None:
+                await (route.abort() if next(failures, False) else route.continue_())
+
+            await page.route("**/v1/occupancy/windows?**", fail_once)
+            await page.goto(f"{service.url}/#range=15m&end={end_ms}")
+            shown = await figures(page, lambda shown: shown["coverage"] == 1)
+            assert end_ms - 1000 < int(shown["asOfUnixMs"]) <= end_ms
+
+
+async def test_a_reader_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "MAX_READERS", 0)
+    async with serving(*half_busy()) as service, browser() as running:
+        page = await running.new_page()
+        await page.goto(service.url)
+        await expect(page.locator("#status")).to_contain_text("readers hold the stream already", timeout=WAIT_MS)
+
+
+async def lose_ticks(service: Service, seconds: float) -> None:
+    """The stream leaves out what is told meanwhile."""
+    service.hub.loses = True
+    until_ns = service.clock.now_ns() + int(seconds * SECOND_NS)
+    await until(lambda: service.clock.now_ns() > until_ns)
+    service.hub.loses = False
+
+
+async def test_what_the_stream_left_out_while_the_page_was_paused_is_there_once_it_goes_on() -> None:
+    async with serving(*half_busy()) as service, looking(service) as page:
+        await figures(page, lambda shown: shown["coverage"] == 1)
+        await page.locator("#pause").click()
+        await expect(page.locator("#pause")).to_have_text("go on")
+        service.hub.loses = True
+        number = service.state.events.count
+        role_moved(service, "decode-0", "prefill")
+        await until(lambda: service.state.events.count > number and not service.state.untold_events())
+        await lose_ticks(service, 0.3)
+        await page.locator("#pause").click()
+        await expect(page.locator("#moves button")).to_have_count(1, timeout=WAIT_MS)
+
+
+async def test_ticks_that_are_left_out_while_windows_load_leave_no_hole() -> None:
+    async with serving(*half_busy()) as service, browser() as running:
+        page = await running.new_page()
+        held, go_on = asyncio.Event(), asyncio.Event()
+
+        async def answer_late(route: Route) -> None:
+            answer = await route.fetch()
+            held.set()
+            await go_on.wait()
+            await route.fulfill(response=answer)
+
+        await page.route("**/v1/occupancy/windows?**", answer_late)
+        await page.goto(service.url)
+        await held.wait()
+        await lose_ticks(service, 1.0)
+        await lose_ticks(service, 0.2)
+        go_on.set()
+        shown = await figures(page, lambda shown: shown["gpu_ns"]["covered"] == 9 * 2_000 * MS)
+        assert shown["gpu_ns"] == (await occupancy(service, shown))["gpu_ns"]
+
+
+async def test_a_service_that_is_killed_and_started_again_is_followed_though_its_clock_was_set_back() -> None:
+    port = free_port()
+    async with browser() as running:
+        page = await running.new_page()
+        async with serving(*half_busy(), port=port) as service:
+            await page.goto(service.url)
+            before = await figures(page, lambda shown: shown["coverage"] == 1)
+        await expect(page.locator("#status")).to_contain_text("does not answer", timeout=WAIT_MS)
+        await expect(page.locator("#stale")).to_contain_text("Not live")
+        async with serving(*half_busy(), port=port, shift_ns=-HOUR_NS):
+            await figures(page, lambda shown: int(shown["asOfUnixMs"]) < int(before["asOfUnixMs"]) - 3_000_000)
+            first = await figures(page, lambda shown: shown["coverage"] == 1)
+            await figures(page, lambda shown: int(shown["asOfUnixMs"]) > int(first["asOfUnixMs"]) + 1000)
+            await expect(page.locator("#status")).to_have_text("live")
+            await expect(page.locator("#stale")).to_be_hidden()
+
+
+async def test_a_stream_that_falls_silent_without_an_end_is_told_and_opened_again() -> None:
+    async with serving(*half_busy()) as service, looking(service) as page:
+        await figures(page, lambda shown: shown["coverage"] == 1)
+        service.hub.loses = True
+        await expect(page.locator("#stale")).to_contain_text(
+            "Not live: the metrics service does not answer", timeout=WAIT_MS
+        )
+        before = await figures(page, bool)
+        service.hub.loses = False
+        await expect(page.locator("#stale")).to_be_hidden(timeout=WAIT_MS)
+        await figures(page, lambda shown: int(shown["asOfUnixMs"]) > int(before["asOfUnixMs"]) + 1000)
+        await figures(page, lambda shown: shown["coverage"] == 1)
