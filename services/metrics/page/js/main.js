@@ -14,7 +14,9 @@ import { followLatency } from "./latency.js";
 import { Moves } from "./moves.js";
 import { LIVE_WINDOW_MS } from "./phases.js";
 import { makeStack } from "./stack.js";
+import { Steps } from "./steps.js";
 import { figuresOf, Replay } from "./replay.js";
+import { splitScope } from "./store.js";
 import { drawSummary } from "./summary.js";
 import { Tables } from "./tables.js";
 import { makeTrend } from "./trend.js";
@@ -28,16 +30,17 @@ const NOBODY = "No worker is heard of. Figures come as soon as one sends telemet
 const $ = (id) => document.getElementById(id);
 const view = new View();
 const feed = new Feed();
-let wanted = false, tablesAt = 0, tablesTimer = 0, marks = [], span = [0, 1], bounds = [0, 1];
+let wanted = false, tablesAt = 0, tablesTimer = 0, marks = [], stepsOf = null, span = [0, 1], bounds = [0, 1];
 
 const shared = { bounds: () => bounds, marks: () => marks, windowSeconds: () => feed.shown.windowMs / 1000, onCursor: showTime };
 const trend = makeTrend($("trend"), shared);
 const stack = makeStack($("stack"), shared);
-const heat = new HeatMap($("heat"), $("heat-point"), (id) => view.set({ scope: `worker:${id}` }));
+const heat = new HeatMap($("heat"), $("heat-point"), open);
 const tables = new Tables($("tables"), {
   onScope: (scope) => view.set({ scope }),
   onOrder: (key) => view.set({ order: view.order === key ? `-${key}` : key }),
 });
+const steps = new Steps($("steps"));
 const alertList = new AlertList($("badge"), $("alerts"));
 const moves = new Moves($("moves"), $("move"));
 const nodeOf = (id) => feed.shown.members[feed.shown.slots.get(id)]?.node;
@@ -77,6 +80,7 @@ feed.addEventListener("status", () => {
 new ResizeObserver(redraw).observe($("heat"));
 
 feed.start(view.rangeOf, view.endMs);
+steps.follow(() => stepsOf);
 followLatency($("latency"), $("latency-note"), () => view.endMs);
 
 const offsets = new Map(); // of nodes' clocks
@@ -95,6 +99,12 @@ function goTo(unixMs) {
   if (!unixMs) return;
   const endMs = Math.floor(unixMs / LIVE_WINDOW_MS) * LIVE_WINDOW_MS;
   view.set({ end: endMs < feed.latestMs - feed.settledMs ? String(endMs) : "" }, { back: true });
+}
+
+/** A worker that is pointed at, and once it is open the moment too, for the steps that ran up to it. */
+function open(id, unixMs) {
+  if (view.scope === `worker:${id}`) goTo(unixMs);
+  else view.set({ scope: `worker:${id}` });
 }
 
 function redraw() {
@@ -119,6 +129,8 @@ function draw(now) {
   const depths = feed.depths && depthsByScope(live, feed.depths, feed.ids, view.scope);
   const { asOfMs, windowMs } = figures;
   $("latency-of").hidden = view.scope === "cluster";
+  const [kind, worker] = splitScope(view.scope);
+  stepsOf = kind === "worker" ? { worker, endMs: asOfMs, windowMs, past: feed.paused } : null;
   drawSummary(figures.store.total(view.scope, figures.last, figures.count), depths, { asOfMs, windowMs, scope: view.scope });
   if (now - tablesAt >= TABLES_MS) {
     tablesAt = now;
