@@ -113,7 +113,7 @@ async def run(suite: Suite, folder: Path) -> None:
 
 async def run_fleet(folder: Path) -> None:
     """Pictures of many GPUs."""
-    async with service(FLEET_GPUS, {}) as url, browser() as running:
+    async with service(FLEET_GPUS, []) as url, browser() as running:
         await asyncio.sleep(LOADED_S)
         await take(running, url, folder, FLEET)
 
