@@ -28,6 +28,8 @@ JOIN_TIMEOUT_MS = REBALANCE_TIMEOUT_MS + 2_000
 """Joining a group is answered when all its members have joined, or are given up."""
 MAX_WORK_MS = 24 * 3_600_000
 """How long a member may work on what it has read; that it lives is what its heartbeats say."""
+OPEN_TIMEOUT_S = 15.0
+"""For a producer of transactions: what its predecessor left open is ended first."""
 CLOSE_TIMEOUT_S = 3.0
 FETCH_WAIT_MS = 500
 EMBEDDED_FETCH_WAIT_MS = 40
@@ -85,12 +87,16 @@ async def open_producer(bootstrap: str, client_id: str) -> AsyncIterator[AIOKafk
 @asynccontextmanager
 async def open_transactions(bootstrap: str, client_id: str, transactional_id: str) -> AsyncIterator[AIOKafkaProducer]:
     """A connected producer of transactions. From here on any other of the same id is fenced, and what it left open is
-    aborted or committed."""
+    aborted or committed. Raises one of CONNECTION_ERRORS, also when no coordinator answers in OPEN_TIMEOUT_S."""
     producer = _producer(
         bootstrap, client_id, transactional_id=transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
     )
     try:
-        await _start(producer.start())
+        await _start(producer.client.bootstrap())
+        # The rest of `producer.start`, which asks for as long as nobody answers. It can be cancelled at any moment: its
+        # connections are the client's, which is closed below.
+        async with asyncio.timeout(OPEN_TIMEOUT_S):
+            await producer._sender.start()
         yield producer
     finally:
         try:

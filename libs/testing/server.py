@@ -44,6 +44,11 @@ class Server:
                 tail = self._log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
                 raise ServerFailed(f"{self.name} did not start:\n{tail}")
 
+    @property
+    def runs(self) -> bool:
+        """Whether its process does."""
+        return self._process is not None and self._process.poll() is None
+
     def kill(self) -> None:
         """SIGKILL, as a crash would be."""
         self._signal(signal.SIGKILL)
