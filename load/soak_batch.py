@@ -14,7 +14,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -35,6 +37,16 @@ STUCK_S = 180.0
 """A job of which no line is answered for so long is given up."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tenth:
+    """One tenth of a job's lines."""
+
+    lines_per_s: float
+    resume_median_s: float
+    resume_longest_s: float
+    gateway_peak_mib: float
+
+
 @dataclass(slots=True)
 class Soaked:
     """One job."""
@@ -46,10 +58,12 @@ class Soaked:
     seconds: float = 0.0
     lines_per_s: float = 0.0
     gateway_peak_mib: float = 0.0
-    resume_s: float = 0.0
-    """The longest time from a kill until another line was answered."""
+    resume_median_s: float = 0.0
+    resume_longest_s: float = 0.0
+    """From a kill until another line was answered."""
     wrong_on_topic: int = 0
     wrong_in_files: int = 0
+    by_tenth: list[Tenth] = field(default_factory=list)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,15 +76,21 @@ def main(argv: list[str] | None = None) -> int:
     found = [
         asyncio.run(_soak(lines, arguments.kill_every_s, random.Random(arguments.seed))) for lines in arguments.lines
     ]
-    table = Table(box=None)
     rows = [asdict(one) for one in found]
-    for name in rows[0]:
+    _print([{name: value for name, value in row.items() if name != "by_tenth"} for row in rows])
+    for row in rows:
+        _print([{"tenth of": f"{row['lines']}: {number}", **tenth} for number, tenth in enumerate(row["by_tenth"], 1)])
+    print(json.dumps({"jobs": rows}))
+    return int(any(one.wrong_on_topic or one.wrong_in_files or one.status != "completed" for one in found))
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    table = Table(box=None)
+    for name in rows[0] if rows else ():
         table.add_column(name.replace("_", " "), justify="right")
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
     Console(width=160).print(table)
-    print(json.dumps({"jobs": rows}))
-    return int(any(one.wrong_on_topic or one.wrong_in_files or one.status != "completed" for one in found))
 
 
 def _text(value: object) -> str:
@@ -120,26 +140,25 @@ async def _run(
 ) -> dict[str, Any]:
     suite, kafka = stage.suite, stage.kafka
     batch_id = await submit(http, suite.gateway, stage.folder / "lines.jsonl")
-    begun_s = moved_s = time.monotonic()
-    killed_s, due_s, last = 0.0, begun_s + kill_every_s, -1
-    victims = _victims(chance)
+    seen = Seen(soaked.lines, time.monotonic())
+    due_s, victims = seen.begun_s + kill_every_s, _victims(chance)
     while True:
         batch = await _status(http, suite.gateway, batch_id)
-        soaked.gateway_peak_mib = max(soaked.gateway_peak_mib, _resident_mib(suite))
         now_s = time.monotonic()
-        done = sum(batch["request_counts"][name] for name in ("completed", "failed")) if batch else last
-        if done > last:
-            last, moved_s = done, now_s
-            if killed_s:
-                soaked.resume_s, killed_s = max(soaked.resume_s, now_s - killed_s), 0.0
-        if batch and (batch["status"] in ENDED or now_s - moved_s > STUCK_S):
-            soaked.status, soaked.seconds = batch["status"], now_s - begun_s
+        done = sum(batch["request_counts"][name] for name in ("completed", "failed")) if batch else seen.done
+        seen.add(now_s, done, _resident_mib(suite))
+        if batch and (batch["status"] in ENDED or now_s - seen.moved_s > STUCK_S):
+            soaked.status, soaked.seconds = batch["status"], now_s - seen.begun_s
             soaked.lines_per_s = soaked.lines / soaked.seconds
+            soaked.gateway_peak_mib = seen.peak_mib(None)
+            soaked.resume_median_s, soaked.resume_longest_s = seen.resume_s(None)
+            soaked.by_tenth = seen.by_tenth()
             return batch
         if kill_every_s and now_s > due_s:
             victim = next(victims)
-            print(f"{now_s - begun_s:.0f} s, {last} lines: kill -9 {victim}", file=sys.stderr, flush=True)
-            killed_s, due_s = time.monotonic(), now_s + kill_every_s * chance.uniform(0.5, 1.5)
+            print(f"{now_s - seen.begun_s:.0f} s, {seen.done} lines: kill -9 {victim}", file=sys.stderr, flush=True)
+            seen.killed()
+            due_s = now_s + kill_every_s * chance.uniform(0.5, 1.5)
             soaked.kills[victim] = soaked.kills.get(victim, 0) + 1
             if victim == "kafka":
                 kafka.server.kill()
@@ -147,6 +166,57 @@ async def _run(
             else:
                 await kill(suite, victim)
         await asyncio.sleep(POLL_S)
+
+
+class Seen:
+    """What was seen of a job from outside."""
+
+    def __init__(self, lines: int, begun_s: float) -> None:
+        self._lines = lines
+        self.begun_s = self.moved_s = begun_s
+        self.done = 0
+        self._killed_s = 0.0
+        self._reached_s = [begun_s]
+        """When each tenth was begun."""
+        self._resumes_s: list[tuple[int, float]] = []
+        self._peaks_mib: dict[int, float] = {}
+
+    def killed(self) -> None:
+        """Something was, just now."""
+        self._killed_s = self._killed_s or time.monotonic()
+
+    def add(self, now_s: float, done: int, gateway_mib: float) -> None:
+        """Lines that are answered by now."""
+        tenth = self._tenth
+        self._peaks_mib[tenth] = max(self._peaks_mib.get(tenth, 0.0), gateway_mib)
+        if done <= self.done:
+            return
+        self.done, self.moved_s = done, now_s
+        if self._killed_s:
+            self._resumes_s.append((tenth, now_s - self._killed_s))
+            self._killed_s = 0.0
+        self._reached_s += [now_s] * (self._tenth + (done == self._lines) + 1 - len(self._reached_s))
+
+    @property
+    def _tenth(self) -> int:
+        return min(self.done * 10 // self._lines, 9)
+
+    def by_tenth(self) -> list[Tenth]:
+        """Those that came to their end."""
+        found = []
+        for tenth, (begun_s, ended_s) in enumerate(pairwise(self._reached_s)):
+            per_s = self._lines / 10 / max(ended_s - begun_s, POLL_S)
+            found.append(Tenth(per_s, *self.resume_s(tenth), self.peak_mib(tenth)))
+        return found
+
+    def resume_s(self, tenth: int | None) -> tuple[float, float]:
+        """The median and the longest time to resume in it, or in all; 0 where nothing was killed."""
+        found = [seconds for where, seconds in self._resumes_s if tenth in (None, where)]
+        return (median(found), max(found)) if found else (0.0, 0.0)
+
+    def peak_mib(self, tenth: int | None) -> float:
+        """Memory of the largest gateway in it, or in all."""
+        return max((mib for where, mib in self._peaks_mib.items() if tenth in (None, where)), default=0.0)
 
 
 def _victims(chance: random.Random) -> Iterator[str]:

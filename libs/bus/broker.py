@@ -6,7 +6,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
 
 from libs.bus.servers import BrokerAway
-from libs.contracts.topics import Topic
+from libs.contracts.topics import SEGMENT_BYTES, Topic
 
 REPLICATION = 3
 """Copies of each partition, where there are as many brokers."""
@@ -22,7 +22,12 @@ async def make_topics(admin: AIOKafkaAdminClient, topics: Sequence[Topic], clust
         return
     copies = min(REPLICATION, len((await admin.describe_cluster())["brokers"]))
     new = [
-        NewTopic(t.name(cluster), t.partitions, copies, topic_configs={"retention.ms": str(t.retention_ms)})
+        NewTopic(
+            t.name(cluster),
+            t.partitions,
+            copies,
+            topic_configs={"retention.ms": str(t.retention_ms), "segment.bytes": str(SEGMENT_BYTES)},
+        )
         for t in missing
     ]
     try:

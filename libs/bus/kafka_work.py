@@ -81,6 +81,21 @@ class KafkaWork:
             raise _unavailable(error) from error
         return [offset for _, offset in sorted(found.items())]
 
+    async def committed(self, topic: Topic, group: str) -> list[int]:
+        """Where the group's lane of each partition begins, 0 where nothing was committed; raises BrokerUnavailable."""
+        name = topic.name(self._cluster)
+        try:
+            async with (
+                asyncio.timeout(ASK_TIMEOUT_S),
+                open_admin(self._servers.address().bootstrap, self._member) as admin,
+            ):
+                numbers = (await partitions(admin, [topic], self._cluster)).get(name, ())
+                parts = [TopicPartition(name, number) for number in numbers]
+                found = await admin.list_consumer_group_offsets(self._group(group), partitions=parts) if parts else {}
+        except CONNECTION_ERRORS as error:
+            raise _unavailable(error) from error
+        return [max(found[part].offset, 0) if part in found else 0 for part in parts]
+
     def follow(
         self, topic: Topic, since: Sequence[int] = (), *, on_replayed: Callable[[], None] | None = None
     ) -> AsyncIterator[Record]:
@@ -138,7 +153,7 @@ class KafkaWork:
         while True:
             started_s = now_s()
             try:
-                await self._be_member(topic, f"fulcrum.{self._cluster}.{group}", handle)
+                await self._be_member(topic, self._group(group), handle)
             except LANE_ERRORS as error:
                 if now_s() - started_s > BACKOFF_MAX_S:
                     backoff.reset()
@@ -172,6 +187,9 @@ class KafkaWork:
                 await lanes.failed()
             finally:
                 await lanes.close()
+
+    def _group(self, group: str) -> str:
+        return f"fulcrum.{self._cluster}.{group}"
 
     def _count_undecodable(self) -> None:
         self._undecodable += 1

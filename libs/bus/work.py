@@ -82,6 +82,10 @@ class WorkBus(Protocol):
         """The offset after the last record of each partition; raises BrokerUnavailable."""
         ...
 
+    async def committed(self, topic: Topic, group: str) -> list[int]:
+        """Where the group's lane of each partition begins, 0 where nothing was committed; raises BrokerUnavailable."""
+        ...
+
     def follow(
         self, topic: Topic, since: Sequence[int] = (), *, on_replayed: Callable[[], None] | None = None
     ) -> AsyncIterator[Record]:

@@ -10,6 +10,9 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, SharedWindows, StepBatch
 
 HOUR_MS = 3_600_000
+SEGMENT_BYTES = 32 * 1024 * 1024
+"""Of each partition's log. A broker that was killed reads the segment again that it was writing: at Kafka's own default
+of a gigabyte that takes as long as a job is large."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -44,7 +44,7 @@ class LocalFiles:
         try:
             with _told():
                 await self._room.measure()
-                draft = await asyncio.to_thread(LocalDraft, home, target, self._room, max_bytes=max_bytes)
+                draft = await asyncio.to_thread(LocalDraft, home, target, self._room, self._home, max_bytes=max_bytes)
             try:
                 yield draft
             finally:
@@ -117,7 +117,8 @@ class LocalFiles:
 class LocalDraft:
     """A file that is being written, in a folder of its own."""
 
-    def __init__(self, home: Path, target: Path, room: Room, *, max_bytes: int) -> None:
+    def __init__(self, home: Path, target: Path, room: Room, home_of: Callable[[str], Path], *, max_bytes: int) -> None:
+        self._home_of = home_of
         self._home = home
         self._target = target
         self._room = room
@@ -138,8 +139,9 @@ class LocalDraft:
             self.held_bytes += len(part)
             await asyncio.to_thread(self._file.write, part)
 
-    async def keep(self, *, name: str, purpose: str) -> FileInfo:
+    async def keep(self, *, name: str, purpose: str, file_id: str = "") -> FileInfo:
         """It is whole: from now on others see it. Raises StoreFull."""
+        self._target = self._home_of(file_id) if file_id else self._target
         info = FileInfo(self._target.name, name, purpose, self._bytes, int(time.time()))
         with _told():
             await self._room.measure()

@@ -28,8 +28,11 @@ class Draft(Protocol):
         """Append; raises FileTooLarge or StoreFull."""
         ...
 
-    async def keep(self, *, name: str, purpose: str) -> FileInfo:
-        """It is whole: from now on others see it; raises StoreFull. One of the same id is replaced."""
+    async def keep(self, *, name: str, purpose: str, file_id: str = "") -> FileInfo:
+        """It is whole: from now on others see it; raises StoreFull. One of the same id is replaced.
+
+        `file_id`: its id, where that is another than the draft's.
+        """
         ...
 
 

@@ -59,10 +59,10 @@ class S3Files:
     @asynccontextmanager
     async def draft(self, file_id: str, *, max_bytes: int) -> AsyncIterator["S3Draft"]:
         """A new file; what has not been kept when the context closes leaves nothing behind."""
-        known_key = self._known_key(file_id)
+        self.known_key(file_id)
         await self._room.measure()
         content_key = f"{self._prefix}content/{file_id}/{uuid.uuid4().hex}"
-        draft = S3Draft(self, file_id, known_key, content_key, self._room, max_bytes=max_bytes)
+        draft = S3Draft(self, file_id, content_key, self._room, max_bytes=max_bytes)
         try:
             yield draft
         finally:
@@ -111,14 +111,14 @@ class S3Files:
     async def delete(self, file_id: str) -> None:
         """Forget one."""
         known = await self.known(file_id)
-        await self.remove(self._known_key(file_id))
+        await self.remove(self.known_key(file_id))
         await self.remove(known.content_key)
 
     # ------------------------------------------------------------ for drafts
 
     async def known(self, file_id: str) -> _Known:
         """What is known of a file, and where its content is."""
-        return await self._read_known(self._known_key(file_id), file_id)
+        return await self._read_known(self.known_key(file_id), file_id)
 
     async def put(self, key: str, body: bytes) -> None:
         """One object."""
@@ -168,7 +168,8 @@ class S3Files:
             async with found["Body"] as body:
                 return msgspec.json.decode(await body.read(), type=_Known)
 
-    def _known_key(self, file_id: str) -> str:
+    def known_key(self, file_id: str) -> str:
+        """Where it is told of a file; raises FileNotFound for what is no id."""
         if not _ID.fullmatch(file_id):
             raise _not_found(file_id)
         return f"{self._prefix}info/{file_id}.json"
@@ -177,12 +178,9 @@ class S3Files:
 class S3Draft:
     """A file that is being uploaded, PART_BYTES of it in memory."""
 
-    def __init__(
-        self, store: S3Files, file_id: str, known_key: str, content_key: str, room: Room, *, max_bytes: int
-    ) -> None:
+    def __init__(self, store: S3Files, file_id: str, content_key: str, room: Room, *, max_bytes: int) -> None:
         self._store = store
         self._file_id = file_id
-        self._known_key = known_key
         self._content_key = content_key
         self._max_bytes = max_bytes
         self._room = room
@@ -207,8 +205,10 @@ class S3Draft:
             await self._send(bytes(self._buffer[:PART_BYTES]))
             del self._buffer[:PART_BYTES]
 
-    async def keep(self, *, name: str, purpose: str) -> FileInfo:
+    async def keep(self, *, name: str, purpose: str, file_id: str = "") -> FileInfo:
         """It is whole: from now on others see it. Raises StoreFull."""
+        file_id = file_id or self._file_id
+        known_key = self._store.known_key(file_id)
         await self._room.measure()
         self._room.check()
         if self._upload_id:
@@ -221,10 +221,10 @@ class S3Draft:
         self._written = True
         replaced = ""
         with suppress(FileNotFound):
-            replaced = (await self._store.known(self._file_id)).content_key
-        info = FileInfo(self._file_id, name, purpose, self._bytes, int(time.time()))
+            replaced = (await self._store.known(file_id)).content_key
+        info = FileInfo(file_id, name, purpose, self._bytes, int(time.time()))
         async with self._room.keeping(self.held_bytes):
-            await self._store.put(self._known_key, msgspec.json.encode(_Known(info, self._content_key)))
+            await self._store.put(known_key, msgspec.json.encode(_Known(info, self._content_key)))
             self.held_bytes = 0
         self._kept = True
         if replaced:

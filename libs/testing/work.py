@@ -41,6 +41,10 @@ class MemoryWork:
         """Of its partition."""
         return [len(self.values_of(topic))]
 
+    async def committed(self, topic: Topic, group: str) -> list[int]:
+        """Of its one lane."""
+        return [self.next_offset if topic is self._topic else 0]
+
     async def follow(
         self, topic: Topic, since: Sequence[int] = (), *, on_replayed: Callable[[], None] | None = None
     ) -> AsyncIterator[Record]:
@@ -72,7 +76,7 @@ class MemoryWork:
 
     async def batches(self) -> AsyncIterator[list[Record]]:
         """One record at a time."""
-        async for record in self.follow(self._topic):
+        async for record in self.follow(self._topic, [self.next_offset]):
             yield [record]
 
     async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:

@@ -1,6 +1,8 @@
 """Arithmetic and order of batch jobs: shares cover a file, notes tell what is done, people come first."""
 
 import json
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from hypothesis import given
@@ -8,9 +10,11 @@ from hypothesis import strategies as st
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from services.gateway.batch.jobs import JobBook
+from services.gateway.batch.kept import keep
 from services.gateway.batch.line import read_line
 from services.gateway.batch.note import ShareNote
-from services.gateway.batch.shares import SHARE_LINES, Cutter, custom_id_of
+from services.gateway.batch.repeats import IdHashes, custom_id_of
+from services.gateway.batch.shares import SHARE_LINES, Cutter, after
 from services.gateway.batch.slots import LOOK_AHEAD, Load, allowed
 from services.gateway.order import order
 
@@ -24,37 +28,52 @@ LINES = st.lists(
 )
 
 
+def cut(parts: Sequence[bytes], cutter: Cutter) -> Cutter:
+    for part in parts:
+        cutter.push(part)
+    cutter.flush()
+    return cutter
+
+
 @given(LINES, st.integers(1, 50), st.booleans())
 def test_shares_cover_each_line_once_and_mark_what_comes_again(lines: list[bytes], part_bytes: int, ends: bool) -> None:
     text = b"\n".join(lines) + (b"\n" if ends and lines else b"")
     parts = [text[start : start + part_bytes] for start in range(0, len(text), part_bytes)]
-    cutter = Cutter()
-    for part in parts:
-        cutter.push(part)
-    cutter.flush()
-    marker = cutter.marker(cutter.suspects())
-    for part in parts:
-        marker.push(part)
-    marker.flush()
+    hashes = IdHashes()
+    cutter = cut(parts, Cutter(on_line=hashes.add))
+    finder = hashes.finder()
+    cut(parts, Cutter(on_line=finder.add))
 
     kept = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     assert cutter.lines == len(kept) == sum(span.lines for span in cutter.spans)
     seen: set[str] = set()
+    repeated: list[int] = []
     place = 0
     for span in cutter.spans:
         inside = text[span.first_byte : span.first_byte + span.bytes].split(b"\n")
         found = [(span.first_line + index, line) for index, line in enumerate(inside) if line.strip()]
         assert (span.first_place, found) == (place, kept[place : place + span.lines])
         assert 0 < span.lines <= SHARE_LINES
-        repeated = []
         for index, (_, line) in enumerate(found):
             custom_id = custom_id_of(line)
             if custom_id is not None:
                 if custom_id in seen:
-                    repeated.append(index)
+                    repeated.append(place + index)
                 seen.add(custom_id)
-        assert list(span.repeats) == repeated
         place += span.lines
+    assert list(finder.places) == repeated
+    assert finder.needed or not repeated
+
+
+@given(LINES, st.data())
+def test_shares_are_the_same_wherever_cutting_is_taken_up(lines: list[bytes], data: st.DataObject) -> None:
+    text = b"\n".join(lines)
+    whole = cut([text], Cutter()).spans
+    if not whole:
+        return
+    taken_up = after(whole[data.draw(st.integers(0, len(whole) - 1))])
+    found = cut([text[taken_up.first_byte :]], Cutter(copy(taken_up))).spans
+    assert found == whole[taken_up.number :]
 
 
 @given(
@@ -75,7 +94,7 @@ def test_a_note_tells_what_was_put_into_it(case: tuple[int, dict[int, bool]]) ->
     assert len(again.text()) < 4096
 
 
-EVENTS = st.lists(
+COUNTS = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 20), st.integers(0, 20)).map(
         lambda item: pb.JobEvent(
             job_id="job", at_unix_ns=7, progress=pb.Progress(share=item[0], completed=item[1], failed=item[2])
@@ -84,7 +103,7 @@ EVENTS = st.lists(
 )
 
 
-@given(EVENTS, st.lists(st.integers(0, 30)))
+@given(COUNTS, st.lists(st.integers(0, 30)))
 def test_events_that_come_again_change_no_job(events: list[pb.JobEvent], again: list[int]) -> None:
     def fold(found: list[pb.JobEvent]) -> tuple[int, int]:
         book = JobBook()
@@ -96,6 +115,47 @@ def test_events_that_come_again_change_no_job(events: list[pb.JobEvent], again: 
     repeated = list(events)
     repeated += [events[number % len(events)] for number in again if events]
     assert fold(repeated) == fold(events)
+
+
+def whole(share: int, completed: int) -> pb.JobEvent:
+    return pb.JobEvent(job_id="job", at_unix_ns=9, progress=pb.Progress(share=share, completed=completed, whole=True))
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.builds(whole, st.integers(0, 5), st.integers(1, 30)),
+        st.tuples(st.integers(0, 5), st.integers(0, 20), st.integers(0, 20)).map(
+            lambda item: pb.JobEvent(
+                job_id="job", at_unix_ns=7, progress=pb.Progress(share=item[0], completed=item[1], failed=item[2])
+            )
+        ),
+        st.integers(1, 9).map(lambda n: pb.JobEvent(job_id="job", dealt=pb.Dealt(shares=n, lines=9 * n, next_byte=n))),
+        st.integers(1, 9).map(
+            lambda n: pb.JobEvent(job_id="job", assembled=pb.Assembled(output=pb.AssembledFile(lines=n)))
+        ),
+        st.just(pb.JobEvent(job_id="job", at_unix_ns=1, cancel_asked=pb.CancelAsked())),
+        st.just(pb.JobEvent(job_id="job", at_unix_ns=2, started=pb.Started(lines=99, results_since=[4]))),
+        st.just(pb.JobEvent(job_id="job", at_unix_ns=3, foretold=pb.Foretold(late=True))),
+    )
+)
+
+
+@given(EVENTS, EVENTS, EVENTS, st.booleans())
+def test_who_begins_to_read_where_jobs_were_told_anew_knows_what_all_others_know(
+    before: list[pb.JobEvent], meanwhile: list[pb.JobEvent], then: list[pb.JobEvent], ends: bool
+) -> None:
+    keeper, late = JobBook(), JobBook()
+    created = pb.JobEvent(job_id="job", at_unix_ns=5, created=pb.Created(tenant="ann"))
+    finished = [pb.JobEvent(job_id="job", at_unix_ns=8, finished=pb.Finished(completed=3))] if ends else []
+    for event in (created, *before, *finished):
+        keeper.apply(event)
+    job = keeper.get("job")
+    assert job is not None
+    told = pb.JobEvent(job_id="job", at_unix_ns=10, kept=keep(job))
+    for event in (*meanwhile, told, *then):
+        keeper.apply(event)
+        late.apply(pb.JobEvent.FromString(event.SerializeToString()))
+    assert late.get("job") == keeper.get("job")
 
 
 @given(

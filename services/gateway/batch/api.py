@@ -16,6 +16,7 @@ from libs.runtime.clock import Clock
 from services.gateway.batch.asked import read_request
 from services.gateway.batch.copies import check_topics
 from services.gateway.batch.described import BATCH_BODY, CONTENT_TYPE, ERRORS, UPLOAD_BODY, page_parameters
+from services.gateway.batch.output import PART_PURPOSE
 from services.gateway.batch.shown import show_batch, show_file, show_page
 from services.gateway.batch.upload import PURPOSES, receive_file, small_body
 from services.gateway.batch.view import JobView
@@ -61,7 +62,8 @@ def _add_files(router: APIRouter, files: FileStore, view: JobView, *, max_file_b
         """List files, the youngest first."""
         query = request.query_params
         purpose = query.get("purpose")
-        shown = [show_file(info) for info in await files.infos() if purpose is None or info.purpose == purpose]
+        there = [info for info in await files.infos() if info.purpose != PART_PURPOSE]
+        shown = [show_file(info) for info in there if purpose is None or info.purpose == purpose]
         if _order(request) == "asc":
             shown.reverse()
         return show_page(shown, after=query.get("after"), limit=_limit(request, FILES_PAGE, FILES_PAGE_MAX))

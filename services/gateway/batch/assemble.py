@@ -1,53 +1,58 @@
-"""Both output files of a job, from the results topic: each line once, in the order in which answers came."""
+"""Both output files of a job, from the results topic: each line once, in the order in which answers came.
+
+Where the broker keeps what it has told, answers are put into files of PART_BYTES that stay, and an event says up to
+where: a keeper that takes over goes on from there.
+"""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
 
 import structlog
 
+from libs.bus.port import Record
 from libs.bus.work import WorkBus
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_RESULTS
-from libs.filestore.port import Draft, FileStore
+from libs.filestore.port import FileStore
 from libs.runtime.tasks import end
 from services.gateway.batch.answers import lost
-from services.gateway.batch.jobs import Job
+from services.gateway.batch.job import Job
+from services.gateway.batch.output import Output
 
 log = structlog.get_logger()
 
-WRITE_BYTES = 256 * 1024
+PART_BYTES = 16 * 1024 * 1024
+"""Of both files together: at most so much is read and written again when another keeper takes over."""
 LOST_AFTER_S = 10.0
 """Where the broker may forget: how long nothing new may come before what is missing counts as lost."""
-OUTPUT_PURPOSE = "batch_output"
+
+Save = Callable[[pb.Assembled], Awaitable[None]]
+"""Publishes it; raises when it is not known to be there."""
 
 
 class Assembly:
     """Of one job. Memory is one bit a line and two write buffers."""
 
-    def __init__(self, bus: WorkBus, files: FileStore, job: Job, *, max_bytes: int) -> None:
+    def __init__(self, bus: WorkBus, files: FileStore, job: Job, save: Save, *, max_bytes: int) -> None:
         assert job.started is not None
         self._bus = bus
-        self._files = files
         self._job = job
-        self._max_bytes = max_bytes
-        self._since = list(job.started.results_since)
+        self._save = save
+        before = job.assembled or pb.Assembled(results_next=job.started.results_since)
+        self._next = list(before.results_next)
         self._lines = job.started.lines
         self._seen = bytearray((self._lines + 7) // 8)
-        self._expired = False
+        self._expired = before.expired
+        self._good = Output(files, job.id, "output", before.output, max_bytes=max_bytes)
+        self._bad = Output(files, job.id, "errors", before.errors, max_bytes=max_bytes)
+        self._keeps_parts = bus.capabilities.durable and bus.capabilities.read_committed
 
     async def run(self) -> pb.Finished:
-        """Until every line is there; raises StoreFull, and leaves nothing behind then."""
-        job_id = self._job.id
-        async with AsyncExitStack() as stack:
-            good, bad = [
-                _Output(await stack.enter_async_context(self._files.draft(file_id, max_bytes=self._max_bytes)))
-                for file_id in (f"file-{job_id}-output", f"file-{job_id}-errors")
-            ]
-            await self._collect(good, bad)
-            output_file_id, error_file_id = (
-                await good.keep(f"{job_id}_output.jsonl"),
-                await bad.keep(f"{job_id}_errors.jsonl"),
-            )
+        """Until every line is there; raises StoreFull, and goes on from the last part when it is run again."""
+        good, bad = self._good, self._bad
+        async with good, bad:
+            await self._collect()
+            output_file_id, error_file_id = await good.keep(), await bad.keep()
         return pb.Finished(
             outcome=self._outcome(),
             completed=good.lines,
@@ -56,38 +61,53 @@ class Assembly:
             error_file_id=error_file_id,
         )
 
-    async def _collect(self, good: "_Output", bad: "_Output") -> None:
-        reading = asyncio.get_running_loop().create_task(self._read(good, bad), name=f"results of {self._job.id}")
+    async def _collect(self) -> None:
+        reading = asyncio.get_running_loop().create_task(self._read(), name=f"results of {self._job.id}")
         try:
             left = self._lines + 1
             while not reading.done():
                 await asyncio.wait({reading}, timeout=LOST_AFTER_S)
-                quiet, left = left == self._left(good, bad), self._left(good, bad)
+                quiet, left = left == self._left, self._left
                 if left and quiet and self._job.answered and not self._bus.capabilities.durable:
                     break
         finally:
             await end(reading)
         if not reading.cancelled():
             reading.result()
-        if left := self._left(good, bad):
-            log.warning("answers were lost by the broker", job=self._job.id, lines=left)
+        if self._left:
+            log.warning("answers were lost by the broker", job=self._job.id, lines=self._left)
             for place in range(self._lines):
                 if self._first(place):
-                    await bad.write(lost(self._job.id, place))
+                    await self._bad.write(lost(self._job.id, place))
 
-    async def _read(self, good: "_Output", bad: "_Output") -> None:
-        async for record in self._bus.follow(BATCH_RESULTS, self._since):
-            result = record.value
-            assert isinstance(result, pb.Result)
-            # A repeat can only come from a broker that does not isolate transactions: the first answer counts.
-            if result.job_id == self._job.id and self._first(result.place):
-                self._expired |= result.expired
-                await (good if result.ok else bad).write(result.answer)
-                if not self._left(good, bad):
-                    return
+    async def _read(self) -> None:
+        if not self._left:
+            return
+        async for record in self._bus.follow(BATCH_RESULTS, self._next):
+            await self._take(record)
+            if not self._left:
+                return
+            if self._keeps_parts and self._good.open_bytes + self._bad.open_bytes >= PART_BYTES:
+                await self._keep_parts()
 
-    def _left(self, good: "_Output", bad: "_Output") -> int:
-        return int(self._lines) - good.lines - bad.lines
+    async def _take(self, record: Record) -> None:
+        result = record.value
+        assert isinstance(result, pb.Result)
+        # A repeat can only come from a broker that does not isolate transactions: the first answer counts.
+        if result.job_id == self._job.id and self._first(result.place):
+            self._expired |= result.expired
+            await (self._good if result.ok else self._bad).write(result.answer)
+        self._next += [0] * (record.partition + 1 - len(self._next))
+        self._next[record.partition] = record.offset + 1
+
+    async def _keep_parts(self) -> None:
+        output, errors = await self._good.keep_part(), await self._bad.keep_part()
+        told = pb.Assembled(results_next=self._next, output=output, errors=errors, expired=self._expired)
+        await self._save(told)
+
+    @property
+    def _left(self) -> int:
+        return int(self._lines) - self._good.lines - self._bad.lines
 
     def _first(self, place: int) -> bool:
         byte, bit = divmod(place, 8)
@@ -100,31 +120,3 @@ class Assembly:
         if self._job.cancel_unix_ns:
             return pb.OUTCOME_CANCELLED
         return pb.OUTCOME_EXPIRED if self._expired else pb.OUTCOME_COMPLETED
-
-
-class _Output:
-    """One of the files, written in larger parts than lines."""
-
-    def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-        self._buffer = bytearray()
-        self.lines = 0
-
-    async def write(self, line: bytes) -> None:
-        """Add a line."""
-        self.lines += 1
-        self._buffer += line
-        self._buffer += b"\n"
-        if len(self._buffer) >= WRITE_BYTES:
-            await self._flush()
-
-    async def keep(self, name: str) -> str:
-        """The file's id; empty, and no file, when it has no line."""
-        if not self.lines:
-            return ""
-        await self._flush()
-        return (await self._draft.keep(name=name, purpose=OUTPUT_PURPOSE)).id
-
-    async def _flush(self) -> None:
-        part, self._buffer = bytes(self._buffer), bytearray()
-        await self._draft.write(part)

@@ -1,82 +1,100 @@
-"""A job's shares on their way to runners: cut once more where a keeper takes over, dealt from where that has come."""
+"""A job's shares on their way to runners, cut out of its file as they are dealt: none of it is read twice."""
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Sequence
 
 from libs.contracts.errors import FileNotFound
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.filestore.port import FileStore
-from services.gateway.batch.jobs import Job
-from services.gateway.batch.shares import SHARE_LINES, Cutter, Span
+from services.gateway.batch.job import Job
+from services.gateway.batch.shares import SHARE_LINES, Cutter, Span, after
+
+WINDOW_BYTES = 1024 * 1024
+"""Of a file that are read at once, twice as many where they hold no whole share."""
 
 
-@dataclass(slots=True)
 class Dealer:
     """What of a started job has not been dealt yet."""
 
-    job: Job
-    spans: list[Span]
-    """All of the job."""
-
-    def shares(self, count: int) -> Iterator[pb.Share]:
-        """The next ones."""
-        job, start = self.job, self.job.dealt_shares
-        for span in self.spans[start : start + count]:
-            yield pb.Share(
-                share_id=f"{job.id}/{span.number}",
-                job_id=job.id,
-                number=span.number,
-                input_file_id=job.input_file_id,
-                endpoint=job.created.endpoint,
-                first_line=span.first_line,
-                lines=span.lines,
-                first_byte=span.first_byte,
-                bytes=span.bytes,
-                repeats=span.repeats,
-                expires_unix_ns=job.created.expires_unix_ns,
-                first_place=span.first_place,
-                tenant=job.created.tenant,
-                output_topic=job.created.output_topic,
-                error_topic=job.created.error_topic,
-            )
+    def __init__(self, job: Job, files: FileStore, repeats: Sequence[int]) -> None:
+        """`repeats`: places of lines whose custom_id an earlier line has, in order."""
+        self.job = job
+        self._files = files
+        self._repeats = repeats
+        self._ready: list[Span] = []
+        """Those that are dealt next."""
 
     @property
     def left(self) -> int:
-        """Shares to be dealt."""
-        return len(self.spans) - self.job.dealt_shares
+        """Lines to be dealt."""
+        return self.job.lines - self.job.dealt.lines
 
-    def dealt(self, count: int) -> pb.Dealt:
-        """What is published with them."""
-        shares = min(self.job.dealt_shares + count, len(self.spans))
-        return pb.Dealt(shares=shares, lines=sum(span.lines for span in self.spans[:shares]))
+    async def next(self, count: int) -> list[Span]:
+        """The next shares, up to `count`; they are dealt once the job's `dealt` says so."""
+        self._ready = [span for span in self._ready if span.number >= self.job.dealt.shares]
+        window_bytes = WINDOW_BYTES
+        while len(self._ready) < count and self._next().first_place < self.job.lines:
+            found = await self._cut(window_bytes)
+            window_bytes *= 1 if found else 2
+            self._ready += found
+        return self._ready[:count]
 
+    def dealt(self, spans: Sequence[Span]) -> pb.Dealt:
+        """What is published with these."""
+        end = after(spans[-1])
+        return pb.Dealt(shares=end.number, lines=end.first_place, next_byte=end.first_byte, next_line=end.first_line)
 
-async def cut(files: FileStore, file_id: str) -> Cutter:
-    """A file cut into shares, with repeats marked; raises FileNotFound."""
-    cutter = Cutter()
-    async for part in files.read(file_id):
-        await asyncio.to_thread(cutter.push, part)
-    cutter.flush()
-    if suspects := cutter.suspects():
-        marker = cutter.marker(suspects)
-        async for part in files.read(file_id):
-            await asyncio.to_thread(marker.push, part)
-        marker.flush()
-    return cutter
+    def share(self, span: Span) -> pb.Share:
+        """For a runner."""
+        job, end = self.job, span.first_place + span.lines
+        repeats = self._repeats[bisect_left(self._repeats, span.first_place) : bisect_left(self._repeats, end)]
+        return pb.Share(
+            share_id=f"{job.id}/{span.number}",
+            job_id=job.id,
+            number=span.number,
+            input_file_id=job.input_file_id,
+            endpoint=job.created.endpoint,
+            first_line=span.first_line,
+            lines=span.lines,
+            first_byte=span.first_byte,
+            bytes=span.bytes,
+            repeats=[place - span.first_place for place in repeats],
+            expires_unix_ns=job.created.expires_unix_ns,
+            first_place=span.first_place,
+            tenant=job.created.tenant,
+            output_topic=job.created.output_topic,
+            error_topic=job.created.error_topic,
+        )
 
+    async def _cut(self, window_bytes: int) -> list[Span]:
+        """Whole shares that follow those which are ready."""
+        cutter, read_bytes = Cutter(self._next()), 0
+        try:
+            async for part in self._files.read(self.job.input_file_id, self._next().first_byte, window_bytes):
+                read_bytes += len(part)
+                await asyncio.to_thread(cutter.push, part)
+        except FileNotFound:
+            return self._without_file()
+        if read_bytes < window_bytes:
+            cutter.flush()
+            return cutter.spans
+        return cutter.spans[:-1]  # the last one may go on
 
-async def spans_of(files: FileStore, job: Job) -> list[Span]:
-    """The spans of a job that was started: the same ones again, or, once its file is gone, some for runners to say so
-    of each line."""
-    assert job.started is not None
-    try:
-        return (await cut(files, job.input_file_id)).spans
-    except FileNotFound:
-        first = job.dealt_lines
-        dealt = [Span(number, 1, 0, 0) for number in range(job.dealt_shares)]
-        rest = [
-            Span(job.dealt_shares + number, place + 1, place, 0, lines=min(SHARE_LINES, job.lines - place))
-            for number, place in enumerate(range(first, job.lines, SHARE_LINES))
+    def _next(self) -> Span:
+        """An empty one, where the first one begins that is not ready."""
+        dealt = self.job.dealt
+        return (
+            after(self._ready[-1])
+            if self._ready
+            else Span(dealt.shares, dealt.next_line or 1, dealt.lines, dealt.next_byte)
+        )
+
+    def _without_file(self) -> list[Span]:
+        """The file is gone: for runners to say so of each line."""
+        first, lines = self._next(), self.job.lines
+        places = range(first.first_place, lines, SHARE_LINES)
+        return [
+            Span(first.number + number, place + 1, place, 0, lines=min(SHARE_LINES, lines - place))
+            for number, place in enumerate(places)
         ]
-        return dealt + rest

@@ -1,7 +1,8 @@
 """Work on jobs: a new one is counted, its shares are dealt to runners in their turn, and its answers are assembled.
 
-A lane of the jobs topic is committed up to the oldest job that is not finished; whoever gets the lane next reads all
-events from there, and so knows what has been done before it does anything.
+Every KEEP_EVENTS events of a lane its jobs are published anew, each in one event, and the lane is committed to where
+that was begun: whoever gets the lane next reads from there, and so knows all jobs and what has been done before it does
+anything, however long they have run.
 """
 
 import asyncio
@@ -19,10 +20,15 @@ from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.gateway.batch.assemble import Assembly
 from services.gateway.batch.copies import check_topics
+from services.gateway.batch.count import count
 from services.gateway.batch.deal import deal
-from services.gateway.batch.dealer import Dealer, cut, spans_of
+from services.gateway.batch.dealer import Dealer
 from services.gateway.batch.foretell import ends_s, news
-from services.gateway.batch.jobs import Job, JobBook
+from services.gateway.batch.job import Job
+from services.gateway.batch.jobs import JobBook
+from services.gateway.batch.kept import keep
+from services.gateway.batch.output import sweep
+from services.gateway.batch.shares import Span
 from services.gateway.batch.spool import spool
 from services.gateway.batch.view import JobView
 
@@ -40,6 +46,10 @@ RETRY_MAX_S = 30.0
 DEAL_S = 0.1
 """Between looks at whether runners want more."""
 FORETELL_S = 1.0
+KEEP_EVENTS = 1_000
+"""Beside KEEP_EVENTS_A_JOB of each job that is known: what whoever gets a lane reads again, and what telling all jobs
+anew is worth."""
+KEEP_EVENTS_A_JOB = 4
 
 
 class Keeper:
@@ -68,7 +78,7 @@ class Keeper:
         """Keep every job of a lane, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                kept = _Kept(self, lane)
+                kept, swept = _Kept(self, lane), False
                 group.create_task(kept.deal())
                 group.create_task(kept.foretell())
                 async for batch in lane.batches():
@@ -78,6 +88,10 @@ class Keeper:
                     if lane.replayed:
                         for job in kept.unkept():
                             group.create_task(kept.keep(job))
+                        await kept.condense()
+                        if not swept:
+                            swept = True
+                            group.create_task(kept.sweep())
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
@@ -89,13 +103,17 @@ class _Kept:
         self._keeper = keeper
         self._lane = lane
         self._book = JobBook()
-        self._open: dict[str, int] = {}
-        """Offsets at which unfinished jobs were created."""
+        self._open: set[str] = set()
+        """Jobs that are not finished."""
         self._kept: set[str] = set()
         self._dealers: dict[str, Dealer] = {}
         self._some = asyncio.Event()
         """There are dealers."""
+        self._begins: int | None = None
+        """Where who gets the lane next is to begin."""
         self._next = 0
+        self._events = 0
+        """Read since there."""
         self._commits = asyncio.Lock()
         self._counting = asyncio.Semaphore(MAX_COUNTED)
         self._along = asyncio.Semaphore(MAX_ASSEMBLED)
@@ -103,18 +121,35 @@ class _Kept:
 
     def read(self, offset: int, event: pb.JobEvent) -> None:
         """Take an event of the lane."""
+        self._begins = offset if self._begins is None else self._begins
         self._next = offset + 1
+        self._events += 1
         job = self._book.apply(event)
         if job is None:
             return
         if job.finished:
-            self._open.pop(job.id, None)
+            self._open.discard(job.id)
         else:
-            self._open.setdefault(job.id, offset)
+            self._open.add(job.id)
+
+    async def condense(self) -> None:
+        """Tell all jobs anew, when enough has been told since that was done last."""
+        if self._events < KEEP_EVENTS + KEEP_EVENTS_A_JOB * len(self._book):
+            return
+        async with self._commits:
+            now_ns = self._keeper.clock.now_ns()
+            begins = self._next
+            oldest_ns = now_ns - BATCH_JOBS.retention_ms * 1_000_000
+            jobs = [job for job in self._book if not job.finished or job.finished_unix_ns > oldest_ns]
+            events = [pb.JobEvent(job_id=job.id, at_unix_ns=now_ns, kept=keep(job)) for job in jobs]
+            await self._lane.commit([(BATCH_JOBS, event) for event in events], next_offset=self._begins or 0)
+            # In a second transaction, so that whoever finds the new place finds them there.
+            await self._lane.commit([], next_offset=begins)
+            self._begins, self._events = begins, 0
 
     def unkept(self) -> list[Job]:
         """Jobs to be kept from now on."""
-        new = [job for job_id in self._open if job_id not in self._kept and (job := self._book.get(job_id))]
+        new = [job for job_id in sorted(self._open - self._kept) if (job := self._book.get(job_id))]
         self._kept.update(job.id for job in new)
         return new
 
@@ -148,11 +183,20 @@ class _Kept:
             for job_id, dealer in list(self._dealers.items()):
                 if dealer.job.finished or not dealer.left:
                     del self._dealers[job_id]
-                elif count := turns[job_id]:
-                    event = pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, dealt=dealer.dealt(count))
-                    await self._commit(dealer.job, event, [(BATCH_SHARES, share) for share in dealer.shares(count)])
+                elif spans := await self._cut(dealer, turns[job_id]):
+                    event = pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, dealt=dealer.dealt(spans))
+                    await self._commit(dealer.job, event, [(BATCH_SHARES, dealer.share(span)) for span in spans])
             if not self._dealers:
                 self._some.clear()
+
+    async def _cut(self, dealer: Dealer, shares: int) -> list[Span]:
+        """None while the store does not answer."""
+        try:
+            return await dealer.next(shares)
+        except FulcrumError as error:
+            log.warning("shares wait", job=dealer.job.id, error=error.message)
+            await asyncio.sleep(RETRY_FIRST_S)
+            return []
 
     async def foretell(self) -> None:
         """Tell when jobs will have ended, and that they will be late, until cancelled."""
@@ -180,14 +224,45 @@ class _Kept:
             async with self._counting:
                 await self._start(job)
             return
-        if job.dealt_shares < job.started.shares and job.id not in self._dealers:
-            async with self._counting:
-                self._dealers[job.id] = Dealer(job, await spans_of(keeper.files, job))
-            self._some.set()
-        assembly = Assembly(keeper.bus, keeper.files, job, max_bytes=keeper.max_output_bytes)
+        if job.dealt.lines < job.lines and job.id not in self._dealers:
+            self._deal(job, await self._repeats(job))
         async with await self._seat(job):
-            finished = await assembly.run()
+            finished = await Assembly(
+                keeper.bus,
+                keeper.files,
+                job,
+                lambda told: self._assembled(job, told),
+                max_bytes=keeper.max_output_bytes,
+            ).run()
+        parts = job.assembled is not None
         await self._finish(job, finished)
+        if parts:
+            await self.sweep()
+
+    def _deal(self, job: Job, repeats: Sequence[int]) -> None:
+        self._dealers[job.id] = Dealer(job, self._keeper.files, repeats)
+        self._some.set()
+
+    async def _repeats(self, job: Job) -> Sequence[int]:
+        """Places of lines whose custom_id an earlier one has: only the whole file knows them."""
+        if job.started is None or not job.started.repeats:
+            return ()
+        try:
+            async with self._counting:
+                return (await count(self._keeper.files, job.input_file_id)).repeats
+        except FileNotFound:
+            return ()
+
+    async def _assembled(self, job: Job, assembled: pb.Assembled) -> None:
+        event = pb.JobEvent(job_id=job.id, at_unix_ns=self._keeper.clock.now_ns(), assembled=assembled)
+        await self._commit(job, event)
+
+    async def sweep(self) -> None:
+        """Remove parts of files that nobody needs any more, if the store answers."""
+        try:
+            await sweep(self._keeper.files, lambda job_id: bool((job := self._book.get(job_id)) and job.finished))
+        except FulcrumError as error:
+            log.warning("parts of batch outputs stay for now", error=error.message)
 
     async def _seat(self, job: Job) -> asyncio.Semaphore:
         """What the job's answers are to be read under: one that is free, or that becomes so soon."""
@@ -212,18 +287,21 @@ class _Kept:
         if job.created.input_topic:
             file_id = f"file-{job.id}-input"
             await spool(keeper.bus, keeper.files, job.created.input_topic, file_id, max_bytes=keeper.max_file_bytes)
-        cutter = await cut(keeper.files, file_id)
-        if not 0 < cutter.lines <= keeper.max_lines:
-            code, text = (
-                ("too_many_lines", "more lines than") if cutter.lines else ("empty_file", "no line, of at most")
-            )
+        found = await count(keeper.files, file_id)
+        if not 0 < found.lines <= keeper.max_lines:
+            code, text = ("too_many_lines", "more lines than") if found.lines else ("empty_file", "no line, of at most")
             await self._fail(job, code, f"the input has {text} {keeper.max_lines} that a batch may have")
             return
         since = await keeper.bus.ends(BATCH_RESULTS)
-        started = pb.Started(lines=cutter.lines, results_since=since, input_file_id=file_id, shares=len(cutter.spans))
+        started = pb.Started(
+            lines=found.lines,
+            results_since=since,
+            input_file_id=file_id,
+            shares=found.shares,
+            repeats=bool(found.repeats),
+        )
         await self._commit(job, pb.JobEvent(job_id=job.id, at_unix_ns=keeper.clock.now_ns(), started=started))
-        self._dealers[job.id] = Dealer(job, cutter.spans)
-        self._some.set()
+        self._deal(job, found.repeats)
 
     async def _fail(self, job: Job, code: str, message: str) -> None:
         await self._finish(job, pb.Finished(outcome=pb.OUTCOME_FAILED, error_code=code, error_message=message))
@@ -233,10 +311,8 @@ class _Kept:
 
     async def _commit(self, job: Job, event: pb.JobEvent, more: Sequence[Produced] = ()) -> None:
         async with self._commits:
-            ends = event.WhichOneof("event") == "finished"
-            unfinished = [offset for job_id, offset in self._open.items() if not (ends and job_id == job.id)]
-            await self._lane.commit([*more, (BATCH_JOBS, event)], next_offset=min(unfinished, default=self._next))
+            await self._lane.commit([*more, (BATCH_JOBS, event)], next_offset=self._begins or 0)
             self._book.apply(event)
-            if ends:
-                self._open.pop(job.id, None)
+            if job.finished:
+                self._open.discard(job.id)
                 self._kept.discard(job.id)

@@ -19,14 +19,14 @@ from services.gateway.batch.runner import Runner
 from services.gateway.batch.served import Served
 from services.gateway.batch.slots import Load, Slots
 from services.gateway.batch.submissions import Submissions
-from services.gateway.batch.view import JobView
+from services.gateway.batch.view import KEEPERS, JobView
 from services.gateway.dispatch import Dispatcher
 from services.gateway.fleet import Fleet
 from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.settings import GatewaySettings
 
-KEEPERS, RUNNERS, SUBMISSIONS = "batch-keepers", "batch-runners", "batch-submissions"
+RUNNERS, SUBMISSIONS = "batch-runners", "batch-submissions"
 
 
 @dataclass(frozen=True, slots=True)

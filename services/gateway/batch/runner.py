@@ -237,7 +237,7 @@ class _ShareRun:
             self._note.add(index, ok=result.ok)
         share, note = self._share, self._note
         completed, failed = note.counts
-        progress = Progress(share=share.number, completed=completed, failed=failed)
+        progress = Progress(share=share.number, completed=completed, failed=failed, whole=note.whole)
         event = JobEvent(job_id=share.job_id, at_unix_ns=self._runner.now_ns(), progress=progress)
         produced: list[Produced] = [(BATCH_RESULTS, result) for _, result in ready]
         produced.append((BATCH_JOBS, event))

@@ -6,7 +6,7 @@ from typing import Any
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.filestore.port import FileInfo
-from services.gateway.batch.jobs import Job
+from services.gateway.batch.job import Job
 
 
 def show_file(info: FileInfo) -> dict[str, Any]:

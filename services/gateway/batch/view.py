@@ -10,11 +10,16 @@ from libs.bus.work import WorkBus
 from libs.contracts.errors import BatchNotFound, BrokerUnavailable, QueueFull
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent
 from libs.contracts.topics import BATCH_JOBS
+from libs.runtime.backoff import Backoff
 from services.gateway.batch.deal import Standing
 from services.gateway.batch.foretell import LineRate
-from services.gateway.batch.jobs import Job, JobBook
+from services.gateway.batch.job import Job
+from services.gateway.batch.jobs import JobBook
 
+KEEPERS = "batch-keepers"
+"""The group that works on the jobs topic. Where it has committed is where the story of all jobs begins."""
 READY_TIMEOUT_S = 5.0
+RETRY_FIRST_S, RETRY_MAX_S = 0.1, 2.0
 RETRY_AFTER_S = 2.0
 FULL_RETRY_AFTER_S = 60.0
 MAX_UNFINISHED = 1_000
@@ -43,9 +48,19 @@ class JobView:
 
     async def follow(self) -> None:
         """Read events until cancelled."""
-        async for record in self._bus.follow(BATCH_JOBS, on_replayed=self.replayed.set):
+        since = await self._begins()
+        async for record in self._bus.follow(BATCH_JOBS, since, on_replayed=self.replayed.set):
             assert isinstance(record.value, JobEvent)
             self.apply(record.value)
+
+    async def _begins(self) -> list[int]:
+        """Where to begin to read: what was there before is told again after it."""
+        backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
+        while True:
+            try:
+                return await self._bus.committed(BATCH_JOBS, KEEPERS)
+            except BrokerUnavailable:
+                await asyncio.sleep(backoff.next_s())
 
     def apply(self, event: JobEvent) -> None:
         """Take an event."""
@@ -61,7 +76,8 @@ class JobView:
             if not self._working:
                 self._rate.work_begins(event.at_unix_ns)
             self._working.add(job.id)
-        self._rate.add(event.at_unix_ns, max(job.completed + job.failed - answered, 0))
+        if not event.HasField("kept"):  # which tells what was answered long ago
+            self._rate.add(event.at_unix_ns, max(job.completed + job.failed - answered, 0))
 
     def lines_per_s(self, now_ns: int) -> float | None:
         """That the cluster answers; None where that is not known."""
