@@ -24,7 +24,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from libs.testing.batch import ENDED, answered, committed, shown, submit, unanswered, write_lines
+from libs.testing.batch import ENDED, answered, committed, done, retrieve, shown, submit, unanswered, write_lines
 from libs.testing.processes import kill, pid_of
 from libs.testing.stores import KafkaServer, real_kafka
 from libs.testing.suite import Suite, running_suite
@@ -73,15 +73,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kill-every-s", type=float, default=20.0, help="0 kills nothing (default 20)")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args(argv)
-    found = [
+    soaked = [
         asyncio.run(_soak(lines, arguments.kill_every_s, random.Random(arguments.seed))) for lines in arguments.lines
     ]
-    rows = [asdict(one) for one in found]
+    rows = [asdict(one) for one in soaked]
     _print([{name: value for name, value in row.items() if name != "by_tenth"} for row in rows])
     for row in rows:
         _print([{"tenth of": f"{row['lines']}: {number}", **tenth} for number, tenth in enumerate(row["by_tenth"], 1)])
     print(json.dumps({"jobs": rows}))
-    return int(any(one.wrong_on_topic or one.wrong_in_files or one.status != "completed" for one in found))
+    return int(any(one.wrong_on_topic or one.wrong_in_files or one.status != "completed" for one in soaked))
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
@@ -143,10 +143,9 @@ async def _run(
     seen = Seen(soaked.lines, time.monotonic())
     due_s, victims = seen.begun_s + kill_every_s, _victims(chance)
     while True:
-        batch = await _status(http, suite.gateway, batch_id)
+        batch = await retrieve(http, suite.gateway, batch_id)
         now_s = time.monotonic()
-        done = sum(batch["request_counts"][name] for name in ("completed", "failed")) if batch else seen.done
-        seen.add(now_s, done, _resident_mib(suite))
+        seen.add(now_s, done(batch) if batch else seen.done, _resident_mib(suite))
         if batch and (batch["status"] in ENDED or now_s - seen.moved_s > STUCK_S):
             soaked.status, soaked.seconds = batch["status"], now_s - seen.begun_s
             soaked.lines_per_s = soaked.lines / soaked.seconds
@@ -223,16 +222,6 @@ def _victims(chance: random.Random) -> Iterator[str]:
     """All of them in a random order, and again in another one."""
     while True:
         yield from chance.sample(VICTIMS, len(VICTIMS))
-
-
-async def _status(http: httpx.AsyncClient, url: str, batch_id: str) -> dict[str, Any] | None:
-    """None while the gateway is away, or has not read of the job yet."""
-    try:
-        answer = await http.get(f"{url}/v1/batches/{batch_id}")
-    except httpx.TransportError:
-        return None
-    found: dict[str, Any] | None = answer.json() if answer.is_success else None
-    return found
 
 
 def _resident_mib(suite: Suite) -> float:

@@ -49,7 +49,7 @@ class KafkaLane:
         self._partition = partition
         self._consumer = consumer
         self._transactions = transactions
-        self._end = end
+        self.end = end
         self._embedded = embedded
         self._on_undecodable = on_undecodable
         self.note: str = transactions.committed.metadata
@@ -74,7 +74,7 @@ class KafkaLane:
             stalled = empty_polls % STALL_POLLS == STALL_POLLS - 1
             if not self.replayed or stalled:
                 position = await self._consumer.position(self._partition)
-                self.replayed = self.replayed or position >= self._end
+                self.replayed = self.replayed or position >= self.end
                 if stalled and position < (await self._consumer.end_offsets([self._partition]))[self._partition]:
                     raise BrokerAway(f"{self._partition} has records that do not come")
             yield batch

@@ -44,6 +44,11 @@ class Lane(Protocol):
         ...
 
     @property
+    def end(self) -> int:
+        """Where it ended when it began: others may have worked on what is before that."""
+        ...
+
+    @property
     def replayed(self) -> bool:
         """Whether all has been read that was there when the lane began."""
         ...

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import rich.progress
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -26,6 +27,8 @@ TIMEOUT_S = 60.0
 MAX_OUTAGE_S = 60.0
 """How long a gateway may be away while one waits: the job does not need it."""
 PIPE_COLUMNS = 160
+INTERRUPTED = 130
+"""Exit code, as shells have it for Ctrl-C."""
 
 Batch = dict[str, Any]
 
@@ -61,22 +64,53 @@ def submit_job(
     ready_file: Path | None, asked: Asked, *, wait: bool, output: Path | None, errors: Path | None, as_json: bool
 ) -> None:
     """Upload and begin; with `wait` until the end, which leaves with exit code 1 unless the job was completed."""
+    _check_targets(output, errors)
     with _gateway(ready_file) as http:
         file_id = _upload(http, asked.file) if asked.file else ""
         headers = {TENANT_HEADER: asked.tenant} if asked.tenant else {}
         batch = _checked(http.post("/v1/batches", json=asked.body(file_id), headers=headers))
         started_s = time.monotonic()
-        if wait:
+        if not wait:
+            _tell(batch, None, as_json=as_json)
+            _hint(f"fulcrum batch status {batch['id']}", "says how far it is")
+            return
+        try:
             batch = _wait(http, batch)
-            _fetch(http, batch["output_file_id"], output)
-            _fetch(http, batch["error_file_id"], errors)
-        _tell(batch, time.monotonic() - started_s if wait else None, as_json=as_json)
-        if wait and batch["status"] != "completed":
+        except KeyboardInterrupt:
+            _hint(f"fulcrum batch cancel {batch['id']}", "ends the job, which goes on")
+            raise typer.Exit(INTERRUPTED) from None
+        _fetch(http, batch["output_file_id"], output)
+        _fetch(http, batch["error_file_id"], errors)
+        _tell(batch, time.monotonic() - started_s, as_json=as_json)
+        if batch["error_file_id"] and errors is None:
+            _hint(f"fulcrum batch results {batch['id']} --errors FILE", "says what is wrong with lines that failed")
+        if batch["status"] != "completed":
             raise typer.Exit(1)
 
 
+def _check_targets(*paths: Path | None) -> None:
+    """Before the job runs rather than at its end; raises StartupError."""
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise StartupError(f"{path} cannot be written: there is no folder {path.parent}")
+        if path is not None and path.is_dir():
+            raise StartupError(f"{path} cannot be written: it is a folder")
+
+
+def _hint(command: str, does: str) -> None:
+    """For a person at a terminal."""
+    if sys.stderr.isatty():
+        Console(file=sys.stderr, highlight=False, soft_wrap=True).print(f"[dim]`{command}` {does}.[/]")
+
+
 def _upload(http: httpx.Client, file: Path) -> str:
-    with file.open("rb") as content:
+    console = Console(file=sys.stderr, highlight=False)
+    opened = (
+        rich.progress.open(file, "rb", description="uploading", console=console, transient=True)
+        if console.is_terminal
+        else file.open("rb")
+    )
+    with opened as content:
         form = {"purpose": "batch"}
         return str(_checked(http.post("/v1/files", data=form, files={"file": (file.name, content)}))["id"])
 
@@ -117,6 +151,7 @@ def fetch_results(
     ready_file: Path | None, batch_id: str, *, output: Path | None, errors: Path | None, as_json: bool
 ) -> None:
     """Fetch the files of an ended job; answers go to stdout where no file is named."""
+    _check_targets(output, errors)
     with _gateway(ready_file) as http:
         batch = _checked(http.get(f"/v1/batches/{batch_id}"))
         if batch["status"] not in ENDED:
@@ -129,6 +164,8 @@ def fetch_results(
             for part in _content(http, batch["output_file_id"]):
                 sys.stdout.buffer.write(part)
             sys.stdout.flush()
+        elif output is None and errors is None:
+            _tell(batch, None, as_json=False)
 
 
 @contextmanager
@@ -199,11 +236,21 @@ def _ask_again(http: httpx.Client, batch_id: str) -> Batch:
 
 
 def _fetch(http: httpx.Client, file_id: str | None, path: Path | None) -> None:
-    """Into the file; an empty one where there is nothing to fetch."""
-    if path is not None:
-        with path.open("wb") as file:
-            for part in _content(http, file_id) if file_id else ():
-                file.write(part)
+    """Into the file, from its start where the gateway went away; an empty one where there is nothing to fetch."""
+    deadline_s = time.monotonic() + MAX_OUTAGE_S
+    while path is not None:
+        try:
+            with path.open("wb") as file:
+                for part in _content(http, file_id) if file_id else ():
+                    file.write(part)
+        except httpx.TransportError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(POLL_S)
+        except OSError as error:
+            raise StartupError(f"{path} cannot be written: {error.strerror}") from error
+        else:
+            return
 
 
 def _content(http: httpx.Client, file_id: str) -> Iterator[bytes]:

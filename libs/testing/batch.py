@@ -1,9 +1,11 @@
 """Batch jobs for tests and soaks: lines to ask, and whether each was answered once, seen from outside."""
 
+import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 from aiokafka import AIOKafkaConsumer
@@ -13,6 +15,7 @@ from libs.contracts.topics import BATCH_RESULTS
 
 ENDPOINT = "/v1/completions"
 ENDED = ("completed", "failed", "cancelled", "expired")
+POLL_S = 0.05
 QUIET_MS = 3_000
 """A topic that gives nothing for so long has been read to its end."""
 
@@ -36,6 +39,34 @@ async def submit(http: httpx.AsyncClient, url: str, path: Path) -> str:
     created = await http.post(f"{url}/v1/batches", json=asked)
     created.raise_for_status()
     return str(created.json()["id"])
+
+
+async def retrieve(http: httpx.AsyncClient, url: str, batch_id: str) -> dict[str, Any] | None:
+    """The job; None while the gateway is away, or has not read of it yet."""
+    try:
+        answer = await http.get(f"{url}/v1/batches/{batch_id}")
+    except httpx.TransportError:
+        return None
+    batch: dict[str, Any] | None = answer.json() if answer.is_success else None
+    return batch
+
+
+async def until_answered(
+    http: httpx.AsyncClient, urls: Sequence[str], batch_id: str, *, lines: int | None = None, timeout_s: float = 60.0
+) -> dict[str, Any]:
+    """The job, once so many lines are answered, or it has ended: from whichever gateway answers."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            for url in urls:
+                batch = await retrieve(http, url, batch_id)
+                if batch and (batch["status"] in ENDED or (lines is not None and done(batch) >= lines)):
+                    return batch
+            await asyncio.sleep(POLL_S)
+
+
+def done(batch: dict[str, Any]) -> int:
+    """Lines that are answered."""
+    return int(batch["request_counts"]["completed"] + batch["request_counts"]["failed"])
 
 
 async def committed(servers: str, cluster: str) -> Counter[str]:

@@ -57,6 +57,8 @@ class ScriptedWorker:
     prefill_credits: int
     decode_credits: int
     plans: deque[Plan] = field(default_factory=deque)
+    fails: Callable[[pb.Submit], bool] = lambda _: False
+    """What its engine fails at, whatever the plans are."""
     submits: list[pb.Submit] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
     demands: list[pb.Demand] = field(default_factory=list)
@@ -126,6 +128,8 @@ class ScriptedWorker:
             for submit in frame.submits:
                 self.submits.append(submit)
                 plan = self.plans.popleft() if self.plans else Plan()
+                if self.fails(submit):
+                    plan = Plan(tokens=0, fail=pb.FAILURE_CODE_ENGINE)
                 if plan.opens:
                     event = pb.SequenceEvent(sequence=submit.sequence)
                     event.kv_opened.kv.CopyFrom(self._source(submit, streamed=True))

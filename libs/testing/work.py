@@ -25,6 +25,8 @@ class MemoryWork:
         self._records: dict[str, list[Record]] = {}
         self._news = asyncio.Condition()
         self.next_offset = 0
+        self.end = 0
+        """As a lane has it."""
 
     def values_of(self, topic: Topic) -> list[Message]:
         """All that is there."""

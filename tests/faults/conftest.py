@@ -18,6 +18,7 @@ from libs.testing.listed_registry import ListedRegistry
 from libs.testing.suite import Suite, running_suite
 from libs.testing.wait import until
 from libs.testing.worker import RecordingBus, RecordingKvIndex
+from services.gateway.batch.run import BatchPorts
 from services.gateway.catalog import load_catalog
 from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
 from services.gateway.settings import GatewaySettings
@@ -116,14 +117,18 @@ class OpenGateway(Protocol):
 
 @asynccontextmanager
 async def _open(
-    workers: Iterable[Worker], settings: dict[str, Any], held: Mapping[str, int], kv_index: KvIndex | None
+    workers: Iterable[Worker],
+    settings: dict[str, Any],
+    held: Mapping[str, int],
+    kv_index: KvIndex | None,
+    batch: BatchPorts | None,
 ) -> AsyncIterator[LocalGateway]:
     values = GatewaySettings.model_validate({"port": 0, "drain_s": 1, **settings})
     registry, bus, tasks = ListedRegistry(workers), RecordingBus(), TaskOwner()
     sock = bind(values.host, 0, "FULCRUM_GATEWAY_PORT", stall_s=values.client_stall_s)
     catalog = load_catalog(values.models)
     index = HintingKvIndex(held)
-    ports = GatewayPorts(bus, registry, kv_index or index)
+    ports = GatewayPorts(bus, registry, kv_index or index, batch)
     try:
         async with (
             open_gateway(
@@ -144,4 +149,6 @@ async def _open(
 @pytest.fixture
 def open_gateway_over() -> OpenGateway:
     """`async with open_gateway_over(worker, ..., max_waiting=2) as gateway`."""
-    return lambda *workers, held=(), kv_index=None, **settings: _open(list(workers), settings, dict(held), kv_index)
+    return lambda *workers, held=(), kv_index=None, batch=None, **settings: _open(
+        list(workers), settings, dict(held), kv_index, batch
+    )

@@ -11,25 +11,29 @@ class Counts:
 
     completed: int = 0
     failed: int = 0
-    open: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Lines completed and failed of each share that is not whole yet."""
+    open: dict[int, Progress] = field(default_factory=dict)
+    """What was told last of each share that is not whole yet."""
     whole_below: int = 0
     """Every share before this one is whole."""
     whole_above: set[int] = field(default_factory=set)
     """Others that are."""
 
+    def whole(self, share: int) -> bool:
+        """Whether every line of it is answered."""
+        return share < self.whole_below or share in self.whole_above
+
     def add(self, progress: Progress) -> bool:
         """Whether it says more of its share than was known."""
         share = progress.share
-        if share < self.whole_below or share in self.whole_above:
+        if self.whole(share):
             return False
-        completed, failed = self.open.get(share, (0, 0))
-        if progress.completed + progress.failed <= completed + failed:
+        known = self.open.get(share, Progress())
+        if progress.completed + progress.failed <= known.completed + known.failed:
             return False
-        self.completed += progress.completed - completed
-        self.failed += progress.failed - failed
+        self.completed += progress.completed - known.completed
+        self.failed += progress.failed - known.failed
         if not progress.whole:
-            self.open[share] = (progress.completed, progress.failed)
+            self.open[share] = progress
             return True
         self.open.pop(share, None)
         self.whole_above.add(share)

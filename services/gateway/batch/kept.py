@@ -22,10 +22,7 @@ def keep(job: Job) -> pb.Kept:
         completed=counts.completed,
         failed=counts.failed,
         answered_unix_ns=job.answered_unix_ns,
-        open_shares=[
-            pb.Progress(share=share, completed=completed, failed=failed)
-            for share, (completed, failed) in sorted(counts.open.items())
-        ],
+        open_shares=[progress for _, progress in sorted(counts.open.items())],
         whole_below=counts.whole_below,
         whole_above=sorted(counts.whole_above),
     )
@@ -49,7 +46,7 @@ def revive(job_id: str, kept: pb.Kept) -> Job:
         counts=Counts(
             completed=kept.completed,
             failed=kept.failed,
-            open={share.share: (share.completed, share.failed) for share in kept.open_shares},
+            open={progress.share: progress for progress in kept.open_shares},
             whole_below=kept.whole_below,
             whole_above=set(kept.whole_above),
         ),

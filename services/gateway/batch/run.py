@@ -64,7 +64,7 @@ class Batch:
             asker=Asker(serving.intake, serving.dispatcher, slots, served, clock),
             slots=slots,
             clock=clock,
-            cancelled=self._view.cancelled,
+            view=self._view,
             metrics=metrics,
             by_prefix=settings.batch_order == "prefix",
         )

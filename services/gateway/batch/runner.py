@@ -5,7 +5,8 @@ the offset, which lines are: whoever gets the share next goes on with the others
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+import secrets
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
 import structlog
@@ -13,7 +14,7 @@ import structlog
 from libs.bus.port import Record
 from libs.bus.work import Lane, Produced
 from libs.contracts.errors import FileNotFound, FulcrumError, StoreUnavailable, TopicRefused
-from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent, Progress, Result, Share
+from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent, LookBack, Progress, Result, Share
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
 from libs.filestore.port import FileStore
 from libs.runtime.backoff import Backoff
@@ -28,6 +29,7 @@ from services.gateway.batch.note import ShareNote
 from services.gateway.batch.reasons import Cancelled, Expired, InputGone, NotRun
 from services.gateway.batch.shares import LineSplitter
 from services.gateway.batch.slots import Slots
+from services.gateway.batch.view import JobView
 
 log = structlog.get_logger()
 
@@ -37,6 +39,8 @@ MAX_WAITING_BYTES = 4 * 1024 * 1024
 """Answers of a lane that wait for a commit; while there are more, no further line is read."""
 STORE_FIRST_S, STORE_MAX_S = 0.2, 10.0
 """Between attempts to read from a store that does not answer."""
+LOOK_BACK_S = 30.0
+"""How long a lane may take to know what was answered before it began."""
 WATCH_S = 0.25
 """How soon running lines are given up once their job is cancelled, or its window has ended."""
 
@@ -51,12 +55,11 @@ class Runner:
         asker: Asker,
         slots: Slots,
         clock: Clock,
-        cancelled: Callable[[str], bool],
+        view: JobView,
         metrics: BatchMetrics,
         by_prefix: bool,
     ) -> None:
-        """`cancelled`: whether a job's client wants no more of it; `by_prefix`: ask lines whose prompts begin alike
-        one after the other, rather than in the file's order."""
+        """`by_prefix`: ask lines whose prompts begin alike one after the other, rather than in the file's order."""
         self.files = files
         self.metrics = metrics
         self.by_prefix = by_prefix
@@ -64,20 +67,44 @@ class Runner:
         self.copies = Copies()
         self._asker = asker
         self._clock = clock
-        self._cancelled = cancelled
+        self._view = view
 
     async def work(self, lane: Lane) -> None:
         """Answer the lines of every share of a lane, until cancelled."""
-        note = lane.note
+        text = lane.note
+        looked: set[str] = set()
         async for batch in lane.batches():
             for record in batch:
-                assert isinstance(record.value, Share)
-                await _ShareRun(self, lane, record, record.value, ShareNote.read(note, record.value.lines)).run()
-                note = ""  # it was the first share's
+                share = record.value
+                assert isinstance(share, Share)
+                if record.offset < lane.end and share.job_id not in looked:
+                    await self._look_back(lane, record, share, text)
+                    looked.add(share.job_id)
+                notes = (ShareNote.read(text, share.lines), self._view.note(share.job_id, share.number, share.lines))
+                note = max(notes, key=lambda note: note.answered.bit_count())
+                if note.whole:
+                    await lane.commit([], next_offset=record.offset + 1)
+                else:
+                    await _ShareRun(self, lane, record, share, note).run()
+                text = ""  # it was the first share's
+
+    async def _look_back(self, lane: Lane, record: Record, share: Share, note: str) -> None:
+        """Until this gateway knows all that was answered of the job before it had the lane.
+
+        The offset and its note should tell, but a broker that was killed may tell some from long before: Kafka 4.1 was
+        seen to. What was answered is told in the transaction of the answers as well, and that is believed. Raises
+        TimeoutError.
+        """
+        token = secrets.randbits(64)
+        event = JobEvent(job_id=share.job_id, at_unix_ns=self.now_ns(), look_back=LookBack(token=token))
+        with self._view.awaiting(token) as read:
+            await lane.commit([(BATCH_JOBS, event)], next_offset=record.offset, note=note)
+            async with asyncio.timeout(LOOK_BACK_S):
+                await read.wait()
 
     def not_run(self, share: Share) -> NotRun | None:
         """Why lines of the share are not run any more, if so."""
-        if self._cancelled(share.job_id):
+        if self._view.cancelled(share.job_id):
             return Cancelled("the batch was cancelled first")
         if self.now_ns() >= share.expires_unix_ns:
             return Expired("the batch's window ended first")
@@ -237,11 +264,11 @@ class _ShareRun:
             self._note.add(index, ok=result.ok)
         share, note = self._share, self._note
         completed, failed = note.counts
-        progress = Progress(share=share.number, completed=completed, failed=failed, whole=note.whole)
+        next_offset, text = (self._offset + 1, "") if note.whole else (self._offset, note.text())
+        progress = Progress(share=share.number, completed=completed, failed=failed, whole=note.whole, note=text)
         event = JobEvent(job_id=share.job_id, at_unix_ns=self._runner.now_ns(), progress=progress)
         produced: list[Produced] = [(BATCH_RESULTS, result) for _, result in ready]
         produced.append((BATCH_JOBS, event))
-        next_offset, text = (self._offset + 1, "") if note.whole else (self._offset, note.text())
         copies = self._runner.copies
         try:
             also = copies.of(share, (result for _, result in ready))

@@ -33,9 +33,12 @@ class Submissions:
                 await lane.commit(events, next_offset=record.offset + 1)
 
     def _events(self, record: Record, body: bytes) -> list[pb.JobEvent]:
+        """None where the record has become a job already: a broker may say that less is done than is."""
         now_ns = self._clock.now_ns()
         place = f"{self._cluster}/{record.partition}/{record.offset}/".encode() + body
         job_id = f"batch_{hashlib.sha256(place).hexdigest()[:32]}"
+        if self._view.knows(job_id):
+            return []
         created: pb.Created | None = None
         try:
             created = read_request(body, now_ns=now_ns)

@@ -15,6 +15,7 @@ from services.gateway.batch.deal import Standing
 from services.gateway.batch.foretell import LineRate
 from services.gateway.batch.job import Job
 from services.gateway.batch.jobs import JobBook
+from services.gateway.batch.note import ShareNote
 
 KEEPERS = "batch-keepers"
 """The group that works on the jobs topic. Where it has committed is where the story of all jobs begins."""
@@ -43,6 +44,8 @@ class JobView:
         """Jobs that runners have lines of."""
         self._creating: Counter[str] = Counter()
         """By tenant, jobs that this gateway is about to create."""
+        self._awaited: dict[int, asyncio.Event] = {}
+        """By token, those who wait until this one has been read."""
         self.replayed = asyncio.Event()
         """All events have been read that were there at start: what is not known is not there."""
 
@@ -64,6 +67,10 @@ class JobView:
 
     def apply(self, event: JobEvent) -> None:
         """Take an event."""
+        if event.HasField("look_back"):
+            if (awaited := self._awaited.get(event.look_back.token)) is not None:
+                awaited.set()
+            return
         before = self._book.get(event.job_id)
         answered = before.completed + before.failed if before else 0
         job = self._book.apply(event)
@@ -91,6 +98,27 @@ class JobView:
         """Whether its client has cancelled the job."""
         job = self._book.get(job_id)
         return job is not None and bool(job.cancel_unix_ns)
+
+    @contextmanager
+    def awaiting(self, token: int) -> Iterator[asyncio.Event]:
+        """Is set once a `LookBack` of this token has been read."""
+        self._awaited[token] = asyncio.Event()
+        try:
+            yield self._awaited[token]
+        finally:
+            del self._awaited[token]
+
+    def note(self, job_id: str, share: int, lines: int) -> ShareNote:
+        """Which of a share's lines are answered, as far as is known here."""
+        job = self._book.get(job_id)
+        if job is not None and (job.finished or job.counts.whole(share)):
+            return ShareNote(lines, answered=(1 << lines) - 1)
+        known = job.counts.open.get(share) if job is not None else None
+        return ShareNote.read(known.note if known is not None else "", lines)
+
+    def knows(self, job_id: str) -> bool:
+        """Whether there is such a job."""
+        return self._book.get(job_id) is not None
 
     def jobs(self) -> list[Job]:
         """The youngest first."""

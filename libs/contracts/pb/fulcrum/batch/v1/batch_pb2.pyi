@@ -21,7 +21,7 @@ OUTCOME_EXPIRED: Outcome
 OUTCOME_FAILED: Outcome
 
 class JobEvent(_message.Message):
-    __slots__ = ("job_id", "at_unix_ns", "created", "started", "progress", "cancel_asked", "finished", "dealt", "foretold", "assembled", "kept")
+    __slots__ = ("job_id", "at_unix_ns", "created", "started", "progress", "cancel_asked", "finished", "dealt", "foretold", "assembled", "kept", "look_back")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     AT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class JobEvent(_message.Message):
     FORETOLD_FIELD_NUMBER: _ClassVar[int]
     ASSEMBLED_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    LOOK_BACK_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     at_unix_ns: int
     created: Created
@@ -44,7 +45,8 @@ class JobEvent(_message.Message):
     foretold: Foretold
     assembled: Assembled
     kept: Kept
-    def __init__(self, job_id: _Optional[str] = ..., at_unix_ns: _Optional[int] = ..., created: _Optional[_Union[Created, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cancel_asked: _Optional[_Union[CancelAsked, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., dealt: _Optional[_Union[Dealt, _Mapping]] = ..., foretold: _Optional[_Union[Foretold, _Mapping]] = ..., assembled: _Optional[_Union[Assembled, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ...) -> None: ...
+    look_back: LookBack
+    def __init__(self, job_id: _Optional[str] = ..., at_unix_ns: _Optional[int] = ..., created: _Optional[_Union[Created, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cancel_asked: _Optional[_Union[CancelAsked, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., dealt: _Optional[_Union[Dealt, _Mapping]] = ..., foretold: _Optional[_Union[Foretold, _Mapping]] = ..., assembled: _Optional[_Union[Assembled, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., look_back: _Optional[_Union[LookBack, _Mapping]] = ...) -> None: ...
 
 class Created(_message.Message):
     __slots__ = ("input_file_id", "endpoint", "completion_window", "expires_unix_ns", "metadata", "tenant", "priority", "input_topic", "output_topic", "error_topic")
@@ -112,16 +114,24 @@ class Foretold(_message.Message):
     def __init__(self, end_unix_ns: _Optional[int] = ..., late: _Optional[bool] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("share", "completed", "failed", "whole")
+    __slots__ = ("share", "completed", "failed", "whole", "note")
     SHARE_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     share: int
     completed: int
     failed: int
     whole: bool
-    def __init__(self, share: _Optional[int] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., whole: _Optional[bool] = ...) -> None: ...
+    note: str
+    def __init__(self, share: _Optional[int] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., whole: _Optional[bool] = ..., note: _Optional[str] = ...) -> None: ...
+
+class LookBack(_message.Message):
+    __slots__ = ("token",)
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    token: int
+    def __init__(self, token: _Optional[int] = ...) -> None: ...
 
 class Assembled(_message.Message):
     __slots__ = ("results_next", "output", "errors", "expired")
