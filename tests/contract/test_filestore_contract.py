@@ -82,6 +82,15 @@ async def test_a_file_of_the_same_id_is_replaced(store: FileStore) -> None:
     assert [info.bytes for info in await store.infos()] == [7]
 
 
+async def test_a_draft_can_be_kept_under_another_id(store: FileStore) -> None:
+    async with store.draft("file-1", max_bytes=10) as draft:
+        await draft.write(b"half")
+        assert (await draft.keep(name="f", purpose="batch", file_id="file-2")).id == "file-2"
+    assert await get(store, "file-2") == b"half"
+    with pytest.raises(FileNotFound):
+        await store.info("file-1")
+
+
 async def test_bounds_of_a_file_and_of_the_store_are_told_apart(store: FileStore) -> None:
     with pytest.raises(FileTooLarge):
         await put(store, "file-1", b"x" * 101, max_bytes=100)

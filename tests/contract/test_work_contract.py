@@ -125,7 +125,8 @@ async def test_a_lane_begins_where_it_was_committed_with_the_note_of_that_commit
             for record in batch:
                 seen.append((lane.note, record.offset))
                 if not lane.note:
-                    await lane.commit([answer(7)], next_offset=record.offset, note="half of it")
+                    await lane.commit([answer(7)], next_offset=record.offset, note="some of it")
+                    await lane.commit([], next_offset=record.offset, note="half of it")
 
     async with member(work, half):
         await until(lambda: seen, timeout_s=SETTLE_S)
@@ -133,6 +134,8 @@ async def test_a_lane_begins_where_it_was_committed_with_the_note_of_that_commit
         await until(lambda: len(seen) == 2, timeout_s=SETTLE_S)
     assert seen[0][0] == ""
     assert seen[1] == ("half of it", seen[0][1])
+    assert sum(await work.committed(BATCH_SHARES, "runners")) == seen[0][1]
+    assert not any(await work.committed(BATCH_SHARES, "others"))
 
 
 @pytest.mark.usefixtures("topics")

@@ -22,7 +22,7 @@ from libs.testing.suite import running_suite
 
 pytestmark = [pytest.mark.suite, pytest.mark.kafka]
 
-LINES = 600
+LINES = 1000
 TOKENS = 16
 END_S = 90.0
 
