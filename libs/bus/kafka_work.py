@@ -19,6 +19,7 @@ from libs.bus.clients import (
 from libs.bus.codec import SCHEMA_HEADER, encode
 from libs.bus.kafka import EMBEDDED, KAFKA
 from libs.bus.lanes import LANE_ERRORS, Lanes
+from libs.bus.offsets import committed_offsets
 from libs.bus.port import BusCapabilities, Record
 from libs.bus.servers import Servers
 from libs.bus.span import read_span
@@ -91,10 +92,10 @@ class KafkaWork:
             ):
                 numbers = (await partitions(admin, [topic], self._cluster)).get(name, ())
                 parts = [TopicPartition(name, number) for number in numbers]
-                found = await admin.list_consumer_group_offsets(self._group(group), partitions=parts) if parts else {}
+                found = await committed_offsets(admin, self._group(group), parts)
         except CONNECTION_ERRORS as error:
             raise _unavailable(error) from error
-        return [max(found[part].offset, 0) if part in found else 0 for part in parts]
+        return [max(found[part].offset, 0) for part in parts]
 
     def follow(
         self, topic: Topic, since: Sequence[int] = (), *, on_replayed: Callable[[], None] | None = None

@@ -21,8 +21,8 @@ from libs.runtime.tasks import end
 log = structlog.get_logger()
 
 LANE_ERRORS = (*CONNECTION_ERRORS, ConsumerStoppedError, ProducerClosed)
-POLL_MS = 1000
-STALL_POLLS = 3
+POLL_MS = 250
+STALL_POLLS = 12
 """Empty polls in a row after which it is asked whether there is something that does not come."""
 MAX_POLL_RECORDS = 100
 COMMIT_TIMEOUT_S = 10.0

@@ -3,7 +3,7 @@ of them is the gateway's own doing."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
 
 from google.protobuf.message import Message
@@ -33,7 +33,13 @@ class EndlessJob:
     async def send(self, topic: Topic, value: Message) -> None:
         """Nothing is kept."""
 
-    async def follow(self, topic: Topic, since: Sequence[int] = ()) -> AsyncIterator[Record]:
+    async def committed(self, topic: Topic, group: str) -> list[int]:
+        """Nothing was."""
+        return []
+
+    async def follow(
+        self, topic: Topic, since: Sequence[int] = (), *, on_replayed: Callable[[], None] | None = None
+    ) -> AsyncIterator[Record]:
         """Nothing ever comes."""
         await asyncio.Event().wait()
         yield Record(topic, "", Share(), 0, 0)
@@ -72,6 +78,7 @@ class EndlessJob:
 
 class _Lane:
     note = ""
+    end = 0
     replayed = True
 
     def __init__(self, job: EndlessJob, partition: int) -> None:

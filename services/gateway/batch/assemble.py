@@ -83,7 +83,7 @@ class Assembly:
     async def _read(self) -> None:
         if not self._left:
             return
-        async for record in self._bus.follow(BATCH_RESULTS, self._next):
+        async for record in self._bus.follow(BATCH_RESULTS, tuple(self._next)):
             await self._take(record)
             if not self._left:
                 return

@@ -91,8 +91,8 @@ class Runner:
     async def _look_back(self, lane: Lane, record: Record, share: Share, note: str) -> None:
         """Until this gateway knows all that was answered of the job before it had the lane.
 
-        The offset and its note should tell, but a broker that was killed may tell some from long before: Kafka 4.1 was
-        seen to. What was answered is told in the transaction of the answers as well, and that is believed. Raises
+        The offset and its note should tell, but lanes have begun at offsets from long before, on a broker that had been
+        killed. What was answered is told in the transaction of the answers as well, and that is believed. Raises
         TimeoutError.
         """
         token = secrets.randbits(64)
