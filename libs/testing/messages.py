@@ -19,6 +19,7 @@ _EDGES = {
     FieldDescriptor.TYPE_UINT32: (0, 1, 2, 7, 2**31, 2**32 - 1),
     FieldDescriptor.TYPE_FIXED32: (0, 1, 2**32 - 1),
     FieldDescriptor.TYPE_UINT64: (0, 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64 - 1),
+    FieldDescriptor.TYPE_FIXED64: (0, 1, 2**64 - 1),
 }
 
 
@@ -85,7 +86,7 @@ def _scalar(field: Any) -> st.SearchStrategy[Any]:
     match field.type:
         case FieldDescriptor.TYPE_UINT32 | FieldDescriptor.TYPE_FIXED32:
             return st.sampled_from(_EDGES[field.type]) | st.integers(0, 2**32 - 1)
-        case FieldDescriptor.TYPE_UINT64:
+        case FieldDescriptor.TYPE_UINT64 | FieldDescriptor.TYPE_FIXED64:
             return st.sampled_from(_EDGES[field.type]) | st.integers(0, 2**64 - 1)
         case FieldDescriptor.TYPE_SINT32:
             return st.integers(-(2**31), 2**31 - 1)
