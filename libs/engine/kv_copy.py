@@ -8,6 +8,7 @@ import numpy as np
 from libs.engine.checksum import block_checksum
 from libs.engine.port import KvChunk
 from libs.engine.runner import Runner
+from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
 
 COPY_THREADS = 2
 """Of an engine. Two cores copy nearly twice as fast as one."""
@@ -25,7 +26,9 @@ class BlockCopies:
         self._runner = runner
         self.slice_blocks = max(SLICE_BYTES // block_bytes, 1)
         """So many blocks are copied, or summed, at a time."""
-        self._threads = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="kv-copy")
+        self._threads = ThreadPoolExecutor(
+            COPY_THREADS, thread_name_prefix="kv-copy", initializer=ask_slice, initargs=(USUAL_SLICE_NS,)
+        )
 
     def writer(self) -> "BlockWriter":
         """For one fetch."""

@@ -5,6 +5,7 @@ import gc
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -16,7 +17,7 @@ from libs.runtime import status
 from libs.runtime.clock import Clock, SystemClock
 from libs.runtime.log import configure_logging
 from libs.runtime.settings import SettingsT, load_settings
-from libs.runtime.slices import LOOP_SLICE_NS, ask_slice
+from libs.runtime.slices import LOOP_SLICE_NS, USUAL_SLICE_NS, ask_slice
 from libs.runtime.tasks import TaskOwner
 
 log = structlog.get_logger()
@@ -63,6 +64,9 @@ def run_service(
 async def _run(name: str, settings: SettingsT, main: Callable[[Service[SettingsT]], Coroutine[Any, Any, None]]) -> int:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(
+        ThreadPoolExecutor(thread_name_prefix="asyncio", initializer=ask_slice, initargs=(USUAL_SLICE_NS,))
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     tasks = TaskOwner(on_failure=lambda _error: stopping.set())

@@ -14,6 +14,7 @@ from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
 from libs.kvindex.port import KvIndex
 from libs.registry.port import Registry
 from libs.runtime.clock import Clock
+from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import SystemTransport, Transport
 from services.gateway.batch.run import Batch, BatchPorts, Serving
@@ -88,7 +89,9 @@ async def open_gateway(
     dispatcher = _dispatcher(settings, fleet, clock, Recorder(ports.bus, metrics))
     stalls = Stalls(settings.max_open, max(settings.max_open_body_bytes, settings.max_body_bytes))
     _watch(metrics, dispatcher, fleet, stalls, tasks)
-    with ThreadPoolExecutor(TOKENISE_THREADS, thread_name_prefix="tokenise") as threads:
+    with ThreadPoolExecutor(
+        TOKENISE_THREADS, thread_name_prefix="tokenise", initializer=ask_slice, initargs=(USUAL_SLICE_NS,)
+    ) as threads:
         hints = PrefixHints(ports.kv_index, fleet, tasks, threads, max_hold_ms=settings.prefix_wait_ms)
         metrics.watch_index(ports.kv_index, late=lambda: hints.late)
         intake = Intake(

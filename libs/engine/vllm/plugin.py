@@ -1,5 +1,5 @@
-"""A plug-in that vLLM loads first of all in each of its processes. It ties their lives to the worker's, and lets them
-wait for each other on CPUs without taking a core.
+"""A plug-in that vLLM loads first of all in each of its processes. It ties their lives to the worker's, gives them back
+the slice that the kernel gives anybody, and lets them wait for each other on CPUs without taking a core.
 
 vLLM's EngineCore outlives a parent that is killed and keeps its memory. Linux kills it with its parent where it asks
 for that (PR_SET_PDEATHSIG), and it asks before any weight is loaded. And where it cannot start, vLLM says why in its
@@ -20,6 +20,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
 
 PR_SET_PDEATHSIG = 1
 LEASH_VARIABLE = "FULCRUM_VLLM_LEASH"
@@ -56,6 +58,7 @@ def register() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() == 1 and int(worker_pid) != 1:  # it died before the line above
         os._exit(1)
+    ask_slice(USUAL_SLICE_NS)  # they have inherited that of the worker's loop
     if cause := os.environ.get(CAUSE_VARIABLE):
         logging.getLogger("vllm").addHandler(_FirstCause(cause))
     if os.environ.get(WAIT_VARIABLE):
