@@ -193,10 +193,10 @@ class Timeline:
 
     def steps(self, low_ns: int, high_ns: int) -> Iterator[SpentStep]:
         """The steps behind `phases`, in order."""
-        covers = self._covers.within(low_ns, high_ns)
         for step in self._steps.ran(low_ns, high_ns, self._covers.reach):
-            inside = (max(step.start_ns, low_ns), min(step.end_ns, high_ns), step.prefill_share)
-            spent_ns, prefill_ns = FewBusyTime([inside], step.running).between(covers)
+            start_ns, end_ns = max(step.start_ns, low_ns), min(step.end_ns, high_ns)
+            busy = FewBusyTime([(start_ns, end_ns, step.prefill_share)], step.running)
+            spent_ns, prefill_ns = busy.between(self._covers.within(start_ns, end_ns))
             yield SpentStep(step, prefill_ns, spent_ns - prefill_ns)
 
     def begun(self, low_ns: int, high_ns: int) -> int:

@@ -1,4 +1,6 @@
+from libs.telemetry import timeline as timelines
 from libs.telemetry.split import prefill_share
+from libs.telemetry.steps import FewBusyTime
 from libs.telemetry.timeline import MAX_STEPS, PhaseTime, Taken, Timeline
 from libs.testing.telemetry import MS, at, step, step_batch
 
@@ -126,3 +128,19 @@ def test_more_steps_than_the_bound_shorten_history_and_never_turn_idle():
     assert 0.9 * MAX_STEPS < covered < end_ms
     assert decode == covered
     assert idle == 0
+
+
+def test_steps_look_at_the_covers_that_they_ran_in_and_at_no_others(monkeypatch):
+    looked_at = []
+
+    class Counted(FewBusyTime):
+        def between(self, spans):
+            looked_at.extend(spans)
+            return super().between(spans)
+
+    monkeypatch.setattr(timelines, "FewBusyTime", Counted)
+    gaps = 1000
+    batches = [step_batch(2 * n, (10 * n, 10 * n + 5), [step(10 * n, 10 * n + 3, decode=1)]) for n in range(gaps)]
+    timeline = timeline_of(*batches)
+    assert sum(each.decode_ns for each in timeline.steps(at(0), at(10 * gaps))) == 3 * gaps * MS
+    assert len(looked_at) == gaps
