@@ -17,7 +17,7 @@ from libs.bus.port import Record
 from libs.cli.main import app as cli
 from libs.cli.top import draw, steps
 from libs.cli.top.detail import Detail
-from libs.cli.top.feed import Feed
+from libs.cli.top.feed import Feed, Refusal
 from libs.cli.top.requests import HEADS
 from libs.cli.top.screen import Top
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_CLIENT_GONE, OUTCOME_OK, RequestEvent
@@ -25,6 +25,7 @@ from libs.contracts.topics import REQUESTS, STEPS
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
+from libs.telemetry.fleet import Fleet
 from libs.telemetry.split import prefill_share
 from libs.testing.suite import free_port
 from libs.testing.telemetry import MS, ORIGIN_NS, step, step_batch
@@ -226,6 +227,34 @@ async def test_one_key_leads_from_a_worker_to_its_steps_and_back() -> None:
             assert newest[0] > older[0] and newest[3:5] == ["prefill", "100%"]
             await pilot.press("s")
             await seen(pilot, lambda: "no request" in lines()[0])
+
+
+async def test_why_there_are_no_steps_is_told_in_place_of_those_of_before() -> None:
+    app = Top(Feed(""))
+
+    def listed() -> str:
+        return str(app.screen.query_one("#list", Static).render())
+
+    async with serving() as service:
+        app.feed.url = service.url
+        async with app.run_test(size=SIZE) as pilot:
+            await seen(pilot, lambda: rows(app) == ["decode-0", "decode-1", "prefill-0"])
+            await pilot.press("down", "down", "enter", "s")
+            await seen(pilot, lambda: isinstance(app.screen, Detail) and "prefill" in listed())
+            service.state.fleet = Fleet(prefill_share)
+            service.busy.clear()
+            await seen(pilot, lambda: "worker='prefill-0' has not been heard of" in listed())
+
+
+async def test_the_newest_of_thousands_of_steps_are_told() -> None:
+    async with serving() as service:
+        start_ms = (service.clock.now_ns() - ORIGIN_NS) / MS - 2000
+        steps = [step(start_ms + each / 2, start_ms + (each + 1) / 2, decode=1) for each in range(2000)]
+        batch = step_batch(1, (start_ms, start_ms + 1000), steps, worker="decode-9")
+        service.state.take(Record(STEPS, "decode-9", batch, 0, 0), service.clock.now_ns())
+        told = await anext(aiter(Feed(service.url).steps_of("decode-9", "10s")))
+        assert not isinstance(told, Refusal) and len(told) == len(steps)
+        assert told[0].end_unix_ns == steps[-1].end_unix_ns
 
 
 async def test_a_service_that_is_away_is_told_and_followed_again_whenever_it_is_back() -> None:

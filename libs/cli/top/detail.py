@@ -10,7 +10,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from libs.cli.top import draw, requests, steps
-from libs.cli.top.feed import Feed
+from libs.cli.top.feed import Feed, Refusal
 from libs.cli.top.model import WorkerView
 
 MAX_REQUESTS: Final = 100
@@ -63,11 +63,17 @@ class Detail(ModalScreen[None]):
     async def _follow_requests(self, shown: Static) -> None:
         none = "no request of it has ended in the last minutes"
         async for told in self._feed.requests_of(self._worker.id, MAX_REQUESTS):
-            shown.update(requests.table(told, self._worker.id, self.size.width) if told else none)
+            if isinstance(told, Refusal):
+                shown.update(Text(told.message))
+            else:
+                shown.update(requests.table(told, self._worker.id, self.size.width) if told else none)
 
     async def _follow_steps(self, shown: Static) -> None:
         async for told in self._feed.steps_of(self._worker.id, STEPS_WINDOW):
-            shown.update(steps.table(told) if told else f"no step in the last {STEPS_WINDOW}")
+            if isinstance(told, Refusal):
+                shown.update(Text(told.message))
+            else:
+                shown.update(steps.table(told) if told else f"no step in the last {STEPS_WINDOW}")
 
     def _refresh(self) -> None:
         worker, last_ms = self._worker, self._feed.model.last_ms

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import httpx
 
@@ -14,11 +15,20 @@ from libs.cli.top.requests import RequestView
 from libs.cli.top.steps import StepView
 from libs.runtime.backoff import Backoff
 
+T = TypeVar("T")
+
 POLL_S: Final = 1.0
 FIRST_RETRY_S: Final = 0.2
 MAX_RETRY_S: Final = 3.0
 STALL_S: Final = 5.0
 """A stream that says nothing for so long is opened again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why what was asked for is not told now."""
+
+    message: str
 
 
 class Feed:
@@ -67,22 +77,24 @@ class Feed:
                     self.model.requests = summary.raise_for_status().json()["total"]
                 await asyncio.sleep(POLL_S)
 
-    async def requests_of(self, worker_id: str, limit: int) -> AsyncGenerator[list[RequestView], None]:
-        """The last finished requests of a worker, the newest first, once a second; what fails is asked again."""
-        async for told in self._told("/v1/requests", worker=worker_id, limit=str(limit)):
-            with contextlib.suppress(KeyError, TypeError):
-                yield requests.parse(told)
+    async def requests_of(self, worker_id: str, limit: int) -> AsyncGenerator[list[RequestView] | Refusal, None]:
+        """The last finished requests of a worker, the newest first, or why they are not told: once a second."""
+        async for told in self._told("/v1/requests", requests.parse, worker=worker_id, limit=str(limit)):
+            yield told
 
-    async def steps_of(self, worker_id: str, window: str) -> AsyncGenerator[list[StepView], None]:
-        """The engine steps of a worker's last `window`, the newest first, once a second; what fails is asked again."""
-        async for told in self._told("/v1/steps", worker=worker_id, window=window):
-            with contextlib.suppress(KeyError, TypeError):
-                yield steps.parse(told)
+    async def steps_of(self, worker_id: str, window: str) -> AsyncGenerator[list[StepView] | Refusal, None]:
+        """The engine steps of a worker's last `window`, the newest first, or why they are not told: once a second."""
+        query = {"worker": worker_id, "window": window, "limit": str(steps.MAX_STEPS)}
+        async for told in self._told("/v1/steps", steps.parse, **query):
+            yield told
 
-    async def _told(self, path: str, **query: str) -> AsyncGenerator[Any, None]:
+    async def _told(self, path: str, parse: Callable[[Any], T], **query: str) -> AsyncGenerator[T | Refusal, None]:
         async with httpx.AsyncClient(base_url=self.url, timeout=STALL_S, trust_env=False) as http:
             while True:
-                with contextlib.suppress(httpx.HTTPError, ValueError):
+                try:
                     answer = await http.get(path, params=query)
-                    yield answer.raise_for_status().json()
+                    told = answer.json()
+                    yield parse(told) if answer.is_success else Refusal(told["error"]["message"])
+                except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
+                    yield Refusal(f"{self.url} does not answer: {error or type(error).__name__}")
                 await asyncio.sleep(POLL_S)

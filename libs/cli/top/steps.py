@@ -12,6 +12,9 @@ from libs.cli.top import draw
 HEADS: Final = ("began", "took", "kind", "prefill part", "prompt tokens", "prompts", "sequences", "KV tokens", "")
 WIDTHS: Final = (15, 10, 9, 14, 15, 9, 11, 12, 0)
 """Cells of each column; the last takes what is left."""
+MAX_STEPS: Final = 5_000
+"""The most that the service tells: the oldest come first, and the newest are wanted."""
+MAX_ROWS: Final = 200
 KIND: Final = 2
 """The column that is text."""
 
@@ -37,9 +40,9 @@ def parse(told: Any) -> list[StepView]:
 
 
 def table(steps: Sequence[StepView]) -> Text:
-    """A line each below the heads, in the colour of its phase."""
+    """A line each of the first `MAX_ROWS` below the heads, in the colour of its phase."""
     text = Text(_line(HEADS), "bold", no_wrap=True, overflow="ellipsis")
-    for each in steps:
+    for each in steps[:MAX_ROWS]:
         text.append("\n" + _line(_cells(each)), f"not bold {draw.COLORS.get(each.kind, draw.COLORS['kv wait'])}")
     return text
 
