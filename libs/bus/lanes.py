@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 LANE_ERRORS = (*CONNECTION_ERRORS, ConsumerStoppedError, ProducerClosed)
 POLL_MS = 250
-STALL_POLLS = 12
+STALL_POLLS = 24
 """Empty polls in a row after which it is asked whether there is something that does not come."""
 MAX_POLL_RECORDS = 100
 COMMIT_TIMEOUT_S = 10.0

@@ -64,7 +64,7 @@ def test_role_names_come_back(name: str) -> None:
     assert role_name(Assignment(role=role, budget_tokens=budget_tokens)) == name
 
 
-@pytest.mark.parametrize(("name", "budget", "says"), [("boss", 0, "prefill, decode"), ("mixed", 0, "at least 1")])
+@pytest.mark.parametrize(("name", "budget", "says"), [("boss", 0, "prefill, decode"), ("mixed", 0, "budget of 1 to")])
 def test_a_wrong_role_says_what_is_allowed(name: str, budget: int, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         role_from_name(name, budget)
