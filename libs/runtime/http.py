@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import errno
 import socket
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,14 +12,12 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from libs.contracts.errors import InvalidRequest, StartupError
+from libs.runtime.keepalive import end_when_vanished
 from libs.runtime.tasks import TaskOwner
 
 BACKLOG = 2048
-
-
 STALL_S = 30
 """How long a peer may take no byte that waits for it, or leave the network unanswered."""
-KEEPALIVE_PROBES = 3
 SEND_BUFFER_BYTES = 128 * 1024
 """Of each connection, in the kernel, which would let it grow to megabytes for a peer that does not read."""
 
@@ -33,7 +30,8 @@ def bind(host: str, port: int, variable: str, *, stall_s: int = STALL_S) -> sock
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    _end_stalled(sock, stall_s)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    end_when_vanished(sock, stall_s)  # closing alone would wait for ever for a peer that answers but does not read
     try:
         sock.bind((host, port))
         sock.listen(BACKLOG)
@@ -46,17 +44,6 @@ def bind(host: str, port: int, variable: str, *, stall_s: int = STALL_S) -> sock
         ) from None
     sock.setblocking(False)
     return sock
-
-
-def _end_stalled(sock: socket.socket, stall_s: int) -> None:
-    """Accepted sockets inherit these. Closing alone would wait for ever for a peer that answers but does not read."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    if sys.platform == "linux":
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_s * 1000)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(stall_s // 2, 1))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(stall_s // (2 * KEEPALIVE_PROBES), 1))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
 
 
 DATE_S = 1.0

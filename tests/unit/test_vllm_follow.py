@@ -1,6 +1,7 @@
 """A node that only computes: it ends with node 0, and says so."""
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity
 from libs.engine.vllm import follow as following
 from libs.testing.suite import free_port
+from libs.testing.vanished import vanish
 
 IDENTITY = EngineIdentity("follower", 1, "127.0.0.1:1")
 
@@ -20,12 +22,13 @@ def config(port: int) -> EngineConfig:
 
 
 class Computing:
-    """In place of vLLM's processes: computes until the test is over."""
+    """In place of vLLM's processes: computes until they die, or the test is over."""
 
     def __init__(self) -> None:
         self.followed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._over = asyncio.run_coroutine_threadsafe(asyncio.Event().wait(), self._loop)
+        self.died = asyncio.Event()
+        self._over = asyncio.run_coroutine_threadsafe(self.died.wait(), self._loop)
 
     def follow(self, _config: EngineConfig, _identity: EngineIdentity) -> None:
         self._loop.call_soon_threadsafe(self.followed.set)
@@ -65,4 +68,39 @@ async def test_it_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> No
     stopping.set()
     async with asyncio.timeout(5):
         await waiting
+    computing.end()
+
+
+async def test_it_fails_when_what_computes_here_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    computing = Computing()
+    monkeypatch.setattr(following, "import_launch", lambda: computing)
+    waiting = asyncio.create_task(following.follow(config(free_port()), IDENTITY, asyncio.Event()))
+    await computing.followed.wait()
+    computing.died.set()
+    async with asyncio.timeout(5):
+        with pytest.raises(StartupError, match="have ended"):
+            await waiting
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux drops what comes")
+async def test_it_ends_when_node_0_has_vanished_from_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    computing, connected = Computing(), asyncio.Event()
+    monkeypatch.setattr(following, "import_launch", lambda: computing)
+    monkeypatch.setattr(following, "VANISHED_S", 1)
+
+    async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        vanish(writer.get_extra_info("socket"))
+        connected.set()
+        await over.wait()
+        writer.transport.abort()
+
+    over = asyncio.Event()
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        waiting = asyncio.create_task(following.follow(config(port), IDENTITY, asyncio.Event()))
+        await connected.wait()
+        async with asyncio.timeout(20):
+            with pytest.raises(StartupError, match="node 0 has ended"):
+                await waiting
+        over.set()
     computing.end()

@@ -181,7 +181,9 @@ def processes_of(suite: Suite, name: str) -> tuple[psutil.Process, list[psutil.P
     pid = pid_of(suite, name)
     assert pid is not None
     below = [each for each in psutil.Process(pid).children(recursive=True) if each.name().startswith("VLLM")]
-    return psutil.Process(pid), sorted(below, key=lambda each: "EngineCor" not in each.name())
+    below.sort(key=lambda each: "EngineCor" not in each.name())
+    assert below and "EngineCor" in below[0].name(), f"no EngineCore below {name}: {below}"
+    return psutil.Process(pid), below
 
 
 async def gone(processes: list[psutil.Process], within_s: float = GONE_S) -> bool:

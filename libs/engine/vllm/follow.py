@@ -8,14 +8,18 @@ from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity
 from libs.engine.vllm.core import as_startup_error, import_launch
+from libs.runtime.keepalive import end_when_vanished
 
 LEADER_DEAD = "node 0 has ended: start its worker and this one again"
+DEAD = "the processes that compute here have ended, and their log says why: start node 0's worker and this one again"
 KNOCK_S = 0.5
 """How often it is tried whether node 0 is there yet."""
+VANISHED_S = 10
+"""A node 0 that the network has not heard of for so long has ended."""
 
 
 async def follow(config: EngineConfig, identity: EngineIdentity, stopping: asyncio.Event) -> None:
-    """Compute until `stopping`. Raises StartupError when it cannot, or when node 0 ends: nobody decides any more."""
+    """Compute until `stopping`. Raises StartupError when it cannot, or any more: without node 0 nobody decides."""
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
 
@@ -40,11 +44,13 @@ async def follow(config: EngineConfig, identity: EngineIdentity, stopping: async
         await asyncio.wait((over, leader, stop), return_when=asyncio.FIRST_COMPLETED)
         if over.done():
             over.result()
+            if not stopping.is_set():
+                raise StartupError(DEAD)
         elif leader.done():
             raise StartupError(LEADER_DEAD)
     finally:
-        for task in (leader, stop):
-            task.cancel()
+        for waited_for in (over, leader, stop):
+            waited_for.cancel()
 
 
 async def _until_leader_ends(config: EngineConfig) -> None:
@@ -57,6 +63,7 @@ async def _until_leader_ends(config: EngineConfig) -> None:
             await asyncio.sleep(KNOCK_S)
             continue
         try:
+            end_when_vanished(writer.get_extra_info("socket"), VANISHED_S)
             await reader.read()
         except OSError:
             pass
