@@ -123,3 +123,46 @@ async def test_a_stream_that_falls_silent_without_an_end_is_told_and_opened_agai
         await expect(page.locator("#stale")).to_be_hidden(timeout=WAIT_MS)
         await figures(page, lambda shown: int(shown["asOfUnixMs"]) > int(before["asOfUnixMs"]) + 1000)
         await figures(page, lambda shown: shown["coverage"] == 1)
+
+
+async def test_a_refusal_whose_reason_never_comes_does_not_keep_the_page_from_asking_again() -> None:
+    async with serving(*half_busy()) as service, browser() as running:
+        page = await running.new_page()
+        asked = 0
+
+        async def refuse_then_hang(route: Route) -> None:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                await route.fulfill(status=503, json={"error": {"message": "no room"}})
+            elif asked > 2:  # the second, which asks why, is never answered
+                await route.continue_()
+
+        await page.route("**/v1/occupancy/stream", refuse_then_hang)
+        await page.goto(service.url)
+        await expect(page.locator("#status")).to_contain_text("does not answer", timeout=2 * WAIT_MS)
+        await figures(page, lambda shown: shown["coverage"] == 1)
+
+
+COUNT_STREAMS = """
+window.openedMs = [];
+window.EventSource = class extends EventSource {
+  constructor(url) {
+    super(url);
+    openedMs.push(performance.now());
+  }
+};
+"""
+
+
+async def test_a_page_asks_less_and_less_often_for_a_stream_that_it_does_not_get() -> None:
+    async with serving(*half_busy()) as service, browser() as running:
+        page = await running.new_page()
+        await page.add_init_script(COUNT_STREAMS)
+        await page.route("**/v1/occupancy/stream", lambda route: route.fulfill(status=204))
+        await page.goto(service.url)
+        await page.wait_for_function("() => openedMs.length >= 3", timeout=2 * WAIT_MS)
+        await page.unroute("**/v1/occupancy/stream")
+        await figures(page, lambda shown: shown["coverage"] == 1)
+        first, second, third, *_ = await page.evaluate("openedMs")
+        assert second - first >= 999 and third - second >= 1999

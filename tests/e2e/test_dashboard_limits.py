@@ -5,8 +5,8 @@ import json
 import pytest
 from playwright.async_api import expect
 
-from libs.testing.wait import until
-from tests.e2e.page_rig import MS, WAIT_MS, Worker, figures, half_busy, looking, serving
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from tests.e2e.page_rig import BATCH_NS, MS, WAIT_MS, Worker, figures, half_busy, looking, serving
 
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
@@ -17,6 +17,8 @@ HOSTILE = (
     "\u202emoor eht ni",
     "x" * 400,
 )
+BUSY_MS = 60_000
+"""Of a page that draws all the time, on a machine that others use up."""
 OPEN = """scope => {
   const name = document.querySelector(`#tables [data-scope=${CSS.escape(scope)}]`);
   name?.click();
@@ -71,25 +73,27 @@ async def test_a_cluster_without_workers_says_so_until_one_comes() -> None:
         await figures(page, lambda shown: shown["coverage"] == 1)
 
 
+class Turning(Worker):
+    """Has another role in every other pair of batches."""
+
+    def batch(self, start_ns: int, length_ns: int = BATCH_NS) -> StepBatch:
+        self.role = ("decode", "prefill")[self.sequence // 2 % 2]
+        return super().batch(start_ns, length_ns)
+
+
 async def test_a_worker_that_changes_role_five_times_a_second_counts_in_both_pools_all_the_time() -> None:
-    async with serving(*half_busy()) as service, looking(service) as page:
+    workers = (Worker("prefill-0", "prefill", 0.6), Turning("turning", "decode", 0.3))
+    async with serving(*workers) as service, looking(service) as page:
         await figures(page, lambda shown: shown["coverage"] == 1)
-        worker, batches = service.workers["decode-0"], service.workers["decode-0"].sequence
-
-        def turn() -> bool:
-            worker.role = ("decode", "prefill")[worker.sequence // 2 % 2]
-            return worker.sequence > batches + 30
-
-        await until(turn)
-        await page.evaluate("""() => {
+        await expect(page.locator(".of-pool tbody tr")).to_have_count(2, timeout=WAIT_MS)
+        from_ms = await page.evaluate("""() => {
           window.pools = [];
           setInterval(() => window.pools.push(document.querySelectorAll(".of-pool tbody tr").length), 50);
+          return Number(document.getElementById("figures").dataset.asOfUnixMs);
         }""")
-        batches = worker.sequence
-        await until(turn)
-        shown = json.loads(await page.evaluate("JSON.stringify(window.pools)"))
-        assert len(shown) > 20
-        assert set(shown) == {2}
+        seen = "([ms, least]) => pools.length > least && document.getElementById('figures').dataset.asOfUnixMs >= ms"
+        await page.wait_for_function(seen, arg=[from_ms + 3000, 20], timeout=BUSY_MS)
+        assert set(json.loads(await page.evaluate("JSON.stringify(window.pools)"))) == {2}
 
 
 async def test_workers_that_have_gone_take_no_place_in_the_page_for_ever() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, expect
 
 from libs.testing.browser import browser
 from tests.e2e.page_rig import MS, WAIT_MS, figures, half_busy, looking, serving
@@ -73,3 +73,18 @@ async def test_steps_that_are_known_no_more_are_said_to_be() -> None:
             await page.goto(f"{service.url}/#scope=worker%3Adecode-0&range=15m&end={then_ms}")
             await expect(page.locator("#steps .note")).to_contain_text("are not kept any more", timeout=WAIT_MS)
             await expect(page.locator("#steps a")).to_be_hidden()
+
+
+async def test_steps_that_are_never_answered_are_asked_for_again() -> None:
+    async with serving(*half_busy()) as service, browser() as running:
+        page = await running.new_page()
+        hangs = iter([True])
+
+        async def hang_once(route: Route) -> None:
+            if not next(hangs, False):
+                await route.continue_()
+
+        await page.route("**/v1/steps?**", hang_once)
+        await page.goto(f"{service.url}/#scope=worker%3Adecode-0")
+        await expect(page.locator("#steps .note")).to_have_text("the metrics service does not answer", timeout=WAIT_MS)
+        await expect(page.locator("#steps .sums")).to_contain_text("steps in 2 s to", timeout=WAIT_MS)

@@ -1,5 +1,6 @@
 // Alerts: those that fire, and their changes as marks on the time axis. A click tells reason and runbook.
 
+import { ask } from "./ask.js";
 import { clockText } from "./chart.js";
 
 const MAX_CHANGES = 500;
@@ -13,7 +14,7 @@ export class Alerts {
   /** Load what fires and what has changed; false when the service does not tell. */
   async load() {
     try {
-      const { firing, recent } = await (await fetch(`/v1/alerts?limit=${MAX_CHANGES}`)).json();
+      const { firing, recent } = await (await ask(`/v1/alerts?limit=${MAX_CHANGES}`)).json();
       this.take(recent.reverse());
       this.firing = new Map(firing.map((alert) => [alert.id, alert]));
       return true;

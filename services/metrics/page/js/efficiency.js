@@ -1,5 +1,7 @@
 // How near each phase comes to the devices' peaks, GPUs' own counters, and nodes' clocks: polled, for the scope shown.
 
+import { ask } from "./ask.js";
+
 const POLL_MS = 2000;
 
 /** Poll into the tiles for as long as the page lives; `look()` is the scope and where it ends. Offsets by node are kept
@@ -10,7 +12,7 @@ export async function followEfficiency(tiles, offsets, look) {
     if (!document.hidden) {
       try {
         const query = new URLSearchParams({ scope, ...(endMs === null ? {} : { end_unix_ms: endMs }) });
-        const answer = await fetch(`/v1/occupancy/efficiency?${query}`);
+        const answer = await ask(`/v1/occupancy/efficiency?${query}`);
         if (answer.ok) show(tiles, offsets, await answer.json());
       } catch {
         tiles.hidden = true;

@@ -1,6 +1,7 @@
 // Keeps the stores true to the service: history first, then the live stream; gaps are loaded again.
 
 import { Alerts } from "./alerts.js";
+import { ask } from "./ask.js";
 import { Live } from "./live.js";
 import { LIVE_COLUMNS, LIVE_WINDOW_MS, rangeAt } from "./phases.js";
 import { Store } from "./store.js";
@@ -209,7 +210,7 @@ export class Feed extends EventTarget {
   async #loadEvents() {
     const missing = "role moves and alerts could not be loaded";
     try {
-      const events = await (await fetch("/v1/events?limit=500")).json();
+      const events = await (await ask("/v1/events?limit=500")).json();
       for (const event of events.reverse()) this.#addEvent(event);
       if (!(await this.alerts.load())) throw new Error(missing);
     } catch {

@@ -1,5 +1,6 @@
 // Latency percentiles of finished requests, and how many there were.
 
+import { ask } from "./ask.js";
 import { percent } from "./phases.js";
 
 const POLL_MS = 2000;
@@ -12,7 +13,7 @@ export async function followLatency(body, note, endMs) {
     if ((endMs() === null || endMs() !== told) && !document.hidden) {
       try {
         const end = endMs();
-        const answer = await fetch(`/v1/requests/summary?window=${WINDOW}${end === null ? "" : `&end_unix_ms=${end}`}`);
+        const answer = await ask(`/v1/requests/summary?window=${WINDOW}${end === null ? "" : `&end_unix_ms=${end}`}`);
         if (answer.ok) show(body, note, await answer.json());
         if (answer.ok) told = end;
       } catch {

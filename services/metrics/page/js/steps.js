@@ -1,5 +1,6 @@
 // The engine steps of one worker behind its figures: asked for while a worker is looked at, as a timeline and a table.
 
+import { ask } from "./ask.js";
 import { clockText } from "./chart.js";
 import { millis, percent } from "./phases.js";
 import { Timeline } from "./timeline.js";
@@ -54,7 +55,7 @@ export class Steps {
     const query = new URLSearchParams({ worker, window: `${windowMs}ms`, end_unix_ms: endMs, limit: MAX_STEPS });
     const url = `/v1/steps?${query}`;
     try {
-      const answer = await fetch(url);
+      const answer = await ask(url);
       const told = await answer.json();
       if (!answer.ok) {
         this.#clear({ worker });

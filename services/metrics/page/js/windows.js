@@ -1,5 +1,8 @@
 // Windows of all workers from the service, in bytes: see services/metrics/packed.py.
 
+import { ask } from "./ask.js";
+
+const LOAD_MS = 30000; // for some megabytes, over a slow line
 const MAX_CELLS = 200000; // windows x workers in one answer
 const PIECE_CELLS = 50000; // what is decoded between two frames
 
@@ -13,7 +16,7 @@ export async function load(store, { window, endMs, memberOf, signal, count }) {
     const span = take * store.windowMs;
     const query = new URLSearchParams({ window, span: `${span}ms`.replace(/000ms$/, "s") });
     if (end !== null) query.set("end_unix_ms", end);
-    const answer = await fetch(`/v1/occupancy/windows?${query}`, { signal });
+    const answer = await ask(`/v1/occupancy/windows?${query}`, { signal, withinMs: LOAD_MS });
     if (!answer.ok) throw new Error((await answer.json()).error.message);
     const header = enter(store, await answer.arrayBuffer(), memberOf);
     end = header.first_start_unix_ms;
