@@ -6,7 +6,8 @@ from typing import Any
 
 from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity, Progress
-from libs.engine.vllm.core import Ready, VllmCore
+from libs.engine.vllm.core import VllmCore
+from libs.engine.vllm.ready import Ready
 from libs.engine.vllm.report import Command, Report
 from libs.perfmodel import StepTimeModel
 

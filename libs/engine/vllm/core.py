@@ -6,37 +6,21 @@ for each engine step with the tokens of all sequences, which is what the client 
 
 import asyncio
 import contextlib
-import os
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
-from libs.engine.port import Capabilities, EngineIdentity, Progress
-from libs.engine.vllm import plugin
-from libs.engine.vllm.board import Board
-from libs.engine.vllm.connectors import Handing
+from libs.engine.port import EngineIdentity, Progress
+from libs.engine.vllm.ready import Ready
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core_client import AsyncMPClient
 
 CLOSE_S = 5.0
 """How long EngineCore may take to end by itself before it is killed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """What is known once EngineCore serves."""
-
-    capabilities: Capabilities
-    device: str
-    handing: Handing
-    """How it hands sequences over."""
-    board: Board
-    """Which step it runs."""
 
 
 class CoreProcess(Protocol):
@@ -200,11 +184,3 @@ def as_startup_error(error: BaseException) -> StartupError:
         return error
     text = " ".join(str(error).split()) or type(error).__name__
     return StartupError(f"the vllm engine did not start: {text[:400]}")
-
-
-def set_environment(defaults: Mapping[str, str], own: Mapping[str, str]) -> None:
-    """For vLLM, which reads it here and in its child processes; of `defaults`, what a person has set is left alone."""
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-    os.environ.update(own)
-    os.environ[plugin.LEASH_VARIABLE] = str(os.getpid())

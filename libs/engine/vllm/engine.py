@@ -33,10 +33,11 @@ from libs.engine.port import (
 from libs.engine.sequence import Sequence
 from libs.engine.validation import check_request
 from libs.engine.vllm.board import Running
-from libs.engine.vllm.core import CoreProcess, Ready
+from libs.engine.vllm.core import CoreProcess
 from libs.engine.vllm.handing import NEVER_NS, lease_ns, refusal
 from libs.engine.vllm.live import Sequences
 from libs.engine.vllm.reading import Reading, announcement
+from libs.engine.vllm.ready import Ready
 from libs.engine.vllm.report import Command, Report
 from libs.engine.vllm.trial import trial_tokens
 from libs.model.info import load_model_info

@@ -22,8 +22,8 @@ from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.vllm.board import Board
 from libs.engine.vllm.compute import compute_of, kv_item_bytes
 from libs.engine.vllm.connectors import Connector, Handing, connector_of
-from libs.engine.vllm.core import Ready, set_environment
-from libs.engine.vllm.plugin import CAUSE_VARIABLE, WAIT_VARIABLE
+from libs.engine.vllm.plugin import CAUSE_VARIABLE, LEASH_VARIABLE, WAIT_VARIABLE
+from libs.engine.vllm.ready import Ready
 from libs.engine.vllm.scheduler import BOARD_SETTING, CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
 from libs.model.info import load_model_info
 from libs.perfmodel.utilisation import Compute
@@ -64,7 +64,7 @@ def _prepared(config: EngineConfig, identity: EngineIdentity) -> tuple[VllmConfi
     _check_device(config)
     host = _reachable(identity)
     ports = {name: str(_free_port(host)) for name in ("VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT")}
-    set_environment(_environment(config), {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_HOST_IP": host, **ports})
+    _set_environment(_environment(config), {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_HOST_IP": host, **ports})
     return configured(config, connector), connector, f"http://{host}:{ports['VLLM_MOONCAKE_BOOTSTRAP_PORT']}"
 
 
@@ -145,6 +145,14 @@ def _environment(config: EngineConfig) -> Mapping[str, str]:
             WAIT_VARIABLE: "1",
         }
     return environment
+
+
+def _set_environment(defaults: Mapping[str, str], own: Mapping[str, str]) -> None:
+    """For vLLM, which reads it here and in its child processes; of `defaults`, what a person has set is left alone."""
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    os.environ.update(own)
+    os.environ[LEASH_VARIABLE] = str(os.getpid())
 
 
 def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
