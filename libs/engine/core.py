@@ -13,6 +13,7 @@ from libs.engine import batching
 from libs.engine.block_pool import BlockPool
 from libs.engine.config import EngineConfig
 from libs.engine.handles import Held, Received
+from libs.engine.kv_port import KvHandle
 from libs.engine.kv_wait import KvWait
 from libs.engine.offers import Offers
 from libs.engine.pace import Pace
@@ -25,7 +26,6 @@ from libs.engine.port import (
     EngineLoad,
     EngineRequest,
     FinishReason,
-    KvHandle,
     KvTransferReport,
     Logprob,
     Phase,

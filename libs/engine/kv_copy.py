@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import numpy as np
 
 from libs.engine.checksum import block_checksum
-from libs.engine.port import KvChunk
+from libs.engine.kv_port import KvChunk
 from libs.engine.runner import Runner
 from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
 

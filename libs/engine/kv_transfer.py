@@ -8,7 +8,8 @@ from libs.contracts.errors import KvLost
 from libs.engine.checksum import block_checksum
 from libs.engine.handles import Held, Received
 from libs.engine.kv_copy import BlockWriter
-from libs.engine.port import Capabilities, KvChunk, KvFetcher, KvHandle
+from libs.engine.kv_port import KvChunk, KvFetcher, KvHandle
+from libs.engine.port import Capabilities
 from libs.engine.runner import Runner
 
 MAX_CHUNK_BYTES = 1024 * 1024

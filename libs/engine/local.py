@@ -9,6 +9,7 @@ from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.events import EventQueue
 from libs.engine.kv_copy import BlockCopies, BlockWriter
+from libs.engine.kv_port import KvExport, KvFetcher
 from libs.engine.kv_transfer import BlockExport, receive_blocks
 from libs.engine.port import (
     Capabilities,
@@ -18,8 +19,6 @@ from libs.engine.port import (
     EngineLoad,
     EngineRequest,
     FinishReason,
-    KvExport,
-    KvFetcher,
     Progress,
     StepReport,
 )

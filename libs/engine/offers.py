@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from libs.contracts.errors import KvLost
 from libs.engine.block_pool import BlockPool
 from libs.engine.handles import HandleTable, Held
-from libs.engine.port import Capabilities, EngineIdentity, KvHandle
+from libs.engine.kv_port import KvHandle
+from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.sequence import Sequence
 
 RETRY_MS = 5_000

@@ -6,14 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from libs.contracts.errors import KvLost
+from libs.engine.kv_port import KvChunk, KvHandle
 from libs.engine.pool_map import PoolMap, PoolMaps
 from libs.engine.port import (
     Engine,
     EngineEvent,
     EngineIdentity,
     EngineIntegrity,
-    KvChunk,
-    KvHandle,
     Logprob,
     SequenceOutput,
 )

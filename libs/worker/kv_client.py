@@ -13,8 +13,8 @@ import grpc.aio
 
 from libs.contracts.errors import KvLost
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.kv_port import KvChunk, KvHandle
 from libs.engine.pool_map import PoolMap, PoolMaps
-from libs.engine.port import KvChunk, KvHandle
 from libs.runtime.tasks import OnFailure, TaskOwner
 from libs.worker import kv_wire
 from libs.worker.kv_link import KvLink

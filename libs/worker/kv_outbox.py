@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from libs.contracts.errors import FulcrumError, InvalidRequest, KvLost, KvMismatch, QueueFull
 from libs.contracts.packing import pack_u32, unpack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.port import KvChunk, KvExport
+from libs.engine.kv_port import KvChunk, KvExport
 from libs.worker import kv_wire
 from libs.worker.host import WorkerHost
 

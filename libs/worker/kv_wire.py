@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from libs.contracts.errors import KvLost
 from libs.contracts.packing import unpack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.engine.port import KvChunk
+from libs.engine.kv_port import KvChunk
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _DATA_TAG = pb.KvFrame.DATA_FIELD_NUMBER << 3 | _BYTES

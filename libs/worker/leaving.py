@@ -7,7 +7,8 @@ end where none is.
 
 from collections import OrderedDict
 
-from libs.engine.port import Capabilities, EngineEvent, KvHandle
+from libs.engine.kv_port import KvHandle
+from libs.engine.port import Capabilities, EngineEvent
 from libs.perfmodel.moving import MoveTime, Staying, sooner_moved
 from libs.worker.hosted import Hosted
 

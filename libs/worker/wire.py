@@ -10,12 +10,12 @@ from libs.contracts.errors import InvalidRequest
 from libs.contracts.packing import pack_f32, pack_u32, unpack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.kv_port import KvHandle
 from libs.engine.port import (
     Capabilities,
     EngineLoad,
     EngineRequest,
     FinishReason,
-    KvHandle,
     Logprob,
     Phase,
     SamplingParams,

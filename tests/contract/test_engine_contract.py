@@ -16,13 +16,13 @@ from libs.contracts.errors import InvalidRequest, KvLost, KvMismatch, QueueFull
 from libs.contracts.hashing import block_hashes
 from libs.engine.config import EngineConfig
 from libs.engine.factory import make_engine
+from libs.engine.kv_port import KvHandle
 from libs.engine.pool_file import PREFIX
 from libs.engine.port import (
     Engine,
     EngineIntegrity,
     EngineRequest,
     FinishReason,
-    KvHandle,
     Phase,
     SamplingParams,
 )

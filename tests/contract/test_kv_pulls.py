@@ -14,8 +14,9 @@ from libs.contracts.errors import KvLost, KvMismatch
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.checksum import block_checksum
 from libs.engine.handles import Held
+from libs.engine.kv_port import KvChunk, KvHandle
 from libs.engine.kv_transfer import MAX_CHUNK_BYTES, BlockExport
-from libs.engine.port import Capabilities, KvChunk, KvHandle
+from libs.engine.port import Capabilities
 from libs.runtime.rpc import make_channel, make_server
 from libs.runtime.settings import CommonSettings
 from libs.testing.wait import until

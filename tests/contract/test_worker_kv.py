@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.kv_port import KvChunk
 from libs.engine.kv_transfer import BlockExport
 from libs.engine.pool_file import HEADER_BYTES, PREFIX, file_name
-from libs.engine.port import KvChunk
 from libs.runtime.settings import CommonSettings
 from libs.testing.worker import GatewayProbe, LocalWorker, eventually, gateway_probe, local_worker, submit
 from libs.worker import kv_wire

@@ -14,12 +14,12 @@ from libs.contracts.errors import InvalidRequest, KvLost, QueueFull
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.handles import Received
+from libs.engine.kv_port import KvHandle
 from libs.engine.port import (
     Capabilities,
     EngineIdentity,
     EngineRequest,
     FinishReason,
-    KvHandle,
     Phase,
     SamplingParams,
 )

@@ -11,7 +11,8 @@ from libs.contracts.errors import InvalidRequest
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.handles import Received
-from libs.engine.port import Capabilities, EngineIdentity, EngineIntegrity, EngineRequest, KvHandle, Phase
+from libs.engine.kv_port import KvHandle
+from libs.engine.port import Capabilities, EngineIdentity, EngineIntegrity, EngineRequest, Phase
 from libs.engine.port import SamplingParams as Sampling
 from libs.testing.checking_device import CheckingDevice, reference
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from libs.contracts.errors import KvLost
 from libs.engine.checksum import block_checksum
 from libs.engine.kv_copy import COPY_THREADS, INLINE_BYTES, SLICE_BYTES, BlockCopies
-from libs.engine.port import KvChunk
+from libs.engine.kv_port import KvChunk
 from libs.testing.wait import until
 
 BLOCK_BYTES = SLICE_BYTES

@@ -7,13 +7,13 @@ from libs.contracts.errors import QueueFull
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.factory import make_engine
+from libs.engine.kv_port import KvHandle
 from libs.engine.pace import PEOPLE_STAY_NS, YIELDING_PART, Pace
 from libs.engine.port import (
     Capabilities,
     Engine,
     EngineIdentity,
     EngineRequest,
-    KvHandle,
     Phase,
     SamplingParams,
 )

@@ -2,8 +2,9 @@
 
 import asyncio
 
+from libs.engine.kv_port import KvFetcher
 from libs.engine.local import LocalEngine
-from libs.engine.port import EngineIdentity, KvFetcher, Progress
+from libs.engine.port import EngineIdentity, Progress
 from libs.engine.sim.runner import SimRunner
 from libs.model.info import load_model_info
 from libs.runtime.clock import SystemClock

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import KvLost
 from libs.engine.config import EngineConfig
+from libs.engine.kv_port import KvChunk, KvHandle
 from libs.engine.port import (
     EngineIdentity,
     EngineIntegrity,
     EngineRequest,
     FinishReason,
-    KvChunk,
-    KvHandle,
     Phase,
     SamplingParams,
 )

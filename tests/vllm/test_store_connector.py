@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from libs.engine.config import EngineConfig
+from libs.engine.kv_port import KvHandle
 from libs.engine.port import (
     EngineIdentity,
     EngineIntegrity,
     EngineRequest,
     FinishReason,
-    KvHandle,
     Phase,
     SamplingParams,
 )

@@ -16,6 +16,7 @@ import msgspec
 from libs.contracts.errors import InvalidRequest, KvLost, QueueFull
 from libs.engine.config import EngineConfig
 from libs.engine.events import EventQueue
+from libs.engine.kv_port import KvExport, KvFetcher
 from libs.engine.port import (
     Capabilities,
     EngineEvent,
@@ -24,8 +25,6 @@ from libs.engine.port import (
     EngineLoad,
     EngineRequest,
     FinishReason,
-    KvExport,
-    KvFetcher,
     Phase,
     Progress,
     SequenceOutput,

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from libs.engine.port import EngineIdentity, EngineRequest, FinishReason, KvHandle, Logprob, SequenceOutput
+from libs.engine.kv_port import KvHandle
+from libs.engine.port import EngineIdentity, EngineRequest, FinishReason, Logprob, SequenceOutput
 
 
 @dataclass(slots=True)
