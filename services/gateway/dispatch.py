@@ -289,7 +289,7 @@ class Dispatcher:
         generation = leg.generation
         if leg is generation.prompt_leg and not generation.reroutes:
             generation.cached_tokens = finished.cached_tokens
-        _drop(leg)
+        leg.drop()
         reason = _FINISHED.get(finished.reason)
         if reason is None:
             self._restart(generation, "its worker ended it", keep_kv=False)
@@ -298,7 +298,7 @@ class Dispatcher:
 
     def _refused(self, leg: Leg, refused: pb.Refused) -> None:
         generation = leg.generation
-        _drop(leg)
+        leg.drop()
         if refused.code == pb.REFUSAL_CODE_INVALID:
             self._end(generation, InvalidRequest(f"worker {leg.link.id} refused: {refused.detail}"))
             return
@@ -310,7 +310,7 @@ class Dispatcher:
         known = failed.code in pb.FailureCode.values()
         code = pb.FailureCode.Name(failed.code) if known else f"failure code {failed.code}"
         log.info("sequence failed", request_id=generation.request_id, worker=leg.link.id, code=code)
-        _drop(leg)
+        leg.drop()
         # Blocks that do not come are their source's fault: computed there again, they might never come.
         at_fault = generation.prefill_worker if failed.code == pb.FAILURE_CODE_KV_LOST else leg.link.id
         generation.avoid.add(at_fault)
@@ -327,7 +327,7 @@ class Dispatcher:
             carries_on = pulled and not silent
             if pulled and silent:
                 generation.kv = None
-            _drop(leg)
+            leg.drop()
             if generation in self._queue:  # for a decode worker: its blocks are gone
                 generation.kv = None
             elif not carries_on:
@@ -389,13 +389,3 @@ class Dispatcher:
             self._idle.set()
         self._ended(generation, generation.conclude(outcome))
         self._turn_soon()
-
-
-def _drop(leg: Leg) -> None:
-    """The worker has ended it, or is lost."""
-    leg.link.forget(leg, abort=False)
-    generation = leg.generation
-    if generation.prompt_leg is leg:
-        generation.prompt_leg = None
-    if generation.decode_leg is leg:
-        generation.decode_leg = None

@@ -66,6 +66,14 @@ class Leg:
     """Output tokens that its submit carried."""
     tokens: int = 0
 
+    def drop(self) -> None:
+        """Its worker has ended it, or is lost."""
+        self.link.forget(self, abort=False)
+        if self.generation.prompt_leg is self:
+            self.generation.prompt_leg = None
+        if self.generation.decode_leg is self:
+            self.generation.decode_leg = None
+
 
 @dataclass(slots=True)
 class Timeline:
