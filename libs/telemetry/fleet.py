@@ -1,16 +1,21 @@
 """The timelines of all workers, bounded in number."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker, StepBatch
 from libs.perfmodel.utilisation import Effort
+from libs.telemetry.cells import PROVISIONAL, ROLE_NUMBERS, Cells
 from libs.telemetry.clocks import Clocks
 from libs.telemetry.hardware import Hardware
+from libs.telemetry.ring import NO_ROLE
 from libs.telemetry.steps import FULL_SHARE, RunningStep
+from libs.telemetry.tally import NEVER, WINDOW_NS, Tally
 from libs.telemetry.timeline import MAX_STEPS, PhaseTime, PrefillShare, Taken, Timeline, WorkerFacts, facts_of
 
 MAX_WORKERS: Final = 4096
@@ -62,6 +67,7 @@ class Fleet:
         """While a worker's telemetry comes here it is here too as long as this covers more."""
         self._taken_over_ns: dict[str, int] = {}
         """Of workers that another process read before: from when on their telemetry came here."""
+        self._tally = Tally(MAX_WORKERS)
         self._max_steps = MAX_STEPS
         self.batches: Counter[Taken] = Counter()
         self.kv_bytes: Counter[str] = Counter()
@@ -76,7 +82,7 @@ class Fleet:
     def add(self, batch: StepBatch, now_ns: int) -> Taken:
         """Enter a worker's batch that came at `now_ns`."""
         self.latest_arrival_ns = now_ns
-        taken = Taken.MALFORMED if batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS else self._add(batch)
+        taken = Taken.MALFORMED if batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS else self._add(batch, now_ns)
         self.batches[taken] += 1
         if taken is Taken.COUNTED:
             self.newest_cover_ns = max(batch.covered_to_unix_ns, self.newest_cover_ns)
@@ -85,7 +91,7 @@ class Fleet:
             relayed = self._relayed.get(batch.worker_id)
             if relayed is None or batch.covered_to_unix_ns > relayed.facts.covered_to_unix_ns:
                 self._relayed.pop(batch.worker_id, None)
-                for transfer in batch.kv_transfers:
+                for transfer in batch.kv_transfers or ():
                     self.kv_bytes["shared_memory" if transfer.shared_memory else "grpc"] += transfer.bytes
         return taken
 
@@ -148,6 +154,27 @@ class Fleet:
             return None
         return self.phases(worker_id, low_ns, high_ns), role
 
+    def cells(self, worker_ids: Sequence[str], low_ns: int, high_ns: int) -> Cells:
+        """`window` of many workers; those of which it says nothing are left out."""
+        times, roles, exact = self._tally.read(low_ns, worker_ids)
+        if self._relayed:
+            exact &= np.array([worker_id not in self._relayed for worker_id in worker_ids], np.bool_)
+        if high_ns - low_ns != WINDOW_NS:
+            exact[:] = False
+        for place in np.flatnonzero(~exact).tolist():
+            known = self.window(worker_ids[place], low_ns, high_ns)
+            roles[place] = NO_ROLE
+            if known is not None:
+                time, role = known
+                times[place] = time.covered_ns, time.prefill_ns, time.decode_ns, time.kv_wait_ns
+                roles[place] = ROLE_NUMBERS[role] + PROVISIONAL * time.provisional
+        return Cells(worker_ids, times, roles).where(roles != NO_ROLE)
+
+    def changed_from_ns(self, worker_id: str) -> int:
+        """The earliest moment that a worker's newest batch told of; 0 for one that others read."""
+        timeline = self._timelines.get(worker_id)
+        return timeline.changed_from_ns if timeline else 0
+
     def effort(self, worker_id: str, low_ns: int, high_ns: int) -> Effort:
         """What a worker's finished steps computed and moved in [low, high), as far as it tells."""
         timeline = self._timelines.get(worker_id)
@@ -197,7 +224,7 @@ class Fleet:
             if is_heard(facts, now_ns):
                 yield facts
             else:
-                yield replace(facts, load=_counted(facts.load), kv_blocks=0, max_sequences=0)
+                yield facts._replace(load=_counted(facts.load), kv_blocks=0, max_sequences=0)
 
     def silent_elsewhere(self, since_ns: int, now_ns: int) -> list[WorkerFacts]:
         """Of the workers that others read those that are listed, have not left, and were last heard of before
@@ -209,21 +236,32 @@ class Fleet:
         silent_since_ns = min(now_ns, self.newest_cover_ns) - LISTED_NS
         return facts.covered_to_unix_ns > (now_ns - LEFT_NS if facts.left else silent_since_ns)
 
-    def _add(self, batch: StepBatch) -> Taken:
-        timeline = self._timelines.get(batch.worker_id)
+    def _add(self, batch: StepBatch, now_ns: int) -> Taken:
+        worker_id = batch.worker_id
+        timeline = self._timelines.get(worker_id)
         if timeline is not None:
             timeline.max_steps = self._max_steps
-            return timeline.add(batch)
+            taken = timeline.add(batch)
+            if taken is Taken.COUNTED and not (timeline.plain and self._tally.add(worker_id, timeline.plain, now_ns)):
+                self._begin_tally(timeline, worker_id)
+            return taken
         timeline = Timeline(self._prefill_share)
         taken = timeline.add(batch)
         if taken is Taken.COUNTED:
             if len(self._timelines) >= MAX_WORKERS:
                 self._forget(min(self._timelines, key=self._heard_ns))
-            self._timelines[batch.worker_id] = timeline
-            if relayed := self._relayed.get(batch.worker_id):
+            self._timelines[worker_id] = timeline
+            if relayed := self._relayed.get(worker_id):
                 self._take_over(timeline, relayed, batch)
+            self._begin_tally(timeline, worker_id)
             self._max_steps = min(MAX_STEPS, max(MIN_STEPS, MAX_FLEET_STEPS // len(self._timelines)))
         return taken
+
+    def _begin_tally(self, timeline: Timeline, worker_id: str) -> None:
+        """What has been told so far needs sorting out; what comes may be added up."""
+        left = timeline.facts is not None and timeline.facts.left
+        role = ROLE_NUMBERS.get(timeline.role_at(timeline.known_to_ns), NO_ROLE)
+        self._tally.begin(worker_id, NEVER if left else timeline.known_to_ns, role)
 
     def _take_over(self, timeline: Timeline, relayed: Relayed, batch: StepBatch) -> None:
         self._taken_over_ns[batch.worker_id] = batch.covered_from_unix_ns
@@ -242,6 +280,7 @@ class Fleet:
 
     def _forget(self, worker_id: str) -> None:
         self._timelines.pop(worker_id, None)
+        self._tally.forget(worker_id)
         self._taken_over_ns.pop(worker_id, None)
 
     def _heard_ns(self, worker_id: str) -> int:

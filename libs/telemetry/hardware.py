@@ -30,7 +30,7 @@ class Hardware:
 
     def add(self, batch: pb.StepBatch) -> None:
         """Enter what a worker read of its node's GPUs; older readings than the one known change nothing."""
-        for message in batch.gpu_readings:
+        for message in batch.gpu_readings or ():  # an empty list of protobuf is slow to walk
             reading = _reading(message)
             key = (batch.node, message.uuid)
             known = self._seen.get(key)

@@ -2,16 +2,15 @@
 it. Pure; time is passed in."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
-from libs.contracts.roles import ROLE_NAMES
+from libs.telemetry.cells import Cells
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.members import Members, member_of
-from libs.telemetry.ring import NO_ROLE
-from libs.telemetry.rollups import RollUps, Written
+from libs.telemetry.rollups import RollUps
 
 MAX_REVISED: Final = 65_536
 """Windows waiting to be written again, of one worker each; further ones keep what they had, which is counted."""
@@ -20,16 +19,13 @@ MAX_FRESH: Final = 20
 """Windows that one call writes for the first time: after a pause they are caught up with call by call, since each
 takes 15 ms for 1,000 workers."""
 
-ROLE_NUMBERS: Final = {name: NO_ROLE + 1 + index for index, name in enumerate(ROLE_NAMES)}
-"""How roles are named in roll-ups."""
-
 
 @dataclass(frozen=True, slots=True)
 class WrittenWindow:
     """A window of the first tier that has just been written."""
 
     start_ns: int
-    workers: list[Written]
+    workers: Cells
     revised: bool
     """Written before; `workers` are those of which something else is known now."""
 
@@ -67,12 +63,11 @@ class History:
         self._written_to_ns = self._resumed_ns = written_to_ns
 
     def note(self, batch: StepBatch) -> None:
-        """A batch was counted by the fleet: windows that were written before it came are written again."""
+        """A batch has just been counted by the fleet: windows that were written before it are written again."""
         if self._written_to_ns is None:
             return
-        starts = [step.start_unix_ns for step in batch.steps]
         oldest_ns = max(self._written_to_ns - self._kept_ns, self._resumed_ns)
-        low_ns = max(min([batch.covered_from_unix_ns, *starts]), oldest_ns)
+        low_ns = max(self._fleet.changed_from_ns(batch.worker_id), oldest_ns)
         high_ns = min(batch.covered_to_unix_ns, self._written_to_ns)
         for start_ns in range(low_ns // self._window_ns * self._window_ns, high_ns, self._window_ns):
             waiting = self._revised[start_ns]
@@ -100,12 +95,6 @@ class History:
         self._written_to_ns = max(written_to_ns, fresh.stop)
         return written
 
-    def _write(self, start_ns: int, worker_ids: Iterable[str], *, revised: bool) -> WrittenWindow:
-        end_ns = start_ns + self._window_ns
-        workers = []
-        for worker_id in worker_ids:
-            known = self._fleet.window(worker_id, start_ns, end_ns)
-            if known is not None:
-                time, role = known
-                workers.append(Written(worker_id, time, ROLE_NUMBERS[role]))
-        return WrittenWindow(start_ns, self._rollups.write(start_ns, workers, fuller=self._shared), revised)
+    def _write(self, start_ns: int, worker_ids: Sequence[str], *, revised: bool) -> WrittenWindow:
+        known = self._fleet.cells(worker_ids, start_ns, start_ns + self._window_ns)
+        return WrittenWindow(start_ns, self._rollups.enter(start_ns, known, fuller=self._shared), revised)

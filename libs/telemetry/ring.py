@@ -74,6 +74,10 @@ class Ring:
         times: NDArray[np.int64] = self._times[row, slots].astype(np.int64)
         return times
 
+    def put(self, row: int, slots: NDArray[np.int64], times: NDArray[np.int64]) -> None:
+        """Times [slots, 4] in place of what a window held."""
+        self._times[row, slots] = times
+
     def add(self, row: int, slots: NDArray[np.int64], more: NDArray[np.int64]) -> None:
         """Change a window by `more` [slots, 4], which may be negative as long as the sums are not."""
         self._times[row, slots] = (self.get(row, slots) + more).astype(self._times.dtype)

@@ -36,6 +36,11 @@ class RoleLog:
         if len(self._roles) > MAX_SPANS:
             del self._starts[0], self._ends[0], self._roles[0]
 
+    @property
+    def newest(self) -> str:
+        """The role of the latest moment; empty when none is known."""
+        return self._roles[-1] if self._roles else ""
+
     def forget_from(self, from_ns: int) -> None:
         """Drop what was said of `from_ns` and later."""
         kept = bisect_left(self._starts, from_ns)

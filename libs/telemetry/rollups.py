@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from libs.telemetry.cells import PROVISIONAL, Cells
 from libs.telemetry.ring import NO_ROLE, Ring, Tier
 from libs.telemetry.timeline import PhaseTime
 
@@ -19,10 +20,6 @@ COVERED, PREFILL, DECODE, KV_WAIT = range(4)
 """Places in the last axis of every array of times; idle is what the other three leave of covered."""
 MAX_WORKERS: Final = 4096
 FIRST_SLOTS: Final = 16
-PROVISIONAL: Final = 0x80
-"""Beside the role in the first tier: part of the time is a step that still runs."""
-
-
 SECOND_NS: Final = 1_000_000_000
 TIERS: Final = (
     Tier(SECOND_NS // 10, 1200),
@@ -99,7 +96,11 @@ class RollUps:
         fitting = (ring.tier for ring in rings if ring.reaches(low_ns) and ring.tier.window_ns >= least_ns)
         return next(fitting, self._rings[-1].tier)
 
-    def write(self, start_ns: int, written: list[Written], *, fuller: bool = False) -> list[Written]:
+    def write(self, start_ns: int, written: Sequence[Written], *, fuller: bool = False) -> Cells:
+        """`enter` for what is known worker by worker."""
+        return self.enter(start_ns, cells(written), fuller=fuller)
+
+    def enter(self, start_ns: int, written: Cells, *, fuller: bool = False) -> Cells:
         """What workers did in the first tier's window at `start_ns`, in place of what was known of it before; what was
         taken of it. Does nothing for a window that is no longer kept. `fuller`: what covers less than is known already
         is left out.
@@ -107,19 +108,18 @@ class RollUps:
         finest = self._rings[0]
         row = finest.row(start_ns)
         if row is None or not written:
-            return []
-        slots = np.array([self._slot(each.worker_id) for each in written], np.int64)
+            return written.first(0)
+        slots = np.array([self._slot(worker_id) for worker_id in written.worker_ids], np.int64)
+        known = finest.get(row, slots)
         if fuller:
-            fits = np.array([each.time.covered_ns for each in written], np.int64) >= finest.get(row, slots)[:, COVERED]
-            written, slots = list(compress(written, fits)), slots[fits]
+            fits = written.times_ns[:, COVERED] >= known[:, COVERED]
+            written, slots, known = written.where(fits), slots[fits], known[fits]
             if not written:
-                return []
-        roles = np.array([each.role for each in written], np.uint8)
-        flags = np.array([PROVISIONAL * each.time.provisional for each in written], np.uint8)
-        times = np.array([_parts(each.time) for each in written], np.int64)
-        change = times - finest.get(row, slots)
-        finest.add(row, slots, change)
-        finest.set_roles(row, slots, roles | flags)
+                return written
+        change = written.times_ns - known
+        finest.put(row, slots, written.times_ns)
+        finest.set_roles(row, slots, written.roles)
+        roles = written.roles % np.uint8(PROVISIONAL)
         newest = start_ns >= self._newest_ns[slots]
         self._newest_ns[slots[newest]] = start_ns
         for ring in self._rings[1:]:
@@ -246,5 +246,11 @@ def by_phase(times_ns: NDArray[np.int64], gpus: Mapping[str, int], worker_ids: S
     return spent
 
 
-def _parts(time: PhaseTime) -> tuple[int, int, int, int]:
-    return time.covered_ns, time.prefill_ns, time.decode_ns, time.kv_wait_ns
+def cells(written: Sequence[Written]) -> Cells:
+    """The same side by side."""
+    times = [
+        (time.covered_ns, time.prefill_ns, time.decode_ns, time.kv_wait_ns) for time in (each.time for each in written)
+    ]
+    roles = [each.role + PROVISIONAL * each.time.provisional for each in written]
+    worker_ids = [each.worker_id for each in written]
+    return Cells(worker_ids, np.array(times, np.int64).reshape(-1, 4), np.array(roles, np.uint8))

@@ -27,7 +27,14 @@ def prefill_share(batch: StepBatch) -> Callable[[Step], int]:
             read.append(_model(batch))
         return read[0]
 
-    return lambda step: _share(model, step)
+    def share(step: Step) -> int:
+        if not step.prefill_tokens:
+            return 0
+        if not step.decode_sequences:
+            return FULL_SHARE
+        return split_step_ns(model(), step_work(step), FULL_SHARE)[0]
+
+    return share
 
 
 def _model(batch: StepBatch) -> StepTimeModel:
@@ -38,11 +45,3 @@ def _model(batch: StepBatch) -> StepTimeModel:
 @lru_cache(maxsize=MAX_ENGINES)
 def _prior(engine: str) -> StepTimeModel:
     return prior_step_time(engine)
-
-
-def _share(model: Callable[[], StepTimeModel], step: Step) -> int:
-    if not step.prefill_tokens:
-        return 0
-    if not step.decode_sequences:
-        return FULL_SHARE
-    return split_step_ns(model(), step_work(step), FULL_SHARE)[0]

@@ -85,6 +85,18 @@ class StepLog:
             if not announced:
                 self._announced.discard(start)
 
+    def extend(self, starts: list[int], ends: list[int], prefill_shares: list[int], counts: list[int]) -> None:
+        """Enter steps that have ended, in order, all of them after those that are known; `counts` side by side."""
+        self._starts.fromlist(starts)
+        self._ends.fromlist(ends)
+        self._shares.fromlist(prefill_shares)
+        self._counts.fromlist(counts)
+
+    @property
+    def any_announced(self) -> bool:
+        """Whether the end of any step is not known."""
+        return bool(self._announced)
+
     def running(self) -> RunningStep | None:
         """The newest step, if it is only announced."""
         if self._starts and self._starts[-1] in self._announced:

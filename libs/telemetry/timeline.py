@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final
+from enum import StrEnum
+from typing import Final, NamedTuple
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step, StepBatch
@@ -12,6 +12,7 @@ from libs.perfmodel.utilisation import Compute, Effort
 from libs.perfmodel.wire import compute_of
 from libs.telemetry.effort import EffortLog, effort_of
 from libs.telemetry.intervals import Intervals
+from libs.telemetry.plain import PlainBatch, plain_batch
 from libs.telemetry.role_log import RoleLog
 from libs.telemetry.steps import FULL_SHARE, MAX_COUNT, FewBusyTime, RanStep, RunningStep, StepCounts, StepLog
 
@@ -30,7 +31,7 @@ PrefillShare = Callable[[StepBatch], Callable[[Step], int]]
 """For a batch, which part of each of its steps is prefill, 0..`FULL_SHARE`."""
 
 
-class Taken(Enum):
+class Taken(StrEnum):
     """What became of a batch."""
 
     COUNTED = "counted"
@@ -85,8 +86,7 @@ class SpentStep:
     decode_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerFacts:
+class WorkerFacts(NamedTuple):
     """What a worker's newest batch says of it."""
 
     worker_id: str
@@ -127,6 +127,12 @@ class Timeline:
         """One past the highest of them."""
         self._kept_from_ns = 0
         self._roles = RoleLog()
+        self.known_to_ns = 0
+        """Nothing that has been told lies later, but for a step that still runs; it never goes back."""
+        self.changed_from_ns = 0
+        """The earliest moment that the batch entered last told of."""
+        self.plain: PlainBatch | None = None
+        """The batch that was entered last, where it simply went on and no other has a part in its time."""
         self.max_steps = MAX_STEPS
         """The fleet lowers it as workers become many."""
         self.last_step_end_ns = 0
@@ -137,16 +143,18 @@ class Timeline:
 
     def add(self, batch: StepBatch) -> Taken:
         """Enter a batch; what was entered before is never counted twice."""
-        if not _well_formed(batch):
-            return Taken.MALFORMED
-        if self.facts is None or batch.incarnation > self.facts.incarnation:
-            self._start_anew(batch)
-        elif batch.incarnation < self.facts.incarnation:
-            return Taken.VOID
-        elif batch.sequence in self._seen or batch.sequence < self._seen_from:
-            return Taken.DUPLICATE
-        self._note_sequence(batch)
-        self._enter_times(batch)
+        self.plain = plain = self._as_plain(batch)
+        if plain is not None:
+            self._note_sequence(batch)
+            self._enter_plain(batch, plain)
+        else:
+            refused = self._refusal(batch)
+            if refused is not None:
+                return refused
+            if self.facts is None or batch.incarnation > self.facts.incarnation:
+                self._start_anew(batch)
+            self._note_sequence(batch)
+            self._enter_times(batch)
         self._forget_old()
         return Taken.COUNTED
 
@@ -215,6 +223,32 @@ class Timeline:
         """The role it had then, as far as is known; empty when none is."""
         return self._roles.at(at_ns)
 
+    def _as_plain(self, batch: StepBatch) -> PlainBatch | None:
+        """None where its times must be sorted in among others, and where it says something new of the worker."""
+        facts = self.facts
+        if (
+            facts is None
+            or facts.left
+            or batch.last
+            or batch.incarnation != facts.incarnation
+            or not self._next <= batch.sequence < INT64_END
+            or batch.covered_to_unix_ns >= INT64_END
+            or self._steps.any_announced
+            or role_name(batch.assignment) != self._roles.newest
+        ):
+            return None
+        return plain_batch(batch, self.known_to_ns, self._prefill_share(batch))
+
+    def _refusal(self, batch: StepBatch) -> Taken | None:
+        if not _well_formed(batch):
+            return Taken.MALFORMED
+        if self.facts is None or batch.incarnation > self.facts.incarnation:
+            return None
+        if batch.incarnation < self.facts.incarnation:
+            return Taken.VOID
+        known = batch.sequence in self._seen or batch.sequence < self._seen_from
+        return Taken.DUPLICATE if known else None
+
     def _start_anew(self, batch: StepBatch) -> None:
         """A new incarnation: the old one's steps end where last seen, and its claims on later time are void."""
         self._steps.settle(self._covers.reach)
@@ -238,7 +272,24 @@ class Timeline:
             self._seen_from = self._seen.start_of_newest(MAX_INTERVALS)
             self._seen.forget_before(self._seen_from)
 
+    def _enter_plain(self, batch: StepBatch, plain: PlainBatch) -> None:
+        self._covers.add(plain.low_ns, plain.high_ns)
+        self._roles.add(plain.low_ns, plain.high_ns, self._roles.newest)
+        for wait in plain.waits_ns:
+            self._kv_waits.add(*wait)
+        self._steps.extend(plain.starts_ns, plain.ends_ns, plain.shares, plain.counts)
+        self.known_to_ns, self.changed_from_ns = plain.high_ns, plain.low_ns
+        if plain.ends_ns:
+            self.last_step_end_ns = max(self.last_step_end_ns, plain.ends_ns[-1])
+        effort = effort_of(batch)
+        if effort is not None:
+            for step, share in zip(batch.steps, plain.shares, strict=True):
+                self._efforts.add(step.start_unix_ns, step.end_unix_ns, effort(step, share))
+
     def _enter_times(self, batch: StepBatch) -> None:
+        ends = [step.end_unix_ns for step in batch.steps] + [wait.end_unix_ns for wait in batch.kv_waits]
+        self.known_to_ns = max([self.known_to_ns, batch.covered_to_unix_ns, *ends])
+        self.changed_from_ns = min([batch.covered_from_unix_ns, *(step.start_unix_ns for step in batch.steps)])
         self._covers.add(max(batch.covered_from_unix_ns, self._kept_from_ns), batch.covered_to_unix_ns)
         for wait in batch.kv_waits:
             self._kv_waits.add(wait.start_unix_ns, wait.end_unix_ns)

@@ -10,8 +10,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from libs.telemetry.cells import PROVISIONAL
 from libs.telemetry.members import UNKNOWN, Member, Members
-from libs.telemetry.rollups import PROVISIONAL, Series
+from libs.telemetry.rollups import Series
 
 MAX_CELLS: Final = 200_000
 """Windows x workers in one answer: 3.4 MB of windows below 4 s, 6.6 MB of longer ones."""

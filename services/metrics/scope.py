@@ -6,7 +6,7 @@ from typing import Final
 
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.roles import ROLE_NAMES
-from libs.telemetry.history import ROLE_NUMBERS
+from libs.telemetry.cells import ROLE_NUMBERS
 from libs.telemetry.members import Member, Members
 
 ALLOWED: Final = f"cluster, model:NAME, pool:{'|'.join(ROLE_NAMES)}, node:NAME or worker:ID"

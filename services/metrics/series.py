@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.contracts.roles import ROLE_NAMES
-from libs.telemetry.history import ROLE_NUMBERS
+from libs.telemetry.cells import ROLE_NUMBERS
 from libs.telemetry.members import Members
 from libs.telemetry.ring import NO_ROLE, Tier
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL, RollUps, Series

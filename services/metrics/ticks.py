@@ -7,7 +7,6 @@ import msgspec
 
 from libs.contracts.roles import ROLE_NAMES
 from libs.telemetry.history import WrittenWindow
-from libs.telemetry.rollups import PROVISIONAL
 from libs.telemetry.timeline import WorkerFacts
 from services.metrics.alerts.book import Alert
 from services.metrics.events import Event
@@ -122,15 +121,9 @@ class TickWriter:
         return b"id: %d\nevent: tick\ndata: %b\n\n" % (self.number, msgspec.json.encode(message))
 
     def _window(self, window: WrittenWindow) -> Window:
-        workers = [each for each in window.workers if each.worker_id in self._places]
-        places = [self._places[each.worker_id] for each in workers]
-        times = [each.time for each in workers]
-        return Window(
-            window.start_ns // MS_NS,
-            None if places == list(range(len(self._members))) else places,
-            [time.covered_ns for time in times],
-            [time.prefill_ns for time in times],
-            [time.decode_ns for time in times],
-            [time.kv_wait_ns for time in times],
-            [each.role + PROVISIONAL * each.time.provisional for each in workers],
-        )
+        workers = window.workers.among(self._places)
+        places = [self._places[worker_id] for worker_id in workers.worker_ids]
+        covered, prefill, decode, kv_wait = workers.times_ns.T.tolist()
+        everybody = places == list(range(len(self._members)))
+        start_ms, roles = window.start_ns // MS_NS, workers.roles.tolist()
+        return Window(start_ms, None if everybody else places, covered, prefill, decode, kv_wait, roles)

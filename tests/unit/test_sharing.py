@@ -14,7 +14,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, Req
 from libs.contracts.topics import STEPS, WINDOWS
 from libs.telemetry.fleet import LISTED_NS
 from libs.telemetry.history import WrittenWindow
-from libs.telemetry.rollups import Kept, Written
+from libs.telemetry.rollups import Kept, Written, cells
 from libs.telemetry.split import prefill_share
 from libs.telemetry.timeline import PhaseTime
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
@@ -175,12 +175,13 @@ def test_however_much_there_is_to_tell_each_record_is_one_that_a_broker_takes() 
         teller.live(name, 0, 100)
     workers = [shared_worker(step_batch(1, (0, 100), worker=name), at(100), teller.fleet) for name in names]
     time = PhaseTime(TICK_NS, 30 * MS, 40 * MS, 10 * MS)
-    windows = [WrittenWindow(at(100 * n), [Written(name, time, 1) for name in names], False) for n in range(45)]
+    everybody = cells([Written(name, time, 1) for name in names])
+    windows = [WrittenWindow(at(100 * n), everybody, False) for n in range(45)]
     told = list(messages(workers, windows))
     assert max(message.ByteSize() for message in told) < 0.8 * MAX_RECORD_BYTES
-    cells = {(message.workers[place].newest.worker_id, window.start_unix_ns)
+    told_cells = {(message.workers[place].newest.worker_id, window.start_unix_ns)
              for message in told for window in message.windows for place in window.workers}  # fmt: skip
-    assert len(cells) == len(names) * len(windows)
+    assert len(told_cells) == len(names) * len(windows)
 
 
 def test_what_was_held_back_while_the_broker_was_away_is_told_when_it_is_back() -> None:
@@ -299,7 +300,7 @@ def test_what_waits_for_the_stream_is_bounded_in_windows_of_one_worker() -> None
         teller.live(name, 0, 100)
     workers = [shared_worker(step_batch(1, (0, 100), worker=name), at(100), teller.fleet) for name in names]
     count = MAX_HEARD // len(names) + 2
-    written = [Written(name, PhaseTime(TICK_NS), 1) for name in names]
+    written = cells([Written(name, PhaseTime(TICK_NS), 1) for name in names])
     told = list(messages(workers, [WrittenWindow(at(100 * n), written, False) for n in range(count)]))
     for message in told:
         message.metrics_id, message.told_unix_ns = "a", at(100 * count)
@@ -343,7 +344,7 @@ def test_workers_of_an_instance_that_died_are_missed_and_do_not_drop_out_of_cove
         pieces = sums(lives.state.members, lives.rollups, parse_scope("cluster"), lives.rollups.tiers[0], bounds_ns)
         told = history(list(pieces), parse_scope("cluster"), TICK_NS)
         assert told.gpus == [5] * 10
-        assert [(window.start_ns, [each.worker_id for each in window.workers]) for window in lives.heard] == (
+        assert [(window.start_ns, window.workers.worker_ids) for window in lives.heard] == (
             [(overdue_ns - TICK_NS, ["w"])] if overdue_ns > at(died_ms) else []
         )
     assert told.coverage == [0.2] * 10

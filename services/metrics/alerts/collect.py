@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 
 from libs.contracts.roles import role_name
+from libs.telemetry.cells import ROLE_NUMBERS
 from libs.telemetry.fleet import Fleet, is_heard
-from libs.telemetry.history import ROLE_NUMBERS
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL, RollUps
 from libs.telemetry.timeline import WorkerFacts
 from services.metrics.alerts.burn import BurnLog

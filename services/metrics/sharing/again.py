@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+import numpy as np
+
+from libs.telemetry.cells import PROVISIONAL, Cells
 from libs.telemetry.history import MAX_FRESH, WrittenWindow
 from libs.telemetry.ring import NO_ROLE
-from libs.telemetry.rollups import MAX_WORKERS, RollUps, Series, Written
-from libs.telemetry.timeline import PhaseTime
+from libs.telemetry.rollups import MAX_WORKERS, RollUps, Series
 
 MAX_UNTOLD: Final = MAX_WORKERS
 """Workers of which something is remembered not to have been told; of further ones it is lost."""
@@ -33,7 +35,7 @@ class Again:
         if self._from_ns is not None:
             starts.append(self._from_ns)
         self._from_ns = min(starts, default=None)
-        for name in (each.worker_id for window in windows for each in window.workers):
+        for name in (name for window in windows for name in window.workers.worker_ids):
             if len(self._workers) < MAX_UNTOLD:
                 self._workers.add(name)
 
@@ -55,24 +57,8 @@ class Again:
 
 def _windows(series: Series) -> list[WrittenWindow]:
     """Of each window the workers of which something was written."""
-    rows = zip(
-        series.starts_ns.tolist(),
-        series.times_ns.tolist(),
-        series.roles.tolist(),
-        series.provisional.tolist(),
-        strict=True,
-    )
+    marked = series.roles | series.provisional * np.uint8(PROVISIONAL)
     return [
-        WrittenWindow(
-            start_ns,
-            [
-                Written(worker_id, PhaseTime(covered, prefill, decode, kv_wait, provisional), role)
-                for worker_id, (covered, prefill, decode, kv_wait), role, provisional in zip(
-                    series.worker_ids, times, roles, flags, strict=True
-                )
-                if role != NO_ROLE
-            ],
-            revised=True,
-        )
-        for start_ns, times, roles, flags in rows
+        WrittenWindow(start_ns, Cells(series.worker_ids, times, roles).where(roles != NO_ROLE), revised=True)
+        for start_ns, times, roles in zip(series.starts_ns.tolist(), series.times_ns, marked, strict=True)
     ]

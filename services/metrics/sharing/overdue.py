@@ -3,8 +3,9 @@
 from typing import Final
 
 from libs.contracts.roles import role_name
+from libs.telemetry.cells import ROLE_NUMBERS
 from libs.telemetry.fleet import Fleet
-from libs.telemetry.history import MAX_FRESH, ROLE_NUMBERS, WrittenWindow
+from libs.telemetry.history import MAX_FRESH, WrittenWindow
 from libs.telemetry.ring import NO_ROLE
 from libs.telemetry.rollups import RollUps, Written
 from libs.telemetry.timeline import PhaseTime

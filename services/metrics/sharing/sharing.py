@@ -9,9 +9,10 @@ from typing import Final
 import structlog
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, SharedWindows, StepBatch
+from libs.telemetry.cells import Cells
 from libs.telemetry.fleet import LISTED_NS, MAX_WORKERS, Fleet
 from libs.telemetry.history import WrittenWindow
-from libs.telemetry.rollups import RollUps, Written
+from libs.telemetry.rollups import RollUps
 from services.metrics.sharing.again import Again
 from services.metrics.sharing.overdue import Overdue
 from services.metrics.sharing.shares import ALIVE_NS, Shares
@@ -138,10 +139,10 @@ class Sharing:
                 continue
             self._hear_window(start_ns, rollups.write(start_ns, workers, fuller=True))
 
-    def _hear_window(self, start_ns: int, taken: list[Written]) -> None:
+    def _hear_window(self, start_ns: int, taken: Cells) -> None:
         room = MAX_HEARD - self._heard_cells
         self.left_out[LeftOut.UNSTREAMED] += max(len(taken) - room, 0)
-        if streamed := taken[:room]:
+        if streamed := taken.first(room):
             self._heard.append(WrittenWindow(start_ns, streamed, revised=True))
             self._heard_cells += len(streamed)
 

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindow, SharedWindows, SharedWorker, StepBatch
+from libs.telemetry.cells import PROVISIONAL, ROLE_NUMBERS
 from libs.telemetry.fleet import Fleet
-from libs.telemetry.history import ROLE_NUMBERS, WrittenWindow
-from libs.telemetry.rollups import PROVISIONAL, Written
+from libs.telemetry.history import WrittenWindow
+from libs.telemetry.rollups import Written
 from libs.telemetry.timeline import PhaseTime
 
 MAX_WORKERS_A_RECORD: Final = 1_000
@@ -43,15 +44,16 @@ def messages(workers: Sequence[SharedWorker], windows: Sequence[WrittenWindow]) 
 
 
 def _shared(window: WrittenWindow, places: dict[str, int]) -> SharedWindow:
-    workers = [each for each in window.workers if each.worker_id in places]
+    workers = window.workers.among(places)
+    covered_ns, prefill_ns, decode_ns, kv_wait_ns = workers.times_ns.T.tolist()
     return SharedWindow(
         start_unix_ns=window.start_ns,
-        workers=[places[each.worker_id] for each in workers],
-        covered_ns=[each.time.covered_ns for each in workers],
-        prefill_ns=[each.time.prefill_ns for each in workers],
-        decode_ns=[each.time.decode_ns for each in workers],
-        kv_wait_ns=[each.time.kv_wait_ns for each in workers],
-        roles=[each.role + PROVISIONAL * each.time.provisional for each in workers],
+        workers=[places[worker_id] for worker_id in workers.worker_ids],
+        covered_ns=covered_ns,
+        prefill_ns=prefill_ns,
+        decode_ns=decode_ns,
+        kv_wait_ns=kv_wait_ns,
+        roles=workers.roles.tolist(),
     )
 
 
