@@ -7,14 +7,15 @@ JSON. Values come serialised, so that decoding them is part of the cost; fetchin
 
 import argparse
 import asyncio
+import gc
 import json
 import resource
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import uvloop
 from prometheus_client import CollectorRegistry
 
 from libs.bus.port import Record
@@ -22,6 +23,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindows
 from libs.contracts.topics import STEPS, WINDOWS, Topic
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
+from libs.runtime.service import GC_YOUNG_OBJECTS
 from libs.runtime.tasks import TaskOwner
 from libs.telemetry.split import prefill_share
 from libs.testing.wait import until
@@ -40,6 +42,7 @@ from services.metrics.ticks import TickWriter
 
 MS_NS: Final = 1_000_000
 LENGTH_BYTES: Final = 4
+PIECE_BYTES: Final = 2**17
 PEERS_S: Final = 10.0
 
 
@@ -51,12 +54,18 @@ class Intake:
         self._clock = clock
 
     async def take_forever(self, source: asyncio.StreamReader, topic: Topic) -> None:
-        """Enter what comes, until cancelled or the source ends."""
-        with suppress(asyncio.IncompleteReadError):
-            while True:
-                length = int.from_bytes(await source.readexactly(LENGTH_BYTES), "little")
-                value = topic.value.FromString(await source.readexactly(length))
+        """Enter what comes, all that is there at a time as a consumer does, until cancelled or the source ends."""
+        rest = b""
+        while piece := await source.read(PIECE_BYTES):
+            rest, at = rest + piece, 0
+            while at + LENGTH_BYTES <= len(rest):
+                end = at + LENGTH_BYTES + int.from_bytes(rest[at : at + LENGTH_BYTES], "little")
+                if end > len(rest):
+                    break
+                value = topic.value.FromString(rest[at + LENGTH_BYTES : end])
                 self._state.take(Record(topic, "", value, 0, 0), self._clock.now_ns())
+                at = end
+            rest = rest[at:]
 
 
 class Peers:
@@ -139,4 +148,8 @@ if __name__ == "__main__":
     parser.add_argument("--instances", type=int, default=1)
     parser.add_argument("--number", type=int, default=0, help="of this instance")
     parser.add_argument("--sockets", type=Path, help="a folder that all instances share")
-    asyncio.run(main(parser.parse_args()))
+    options = parser.parse_args()
+    gc.collect()  # as services do
+    gc.freeze()
+    gc.set_threshold(GC_YOUNG_OBJECTS)
+    uvloop.run(main(options))

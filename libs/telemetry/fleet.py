@@ -63,6 +63,10 @@ class Fleet:
         self._prefill_share = prefill_share
         self._windows = windows
         self._timelines: dict[str, Timeline] = {}
+        self._order: list[str] | None = None
+        """Of all ids; None: to be sorted again."""
+        self._known: list[WorkerFacts] | None = None
+        """In that order; None: something has come since. A tick asks several times."""
         self._relayed: dict[str, Relayed] = {}
         """While a worker's telemetry comes here it is here too as long as this covers more."""
         self._taken_over_ns: dict[str, int] = {}
@@ -81,7 +85,7 @@ class Fleet:
 
     def add(self, batch: StepBatch, now_ns: int) -> Taken:
         """Enter a worker's batch that came at `now_ns`."""
-        self.latest_arrival_ns = now_ns
+        self.latest_arrival_ns, self._known = now_ns, None
         taken = Taken.MALFORMED if batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS else self._add(batch, now_ns)
         self.batches[taken] += 1
         if taken is Taken.COUNTED:
@@ -90,7 +94,8 @@ class Fleet:
             self.clocks.note(batch.node, batch.covered_to_unix_ns, now_ns)
             relayed = self._relayed.get(batch.worker_id)
             if relayed is None or batch.covered_to_unix_ns > relayed.facts.covered_to_unix_ns:
-                self._relayed.pop(batch.worker_id, None)
+                if relayed is not None:
+                    del self._relayed[batch.worker_id]
                 for transfer in batch.kv_transfers or ():
                     self.kv_bytes["shared_memory" if transfer.shared_memory else "grpc"] += transfer.bytes
         return taken
@@ -112,6 +117,7 @@ class Fleet:
         self._forget(batch.worker_id)
         if known is None and len(self._relayed) >= MAX_WORKERS:
             del self._relayed[min(self._relayed, key=self._heard_ns)]
+        self._order = self._known = None
         self._relayed[batch.worker_id] = Relayed(
             facts_of(batch), worker.last_step_end_unix_ns, worker.lost_batches, _running_step(worker), reader
         )
@@ -207,10 +213,12 @@ class Fleet:
 
     def known(self) -> Iterator[WorkerFacts]:
         """All workers, by id."""
-        known: dict[str, Relayed | Timeline] = {**self._timelines, **self._relayed}
-        for _, each in sorted(known.items()):
-            if each.facts:
-                yield each.facts
+        if self._order is None:
+            self._order = sorted({**self._timelines, **self._relayed})
+        if self._known is None:
+            known = map(self._newest, self._order)
+            self._known = [each.facts for each in known if each is not None and each.facts is not None]
+        return iter(self._known)
 
     def listed(self, now_ns: int) -> Iterator[WorkerFacts]:
         """Workers that have not been silent for `LISTED_NS`, nor gone for `LEFT_NS`, by id.
@@ -219,12 +227,11 @@ class Fleet:
         places of the silent are left out after `LOAD_NS`; what they have counted stays.
         """
         for facts in self.known():
-            if not self._is_listed(facts, now_ns):
-                continue
-            if is_heard(facts, now_ns):
+            heard = is_heard(facts, now_ns)
+            if heard and not facts.left:  # nearly all, and they are listed
                 yield facts
-            else:
-                yield facts._replace(load=_counted(facts.load), kv_blocks=0, max_sequences=0)
+            elif self._is_listed(facts, now_ns):
+                yield facts if heard else facts._replace(load=_counted(facts.load), kv_blocks=0, max_sequences=0)
 
     def silent_elsewhere(self, since_ns: int, now_ns: int) -> list[WorkerFacts]:
         """Of the workers that others read those that are listed, have not left, and were last heard of before
@@ -251,6 +258,7 @@ class Fleet:
             if len(self._timelines) >= MAX_WORKERS:
                 self._forget(min(self._timelines, key=self._heard_ns))
             self._timelines[worker_id] = timeline
+            self._order = self._known = None
             if relayed := self._relayed.get(worker_id):
                 self._take_over(timeline, relayed, batch)
             self._begin_tally(timeline, worker_id)
@@ -281,6 +289,7 @@ class Fleet:
     def _forget(self, worker_id: str) -> None:
         self._timelines.pop(worker_id, None)
         self._tally.forget(worker_id)
+        self._order = self._known = None
         self._taken_over_ns.pop(worker_id, None)
 
     def _heard_ns(self, worker_id: str) -> int:

@@ -9,7 +9,7 @@ from typing import Final
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.telemetry.cells import Cells
 from libs.telemetry.fleet import Fleet
-from libs.telemetry.members import Members, member_of
+from libs.telemetry.members import Member, Members, member_of
 from libs.telemetry.rollups import RollUps
 
 MAX_REVISED: Final = 65_536
@@ -43,6 +43,8 @@ class History:
         self._kept_ns = self._window_ns * rollups.tiers[0].windows
         self._written_to_ns: int | None = None
         self._resumed_ns = 0
+        self._listed: list[Member] = []
+        """Whom the members were told of last."""
         self._revised: dict[int, set[str]] = defaultdict(set)
         self._waiting = 0
         self.unrevised_windows = 0
@@ -88,10 +90,13 @@ class History:
         # After a pause only what is kept is worth writing.
         from_ns = max(written_to_ns, end_ns - self._kept_ns)
         fresh = range(from_ns, min(end_ns, from_ns + MAX_FRESH * self._window_ns), self._window_ns)
-        listed = list(self._fleet.listed(end_ns)) if fresh else []
-        self._members.enter(map(member_of, listed))
-        own = [facts.worker_id for facts in listed if self._fleet.is_own(facts.worker_id)]
-        written += [self._write(start_ns, own, revised=False) for start_ns in fresh]
+        if fresh:
+            listed = [member_of(facts) for facts in self._fleet.listed(end_ns)]
+            if listed != self._listed:
+                self._members.enter(listed)
+                self._listed = listed
+            own = [member.worker_id for member in listed if self._fleet.is_own(member.worker_id)]
+            written += [self._write(start_ns, own, revised=False) for start_ns in fresh]
         self._written_to_ns = max(written_to_ns, fresh.stop)
         return written
 

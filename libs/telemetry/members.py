@@ -1,8 +1,7 @@
 """Who windows are of: kept for workers that have gone, so that what they did still counts where it belongs. Pure."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from libs.telemetry.rollups import MAX_WORKERS
 from libs.telemetry.timeline import WorkerFacts
@@ -11,8 +10,7 @@ UNKNOWN: Final = "not heard of"
 """Node and model of a worker of which windows are all that is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A worker as last heard of."""
 
     worker_id: str

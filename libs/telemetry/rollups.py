@@ -76,7 +76,7 @@ class RollUps:
     def __init__(self, tiers: Sequence[Tier] = TIERS) -> None:
         self._rings = [Ring(tier, FIRST_SLOTS) for tier in tiers]
         self._slots: dict[str, int] = {}
-        """By worker id, the longest unwritten first."""
+        """By worker id."""
         self._size = FIRST_SLOTS
         self._newest_ns = np.zeros(MAX_WORKERS, np.int64)
         """By slot: the newest window that was written. Some workers' windows are written later than others'."""
@@ -218,16 +218,15 @@ class RollUps:
         return ring
 
     def _slot(self, worker_id: str) -> int:
-        slot = self._slots.pop(worker_id, None)
+        slot = self._slots.get(worker_id)
         if slot is None:
-            slot = self._new_slot()
-        self._slots[worker_id] = slot
+            slot = self._slots[worker_id] = self._new_slot()
         return slot
 
     def _new_slot(self) -> int:
         used = len(self._slots)
         if used >= MAX_WORKERS:
-            slot = self._slots.pop(next(iter(self._slots)))
+            slot = self._slots.pop(min(self._slots, key=lambda each: self._newest_ns[self._slots[each]]))
             for ring in self._rings:
                 ring.clear(slot)
             self._newest_ns[slot] = 0

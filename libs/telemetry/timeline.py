@@ -126,6 +126,8 @@ class Timeline:
         self._next = 0
         """One past the highest of them."""
         self._kept_from_ns = 0
+        self._trim_at_ns = 0
+        """Until it is told of a later moment, nothing is too old."""
         self._roles = RoleLog()
         self.known_to_ns = 0
         """Nothing that has been told lies later, but for a step that still runs; it never goes back."""
@@ -145,8 +147,11 @@ class Timeline:
         """Enter a batch; what was entered before is never counted twice."""
         self.plain = plain = self._as_plain(batch)
         if plain is not None:
+            grown = plain.low_ns > self.known_to_ns or bool(plain.waits_ns)
             self._note_sequence(batch)
             self._enter_plain(batch, plain)
+            if grown or plain.high_ns > self._trim_at_ns or len(self._steps) > self.max_steps:
+                self._forget_old()
         else:
             refused = self._refusal(batch)
             if refused is not None:
@@ -155,7 +160,7 @@ class Timeline:
                 self._start_anew(batch)
             self._note_sequence(batch)
             self._enter_times(batch)
-        self._forget_old()
+            self._forget_old()
         return Taken.COUNTED
 
     @property
@@ -316,6 +321,7 @@ class Timeline:
         for intervals in (self._covers, self._kv_waits):
             if len(intervals) > MAX_INTERVALS:
                 keep_from_ns = max(keep_from_ns, intervals.start_of_newest(MAX_INTERVALS * 15 // 16))
+        self._trim_at_ns = keep_from_ns + HISTORY_NS + TRIM_NS
         if keep_from_ns > self._kept_from_ns:
             self._kept_from_ns = keep_from_ns
             for kept in (self._covers, self._kv_waits, self._steps, self._efforts):

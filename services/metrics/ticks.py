@@ -77,18 +77,20 @@ class TickWriter:
     def __init__(self, *, window_ns: int, settled_ns: int) -> None:
         self._window_ms = window_ns // MS_NS
         self._settled_ms = settled_ns // MS_NS
-        self._members: list[Member] = []
+        self._told: list[tuple[str, str, str, int, str]] = []
+        """Of each member what is said of it."""
         self._places: dict[str, int] = {}
         self.version = 0
         self.number = 0
 
     def members(self, listed: Sequence[WorkerFacts]) -> bytes | None:
         """A message when other workers are listed than before; the first time always."""
-        members = [Member(f.worker_id, f.node, f.assignment.model, f.gpus, f.engine) for f in listed]
-        if self.version and members == self._members:
+        told = [(f.worker_id, f.node, f.assignment.model, f.gpus, f.engine) for f in listed]
+        if self.version and told == self._told:
             return None
+        self._told = told
+        members = [Member(*each) for each in told]
         self.version += 1
-        self._members = members
         self._places = {member.id: place for place, member in enumerate(members)}
         message = Members(self.version, self._window_ms, self._settled_ms, ROLE_NAMES, members)
         return b"event: members\ndata: " + msgspec.json.encode(message) + b"\n\n"
@@ -124,6 +126,6 @@ class TickWriter:
         workers = window.workers.among(self._places)
         places = [self._places[worker_id] for worker_id in workers.worker_ids]
         covered, prefill, decode, kv_wait = workers.times_ns.T.tolist()
-        everybody = places == list(range(len(self._members)))
+        everybody = places == list(range(len(self._places)))
         start_ms, roles = window.start_ns // MS_NS, workers.roles.tolist()
         return Window(start_ms, None if everybody else places, covered, prefill, decode, kv_wait, roles)

@@ -42,17 +42,24 @@ def _pools(heard: list[WorkerFacts], rollups: RollUps, end_ns: int, window_ns: i
     it."""
     known = set(rollups.worker_ids())
     written = [facts for facts in heard if facts.worker_id in known and not facts.left]
+    by_model: dict[str, list[int]] = {}
+    by_role: dict[tuple[str, str], list[WorkerFacts]] = {}
+    for place, facts in enumerate(written):
+        model = facts.assignment.model
+        by_model.setdefault(model, []).append(place)
+        by_role.setdefault((model, role_name(facts.assignment)), []).append(facts)
     first = rollups.tiers[0].window_ns
     series = rollups.read(first, end_ns - window_ns, end_ns, [facts.worker_id for facts in written])
     gpus = np.array([facts.gpus for facts in written], np.int64)
-    for model in sorted({facts.assignment.model for facts in written}):
-        of_model = np.array([facts.assignment.model == model for facts in written])
+    for model in sorted(by_model):
+        places = by_model[model]
+        times_ns, had = series.times_ns[:, places], series.roles[:, places]
         for phase, roles in PHASE_ROLES.items():
-            members = [f for f in written if f.assignment.model == model and role_name(f.assignment) in roles]
+            members = [facts for role in roles for facts in by_role.get((model, role), ())]
             if not members:
                 continue
-            counts = np.isin(series.roles, [ROLE_NUMBERS[role] for role in roles]) * (gpus * of_model)
-            times = np.einsum("nwp,nw->p", series.times_ns, counts).tolist()
+            counts = np.isin(had, [ROLE_NUMBERS[role] for role in roles]) * gpus[places]
+            times = np.einsum("nwp,nw->p", times_ns, counts).tolist()
             yield Pool(
                 model=model,
                 phase=phase,

@@ -67,6 +67,10 @@ class Machine:
         changed = [transition for sign in signs if (transition := self._take(at_ns, sign))]
         return changed + self._sweep(at_ns)
 
+    def followed(self, label: str) -> set[str]:
+        """What subjects that are followed have in a label."""
+        return {value for _, labels in self._tracks for name, value in labels if name == label}
+
     def _take(self, at_ns: int, sign: Sign) -> Transition | None:
         key = (sign.name, sign.labels)
         track = self._tracks.get(key)

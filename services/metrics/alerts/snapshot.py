@@ -1,6 +1,7 @@
 """What alerts are decided from: depths, shares and latencies at a moment. Pure."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,7 @@ class Pool:
         return "prompt tokens" if self.phase == "prefill" else "sequences"
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+class Worker(NamedTuple):
     """One worker at its last report."""
 
     id: str

@@ -33,5 +33,5 @@ class AlertWatch:
 
     def _signs(self, snapshot: Snapshot) -> Iterator[Sign]:
         yield from pool_signs(snapshot.pools, self._queues, self.limits)
-        yield from worker_signs(snapshot, self._at_hand, self.limits)
+        yield from worker_signs(snapshot, self._at_hand, self.limits, self.machine.followed("worker"))
         yield from burn_signs(snapshot.burns, self.limits)

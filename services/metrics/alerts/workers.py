@@ -1,6 +1,6 @@
 """Signs of single workers: stuck, silent, out of KV blocks; and of telemetry as a whole. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Final
 
 from services.metrics.alerts.grade import Grade
@@ -30,8 +30,11 @@ class AtHand:
         return now_ns - self._since_ns.get(worker_id, now_ns)
 
 
-def worker_signs(snapshot: Snapshot, at_hand: AtHand, limits: Limits) -> Iterator[Sign]:
-    """Of every worker. While nobody at all is heard, nothing is said of single workers."""
+def worker_signs(
+    snapshot: Snapshot, at_hand: AtHand, limits: Limits, followed: Container[str] | None = None
+) -> Iterator[Sign]:
+    """Of every worker, but for those not among `followed` of which nothing fires; None: all are followed. While nobody
+    at all is heard, nothing is said of single workers."""
     silent_s = (snapshot.silent_ns or 0) / 1e9
     staying = sum(not worker.left for worker in snapshot.workers)
     all_silent = silent_s >= ALL_SILENT_SHARE * limits.stale_s.fire and staying > 0
@@ -41,10 +44,22 @@ def worker_signs(snapshot: Snapshot, at_hand: AtHand, limits: Limits) -> Iterato
     known = snapshot.workers or not silent_s
     yield Sign(Name.TELEMETRY_STALE, CLUSTER, grade if known else None, reason, "critical")
     for worker in snapshot.workers:
+        busy_ns = at_hand.for_ns(worker.id, snapshot.at_ns)
+        if followed is not None and worker.id not in followed and not _fires(worker, busy_ns, limits):
+            continue
         yield _stale(worker, limits, unknown=all_silent)
-        yield _stuck(worker, at_hand.for_ns(worker.id, snapshot.at_ns), limits)
+        yield _stuck(worker, busy_ns, limits)
         if worker.kv_used is not None:
             yield _kv_full(worker, worker.kv_used, limits)
+
+
+def _fires(worker: Worker, busy_ns: int, limits: Limits) -> bool:
+    """Whether any of its figures may; told apart first, since nearly all workers are well."""
+    return (
+        worker.silent_ns / 1e9 >= limits.stale_s.fire
+        or min(worker.since_step_ns, busy_ns) / 1e9 >= limits.stuck_s.fire
+        or (worker.kv_used or 0) >= limits.kv_used.fire
+    )
 
 
 def _stale(worker: Worker, limits: Limits, *, unknown: bool) -> Sign:
