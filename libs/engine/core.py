@@ -36,6 +36,7 @@ from libs.engine.preemption import blocks_to_spare, grow
 from libs.engine.roster import QUEUED, Roster
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sequence import Sequence, Stage
+from libs.engine.trial import blocks_for
 from libs.engine.validation import check_request
 from libs.perfmodel import StepTimeModel
 
@@ -223,9 +224,12 @@ class Core:
 
     # ------------------------------------------------------------------ measuring
 
-    def lend_blocks(self, count: int) -> list[int] | None:
-        """Blocks for a step that measures, to be given back; None without room."""
-        return self._pool.allocate(count)
+    def lend_blocks(self, tokens: int, now_ns: int) -> list[int] | None:
+        """Blocks for a step that measures so many tokens, to be given back; None without room, or while sequences
+        decode that cannot wait for it."""
+        if not self._pace.has_time_for_trial(tokens, list(self._sequences.at(Stage.DECODE)), now_ns):
+            return None
+        return self._pool.allocate(blocks_for(tokens, self._capabilities.block_size_tokens))
 
     def give_back(self, blocks: list[int], now_ns: int) -> None:
         """The measuring step has ended."""

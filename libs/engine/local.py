@@ -24,7 +24,7 @@ from libs.engine.port import (
 )
 from libs.engine.runner import Batch, Runner
 from libs.engine.sequence import Sequence
-from libs.engine.trial import blocks_for, trial_batch
+from libs.engine.trial import trial_batch
 from libs.perfmodel import StepTimeModel
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
@@ -139,7 +139,8 @@ class LocalEngine:
         self._core.set_step_time(model)
 
     async def measure_prefill(self, tokens: int) -> int | None:
-        """Nanoseconds of one step of made-up prompts, run between other steps; None without room. Raises QueueFull."""
+        """Nanoseconds of one step of made-up prompts, run between other steps; None without room, or where it would
+        hold up what decodes. Raises QueueFull."""
         if self._trial is not None:
             raise QueueFull("another measurement waits")
         done: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
@@ -270,7 +271,7 @@ class LocalEngine:
         """The step of a trial, told as what it is: prompt tokens that the device computed."""
         core, capabilities, _, _ = self._parts
         self._trial = None
-        blocks = core.lend_blocks(blocks_for(tokens, capabilities.block_size_tokens))
+        blocks = core.lend_blocks(tokens, self._clock.now_ns())
         if blocks is None:
             if not done.done():
                 done.set_result(None)

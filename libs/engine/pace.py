@@ -8,7 +8,8 @@ from collections.abc import Sequence as Items
 from typing import Final, Protocol, TypeVar
 
 from libs.perfmodel import StepTimeModel, StepWork
-from libs.perfmodel.slack import TokenLine, beside, joins, prefill_chunk
+from libs.perfmodel.saturation import trial_work
+from libs.perfmodel.slack import TokenLine, beside, joins, prefill_chunk, step_limit_ns
 
 YIELDING_PART: Final = 4
 """Prompts that yield get one part of so many of a chunk, as a step that has begun keeps a person waiting to its end."""
@@ -123,6 +124,18 @@ class Pace:
         )
         self._prompts_stand_since_ns = 0 if tokens else since_ns
         return tokens
+
+    def has_time_for_trial(self, tokens: int, running: Items[Paced], now_ns: int) -> bool:
+        """Whether a step that measures, in which nothing decodes, keeps `running` waiting no longer than a prompt may.
+
+        They wait for the trial and then for their own step.
+        """
+        if self.step_time is None or not running:
+            return True
+        decode_ns = self.step_time.decode_ns(_work(running))
+        lines = [line for sequence in running if (line := sequence.line) is not None]
+        limit_ns = step_limit_ns(decode_ns, lines, waited_ns=0, now_ns=now_ns)
+        return self.step_time.prefill_ns(trial_work(tokens)) + decode_ns <= limit_ns
 
 
 def _work(running: Items[Paced]) -> StepWork:

@@ -74,6 +74,8 @@ class Capabilities:
     """Prompt tokens that one step computes at most; 0: not told."""
     compute: Compute | None = None
     """What utilisation is reckoned from; None: unknown."""
+    variant: str = ""
+    """What beside model and device decides how long a step takes, in a few words: types, width, threads, versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +323,8 @@ class Engine(Protocol):
     async def measure_prefill(self, tokens: int) -> int | None:
         """Nanoseconds of one step that computes prompts of `tokens` tokens in all, run between other steps.
 
-        None where there is no room for them now. Raises QueueFull while another measurement waits.
+        None where there is no room for them now, or where sequences that decode would wait for longer than their TPOT
+        targets allow, as for any prompt. Raises QueueFull while another measurement waits.
         """
         ...
 

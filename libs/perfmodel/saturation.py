@@ -17,6 +17,8 @@ CHUNK_MULTIPLE: Final = 16
 """Chunk sizes are multiples of this: blocks and matrix tiles are."""
 ROUNDS: Final = 3
 """How often each size is measured."""
+MOST_TOKENS: Final = 8192
+"""No step of more prompt tokens is ever measured."""
 FIRST_TOKENS: Final = 32
 GROWTH: Final = 1.5
 CAUTION: Final = 1.5
@@ -54,6 +56,16 @@ class Saturation:
     plateau_tokens_per_s: float
     curve: tuple[Point, ...]
     model: StepTimeModel
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the plateau lies inside of what was measured: up to the next size beyond the knee, or to the bound.
+
+        Tokens a second grow with every size until the device is saturated, so a range that ends before has a knee near
+        its end, wherever that is.
+        """
+        largest = self.curve[-1].tokens
+        return largest >= min(self.chunk_tokens * GROWTH, MOST_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)

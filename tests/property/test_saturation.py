@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from libs.perfmodel import PROFILES, StepTimeModel, chunks_work
 from libs.perfmodel.saturation import (
     CHUNK_MULTIPLE,
+    GROWTH,
     KNEE,
+    MOST_TOKENS,
     Trial,
     calibrated,
     find_knee,
@@ -56,6 +58,22 @@ def test_the_choice_reaches_the_plateau_and_is_near_the_smallest_that_does(
     assert abs(found.plateau_tokens_per_s / (best * 1e9) - 1) < 0.03
     assert found.chunk_tokens <= 1.5 * exact + 4 * CHUNK_MULTIPLE  # the plateau is flat: noise of 1 % moves the knee
     assert [point.tokens for point in found.curve] == sizes(most)
+
+
+@settings(max_examples=30, deadline=None)
+@given(floors, token_costs, st.sampled_from([96, 256, 1024, 4096, MOST_TOKENS]))
+def test_a_curve_is_whole_only_where_a_longer_one_would_find_no_faster_steps(
+    floor_ns: float, token_ns: float, most: int
+) -> None:
+    truth = device(floor_ns, token_ns)
+    trials = [Trial(size, round(truth.prefill_ns(trial_work(size)))) for size in sizes(most) for _ in range(3)]
+    found = find_knee(truth, [*trials, *trials])
+    assert found is not None
+    plateau = max(rate(truth, size) for size in range(CHUNK_MULTIPLE, MOST_TOKENS + 1, CHUNK_MULTIPLE))
+    if found.is_whole:
+        assert rate(truth, most) >= 0.9 * plateau
+    else:
+        assert most < MOST_TOKENS and found.chunk_tokens > most / GROWTH
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,6 +1,7 @@
 """The torch runner on the real model: its tokens are those of transformers' `generate`, wherever the KV lies."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 
 from libs.engine.checksum import block_checksum
 from libs.engine.config import EngineConfig
+from libs.engine.cpu import cpu_name
 from libs.engine.port import EngineIdentity, SamplingParams
 from libs.engine.runner import Batch, Chunk
 from libs.engine.torch.runner import TorchRunner
@@ -154,12 +156,14 @@ async def test_a_sequence_goes_on_the_same_on_another_runner(
     assert moved.logprobs == pytest.approx(stays.logprobs, abs=1e-4)
 
 
-async def test_the_models_shape_is_told_with_what_this_cpu_can_do(folder: Path) -> None:
+async def test_the_models_shape_is_told_with_what_this_cpu_can_do_and_what_its_speed_depends_on(folder: Path) -> None:
     runner = TorchRunner(EngineConfig(folder, "real", device="cpu", threads=1, kv_memory_mb=POOL_MB))
     try:
-        compute = (await runner.load(EngineIdentity("one", 1, ""), lambda _stage, _fraction: None)).compute
+        can = await runner.load(EngineIdentity("one", 1, ""), lambda _stage, _fraction: None)
     finally:
         await runner.close()
+    compute = can.compute
+    assert re.fullmatch(rf"float32, torch \d[^,]+, fulcrum \d[^,]+, 1 threads, {re.escape(cpu_name())}", can.variant)
     assert compute is not None
     # 30 layers of 576 x (2 x 576 + 2 x 192) for attention and 3 x 576 x 1536 behind it; 49,152 words of 576.
     assert compute.layer_parameters == 30 * 576 * (2 * 576 + 2 * 192 + 3 * 1536)

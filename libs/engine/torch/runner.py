@@ -71,6 +71,7 @@ class TorchRunner:
             kv_nonce=pool.nonce,
             chunk_tokens=self._config.prefill_chunk_tokens,
             compute=loaded.compute,
+            variant=loaded.variant,
         )
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:

@@ -1,6 +1,7 @@
 """A loaded model and its KV pool, and what is done with them: one step, the warm-up."""
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
+from libs.engine.cpu import cpu_name
 from libs.engine.pool_file import file_name
 from libs.engine.port import EngineIdentity, Progress, SamplingParams
 from libs.engine.runner import Batch, Chunk, Sampled
@@ -38,6 +40,8 @@ class Loaded:
     memory: GatherMemory
     compute: Compute | None
     """What utilisation is reckoned from; None: unknown."""
+    variant: str
+    """As in the port's Capabilities."""
 
 
 def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
@@ -58,7 +62,8 @@ def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> 
     file = config.kv_shared_dir / place if config.kv_shared_dir else None
     pool = KvPool(kv_shape(model, config.block_size_tokens), config.kv_memory_mb, device, file)
     progress("allocating KV", 1.0)
-    loaded = Loaded(info, device, name, model, pool, GatherMemory(pool), compute_of(model, pool.shape, device))
+    compute, variant = compute_of(model, pool.shape, device), _variant(model, device)
+    loaded = Loaded(info, device, name, model, pool, GatherMemory(pool), compute, variant)
     progress("warming up", 0.0)
     try:
         _warm_up(loaded)
@@ -97,6 +102,13 @@ def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
             torch.cuda.current_stream(loaded.device).synchronize()
         loaded.pool.written()
     return {chunk.key: token for (chunk, _), token in zip(sampling, sampled, strict=True)}
+
+
+def _variant(model: Any, device: torch.device) -> str:
+    parts = [str(model.dtype).removeprefix("torch."), f"torch {torch.__version__}", f"fulcrum {version('fulcrum')}"]
+    if device.type == "cpu":
+        parts += [f"{torch.get_num_threads()} threads", cpu_name()]
+    return ", ".join(parts)
 
 
 def _warm_up(loaded: Loaded) -> None:

@@ -193,7 +193,8 @@ class VllmEngine:
         self._command(Command(step_time=model))
 
     async def measure_prefill(self, tokens: int) -> int | None:
-        """Nanoseconds of one step of made-up prompts, alone; None without room. Raises QueueFull."""
+        """Nanoseconds of one step of made-up prompts, alone; None without room, or where it would hold up what
+        decodes. Raises QueueFull."""
         if self._trial is not None:
             raise QueueFull("another measurement waits")
         capabilities = self.capabilities

@@ -17,6 +17,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
+from libs.engine.cpu import cpu_name
 from libs.engine.parallel import SETTING, parallel_of
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.vllm.board import Board
@@ -229,7 +230,19 @@ def _capabilities(
         first_token_from="decode",
         chunk_tokens=config.prefill_chunk_tokens,
         compute=compute,
+        variant=_variant(config, vllm_config, dtype),
     )
+
+
+def _variant(config: EngineConfig, vllm_config: VllmConfig, dtype: str) -> str:
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    widths = (("tp", parallel.tensor_parallel_size), ("pp", parallel.pipeline_parallel_size))
+    parts = [dtype, *(f"{name}{width}" for name, width in (*widths, ("dp", parallel.data_parallel_size)) if width > 1)]
+    parts += [str(model.quantization)] * (model.quantization is not None) + ["eager"] * bool(model.enforce_eager)
+    parts.append(f"vllm {vllm.__version__}")
+    if current_platform.is_cpu():
+        parts += [f"{config.threads or 1} threads", cpu_name()]
+    return ", ".join(parts)
 
 
 def _device() -> str:

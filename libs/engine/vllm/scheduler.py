@@ -106,7 +106,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         """The next step: every decode, then prompts as far as the budget and TPOT targets let them."""
         now_ns = time.time_ns()
         measures = self._trial.due
-        aside = self._measure() if measures else self._limit(now_ns)
+        aside = self._measure(now_ns) if measures else self._limit(now_ns)
         with self._aside(aside):
             output = super().schedule(throttle_prefills)
         self._stalled = bool(aside) and not output.total_num_scheduled_tokens
@@ -202,13 +202,15 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         """Set the tokens of the next step and put decodes first; who takes no part in it is the answer."""
         if any(request.is_prefill_chunk for request in self.running):
             self.running.sort(key=self._order)
-        begin_ns = begins_ns(self._pace.step_time, self._steps.in_flight, self._steps.ended_ns, now_ns)
-        tokens_each = 1 + self.num_spec_tokens
+        tokens_each, begin_ns = 1 + self.num_spec_tokens, self._begins_ns(now_ns)
         plan = plan_step(
             self._pace, self._queues(), tokens_each=tokens_each, block_size_tokens=self.block_size, now_ns=begin_ns
         )
         self._bound(plan.tokens, plan.each)
         return {each.request for each in plan.aside}
+
+    def _begins_ns(self, now_ns: int) -> int:
+        return begins_ns(self._pace.step_time, self._steps.in_flight, self._steps.ended_ns, now_ns)
 
     def _bound(self, tokens: int, each: int = 0) -> None:
         """The tokens of the next step, and of each request in it; 0: no bound."""
@@ -250,22 +252,23 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         waits = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
         return not waits or request.request_id in self.finished_recving_kv_req_ids
 
-    def _measure(self) -> set[Request]:
-        """The next step is the trial's alone; without room for it, it is over."""
+    def _measure(self, now_ns: int) -> set[Request]:
+        """The next step is the trial's alone; without room for it, or where what decodes cannot wait, it is over."""
         trial, free = self._trial, self.kv_cache_manager.block_pool.get_num_free_blocks()
         blocks = sum(-(-request.num_tokens // self.block_size) for request in trial.requests)
         places = self.max_num_active_reqs - len(self.running)
         most_tokens = self.scheduler_config.max_num_batched_tokens
-        if blocks > free or len(trial.requests) > places or trial.tokens > most_tokens:
+        has_time = self._pace.has_time_for_trial(trial.tokens, self._queues().decodes, self._begins_ns(now_ns))
+        if not has_time or blocks > free or len(trial.requests) > places or trial.tokens > most_tokens:
             self._give_up_trial()
-            return self._limit(time.time_ns())
+            return self._limit(now_ns)
         self._bound(trial.tokens)
         trial.begun()
         mine = set(trial.requests)
         return {each for each in (*self.running, *self.waiting, *self.kv_holding_waiting) if each not in mine}
 
     def _give_up_trial(self) -> None:
-        """There was no room for it."""
+        """There was no room or no time for it."""
         self.finish_requests(self._trial.names, RequestStatus.FINISHED_ABORTED)
         self._news.trial_ns = 0
         self._trial.over()

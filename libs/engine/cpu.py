@@ -1,0 +1,16 @@
+"""Which CPU computes here."""
+
+import platform
+from pathlib import Path
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def cpu_name(info: Path = CPU_INFO) -> str:
+    """Its model as Linux tells it; the architecture where it tells none."""
+    try:
+        lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2] for line in lines if line.startswith("model name"))
+    return " ".join(next(names, "").split()) or platform.machine()
