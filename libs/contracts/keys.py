@@ -26,6 +26,12 @@ def kv_blocks(cluster: str, model: str, worker_id: str) -> str:
     return f"fulcrum:{cluster}:kv:{model}:{worker_id}"
 
 
-def step_time(cluster: str, engine: str, model: str, device: str) -> str:
-    """Hash of the latest fits of how long engine steps take, one serialized StepTime for each kind of step."""
-    return f"fulcrum:{cluster}:step-time:{engine}:{model}:{device}"
+def step_time(cluster: str, *kind: str) -> str:
+    """Hash of the latest fits of how long steps of a kind of worker take, one serialized StepTime for each kind of
+    step. Kinds are told apart by engine, model, device and variant."""
+    return f"fulcrum:{cluster}:step-time:{':'.join(kind)}"
+
+
+def step_time_lease(cluster: str, *kind: str) -> str:
+    """Who measures prefill for a kind of worker now; it expires."""
+    return f"fulcrum:{cluster}:step-time-lease:{':'.join(kind)}"

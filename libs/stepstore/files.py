@@ -1,7 +1,8 @@
-"""Step-time fits on disk: a small JSON file for each engine, model, device and kind of step, and for the last
+"""Step-time fits on disk: a small JSON file for each engine, model, device, variant and kind of step, and for the last
 measurement of prefill."""
 
 import asyncio
+import fcntl
 import os
 import tempfile
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ log = structlog.get_logger()
 MAX_FILE_BYTES = 65_536
 CURVE = "prefill-curve"
 """Beside the files named for kinds of steps."""
+LOCK = "measuring.lock"
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -34,6 +36,8 @@ class FileStepTimes:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._locks: dict[StepTimeKey, int] = {}
+        """File descriptors of the locks held."""
 
     async def load(self, key: StepTimeKey) -> Mapping[StepKind, FittedModel]:
         """What is there and can be read."""
@@ -52,12 +56,43 @@ class FileStepTimes:
         """Write it; a folder that cannot be written to is told and nothing more."""
         await self._save(key, {CURVE: curve_message(curve)})
 
+    async def claim(self, key: StepTimeKey, *, lease_s: float) -> bool:
+        """By a lock on a file, which the system drops with its holder; a folder without locks lets everybody."""
+        try:
+            return await asyncio.to_thread(self._lock, key)
+        except OSError as error:
+            log.warning("measuring is not locked on disk", folder=str(self._folder), error=str(error))
+            return True
+
+    async def release(self, key: StepTimeKey) -> None:
+        """Drop the lock; the file stays."""
+        if (lock := self._locks.pop(key, None)) is not None:
+            os.close(lock)
+
     async def close(self) -> None:
-        """Nothing to disconnect."""
+        """Drop all locks."""
+        for key in list(self._locks):
+            await self.release(key)
+
+    def _lock(self, key: StepTimeKey) -> bool:
+        path = self._place(key) / LOCK
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
+        self._locks[key] = lock
+        return True
+
+    def _place(self, key: StepTimeKey) -> Path:
+        return self._folder.joinpath(*(quote(part, safe=" ,@") or "-" for part in key.parts))
 
     def _file(self, key: StepTimeKey, name: str) -> Path:
-        names = (quote(part, safe=" ") or "-" for part in (key.engine, key.model, key.device))
-        return self._folder.joinpath(*names) / f"{name}.json"
+        return self._place(key) / f"{name}.json"
 
     def _fits(self, key: StepTimeKey) -> dict[StepKind, FittedModel]:
         found = {kind: _read(self._file(key, kind.value), StepTime) for kind in StepKind}

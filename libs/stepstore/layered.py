@@ -8,7 +8,7 @@ from libs.stepstore.port import StepTimeKey, StepTimeStore
 
 
 class LayeredStepTimes:
-    """Saves to every store; of each kind of step, and of the curve, the first store that has it counts."""
+    """Saves to every store. Of each kind of step the first store that has it counts, of curves the latest."""
 
     def __init__(self, stores: Sequence[StepTimeStore]) -> None:
         self._stores = stores
@@ -26,16 +26,28 @@ class LayeredStepTimes:
             await store.save(key, fits)
 
     async def load_curve(self, key: StepTimeKey) -> PrefillCurve | None:
-        """The first there is."""
-        for store in self._stores:
-            if (curve := await store.load_curve(key)) is not None:
-                return curve
-        return None
+        """The one that was measured last: another host's worker may have done so since this host's."""
+        found = [curve for store in self._stores if (curve := await store.load_curve(key)) is not None]
+        return max(found, key=lambda curve: curve.unix_ns, default=None)
 
     async def save_curve(self, key: StepTimeKey, curve: PrefillCurve) -> None:
         """To all."""
         for store in self._stores:
             await store.save_curve(key, curve)
+
+    async def claim(self, key: StepTimeKey, *, lease_s: float) -> bool:
+        """Only if every store lets the caller."""
+        for number, store in enumerate(self._stores):
+            if not await store.claim(key, lease_s=lease_s):
+                for earlier in self._stores[:number]:
+                    await earlier.release(key)
+                return False
+        return True
+
+    async def release(self, key: StepTimeKey) -> None:
+        """In all."""
+        for store in self._stores:
+            await store.release(key)
 
     async def close(self) -> None:
         """Close all."""

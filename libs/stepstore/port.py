@@ -10,12 +10,20 @@ from libs.perfmodel.saturation import PrefillCurve
 
 @dataclass(frozen=True, slots=True)
 class StepTimeKey:
-    """What step times are of."""
+    """What step times are of. Workers with equal ones take as long for the same step."""
 
     engine: str
     model: str
+    """Its name, and the beginning of its revision: names can be chosen."""
     device: str
     """E.g. "cpu", "cuda:NVIDIA H200", "sim:llama-8b-h100"."""
+    variant: str = ""
+    """What else the engine says decides it, e.g. "bfloat16, tp4, vllm 0.32.0"."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """From the widest to the narrowest."""
+        return self.engine, self.model, self.device, self.variant
 
 
 class StepTimeStore(Protocol):
@@ -38,6 +46,18 @@ class StepTimeStore(Protocol):
 
     async def save_curve(self, key: StepTimeKey, curve: PrefillCurve) -> None:
         """Replace it."""
+        ...
+
+    async def claim(self, key: StepTimeKey, *, lease_s: float) -> bool:
+        """Whether the caller is to measure prefill for the key now, since nobody else does who uses this store.
+
+        It holds until `release`, or until the caller is dead: `lease_s` at most where that cannot be known. One that is
+        away lets everybody.
+        """
+        ...
+
+    async def release(self, key: StepTimeKey) -> None:
+        """The caller measures no more; nothing where it did not."""
         ...
 
     async def close(self) -> None:

@@ -1,7 +1,8 @@
-"""Step-time fits in Redis: a hash for each engine, model and device, with one serialized fit for each kind of step and
-the last measurement of prefill."""
+"""Step-time fits in Redis: a hash for each engine, model, device and variant, with one serialized fit for each kind of
+step and the last measurement of prefill; beside it, while somebody measures, that worker's lease."""
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
@@ -24,14 +25,21 @@ SOCKET_TIMEOUT_MS = 500
 CALL_TIMEOUT_S = 1.5
 CURVE_FIELD: Final = "prefill-curve"
 """Beside the fields named for kinds of steps."""
+_RELEASE: Final = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 1
+"""
 
 
 class RedisStepTimes:
-    """StepTimeStore over Redis 6.2 or later. It never expires: a device is as fast next week."""
+    """StepTimeStore over Redis 6.2 or later. Nothing but leases expires: a device is as fast next week."""
 
     def __init__(self, url: str, cluster: str) -> None:
         self._cluster = cluster
         self._redis = make_redis(url, timeout_ms=SOCKET_TIMEOUT_MS)
+        self._drop = self._redis.register_script(_RELEASE)
+        self._token = secrets.token_hex(8)
+        """Whose leases these are."""
         self._away = False
         """Whether an outage has been logged."""
 
@@ -60,12 +68,23 @@ class RedisStepTimes:
         value: Any = curve_message(curve).SerializeToString()
         await self._bounded(self._redis.hset(self._key(key), CURVE_FIELD, value))
 
+    async def claim(self, key: StepTimeKey, *, lease_s: float) -> bool:
+        """By a key that expires; everybody is let while Redis is away."""
+        lease = keys.step_time_lease(self._cluster, *key.parts)
+        given = await self._bounded(self._redis.set(lease, self._token, nx=True, px=max(round(lease_s * 1000), 1)))
+        return bool(given) or self._away
+
+    async def release(self, key: StepTimeKey) -> None:
+        """Remove the key, if it is this store's still."""
+        lease = keys.step_time_lease(self._cluster, *key.parts)
+        await self._bounded(self._drop(keys=[lease], args=[self._token]))
+
     async def close(self) -> None:
         """Disconnect. Idempotent."""
         await self._redis.aclose()
 
     def _key(self, key: StepTimeKey) -> str:
-        return keys.step_time(self._cluster, key.engine, key.model, key.device)
+        return keys.step_time(self._cluster, *key.parts)
 
     async def _bounded(self, call: Awaitable[Any]) -> Any:
         try:

@@ -135,6 +135,7 @@ class RecordingStepTimes:
     def __init__(self) -> None:
         self.fits: defaultdict[StepTimeKey, dict[StepKind, FittedModel]] = defaultdict(dict)
         self.curves: dict[StepTimeKey, PrefillCurve] = {}
+        self.claimed: set[StepTimeKey] = set()
 
     async def load(self, key: StepTimeKey) -> Mapping[StepKind, FittedModel]:
         """What was saved."""
@@ -151,6 +152,17 @@ class RecordingStepTimes:
     async def save_curve(self, key: StepTimeKey, curve: PrefillCurve) -> None:
         """Remember it."""
         self.curves[key] = curve
+
+    async def claim(self, key: StepTimeKey, *, lease_s: float) -> bool:
+        """The first one has it."""
+        if key in self.claimed:
+            return False
+        self.claimed.add(key)
+        return True
+
+    async def release(self, key: StepTimeKey) -> None:
+        """Let the next."""
+        self.claimed.discard(key)
 
     async def close(self) -> None:
         """Nothing to disconnect."""

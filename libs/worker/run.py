@@ -33,7 +33,7 @@ from libs.runtime import status
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner, end
 from libs.runtime.transport import SystemTransport, Transport
-from libs.stepstore.port import StepTimeKey, StepTimeStore
+from libs.stepstore.port import StepTimeStore
 from libs.worker.admin import AdminServicer
 from libs.worker.admission import Roles
 from libs.worker.assignment import AssignmentState
@@ -49,7 +49,7 @@ from libs.worker.role import load_role
 from libs.worker.serve import WorkerServicer
 from libs.worker.settings import WorkerSettings
 from libs.worker.shared_memory import SharedMemory
-from libs.worker.step_times import StepTimes
+from libs.worker.step_times import StepTimes, step_time_key
 from libs.worker.telemetry import StepBatchBuilder, TelemetrySource
 from libs.worker.tuning import PrefillTuner
 from libs.worker.wire import capabilities_message
@@ -179,7 +179,7 @@ async def open_worker(
 async def _step_times(ports: WorkerPorts, gpus: int) -> StepTimes:
     """From what earlier workers learned, else from what the model and its `gpus` are known for."""
     engine = ports.engine
-    key = StepTimeKey(engine.name, ports.model.name, engine.device)
+    key = step_time_key(engine, ports.model)
     prior = prior_step_time(engine.name, engine.device, engine.capabilities.compute, gpus)
     step_times = StepTimes(ports.step_times, key, prior)
     await step_times.restore()

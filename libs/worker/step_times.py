@@ -1,12 +1,14 @@
 """What a worker learns of how long its own steps take: from the prior at its start to what the next worker finds."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Final
 
 import structlog
 
-from libs.engine.port import EngineEvent, StepReport
+from libs.engine.port import Engine, EngineEvent, StepReport
+from libs.model.info import ModelInfo
 from libs.perfmodel import FittedModel, StepKind, StepTimeLearner, StepTimeModel, StepWork, combine
 from libs.perfmodel.fit import MIN_STEPS
 from libs.perfmodel.saturation import PrefillCurve
@@ -15,6 +17,8 @@ from libs.stepstore.port import StepTimeKey, StepTimeStore
 log = structlog.get_logger()
 
 REFIT_S: Final = 2.0
+REVISION_CHARS: Final = 16
+"""Of a model's revision, so many tell it from others in the names of what is kept."""
 SAVE_S: Final = 30.0
 """What is learned is kept so often, and at the end."""
 
@@ -83,6 +87,22 @@ class StepTimes:
     async def keep_curve(self, curve: PrefillCurve) -> None:
         """Keep one for the next worker."""
         await self._store.save_curve(self._key, curve)
+
+    @asynccontextmanager
+    async def claim(self, lease_s: float) -> AsyncIterator[bool]:
+        """Whether this worker is the one of its kind that measures prefill now; it is while the context is open."""
+        mine = await self._store.claim(self._key, lease_s=lease_s)
+        try:
+            yield mine
+        finally:
+            if mine:
+                await self._store.release(self._key)
+
+
+def step_time_key(engine: Engine, model: ModelInfo) -> StepTimeKey:
+    """What a started engine's step times, and so its prefill curve, depend on."""
+    name = f"{model.name}@{model.revision[:REVISION_CHARS]}"
+    return StepTimeKey(engine.name, name, engine.device, engine.capabilities.variant)
 
 
 def work_of(step: StepReport) -> StepWork:

@@ -1,6 +1,8 @@
 """What every store of step times keeps to: in Redis, on disk, in both, and the one that tests use."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,8 +66,54 @@ async def test_keys_do_not_mix(store: StepTimeStore) -> None:
         StepTimeKey("vllm", KEY.model, KEY.device),
         StepTimeKey(KEY.engine, "org/model", KEY.device),
         StepTimeKey(KEY.engine, KEY.model, ""),
+        replace(KEY, variant="tp4, vllm 0.32.0"),
     ):
         assert await store.load(other) == {}
+
+
+async def test_one_at_a_time_may_measure_for_a_key(store: StepTimeStore) -> None:
+    other = replace(KEY, variant="8 threads")
+    assert await store.claim(KEY, lease_s=60)
+    assert not await store.claim(KEY, lease_s=60)
+    assert await store.claim(other, lease_s=60)
+    await store.release(KEY)
+    await store.release(KEY)
+    assert await store.claim(KEY, lease_s=60)
+    assert not await store.claim(other, lease_s=60)
+
+
+async def test_what_a_store_has_claimed_another_one_gets_once_it_is_released_or_over(
+    tmp_path: Path, redis: RedisServer, cluster: str
+) -> None:
+    def stores() -> tuple[StepTimeStore, ...]:
+        both = FileStepTimes(tmp_path / "both"), RedisStepTimes(redis.url, f"{cluster}-both")
+        return FileStepTimes(tmp_path), RedisStepTimes(redis.url, cluster), LayeredStepTimes(both)
+
+    one, two = stores(), stores()
+    for first, second in zip(one, two, strict=True):
+        assert await first.claim(KEY, lease_s=60)
+        assert not await second.claim(KEY, lease_s=60)
+        await second.release(KEY)
+        assert not await second.claim(KEY, lease_s=60), "only its holder releases it"
+        await first.release(KEY)
+        assert await second.claim(KEY, lease_s=60)
+    for each in (*one, *two):
+        await each.close()
+
+
+async def test_a_claim_ends_with_its_holder(tmp_path: Path, redis: RedisServer, cluster: str) -> None:
+    gone, files = FileStepTimes(tmp_path), FileStepTimes(tmp_path)
+    assert await gone.claim(KEY, lease_s=60)
+    await gone.close()
+    assert await files.claim(KEY, lease_s=60)
+    await files.close()
+    dead, shared = RedisStepTimes(redis.url, cluster), RedisStepTimes(redis.url, cluster)
+    assert await dead.claim(KEY, lease_s=0.05)
+    await dead.close()
+    async with asyncio.timeout(10):
+        while not await shared.claim(KEY, lease_s=60):
+            await asyncio.sleep(0.01)
+    await shared.close()
 
 
 async def test_stores_that_are_away_or_unwritable_hold_nothing_and_raise_nothing(tmp_path: Path) -> None:
@@ -77,6 +125,8 @@ async def test_stores_that_are_away_or_unwritable_hold_nothing_and_raise_nothing
         await store.save_curve(KEY, CURVE)
         assert await store.load(KEY) == {}
         assert await store.load_curve(KEY) is None
+        assert await store.claim(KEY, lease_s=1), "whoever has nobody to ask measures"
+        await store.release(KEY)
         await store.close()
 
 
@@ -97,4 +147,17 @@ async def test_what_one_store_has_lost_comes_from_the_next(tmp_path: Path, redis
     await shared.save(KEY, {StepKind.PREFILL: SECOND, StepKind.DECODE: SECOND})
     await FileStepTimes(tmp_path).save(KEY, {StepKind.PREFILL: FIRST})
     assert await both.load(KEY) == {StepKind.PREFILL: FIRST, StepKind.DECODE: SECOND}
+    await both.close()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+async def test_of_several_stores_curves_the_one_measured_last_counts(
+    tmp_path: Path, redis: RedisServer, cluster: str, *, turned: bool
+) -> None:
+    files, shared = FileStepTimes(tmp_path), RedisStepTimes(redis.url, cluster)
+    older, newer = (shared, files) if turned else (files, shared)
+    await older.save_curve(KEY, CURVE)
+    await newer.save_curve(KEY, OTHER_CURVE)
+    both = LayeredStepTimes((files, shared))
+    assert await both.load_curve(KEY) == OTHER_CURVE
     await both.close()

@@ -21,7 +21,7 @@ async def test_steps_are_learned_told_in_telemetry_and_kept_at_the_end() -> None
         told = fitted_model(worker.batches()[-1].step_time)
         assert told is not None and told.decode.steps >= 79
         kept = worker.step_times
-    fits = await kept.load(StepTimeKey("sim", "sim", DEVICE))
+    fits = await kept.load(StepTimeKey("sim", "sim@builtin-sim-1", DEVICE))
     assert set(fits) == {StepKind.DECODE}, "of one prompt step nothing can be said"
     true_ns = prior_step_time("sim", DEVICE).decode_ns(DECODE)
     assert 0.5 < fits[StepKind.DECODE].model.decode_ns(DECODE) / true_ns < 2
