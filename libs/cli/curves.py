@@ -23,6 +23,7 @@ def figures(worker: str, answer: pb.TunePrefillResponse, *, applied: bool) -> di
         "chunk_tokens_before": answer.chunk_tokens_before,
         "chunk_tokens_default": answer.chunk_tokens_default,
         "applied": applied,
+        "truncated": answer.truncated,
         "measured_unix_s": round(answer.measured_unix_ns / 1e9, 3) or None,
         "plateau_tokens_per_s": round(answer.plateau_tokens_per_s, 1) or None,
         "ttft_ms": round(answer.prompt_ns / 1e6, 3),
@@ -77,6 +78,11 @@ def _words(found: dict[str, Any]) -> str:
         share = _reached(found)
         reach = f"{share:.0%} of" if share is not None else "with"
         lines.append(f"That reaches {reach} {found['plateau_tokens_per_s']:,.0f} tokens/s, measured {when} UTC.")
+    if found["truncated"]:
+        lines.append(
+            f"Steps of {found['curve'][-1]['tokens']} tokens, the largest measured, do not reach the plateau: this is"
+            " kept for no other worker. --limit, --most-tokens, or measuring when less runs reaches further."
+        )
     gain = 1 - found["ttft_ms"] / found["ttft_ms_default"] if found["ttft_ms_default"] else 0.0
     lines.append(
         f"A prompt of 512 tokens at a busy worker: {found['ttft_ms']:.1f} ms to its first token by the fitted curve, "

@@ -32,7 +32,14 @@ def prefill(
         typer.Option("--kept", metavar="", help="Show the last measurement, be it at the start; measure nothing."),
     ] = False,
     set_tokens: Annotated[
-        int, typer.Option("--set", min=0, metavar="N", help="Use this chunk size and measure nothing.")
+        int,
+        typer.Option(
+            "--set",
+            min=0,
+            metavar="N",
+            help="Use this chunk size until the worker restarts and measure nothing;"
+            " FULCRUM_WORKER_PREFILL_CHUNK_TOKENS is for good.",
+        ),
     ] = 0,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the curves into an SVG or PNG file; needs matplotlib.")

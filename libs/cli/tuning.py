@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from libs.cli.curves import draw, figures, told
 from libs.cli.find import find_one_suite, get_json
-from libs.contracts.errors import StartupError
+from libs.contracts.errors import FulcrumError, StartupError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.launch.ready import Ready
 from libs.runtime.rpc import make_channel
@@ -28,31 +28,64 @@ def tune_prefill(
     picture: Path | None,
     as_json: bool,
 ) -> None:
-    """Tune one worker, or all in role prefill one after the other, and print what each found. Raises StartupError."""
+    """Tune one worker, or all in role prefill one after the other, and print what each found.
+
+    Raises StartupError: of workers that fail once all have been asked, since the others may have changed.
+    """
     suite = find_one_suite(ready_file)
-    found = []
-    for each in _workers(suite, worker, ("prefill",)):
+
+    def ask(each: dict[str, Any]) -> dict[str, Any]:
         answer = _ask(suite, each, lambda admin: admin.tune_prefill(request))
-        found.append(figures(each["id"], answer, applied=not (request.measure_only or request.kept)))
-        if not as_json:
-            Console(highlight=False).print(told(found[-1]))
-    if picture is not None:
-        draw(picture, found)
-    if as_json:
-        print(json.dumps(found))
+        return figures(each["id"], answer, applied=not (request.measure_only or request.kept))
+
+    console = Console(highlight=False)
+    tell = None if as_json else lambda each: console.print(told(each))
+    found, failed = of_each(_workers(suite, worker, ("prefill",)), ask, tell)
+    if picture is not None and found:
+        try:
+            draw(picture, found)
+        except StartupError as error:
+            failed.append(error.message)
+    _end(failed)
 
 
 def tune_decode(ready_file: Path | None, worker: str | None, request: pb.TuneDecodeRequest, *, as_json: bool) -> None:
     """Print the largest decode batch of one worker, or of all that decode. Raises StartupError."""
     suite = find_one_suite(ready_file)
-    found = []
-    for each in _workers(suite, worker, ("decode", "mixed")):
+
+    def ask(each: dict[str, Any]) -> dict[str, Any]:
         answer = _ask(suite, each, lambda admin: admin.tune_decode(request))
-        found.append(_decode_figures(each["id"], request, answer))
-        if not as_json:
-            print(_decode_told(found[-1]))
-    if as_json:
-        print(json.dumps(found))
+        return _decode_figures(each["id"], request, answer)
+
+    tell = None if as_json else lambda each: print(_decode_told(each))
+    _, failed = of_each(_workers(suite, worker, ("decode", "mixed")), ask, tell)
+    _end(failed)
+
+
+def of_each(
+    workers: Sequence[dict[str, Any]],
+    ask: Callable[[dict[str, Any]], dict[str, Any]],
+    tell: Callable[[dict[str, Any]], None] | None,
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Figures of those that answer, told one by one or else as JSON together, and errors of the others."""
+    entries: list[dict[str, Any]] = []
+    for each in workers:
+        try:
+            entries.append(ask(each))
+        except FulcrumError as error:
+            entries.append({"worker": each["id"], "error": error.message})
+        else:
+            if tell is not None:
+                tell(entries[-1])
+    if tell is None:
+        print(json.dumps(entries))
+    failed = [entry["error"] for entry in entries if "error" in entry]
+    return [entry for entry in entries if "error" not in entry], failed
+
+
+def _end(failed: Sequence[str]) -> None:
+    if failed:
+        raise StartupError("; ".join(failed))
 
 
 def _workers(suite: Ready, worker: str | None, roles: Collection[str]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from libs.worker.drain import drain
 from libs.worker.host import WorkerHost
 from libs.worker.step_times import StepTimes
 from libs.worker.tuned import Tuned, decode_message, tuned_message
-from libs.worker.tuning import PrefillTuner
+from libs.worker.tuning import FEW, PrefillTuner
 from libs.worker.wire import load_message
 
 log = structlog.get_logger()
@@ -84,7 +84,7 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
     ) -> pb.TunePrefillResponse:
         """Measure between other steps, or take a size that is named, or tell what was measured last.
 
-        RESOURCE_EXHAUSTED while another measurement runs or without free KV blocks.
+        RESOURCE_EXHAUSTED while another measurement runs, without free KV blocks, or where decodes cannot wait.
         """
         try:
             tuned = await self._tuned(request)
@@ -105,7 +105,7 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
             most_tokens=request.most_tokens, limit_s=request.limit_ms / 1000, apply=not request.measure_only
         )
         if tuned is None:
-            raise QueueFull("there was no room, or no time, for enough steps: allow longer, or try when less runs")
+            raise QueueFull(FEW)
         return tuned
 
     async def TuneDecode(  # noqa: N802

@@ -26,6 +26,11 @@ class Tuned:
     """By which prompts are foretold: fitted to the curve, where there is one."""
     curve: PrefillCurve | None
 
+    @property
+    def truncated(self) -> bool:
+        """Whether the curve ends before its plateau."""
+        return self.curve is not None and not self.curve.saturation.is_whole
+
 
 def tuned_message(tuned: Tuned, tpot_target_us: int, max_sequences: int) -> pb.TunePrefillResponse:
     """With the curve as far as one is known, and the largest decode batch within a target."""
@@ -44,6 +49,7 @@ def tuned_message(tuned: Tuned, tpot_target_us: int, max_sequences: int) -> pb.T
         answer.plateau_tokens_per_s = tuned.curve.saturation.plateau_tokens_per_s
         answer.curve.extend(map(point_message, tuned.curve.saturation.curve))
         answer.measured_unix_ns = tuned.curve.unix_ns
+        answer.truncated = tuned.truncated
     return answer
 
 

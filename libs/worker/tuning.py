@@ -10,31 +10,33 @@ from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_PREFILL, Role
 from libs.engine.config import DEFAULT_CHUNK_TOKENS
 from libs.engine.port import Engine
-from libs.perfmodel import StepKind, StepTimeModel
-from libs.perfmodel.fit import MIN_STEPS
-from libs.perfmodel.saturation import (
-    PrefillCurve,
-    Trial,
-    calibrated,
-    find_knee,
-    knee_of,
-    plan_trials,
-)
+from libs.perfmodel import StepKind
+from libs.perfmodel.saturation import MOST_TOKENS, PrefillCurve, find_knee, knee_of
 from libs.runtime.clock import Clock
 from libs.worker.step_times import StepTimes
+from libs.worker.trials import room_tokens, run_trials
 from libs.worker.tuned import Tuned
 
 log = structlog.get_logger()
 
-MOST_TOKENS: Final = 8192
 LIMIT_S: Final = 10.0
 """Measuring is to take so long at most, where nobody says how long."""
 PATIENCE_S: Final = 20.0
 """It ends after so long, with what there is by then: a busy device takes longer than was expected of it."""
 MOST_LIMIT_S: Final = 50.0
 """The same, where whoever asks gives it longer, as a slow device needs; within the call's own deadline."""
-FIRST_GUESS_TOKENS: Final = 64
-"""Of the step that tells how much a measurement may hope for."""
+LEASE_S: Final = 30.0
+"""A worker that measures at its start is let alone for so long: longer than it measures, unless it is dead."""
+WAIT_S: Final = 45.0
+"""Others that start wait so long for what it finds, which is longer than the lease of a dead one."""
+POLL_S: Final = 0.25
+"""So often they look."""
+LOOK_S: Final = 30.0
+"""So often a prefill worker that has found no size of its own looks whether another has."""
+FEW: Final = (
+    "there was no room, or no time, for enough steps: fulcrum tune prefill --limit 50 takes longer, and more fit where"
+    " less runs; a worker whose sequences decode measures only as far as these can wait, so give it role prefill first"
+)
 
 
 class PrefillTuner:
@@ -58,7 +60,9 @@ class PrefillTuner:
         self._curve: PrefillCurve | None = None
         self._busy = False
         self._settled = named_tokens > 0
+        """Whether what others measure is of no interest any more."""
         self._prompts_come = asyncio.Event()
+        """Set while the role is prefill."""
         self.chunk_tokens = named_tokens or DEFAULT_CHUNK_TOKENS
         """In effect."""
 
@@ -66,67 +70,56 @@ class PrefillTuner:
         """Choose at the start of a prefill worker, unless a size is named: by what an earlier one has measured, else
         by measuring, else by what is known of its steps.
 
-        Where nothing is measured the log says why. A worker in another role goes on with what it has.
+        Of several that start together one measures, and the others wait for it. Where nothing is measured the log says
+        why. A worker in another role goes on with what it has.
         """
         if role != ROLE_PREFILL:
             return
-        self._settled = True
+        self._prompts_come.set()
         if self._named_tokens:
             reason = "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS names a size; 0 would measure"
-        elif await self._take_kept():
-            reason = "an earlier worker of this kind has"
-        elif await self.tune() is None:
-            reason = "there was no room or no time for enough steps: fulcrum tune prefill --limit 50 takes longer"
-            if StepKind.PREFILL in self._step_times.known:
-                chunk_tokens, _ = knee_of(self._step_times.fitted.model, self._most(MOST_TOKENS))
-                self._take(chunk_tokens)
         else:
-            return
-        log.info("prefill not measured at start", reason=reason, chunk_tokens=self.chunk_tokens)
+            reason = await self._first()
+        if reason:
+            log.info("prefill not measured at start", reason=reason, chunk_tokens=self.chunk_tokens)
 
     async def run(self) -> None:
-        """For a worker that comes to role prefill later: take over what others have measured by then, once."""
-        while True:
+        """Take over what others have measured by then, for a worker that comes to role prefill later or has found
+        nothing, until a size is settled."""
+        while not self._settled:
             await self._prompts_come.wait()
-            self._prompts_come.clear()
-            if not self._settled:
-                self._settled = await self._take_kept()
+            if not await self._take_kept():
+                await asyncio.sleep(LOOK_S)
 
     def role_is(self, role: Role) -> None:
         """The worker's assignment has changed, perhaps."""
-        if role == ROLE_PREFILL and not self._settled:
+        if role == ROLE_PREFILL:
             self._prompts_come.set()
+        else:
+            self._prompts_come.clear()
 
     async def tune(self, *, most_tokens: int = 0, limit_s: float = 0.0, apply: bool = True) -> Tuned | None:
         """Measure and, unless told otherwise, take the choice over; None when there was no room or time to measure.
 
-        Raises QueueFull while another measurement runs.
+        A curve that ends before its plateau counts here alone: it says how far could be measured, not what saturates
+        the device. Raises QueueFull while another measurement runs.
         """
-        if self._busy:
-            raise QueueFull("another measurement runs")
+        self._check_free()
         self._busy = True
         try:
-            limit_s = min(limit_s, MOST_LIMIT_S)
-            trials = await self._measure(
-                self._most(most_tokens or MOST_TOKENS), limit_s or LIMIT_S, limit_s or PATIENCE_S
-            )
+            return await self._tune(min(most_tokens or MOST_TOKENS, MOST_TOKENS), min(limit_s, MOST_LIMIT_S), apply)
         finally:
             self._busy = False
-        saturation = find_knee(self._step_times.fitted.model, trials)
-        if saturation is None:
-            return None
-        curve = PrefillCurve(saturation, self._clock.now_ns())
-        tuned = self._tuned(saturation.chunk_tokens, curve)
-        if apply:
-            self._settled, self._curve = True, curve
-            self._take(saturation.chunk_tokens)
-            await self._step_times.keep_curve(curve)
-        return tuned
 
     def set(self, tokens: int) -> Tuned:
-        """Take a size that an administrator names; raises InvalidRequest beyond what is ever measured."""
+        """Take a size that an administrator names, until the worker ends.
+
+        Raises InvalidRequest beyond what is ever measured, QueueFull while a measurement runs, which would choose
+        another.
+        """
         if not 1 <= tokens <= MOST_TOKENS:
             raise InvalidRequest(f"a step computes 1 to {MOST_TOKENS} prompt tokens, not {tokens}")
+        self._check_free()
         self._settled = True
         tuned = self._tuned(tokens, self._curve)
         self._take(tokens)
@@ -137,42 +130,73 @@ class PrefillTuner:
         curve = self._curve or await self._step_times.kept_curve()
         return self._tuned(self.chunk_tokens, curve) if curve is not None else None
 
+    async def _first(self) -> str:
+        """Take a kept curve over, or measure while nobody else of this kind does; why nothing was measured, if so."""
+        clock = asyncio.get_running_loop().time
+        end_s = clock() + WAIT_S
+        while not await self._take_kept():
+            async with self._step_times.claim(LEASE_S) as mine:
+                if mine and not await self._take_kept():
+                    return await self._measure_first()
+            if clock() >= end_s:
+                self._take_fitted()
+                return "another worker of this kind has been measuring for too long"
+            await asyncio.sleep(POLL_S)
+        return "an earlier worker of this kind has"
+
+    async def _measure_first(self) -> str:
+        tuned = await self.tune()
+        if tuned is None:
+            self._take_fitted()
+            return FEW
+        self._settled = not tuned.truncated
+        return ""
+
+    async def _tune(self, most_tokens: int, limit_s: float, apply: bool) -> Tuned | None:
+        trials = await run_trials(
+            self._engine,
+            lambda: self._step_times.fitted.model,
+            most_tokens=room_tokens(self._engine, most_tokens),
+            limit_s=limit_s or LIMIT_S,
+            patience_s=limit_s or PATIENCE_S,
+        )
+        saturation = find_knee(self._step_times.fitted.model, trials)
+        if saturation is None:
+            return None
+        curve = PrefillCurve(saturation, self._clock.now_ns())
+        tuned = self._tuned(saturation.chunk_tokens, curve)
+        if apply:
+            self._settled, self._curve = True, curve
+            self._take(saturation.chunk_tokens)
+            if tuned.truncated:
+                largest = saturation.curve[-1].tokens
+                log.warning("prefill saturates beyond what was measured: not kept for others", largest_tokens=largest)
+            else:
+                await self._step_times.keep_curve(curve)
+        return tuned
+
     def _tuned(self, chunk_tokens: int, curve: PrefillCurve | None) -> Tuned:
         model = curve.saturation.model if curve is not None else self._step_times.fitted.model
         return Tuned(chunk_tokens, self.chunk_tokens, DEFAULT_CHUNK_TOKENS, model, curve)
 
     async def _take_kept(self) -> bool:
+        """Whether there was a curve to take over; one that comes after a size was named is not taken."""
         curve = await self._step_times.kept_curve()
-        if curve is not None:
-            self._curve = curve
-            self._take(curve.saturation.chunk_tokens)
-        return curve is not None
+        if curve is None or self._settled or self._busy:
+            return self._settled
+        self._settled, self._curve = True, curve
+        self._take(curve.saturation.chunk_tokens)
+        return True
 
-    async def _measure(self, most_tokens: int, limit_s: float, patience_s: float) -> list[Trial]:
-        clock = asyncio.get_running_loop().time
-        end_s = clock() + patience_s
-        trials: list[Trial] = []
-        prior = await self._prior(most_tokens)
-        for tokens in plan_trials(prior, most_tokens, round(limit_s * 1e9), round(patience_s * 1e9)):
-            if clock() >= end_s:
-                break
-            duration_ns = await self._engine.measure_prefill(tokens)
-            if duration_ns:
-                trials.append(Trial(tokens, duration_ns))
-        return trials
+    def _take_fitted(self) -> None:
+        """By what earlier workers have learned of prefill, where they have."""
+        if StepKind.PREFILL in self._step_times.known:
+            chunk_tokens, _ = knee_of(self._step_times.fitted.model, room_tokens(self._engine, MOST_TOKENS))
+            self._take(chunk_tokens)
 
-    async def _prior(self, most_tokens: int) -> StepTimeModel:
-        """What steps are known to take, corrected by one: a guess about the device may be off by an order."""
-        await self._engine.measure_prefill(min(MIN_STEPS, most_tokens))  # what a first step sets up is not measured
-        tokens = min(FIRST_GUESS_TOKENS, most_tokens)
-        duration_ns = await self._engine.measure_prefill(tokens)
-        prior = self._step_times.fitted.model
-        return calibrated(prior, Trial(tokens, duration_ns)) if duration_ns else prior
-
-    def _most(self, tokens: int) -> int:
-        """As far as half of the free KV blocks go."""
-        free = self._engine.load().free_kv_blocks * self._engine.capabilities.block_size_tokens // 2
-        return max(min(tokens, free), 1)
+    def _check_free(self) -> None:
+        if self._busy:
+            raise QueueFull("another measurement runs: ask again when it has ended")
 
     def _take(self, chunk_tokens: int) -> None:
         log.info("prefill chunk chosen", tokens=chunk_tokens, before=self.chunk_tokens)

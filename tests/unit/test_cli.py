@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,8 @@ from libs.cli.main import app
 from libs.cli.progress import Bars
 from libs.cli.role_change import parse_role
 from libs.cli.tables import BAR_CELLS, PHASES, last_move, phase_bar
-from libs.contracts.errors import StartupError
+from libs.cli.tuning import of_each
+from libs.contracts.errors import QueueFull, StartupError
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, ROLE_STANDBY
 from libs.launch.ready import Ready, write_ready
 
@@ -139,3 +141,20 @@ def test_the_last_move_is_told_by_its_age() -> None:
         moved = {"moved_unix_ns": 10**18, "moved_by": "somebody"}
         assert str(last_move(moved, 10**18 + age_s * 10**9)) == f"{said}, somebody"
     assert str(last_move({"moved_unix_ns": 0}, 1)) == "–"
+
+
+def test_one_workers_error_leaves_the_figures_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    def ask(worker: dict[str, Any]) -> dict[str, Any]:
+        if worker["id"] == "two":
+            raise QueueFull("two: another measurement runs")
+        return {"worker": worker["id"], "chunk_tokens": 96}
+
+    workers = [{"id": "one"}, {"id": "two"}, {"id": "three"}]
+    found, failed = of_each(workers, ask, None)
+    assert [each["worker"] for each in found] == ["one", "three"]
+    assert failed == ["two: another measurement runs"]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert [each.get("error") for each in json.loads(line)] == [None, "two: another measurement runs", None]
+    told: list[dict[str, Any]] = []
+    assert of_each(workers, ask, told.append) == (told, failed)
+    assert capsys.readouterr().out == ""

@@ -535,7 +535,7 @@ class TunePrefillRequest(_message.Message):
     def __init__(self, most_tokens: _Optional[int] = ..., limit_ms: _Optional[int] = ..., measure_only: _Optional[bool] = ..., tpot_target_us: _Optional[int] = ..., set_tokens: _Optional[int] = ..., kept: _Optional[bool] = ...) -> None: ...
 
 class TunePrefillResponse(_message.Message):
-    __slots__ = ("chunk_tokens", "chunk_tokens_before", "plateau_tokens_per_s", "curve", "prompt_ns", "prompt_ns_before", "decode_batch", "chunk_tokens_default", "prompt_ns_default", "measured_unix_ns")
+    __slots__ = ("chunk_tokens", "chunk_tokens_before", "plateau_tokens_per_s", "curve", "prompt_ns", "prompt_ns_before", "decode_batch", "chunk_tokens_default", "prompt_ns_default", "measured_unix_ns", "truncated")
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_TOKENS_BEFORE_FIELD_NUMBER: _ClassVar[int]
     PLATEAU_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -546,6 +546,7 @@ class TunePrefillResponse(_message.Message):
     CHUNK_TOKENS_DEFAULT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_NS_DEFAULT_FIELD_NUMBER: _ClassVar[int]
     MEASURED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     chunk_tokens: int
     chunk_tokens_before: int
     plateau_tokens_per_s: float
@@ -556,7 +557,8 @@ class TunePrefillResponse(_message.Message):
     chunk_tokens_default: int
     prompt_ns_default: int
     measured_unix_ns: int
-    def __init__(self, chunk_tokens: _Optional[int] = ..., chunk_tokens_before: _Optional[int] = ..., plateau_tokens_per_s: _Optional[float] = ..., curve: _Optional[_Iterable[_Union[TunePoint, _Mapping]]] = ..., prompt_ns: _Optional[int] = ..., prompt_ns_before: _Optional[int] = ..., decode_batch: _Optional[int] = ..., chunk_tokens_default: _Optional[int] = ..., prompt_ns_default: _Optional[int] = ..., measured_unix_ns: _Optional[int] = ...) -> None: ...
+    truncated: bool
+    def __init__(self, chunk_tokens: _Optional[int] = ..., chunk_tokens_before: _Optional[int] = ..., plateau_tokens_per_s: _Optional[float] = ..., curve: _Optional[_Iterable[_Union[TunePoint, _Mapping]]] = ..., prompt_ns: _Optional[int] = ..., prompt_ns_before: _Optional[int] = ..., decode_batch: _Optional[int] = ..., chunk_tokens_default: _Optional[int] = ..., prompt_ns_default: _Optional[int] = ..., measured_unix_ns: _Optional[int] = ..., truncated: _Optional[bool] = ...) -> None: ...
 
 class TunePoint(_message.Message):
     __slots__ = ("tokens", "measured_tokens_per_s", "fitted_tokens_per_s")
