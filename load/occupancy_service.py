@@ -42,7 +42,7 @@ from services.metrics.ticks import TickWriter
 
 MS_NS: Final = 1_000_000
 LENGTH_BYTES: Final = 4
-PIECE_BYTES: Final = 2**17
+PIECE_BYTES: Final = 2**15
 PEERS_S: Final = 10.0
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from google.protobuf.message import Message
 
@@ -23,8 +23,7 @@ class BusCapabilities:
     """Unread records beyond this are silently lost; None: retention rules alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One record read."""
 
     topic: Topic

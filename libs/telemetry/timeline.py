@@ -118,7 +118,9 @@ class Timeline:
         self._steps = StepLog()
         self._efforts = EffortLog()
         self._seen = Intervals()
-        """Batch numbers of this incarnation that have come."""
+        """Batch numbers of this incarnation that have come, but for the newest run of them."""
+        self._run = 0
+        """All numbers from there until `_next` have come."""
         self._seen_from = 0
         """Numbers below are taken for duplicates."""
         self._first = 0
@@ -251,7 +253,8 @@ class Timeline:
             return None
         if batch.incarnation < self.facts.incarnation:
             return Taken.VOID
-        known = batch.sequence in self._seen or batch.sequence < self._seen_from
+        number = batch.sequence
+        known = self._run <= number < self._next or number in self._seen or number < self._seen_from
         return Taken.DUPLICATE if known else None
 
     def _start_anew(self, batch: StepBatch) -> None:
@@ -262,17 +265,22 @@ class Timeline:
         self._roles.forget_from(batch.covered_from_unix_ns)
         self._seen = Intervals()
         self._seen_from = 0
-        self._first = self._next = batch.sequence
+        self._first = self._run = self._next = batch.sequence
         self.last_step_end_ns = batch.covered_from_unix_ns
 
     def _note_sequence(self, batch: StepBatch) -> None:
-        if batch.sequence >= self._next:
-            self.lost_batches += batch.sequence - self._next
-            self._next = batch.sequence + 1
+        number = batch.sequence
+        if number >= self._next:
             self.facts = facts_of(batch)
-        elif batch.sequence > self._first:
-            self.lost_batches -= 1
-        self._seen.add(batch.sequence, batch.sequence + 1)
+            if number == self._next:  # nearly always
+                self._next += 1
+                return
+            self.lost_batches += number - self._next
+            self._seen.add(self._run, self._next)
+            self._run, self._next = number, number + 1
+        else:
+            self.lost_batches -= number > self._first
+            self._seen.add(number, number + 1)
         if len(self._seen) > MAX_INTERVALS:
             self._seen_from = self._seen.start_of_newest(MAX_INTERVALS)
             self._seen.forget_before(self._seen_from)
