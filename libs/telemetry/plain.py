@@ -1,7 +1,8 @@
 """Batches that simply go on where a worker's last one ended, as nearly all do: read once, entered as a whole. Pure."""
 
 from collections.abc import Callable
-from operator import le, lt
+from itertools import chain
+from operator import attrgetter, le, lt
 from typing import Final, NamedTuple
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step, StepBatch
@@ -9,6 +10,9 @@ from libs.telemetry.steps import FULL_SHARE, MAX_COUNT
 
 LONGEST_NS: Final = 1_000_000_000
 """Of a plain batch."""
+# Attributes of protobuf's are read in C by these, several times faster than one by one.
+_TIMES: Final = attrgetter("start_unix_ns", "end_unix_ns")
+_COUNTS: Final = attrgetter("prefill_tokens", "prefill_sequences", "decode_sequences", "decode_kv_tokens")
 
 
 class PlainBatch(NamedTuple):
@@ -35,14 +39,13 @@ def plain_batch(batch: StepBatch, known_to_ns: int, share: Callable[[Step], int]
     ends: list[int] = []
     shares: list[int] = []
     counts: list[int] = []
-    for step in batch.steps:
-        starts.append(step.start_unix_ns)
-        ends.append(step.end_unix_ns)
-        shares.append(share(step))
-        counts += step.prefill_tokens, step.prefill_sequences, step.decode_sequences, step.decode_kv_tokens
-    if starts:
+    steps = batch.steps[:]
+    if steps:
+        starts, ends = map(list, zip(*map(_TIMES, steps), strict=True))
         if not _in_order(starts, ends, low_ns, high_ns):
             return None
+        shares = list(map(share, steps))
+        counts = list(chain.from_iterable(map(_COUNTS, steps)))
         if min(shares) < 0 or max(shares) > FULL_SHARE:
             shares = [min(max(share, 0), FULL_SHARE) for share in shares]
         if max(counts) > MAX_COUNT:
