@@ -66,6 +66,7 @@ class Intake:
                 self._state.take(Record(topic, "", value, 0, 0), self._clock.now_ns())
                 at = end
             rest = rest[at:]
+            await asyncio.sleep(0)  # a stream that has more gives nobody else a turn
 
 
 class Peers:
