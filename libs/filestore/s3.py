@@ -36,7 +36,9 @@ MAX_READING = 16
 TIMEOUT_S = 20.0
 ATTEMPTS = 3
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-_ABSENT = {"NoSuchKey", "404", "NoSuchUpload"}
+_ABSENT = {"NoSuchKey", "404"}
+"""Not NoSuchUpload, which says that a file has to be written again: the store has ended its upload, or was asked twice
+to complete it because its first reply was lost."""
 _ERRORS = (BotoCoreError, HTTPClientError, aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -214,11 +216,12 @@ class S3Draft:
         if self._upload_id:
             if self._buffer:
                 await self._send(bytes(self._buffer))
+            self._written = True  # perhaps, whatever is replied
             await self._store.complete(self._content_key, self._upload_id, self._parts)
             self._upload_id = ""
         else:
+            self._written = True
             await self._store.put(self._content_key, bytes(self._buffer))
-        self._written = True
         replaced = ""
         with suppress(FileNotFound):
             replaced = (await self._store.known(file_id)).content_key
@@ -233,10 +236,13 @@ class S3Draft:
 
     async def discard(self) -> None:
         """Remove what was not kept."""
-        with suppress(StoreUnavailable, FileNotFound):
-            if self._upload_id:
+        if self._kept:
+            return
+        if self._upload_id:
+            with suppress(StoreUnavailable):
                 await self._store.abandon(self._content_key, self._upload_id)
-            elif self._written and not self._kept:
+        if self._written:
+            with suppress(StoreUnavailable):
                 await self._store.remove(self._content_key)
 
     async def _send(self, body: bytes) -> None:

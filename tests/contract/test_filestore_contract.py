@@ -4,6 +4,7 @@ import resource
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from moto.server import ThreadedMotoServer
@@ -171,6 +172,32 @@ async def test_a_large_file_is_uploaded_in_parts_and_an_abandoned_one_leaves_non
         assert not (await store._client.list_multipart_uploads(Bucket="parts")).get("Uploads")
         await store.delete("file-1")
         assert not (await store._client.list_objects_v2(Bucket="parts")).get("Contents")
+
+
+async def test_an_upload_that_the_store_has_ended_is_to_be_tried_again(s3_endpoint: str) -> None:
+    async with bucket(s3_endpoint, "ended", max_bytes=10 * PART_BYTES) as store:
+        with pytest.raises(StoreUnavailable):
+            async with store.draft("file-1", max_bytes=2 * PART_BYTES) as draft:
+                await draft.write(b"x" * (PART_BYTES + 1))
+                upload = (await store._client.list_multipart_uploads(Bucket=store._bucket))["Uploads"][0]
+                await store.abandon(upload["Key"], upload["UploadId"])
+                await draft.keep(name="f", purpose="batch")
+
+
+async def test_an_upload_whose_last_reply_was_lost_leaves_nothing(
+    s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bucket(s3_endpoint, "lost", max_bytes=10 * PART_BYTES) as store:
+        complete = store.complete
+
+        async def lose(key: str, upload_id: str, parts: list[Any]) -> None:
+            await complete(key, upload_id, parts)
+            raise StoreUnavailable("no reply")
+
+        monkeypatch.setattr(store, "complete", lose)
+        with pytest.raises(StoreUnavailable):
+            await put(store, "file-1", b"x" * (PART_BYTES + 1), max_bytes=2 * PART_BYTES)
+        assert not (await store._client.list_objects_v2(Bucket=store._bucket)).get("Contents")
 
 
 async def test_a_store_that_is_away_says_so(s3_endpoint: str) -> None:
