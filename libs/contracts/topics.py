@@ -39,9 +39,9 @@ DECISIONS = Topic("decisions.v1", Decision, key="planner_id", partitions=1, rete
 WINDOWS = Topic("windows.v1", SharedWindows, key="metrics_id", partitions=1, retention_ms=HOUR_MS // 6)
 ALERTS = Topic("alerts.v1", AlertEvent, key="alert_id", partitions=1, retention_ms=7 * 24 * HOUR_MS)
 
-BATCH_JOBS = Topic("batch-jobs.v1", JobEvent, key="job_id", partitions=4, retention_ms=30 * 24 * HOUR_MS)
-BATCH_SHARES = Topic("batch-shares.v1", Share, key="share_id", partitions=8, retention_ms=14 * 24 * HOUR_MS)
-BATCH_RESULTS = Topic("batch-results.v1", Result, key="job_id", partitions=8, retention_ms=14 * 24 * HOUR_MS)
+BATCH_JOBS = Topic("batch-jobs.v2", JobEvent, key="job_id", partitions=4, retention_ms=30 * 24 * HOUR_MS)
+BATCH_SHARES = Topic("batch-shares.v2", Share, key="share_id", partitions=8, retention_ms=14 * 24 * HOUR_MS)
+BATCH_RESULTS = Topic("batch-results.v2", Result, key="job_id", partitions=8, retention_ms=14 * 24 * HOUR_MS)
 BATCH_SUBMIT = Topic(
     "batch-submit.v1", Submission, key="body", partitions=1, retention_ms=14 * 24 * HOUR_MS, wraps="body"
 )

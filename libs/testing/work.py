@@ -17,7 +17,7 @@ class MemoryWork:
     capabilities: BusCapabilities = KAFKA
     partition = 0
     note = ""
-    replayed = True
+    replayed = False
 
     def __init__(self, topic: Topic) -> None:
         """`topic`: the lane's."""
@@ -26,7 +26,7 @@ class MemoryWork:
         self._news = asyncio.Condition()
         self.next_offset = 0
         self.end = 0
-        """As a lane has it."""
+        """As a lane has it that began last."""
 
     def values_of(self, topic: Topic) -> list[Message]:
         """All that is there."""
@@ -77,8 +77,11 @@ class MemoryWork:
         await handle(self)
 
     async def batches(self) -> AsyncIterator[list[Record]]:
-        """One record at a time."""
+        """One record at a time; a new lane begins."""
+        self.end = len(self.values_of(self._topic))
+        self.replayed = self.next_offset >= self.end
         async for record in self.follow(self._topic, [self.next_offset]):
+            self.replayed = self.replayed or record.offset + 1 >= self.end
             yield [record]
 
     async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
-from services.gateway.batch.jobs import JobBook
-from services.gateway.batch.kept import keep
+from services.gateway.batch.jobs import MAX_EARLY, JobBook
 from services.gateway.batch.line import read_line
 from services.gateway.batch.note import ShareNote
 from services.gateway.batch.repeats import IdHashes, custom_id_of
 from services.gateway.batch.shares import SHARE_LINES, Cutter, after
 from services.gateway.batch.slots import LOOK_AHEAD, Load, allowed
+from services.gateway.batch.snapshot import snapshot
 from services.gateway.order import order
 
 LINES = st.lists(
@@ -151,11 +151,49 @@ def test_who_begins_to_read_where_jobs_were_told_anew_knows_what_all_others_know
         keeper.apply(event)
     job = keeper.get("job")
     assert job is not None
-    told = pb.JobEvent(job_id="job", at_unix_ns=10, kept=keep(job))
+    told = pb.JobEvent(job_id="job", at_unix_ns=10, snapshot=snapshot(job))
     for event in (*meanwhile, told, *then):
         keeper.apply(event)
         late.apply(pb.JobEvent.FromString(event.SerializeToString()))
     assert late.get("job") == keeper.get("job")
+
+
+@given(st.data())
+def test_a_second_created_hides_nothing_that_a_snapshot_tells(data: st.DataObject) -> None:
+    """Whoever begins to read behind the first one, and reads the second before the snapshot."""
+    shares = [data.draw(st.integers(1, 5)) for _ in range(4)]
+    progress = [
+        pb.JobEvent(
+            job_id="job",
+            at_unix_ns=9,
+            progress=pb.Progress(share=share, completed=done, failed=done // 2, whole=done == lines, note=f"{done}"),
+        )
+        for share, lines in enumerate(shares)
+        for done in range(1, lines + 1)
+    ]
+    told = sorted(progress, key=lambda event: data.draw(st.integers(0, 5)) + 10 * event.progress.completed)
+    started = pb.JobEvent(job_id="job", at_unix_ns=2, started=pb.Started(lines=sum(shares)))
+    created = pb.JobEvent(job_id="job", at_unix_ns=1, created=pb.Created(tenant="ann"))
+    again = pb.JobEvent(job_id="job", at_unix_ns=5, created=pb.Created(tenant="ann"))
+    keeper, late = JobBook(), JobBook()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(told)), min_size=3, max_size=3)))
+    before, early, meanwhile, then = told[: cuts[0]], told[cuts[0] : cuts[1]], told[cuts[1] : cuts[2]], told[cuts[2] :]
+    for event in (created, started, *before):
+        keeper.apply(event)
+    job = keeper.get("job")
+    assert job is not None
+    anew = pb.JobEvent(job_id="job", at_unix_ns=10, snapshot=snapshot(job))
+    for event in (*early, again, *meanwhile, anew, *then):
+        keeper.apply(event)
+        late.apply(pb.JobEvent.FromString(event.SerializeToString()))
+    assert late.get("job") == keeper.get("job")
+
+
+def test_events_of_unknown_jobs_have_a_bound_and_those_that_find_no_room_are_counted() -> None:
+    book = JobBook()
+    for number in range(MAX_EARLY + 2):
+        book.apply(pb.JobEvent(job_id=f"job-{number}", progress=pb.Progress(completed=1)))
+    assert book.dropped == 2
 
 
 @given(

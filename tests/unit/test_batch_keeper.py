@@ -20,13 +20,15 @@ from libs.filestore.local import LocalFiles
 from libs.runtime.clock import SystemClock
 from libs.testing.wait import until
 from libs.testing.work import MemoryWork
-from services.gateway.batch import assemble as assemble_module
-from services.gateway.batch import keeper as keeper_module
 from services.gateway.batch import view as view_module
 from services.gateway.batch.api import make_batch_router
 from services.gateway.batch.deal import MAX_OPEN_LINES
+from services.gateway.batch.dealer import Dealer
+from services.gateway.batch.job import Job
 from services.gateway.batch.keeper import MAX_ASSEMBLED, Keeper
-from services.gateway.batch.shares import SHARE_LINES
+from services.gateway.batch.parts import Parts
+from services.gateway.batch.shares import SHARE_LINES, Span
+from services.gateway.batch.spool import spool
 from services.gateway.batch.submissions import Submissions
 from services.gateway.batch.view import MAX_TENANT_UNFINISHED, MAX_UNFINISHED, JobView
 
@@ -53,8 +55,9 @@ def created(job_id: str, **own: Any) -> pb.JobEvent:
     return pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, created=asked)
 
 
-def keeper(work: MemoryWork, files: LocalFiles, view: JobView) -> Keeper:
-    return Keeper(work, files, view, SystemClock(), max_lines=10_000, max_file_bytes=999, max_output_bytes=10**6)
+def keeper(work: MemoryWork, files: LocalFiles, view: JobView, **own: int) -> Keeper:
+    bounds = {"max_lines": 10_000, "max_file_bytes": 999, "max_output_bytes": 10**6, **own}
+    return Keeper(work, files, view, SystemClock(), **bounds)
 
 
 async def store(tmp_path: Path, *, max_bytes: int = 10**6) -> LocalFiles:
@@ -81,6 +84,14 @@ class CountingWork(MemoryWork):
         async for record in super().follow(topic, since, on_replayed=on_replayed):
             self.read[topic.stem] += 1
             yield record
+
+
+def told(work: MemoryWork) -> list[pb.JobEvent]:
+    return [event for event in work.values_of(BATCH_JOBS) if isinstance(event, pb.JobEvent)]
+
+
+async def content(files: LocalFiles, file_id: str) -> bytes:
+    return b"".join([part async for part in files.read(file_id)])
 
 
 def lines_in(assembled: pb.Assembled | None) -> int:
@@ -155,10 +166,9 @@ async def test_tenants_share_what_is_dealt_urgent_jobs_come_first_and_late_ones_
 
 
 async def test_who_takes_a_lane_over_reads_neither_events_nor_lines_nor_answers_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(keeper_module, "KEEP_EVENTS", 20)
-    monkeypatch.setattr(assemble_module, "PART_BYTES", 2_000)
+    bounds = {"part_bytes": 2_000, "snapshot_events": 20}
     work, files = CountingWork(BATCH_JOBS), await store(tmp_path)
     shares = 20
     async with files.draft("file-long", max_bytes=10**6) as draft:
@@ -175,7 +185,7 @@ async def test_who_takes_a_lane_over_reads_neither_events_nor_lines_nor_answers_
             counts = pb.Progress(share=number, completed=completed, whole=completed == SHARE_LINES)
             await work.send(BATCH_JOBS, pb.JobEvent(job_id="job", at_unix_ns=time.time_ns(), progress=counts))
 
-    async with running(view.follow(), keeper(work, files, view).work(work)):
+    async with running(view.follow(), keeper(work, files, view, **bounds).work(work)):
         await work.send(BATCH_JOBS, created("done", input_file_id="file-1"))
         await until(lambda: work.values_of(BATCH_SHARES))
         await answer(work, "done")
@@ -190,7 +200,7 @@ async def test_who_takes_a_lane_over_reads_neither_events_nor_lines_nor_answers_
     view = JobView(work)
     before = list(work.values_of(BATCH_JOBS))
     work.read.clear()
-    async with running(view.follow(), keeper(work, files, view).work(work)):
+    async with running(view.follow(), keeper(work, files, view, **bounds).work(work)):
         await until(view.replayed.is_set)
         assert {job.id for job in view.jobs()} == {"done", "job"}
         for number in range(shares - 4, shares):
@@ -283,15 +293,110 @@ def test_unfinished_jobs_have_a_bound_for_all_and_for_each_tenant() -> None:
 
 
 async def test_a_record_that_asks_for_one_job_too_many_becomes_one_that_has_failed() -> None:
-    work = MemoryWork(BATCH_JOBS)
-    view = JobView(work)
+    records = MemoryWork(BATCH_SUBMIT)
+    view = JobView(records)
     for number in range(MAX_TENANT_UNFINISHED):
         view.apply(created(f"job-{number}"))
     body = b'{"input_topic": "lines", "endpoint": "/v1/completions", "metadata": {"tenant": "ann"}}'
     submissions = Submissions(view, SystemClock(), "cluster")
-    records = MemoryWork(BATCH_SUBMIT)
     await records.send(BATCH_SUBMIT, pb.Submission(body=body))
     async with running(view.follow(), submissions.work(records)):
-        await until(lambda: len(records.values_of(BATCH_JOBS)) == 2)
-    events = [event for event in records.values_of(BATCH_JOBS) if isinstance(event, pb.JobEvent)]
+        await until(lambda: records.next_offset == 1)
+    events = [event for event in told(records) if not event.HasField("look_back")]
     assert (events[0].created.tenant, events[1].finished.error_code) == ("ann", "queue_full")
+
+
+async def test_a_record_that_a_broker_hands_out_again_makes_no_second_job() -> None:
+    class Behind(JobView):
+        """Has read all that was there, and not yet what was told since."""
+
+        async def follow(self) -> None:
+            self.replayed.set()
+            await until(lambda: any(event.HasField("look_back") for event in told(records)) or records.next_offset > 0)
+            await super().follow()
+
+    records = MemoryWork(BATCH_SUBMIT)
+    body = b'{"input_topic": "lines", "endpoint": "/v1/completions"}'
+    await records.send(BATCH_SUBMIT, pb.Submission(body=body))
+    view = JobView(records)
+    async with running(view.follow(), Submissions(view, SystemClock(), "cluster").work(records)):
+        await until(lambda: records.next_offset == 1)
+    records.next_offset = 0
+    view = Behind(records)
+    async with running(view.follow(), Submissions(view, SystemClock(), "cluster").work(records)):
+        await until(lambda: records.next_offset == 1)
+    assert [event.WhichOneof("event") for event in told(records)].count("created") == 1
+
+
+async def test_a_job_whose_answers_are_there_is_not_failed_by_what_befalls_its_files(tmp_path: Path) -> None:
+    work, files = MemoryWork(BATCH_JOBS), await store(tmp_path)
+    async with files.draft("file-long", max_bytes=10**6) as draft:
+        await draft.write(b"{}\n" * 100)
+        await draft.keep(name="f", purpose="batch")
+    view = JobView(work)
+
+    async def answer_to(first: int, last: int) -> None:
+        for place in range(first, last):
+            await work.send(BATCH_RESULTS, pb.Result(job_id="job", place=place, ok=True, answer=b"%04d" % place))
+        counts = pb.Progress(completed=last, whole=last == 100)
+        await work.send(BATCH_JOBS, pb.JobEvent(job_id="job", at_unix_ns=1, progress=counts))
+
+    async with running(view.follow(), keeper(work, files, view, part_bytes=50, max_output_bytes=200).work(work)):
+        await work.send(BATCH_JOBS, created("job", input_file_id="file-long"))
+        await until(lambda: work.values_of(BATCH_SHARES), what="the share")
+        await answer_to(0, 35)
+        await until(lambda: lines_in(view.jobs()[0].assembled) == 30, what="parts")
+        for part in view.jobs()[0].assembled.output.parts[1:]:  # type: ignore[union-attr]
+            await files.delete(f"file-job-output-{part:016x}")
+        await answer_to(35, 100)
+        await until(lambda: view.jobs()[0].assembled.attempt == 1, what="another attempt")  # type: ignore[union-attr]
+        await until(lambda: lines_in(view.jobs()[0].assembled) == 100, what="parts of all")
+        assert view.unfinished(), "the file is too large"
+    view = JobView(work)
+    async with running(view.follow(), keeper(work, files, view).work(work)):
+        await until(lambda: view.jobs() and not view.unfinished(), what="the end, with room for the file")
+    assert (view.jobs()[0].status, view.jobs()[0].completed) == ("completed", 100)
+    assert sorted((await content(files, "file-job-output")).split()) == [b"%04d" % place for place in range(100)]
+
+
+async def test_parts_that_nobody_was_told_of_are_removed_when_their_job_has_ended(tmp_path: Path) -> None:
+    work, files = MemoryWork(BATCH_JOBS), await store(tmp_path)
+    view = JobView(work)
+    async with running(view.follow(), keeper(work, files, view).work(work)):
+        await work.send(BATCH_JOBS, created("job", input_file_id="file-1"))
+        await until(lambda: work.values_of(BATCH_SHARES), what="the share")
+        for job_id in ("job", "other"):
+            await Parts(files, job_id).write("output", b"a dead keeper's")
+        await answer(work, "job")
+        parts = tmp_path / "files"
+        await until(lambda: not list(parts.glob("file-job-output-*")), what="the end of the part")
+        assert list(parts.glob("file-other-output-*"))
+
+
+async def test_an_input_that_ends_too_soon_is_dealt_as_one_that_is_gone(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path / "files", max_bytes=10**6)
+    async with files.draft("file-1", max_bytes=10**6) as draft:
+        await draft.write(b"{}\n" * SHARE_LINES)
+        await draft.keep(name="f", purpose="batch")
+    job = Job("job", pb.Created(input_file_id="file-1"), 1, started=pb.Started(lines=2 * SHARE_LINES + 7))
+    spans: list[Span] = []
+    async with asyncio.timeout(5):
+        while job.dealt.lines < job.lines:
+            dealer = Dealer(job, files, ())  # each time another keeper's
+            spans += await dealer.next(1)
+            job.dealt = dealer.dealt(spans[-1:])
+    assert [(span.first_place, span.lines) for span in spans] == [(0, 256), (256, 256), (512, 7)]
+    assert [span.bytes for span in spans] == [3 * SHARE_LINES, 0, 0]
+
+
+async def test_a_topic_that_was_copied_meanwhile_stays_as_it_is(tmp_path: Path) -> None:
+    class Slow(MemoryWork):
+        async def values(self, name: str) -> AsyncIterator[bytes]:
+            yield b"older"
+            async with files.draft("file-in", max_bytes=99) as draft:
+                await draft.write(b"older\nyounger\n")
+                await draft.keep(name="f", purpose="batch")
+
+    files = LocalFiles(tmp_path / "files", max_bytes=10**6)
+    await spool(Slow(BATCH_JOBS), files, "lines", "file-in", max_bytes=99)
+    assert await content(files, "file-in") == b"older\nyounger\n"

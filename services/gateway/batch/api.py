@@ -16,7 +16,7 @@ from libs.runtime.clock import Clock
 from services.gateway.batch.asked import read_request
 from services.gateway.batch.copies import check_topics
 from services.gateway.batch.described import BATCH_BODY, CONTENT_TYPE, ERRORS, UPLOAD_BODY, page_parameters
-from services.gateway.batch.output import PART_PURPOSE
+from services.gateway.batch.parts import PART_PURPOSE
 from services.gateway.batch.shown import show_batch, show_file, show_page
 from services.gateway.batch.upload import PURPOSES, receive_file, small_body
 from services.gateway.batch.view import JobView

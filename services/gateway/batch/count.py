@@ -1,4 +1,4 @@
-"""What a job is: its lines and shares, and whether a custom_id comes again; a pass over its file, or two."""
+"""What a job is: its lines, and whether a custom_id comes again; a pass over its file, or two."""
 
 import asyncio
 from array import array
@@ -14,7 +14,6 @@ class Counted:
     """A whole file."""
 
     lines: int
-    shares: int
     repeats: "array[int]"
     """Places of lines whose custom_id an earlier line has, in order."""
 
@@ -27,7 +26,7 @@ async def count(files: FileStore, file_id: str) -> Counted:
     finder = await asyncio.to_thread(hashes.finder)
     if finder.needed:
         await _read(files, file_id, Cutter(on_line=finder.add))
-    return Counted(cutter.lines, len(cutter.spans), finder.places)
+    return Counted(cutter.lines, finder.places)
 
 
 async def _read(files: FileStore, file_id: str, cutter: Cutter) -> None:

@@ -15,8 +15,8 @@ class Counts:
     """What was told last of each share that is not whole yet."""
     whole_below: int = 0
     """Every share before this one is whole."""
-    whole_above: set[int] = field(default_factory=set)
-    """Others that are."""
+    whole_above: dict[int, Progress] = field(default_factory=dict)
+    """Others that are, and what was told last of them."""
 
     def whole(self, share: int) -> bool:
         """Whether every line of it is answered."""
@@ -36,8 +36,15 @@ class Counts:
             self.open[share] = progress
             return True
         self.open.pop(share, None)
-        self.whole_above.add(share)
+        self.whole_above[share] = progress
         while self.whole_below in self.whole_above:
-            self.whole_above.remove(self.whole_below)
+            del self.whole_above[self.whole_below]
             self.whole_below += 1
         return True
+
+    def merged(self, other: "Counts") -> "Counts":
+        """What both know; either may be changed."""
+        most, least = (other, self) if other.whole_below > self.whole_below else (self, other)
+        for progress in (*least.whole_above.values(), *least.open.values()):
+            most.add(progress)
+        return most

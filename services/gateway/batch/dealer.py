@@ -1,8 +1,9 @@
-"""A job's shares on their way to runners, cut out of its file as they are dealt: none of it is read twice."""
+"""A job's shares on their way to runners, cut out of its file as they are dealt, a window of it at a time."""
 
 import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 
 from libs.contracts.errors import FileNotFound
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
@@ -78,7 +79,7 @@ class Dealer:
             return self._without_file()
         if read_bytes < window_bytes:
             cutter.flush()
-            return cutter.spans
+            return cutter.spans or self._without_file()
         return cutter.spans[:-1]  # the last one may go on
 
     def _next(self) -> Span:
@@ -91,10 +92,17 @@ class Dealer:
         )
 
     def _without_file(self) -> list[Span]:
-        """The file is gone: for runners to say so of each line."""
+        """The file is gone, or ends too soon: for runners to say so of each line."""
         first, lines = self._next(), self.job.lines
         places = range(first.first_place, lines, SHARE_LINES)
         return [
-            Span(first.number + number, place + 1, place, 0, lines=min(SHARE_LINES, lines - place))
+            replace(
+                first,
+                number=first.number + number,
+                first_line=first.first_line + place - first.first_place,
+                first_place=place,
+                lines=(count := min(SHARE_LINES, lines - place)),
+                file_lines=count,
+            )
             for number, place in enumerate(places)
         ]

@@ -1,6 +1,6 @@
 """Work on jobs: a new one is counted, its shares are dealt to runners in their turn, and its answers are assembled.
 
-Every KEEP_EVENTS events of a lane its jobs are published anew, each in one event, and the lane is committed to where
+Every SNAPSHOT_EVENTS events of a lane a snapshot of each of its jobs is published, and the lane is committed to where
 that was begun: whoever gets the lane next reads from there, and so knows all jobs and what has been done before it does
 anything, however long they have run.
 """
@@ -18,7 +18,7 @@ from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES
 from libs.filestore.port import FileStore
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
-from services.gateway.batch.assemble import Assembly
+from services.gateway.batch.assemble import PART_BYTES, Assembly, keeps_parts
 from services.gateway.batch.copies import check_topics
 from services.gateway.batch.count import count
 from services.gateway.batch.deal import deal
@@ -26,9 +26,9 @@ from services.gateway.batch.dealer import Dealer
 from services.gateway.batch.foretell import ends_s, news
 from services.gateway.batch.job import Job
 from services.gateway.batch.jobs import JobBook
-from services.gateway.batch.kept import keep
-from services.gateway.batch.output import sweep
+from services.gateway.batch.parts import sweep
 from services.gateway.batch.shares import Span
+from services.gateway.batch.snapshot import snapshot
 from services.gateway.batch.spool import spool
 from services.gateway.batch.view import JobView
 
@@ -46,10 +46,12 @@ RETRY_MAX_S = 30.0
 DEAL_S = 0.1
 """Between looks at whether runners want more."""
 FORETELL_S = 1.0
-KEEP_EVENTS = 1_000
-"""Beside KEEP_EVENTS_A_JOB of each job that is known: what whoever gets a lane reads again, and what telling all jobs
-anew is worth."""
-KEEP_EVENTS_A_JOB = 4
+SNAPSHOT_EVENTS = 1_000
+"""Beside SNAPSHOT_EVENTS_A_JOB of each job that is known: what whoever gets a lane reads again, and what snapshots are
+worth."""
+SNAPSHOT_EVENTS_A_JOB = 4
+_NEVER = (FileNotFound, FileTooLarge, TopicNotFound)
+"""Why a job can never be counted. One that has been is not failed: its answers are there."""
 
 
 class Keeper:
@@ -65,6 +67,8 @@ class Keeper:
         max_lines: int,
         max_file_bytes: int,
         max_output_bytes: int,
+        part_bytes: int = PART_BYTES,
+        snapshot_events: int = SNAPSHOT_EVENTS,
     ) -> None:
         self.bus = work
         self.files = files
@@ -73,30 +77,32 @@ class Keeper:
         self.max_lines = max_lines
         self.max_file_bytes = max_file_bytes
         self.max_output_bytes = max_output_bytes
+        self.part_bytes = part_bytes
+        self.snapshot_events = snapshot_events
 
     async def work(self, lane: Lane) -> None:
         """Keep every job of a lane, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                kept, swept = _Kept(self, lane), False
-                group.create_task(kept.deal())
-                group.create_task(kept.foretell())
+                jobs, swept = _LaneJobs(self, lane), False
+                group.create_task(jobs.deal())
+                group.create_task(jobs.foretell())
                 async for batch in lane.batches():
                     for record in batch:
                         assert isinstance(record.value, pb.JobEvent)
-                        kept.read(record.offset, record.value)
+                        jobs.read(record.offset, record.value)
                     if lane.replayed:
-                        for job in kept.unkept():
-                            group.create_task(kept.keep(job))
-                        await kept.condense()
+                        for job in jobs.unminded():
+                            group.create_task(jobs.keep(job))
+                        await jobs.condense()
                         if not swept:
                             swept = True
-                            group.create_task(kept.sweep())
+                            group.create_task(jobs.sweep())
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
 
-class _Kept:
+class _LaneJobs:
     """The jobs of one lane."""
 
     def __init__(self, keeper: Keeper, lane: Lane) -> None:
@@ -105,7 +111,7 @@ class _Kept:
         self._book = JobBook()
         self._open: set[str] = set()
         """Jobs that are not finished."""
-        self._kept: set[str] = set()
+        self._minded: set[str] = set()
         self._dealers: dict[str, Dealer] = {}
         self._some = asyncio.Event()
         """There are dealers."""
@@ -133,24 +139,24 @@ class _Kept:
             self._open.add(job.id)
 
     async def condense(self) -> None:
-        """Tell all jobs anew, when enough has been told since that was done last."""
-        if self._events < KEEP_EVENTS + KEEP_EVENTS_A_JOB * len(self._book):
+        """Publish snapshots of all jobs, when enough has been told since that was done last."""
+        if self._events < self._keeper.snapshot_events + SNAPSHOT_EVENTS_A_JOB * len(self._book):
             return
         async with self._commits:
             now_ns = self._keeper.clock.now_ns()
             begins = self._next
             oldest_ns = now_ns - BATCH_JOBS.retention_ms * 1_000_000
             jobs = [job for job in self._book if not job.finished or job.finished_unix_ns > oldest_ns]
-            events = [pb.JobEvent(job_id=job.id, at_unix_ns=now_ns, kept=keep(job)) for job in jobs]
+            events = [pb.JobEvent(job_id=job.id, at_unix_ns=now_ns, snapshot=snapshot(job)) for job in jobs]
             await self._lane.commit([(BATCH_JOBS, event) for event in events], next_offset=self._begins or 0)
             # In a second transaction, so that whoever finds the new place finds them there.
             await self._lane.commit([], next_offset=begins)
             self._begins, self._events = begins, 0
 
-    def unkept(self) -> list[Job]:
-        """Jobs to be kept from now on."""
-        new = [job for job_id in sorted(self._open - self._kept) if (job := self._book.get(job_id))]
-        self._kept.update(job.id for job in new)
+    def unminded(self) -> list[Job]:
+        """Jobs to be kept that are not yet."""
+        new = [job for job_id in sorted(self._open - self._minded) if (job := self._book.get(job_id))]
+        self._minded.update(job.id for job in new)
         return new
 
     async def keep(self, job: Job) -> None:
@@ -159,9 +165,10 @@ class _Kept:
         while not job.finished:
             try:
                 await self._advance(job)
-            except (FileNotFound, FileTooLarge, TopicNotFound) as error:
-                await self._fail(job, error.code, error.message)
             except FulcrumError as error:
+                if job.started is None and isinstance(error, _NEVER):
+                    await self._fail(job, error.code, error.message)
+                    continue
                 # What a job needs is away or full: nothing is lost, all of it is on the broker.
                 log.warning("batch waits", job=job.id, error=error.message)
                 if job.started is None and (outcome := self._given_up(job)):
@@ -233,10 +240,11 @@ class _Kept:
                 job,
                 lambda told: self._assembled(job, told),
                 max_bytes=keeper.max_output_bytes,
+                part_bytes=keeper.part_bytes,
             ).run()
-        parts = job.assembled is not None
         await self._finish(job, finished)
-        if parts:
+        if keeps_parts(keeper.bus):
+            # Whether or not it was told of any: a keeper that was killed may have written some.
             await self.sweep()
 
     def _deal(self, job: Job, repeats: Sequence[int]) -> None:
@@ -297,7 +305,6 @@ class _Kept:
             lines=found.lines,
             results_since=since,
             input_file_id=file_id,
-            shares=found.shares,
             repeats=bool(found.repeats),
         )
         await self._commit(job, pb.JobEvent(job_id=job.id, at_unix_ns=keeper.clock.now_ns(), started=started))
@@ -315,4 +322,4 @@ class _Kept:
             self._book.apply(event)
             if job.finished:
                 self._open.discard(job.id)
-                self._kept.discard(job.id)
+                self._minded.discard(job.id)

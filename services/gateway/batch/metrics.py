@@ -31,6 +31,7 @@ class BatchMetrics:
         unfinished_jobs: Callable[[], float],
         late_jobs: Callable[[], float],
         left_lines: Callable[[], float],
+        dropped_events: Callable[[], float],
     ) -> None:
         """Read depths when they are asked for."""
         for name, text, read in (
@@ -38,5 +39,6 @@ class BatchMetrics:
             (names.GATEWAY_BATCH_JOBS, "Jobs of the cluster that have not ended", unfinished_jobs),
             (names.GATEWAY_BATCH_LATE_JOBS, "Of them, those that are foretold to miss their window", late_jobs),
             (names.GATEWAY_BATCH_LEFT_LINES, "Their lines that have no answer yet", left_lines),
+            (names.GATEWAY_BATCH_DROPPED_EVENTS, "Events of unknown jobs for which there was no room", dropped_events),
         ):
             Gauge(name, text, registry=self._registry).set_function(read)

@@ -1,31 +1,30 @@
 """One of a job's output files while it grows: parts that stay, and the one that is written now."""
 
-import re
-import uuid
-from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from libs.contracts.errors import FileNotFound
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import AssembledFile
 from libs.filestore.port import Draft, FileStore
+from services.gateway.batch.parts import PART_PURPOSE, Parts
 
 WRITE_BYTES = 256 * 1024
-OUTPUT_PURPOSE, PART_PURPOSE = "batch_output", "batch_part"
-_PART = re.compile(r"file-(.+)-(?:output|errors)-[0-9a-f]{16}")
+OUTPUT_PURPOSE = "batch_output"
 
 
 class Output:
     """File `file-JOB-KIND`. A context: what is written and not kept when it closes is gone."""
 
-    def __init__(self, files: FileStore, job_id: str, kind: str, before: AssembledFile, *, max_bytes: int) -> None:
+    def __init__(
+        self, files: FileStore, parts: Parts, job_id: str, kind: str, before: AssembledFile, *, max_bytes: int
+    ) -> None:
         """`before`: what was kept of it."""
         self._files = files
+        self._parts = parts
         self._job_id = job_id
         self._kind = kind
         self._max_bytes = max_bytes
-        self._parts = list(before.parts)
+        self._kept = list(before.parts)
         self._held = AsyncExitStack()
         self._draft: Draft | None = None
         self._buffer = bytearray()
@@ -54,22 +53,23 @@ class Output:
         """What was written since the last part stays, once what this returns is published. Raises StoreFull."""
         if self.open_bytes:
             await self._flush()
-            # A name that no other keeper uses: one that was replaced and does not know yet spoils nothing.
-            part = uuid.uuid4().int & (1 << 64) - 1
-            await self._keep_draft(f"{self._job_id}_{self._kind}.part", PART_PURPOSE, self._part_id(part))
-            self._parts.append(part)
+            part = self._parts.draw(self._kind)
+            part_id = self._parts.file_id(self._kind, part)
+            await self._keep_draft(f"{self._job_id}_{self._kind}.part", PART_PURPOSE, part_id)
+            self._kept.append(part)
             self.open_bytes = 0
-        return AssembledFile(lines=self.lines, parts=self._parts)
+        return AssembledFile(lines=self.lines, parts=self._kept)
 
     async def keep(self) -> str:
-        """Make one file of it, whose id is returned; empty, and no file, when it has no line. Raises StoreFull."""
+        """Make one file of it, whose id is returned; empty, and no file, when it has no line.
+
+        Where it has parts, all of it must be in them. Raises StoreFull, and FileNotFound when a part is gone.
+        """
         if not self.lines:
             return ""
-        if self._parts:
-            await self.keep_part()
-            for part in self._parts:
-                async for piece in self._files.read(self._part_id(part)):
-                    await (await self._open()).write(piece)
+        for part in self._kept:
+            async for piece in self._parts.read(self._kind, part):
+                await (await self._open()).write(piece)
         await self._flush()
         return await self._keep_draft(f"{self._job_id}_{self._kind}.jsonl", OUTPUT_PURPOSE, self._file_id)
 
@@ -93,15 +93,3 @@ class Output:
     @property
     def _file_id(self) -> str:
         return f"file-{self._job_id}-{self._kind}"
-
-    def _part_id(self, part: int) -> str:
-        return f"{self._file_id}-{part:016x}"
-
-
-async def sweep(files: FileStore, ended: Callable[[str], bool]) -> None:
-    """Remove the parts of jobs that have ended, also those that a gateway had written when it died."""
-    for info in await files.infos():
-        found = _PART.fullmatch(info.id) if info.purpose == PART_PURPOSE else None
-        if found is not None and ended(found[1]):
-            with suppress(FileNotFound):
-                await files.delete(info.id)

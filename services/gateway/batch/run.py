@@ -26,7 +26,7 @@ from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.settings import GatewaySettings
 
-RUNNERS, SUBMISSIONS = "batch-runners", "batch-submissions"
+RUNNERS, SUBMISSIONS = "batch-runners.v2", "batch-submissions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,7 @@ class Batch:
             in_flight=lambda: slots.in_flight,
             unfinished_jobs=lambda: len(self._view.unfinished()),
             late_jobs=lambda: sum(bool(job.foretold and job.foretold.late) for job in self._view.unfinished()),
+            dropped_events=lambda: self._view.dropped_events,
             left_lines=lambda: sum(job.left_lines for job in self._view.standings().values()),
         )
 

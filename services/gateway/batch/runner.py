@@ -5,7 +5,6 @@ the offset, which lines are: whoever gets the share next goes on with the others
 """
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
@@ -14,7 +13,7 @@ import structlog
 from libs.bus.port import Record
 from libs.bus.work import Lane, Produced
 from libs.contracts.errors import FileNotFound, FulcrumError, StoreUnavailable, TopicRefused
-from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent, LookBack, Progress, Result, Share
+from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent, Progress, Result, Share
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
 from libs.filestore.port import FileStore
 from libs.runtime.backoff import Backoff
@@ -24,6 +23,7 @@ from services.gateway.batch.ask import Asker
 from services.gateway.batch.copies import Copies
 from services.gateway.batch.kin import by_prefix
 from services.gateway.batch.line import Line, read_line
+from services.gateway.batch.look_back import look_back
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.note import ShareNote
 from services.gateway.batch.reasons import Cancelled, Expired, InputGone, NotRun
@@ -39,8 +39,6 @@ MAX_WAITING_BYTES = 4 * 1024 * 1024
 """Answers of a lane that wait for a commit; while there are more, no further line is read."""
 STORE_FIRST_S, STORE_MAX_S = 0.2, 10.0
 """Between attempts to read from a store that does not answer."""
-LOOK_BACK_S = 30.0
-"""How long a lane may take to know what was answered before it began."""
 WATCH_S = 0.25
 """How soon running lines are given up once their job is cancelled, or its window has ended."""
 
@@ -78,29 +76,16 @@ class Runner:
                 share = record.value
                 assert isinstance(share, Share)
                 if record.offset < lane.end and share.job_id not in looked:
-                    await self._look_back(lane, record, share, text)
+                    await look_back(self._view, self._clock, lane, share.job_id, next_offset=record.offset, note=text)
                     looked.add(share.job_id)
                 notes = (ShareNote.read(text, share.lines), self._view.note(share.job_id, share.number, share.lines))
                 note = max(notes, key=lambda note: note.answered.bit_count())
-                if note.whole:
+                forgotten = share.job_id in looked and not self._view.knows(share.job_id)
+                if note.whole or forgotten:  # which only jobs are that ended long ago
                     await lane.commit([], next_offset=record.offset + 1)
                 else:
                     await _ShareRun(self, lane, record, share, note).run()
                 text = ""  # it was the first share's
-
-    async def _look_back(self, lane: Lane, record: Record, share: Share, note: str) -> None:
-        """Until this gateway knows all that was answered of the job before it had the lane.
-
-        The offset and its note should tell, but lanes have begun at offsets from long before, on a broker that had been
-        killed. What was answered is told in the transaction of the answers as well, and that is believed. Raises
-        TimeoutError.
-        """
-        token = secrets.randbits(64)
-        event = JobEvent(job_id=share.job_id, at_unix_ns=self.now_ns(), look_back=LookBack(token=token))
-        with self._view.awaiting(token) as read:
-            await lane.commit([(BATCH_JOBS, event)], next_offset=record.offset, note=note)
-            async with asyncio.timeout(LOOK_BACK_S):
-                await read.wait()
 
     def not_run(self, share: Share) -> NotRun | None:
         """Why lines of the share are not run any more, if so."""

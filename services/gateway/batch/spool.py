@@ -24,7 +24,9 @@ async def spool(bus: WorkBus, files: FileStore, topic: str, file_id: str, *, max
                 await draft.write(bytes(buffer))
                 buffer.clear()
         await draft.write(bytes(buffer))
-        await draft.keep(name=f"{topic}.jsonl", purpose=PURPOSES[0])
+        # Reading takes long, and a keeper that was frozen meanwhile may have been replaced by one whose job runs.
+        if not await _is_there(files, file_id):
+            await draft.keep(name=f"{topic}.jsonl", purpose=PURPOSES[0])
 
 
 async def _is_there(files: FileStore, file_id: str) -> bool:

@@ -3,12 +3,13 @@
 import hashlib
 
 from libs.bus.port import Record
-from libs.bus.work import Lane, Produced
+from libs.bus.work import Lane
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS
 from libs.runtime.clock import Clock
 from services.gateway.batch.asked import read_request
+from services.gateway.batch.look_back import look_back
 from services.gateway.batch.view import JobView
 
 DEFAULT_WINDOW = "24h"
@@ -29,16 +30,21 @@ class Submissions:
         async for batch in lane.batches():
             for record in batch:
                 assert isinstance(record.value, pb.Submission)
-                events: list[Produced] = [(BATCH_JOBS, event) for event in self._events(record, record.value.body)]
-                await lane.commit(events, next_offset=record.offset + 1)
+                body = record.value.body
+                job_id = self._job_id(record, body)
+                if record.offset < lane.end:
+                    # A broker may say that less is done than is.
+                    await look_back(self._view, self._clock, lane, job_id, next_offset=record.offset)
+                events = [] if self._view.knows(job_id) else self._events(job_id, body)
+                await lane.commit([(BATCH_JOBS, event) for event in events], next_offset=record.offset + 1)
 
-    def _events(self, record: Record, body: bytes) -> list[pb.JobEvent]:
-        """None where the record has become a job already: a broker may say that less is done than is."""
-        now_ns = self._clock.now_ns()
+    def _job_id(self, record: Record, body: bytes) -> str:
+        """The same one whenever the record is read."""
         place = f"{self._cluster}/{record.partition}/{record.offset}/".encode() + body
-        job_id = f"batch_{hashlib.sha256(place).hexdigest()[:32]}"
-        if self._view.knows(job_id):
-            return []
+        return f"batch_{hashlib.sha256(place).hexdigest()[:32]}"
+
+    def _events(self, job_id: str, body: bytes) -> list[pb.JobEvent]:
+        now_ns = self._clock.now_ns()
         created: pb.Created | None = None
         try:
             created = read_request(body, now_ns=now_ns)

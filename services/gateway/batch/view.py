@@ -17,8 +17,9 @@ from services.gateway.batch.job import Job
 from services.gateway.batch.jobs import JobBook
 from services.gateway.batch.note import ShareNote
 
-KEEPERS = "batch-keepers"
-"""The group that works on the jobs topic. Where it has committed is where the story of all jobs begins."""
+KEEPERS = "batch-keepers.v2"
+"""The group that works on the jobs topic, named with its version: those of different ones would fence each other. Where
+it has committed is where the story of all jobs begins."""
 READY_TIMEOUT_S = 5.0
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 2.0
 RETRY_AFTER_S = 2.0
@@ -83,8 +84,13 @@ class JobView:
             if not self._working:
                 self._rate.work_begins(event.at_unix_ns)
             self._working.add(job.id)
-        if not event.HasField("kept"):  # which tells what was answered long ago
+        if not event.HasField("snapshot"):  # which tells what was answered long ago
             self._rate.add(event.at_unix_ns, max(job.completed + job.failed - answered, 0))
+
+    @property
+    def dropped_events(self) -> int:
+        """Of jobs that were not known, for which there was no room."""
+        return self._book.dropped
 
     def lines_per_s(self, now_ns: int) -> float | None:
         """That the cluster answers; None where that is not known."""

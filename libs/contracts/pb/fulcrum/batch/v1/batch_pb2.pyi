@@ -21,7 +21,7 @@ OUTCOME_EXPIRED: Outcome
 OUTCOME_FAILED: Outcome
 
 class JobEvent(_message.Message):
-    __slots__ = ("job_id", "at_unix_ns", "created", "started", "progress", "cancel_asked", "finished", "dealt", "foretold", "assembled", "kept", "look_back")
+    __slots__ = ("job_id", "at_unix_ns", "created", "started", "progress", "cancel_asked", "finished", "dealt", "foretold", "assembled", "snapshot", "look_back")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     AT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
@@ -32,7 +32,7 @@ class JobEvent(_message.Message):
     DEALT_FIELD_NUMBER: _ClassVar[int]
     FORETOLD_FIELD_NUMBER: _ClassVar[int]
     ASSEMBLED_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     LOOK_BACK_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     at_unix_ns: int
@@ -44,9 +44,9 @@ class JobEvent(_message.Message):
     dealt: Dealt
     foretold: Foretold
     assembled: Assembled
-    kept: Kept
+    snapshot: Snapshot
     look_back: LookBack
-    def __init__(self, job_id: _Optional[str] = ..., at_unix_ns: _Optional[int] = ..., created: _Optional[_Union[Created, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cancel_asked: _Optional[_Union[CancelAsked, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., dealt: _Optional[_Union[Dealt, _Mapping]] = ..., foretold: _Optional[_Union[Foretold, _Mapping]] = ..., assembled: _Optional[_Union[Assembled, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., look_back: _Optional[_Union[LookBack, _Mapping]] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[str] = ..., at_unix_ns: _Optional[int] = ..., created: _Optional[_Union[Created, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cancel_asked: _Optional[_Union[CancelAsked, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., dealt: _Optional[_Union[Dealt, _Mapping]] = ..., foretold: _Optional[_Union[Foretold, _Mapping]] = ..., assembled: _Optional[_Union[Assembled, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., look_back: _Optional[_Union[LookBack, _Mapping]] = ...) -> None: ...
 
 class Created(_message.Message):
     __slots__ = ("input_file_id", "endpoint", "completion_window", "expires_unix_ns", "metadata", "tenant", "priority", "input_topic", "output_topic", "error_topic")
@@ -80,18 +80,16 @@ class Created(_message.Message):
     def __init__(self, input_file_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., completion_window: _Optional[str] = ..., expires_unix_ns: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., input_topic: _Optional[str] = ..., output_topic: _Optional[str] = ..., error_topic: _Optional[str] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("lines", "results_since", "input_file_id", "shares", "repeats")
+    __slots__ = ("lines", "results_since", "input_file_id", "repeats")
     LINES_FIELD_NUMBER: _ClassVar[int]
     RESULTS_SINCE_FIELD_NUMBER: _ClassVar[int]
     INPUT_FILE_ID_FIELD_NUMBER: _ClassVar[int]
-    SHARES_FIELD_NUMBER: _ClassVar[int]
     REPEATS_FIELD_NUMBER: _ClassVar[int]
     lines: int
     results_since: _containers.RepeatedScalarFieldContainer[int]
     input_file_id: str
-    shares: int
     repeats: bool
-    def __init__(self, lines: _Optional[int] = ..., results_since: _Optional[_Iterable[int]] = ..., input_file_id: _Optional[str] = ..., shares: _Optional[int] = ..., repeats: _Optional[bool] = ...) -> None: ...
+    def __init__(self, lines: _Optional[int] = ..., results_since: _Optional[_Iterable[int]] = ..., input_file_id: _Optional[str] = ..., repeats: _Optional[bool] = ...) -> None: ...
 
 class Dealt(_message.Message):
     __slots__ = ("shares", "lines", "next_byte", "next_line")
@@ -134,16 +132,20 @@ class LookBack(_message.Message):
     def __init__(self, token: _Optional[int] = ...) -> None: ...
 
 class Assembled(_message.Message):
-    __slots__ = ("results_next", "output", "errors", "expired")
+    __slots__ = ("results_next", "output", "errors", "expired", "places", "attempt")
     RESULTS_NEXT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     results_next: _containers.RepeatedScalarFieldContainer[int]
     output: AssembledFile
     errors: AssembledFile
     expired: bool
-    def __init__(self, results_next: _Optional[_Iterable[int]] = ..., output: _Optional[_Union[AssembledFile, _Mapping]] = ..., errors: _Optional[_Union[AssembledFile, _Mapping]] = ..., expired: _Optional[bool] = ...) -> None: ...
+    places: int
+    attempt: int
+    def __init__(self, results_next: _Optional[_Iterable[int]] = ..., output: _Optional[_Union[AssembledFile, _Mapping]] = ..., errors: _Optional[_Union[AssembledFile, _Mapping]] = ..., expired: _Optional[bool] = ..., places: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class AssembledFile(_message.Message):
     __slots__ = ("lines", "parts")
@@ -157,7 +159,7 @@ class CancelAsked(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class Kept(_message.Message):
+class Snapshot(_message.Message):
     __slots__ = ("created", "created_unix_ns", "started", "started_unix_ns", "dealt", "foretold", "assembled", "cancel_unix_ns", "finished", "finished_unix_ns", "completed", "failed", "answered_unix_ns", "open_shares", "whole_below", "whole_above")
     CREATED_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -190,8 +192,8 @@ class Kept(_message.Message):
     answered_unix_ns: int
     open_shares: _containers.RepeatedCompositeFieldContainer[Progress]
     whole_below: int
-    whole_above: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, created: _Optional[_Union[Created, _Mapping]] = ..., created_unix_ns: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., started_unix_ns: _Optional[int] = ..., dealt: _Optional[_Union[Dealt, _Mapping]] = ..., foretold: _Optional[_Union[Foretold, _Mapping]] = ..., assembled: _Optional[_Union[Assembled, _Mapping]] = ..., cancel_unix_ns: _Optional[int] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., finished_unix_ns: _Optional[int] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., answered_unix_ns: _Optional[int] = ..., open_shares: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., whole_below: _Optional[int] = ..., whole_above: _Optional[_Iterable[int]] = ...) -> None: ...
+    whole_above: _containers.RepeatedCompositeFieldContainer[Progress]
+    def __init__(self, created: _Optional[_Union[Created, _Mapping]] = ..., created_unix_ns: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., started_unix_ns: _Optional[int] = ..., dealt: _Optional[_Union[Dealt, _Mapping]] = ..., foretold: _Optional[_Union[Foretold, _Mapping]] = ..., assembled: _Optional[_Union[Assembled, _Mapping]] = ..., cancel_unix_ns: _Optional[int] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., finished_unix_ns: _Optional[int] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., answered_unix_ns: _Optional[int] = ..., open_shares: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., whole_below: _Optional[int] = ..., whole_above: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("outcome", "completed", "failed", "output_file_id", "error_file_id", "error_code", "error_message")
