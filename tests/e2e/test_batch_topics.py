@@ -109,8 +109,10 @@ async def test_topics_are_jobs_records_submit_them_and_answers_come_on_topics(
         assert unfit_job["request_counts"]["completed"] + unfit_job["request_counts"]["failed"] == LINES
         errors = httpx.get(f"{suite.gateway}/v1/files/{unfit_job['error_file_id']}/content").text.splitlines()
         codes = Counter(json.loads(text)["error"]["code"] for text in errors)
-        # The line with an unknown model may have been asked before the topic refused, or not any more.
-        assert {"topic_refused"} <= codes.keys() <= {"topic_refused", "model_not_found"}
+        # How many were asked before the topic refused is a matter of speed; the others say why they were not.
+        assert codes.keys() <= {"topic_refused", "model_not_found"}
+        assert codes.total() == unfit_job["request_counts"]["failed"]
+        assert not await values(servers, small, 0)
         refused = ended(suite, "")
         assert (refused["status"], refused["errors"]["data"][0]["code"]) == ("failed", "invalid_request")
         mine = ended(suite, "ann")
