@@ -5,7 +5,6 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 
 from libs.testing.kafka_install import KafkaUnavailable
 from libs.testing.stores import (
@@ -19,10 +18,6 @@ from libs.testing.stores import (
 )
 
 pytest_plugins = ["tests.hung_tasks"]
-
-# How long an example takes says more of the machine than of the code: speeds are for benches.
-settings.register_profile("untimed", settings.default, deadline=None)
-settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
