@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import structlog
 from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
 from google.protobuf.message import Message
 
 from libs.bus.broker import named_partitions, partitions
@@ -68,7 +69,6 @@ class KafkaWork:
 
     async def ends(self, topic: Topic) -> list[int]:
         """The offset after the last record of each partition; raises BrokerUnavailable."""
-        name = topic.name(self._cluster)
         try:
             bootstrap = self._servers.address().bootstrap
             async with (
@@ -76,22 +76,19 @@ class KafkaWork:
                 open_admin(bootstrap, self._member) as admin,
                 open_consumer(bootstrap, self._member, embedded=self._servers.embedded) as consumer,
             ):
-                numbers = (await partitions(admin, [topic], self._cluster)).get(name, ())
-                found = await consumer.end_offsets([TopicPartition(name, number) for number in numbers])
+                found = await consumer.end_offsets(await self._partitions(admin, topic))
         except CONNECTION_ERRORS as error:
             raise _unavailable(error) from error
         return [offset for _, offset in sorted(found.items())]
 
     async def committed(self, topic: Topic, group: str) -> list[int]:
         """Where the group's lane of each partition begins, 0 where nothing was committed; raises BrokerUnavailable."""
-        name = topic.name(self._cluster)
         try:
             async with (
                 asyncio.timeout(ASK_TIMEOUT_S),
                 open_admin(self._servers.address().bootstrap, self._member) as admin,
             ):
-                numbers = (await partitions(admin, [topic], self._cluster)).get(name, ())
-                parts = [TopicPartition(name, number) for number in numbers]
+                parts = await self._partitions(admin, topic)
                 found = await committed_offsets(admin, self._group(group), parts)
         except CONNECTION_ERRORS as error:
             raise _unavailable(error) from error
@@ -188,6 +185,12 @@ class KafkaWork:
                 await lanes.failed()
             finally:
                 await lanes.close()
+
+    async def _partitions(self, admin: AIOKafkaAdminClient, topic: Topic) -> list[TopicPartition]:
+        """None where the broker has no such topic."""
+        name = topic.name(self._cluster)
+        numbers = (await partitions(admin, [topic], self._cluster)).get(name, ())
+        return [TopicPartition(name, number) for number in numbers]
 
     def _group(self, group: str) -> str:
         return f"fulcrum.{self._cluster}.{group}"
