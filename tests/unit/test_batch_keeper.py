@@ -3,69 +3,37 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
-from fastapi import FastAPI
 
 from libs.bus.port import Record
-from libs.contracts.errors import BrokerUnavailable, QueueFull
+from libs.contracts.errors import BrokerUnavailable
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
-from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES, BATCH_SUBMIT, Topic
+from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES, Topic
 from libs.filestore.local import LocalFiles
 from libs.runtime.clock import SystemClock
+from libs.testing.batch_lanes import created, running, store
 from libs.testing.wait import until
 from libs.testing.work import MemoryWork
-from services.gateway.batch import view as view_module
-from services.gateway.batch.api import make_batch_router
+from services.gateway.batch.begin import Begun, begin, sweep_inputs
 from services.gateway.batch.deal import MAX_OPEN_LINES
 from services.gateway.batch.dealer import Dealer
 from services.gateway.batch.job import Job
 from services.gateway.batch.keeper import MAX_ASSEMBLED, Keeper
 from services.gateway.batch.parts import Parts
 from services.gateway.batch.shares import SHARE_LINES, Span
-from services.gateway.batch.spool import spool
-from services.gateway.batch.submissions import Submissions
-from services.gateway.batch.view import MAX_TENANT_UNFINISHED, MAX_UNFINISHED, JobView
+from services.gateway.batch.view import JobView
 
 OPEN_SHARES = MAX_OPEN_LINES // SHARE_LINES
 HOUR_NS = 3_600 * 10**9
 S = 10**9
 
 
-@asynccontextmanager
-async def running(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    tasks = [asyncio.get_running_loop().create_task(work) for work in works]
-    try:
-        yield
-        assert not any(task.done() for task in tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def created(job_id: str, **own: Any) -> pb.JobEvent:
-    now_ns = time.time_ns()
-    asked = pb.Created(**{"endpoint": "/v1/completions", "expires_unix_ns": now_ns + HOUR_NS, "tenant": "ann", **own})
-    return pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, created=asked)
-
-
 def keeper(work: MemoryWork, files: LocalFiles, view: JobView, **own: int) -> Keeper:
     bounds = {"max_lines": 10_000, "max_file_bytes": 999, "max_output_bytes": 10**6, **own}
     return Keeper(work, files, view, SystemClock(), **bounds)
-
-
-async def store(tmp_path: Path, *, max_bytes: int = 10**6) -> LocalFiles:
-    files = LocalFiles(tmp_path / "files", max_bytes=max_bytes)
-    async with files.draft("file-1", max_bytes=999) as draft:
-        await draft.write(b'{"custom_id": "a"}\n')
-        await draft.keep(name="f", purpose="batch")
-    return files
 
 
 class CountingWork(MemoryWork):
@@ -84,10 +52,6 @@ class CountingWork(MemoryWork):
         async for record in super().follow(topic, since, on_replayed=on_replayed):
             self.read[topic.stem] += 1
             yield record
-
-
-def told(work: MemoryWork) -> list[pb.JobEvent]:
-    return [event for event in work.values_of(BATCH_JOBS) if isinstance(event, pb.JobEvent)]
 
 
 async def content(files: LocalFiles, file_id: str) -> bytes:
@@ -250,84 +214,6 @@ async def test_a_full_store_delays_a_jobs_end_and_loses_none_of_its_answers(tmp_
     assert b"".join([part async for part in files.read("file-job-output")]) == b"y" * 500 + b"\n"
 
 
-async def test_what_a_gateway_has_not_read_yet_is_not_called_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(view_module, "READY_TIMEOUT_S", 0.05)
-    work, files = MemoryWork(BATCH_JOBS), await store(tmp_path)
-    view, job_id = JobView(work), f"batch_{'0' * 32}"
-    await work.send(BATCH_JOBS, created(job_id, input_file_id="file-1"))
-    app = FastAPI()
-    app.include_router(
-        make_batch_router(bus=work, files=files, view=view, clock=SystemClock(), max_file_bytes=999, max_line_bytes=999)
-    )
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:
-        for ask in (http.get(f"/v1/batches/{job_id}"), http.get("/v1/batches"), http.delete("/v1/files/file-1")):
-            with pytest.raises(BrokerUnavailable) as unknown:
-                await ask
-            assert unknown.value.retry_after_s
-        assert (await files.info("file-1")).bytes
-        async with running(view.follow()):
-            await until(view.replayed.is_set)
-            assert (await http.get(f"/v1/batches/{job_id}")).json()["id"] == job_id
-
-
-def test_unfinished_jobs_have_a_bound_for_all_and_for_each_tenant() -> None:
-    view = JobView(MemoryWork(BATCH_JOBS))
-    for number in range(MAX_UNFINISHED):
-        tenant = f"tenant-{number // MAX_TENANT_UNFINISHED}"
-        if not number % MAX_TENANT_UNFINISHED:
-            view.check_room(tenant)
-        view.apply(created(f"job-{number}", tenant=tenant))
-    with pytest.raises(QueueFull, match=f"{MAX_UNFINISHED} batches"):
-        view.check_room("another")
-    view.apply(pb.JobEvent(job_id="job-0", finished=pb.Finished()))
-    view.check_room("another")
-    view.check_room("tenant-0")
-    with pytest.raises(QueueFull, match=r"tenant tenant-1 ") as full:
-        view.check_room("tenant-1")
-    assert full.value.retry_after_s
-    with view.room("tenant-0"), pytest.raises(QueueFull):
-        view.check_room("tenant-2")
-    view.check_room("tenant-0")
-
-
-async def test_a_record_that_asks_for_one_job_too_many_becomes_one_that_has_failed() -> None:
-    records = MemoryWork(BATCH_SUBMIT)
-    view = JobView(records)
-    for number in range(MAX_TENANT_UNFINISHED):
-        view.apply(created(f"job-{number}"))
-    body = b'{"input_topic": "lines", "endpoint": "/v1/completions", "metadata": {"tenant": "ann"}}'
-    submissions = Submissions(view, SystemClock(), "cluster")
-    await records.send(BATCH_SUBMIT, pb.Submission(body=body))
-    async with running(view.follow(), submissions.work(records)):
-        await until(lambda: records.next_offset == 1)
-    events = [event for event in told(records) if not event.HasField("look_back")]
-    assert (events[0].created.tenant, events[1].finished.error_code) == ("ann", "queue_full")
-
-
-async def test_a_record_that_a_broker_hands_out_again_makes_no_second_job() -> None:
-    class Behind(JobView):
-        """Has read all that was there, and not yet what was told since."""
-
-        async def follow(self) -> None:
-            self.replayed.set()
-            await until(lambda: any(event.HasField("look_back") for event in told(records)) or records.next_offset > 0)
-            await super().follow()
-
-    records = MemoryWork(BATCH_SUBMIT)
-    body = b'{"input_topic": "lines", "endpoint": "/v1/completions"}'
-    await records.send(BATCH_SUBMIT, pb.Submission(body=body))
-    view = JobView(records)
-    async with running(view.follow(), Submissions(view, SystemClock(), "cluster").work(records)):
-        await until(lambda: records.next_offset == 1)
-    records.next_offset = 0
-    view = Behind(records)
-    async with running(view.follow(), Submissions(view, SystemClock(), "cluster").work(records)):
-        await until(lambda: records.next_offset == 1)
-    assert [event.WhichOneof("event") for event in told(records)].count("created") == 1
-
-
 async def test_a_job_whose_answers_are_there_is_not_failed_by_what_befalls_its_files(tmp_path: Path) -> None:
     work, files = MemoryWork(BATCH_JOBS), await store(tmp_path)
     async with files.draft("file-long", max_bytes=10**6) as draft:
@@ -389,14 +275,27 @@ async def test_an_input_that_ends_too_soon_is_dealt_as_one_that_is_gone(tmp_path
     assert [span.bytes for span in spans] == [3 * SHARE_LINES, 0, 0]
 
 
-async def test_a_topic_that_was_copied_meanwhile_stays_as_it_is(tmp_path: Path) -> None:
-    class Slow(MemoryWork):
+async def test_a_topic_is_copied_for_whoever_copies_it_and_copies_that_nobody_was_told_of_are_removed(
+    tmp_path: Path,
+) -> None:
+    class MemoryTopic(MemoryWork):
         async def values(self, name: str) -> AsyncIterator[bytes]:
-            yield b"older"
-            async with files.draft("file-in", max_bytes=99) as draft:
-                await draft.write(b"older\nyounger\n")
-                await draft.keep(name="f", purpose="batch")
+            yield b"one"
+            if self is frozen:
+                copies.append(await begin(MemoryTopic(BATCH_JOBS), files, job, max_lines=9, max_file_bytes=99))
+                yield b"two"
 
-    files = LocalFiles(tmp_path / "files", max_bytes=10**6)
-    await spool(Slow(BATCH_JOBS), files, "lines", "file-in", max_bytes=99)
-    assert await content(files, "file-in") == b"older\nyounger\n"
+    copies: list[Begun | pb.Finished] = []
+    frozen, files = MemoryTopic(BATCH_JOBS), LocalFiles(tmp_path / "files", max_bytes=10**6)
+    job = Job("job", pb.Created(input_topic="lines"), 1)
+    slow = await begin(frozen, files, job, max_lines=9, max_file_bytes=99)
+    (quick,) = copies
+    assert isinstance(slow, Begun) and isinstance(quick, Begun)
+    assert (slow.started.lines, quick.started.lines) == (2, 1)
+    assert await content(files, quick.started.input_file_id) == b"one\n"
+
+    await sweep_inputs(files, {job.id: job}.get)
+    assert len(await files.infos()) == 2
+    job.started = quick.started
+    await sweep_inputs(files, {job.id: job}.get)
+    assert [info.id for info in await files.infos()] == [quick.started.input_file_id]

@@ -14,11 +14,12 @@ import structlog
 from libs.bus.work import Lane, Produced, WorkBus
 from libs.contracts.errors import FileNotFound, FileTooLarge, FulcrumError, TopicNotFound
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
-from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES
+from libs.contracts.topics import BATCH_JOBS, BATCH_SHARES
 from libs.filestore.port import FileStore
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.gateway.batch.assemble import PART_BYTES, Assembly, keeps_parts
+from services.gateway.batch.begin import begin, failed, sweep_inputs
 from services.gateway.batch.copies import check_topics
 from services.gateway.batch.count import count
 from services.gateway.batch.deal import deal
@@ -29,7 +30,6 @@ from services.gateway.batch.jobs import JobBook
 from services.gateway.batch.parts import sweep
 from services.gateway.batch.shares import Span
 from services.gateway.batch.snapshot import snapshot
-from services.gateway.batch.spool import spool
 from services.gateway.batch.view import JobView
 
 log = structlog.get_logger()
@@ -167,7 +167,7 @@ class _LaneJobs:
                 await self._advance(job)
             except FulcrumError as error:
                 if job.started is None and isinstance(error, _NEVER):
-                    await self._fail(job, error.code, error.message)
+                    await self._finish(job, failed(error.code, error.message))
                     continue
                 # What a job needs is away or full: nothing is lost, all of it is on the broker.
                 log.warning("batch waits", job=job.id, error=error.message)
@@ -266,11 +266,12 @@ class _LaneJobs:
         await self._commit(job, event)
 
     async def sweep(self) -> None:
-        """Remove parts of files that nobody needs any more, if the store answers."""
+        """Remove parts and copies of files that nobody needs any more, if the store answers."""
         try:
             await sweep(self._keeper.files, lambda job_id: bool((job := self._book.get(job_id)) and job.finished))
+            await sweep_inputs(self._keeper.files, self._book.get)
         except FulcrumError as error:
-            log.warning("parts of batch outputs stay for now", error=error.message)
+            log.warning("files of batch jobs that nobody needs stay for now", error=error.message)
 
     async def _seat(self, job: Job) -> asyncio.Semaphore:
         """What the job's answers are to be read under: one that is free, or that becomes so soon."""
@@ -291,27 +292,15 @@ class _LaneJobs:
         """Count it; raises FileNotFound, FileTooLarge or TopicNotFound where it can never be."""
         keeper = self._keeper
         await check_topics(keeper.bus, job.created)
-        file_id = job.created.input_file_id
-        if job.created.input_topic:
-            file_id = f"file-{job.id}-input"
-            await spool(keeper.bus, keeper.files, job.created.input_topic, file_id, max_bytes=keeper.max_file_bytes)
-        found = await count(keeper.files, file_id)
-        if not 0 < found.lines <= keeper.max_lines:
-            code, text = ("too_many_lines", "more lines than") if found.lines else ("empty_file", "no line, of at most")
-            await self._fail(job, code, f"the input has {text} {keeper.max_lines} that a batch may have")
-            return
-        since = await keeper.bus.ends(BATCH_RESULTS)
-        started = pb.Started(
-            lines=found.lines,
-            results_since=since,
-            input_file_id=file_id,
-            repeats=bool(found.repeats),
+        begun = await begin(
+            keeper.bus, keeper.files, job, max_lines=keeper.max_lines, max_file_bytes=keeper.max_file_bytes
         )
-        await self._commit(job, pb.JobEvent(job_id=job.id, at_unix_ns=keeper.clock.now_ns(), started=started))
-        self._deal(job, found.repeats)
-
-    async def _fail(self, job: Job, code: str, message: str) -> None:
-        await self._finish(job, pb.Finished(outcome=pb.OUTCOME_FAILED, error_code=code, error_message=message))
+        if isinstance(begun, pb.Finished):
+            await self._finish(job, begun)
+            return
+        event = pb.JobEvent(job_id=job.id, at_unix_ns=keeper.clock.now_ns(), started=begun.started)
+        await self._commit(job, event)
+        self._deal(job, begun.repeats)
 
     async def _finish(self, job: Job, finished: pb.Finished) -> None:
         await self._commit(job, pb.JobEvent(job_id=job.id, at_unix_ns=self._keeper.clock.now_ns(), finished=finished))

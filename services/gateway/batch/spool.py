@@ -1,7 +1,6 @@
 """A client's topic of lines into a file of the store, which from then on is a job's input as any other."""
 
 from libs.bus.work import WorkBus
-from libs.contracts.errors import FileNotFound
 from libs.filestore.port import FileStore
 from services.gateway.batch.upload import PURPOSES
 
@@ -9,12 +8,10 @@ WRITE_BYTES = 256 * 1024
 
 
 async def spool(bus: WorkBus, files: FileStore, topic: str, file_id: str, *, max_bytes: int) -> None:
-    """One line a record, in the order of partitions and offsets; a file that is there already stays as it is.
+    """One line a record, in the order of partitions and offsets.
 
     Raises TopicNotFound, FileTooLarge; StoreFull and BrokerUnavailable, after which it may be tried again.
     """
-    if await _is_there(files, file_id):
-        return
     async with files.draft(file_id, max_bytes=max_bytes) as draft:
         buffer = bytearray()
         async for value in bus.values(topic):
@@ -24,14 +21,4 @@ async def spool(bus: WorkBus, files: FileStore, topic: str, file_id: str, *, max
                 await draft.write(bytes(buffer))
                 buffer.clear()
         await draft.write(bytes(buffer))
-        # Reading takes long, and a keeper that was frozen meanwhile may have been replaced by one whose job runs.
-        if not await _is_there(files, file_id):
-            await draft.keep(name=f"{topic}.jsonl", purpose=PURPOSES[0])
-
-
-async def _is_there(files: FileStore, file_id: str) -> bool:
-    try:
-        await files.info(file_id)
-    except FileNotFound:
-        return False
-    return True
+        await draft.keep(name=f"{topic}.jsonl", purpose=PURPOSES[0])

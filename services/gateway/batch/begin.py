@@ -1,0 +1,67 @@
+"""How a job begins: a topic of lines becomes a file, and the file's lines are counted."""
+
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from libs.bus.work import WorkBus
+from libs.contracts.errors import FileNotFound
+from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
+from libs.contracts.topics import BATCH_RESULTS
+from libs.filestore.port import FileStore
+from services.gateway.batch.count import count
+from services.gateway.batch.job import Job
+from services.gateway.batch.spool import spool
+
+_INPUT = re.compile(r"file-(.+)-input-[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A job whose lines are known."""
+
+    started: pb.Started
+    repeats: Sequence[int]
+    """Places of lines whose custom_id an earlier one has."""
+
+
+async def begin(
+    bus: WorkBus, files: FileStore, job: Job, *, max_lines: int, max_file_bytes: int
+) -> Begun | pb.Finished:
+    """Count its lines; Finished where there are none, or too many.
+
+    Raises FileNotFound, FileTooLarge and TopicNotFound where that can never be done, StoreFull, StoreUnavailable and
+    BrokerUnavailable where it may be tried again.
+    """
+    file_id = job.created.input_file_id
+    if job.created.input_topic:
+        # Drawn by chance: a keeper that has been replaced and does not know writes no file that another one reads.
+        file_id = f"file-{job.id}-input-{secrets.token_hex(8)}"
+        await spool(bus, files, job.created.input_topic, file_id, max_bytes=max_file_bytes)
+    found = await count(files, file_id)
+    if not 0 < found.lines <= max_lines:
+        code, text = ("too_many_lines", "more lines than") if found.lines else ("empty_file", "no line, of at most")
+        return failed(code, f"the input has {text} {max_lines} that a batch may have")
+    since = await bus.ends(BATCH_RESULTS)
+    started = pb.Started(lines=found.lines, results_since=since, input_file_id=file_id, repeats=bool(found.repeats))
+    return Begun(started, found.repeats)
+
+
+def failed(code: str, message: str) -> pb.Finished:
+    """A job that cannot begin."""
+    return pb.Finished(outcome=pb.OUTCOME_FAILED, error_code=code, error_message=message)
+
+
+async def sweep_inputs(files: FileStore, find: Callable[[str], Job | None]) -> None:
+    """Remove copies of topics that jobs did not begin with: of a keeper that died before it told of one.
+
+    `find`: a job by its id.
+    """
+    for info in await files.infos():
+        named = _INPUT.fullmatch(info.id)
+        job = find(named[1]) if named else None
+        if job is not None and (job.started or job.finished) and job.input_file_id != info.id:
+            with suppress(FileNotFound):
+                await files.delete(info.id)
