@@ -22,7 +22,7 @@ from libs.engine.port import (
     Progress,
     StepReport,
 )
-from libs.engine.runner import Batch, Runner
+from libs.engine.runner import Batch, Runner, Sampled
 from libs.engine.sequence import Sequence
 from libs.engine.trial import trial_batch
 from libs.perfmodel import StepTimeModel
@@ -258,17 +258,22 @@ class LocalEngine:
         announcement = self._core.begin(batch, self._clock.now_ns())
         self._unannounced_ns = announcement.start_unix_ns
         self._settle(wake=False)
-        timer = asyncio.get_running_loop().call_later(ANNOUNCE_AFTER_S, self._announce, announcement)
-        try:
-            sampled = await self._runner.run(batch)
-        finally:
-            timer.cancel()
+        sampled = await self._run_announced(batch, announcement)
         report = self._core.apply(batch, sampled, self._clock.now_ns())
         self._unannounced_ns = 0
         self._publish(report)
 
+    async def _run_announced(self, batch: Batch, announcement: StepReport) -> dict[int, Sampled]:
+        """Run a step, which is announced where it is long."""
+        self._unannounced_ns = announcement.start_unix_ns
+        timer = asyncio.get_running_loop().call_later(ANNOUNCE_AFTER_S, self._announce, announcement)
+        try:
+            return await self._runner.run(batch)
+        finally:
+            timer.cancel()
+
     async def _measure(self, tokens: int, done: "asyncio.Future[int | None]") -> None:
-        """The step of a trial, told as what it is: prompt tokens that the device computed."""
+        """The step of a trial, told as what it is: prompt tokens that the device computes."""
         core, capabilities, _, _ = self._parts
         self._trial = None
         blocks = core.lend_blocks(tokens, self._clock.now_ns())
@@ -279,18 +284,9 @@ class LocalEngine:
         try:
             batch = trial_batch(tokens, blocks, capabilities)
             work, load, start_ns = batch.work, core.load(), self._clock.now_ns()
-            core.measuring(True, start_ns)
-            self._unannounced_ns = start_ns
-            await self._runner.run(batch)
-        finally:
-            self._unannounced_ns = 0
-            end_ns = self._clock.now_ns()
-            core.measuring(False, end_ns)
-            core.give_back(blocks, end_ns)
-        self._publish(
-            StepReport(
+            announcement = StepReport(
                 start_unix_ns=start_ns,
-                end_unix_ns=end_ns,
+                end_unix_ns=0,
                 prefill_tokens=work.prefill_tokens,
                 prefill_sequences=work.prefill_sequences,
                 prefill_context_tokens=work.prefill_context_tokens,
@@ -300,7 +296,14 @@ class LocalEngine:
                 waiting_prefill_tokens=load.waiting_prefill_tokens,
                 prefill_squared_tokens=work.prefill_squared_tokens,
             )
-        )
+            core.measuring(True, start_ns)
+            await self._run_announced(batch, announcement)
+        finally:
+            self._unannounced_ns = 0
+            end_ns = self._clock.now_ns()
+            core.measuring(False, end_ns)
+            core.give_back(blocks, end_ns)
+        self._publish(replace(announcement, end_unix_ns=end_ns))
         if not done.done():
             done.set_result(end_ns - start_ns)
 

@@ -107,6 +107,23 @@ async def test_a_long_step_is_announced_before_it_ends(started: Started) -> None
     await reader.close()
 
 
+async def test_a_long_measurement_is_announced_as_any_step_is(started: Started) -> None:
+    reader = EventReader(started.engine)
+    trial = asyncio.ensure_future(started.engine.measure_prefill(64))
+    await until(lambda: started.runner.steps == 1)
+    await reader.until(lambda: any(event.step for event in reader.events))
+    announced = reader.events[-1].step
+    assert announced is not None and announced.end_unix_ns == 0 and announced.prefill_tokens == 64
+    assert started.engine.load().reported_to_unix_ns == 0, "telemetry must go on while it runs"
+    started.gate.set()
+    took_ns = await trial
+    await reader.until(lambda: len(reader.events) > 1)
+    ended = reader.events[-1].step
+    assert ended is not None and ended.start_unix_ns == announced.start_unix_ns
+    assert ended.end_unix_ns - ended.start_unix_ns == took_ns
+    await reader.close()
+
+
 async def test_a_consumer_that_lags_stops_the_engine_and_loses_nothing(started: Started) -> None:
     started.gate.set()
     output = 2 * MAX_UNREAD_STEPS
