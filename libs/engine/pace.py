@@ -134,7 +134,7 @@ class Pace:
             return True
         decode_ns = self.step_time.decode_ns(_work(running))
         lines = [line for sequence in running if (line := sequence.line) is not None]
-        limit_ns = step_limit_ns(decode_ns, lines, waited_ns=0, now_ns=now_ns)
+        limit_ns = step_limit_ns(decode_ns, lines, now_ns=now_ns)
         return self.step_time.prefill_ns(trial_work(tokens)) + decode_ns <= limit_ns
 
 

@@ -7,9 +7,10 @@ from typing import Final
 from libs.perfmodel.step_time import StepTimeModel, StepWork, chunks_work
 
 MAX_STEP_NS: Final = 400_000_000
-"""No prompt makes a step longer than this while anything decodes, however far ahead of their lines all are."""
+"""Prompts make no step longer than this while a sequence with a TPOT target decodes, however far ahead of their lines
+all are; only ones that have waited for `MAX_HOLD_NS` may."""
 MAX_HOLD_NS: Final = 2_000_000_000
-"""Neither a transferred sequence nor a prompt is held back for longer than this."""
+"""After being held back for so long, a transferred sequence joins the next step, and so does some of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +40,31 @@ def prefill_chunk(
 ) -> int:
     """Prompt tokens that the next step may compute beside `decodes`: the most that keep the tightest line.
 
+    Prompts that have waited for `MAX_HOLD_NS` get as long again as the decodes take, or, where that is not enough for
+    a token, as many tokens as take no longer than one does.
     lines: of those running sequences that have a target. prompts: (first token to compute, one past the last) of each,
     in the order in which they are served. waited_ns: how long no token of them was computed.
     """
     most_tokens = min(most_tokens, sum(end - start for start, end in prompts))
     if most_tokens <= 0 or not decodes.decode_sequences or not lines:
         return max(most_tokens, 0)
-    limit_ns = step_limit_ns(model.decode_ns(decodes), lines, waited_ns=waited_ns, now_ns=now_ns)
-    return largest(
-        lambda tokens: model.step_ns(chunks_work(first_chunks(prompts, tokens), decodes)) <= limit_ns, most_tokens
-    )
+
+    def step_ns(tokens: int) -> float:
+        return model.step_ns(chunks_work(first_chunks(prompts, tokens), decodes))
+
+    decode_ns = model.decode_ns(decodes)
+    limit_ns = step_limit_ns(decode_ns, lines, now_ns=now_ns)
+    if waited_ns >= MAX_HOLD_NS:
+        limit_ns = max(limit_ns, 2 * decode_ns, step_ns(1))
+    return largest(lambda tokens: step_ns(tokens) <= limit_ns, most_tokens)
 
 
-def step_limit_ns(decode_ns: float, lines: Sequence[TokenLine], *, waited_ns: int, now_ns: int) -> float:
+def step_limit_ns(decode_ns: float, lines: Sequence[TokenLine], *, now_ns: int) -> float:
     """How long the next step may be, given what its decodes alone take.
 
     A sequence that its line leaves time for bounds the step by that. One that is late whatever the step takes, but
     whose target decode can hold, is left half of the difference to catch up. One whose target decode cannot hold bounds
-    nothing: holding prompts back would not help it. Prompts that have waited for `MAX_HOLD_NS` get as long again as
-    the decodes take.
+    nothing: holding prompts back would not help it.
     """
     limit_ns = float(MAX_STEP_NS)
     for line in lines:
@@ -66,7 +73,7 @@ def step_limit_ns(decode_ns: float, lines: Sequence[TokenLine], *, waited_ns: in
             limit_ns = min(limit_ns, slack_ns)
         elif line.tpot_ns >= decode_ns:
             limit_ns = min(limit_ns, (line.tpot_ns + decode_ns) / 2)
-    return max(limit_ns, 2 * decode_ns) if waited_ns >= MAX_HOLD_NS else limit_ns
+    return limit_ns
 
 
 def joins(model: StepTimeModel, decodes: StepWork, tpot_ns: Sequence[int], kv_tokens: int, *, held_ns: int) -> bool:

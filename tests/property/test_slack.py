@@ -67,6 +67,28 @@ def test_a_chunk_keeps_every_line_that_can_be_kept_and_is_as_large_as_that_allow
         assert step_ns(tokens + 1) > slack_ns
 
 
+@given(models, decodes, st.lists(lines, min_size=1, max_size=8), prompts, st.integers(1, 8192), now)
+def test_prompts_that_were_held_for_long_go_on_whatever_a_token_costs(  # noqa: PLR0917
+    model: StepTimeModel,
+    work: StepWork,
+    running: list[TokenLine],
+    waiting: list[tuple[int, int]],
+    most: int,
+    now_ns: int,
+) -> None:
+    def tokens(waited_ns: int) -> int:
+        return prefill_chunk(model, work, running, waiting, most_tokens=most, waited_ns=waited_ns, now_ns=now_ns)
+
+    def step_ns(size: int) -> float:
+        return model.step_ns(chunks_work(first_chunks(waiting, size), work))
+
+    held = tokens(MAX_HOLD_NS)
+    assert held >= tokens(MAX_HOLD_NS - 1)
+    assert bool(held) == bool(waiting)
+    if held:
+        assert step_ns(held) <= max(MAX_STEP_NS, 2 * model.decode_ns(work), step_ns(1))
+
+
 @given(models, decodes, st.lists(lines, max_size=8), prompts, now)
 def test_more_slack_never_makes_a_smaller_chunk(
     model: StepTimeModel, work: StepWork, running: list[TokenLine], waiting: list[tuple[int, int]], now_ns: int
@@ -98,6 +120,8 @@ def test_prompts_behind_hopeless_or_just_kept_sequences_do_not_starve() -> None:
     tight = [TokenLine(0, 10 * MS, 0)]
     assert prefill_chunk(model, work, tight, [(0, 512)], most_tokens=512, waited_ns=0, now_ns=0) == 0
     assert prefill_chunk(model, work, tight, [(0, 2048)], most_tokens=2048, waited_ns=MAX_HOLD_NS, now_ns=0) == 1000
+    floor = StepTimeModel(0, 10_000, 0, 10 * MS, 0, 0, 1.0, prefill_floor_ns=15 * MS)
+    assert prefill_chunk(floor, work, tight, [(0, 2048)], most_tokens=2048, waited_ns=MAX_HOLD_NS, now_ns=0) == 1500
 
 
 @given(models, decodes, st.lists(st.integers(MS, 500 * MS), max_size=8), st.integers(1, 8192), st.integers(0, 10**10))
