@@ -112,9 +112,10 @@ def _from_below(prior: StepTimeModel, start: StepTimeModel, rows: Rows, line_qua
 def _descend(start: StepTimeModel, rows: Rows) -> StepTimeModel:
     first = _vector(start)
     vector, interference = first.copy(), start.interference
+    kinds = rows.kinds
     for _ in range(MAX_TURNS):
         design = _design(vector, interference, rows)
-        weight = rows.weight * robust_weights(design @ vector - 1)
+        weight = rows.weight * robust_weights(design @ vector - 1, kinds)
         found = np.minimum(with_prior(design, weight, first, PRIOR_ROWS), _bounds(rows))
         interference = _interference(found, rows, weight, start.interference)
         settled = np.allclose(found, vector, rtol=1e-3)

@@ -1,5 +1,6 @@
 """Small non-negative least squares with a prior. Pure."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -11,6 +12,9 @@ TUKEY: Final = 4.685
 """Residuals beyond so many standard deviations count nothing; nearer ones nearly all (95 % efficient)."""
 MIN_SCALE: Final = 0.002
 """Relative noise below which nothing is an outlier."""
+
+MIN_KIND_ROWS: Final = 8
+"""Rows of a kind from which its own scale is taken."""
 
 Floats = NDArray[np.float64]
 
@@ -56,8 +60,17 @@ def with_prior(design: Floats, weight: Floats, prior: Floats, prior_rows: float)
     return found
 
 
-def robust_weights(residual: Floats) -> Floats:
-    """[rows]: 1 for residuals within the noise, falling to 0 for outliers (Tukey's biweight, scale from the median)."""
-    scale = max(1.4826 * float(np.median(np.abs(residual))), MIN_SCALE)
-    inside = np.clip(1 - (residual / (TUKEY * scale)) ** 2, 0, None)
+def robust_weights(residual: Floats, kinds: Sequence[NDArray[np.bool_]]) -> Floats:
+    """[rows]: 1 for residuals within the noise, falling to 0 for outliers (Tukey's biweight, scale from the median).
+
+    kinds: each [rows], which together name every row once. Each kind has a scale of its own: where many rows of one are
+    foretold well, few of another that is foretold badly would all be outliers, and nothing would ever be learned of
+    them. Too few to tell what is usual among them are held to the scale of all.
+    """
+    size = np.abs(residual)
+    scale = np.full(len(size), np.median(size))
+    for kind in kinds:
+        if np.count_nonzero(kind) >= MIN_KIND_ROWS:
+            scale[kind] = np.median(size[kind])
+    inside = np.clip(1 - (size / (TUKEY * np.maximum(1.4826 * scale, MIN_SCALE))) ** 2, 0, None)
     return np.asarray(inside**2)

@@ -44,6 +44,12 @@ class Rows:
         """Steps that decode."""
         return self.batch > 0
 
+    @property
+    def kinds(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which steps are prefill, decode, and mixed ones."""
+        prefill, decode = self.has_prefill, self.has_decode
+        return prefill & ~decode, decode & ~prefill, prefill & decode
+
     def pick(self, chosen: NDArray[np.bool_]) -> "Rows":
         """Only the chosen steps."""
         return Rows(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from libs.perfmodel import (
     combine,
 )
 from libs.perfmodel.fit import fit_steps, loss
-from libs.perfmodel.least_squares import nonnegative
+from libs.perfmodel.least_squares import MIN_KIND_ROWS, nonnegative, robust_weights
 from libs.perfmodel.samples import MAX_CELLS, STEPS_PER_CELL, StepSamples
 from libs.perfmodel.step_time import MATRIX_ROWS
 from libs.perfmodel.wire import fitted_model, step_time_message
@@ -93,6 +94,46 @@ def test_three_dozen_steps_are_of_use(truth: StepTimeModel) -> None:
     for kinds in (PREFILL, DECODE):
         found = fit_steps(PRIORS[0], measured(truth, kinds, 36).rows())
         assert np.median(errors(found, truth, kinds)) < 0.04
+
+
+@pytest.mark.parametrize("truth", [GPU, CPU])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prefill_token_ns": 0.25},
+        {"prefill_token_squared_ns": 20.0},
+        {"prefill_token_ns": 0.125, "prefill_token_squared_ns": 30.0, "prefill_floor_ns": 0.3, "prefill_fixed_ns": 0.0},
+    ],
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_guess_of_prefill_is_unlearned_among_ten_times_as_many_well_known_decodes(
+    truth: StepTimeModel, wrong: dict[str, float], seed: int
+) -> None:
+    prior = replace(truth, **{name: getattr(truth, name) * factor for name, factor in wrong.items()})
+    random, samples = np.random.default_rng(seed), StepSamples()
+    for turn in range(264):
+        work, noise = some_work(DECODE, random), 0.01
+        if turn % 11 == 0:
+            work, noise = some_work(PREFILL, random), 0.03
+        samples.add(work, round(truth.step_ns(work) * math.exp(random.normal(0, noise))))
+    found = fit_steps(prior, samples.rows())
+    assert np.median(errors(found, truth, PREFILL)) < 0.03
+    assert np.quantile(errors(found, truth, PREFILL), 0.9) < 0.06
+    assert np.median(errors(found, truth, DECODE)) < 0.02
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(MIN_KIND_ROWS, 200), st.integers(0, MIN_KIND_ROWS * 3))
+def test_each_kind_of_steps_has_its_own_outliers(seed: int, many: int, few: int) -> None:
+    random = np.random.default_rng(seed)
+    first = np.arange(many + few) < many
+    residual = np.where(first, 0.01, 0.5) * random.uniform(0.8, 1.2, many + few)
+    residual[0] = 5.0
+    weight = robust_weights(residual, (first, ~first))
+    assert weight[0] == 0 and (weight[1:many] > 0.8).all()
+    if few >= MIN_KIND_ROWS:
+        assert (weight[many:] > 0.8).all(), "a kind that is foretold badly must still be learned from"
+    residual[-1] = 50.0
+    assert robust_weights(residual, (first, ~first))[-1] == 0 or 0 < few < MIN_KIND_ROWS
 
 
 def test_mixed_steps_alone_teach_how_long_mixed_steps_take() -> None:
