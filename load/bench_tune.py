@@ -4,7 +4,9 @@ For each case a suite is started, whose prefill worker measures itself at its st
 again and tells curve, knee and choice. Then the same arrivals, prompts of other tokens each time, are played to the
 worker with each chunk size in turn (the engine's default, vLLM's default on large GPUs, the choice), at a share of the
 measured plateau. TTFT is the client's: from sending a request for one token until its answer is whole. At last the
-largest decode batch that holds a target is asked for and decoded. stdout: tables, then a line with one JSON object.
+largest decode batch that holds a target is asked for and decoded. With `--virtual` gateway, workers and engine core
+run the sim case in virtual time, where they do not share a CPU, with hand-overs of several lengths. stdout: tables,
+then a line with one JSON object.
 """
 
 import argparse
@@ -22,9 +24,13 @@ from typing import Any
 import httpx
 import numpy as np
 
+from libs.perfmodel.profiles import profile
+from libs.perfmodel.saturation import MOST_TOKENS, knee_of
 from libs.testing.real_model import real_model_folder
 from libs.testing.suite import Suite, running_suite
+from load.tune_lab import ttft_s
 
+SIM_PROFILE = "llama3.1-8b-h100-aic"
 VLLM_DEFAULT_TOKENS = 8192
 """Its max_num_batched_tokens on GPUs of 70 GB and more."""
 START_S = 300.0
@@ -34,6 +40,12 @@ WARM_UP_S = 3.0
 MOST_PROMPT_TOKENS = 4096
 TOKEN_IDS = (97, 122)
 """In every vocabulary; prompts of them have no beginning in common."""
+
+
+VIRTUAL_SIZES = (512, 1024, 4096, VLLM_DEFAULT_TOKENS)
+"""Beside the choice."""
+VIRTUAL_LATE_S = (0.0, 0.02, 0.04)
+"""How much later messages from and to the prefill worker come at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +68,7 @@ class Case:
 CASES = (
     Case(
         "sim-h100",
-        ("--engine", "sim", "--sim-profile", "llama3.1-8b-h100-aic"),
+        ("--engine", "sim", "--sim-profile", SIM_PROFILE),
         median_tokens=600,
         spread=0.8,
         share=0.75,
@@ -200,6 +212,22 @@ def run(case: Case, options: argparse.Namespace) -> dict[str, Any]:
             return {**found, "at_start": at_start["chunk_tokens"], "curve": curve, "decode": held}
 
 
+def virtual(case: Case, seconds: float) -> dict[str, Any]:
+    """TTFT with each chunk size by policy alone: the true curve, the same arrivals, nothing but the sim case."""
+    choice, plateau = knee_of(profile(SIM_PROFILE).step_time, MOST_TOKENS)
+    load = [(each.at_s, each.prompt_tokens) for each in arrivals(case, case.share * plateau, seconds, seed=1)]
+    rows = []
+    print(f"{case.name}, virtual time: {len(load)} prompts at {case.share:.0%} of {plateau:,.0f} tokens/s")
+    print(f"{'late ms':>8}{'chunk':>8}{'TTFT mean':>12}{'p50':>10}{'p99 ms':>10}")
+    for late_s in VIRTUAL_LATE_S:
+        for size in sorted({choice, *VIRTUAL_SIZES}):
+            took_ms = np.array(ttft_s(load, sim_profile=SIM_PROFILE, chunk_tokens=size, late_s=late_s)) * 1e3
+            p50, p99 = np.quantile(took_ms, [0.5, 0.99])
+            print(f"{late_s * 1e3:>8.0f}{size:>8}{took_ms.mean():>12.1f}{p50:>10.1f}{p99:>10.1f}", flush=True)
+            rows.append({"late_s": late_s, "chunk_tokens": size, "ttft_mean_ms": round(float(took_ms.mean()), 2)})
+    return {"case": case.name, "virtual": True, "choice": choice, "arrivals": len(load), "rows": rows}
+
+
 def _picture(case: Case, file: Path | None) -> tuple[str, ...]:
     return ("--picture", str(file.with_stem(f"{file.stem}-{case.name}").absolute())) if file else ()
 
@@ -234,8 +262,12 @@ def main() -> None:
     parser.add_argument("--only", choices=[case.name for case in CASES], nargs="*")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=15.0, help="of load on each size in each round")
+    parser.add_argument("--virtual", action="store_true", help="the sim case in virtual time: policy alone, no CPU")
     parser.add_argument("--picture", type=Path, help="an SVG or PNG file; the case's name is put into its own")
     options = parser.parse_args()
+    if options.virtual:
+        print(json.dumps({"bench": "tune", "cases": [virtual(CASES[0], options.seconds)]}))
+        return
     results = []
     for case in CASES:
         if not options.only or case.name in options.only:

@@ -8,6 +8,7 @@ from libs.contracts.errors import InvalidRequest, QueueFull, StaleRole
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Engine, EngineEvent, FinishReason, SequenceOutput
+from libs.perfmodel.saturation import trial_work
 from libs.runtime.clock import Clock
 from libs.worker.admission import Roles, admit
 from libs.worker.assignment import AssignmentState
@@ -119,7 +120,9 @@ class WorkerHost:
         """Credits for what the role takes at once."""
         assignment = self.assignment.current
         role = None if self.assignment.draining else self._roles.of_assignment(assignment)
-        room = Room(self.engine.capabilities.max_sequences, self._prompt_tokens, self.speed.speed.chunk_tokens)
+        speed = self.speed.speed
+        step_s = max(speed.step_time.prefill_ns(trial_work(speed.chunk_tokens)), 1.0) / 1e9
+        room = Room(self.engine.capabilities.max_sequences, self._prompt_tokens, speed.chunk_tokens, step_s)
         self.gateways.resize(*(role.slots(assignment, room) if role else (0, 0)))
 
     def _apply_budget(self) -> None:

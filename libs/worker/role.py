@@ -19,6 +19,8 @@ class Room:
     """Mean length of late prompts."""
     chunk_tokens: int
     """Prompt tokens that one step computes at most."""
+    step_s: float
+    """What such a step takes, as far as is known; more than 0."""
 
 
 class Role(Protocol):

@@ -6,10 +6,14 @@ from libs.engine.port import EngineRequest, Phase, SequenceOutput
 from libs.worker.role import Room
 from libs.worker.wire import engine_request, sequence_event
 
-MIN_PROMPTS, MAX_PROMPTS = 4, 32
+MIN_PROMPTS, MAX_PROMPTS = 4, 64
 """Prompts at the worker at once. The rest wait in the gateways, where they can still go elsewhere."""
 FILLED_STEPS = 2
-"""Of short prompts as many as fill the running step and the next one."""
+"""Of short prompts as many as fill the running step and the next one, and what is computed in `HAND_OVER_S`."""
+HAND_OVER_S = 0.1
+"""From the end of a prompt until the gateway's next one is here: 1 ms, but tens where cores are busy. What comes too
+late for a step is missing in it, and a worker that runs half-empty steps has less than its plateau. Ample, since
+prompts differ in length: a mean's worth of them often holds less."""
 WHOLE_CHUNK_TOKENS = 1 << 30
 """Nothing decodes here, so a step takes as much as the engine's own chunk size allows."""
 
@@ -31,7 +35,8 @@ class PrefillRole:
 
     def slots(self, assignment: Assignment, room: Room) -> tuple[int, int]:
         """A few prompts, more of short ones, no decodes. In powers of two: a new mean is seldom another number."""
+        wanted_tokens = room.chunk_tokens * (FILLED_STEPS + HAND_OVER_S / room.step_s)
         prompts = MIN_PROMPTS
-        while prompts < MAX_PROMPTS and 2 * prompts * room.prompt_tokens <= FILLED_STEPS * room.chunk_tokens:
+        while prompts < MAX_PROMPTS and prompts * room.prompt_tokens < wanted_tokens:
             prompts *= 2
         return min(prompts, room.max_sequences), 0

@@ -53,7 +53,7 @@ async def test_a_stale_epoch_is_refused_and_a_move_is_told_to_gateways_and_regis
         admin(worker) as stub,
         gateway_probe(worker) as gateway,
     ):
-        await gateway.until(lambda: gateway.prefill_credits == 4)
+        await gateway.until(lambda: gateway.prefill_credits == 8)
         answer = await stub.SetRole(to_decode(1), metadata=AUTH)
         assert answer.assignment.epoch == 2
         with pytest.raises(grpc.aio.AioRpcError) as caught:

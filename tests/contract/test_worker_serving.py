@@ -190,11 +190,11 @@ async def test_a_bad_submit_is_refused_as_invalid_and_the_stream_lives_on(fields
 
 async def test_a_submit_without_credit_is_refused_for_capacity() -> None:
     async with local_worker("prefill-0", "prefill") as worker, gateway_probe(worker) as gateway:
-        await gateway.until(lambda: gateway.prefill_credits == 4)
-        await gateway.send(pb.GatewayFrame(submits=[submit(i, pb.PHASE_PREFILL, PROMPT) for i in range(1, 7)]))
-        codes = [(await gateway.event(i, "refused")).code for i in (5, 6)]
+        await gateway.until(lambda: gateway.prefill_credits == 8)
+        await gateway.send(pb.GatewayFrame(submits=[submit(i, pb.PHASE_PREFILL, PROMPT) for i in range(1, 11)]))
+        codes = [(await gateway.event(i, "refused")).code for i in (9, 10)]
         assert codes == [pb.REFUSAL_CODE_NO_CAPACITY] * 2
-        for i in range(1, 5):
+        for i in range(1, 9):
             await gateway.event(i, "prefilled")
 
 
@@ -314,7 +314,7 @@ async def test_two_gateways_share_the_credits_and_never_exceed_them() -> None:
         gateway_probe(worker, "gateway-0") as first,
         gateway_probe(worker, "gateway-1") as second,
     ):
-        await second.until(lambda: first.prefill_credits + second.prefill_credits == 4 and second.prefill_credits)
+        await second.until(lambda: first.prefill_credits + second.prefill_credits == 8 and second.prefill_credits)
         outstanding_max = 0
         for gateway, base in ((first, 0), (second, 100)):
             for i in range(1, 21):
@@ -328,8 +328,8 @@ async def test_two_gateways_share_the_credits_and_never_exceed_them() -> None:
             for i in range(1, 21):
                 await gateway.event(base + i, "prefilled")
             assert not any(e.HasField("refused") for events in gateway.events.values() for e in events)
-        assert outstanding_max <= 4
-        await eventually(lambda: first.prefill_credits + second.prefill_credits == 4)
+        assert outstanding_max <= 8
+        await eventually(lambda: first.prefill_credits + second.prefill_credits == 8)
 
 
 async def test_the_first_frame_names_the_worker_and_grants_standing_credit() -> None:

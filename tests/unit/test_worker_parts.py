@@ -144,14 +144,10 @@ def test_the_advertised_address_is_one_that_others_can_reach(host: str, advertis
     assert WorkerSettings.model_validate(values).advertised_address(5000) == address
 
 
-@pytest.mark.parametrize(("mean_tokens", "prompts"), [(5000.0, 4), (256.0, 4), (128.0, 8), (60.0, 16), (1.0, 32)])
+@pytest.mark.parametrize(
+    ("mean_tokens", "prompts"), [(5000.0, 4), (400.0, 4), (256.0, 8), (128.0, 16), (60.0, 32), (1.0, 64)]
+)
 def test_a_prefill_worker_takes_more_prompts_when_they_are_short(mean_tokens: float, prompts: int) -> None:
     assignment = Assignment(role=ROLE_PREFILL)
-    assert PrefillRole().slots(assignment, Room(256, mean_tokens, 512)) == (prompts, 0)
-    assert PrefillRole().slots(assignment, Room(2, mean_tokens, 512)) == (2, 0)
-
-
-def test_a_prefill_worker_takes_as_many_prompts_as_fill_two_steps_of_its_chunk_size() -> None:
-    assignment = Assignment(role=ROLE_PREFILL)
-    taken = [PrefillRole().slots(assignment, Room(256, 512.0, chunk))[0] for chunk in (64, 512, 2048, 4096, 8192)]
-    assert taken == [4, 4, 8, 16, 32]
+    assert PrefillRole().slots(assignment, Room(256, mean_tokens, 512, 0.1)) == (prompts, 0)
+    assert PrefillRole().slots(assignment, Room(2, mean_tokens, 512, 0.1)) == (2, 0)
