@@ -23,6 +23,8 @@ FIRST_TOKENS: Final = 32
 GROWTH: Final = 1.5
 CAUTION: Final = 1.5
 """How much longer a trial may take than expected."""
+STEADY: Final = 0.15
+"""Repeated trials that differ by more, in the median of the sizes, were held up: by others that use the cores."""
 MIN_SIZES: Final = 6
 """Fewer tell no curve."""
 TRIAL_PROMPT_TOKENS: Final = 512
@@ -56,6 +58,13 @@ class Saturation:
     plateau_tokens_per_s: float
     curve: tuple[Point, ...]
     model: StepTimeModel
+    scatter: float = 0.0
+    """How much longer the slowest trial of a size took than the fastest; the median of the sizes."""
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether equal steps took about as long, so that it was the device that was measured."""
+        return self.scatter <= STEADY
 
     @property
     def is_whole(self) -> bool:
@@ -124,7 +133,8 @@ def find_knee(prior: StepTimeModel, trials: Sequence[Trial]) -> Saturation | Non
         Point(size, size / float(np.median(durations)) * 1e9, _rate(model, size))
         for size, durations in sorted(by_size.items())
     )
-    return Saturation(chunk_tokens, plateau, points, model)
+    scatter = float(np.median([max(durations) / min(durations) - 1 for durations in by_size.values()]))
+    return Saturation(chunk_tokens, plateau, points, model, scatter)
 
 
 def knee_of(model: StepTimeModel, most_tokens: int) -> tuple[int, float]:

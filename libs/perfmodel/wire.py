@@ -54,6 +54,7 @@ def curve_message(curve: PrefillCurve) -> pb.PrefillCurve:
         curve=map(point_message, found.curve),
         step_time=step_time_message(FittedModel(found.model)),
         unix_ns=curve.unix_ns,
+        scatter=found.scatter,
     )
 
 
@@ -63,7 +64,7 @@ def prefill_curve(message: pb.PrefillCurve) -> PrefillCurve | None:
     points = tuple(Point(p.tokens, p.measured_tokens_per_s, p.fitted_tokens_per_s) for p in message.curve)
     if fitted is None or not message.chunk_tokens or not points:
         return None
-    saturation = Saturation(message.chunk_tokens, message.plateau_tokens_per_s, points, fitted.model)
+    saturation = Saturation(message.chunk_tokens, message.plateau_tokens_per_s, points, fitted.model, message.scatter)
     return PrefillCurve(saturation, message.unix_ns)
 
 

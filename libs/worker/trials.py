@@ -15,18 +15,25 @@ GUESSES: Final = 3
 
 
 async def run_trials(
-    engine: Engine, known: Callable[[], StepTimeModel], *, most_tokens: int, limit_s: float, patience_s: float
+    engine: Engine,
+    known: Callable[[], StepTimeModel],
+    *,
+    most_tokens: int,
+    limit_s: float,
+    patience_s: float,
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> list[Trial]:
     """As many as fit, each size several times: in `limit_s` as expected, begun within `patience_s` whatever comes.
 
-    `known`: what is believed of steps by now. Trials for which the engine has no room or no time are left out.
+    `known`: what is believed of steps by now. Trials for which the engine has no room or no time are left out, and all
+    that are left once it no longer `goes_on`.
     """
     clock = asyncio.get_running_loop().time
     end_s = clock() + patience_s
     prior = await _corrected(engine, known, min(GUESS_TOKENS, most_tokens))
     trials = []
     for tokens in plan_trials(prior, most_tokens, round(limit_s * 1e9), round(patience_s * 1e9)):
-        if clock() >= end_s:
+        if clock() >= end_s or not goes_on():
             break
         duration_ns = await engine.measure_prefill(tokens)
         if duration_ns:

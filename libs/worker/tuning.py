@@ -11,28 +11,22 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_PREFILL, Role
 from libs.engine.config import DEFAULT_CHUNK_TOKENS
 from libs.engine.port import Engine
 from libs.perfmodel import StepKind
-from libs.perfmodel.saturation import MOST_TOKENS, PrefillCurve, find_knee, knee_of
+from libs.perfmodel.saturation import MOST_TOKENS, PrefillCurve, knee_of
 from libs.runtime.clock import Clock
+from libs.worker.measurement import POLL_S, Measurement
 from libs.worker.step_times import StepTimes
-from libs.worker.trials import room_tokens, run_trials
+from libs.worker.trials import room_tokens
 from libs.worker.tuned import Tuned
 
 log = structlog.get_logger()
 
-LIMIT_S: Final = 10.0
-"""Measuring is to take so long at most, where nobody says how long."""
-PATIENCE_S: Final = 20.0
-"""It ends after so long, with what there is by then: a busy device takes longer than was expected of it."""
-MOST_LIMIT_S: Final = 50.0
-"""The same, where whoever asks gives it longer, as a slow device needs; within the call's own deadline."""
-LEASE_S: Final = 30.0
-"""A worker that measures at its start is let alone for so long: longer than it measures, unless it is dead."""
 WAIT_S: Final = 45.0
 """Others that start wait so long for what it finds, which is longer than the lease of a dead one."""
-POLL_S: Final = 0.25
-"""So often they look."""
 LOOK_S: Final = 30.0
-"""So often a prefill worker that has found no size of its own looks whether another has."""
+"""So often a prefill worker that has found no size for good looks whether another has."""
+AGAIN: Final = 3
+"""So often a worker that idles measures again where what is known was measured while others held it up, as processes
+do that load a model beside it."""
 FEW: Final = (
     "there was no room, or no time, for enough steps: fulcrum tune prefill --limit 50 takes longer, and more fit where"
     " less runs; a worker whose sequences decode measures only as far as these can wait, so give it role prefill first"
@@ -54,11 +48,12 @@ class PrefillTuner:
         """`chosen` is called with every size that is taken over. `named_tokens`: asked for by settings; 0: none."""
         self._engine = engine
         self._step_times = step_times
-        self._clock = clock
+        self._measurement = Measurement(engine, step_times, clock)
         self._chosen = chosen
         self._named_tokens = named_tokens
         self._curve: PrefillCurve | None = None
         self._busy = False
+        self._tries_left = AGAIN
         self._settled = named_tokens > 0
         """Whether what others measure is of no interest any more."""
         self._prompts_come = asyncio.Event()
@@ -85,11 +80,14 @@ class PrefillTuner:
 
     async def run(self) -> None:
         """Take over what others have measured by then, for a worker that comes to role prefill later or has found
-        nothing, until a size is settled."""
+        nothing, until a size is settled. A curve whose equal steps differ settles none: it is measured again when
+        nothing else runs here, a few times at most."""
         while not self._settled:
             await self._prompts_come.wait()
-            if not await self._take_kept():
+            await self._take_kept()
+            if not self._settled:
                 await asyncio.sleep(LOOK_S)
+                await self._measure_again()
 
     def role_is(self, role: Role) -> None:
         """The worker's assignment has changed, perhaps."""
@@ -102,12 +100,19 @@ class PrefillTuner:
         """Measure and, unless told otherwise, take the choice over; None when there was no room or time to measure.
 
         A curve that ends before its plateau counts here alone: it says how far could be measured, not what saturates
-        the device. Raises QueueFull while another measurement runs.
+        the device. Raises QueueFull while another measurement runs here, or for too long at another of this kind.
         """
         self._check_free()
         self._busy = True
         try:
-            return await self._tune(min(most_tokens or MOST_TOKENS, MOST_TOKENS), min(limit_s, MOST_LIMIT_S), apply)
+            curve = await self._measurement.in_turn(most_tokens, limit_s)
+            if curve is None:
+                return None
+            tuned = self._tuned(curve.saturation.chunk_tokens, curve)
+            if apply:
+                await self._adopt(curve)
+                self._settled = True
+            return tuned
         finally:
             self._busy = False
 
@@ -135,7 +140,7 @@ class PrefillTuner:
         clock = asyncio.get_running_loop().time
         end_s = clock() + WAIT_S
         while not await self._take_kept():
-            async with self._step_times.claim(LEASE_S) as mine:
+            async with self._measurement.turn() as mine:
                 if mine and not await self._take_kept():
                     return await self._measure_first()
             if clock() >= end_s:
@@ -145,47 +150,68 @@ class PrefillTuner:
         return "an earlier worker of this kind has"
 
     async def _measure_first(self) -> str:
-        tuned = await self.tune()
-        if tuned is None:
-            self._take_fitted()
-            return FEW
-        self._settled = not tuned.truncated
+        self._check_free()
+        self._busy = True
+        try:
+            curve = await self._measurement.run()
+            if curve is None:
+                self._take_fitted()
+                return FEW
+            await self._adopt(curve)
+        finally:
+            self._busy = False
         return ""
 
-    async def _tune(self, most_tokens: int, limit_s: float, apply: bool) -> Tuned | None:
-        trials = await run_trials(
-            self._engine,
-            lambda: self._step_times.fitted.model,
-            most_tokens=room_tokens(self._engine, most_tokens),
-            limit_s=limit_s or LIMIT_S,
-            patience_s=limit_s or PATIENCE_S,
-        )
-        saturation = find_knee(self._step_times.fitted.model, trials)
-        if saturation is None:
-            return None
-        curve = PrefillCurve(saturation, self._clock.now_ns())
-        tuned = self._tuned(saturation.chunk_tokens, curve)
-        if apply:
-            self._settled, self._curve = True, curve
-            self._take(saturation.chunk_tokens)
-            if tuned.truncated:
-                largest = saturation.curve[-1].tokens
-                log.warning("prefill saturates beyond what was measured: not kept for others", largest_tokens=largest)
-            else:
-                await self._step_times.keep_curve(curve)
-        return tuned
+    async def _measure_again(self) -> None:
+        """Where what is known was held up; it ends as soon as somebody comes, and counts only where it got through."""
+        known = self._curve.saturation if self._curve is not None else None
+        if known is None or known.is_steady or not known.is_whole or self._settled or self._busy or not self._idles():
+            return
+        self._busy = True
+        try:
+            async with self._measurement.turn() as mine:
+                if not mine:
+                    return
+                self._tries_left -= 1
+                curve = await self._measurement.run(goes_on=self._idles)
+                if curve is not None and curve.saturation.is_whole and curve.saturation.scatter < known.scatter:
+                    await self._adopt(curve)
+            self._settled = self._settled or not self._tries_left
+        finally:
+            self._busy = False
+
+    def _idles(self) -> bool:
+        load = self._engine.load()
+        return self._prompts_come.is_set() and not (load.running or load.waiting)
+
+    async def _adopt(self, curve: PrefillCurve) -> None:
+        """Use what was found here, and keep it for others unless it ends too soon or they have a steadier one."""
+        found = curve.saturation
+        self._curve, self._settled = curve, found.is_whole and found.is_steady
+        self._take(found.chunk_tokens)
+        if not found.is_whole:
+            largest = found.curve[-1].tokens
+            log.warning("prefill saturates beyond what was measured: not kept for others", largest_tokens=largest)
+            return
+        if not found.is_steady:
+            log.warning("prefill measured while equal steps differed", scatter=round(found.scatter, 3))
+            kept = await self._step_times.kept_curve()
+            if kept is not None and kept.saturation.is_steady:
+                return
+        await self._step_times.keep_curve(curve)
 
     def _tuned(self, chunk_tokens: int, curve: PrefillCurve | None) -> Tuned:
         model = curve.saturation.model if curve is not None else self._step_times.fitted.model
         return Tuned(chunk_tokens, self.chunk_tokens, DEFAULT_CHUNK_TOKENS, model, curve)
 
     async def _take_kept(self) -> bool:
-        """Whether there was a curve to take over; one that comes after a size was named is not taken."""
+        """Whether there is a curve to go by; one that comes after a size was named is not taken."""
         curve = await self._step_times.kept_curve()
         if curve is None or self._settled or self._busy:
             return self._settled
-        self._settled, self._curve = True, curve
-        self._take(curve.saturation.chunk_tokens)
+        if self._curve is None or curve.unix_ns != self._curve.unix_ns:
+            self._settled, self._curve = curve.saturation.is_steady, curve
+            self._take(curve.saturation.chunk_tokens)
         return True
 
     def _take_fitted(self) -> None:

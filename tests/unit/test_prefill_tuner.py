@@ -35,8 +35,9 @@ from libs.perfmodel.slack import MAX_STEP_NS
 from libs.stepstore.port import StepTimeKey
 from libs.testing.engine import DirectFetcher
 from libs.testing.worker import RecordingStepTimes
+from libs.worker.measurement import LEASE_S
 from libs.worker.step_times import StepTimes, step_time_key
-from libs.worker.tuning import LEASE_S, LOOK_S, WAIT_S, PrefillTuner
+from libs.worker.tuning import AGAIN, LOOK_S, WAIT_S, PrefillTuner
 from load.chaos.cluster import SimClock
 from load.chaos.loop import SimLoop
 
@@ -62,6 +63,21 @@ class HeldUp(SimRunner):
             self._seen += 1
             if self._seen in self._held_up:
                 await asyncio.sleep(TRUE.prefill_ns(batch.work) / 1e9 * 99)
+        return await super().run(batch)
+
+
+class Beside(SimRunner):
+    """A device whose steps others hold up, each by another share, for its first so many seconds."""
+
+    def __init__(self, config: EngineConfig, until_s: float) -> None:
+        super().__init__(config)
+        self._until_s = until_s
+        self._random = Random(1)
+
+    async def run(self, batch: Batch) -> dict[int, Sampled]:
+        """Up to three times as long."""
+        if asyncio.get_running_loop().time() < self._until_s:
+            await asyncio.sleep(TRUE.prefill_ns(batch.work) / 1e9 * 2 * self._random.random())
         return await super().run(batch)
 
 
@@ -197,6 +213,71 @@ def test_a_curve_that_ends_before_its_plateau_is_applied_here_and_kept_for_nobod
             whole = await busy.tuner.tune()
             assert whole is not None and not whole.truncated
             assert busy.store.curves[busy.key] == whole.curve
+
+    virtual(work)
+
+
+def test_a_curve_measured_beside_others_is_measured_again_when_they_have_gone() -> None:
+    async def work() -> None:
+        store = RecordingStepTimes()
+        async with worker(store, Beside(CONFIG, LOOK_S)) as early, worker(store) as late:
+            await early.tuner.settle(ROLE_PREFILL)
+            first = store.curves[early.key]
+            assert not first.saturation.is_steady
+            await late.tuner.settle(ROLE_PREFILL)
+            assert late.tuner.chunk_tokens == first.saturation.chunk_tokens and late.trials == [], "nobody waits for it"
+            await asyncio.wait_for(early.tuner.run(), 3 * LOOK_S)
+            second = store.curves[early.key].saturation
+            assert second.is_steady and saturates(second.chunk_tokens)
+            assert second.plateau_tokens_per_s > 1.2 * first.saturation.plateau_tokens_per_s
+            await asyncio.wait_for(late.tuner.run(), 3 * LOOK_S)
+            assert late.tuner.chunk_tokens == early.tuner.chunk_tokens == second.chunk_tokens
+
+    virtual(work)
+
+
+def test_a_worker_that_is_always_held_up_measures_again_a_few_times_and_goes_on() -> None:
+    async def work() -> None:
+        async with worker(runner=Beside(CONFIG, 1e9)) as unlucky:
+            await unlucky.tuner.settle(ROLE_PREFILL)
+            once = len(unlucky.trials)
+            await asyncio.wait_for(unlucky.tuner.run(), (AGAIN + 1) * (LOOK_S + 20))
+            assert once < len(unlucky.trials) <= (AGAIN + 1) * once
+
+    virtual(work)
+
+
+def test_nothing_is_measured_again_while_prompts_run() -> None:
+    async def work() -> None:
+        async with worker(runner=Beside(CONFIG, 1e9)) as busy:
+            await busy.tuner.settle(ROLE_PREFILL)
+            once = len(busy.trials)
+            prompt = np.ones(8, np.int32)
+            busy.engine.submit(EngineRequest(1, "r", Phase.BOTH, prompt, 8, 9000, SamplingParams()))
+            running = asyncio.create_task(busy.tuner.run())
+            await asyncio.sleep(LOOK_S + 5)
+            assert busy.engine.load().running and len(busy.trials) == once + 1, "the prompt's own step"
+            running.cancel()
+
+    virtual(work)
+
+
+def test_whoever_is_asked_to_measure_waits_for_the_turn_of_its_kind() -> None:
+    async def work() -> None:
+        store = RecordingStepTimes()
+        async with worker(store) as one, worker(store) as two:
+            together = await asyncio.gather(one.tuner.tune(), two.tuner.tune())
+            assert all(together) and not store.claimed
+            spans = [
+                (steps[0].start_unix_ns, steps[-1].end_unix_ns)
+                for each in (one, two)
+                if (steps := [event.step for event in each.events if event.step])
+            ]
+            (_, end_ns), (begin_ns, _) = sorted(spans)
+            assert end_ns <= begin_ns, "two that measure at once would measure each other"
+            store.claimed.add(one.key)
+            with pytest.raises(QueueFull, match="another worker of this kind measures"):
+                await one.tuner.tune()
 
     virtual(work)
 

@@ -571,18 +571,20 @@ class TunePoint(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., measured_tokens_per_s: _Optional[float] = ..., fitted_tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class PrefillCurve(_message.Message):
-    __slots__ = ("chunk_tokens", "plateau_tokens_per_s", "curve", "step_time", "unix_ns")
+    __slots__ = ("chunk_tokens", "plateau_tokens_per_s", "curve", "step_time", "unix_ns", "scatter")
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PLATEAU_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     CURVE_FIELD_NUMBER: _ClassVar[int]
     STEP_TIME_FIELD_NUMBER: _ClassVar[int]
     UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    SCATTER_FIELD_NUMBER: _ClassVar[int]
     chunk_tokens: int
     plateau_tokens_per_s: float
     curve: _containers.RepeatedCompositeFieldContainer[TunePoint]
     step_time: _common_pb2.StepTime
     unix_ns: int
-    def __init__(self, chunk_tokens: _Optional[int] = ..., plateau_tokens_per_s: _Optional[float] = ..., curve: _Optional[_Iterable[_Union[TunePoint, _Mapping]]] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., unix_ns: _Optional[int] = ...) -> None: ...
+    scatter: float
+    def __init__(self, chunk_tokens: _Optional[int] = ..., plateau_tokens_per_s: _Optional[float] = ..., curve: _Optional[_Iterable[_Union[TunePoint, _Mapping]]] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., unix_ns: _Optional[int] = ..., scatter: _Optional[float] = ...) -> None: ...
 
 class TuneDecodeRequest(_message.Message):
     __slots__ = ("tpot_target_us", "context_tokens")
