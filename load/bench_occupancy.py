@@ -1,7 +1,7 @@
 """Live occupancy of fleets of GPUs that send ten times a second: what it costs, how fresh it is, how the page holds.
 
 Each fleet's telemetry goes through the metrics service's own ingest, history and stream in a process of its own, with
-one reader here. Freshness: from the end of a step until the stream's message that shows it has been read. Memory: the
+one reader here. Freshness: from the end of each step until the message that shows it has been read. Memory: the
 process's peak, also of one that begins with all the history it will ever keep. A large fleet is read by instances that
 share it too, and for the page a real Chromium is open over 1,000 GPUs. Prints a table, then one JSON line.
 """

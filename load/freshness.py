@@ -1,4 +1,4 @@
-"""Reads a stream of occupancy as a page does, and times when the end of each worker's step shows."""
+"""Reads a stream of occupancy as a page does, and times when the end of every step of every worker shows."""
 
 import json
 import time
@@ -20,9 +20,9 @@ class Reader:
     """Milliseconds from the end of a step until the message that shows it had been read."""
 
     def __init__(self, gpus: int) -> None:
-        self._phases_ns = {worker.id: worker.phase_ns for worker in synthetic_fleet(gpus)}
-        self._phase_ns: NDArray[np.int64] = np.zeros(0, np.int64)
-        """By place in the stream."""
+        self._ends_ns = {worker.id: worker.step_ends_ns for worker in synthetic_fleet(gpus)}
+        self._step_ends_ns: NDArray[np.int64] = np.zeros((0, 0), np.int64)
+        """[workers, steps]: of each, by place in the stream, when steps end in each window; 0 where it has fewer."""
         self._covered: dict[int, NDArray[np.int64]] = {}
         """By the start of a window."""
         self.freshness_ms: list[float] = []
@@ -41,15 +41,18 @@ class Reader:
         self._covered = {start_ms: known for start_ms, known in self._covered.items() if start_ms > oldest_ms}
 
     def _members(self, ids: list[str]) -> None:
-        self._phase_ns = np.array([self._phases_ns[worker_id] for worker_id in ids], np.int64)
+        ends_ns = [self._ends_ns[worker_id] for worker_id in ids]
+        most = max(map(len, ends_ns), default=0)
+        padded = [[0] * (most - len(ends)) + ends for ends in ends_ns]
+        self._step_ends_ns = np.array(padded, np.int64).reshape(len(ids), most)
         self._covered.clear()
 
     def _window(self, start_ms: int, places: list[int] | None, covered: NDArray[np.int64], now_ms: float) -> None:
-        """A step of each worker ends at its phase in each window: shown once the window is covered up to there."""
-        known = self._covered.setdefault(start_ms, np.zeros(len(self._phase_ns), np.int64))
+        """Each worker's steps end at the same places in each window: shown once it is covered up to there."""
+        known = self._covered.setdefault(start_ms, np.zeros(len(self._step_ends_ns), np.int64))
         at = np.arange(len(known)) if places is None else np.array(places, np.int64)
-        phases = self._phase_ns[at]
-        shown = phases[(known[at] < phases) & (phases <= covered + 1)]
+        ends = self._step_ends_ns[at]
+        shown = ends[(known[at, None] < ends) & (ends <= covered[:, None])]
         known[at] = covered
         self.freshness_ms += (now_ms - start_ms - shown / 1e6).tolist()
 

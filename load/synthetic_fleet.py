@@ -13,7 +13,8 @@ from libs.contracts.roles import role_from_name
 PERIOD_NS: Final = 100_000_000
 WORKERS_PER_NODE: Final = 8
 ARRIVAL_NS: Final = 30_000_000
-"""From the end of a batch until it comes: the sender's linger of 20 ms, and the broker."""
+"""From when a batch is sent until it comes: Kafka takes some milliseconds, the embedded broker, which is asked every
+40 ms, up to 45."""
 SLICE_NS: Final = 5_000_000
 """What is due within it is sent together."""
 DECODE_STEP_NS: Final = 20_000_000
@@ -28,11 +29,16 @@ _STEP_TIME: Final = StepTime(
 class SyntheticWorker:
     """One worker of one GPU. Its message is made once and only dated anew, so that making it costs little."""
 
-    def __init__(self, number: int, *, prefill: bool, busy: float, phase_ns: int) -> None:
-        """It sends `phase_ns` into each 100 ms."""
+    def __init__(self, number: int, *, prefill: bool, busy: float, phase_ns: int, running: float) -> None:
+        """It sends `phase_ns` into each 100 ms. Then a step has run for `running` of its time, so that the batch covers
+        the time before it."""
         self.phase_ns = phase_ns
         role, budget = role_from_name("prefill" if prefill else "decode")
         step_ns = PREFILL_STEP_NS if prefill else DECODE_STEP_NS
+        self._held_ns = int(running * step_ns)
+        ends_ns = range(phase_ns - self._held_ns, phase_ns - self._held_ns - PERIOD_NS, -step_ns)
+        self.step_ends_ns = sorted(end_ns % PERIOD_NS or PERIOD_NS for end_ns in ends_ns)
+        """Into each 100 ms, (0, `PERIOD_NS`]."""
         step = Step(
             prefill_tokens=1024 * prefill, prefill_sequences=int(prefill), prefill_context_tokens=1024 * prefill,
             decode_sequences=0 if prefill else 16, decode_kv_tokens=0 if prefill else 16_000,
@@ -52,9 +58,9 @@ class SyntheticWorker:
         """Its name."""
         return self._batch.worker_id
 
-    def batch(self, end_ns: int) -> bytes:
-        """What it did in the 100 ms until `end_ns`, serialised; the last step ended then."""
-        batch = self._batch
+    def batch(self, sent_ns: int) -> bytes:
+        """What it sends at that moment, serialised: 100 ms that end with the step that ended last."""
+        batch, end_ns = self._batch, sent_ns - self._held_ns
         batch.sequence += 1
         batch.covered_from_unix_ns, batch.covered_to_unix_ns = end_ns - PERIOD_NS, end_ns
         for step, (start_ns, back_ns) in zip(batch.steps, self._spans_ns, strict=True):
@@ -71,6 +77,7 @@ def synthetic_fleet(gpus: int, seed: int = 1) -> list[SyntheticWorker]:
             prefill=chance.random() < PREFILL_SHARE,
             busy=chance.uniform(0.2, 0.98),
             phase_ns=chance.randrange(PERIOD_NS),
+            running=chance.random(),
         )
         for number in range(gpus)
     ]
@@ -84,11 +91,11 @@ def send_forever(gpus: int, number: int = 0, of: int = 1) -> None:
     start_ns = time.time_ns() // PERIOD_NS * PERIOD_NS
     while True:
         for worker in fleet:
-            end_ns = start_ns + worker.phase_ns
-            if (early_ns := end_ns + ARRIVAL_NS - time.time_ns()) > 0:
+            sent_ns = start_ns + worker.phase_ns
+            if (early_ns := sent_ns + ARRIVAL_NS - time.time_ns()) > 0:
                 out.flush()
                 time.sleep(max(early_ns, SLICE_NS) / 1e9)
-            value = worker.batch(end_ns)
+            value = worker.batch(sent_ns)
             out.write(len(value).to_bytes(4, "little") + value)
         start_ns += PERIOD_NS
 

@@ -82,7 +82,8 @@ class HistoryApi:
         return self._state.events.newest(limit)
 
     async def stream(self) -> EventStream:
-        """Server-sent events: `members`, then a `tick` every 100 ms (see services/metrics/ticks.py)."""
+        """Server-sent events: `members`, then a `tick` every 100 ms and wherever something changes between (see
+        services/metrics/ticks.py)."""
         self._hub.check_room()
         return EventStream(self._hub)
 

@@ -9,7 +9,7 @@ from typing import Final
 from libs.contracts.errors import QueueFull
 
 MAX_READERS: Final = 64
-KEPT_TICKS: Final = 16
+KEPT_TICKS: Final = 32
 """A reader that is further behind goes on with the newest."""
 RETRY_AFTER_S: Final = 10.0
 

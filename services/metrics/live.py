@@ -1,17 +1,21 @@
-"""The owned task that writes history, looks for alerts and tells readers, every 100 ms."""
+"""The owned task that writes history, looks for alerts and tells readers: of new windows every 100 ms, and of what has
+changed in those that were told more often."""
 
 import asyncio
 from typing import Final
 
 from libs.runtime.clock import Clock
+from services.metrics.alerts.book import Alert
 from services.metrics.alerts.desk import AlertDesk
 from services.metrics.hub import Hub
 from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter
 
 TICK_NS: Final = 100_000_000
-
-
+"""A window: what one tick tells for the first time, of everybody."""
+ROUND_NS: Final = 25_000_000
+"""How often is told what has changed meanwhile, of whom it has. A worker's telemetry comes at any moment between two
+ticks and mostly tells more of a window that has been told: it waits for a round, and no longer for the next tick."""
 REPLAY_NS: Final = 5_000_000_000
 """How long a service that goes on with kept history waits at most for what the broker held meanwhile."""
 YOUNG_NS: Final = 1_000_000_000
@@ -20,27 +24,50 @@ YOUNG_NS: Final = 1_000_000_000
 async def tick_forever(
     state: MetricsState, hub: Hub, writer: TickWriter, desk: AlertDesk, clock: Clock, *, lag_ns: int
 ) -> None:
-    """Write each window `lag_ns` after its end. A late round writes what it has missed.
+    """Write each window `lag_ns` after its end, and every `ROUND_NS` what has changed in those before. A late round
+    writes what it has missed.
 
     With kept history the first round waits until telemetry has come that is nearly as young as this call: windows
     written before it would all be written again.
     """
     started_ns = clock.now_ns()
     replayed = state.history.written_to_ns is None
+    alerts: list[Alert] = []
+    told_number = -1
     while True:
-        await asyncio.sleep((TICK_NS - (clock.now_ns() - lag_ns) % TICK_NS) / 1e9)
+        await asyncio.sleep((ROUND_NS - (clock.now_ns() - lag_ns) % ROUND_NS) / 1e9)
         now_ns = clock.now_ns()
         replayed = replayed or state.fleet.newest_cover_ns >= started_ns - YOUNG_NS or now_ns > started_ns + REPLAY_NS
         if replayed:
-            tick(state, hub, writer, desk, now_ns, lag_ns=lag_ns)
+            number = (now_ns - lag_ns) // TICK_NS
+            tick(state, hub, writer, alerts, now_ns, lag_ns=lag_ns, whole=number != told_number)
+            told_number = number
+            await asyncio.sleep(0)  # readers get it first: a look for alerts takes as long as a tick
+            alerts = desk.look(now_ns)
 
 
-def tick(state: MetricsState, hub: Hub, writer: TickWriter, desk: AlertDesk, now_ns: int, *, lag_ns: int) -> None:
-    """One round."""
+def tick(
+    state: MetricsState,
+    hub: Hub,
+    writer: TickWriter,
+    alerts: list[Alert],
+    now_ns: int,
+    *,
+    lag_ns: int,
+    whole: bool = True,
+) -> None:
+    """One round. `alerts` have changed since the last one. Where it need not be `whole` it tells what has changed, if
+    anything has, as long as readers know of whom."""
     written = state.history.advance(now_ns - lag_ns)
     if state.sharing is not None:
-        state.sharing.tell(written, state.fleet, state.rollups, now_ns)
+        state.sharing.keep(written)
+        if whole:
+            state.sharing.tell(state.fleet, state.rollups, now_ns)
         written = state.sharing.take_heard(state.fleet, state.rollups, now_ns) + written
+    if not whole and writer.knows(written):
+        if alerts or any(window.workers for window in written):
+            hub.publish(writer.changes(now_ns, written, alerts))
+        return
     listed = list(state.fleet.listed(now_ns))
     members = writer.members(listed)
-    hub.publish(writer.tick(now_ns, written, listed, state.untold_events(), desk.look(now_ns)), members)
+    hub.publish(writer.tick(now_ns, written, listed, state.untold_events(), alerts), members)

@@ -1,4 +1,5 @@
-"""Messages of the stream: who there is, and what each 100 ms brought. Encoded once for all readers. Pure."""
+"""Messages of the stream: who there is, what each 100 ms brought, and what changed between. Encoded once for all
+readers. Pure."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -59,13 +60,14 @@ class Depths(msgspec.Struct):
 
 
 class Tick(msgspec.Struct):
-    """What is new since the last tick: revised windows first."""
+    """What is new since the last one: revised windows first."""
 
     number: int
     version: int
     now_unix_ms: int
     windows: list[Window]
-    depths: Depths
+    depths: Depths | None
+    """None between two windows, where only what has changed is told."""
     events: list[Event]
     alerts: list[Alert]
     """Changes: alerts that fire now, and that are over."""
@@ -104,22 +106,34 @@ class TickWriter:
         alerts: list[Alert],
     ) -> bytes:
         """What has been written; `listed` are the workers of the last `members`."""
-        self.number += 1
         loads = [facts.load for facts in listed]
-        message = Tick(
-            self.number,
-            self.version,
-            now_ns // MS_NS,
-            [self._window(window) for window in written],
-            Depths(
-                [load.running for load in loads],
-                [load.waiting for load in loads],
-                [load.waiting_prefill_tokens for load in loads],
-                [load.awaiting_kv for load in loads],
-            ),
-            events,
-            alerts,
+        depths = Depths(
+            [load.running for load in loads],
+            [load.waiting for load in loads],
+            [load.waiting_prefill_tokens for load in loads],
+            [load.awaiting_kv for load in loads],
         )
+        return self._message(now_ns, written, depths, events, alerts)
+
+    def knows(self, written: Sequence[WrittenWindow]) -> bool:
+        """Whether all of whom something was written are in the last `members`."""
+        return all(worker_id in self._places for window in written for worker_id in window.workers.worker_ids)
+
+    def changes(self, now_ns: int, written: Sequence[WrittenWindow], alerts: list[Alert]) -> bytes:
+        """What has been written between two windows."""
+        return self._message(now_ns, written, None, [], alerts)
+
+    def _message(
+        self,
+        now_ns: int,
+        written: Sequence[WrittenWindow],
+        depths: Depths | None,
+        events: list[Event],
+        alerts: list[Alert],
+    ) -> bytes:
+        self.number += 1
+        windows = [self._window(window) for window in written]
+        message = Tick(self.number, self.version, now_ns // MS_NS, windows, depths, events, alerts)
         return b"id: %d\nevent: tick\ndata: %b\n\n" % (self.number, msgspec.json.encode(message))
 
     def _window(self, window: WrittenWindow) -> Window:

@@ -95,7 +95,7 @@ def test_metrics_takes_any_values(fuzz: Any) -> None:
         for record in records(found):
             state.take(record, clock.now_ns())
             clock.advance_ms(50)
-            tick(state, hub, writer, desk, clock.now_ns(), lag_ns=0)
+            tick(state, hub, writer, desk.look(clock.now_ns()), clock.now_ns(), lag_ns=0)
         fuzz.counts["bus values into metrics"] += len(found)
         answers(client, METRICS_PATHS)
         for worker in client.get("/v1/occupancy?window=10m").json()["workers"]:

@@ -52,7 +52,8 @@ class Instance:
     def tick(self, now_ns: int) -> None:
         written = self.state.history.advance(now_ns)
         if self.state.sharing:
-            self.state.sharing.tell(written, self.state.fleet, self.state.rollups, now_ns)
+            self.state.sharing.keep(written)
+            self.state.sharing.tell(self.state.fleet, self.state.rollups, now_ns)
             self.state.sharing.take_heard(self.state.fleet, self.state.rollups, now_ns)
 
     def figures(self, end_ns: int, rounds: int) -> Any:

@@ -46,8 +46,9 @@ class Live:
             topic = DECISIONS if isinstance(value, Decision) else STEPS
             self.state.take(Record(topic, "key", value, 0, 0), at(now_ms))
 
-    def tick(self, now_ms):
-        tick(self.state, self.hub, self.writer, self.desk, at(now_ms), lag_ns=0)
+    def tick(self, now_ms, *, whole=True):
+        alerts = self.desk.look(at(now_ms))
+        tick(self.state, self.hub, self.writer, alerts, at(now_ms), lag_ns=0, whole=whole)
 
     def history(self, scope="cluster", span_ms=(0, 400)):
         wanted = parse_scope(scope)
@@ -201,6 +202,30 @@ async def test_late_telemetry_sends_the_window_again_for_that_worker_alone(live)
         _, (_, last) = await next_messages(messages, 2)
     assert last["windows"][0] == [at(200) // MS, [1], [100 * MS], [30 * MS], [0], [0], [1]]
     assert [window[0] for window in last["windows"]] == [at(200) // MS, at(300) // MS]
+
+
+async def test_between_two_windows_only_what_has_changed_is_told(live):
+    two_workers(live, 200)
+    live.tick(300)
+    with live.hub.reader() as messages:
+        await next_messages(messages, 2)
+        live.tick(325, whole=False)
+        live.take(step_batch(2, (200, 260), [step(200, 230, prefill=8)], worker="prefill-0", role="prefill", gpus=4))
+        live.tick(350, whole=False)
+        ((name, told),) = await next_messages(messages, 1)
+    assert (name, told["depths"], told["number"]) == ("tick", None, live.writer.number)
+    assert told["windows"] == [[at(200) // MS, [1], [60 * MS], [30 * MS], [0], [0], [1]]]
+
+
+async def test_a_worker_that_is_new_is_told_of_at_once(live):
+    two_workers(live, 200)
+    live.take(step_batch(0, (150, 210), worker="decode-1"), now_ms=225)
+    live.tick(225, whole=False)
+    with live.hub.reader() as messages:
+        (_, members), (_, told) = await next_messages(messages, 2)
+    assert [each["id"] for each in members["workers"]] == ["decode-0", "decode-1", "prefill-0"]
+    assert told["windows"] == [[at(100) // MS, [1], [50 * MS], [0], [0], [0], [2]]]
+    assert len(told["depths"]["running"]) == 3
 
 
 async def test_a_slow_reader_goes_on_with_the_newest_and_what_it_missed_is_counted(live):

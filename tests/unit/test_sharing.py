@@ -64,7 +64,8 @@ class Instance:
         """What it tells at that moment."""
         self.told.clear()
         now_ns = at(now_ms) + self.ahead_ns
-        self.sharing.tell(self.state.history.advance(now_ns), self.fleet, self.rollups, now_ns)
+        self.sharing.keep(self.state.history.advance(now_ns))
+        self.sharing.tell(self.fleet, self.rollups, now_ns)
         self.heard = self.sharing.take_heard(self.fleet, self.rollups, now_ns)
         return list(self.told)
 

@@ -84,7 +84,7 @@ class Model:
         self.workers = {view.id: view for view in self._listed}
 
     def tick(self, message: dict[str, Any]) -> None:
-        """What 100 ms brought."""
+        """What 100 ms brought, or what has changed between two of those."""
         for start_ms, places, covered, prefill, decode, kv_wait, roles in message["windows"]:
             views = self._listed if places is None else [self._listed[place] for place in places]
             for view, role, *times in zip(views, roles, covered, prefill, decode, kv_wait, strict=False):
@@ -99,15 +99,18 @@ class Model:
         while len(self._sums) > KEPT:
             del self._sums[next(iter(self._sums))]
         self.last_ms = (message["now_unix_ms"] - self._settled_ms) // 100 * 100 - 100
-        depths = message["depths"]
-        for place, view in enumerate(self._listed[: len(depths["running"])]):
-            view.running, view.waiting = depths["running"][place], depths["waiting"][place]
-            view.tokens = depths["waiting_prefill_tokens"][place]
+        if message["depths"] is not None:
+            self._depths(message["depths"])
         for event in message["events"]:
             what = f"{event['worker']} → {event['role']}" if event["worker"] else event["action"]
             self.lines.append((event["unix_ms"], f"{what}  {event['reason']}".strip()))
         for alert in message["alerts"]:
             self.alert(alert)
+
+    def _depths(self, depths: dict[str, list[int]]) -> None:
+        for place, view in enumerate(self._listed[: len(depths["running"])]):
+            view.running, view.waiting = depths["running"][place], depths["waiting"][place]
+            view.tokens = depths["waiting_prefill_tokens"][place]
 
     def alert(self, alert: dict[str, Any]) -> None:
         """One fires or is over."""

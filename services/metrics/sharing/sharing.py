@@ -65,6 +65,8 @@ class Sharing:
         self._unsent = unsent
         self._newest: dict[str, tuple[StepBatch, int]] = {}
         """Of workers that something is to be told of, and when it came."""
+        self._kept: list[WrittenWindow] = []
+        """Written since something was told: of no more than a few rounds."""
         self._again = Again()
         self._overdue = Overdue()
         self._heard: list[WrittenWindow] = []
@@ -77,9 +79,14 @@ class Sharing:
         if known is None or batch.covered_to_unix_ns >= known[0].covered_to_unix_ns:
             self._newest[batch.worker_id] = batch, now_ns
 
-    def tell(self, windows: Sequence[WrittenWindow], fleet: Fleet, rollups: RollUps, now_ns: int) -> None:
+    def keep(self, windows: Sequence[WrittenWindow]) -> None:
+        """These were written of own workers, and are to be told."""
+        self._kept += windows
+
+    def tell(self, fleet: Fleet, rollups: RollUps, now_ns: int) -> None:
         """What has been written of own workers, but for those that have long been silent, and what could not be told of
         such as were own then; also that this one lives."""
+        windows, self._kept = self._kept, []
         away = self._unsent() > MAX_UNSENT
         if away:
             self._again.untold(windows)

@@ -133,7 +133,7 @@ export class Feed extends EventTarget {
       if (tick.events.length || tick.alerts.length) this.#changed(); // alerts fire and end all the same
       return;
     }
-    this.depths = tick.depths;
+    this.depths = tick.depths ?? this.depths; // between two windows nothing is said of queues
     if (gap < 0 || setBack) this.#startAnew();
     else this.#live.take(tick, gap > 0);
   }

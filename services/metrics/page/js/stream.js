@@ -4,7 +4,7 @@ import { ask } from "./ask.js";
 
 const RETRY_MS = 1000; // twice as much after each time in vain
 const MAX_RETRY_MS = 5000;
-const SILENT_MS = 3000; // a tick comes each 100 ms: what is silent for so long is dead, though nobody said so
+const SILENT_MS = 3000; // a tick comes at least each 100 ms: what is silent for so long is dead, though nobody said so
 const LOOK_MS = 500;
 const AWAY = "the metrics service does not answer";
 
