@@ -86,16 +86,17 @@ class Fleet:
     def add(self, batch: StepBatch, now_ns: int) -> Taken:
         """Enter a worker's batch that came at `now_ns`."""
         self.latest_arrival_ns, self._known = now_ns, None
-        taken = Taken.MALFORMED if batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS else self._add(batch, now_ns)
+        worker_id, covered_to_ns = batch.worker_id, batch.covered_to_unix_ns
+        taken = Taken.MALFORMED if covered_to_ns > now_ns + MAX_AHEAD_NS else self._add(batch, worker_id, now_ns)
         self.batches[taken] += 1
         if taken is Taken.COUNTED:
-            self.newest_cover_ns = max(batch.covered_to_unix_ns, self.newest_cover_ns)
+            self.newest_cover_ns = max(covered_to_ns, self.newest_cover_ns)
             self.hardware.add(batch)
-            self.clocks.note(batch.node, batch.covered_to_unix_ns, now_ns)
-            relayed = self._relayed.get(batch.worker_id)
-            if relayed is None or batch.covered_to_unix_ns > relayed.facts.covered_to_unix_ns:
+            self.clocks.note(batch.node, covered_to_ns, now_ns)
+            relayed = self._relayed.get(worker_id)
+            if relayed is None or covered_to_ns > relayed.facts.covered_to_unix_ns:
                 if relayed is not None:
-                    del self._relayed[batch.worker_id]
+                    del self._relayed[worker_id]
                 for transfer in batch.kv_transfers or ():
                     self.kv_bytes["shared_memory" if transfer.shared_memory else "grpc"] += transfer.bytes
         return taken
@@ -226,8 +227,9 @@ class Fleet:
         Silence is measured by what was last heard of anybody: when nobody is heard, nobody is given up. Queues and
         places of the silent are left out after `LOAD_NS`; what they have counted stays.
         """
+        heard_from_ns = now_ns - LOAD_NS
         for facts in self.known():
-            heard = is_heard(facts, now_ns)
+            heard = facts.covered_to_unix_ns > heard_from_ns
             if heard and not facts.left:  # nearly all, and they are listed
                 yield facts
             elif self._is_listed(facts, now_ns):
@@ -243,8 +245,7 @@ class Fleet:
         silent_since_ns = min(now_ns, self.newest_cover_ns) - LISTED_NS
         return facts.covered_to_unix_ns > (now_ns - LEFT_NS if facts.left else silent_since_ns)
 
-    def _add(self, batch: StepBatch, now_ns: int) -> Taken:
-        worker_id = batch.worker_id
+    def _add(self, batch: StepBatch, worker_id: str, now_ns: int) -> Taken:
         timeline = self._timelines.get(worker_id)
         if timeline is not None:
             timeline.max_steps = self._max_steps

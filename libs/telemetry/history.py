@@ -68,17 +68,18 @@ class History:
         """A batch has just been counted by the fleet: windows that were written before it are written again."""
         if self._written_to_ns is None:
             return
+        worker_id = batch.worker_id
         oldest_ns = max(self._written_to_ns - self._kept_ns, self._resumed_ns)
-        low_ns = max(self._fleet.changed_from_ns(batch.worker_id), oldest_ns)
+        low_ns = max(self._fleet.changed_from_ns(worker_id), oldest_ns)
         high_ns = min(batch.covered_to_unix_ns, self._written_to_ns)
         for start_ns in range(low_ns // self._window_ns * self._window_ns, high_ns, self._window_ns):
             waiting = self._revised[start_ns]
-            if batch.worker_id in waiting:
+            if worker_id in waiting:
                 continue
             if self._waiting >= MAX_REVISED:
                 self.unrevised_windows += 1
                 continue
-            waiting.add(batch.worker_id)
+            waiting.add(worker_id)
             self._waiting += 1
 
     def advance(self, end_ns: int) -> list[WrittenWindow]:

@@ -11,6 +11,7 @@ from libs.telemetry.steps import FULL_SHARE, MAX_COUNT
 LONGEST_NS: Final = 1_000_000_000
 """Of a plain batch."""
 # Attributes of protobuf's are read in C by these, several times faster than one by one.
+_COVER: Final = attrgetter("covered_from_unix_ns", "covered_to_unix_ns", "steps", "kv_waits")
 _TIMES: Final = attrgetter("start_unix_ns", "end_unix_ns")
 _COUNTS: Final = attrgetter("prefill_tokens", "prefill_sequences", "decode_sequences", "decode_kv_tokens")
 
@@ -32,14 +33,14 @@ class PlainBatch(NamedTuple):
 
 def plain_batch(batch: StepBatch, known_to_ns: int, share: Callable[[Step], int]) -> PlainBatch | None:
     """None for one that tells of anything before `known_to_ns`, and wherever time must be sorted out first."""
-    low_ns, high_ns = batch.covered_from_unix_ns, batch.covered_to_unix_ns
+    low_ns, high_ns, told, told_waits = _COVER(batch)
     if not known_to_ns <= low_ns <= high_ns <= low_ns + LONGEST_NS:
         return None
     starts: list[int] = []
     ends: list[int] = []
     shares: list[int] = []
     counts: list[int] = []
-    steps = batch.steps[:]
+    steps = told[:]
     if steps:
         starts, ends = map(list, zip(*map(_TIMES, steps), strict=True))
         if not _in_order(starts, ends, low_ns, high_ns):
@@ -50,7 +51,7 @@ def plain_batch(batch: StepBatch, known_to_ns: int, share: Callable[[Step], int]
             shares = [min(max(share, 0), FULL_SHARE) for share in shares]
         if max(counts) > MAX_COUNT:
             counts = [min(count, MAX_COUNT) for count in counts]
-    waits = _waits_beside(starts, ends, batch, low_ns, high_ns) if batch.kv_waits else []
+    waits = _waits_beside(starts, ends, batch, low_ns, high_ns) if told_waits else []
     return None if waits is None else PlainBatch(low_ns, high_ns, starts, ends, shares, counts, waits)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
@@ -26,6 +27,12 @@ MAX_INTERVALS: Final = 16_384
 """Covers, KV waits, and runs of batch numbers, each: 16 bytes an entry."""
 INT64_END: Final = 1 << 62
 """Times and numbers from the wire must lie below."""
+
+# Attributes of protobuf's are read in C by these, several times faster than one by one; in the order of `WorkerFacts`.
+_TOLD: Final = attrgetter(
+    "worker_id", "incarnation", "node", "gpus", "engine", "assignment", "load", "covered_to_unix_ns", "dropped_batches"
+)
+_MORE: Final = attrgetter("kv_blocks", "max_sequences", "last")
 
 PrefillShare = Callable[[StepBatch], Callable[[Step], int]]
 """For a batch, which part of each of its steps is prefill, 0..`FULL_SHARE`."""
@@ -349,21 +356,9 @@ def _well_formed(batch: StepBatch) -> bool:
 
 def facts_of(batch: StepBatch) -> WorkerFacts:
     """What a batch says of its worker."""
-    return WorkerFacts(
-        worker_id=batch.worker_id,
-        incarnation=batch.incarnation,
-        node=batch.node,
-        gpus=max(batch.gpus, 1),
-        engine=batch.engine,
-        assignment=batch.assignment,
-        load=batch.load,
-        covered_to_unix_ns=batch.covered_to_unix_ns,
-        dropped_batches=batch.dropped_batches,
-        compute=compute_of(batch.compute) if batch.HasField("compute") else None,
-        kv_blocks=batch.kv_blocks,
-        max_sequences=batch.max_sequences,
-        left=batch.last,
-    )
+    compute = compute_of(batch.compute) if batch.HasField("compute") else None
+    facts = WorkerFacts._make((*_TOLD(batch), compute, *_MORE(batch)))
+    return facts if facts.gpus else facts._replace(gpus=1)
 
 
 def _counts(step: Step) -> StepCounts:

@@ -24,13 +24,14 @@ import { View } from "./view.js";
 
 const FIGURE_MS = 2000; // what the figures at the top and in the tables are of
 const TABLES_MS = 500; // how often tables are filled
+const DRAW_MS = 50; // between two pictures at least: changes come more often than anybody sees
 
 const NOBODY = "No worker is heard of. Figures come as soon as one sends telemetry.";
 
 const $ = (id) => document.getElementById(id);
 const view = new View();
 const feed = new Feed();
-let wanted = false, tablesAt = 0, tablesTimer = 0, marks = [], stepsOf = null, span = [0, 1], bounds = [0, 1];
+let wanted = false, drawnAt = 0, tablesAt = 0, tablesTimer = 0, marks = [], stepsOf = null, span = [0, 1], bounds = [0, 1];
 
 const shared = { bounds: () => bounds, marks: () => marks, windowSeconds: () => feed.shown.windowMs / 1000, onCursor: showTime };
 const trend = makeTrend($("trend"), shared);
@@ -108,12 +109,13 @@ function open(id, unixMs) {
 }
 
 function redraw() {
-  if (!wanted) requestAnimationFrame(draw);
+  if (wanted) return;
   wanted = true;
+  setTimeout(() => requestAnimationFrame(draw), Math.max(drawnAt + DRAW_MS - performance.now(), 0));
 }
 
 function draw(now) {
-  wanted = false;
+  [wanted, drawnAt] = [false, now];
   drawStatus();
   const store = feed.shown, { live } = feed;
   const last = view.endMs ? Math.floor((view.endMs - 1) / store.windowMs) : store.newest < 0 ? Math.floor(feed.latestMs / store.windowMs) : store.newest;
