@@ -1,13 +1,17 @@
 """The life of a service process: settings, logging, signals, one main coroutine, one exit code."""
 
 import asyncio
+import contextlib
 import gc
+import logging
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, NoReturn
 
 import structlog
 import uvloop
@@ -42,10 +46,17 @@ class Service(Generic[SettingsT]):
     """Set by SIGTERM, SIGINT or the failure of an owned task; `main` then drains and returns."""
 
 
+Main = Callable[[Service[SettingsT]], Coroutine[Any, Any, None]]
+
+
 def run_service(
-    name: str, settings_class: type[SettingsT], main: Callable[[Service[SettingsT]], Coroutine[Any, Any, None]]
+    name: str, settings_class: type[SettingsT], main: Main[SettingsT], *, failed_s: float | None = None
 ) -> int:
-    """Run `main` until it returns; the exit code tells a failure to start (2) from one while running (1)."""
+    """Run `main` until it returns; the exit code tells a failure to start (2) from one while running (1).
+
+    failed_s: how long it may take to close what it has open once an owned task has failed. After that the process ends
+    as if it were killed, whatever hangs; None: STOP_GRACE_S.
+    """
     try:
         settings = load_settings(settings_class)
     except StartupError as error:
@@ -56,12 +67,33 @@ def run_service(
     gc.freeze()  # modules stay: no later collection need walk them
     gc.set_threshold(GC_YOUNG_OBJECTS)
     try:
-        return uvloop.run(_run(name, settings, main))
+        return uvloop.run(_run(name, settings, main, failed_s))
     except StartupError as error:
         return _refuse(name, error)
 
 
-async def _run(name: str, settings: SettingsT, main: Callable[[Service[SettingsT]], Coroutine[Any, Any, None]]) -> int:
+def end_process(exit_code: int) -> NoReturn:
+    """End at once, with everything given back that others need.
+
+    The interpreter would first take apart all that was loaded, which for torch and vLLM takes a second, while others
+    wait for the worker to end before they start it anew.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(exit_code)
+
+
+async def _run(name: str, settings: SettingsT, main: Main[SettingsT], failed_s: float | None) -> int:
+    def failed(_error: BaseException) -> None:
+        stopping.set()
+        if failed_s is not None:
+            # A thread: the loop itself may hang. It flushes nothing, which may hang too.
+            end = threading.Timer(failed_s, os._exit, (EXIT_FAILED,))
+            end.daemon = True
+            end.start()
+
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_default_executor(
@@ -69,7 +101,7 @@ async def _run(name: str, settings: SettingsT, main: Callable[[Service[SettingsT
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    tasks = TaskOwner(on_failure=lambda _error: stopping.set())
+    tasks = TaskOwner(on_failure=failed)
     service = Service(name, settings, SystemClock(), tasks, stopping)
     work = loop.create_task(main(service), name=f"{name} main")
     stop = loop.create_task(_interrupt_start(stopping, work), name="interrupt start")

@@ -18,6 +18,10 @@ from libs.stepstore.redis import RedisStepTimes
 from libs.worker.run import WorkerPorts, run_worker
 from libs.worker.settings import WorkerSettings
 
+FAILED_S = 0.8
+"""A worker that has failed, its engine's process having died for one, closes its streams and leaves the registry in
+this time; what it has not given back by then is found out as it is of one that was killed."""
+
 SettingsT = TypeVar("SettingsT", bound=WorkerSettings)
 
 

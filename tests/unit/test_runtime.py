@@ -208,13 +208,13 @@ SERVICE = """
 import asyncio, sys
 from libs.contracts.errors import StartupError
 from libs.runtime import status
-from libs.runtime.service import run_service
+from libs.runtime.service import end_process, run_service
 from libs.runtime.settings import CommonSettings
 
 async def main(service):
     {body}
 
-sys.exit(run_service("probe", CommonSettings, main))
+end_process(run_service("probe", CommonSettings, main, failed_s=0.2))
 """
 
 
@@ -247,3 +247,17 @@ def test_a_failed_task_stops_its_service_with_code_1() -> None:
     _out, err = process.communicate(timeout=20)
     assert process.returncode == 1
     assert "task failed" in err
+
+
+def test_a_failed_service_that_hangs_while_it_closes_ends_all_the_same() -> None:
+    body = "service.tasks.spawn('bad', asyncio.sleep('x')); await service.stopping.wait(); import time; time.sleep(60)"
+    process = _start(body)
+    _out, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "task failed" in err
+
+
+def test_a_service_that_ends_leaves_what_it_said_and_does_not_take_itself_apart() -> None:
+    body = "import atexit; atexit.register(print, 'taken apart'); sys.stdout.write('said')"
+    out, _err = _start(body).communicate(timeout=20)
+    assert out == "said"

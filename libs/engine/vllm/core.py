@@ -86,7 +86,8 @@ class VllmCore:
                 result[0].shutdown()
                 return
             self._over.wait()
-            result[0].shutdown(timeout=CLOSE_S)
+            client, _ = result
+            client.shutdown(timeout=0 if client.resources.engine_dead else CLOSE_S)  # nothing is left to wait for
 
         self._thread = threading.Thread(target=own, name="vllm core", daemon=True)
         self._thread.start()
