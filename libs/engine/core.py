@@ -432,6 +432,8 @@ class Core:
         self._pool.release(sequence.blocks)
         sequence.blocks = []
         self._sequences.remove(sequence)
+        if reason in {FinishReason.STOP, FinishReason.LENGTH}:
+            self._pace.note_end(sequence.output_tokens)
         self._outputs.append(
             SequenceOutput(
                 key=sequence.key,

@@ -1,6 +1,7 @@
 """How much one step takes on: which transferred sequences join the decodes, how many prompt tokens go beside them.
 
-Pure. The rules are in libs/perfmodel/slack.py; here they meet the sequences of an engine, our own core's or vLLM's.
+Pure. The rules are in libs/perfmodel/joining.py and slack.py; here they meet the sequences of an engine, ours or
+vLLM's.
 """
 
 from collections.abc import Iterable
@@ -8,8 +9,9 @@ from collections.abc import Sequence as Items
 from typing import Final, Protocol, TypeVar
 
 from libs.perfmodel import StepTimeModel, StepWork
+from libs.perfmodel.joining import AnswerLengths, Decoding, beside, joins
 from libs.perfmodel.saturation import trial_work
-from libs.perfmodel.slack import TokenLine, beside, joins, prefill_chunk, step_limit_ns
+from libs.perfmodel.slack import TokenLine, prefill_chunk, step_limit_ns
 
 YIELDING_PART: Final = 4
 """Prompts that yield get one part of so many of a chunk, as a step that has begun keeps a person waiting to its end."""
@@ -60,6 +62,21 @@ class Paced(Protocol):
         """When its tokens are due; None without a target, or before its first token."""
         ...
 
+    @property
+    def output_tokens(self) -> int:
+        """Tokens that were sampled so far."""
+        ...
+
+    @property
+    def most_left(self) -> int:
+        """Tokens that may be sampled yet."""
+        ...
+
+    @property
+    def first_token_due_ns(self) -> int:
+        """When its first token is wanted; 0: it is out, or nobody has said."""
+        ...
+
 
 SomePaced = TypeVar("SomePaced", bound=Paced)
 
@@ -74,6 +91,12 @@ class Pace:
         self.step_time: StepTimeModel | None = None
         self._prompts_stand_since_ns = 0
         self._people_until_ns = 0
+        self._lengths = AnswerLengths()
+
+    def note_end(self, output_tokens: int) -> None:
+        """An answer has come to its end; one of a single token is a prompt that was computed for others."""
+        if output_tokens > 1:
+            self._lengths.ended(output_tokens)
 
     def note_prompt(self, sequence: Paced, now_ns: int) -> None:
         """A sequence has come; one that does not yield and has its prompt computed here is a sign of more to come."""
@@ -94,18 +117,19 @@ class Pace:
     def _join(self, running: list[SomePaced], newcomers: list[SomePaced], now_ns: int) -> None:
         """Let newcomers decode beside those that run, first come, first served."""
         model, work = self.step_time, _work(running)
-        targets = [sequence.tpot_target_ns for sequence in running if sequence.tpot_target_ns]
+        decoding = [_decoding(sequence) for sequence in running]
         for sequence in newcomers:
             sequence.held_since_ns = sequence.held_since_ns or now_ns
         for sequence in newcomers:
-            held_ns = now_ns - sequence.held_since_ns
-            if model is not None and not joins(model, work, targets, sequence.length, held_ns=held_ns):
+            held_ns, due_ns = now_ns - sequence.held_since_ns, sequence.first_token_due_ns
+            if model is not None and not joins(
+                model, work, decoding, sequence.length, self._lengths, held_ns=held_ns, due_ns=due_ns, now_ns=now_ns
+            ):
                 break
             sequence.joined = True
             running.append(sequence)
             work = beside(work, sequence.length)
-            if sequence.tpot_target_ns:
-                targets.append(sequence.tpot_target_ns)
+            decoding.append(_decoding(sequence))
 
     def prompt_tokens(self, running: Items[Paced], prompts: Items[Paced], now_ns: int) -> int:
         """Prompt tokens of the next step, beside the decodes of `running`."""
@@ -136,6 +160,10 @@ class Pace:
         lines = [line for sequence in running if (line := sequence.line) is not None]
         limit_ns = step_limit_ns(decode_ns, lines, now_ns=now_ns)
         return self.step_time.prefill_ns(trial_work(tokens)) + decode_ns <= limit_ns
+
+
+def _decoding(sequence: Paced) -> Decoding:
+    return Decoding(sequence.output_tokens, sequence.most_left, sequence.tpot_target_ns, sequence.line)
 
 
 def _work(running: Items[Paced]) -> StepWork:

@@ -119,6 +119,8 @@ class EngineRequest:
     kv: KvHandle | None = None
     tpot_target_ns: int = 0
     """Time per output token that is wanted after the first; 0: none."""
+    first_token_due_ns: int = 0
+    """When its first token is wanted, Unix nanoseconds; 0: nobody has said."""
     yields: bool = False
     """Nobody waits for it in person: its prompt is computed while no other one waits."""
 

@@ -103,6 +103,21 @@ class Sequence:
         return TokenLine(self.line_from_ns, target_ns, self.length - self.line_from_length)
 
     @property
+    def output_tokens(self) -> int:
+        """Tokens sampled so far, elsewhere too."""
+        return self.length - self.request.prompt_tokens
+
+    @property
+    def most_left(self) -> int:
+        """Tokens that may be sampled yet."""
+        return self.max_length - self.length
+
+    @property
+    def first_token_due_ns(self) -> int:
+        """When its first token is wanted; 0: it is out, or nobody has said."""
+        return 0 if self.output_tokens else self.request.first_token_due_ns
+
+    @property
     def pending(self) -> int:
         """Tokens left to compute before the next one can be sampled."""
         return self.length - self.computed

@@ -1,7 +1,7 @@
 """What a step may take on beside running sequences without breaking their time per output token. Pure."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from libs.perfmodel.step_time import StepTimeModel, StepWork, chunks_work
@@ -74,28 +74,6 @@ def step_limit_ns(decode_ns: float, lines: Sequence[TokenLine], *, now_ns: int) 
         elif line.tpot_ns >= decode_ns:
             limit_ns = min(limit_ns, (line.tpot_ns + decode_ns) / 2)
     return limit_ns
-
-
-def joins(model: StepTimeModel, decodes: StepWork, tpot_ns: Sequence[int], kv_tokens: int, *, held_ns: int) -> bool:
-    """Whether a transferred sequence of `kv_tokens` may decode beside `decodes`, whose targets are `tpot_ns`.
-
-    Not where every step from then on would be too long for a sequence that is well served without it: one newcomer
-    that waits a little is better than many that stall. It joins anyway once it was held for `MAX_HOLD_NS`.
-    """
-    if held_ns >= MAX_HOLD_NS or not decodes.decode_sequences:
-        return True
-    before_ns = model.decode_ns(decodes)
-    after_ns = model.decode_ns(beside(decodes, kv_tokens))
-    return not any(before_ns <= target < after_ns for target in tpot_ns)
-
-
-def beside(decodes: StepWork, kv_tokens: int) -> StepWork:
-    """The decodes with one more."""
-    return replace(
-        decodes,
-        decode_sequences=decodes.decode_sequences + 1,
-        decode_kv_tokens=decodes.decode_kv_tokens + kv_tokens,
-    )
 
 
 def largest_batch(model: StepTimeModel, tpot_ns: float, kv_tokens_each: int, most: int) -> int:

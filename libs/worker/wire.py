@@ -113,6 +113,7 @@ def engine_request(submit: pb.Submit, phase: Phase, key: int, chain_root: bytes)
         chain_root=chain_root,
         kv=kv_handle(submit.kv) if phase is Phase.DECODE else None,
         tpot_target_ns=submit.context.tpot_target_us * 1000,
+        first_token_due_ns=submit.context.ttft_deadline_unix_ns,
         yields=submit.context.service_class == BATCH_CLASS,
     )
 

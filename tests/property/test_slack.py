@@ -1,4 +1,4 @@
-"""Prompt budgets from TPOT slack, and the decode admission guard."""
+"""Prompt budgets from TPOT slack."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,9 +8,7 @@ from libs.perfmodel.slack import (
     MAX_HOLD_NS,
     MAX_STEP_NS,
     TokenLine,
-    beside,
     first_chunks,
-    joins,
     largest_batch,
     prefill_chunk,
 )
@@ -118,16 +116,6 @@ def test_prompts_behind_hopeless_or_just_kept_sequences_do_not_starve() -> None:
     assert prefill_chunk(model, work, tight, [(0, 2048)], most_tokens=2048, waited_ns=MAX_HOLD_NS, now_ns=0) == 1000
     floor = StepTimeModel(0, 10_000, 0, 10 * MS, 0, 0, 1.0, prefill_floor_ns=15 * MS)
     assert prefill_chunk(floor, work, tight, [(0, 2048)], most_tokens=2048, waited_ns=MAX_HOLD_NS, now_ns=0) == 1500
-
-
-@given(models, decodes, st.lists(st.integers(MS, 500 * MS), max_size=8), st.integers(1, 8192), st.integers(0, 10**10))
-def test_a_newcomer_waits_only_where_it_would_break_a_target_that_holds_and_never_for_long(
-    model: StepTimeModel, work: StepWork, targets: list[int], kv_tokens: int, held_ns: int
-) -> None:
-    after = model.decode_ns(beside(work, kv_tokens))
-    broken = [target for target in targets if model.decode_ns(work) <= target < after]
-    assert joins(model, work, targets, kv_tokens, held_ns=held_ns) == (not broken or held_ns >= MAX_HOLD_NS)
-    assert joins(model, StepWork(), targets, kv_tokens, held_ns=0), "alone it is held by nobody"
 
 
 @given(models, st.floats(0, 5e8), st.integers(1, 8192), st.integers(0, 512))

@@ -71,7 +71,7 @@ def test_a_newcomer_waits_while_it_would_break_the_pace_and_then_stays() -> None
     made = pace()
     running, newcomer = sequence(1, 20, target_ms=12), sequence(2, 30, transferred=True)
     assert made.decodes([running, newcomer], MS) == [running]
-    assert made.decodes([running, newcomer], MAX_HOLD_NS) == [running]
+    assert made.decodes([running, newcomer], MAX_HOLD_NS - 10 * MS) == [running]
     assert made.decodes([running, newcomer], MS + MAX_HOLD_NS) == [running, newcomer]
     assert made.decodes([running, newcomer], MS + MAX_HOLD_NS + 1) == [running, newcomer]
 

@@ -34,6 +34,7 @@ class Request:
     num_output_placeholders: int = 0
     request_id: str = "r"
     drafts: int = 0
+    max_tokens: int = 1000
 
     @property
     def num_tokens_with_spec(self) -> int:

@@ -22,6 +22,7 @@ class PacedRequest:
         transferred: bool = False,
         yields: bool = False,
         tpot_target_ns: int = 0,
+        first_token_due_ns: int = 0,
         stored: bool = False,
         tokens_a_step: int = 1,
     ) -> None:
@@ -33,6 +34,7 @@ class PacedRequest:
         """Whether its KV is in a store: it computes what is missing there, like one that comes again."""
         self.yields = yields
         self.tpot_target_ns = tpot_target_ns
+        self._first_token_due_ns = first_token_due_ns
         self.joined = False
         self.held_since_ns = 0
         self.first_token_ns = 0
@@ -63,6 +65,21 @@ class PacedRequest:
         # Nobody knows which drafts will be taken: a step under way counts as one token.
         under_way = -(-self.request.num_output_placeholders // self._tokens_a_step)
         return TokenLine(self.first_token_ns, self.tpot_target_ns, int(self.request.num_output_tokens + under_way) - 1)
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens sampled here so far, those of steps under way included."""
+        return int(self.request.num_output_tokens + self.request.num_output_placeholders)
+
+    @property
+    def most_left(self) -> int:
+        """Tokens that may be sampled yet."""
+        return max(int(self.request.max_tokens) - self.output_tokens, 0)
+
+    @property
+    def first_token_due_ns(self) -> int:
+        """When its first token is wanted; 0: it is out, or nobody has said."""
+        return 0 if self.first_token_ns else self._first_token_due_ns
 
     def stepped(self, now_ns: int) -> None:
         """A step that computed it has ended now."""

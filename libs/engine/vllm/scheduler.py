@@ -46,6 +46,8 @@ QUIET_NS = 20_000_000
 CHUNK_SETTING, BOARD_SETTING = "fulcrum_prefill_chunk", "fulcrum_board"
 """Names in vLLM's additional configuration."""
 
+ANSWERED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+
 
 class _Reporting(Scheduler):  # type: ignore[misc]
     """What both schedulers below share."""
@@ -148,6 +150,8 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         result = super()._free_request(request, delay_free_blocks)
         if result[0] is not None and request.request_id in self.requests:
             self._held.add(request.request_id)
+        if request.status in ANSWERED:
+            self._pace.note_end(request.num_output_tokens)
         self._paced.pop(request.request_id, None)
         self._fetched(request.request_id)
         return result

@@ -90,6 +90,8 @@ def core_request(
     else:
         parameters = _sampling(request, max_tokens, eos_token_ids, kv)
     pace: dict[str, Any] = {"yields": request.yields, "tpot_target_ns": request.tpot_target_ns}
+    if len(request.token_ids) == request.prompt_tokens:
+        pace["first_token_due_ns"] = request.first_token_due_ns
     if kv is not None and kv.stored:
         pace["stored"] = True
     parameters.extra_args = (parameters.extra_args or {}) | {PACE_KEY: pace}
