@@ -25,6 +25,7 @@ MIXTRAL = {
 }  # fmt: skip
 NODES = {"tensor_parallel_size": 16, "nnodes": 2, "master_addr": "10.0.0.1"}
 RANK = {"data_parallel_size": 8, "data_parallel_rank": 3, "data_parallel_address": "10.0.0.1"}
+SHARED = {"shared_storage_path": "/nowhere"}
 NOT_ON_CPUS = ("kv_cache_dtype",)
 
 
@@ -55,6 +56,18 @@ def test_vllm_spreads_a_tensor_parallel_group_over_nodes_as_it_is_registered(nod
     asked = parallel_of(arguments)
     assert (parallel.world_size, parallel.nnodes_within_dp) == (asked.gpus, asked.nodes)
     assert (parallel.local_world_size, parallel.node_rank_within_dp) == (asked.gpus_here, node)
+
+
+def test_kv_of_other_blocks_or_connectors_is_of_another_layout(tmp_path: Path) -> None:
+    from libs.engine.vllm.launch import kv_layout
+
+    nixl = connector_of(EngineConfig(tmp_path, "m"))
+    store = connector_of(EngineConfig(tmp_path, "m", vllm_connector="ExampleConnector", vllm_connector_config=SHARED))
+    here, other = (built(tmp_path, LLAMA_70B, {}, block_size_tokens=size) for size in (32, 64))
+    layout = kv_layout(here, nixl)
+    assert "/80x8x128/tp1/block32" in layout
+    assert kv_layout(other, nixl) == layout.replace("block32", "block64")
+    assert kv_layout(here, store) == layout.replace(nixl.layout, store.layout) != layout
 
 
 def test_vllm_takes_one_rank_of_a_data_parallel_group_of_a_model_with_experts(tmp_path: Path) -> None:

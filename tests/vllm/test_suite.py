@@ -31,8 +31,8 @@ BLOCK_TOKENS = 32
 LONG_LENGTHS = (199, 231, 263, 295)
 """Of prompts that are asked twice; no other test's prompts are so long."""
 GONE_S = 1.0
-ENDS_S = 10.0
-"""A worker without its engine gives back what it holds, on cores that other engines compute on."""
+ENDS_S = 1.0
+"""A worker without its engine has given back what it can by then, on cores that other engines compute on."""
 ENGINE_PROCESSES = 6
 """EngineCore and the one that computes, of three workers."""
 AFTER_S, MAX_AFTER_SHARE = 0.8, 0.5
@@ -137,15 +137,15 @@ async def test_workers_that_fail_or_have_other_kv_say_so_and_the_others_serve_on
         traffic = Traffic(http, request_bodies(MODEL, 4, prompt_tokens=60, output_tokens=24))
         await traffic.learn()
         model = {"FULCRUM_WORKER_MODEL": MODEL, "FULCRUM_WORKER_MODEL_PATH": str(real_model_folder())}
-        own = model | {"FULCRUM_WORKER_ENGINE": "vllm", "FULCRUM_WORKER_THREADS": "1"}
+        vllm, sim = (model | {"FULCRUM_WORKER_ENGINE": engine} for engine in ("vllm", "sim"))
         with (
-            joining(suite, tmp_path, "pigeon", **own, FULCRUM_WORKER_VLLM_CONNECTOR="Pigeon") as pigeon,
-            joining(suite, tmp_path, "other", **own, FULCRUM_WORKER_BLOCK_SIZE_TOKENS="64") as other,
+            joining(suite, tmp_path, "pigeon", **vllm, FULCRUM_WORKER_VLLM_CONNECTOR="Pigeon") as pigeon,
+            joining(suite, tmp_path, "other", **sim) as other,
         ):
             async with traffic.flowing(2):
                 left = pigeon.process
-                await until(lambda: left.poll() is not None, timeout_s=400, what="a worker that cannot start")
-                await until(lambda: other.ready, timeout_s=400, what="a worker")
+                await until(lambda: left.poll() is not None, timeout_s=120, what="a worker that cannot start")
+                await until(lambda: other.ready, timeout_s=120, what="a worker")
                 answered = traffic.answered
                 await until(lambda: traffic.answered >= answered + 4, timeout_s=120, what="answers")
             assert other.process.poll() is None and left.returncode == EXIT_CANNOT_START
@@ -153,7 +153,7 @@ async def test_workers_that_fail_or_have_other_kv_say_so_and_the_others_serve_on
             logged = other.err.read_text()
     assert "there is no KV connector 'Pigeon' here" in pigeon.err.read_text().splitlines()[-1]
     told = {worker["id"]: worker["unpaired"] for worker in workers if worker["unpaired"]}
-    assert told.keys() == {"other"} and "block64 here, block32 there" in told["other"] and told["other"] in logged
+    assert told.keys() == {"other"} and "sim here, vllm there" in told["other"] and told["other"] in logged
     assert (traffic.failed, traffic.wrong) == ([], [])
 
 

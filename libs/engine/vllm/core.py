@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity, Progress
+from libs.engine.vllm.connectors import connector_of
 from libs.engine.vllm.ready import Ready
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ def _hand(loop: asyncio.AbstractEventLoop, give: Callable[[Any], None], to: "asy
 def _launch(
     config: EngineConfig, identity: EngineIdentity, tell: Callable[[str, float], None]
 ) -> "tuple[AsyncMPClient, Ready]":
+    connector_of(config)  # a name that is not known is told before vLLM is imported, which takes long
     tell("importing vllm", 0.0)
     launch = import_launch()
     tell("importing vllm", 1.0)

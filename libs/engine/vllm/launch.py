@@ -209,19 +209,15 @@ def _capabilities(
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     assert config.model_path is not None
     info = load_model_info(config.model_path, config.model_name)
-    layers, heads, head = model.get_num_layers(parallel), model.get_num_kv_heads(parallel), model.get_head_size()
-    dtype = str(model.dtype).removeprefix("torch.")
-    tensor_parallel = parallel.tensor_parallel_size
-    if cache.cache_dtype.startswith("fp8"):
-        dtype = f"{dtype}+{cache.cache_dtype}"
-    parts = (vllm.__version__, connector.layout, dtype, f"{layers}x{heads}x{head}", f"tp{tensor_parallel}")
+    layers, heads, head = _kv_shape(vllm_config)
+    token_items = 2 * layers * heads * head * parallel.tensor_parallel_size
     return Capabilities(
         block_size_tokens=cache.block_size,
         kv_blocks=cache.num_gpu_blocks - 1,  # one is vLLM's own, for padding
-        kv_block_bytes=2 * layers * heads * head * cache.block_size * kv_item_bytes(vllm_config) * tensor_parallel,
+        kv_block_bytes=cache.block_size * token_items * kv_item_bytes(vllm_config),
         max_context_tokens=model.max_model_len,
         max_sequences=config.max_sequences,
-        kv_layout="/".join(("vllm", *parts, f"block{cache.block_size}")),
+        kv_layout=kv_layout(vllm_config, connector),
         vocab_size=info.vocab_size,
         moves_running_kv=False,
         streams_kv=False,
@@ -230,14 +226,35 @@ def _capabilities(
         first_token_from="decode",
         chunk_tokens=config.prefill_chunk_tokens,
         compute=compute,
-        variant=_variant(config, vllm_config, dtype),
+        variant=_variant(config, vllm_config),
     )
 
 
-def _variant(config: EngineConfig, vllm_config: VllmConfig, dtype: str) -> str:
+def kv_layout(vllm_config: VllmConfig, connector: Connector) -> str:
+    """Equal for engines that can read each other's blocks."""
+    shape, width = "x".join(map(str, _kv_shape(vllm_config))), vllm_config.parallel_config.tensor_parallel_size
+    parts = (vllm.__version__, connector.layout, _kv_dtype(vllm_config), shape, f"tp{width}")
+    return "/".join(("vllm", *parts, f"block{vllm_config.cache_config.block_size}"))
+
+
+def _kv_shape(vllm_config: VllmConfig) -> tuple[int, int, int]:
+    """Layers, heads and head size, of one rank."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    return model.get_num_layers(parallel), model.get_num_kv_heads(parallel), model.get_head_size()
+
+
+def _kv_dtype(vllm_config: VllmConfig) -> str:
+    dtype, kv_dtype = str(vllm_config.model_config.dtype).removeprefix("torch."), vllm_config.cache_config.cache_dtype
+    return f"{dtype}+{kv_dtype}" if kv_dtype.startswith("fp8") else dtype
+
+
+def _variant(config: EngineConfig, vllm_config: VllmConfig) -> str:
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     widths = (("tp", parallel.tensor_parallel_size), ("pp", parallel.pipeline_parallel_size))
-    parts = [dtype, *(f"{name}{width}" for name, width in (*widths, ("dp", parallel.data_parallel_size)) if width > 1)]
+    parts = [
+        _kv_dtype(vllm_config),
+        *(f"{name}{width}" for name, width in (*widths, ("dp", parallel.data_parallel_size)) if width > 1),
+    ]
     parts += [str(model.quantization)] * (model.quantization is not None) + ["eager"] * bool(model.enforce_eager)
     parts.append(f"vllm {vllm.__version__}")
     if current_platform.is_cpu():
