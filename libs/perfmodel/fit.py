@@ -5,6 +5,7 @@ a decode step. So the fit takes turns: regimes from the last coefficients, coeff
 least-squares fit of relative errors, then the interference. Mixed steps teach both parts, pure ones are not needed.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -16,7 +17,9 @@ from libs.perfmodel.samples import Rows
 from libs.perfmodel.step_time import MATRIX_ROWS, StepTimeModel
 
 MIN_STEPS: Final = 16
-"""A phase with fewer steps keeps its prior."""
+"""A phase with fewer steps keeps its prior's shape."""
+MIN_SCALED: Final = 4
+"""With so many that do nothing else it is as fast as they say; with fewer, as the prior says."""
 PRIOR_ROWS: Final = 0.05
 """How many rows the prior weighs: little, so that it decides only what the data leave open."""
 MAX_TURNS: Final = 12
@@ -62,14 +65,23 @@ def loss(model: StepTimeModel, rows: Rows) -> float:
 
 def fit_steps(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
     """The model of these steps; the prior where they are too few or where it foretells unseen ones better."""
-    rows = _enough(rows)
+    for own, other in ((rows.has_prefill, rows.has_decode), (rows.has_decode, rows.has_prefill)):
+        pure = own & ~other
+        if own.sum() < MIN_STEPS and pure.sum() >= MIN_SCALED:
+            scaled = _if_better(_scaled, prior, rows.pick(pure))
+            prior = scaled if loss(scaled, rows) <= loss(prior, rows) else prior
+    return _if_better(_fit, prior, _enough(rows))
+
+
+def _if_better(fit: Callable[[StepTimeModel, Rows], StepTimeModel], prior: StepTimeModel, rows: Rows) -> StepTimeModel:
+    """What `fit` makes of the rows, where that foretells half of them from the other half no worse than the prior."""
     if not len(rows):
         return prior
     odd = np.arange(len(rows)) % 2 == 1
-    trial, unseen = _fit(prior, rows.pick(~odd)), rows.pick(odd)
+    trial, unseen = fit(prior, rows.pick(~odd)), rows.pick(odd)
     if loss(trial, unseen) > loss(prior, unseen):
         return prior
-    fitted = _fit(prior, rows)
+    fitted = fit(prior, rows)
     return fitted if loss(fitted, rows) <= loss(prior, rows) else prior
 
 
@@ -84,7 +96,7 @@ def _enough(rows: Rows) -> Rows:
 
 def _fit(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
     """The best of the local optima that a few starts lead to: where regimes change, least squares has several."""
-    scaled = _with(prior, _scaled_prior(prior, rows), prior.interference)
+    scaled = _scaled(prior, rows)
     starts = [scaled]
     if (pure := rows.has_prefill & ~rows.has_decode).sum() >= MIN_STEPS:
         starts += [_from_below(prior, scaled, rows.pick(pure), quantile) for quantile in LINE_QUANTILES]
@@ -159,7 +171,7 @@ def _design(vector: Floats, interference: float, rows: Rows) -> Floats:
     return np.asarray(np.hstack([prefill, decode]) / rows.duration_ns[:, None])
 
 
-def _scaled_prior(prior: StepTimeModel, rows: Rows) -> Floats:
+def _scaled(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
     """The prior with each phase as much faster or slower as its pure steps say (mixed ones where there are none)."""
     vector = _vector(prior)
     for part, own, other in (
@@ -170,7 +182,7 @@ def _scaled_prior(prior: StepTimeModel, rows: Rows) -> Floats:
         expected = predict(prior, chosen)
         if (expected > 0).any():
             vector[part] *= np.median((chosen.duration_ns / np.maximum(expected, 1.0))[expected > 0])
-    return vector
+    return _with(prior, vector, prior.interference)
 
 
 def _bounds(rows: Rows) -> Floats:

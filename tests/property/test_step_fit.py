@@ -20,7 +20,7 @@ from libs.perfmodel import (
     chunks_work,
     combine,
 )
-from libs.perfmodel.fit import fit_steps, loss
+from libs.perfmodel.fit import MIN_SCALED, MIN_STEPS, fit_steps, loss
 from libs.perfmodel.least_squares import MIN_KIND_ROWS, nonnegative, robust_weights
 from libs.perfmodel.samples import MAX_CELLS, STEPS_PER_CELL, StepSamples
 from libs.perfmodel.step_time import MATRIX_ROWS
@@ -157,10 +157,23 @@ def test_a_fit_is_finite_never_negative_grows_with_work_and_suits_the_steps_no_w
         assert found.step_ns(more) >= found.step_ns(base) * (1 - 1e-9)
 
 
-@given(models, st.integers(0, 15))
-def test_too_few_steps_leave_the_prior(truth: StepTimeModel, steps: int) -> None:
-    for kinds in (PREFILL, DECODE, MIXED):
+@given(models, st.integers(0, MIN_SCALED - 1), st.integers(0, MIN_STEPS - 1))
+def test_too_few_steps_leave_the_prior(truth: StepTimeModel, pure: int, mixed: int) -> None:
+    for kinds, steps in ((PREFILL, pure), (DECODE, pure), (MIXED, mixed)):
         assert fit_steps(PRIORS[0], measured(truth, kinds, steps).rows()) == PRIORS[0]
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([GPU, CPU]), st.floats(0.2, 5), st.sampled_from([PREFILL, DECODE]),
+    st.integers(MIN_SCALED, MIN_STEPS - 1), st.integers(0, 99),
+)  # fmt: skip
+def test_a_few_steps_say_how_fast_a_device_is_at_what_they_do(
+    prior: StepTimeModel, factor: float, kind: str, steps: int, seed: int
+) -> None:
+    found = fit_steps(prior, measured(prior.scaled(factor), kind, steps, seed=seed).rows())
+    assert max(errors(found, prior.scaled(factor), kind)) <= 0.1
+    assert max(errors(found, prior, DECODE if kind == PREFILL else PREFILL)) == 0, "of the other they say nothing"
 
 
 @settings(max_examples=20, deadline=None)
