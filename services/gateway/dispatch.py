@@ -12,6 +12,7 @@ from itertools import count
 import structlog
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, SequenceFailed
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import ModelQueue
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Logprob
 from libs.runtime.clock import Clock
@@ -21,6 +22,7 @@ from services.gateway.generation import Ending, FinishReason, Generation, Leg
 from services.gateway.link import WorkerLink
 from services.gateway.moves import Moves, handed_over
 from services.gateway.outlook import lend_speeds
+from services.gateway.queues import model_queues
 from services.gateway.readiness import serves_decode
 from services.gateway.router import Router
 from services.gateway.view import Binding
@@ -77,6 +79,10 @@ class Dispatcher:
     def people_waiting(self) -> int:
         """Choices in the queue that are no lines of batch jobs."""
         return len(self._queue) - self._queue.batch
+
+    def queues(self) -> list[ModelQueue]:
+        """What waits, by model and phase."""
+        return model_queues(self._queue, self._fleet.views()) if len(self._queue) else []
 
     @property
     def live(self) -> int:

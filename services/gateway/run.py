@@ -29,6 +29,7 @@ from services.gateway.intake import Intake, Limits
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.parse import parse_chat, parse_completion
 from services.gateway.policies import POLICIES
+from services.gateway.queues import QueueTeller
 from services.gateway.recorder import Recorder
 from services.gateway.router import Router
 from services.gateway.routes import make_routes
@@ -126,6 +127,8 @@ async def open_gateway(
         tasks.spawn("fleet", fleet.follow(ports.registry, dispatcher))
         tasks.spawn("expiry", dispatcher.expire())
         tasks.spawn("stalls", stalls.sweep())
+        teller = QueueTeller(ports.bus, dispatcher.queues, settings.id, clock)
+        tasks.spawn("queues", teller.run())
         tasks.spawn("silence", SilenceWatch(fleet, metrics, settings.silent_after_ms, settings.max_silent_ms).run())
         async with transport.http(app, sock, tasks=tasks, drain_s=CLOSE_S) as url, AsyncExitStack() as jobs:
             if batch:
@@ -133,6 +136,7 @@ async def open_gateway(
             yield RunningGateway(url, dispatcher, fleet, metrics, stalls)
             # At once: leaving the broker takes its time, of which people's requests must not lose any.
             await asyncio.gather(dispatcher.drain(settings.drain_s), jobs.aclose())
+            teller.tell(last=True)
 
 
 def _dispatcher(settings: GatewaySettings, fleet: Fleet, clock: Clock, recorder: Recorder) -> Dispatcher:

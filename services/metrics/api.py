@@ -15,6 +15,7 @@ from services.metrics.history_api import End, HistoryApi, ScopeText, asked_end_n
 from services.metrics.hub import Hub
 from services.metrics.occupancy import ClusterOccupancy, cluster_occupancy_in_turns
 from services.metrics.page import Page
+from services.metrics.queues import phase_queues
 from services.metrics.requests_wire import Finished, RequestsReport
 from services.metrics.runbook import runbook_router
 from services.metrics.scope import parse_scope
@@ -59,7 +60,12 @@ def make_api(
     async def occupancy(window: Window = "2s", end_unix_ms: End = None) -> Response:
         """GPU time by phase: of each worker, each model and the cluster, as fractions of covered time."""
         end_ns, window_ns = asked_end_ns(end_unix_ms, clock.now_ns() - lag_ns), parse_window_ns(window)
-        told = await cluster_occupancy_in_turns(state.fleet, state.rollups, state.members, end_ns, window_ns)
+        now_ns = clock.now_ns()
+        live = end_unix_ms is None  # queues are not kept
+        queues = phase_queues(state.fleet, state.fleet.listed(now_ns), state.gateways, now_ns) if live else []
+        told = await cluster_occupancy_in_turns(
+            state.fleet, state.rollups, state.members, end_ns, window_ns, queues=queues
+        )
         # FastAPI would check each of a thousand workers again: 0.2 s.
         return Response(msgspec.json.encode(told), media_type="application/json")
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from libs.bus.port import Bus, Record
 from libs.bus.subscription import TAKEN_OVER_NS
-from libs.contracts.topics import DECISIONS, REQUESTS, STEPS, WINDOWS, Topic
+from libs.contracts.topics import DECISIONS, QUEUES, REQUESTS, STEPS, WINDOWS, Topic
 from libs.runtime.clock import Clock
 from services.metrics.sharing.shares import Shares
 
@@ -38,7 +38,7 @@ async def ingest(
     def wanted(topic: Topic, partition: int) -> bool:
         return shares is None or topic is not STEPS or shares.mine(partition, clock.now_ns())
 
-    topics = (STEPS, REQUESTS, DECISIONS) if shares is None else (STEPS, REQUESTS, DECISIONS, WINDOWS)
+    topics = (STEPS, QUEUES, REQUESTS, DECISIONS, *(() if shares is None else (WINDOWS,)))
     taken = 0
     async for record in bus.subscribe(topics, since_unix_ns=since_unix_ns, wanted=wanted):
         taken += 1

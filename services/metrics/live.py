@@ -8,6 +8,7 @@ from libs.runtime.clock import Clock
 from services.metrics.alerts.book import Alert
 from services.metrics.alerts.desk import AlertDesk
 from services.metrics.hub import Hub
+from services.metrics.queues import phase_queues
 from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter
 
@@ -70,4 +71,5 @@ def tick(
         return
     listed = list(state.fleet.listed(now_ns))
     members = writer.members(listed)
-    hub.publish(writer.tick(now_ns, written, listed, state.untold_events(), alerts), members)
+    queues = phase_queues(state.fleet, listed, state.gateways, now_ns)
+    hub.publish(writer.tick(now_ns, written, listed, state.untold_events(), alerts, queues=queues), members)

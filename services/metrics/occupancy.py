@@ -11,6 +11,7 @@ from libs.telemetry.fleet import Fleet
 from libs.telemetry.members import Members
 from libs.telemetry.rollups import RollUps
 from libs.telemetry.timeline import WorkerFacts
+from services.metrics.queues import PhaseQueue
 from services.metrics.spent import Span, Spent, Total, spent_in, total
 
 WORKERS_A_TURN: Final = 100
@@ -173,6 +174,8 @@ class ClusterOccupancy(Occupancy):
     models: list[ModelOccupancy]
     pools: list[PoolOccupancy]
     nodes: list[NodeOccupancy]
+    queues: list[PhaseQueue]
+    """What waits now, by model and phase, at workers and at gateways; empty of a time in the past."""
     hardware: list[HardwareGpu]
     """GPUs whose counters were read within seconds of the end; empty where none can be, and of a time long past."""
 
@@ -187,17 +190,25 @@ def cluster_occupancy(
 
 
 async def cluster_occupancy_in_turns(
-    fleet: Fleet, rollups: RollUps, members: Members, end_ns: int, window_ns: int
+    fleet: Fleet,
+    rollups: RollUps,
+    members: Members,
+    end_ns: int,
+    window_ns: int,
+    *,
+    queues: Sequence[PhaseQueue] = (),
 ) -> ClusterOccupancy:
     """The same, with a turn for others every `WORKERS_A_TURN`."""
     span, workers = spent_in(fleet, rollups, members, end_ns, window_ns), []
     for first in range(0, len(span.workers), WORKERS_A_TURN):
         workers += [_worker(fleet, each, span) for each in span.workers[first : first + WORKERS_A_TURN]]
         await asyncio.sleep(0)
-    return _cluster(fleet, span, workers, end_ns)
+    return _cluster(fleet, span, workers, end_ns, queues)
 
 
-def _cluster(fleet: Fleet, span: Span, workers: list[WorkerOccupancy], end_ns: int) -> ClusterOccupancy:
+def _cluster(
+    fleet: Fleet, span: Span, workers: list[WorkerOccupancy], end_ns: int, queues: Sequence[PhaseQueue] = ()
+) -> ClusterOccupancy:
     offsets_ns = fleet.clocks.offsets_ns(span.high_ns)
     return ClusterOccupancy.of(
         total(span.workers),
@@ -216,6 +227,7 @@ def _cluster(fleet: Fleet, span: Span, workers: list[WorkerOccupancy], end_ns: i
             NodeOccupancy.of(part, node=node, clock_offset_ms=offsets_ns.get(node, 0) / 1e6)
             for node, part in _parts(span.workers, lambda facts: facts.node)
         ],
+        queues=list(queues),
         # By what was asked for: whole windows of a long span may end up to a minute before.
         hardware=[HardwareGpu(node=seen.node, **asdict(seen.reading)) for seen in fleet.hardware.fresh(end_ns)],
     )

@@ -5,8 +5,9 @@ from typing import Final
 
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Action, Decision
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, SharedWindows, StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, RequestEvent, SharedWindows, StepBatch
 from libs.telemetry.fleet import Fleet
+from libs.telemetry.gateways import Gateways
 from libs.telemetry.history import History
 from libs.telemetry.members import Members
 from libs.telemetry.rollups import RollUps
@@ -35,6 +36,7 @@ class MetricsState:
         self.members = Members()
         self.history = History(self.fleet, self.rollups, self.members, shared=sharing is not None)
         self.requests = RequestLog()
+        self.gateways = Gateways()
         self.burns = BurnLog()
         self.events = EventLog()
         self.decisions: Counter[str] = Counter()
@@ -48,6 +50,9 @@ class MetricsState:
         if isinstance(value, SharedWindows):
             if self.sharing is not None:
                 self.sharing.hear(value, now_ns, self.fleet, self.rollups, self.history.resumed_ns)
+            return
+        if isinstance(value, GatewayQueues):  # of an idle cluster too: it does not make figures live
+            self.gateways.take(value, now_ns)
             return
         self._latest_ns = now_ns
         if isinstance(value, StepBatch):

@@ -11,6 +11,7 @@ from libs.telemetry.history import WrittenWindow
 from libs.telemetry.timeline import WorkerFacts
 from services.metrics.alerts.book import Alert
 from services.metrics.events import Event
+from services.metrics.queues import PhaseQueue
 
 MS_NS: Final = 1_000_000
 
@@ -68,6 +69,8 @@ class Tick(msgspec.Struct):
     windows: list[Window]
     depths: Depths | None
     """None between two windows, where only what has changed is told."""
+    queues: list[PhaseQueue] | None
+    """What waits at workers and gateways; None where depths are."""
     events: list[Event]
     alerts: list[Alert]
     """Changes: alerts that fire now, and that are over."""
@@ -104,6 +107,8 @@ class TickWriter:
         listed: Sequence[WorkerFacts],
         events: list[Event],
         alerts: list[Alert],
+        *,
+        queues: list[PhaseQueue],
     ) -> bytes:
         """What has been written; `listed` are the workers of the last `members`."""
         loads = [facts.load for facts in listed]
@@ -113,7 +118,7 @@ class TickWriter:
             [load.waiting_prefill_tokens for load in loads],
             [load.awaiting_kv for load in loads],
         )
-        return self._message(now_ns, written, depths, events, alerts)
+        return self._message(now_ns, written, events, alerts, depths=depths, queues=queues)
 
     def knows(self, written: Sequence[WrittenWindow]) -> bool:
         """Whether all of whom something was written are in the last `members`."""
@@ -121,19 +126,21 @@ class TickWriter:
 
     def changes(self, now_ns: int, written: Sequence[WrittenWindow], alerts: list[Alert]) -> bytes:
         """What has been written between two windows."""
-        return self._message(now_ns, written, None, [], alerts)
+        return self._message(now_ns, written, [], alerts)
 
     def _message(
         self,
         now_ns: int,
         written: Sequence[WrittenWindow],
-        depths: Depths | None,
         events: list[Event],
         alerts: list[Alert],
+        *,
+        depths: Depths | None = None,
+        queues: list[PhaseQueue] | None = None,
     ) -> bytes:
         self.number += 1
         windows = [self._window(window) for window in written]
-        message = Tick(self.number, self.version, now_ns // MS_NS, windows, depths, events, alerts)
+        message = Tick(self.number, self.version, now_ns // MS_NS, windows, depths, queues, events, alerts)
         return b"id: %d\nevent: tick\ndata: %b\n\n" % (self.number, msgspec.json.encode(message))
 
     def _window(self, window: WrittenWindow) -> Window:

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -216,6 +216,35 @@ async def test_a_frozen_worker_lowers_coverage_and_is_told_of_and_nothing_turns_
                 await asyncio.sleep(0.05)
 
 
+async def test_a_queue_that_grows_at_the_gateway_is_seen_and_told(suite: Suite) -> None:
+    """Credits bound what workers hold: nearly all that waits under overload waits at the gateway."""
+
+    async def queue(http: httpx.AsyncClient) -> tuple[int, int]:
+        """Requests that wait for decode: all, and those at gateways."""
+        queues = (await http.get("/v1/occupancy")).json()["queues"]
+        found = [(each["requests"] or 0, each["gateway_requests"] or 0) for each in queues if each["phase"] == "decode"]
+        return found[0] if found else (0, 0)
+
+    async with httpx.AsyncClient(base_url=suite.ready["metrics"]) as http, AsyncExitStack() as more:
+        deepest = (0, 0)
+        async with asyncio.timeout(60):
+            while not await _fires(http, "FulcrumQueueGrowing", "phase", "decode"):
+                if deepest[1] < 100:  # arrivals outrun two workers of eight places each
+                    await more.enter_async_context(load(suite, words=5, tokens=400, clients=20))
+                deepest = max(deepest, await queue(http))
+                await asyncio.sleep(0.5)
+        assert deepest[1] >= 32 and deepest[0] >= deepest[1]
+        metrics = (await http.get("/metrics")).text
+        (depth,) = [
+            line for line in metrics.splitlines() if line.startswith("fulcrum_queue_requests") and "decode" in line
+        ]
+        assert float(depth.split()[-1]) >= 32
+
+
 async def _firing(http: httpx.AsyncClient, worker: str) -> bool:
+    return await _fires(http, "FulcrumTelemetryStale", "worker", worker)
+
+
+async def _fires(http: httpx.AsyncClient, name: str, label: str, value: str) -> bool:
     told = (await http.get("/v1/alerts")).json()["firing"]
-    return any(each["name"] == "FulcrumTelemetryStale" and each["labels"].get("worker") == worker for each in told)
+    return any(each["name"] == name and each["labels"].get(label) == value for each in told)

@@ -19,9 +19,11 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     OUTCOME_FAILED,
     OUTCOME_OK,
     OUTCOME_REJECTED,
+    GatewayQueues,
+    ModelQueue,
     RequestEvent,
 )
-from libs.contracts.topics import REQUESTS, STEPS
+from libs.contracts.topics import QUEUES, REQUESTS, STEPS
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
 from libs.telemetry.split import prefill_share
@@ -30,12 +32,15 @@ from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from libs.testing.wait import until
 from services.metrics.alerts import webhook as webhook_module
 from services.metrics.alerts.book import AlertBook
+from services.metrics.alerts.burn import WINDOWS_S, burn_signs, duration
 from services.metrics.alerts.collect import take_snapshot
 from services.metrics.alerts.desk import AlertDesk
-from services.metrics.alerts.machine import Transition
+from services.metrics.alerts.grade import Grade
+from services.metrics.alerts.hearing import Hearing
+from services.metrics.alerts.machine import Machine, Transition
 from services.metrics.alerts.pools import advice, amount
-from services.metrics.alerts.rules import Name
-from services.metrics.alerts.snapshot import Pool
+from services.metrics.alerts.rules import Name, make_rules
+from services.metrics.alerts.snapshot import Burn, Count, Pool, Snapshot, Worker
 from services.metrics.alerts.verdict import verdicts
 from services.metrics.alerts.webhook import Webhook
 from services.metrics.alerts.wire import alert_event, postable
@@ -44,6 +49,11 @@ from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 
 SETTINGS = MetricsSettings(alert_for_ms=1_000, alert_clear_ms=2_000, alert_queue_tokens=1_000)
+
+
+def gateway(**waiting):
+    """What a gateway tells, a queue of model "sim"."""
+    return GatewayQueues(gateway_id="gw", queues=[ModelQueue(model="sim", **waiting)] if waiting else [])
 
 
 class Cluster:
@@ -57,7 +67,7 @@ class Cluster:
         self.told = []
         self.desk.tell.append(self.told.extend)
 
-    def run(self, seconds, *workers):
+    def run(self, seconds, *workers, gateways=()):
         """Each worker is (id, role, busy share, load) and what else `step_batch` takes; returns what changed."""
         before = len(self.told)
         for _ in range(round(seconds * 10)):
@@ -75,6 +85,9 @@ class Cluster:
                     else:
                         setattr(batch, key, value)
                 self.state.take(Record(STEPS, worker_id, batch, 0, 0), at(self.now_ms))
+            for message in gateways:
+                message.told_unix_ns = at(self.now_ms)
+                self.state.take(Record(QUEUES, message.gateway_id, message, 0, 0), at(self.now_ms))
             self.state.history.advance(at(self.now_ms))
             self.desk.look(at(self.now_ms))
         return [(alert.name, alert.state, alert.labels) for alert in self.told[before:]]
@@ -155,6 +168,38 @@ def test_a_queue_that_grows_is_told_and_one_that_only_stands_is_not():
     assert cluster.run(45, standing, decode(0.9))[-1][1] == "resolved"
 
 
+@pytest.mark.parametrize(
+    ("phase", "queue"),
+    [
+        ("prefill", lambda second: {"prefill_requests": second, "prefill_tokens": 500 * second}),
+        ("decode", lambda second: {"decode_requests": 8 * second}),
+    ],
+)
+def test_a_queue_that_grows_at_gateways_is_told_though_credits_bound_what_workers_hold(phase, queue):
+    cluster = Cluster()
+    workers = prefill(1.0, 3, 600), decode(0.9)
+    assert cluster.run(20, *workers, gateways=[gateway()]) == []
+    for second in range(1, 40):
+        changed = cluster.run(1, *workers, gateways=[gateway(**queue(second))])
+        if changed:
+            break
+    assert changed == [("FulcrumQueueGrowing", "firing", {"model": "sim", "phase": phase})]
+
+
+def test_while_telemetry_is_away_a_queue_neither_grows_nor_shrinks():
+    cluster = Cluster()
+    workers = prefill(1.0, 3, 600), decode(0.9)
+    for second in range(40):
+        waiting = gateway(prefill_requests=second, prefill_tokens=500 * second)
+        if changed := cluster.run(1, *workers, gateways=[waiting]):
+            break
+    assert changed[0][0] == "FulcrumQueueGrowing"
+    assert "FulcrumQueueGrowing" not in {name for name, *_ in cluster.run(120)}  # nobody is heard
+    cluster.run(5, *workers, gateways=[waiting])
+    assert "FulcrumQueueGrowing" not in {name for name, *_ in cluster.run(50, *workers)}  # gateways are not
+    assert "FulcrumQueueGrowing" in cluster.reasons
+
+
 def test_time_lost_to_kv_transfers_is_told():
     cluster = Cluster()
 
@@ -204,7 +249,13 @@ def test_a_worker_that_stays_silent_is_none_of_its_pool_and_does_not_raise_what_
     cluster.run(1, prefill(0.97, 3, 1200), prefill(0.97, 3, 1200, "prefill-1"), decode(0.1))
     cluster.run(62, prefill(0.97), decode(0.1))
     snapshot = take_snapshot(
-        cluster.state.fleet, cluster.state.rollups, cluster.state.burns, at(cluster.now_ms), lag_ns=0, window_ns=10**9
+        cluster.state.fleet,
+        cluster.state.rollups,
+        cluster.state.gateways,
+        cluster.state.burns,
+        at(cluster.now_ms),
+        lag_ns=0,
+        window_ns=10**9,
     )
     assert {(pool.phase, pool.workers) for pool in snapshot.pools} == {("prefill", 1), ("decode", 1)}
     assert {worker.id for worker in snapshot.workers} == {"prefill-0", "prefill-1", "decode-0"}
@@ -217,6 +268,57 @@ def test_when_nobody_is_heard_one_alert_tells_it_and_lasts_until_somebody_is():
     assert cluster.run(100) == [("FulcrumTelemetryStale", "firing", {"scope": "cluster"})]
     assert "any of 20 workers" in cluster.reasons["FulcrumTelemetryStale"]
     assert cluster.run(4, *many) == [("FulcrumTelemetryStale", "resolved", {"scope": "cluster"})]
+
+
+def test_workers_that_find_the_broker_one_after_the_other_are_not_told_of_and_one_that_does_not_is():
+    cluster = Cluster()
+    many = [decode(0.5, f"decode-{number}", running=1) for number in range(31)]
+    cluster.run(2, *many)
+    assert cluster.run(10) == [("FulcrumTelemetryStale", "firing", {"scope": "cluster"})]
+    told = []
+    for back in range(1, 31):  # one each 100 ms: the last of them after 3 s
+        told += cluster.run(0.1, *many[:back])
+    told += cluster.run(2, *many[:30])
+    assert told == [("FulcrumTelemetryStale", "resolved", {"scope": "cluster"})]
+    assert [labels["worker"] for _, _, labels in cluster.run(3, *many[:30])] == ["decode-30"]
+
+
+def test_what_was_told_of_a_worker_before_nobody_was_heard_goes_on_until_it_is_heard():
+    cluster = Cluster()
+    both = decode(0.5, "decode-0", running=1), decode(0.5, "decode-1", running=1)
+    cluster.run(2, *both)
+    assert cluster.run(4, both[0])[0][2]["worker"] == "decode-1"
+    changed = cluster.run(10) + cluster.run(8, both[0])
+    assert {labels.get("worker") for _, _, labels in changed} == {None}
+    assert cluster.run(4, *both) == [
+        ("FulcrumTelemetryStale", "resolved", {"model": "sim", "node": "node-a", "worker": "decode-1"})
+    ]
+
+
+def test_workers_of_a_reader_that_has_gone_get_time_to_be_taken_over():
+    limits = SETTINGS.alert_limits()
+    hearing = Hearing(limits)
+
+    def own_silent_s(second, silent_s):
+        workers = [
+            Worker(name, "n", "m", silent_ns, False, 1, 0, reader, None)
+            for name, silent_ns, reader in (("own", 0, ""), ("theirs", silent_s * 10**9, "other"))
+        ]
+        hearing.note(Snapshot(second * 10**9, [], workers, [], 0))
+        return hearing.own_silent_ns(workers[1], second * 10**9) / 1e9
+
+    assert [own_silent_s(second, second) for second in (1, 2, 4, 6)] == [1, 0, 1, 3]
+
+
+def test_a_worker_that_falls_silent_with_full_kv_is_neither_told_of_nor_over():
+    cluster = Cluster(SETTINGS.model_copy(update={"alert_for_ms": 3_000}))
+    full = (*decode(0.5, running=1, free_kv_blocks=3), {"kv_blocks": 100})
+    other = decode(0.5, "decode-1", running=1)
+    cluster.run(0.4, full, other)
+    assert {name for name, *_ in cluster.run(20, other)} == {"FulcrumTelemetryStale"}
+    cluster.run(5, full, other)
+    assert "FulcrumKvCacheFull" in cluster.reasons
+    assert "FulcrumKvCacheFull" not in {name for name, *_ in cluster.run(20, other)}
 
 
 def finished(number, *, ttft_ms=10, tpot_ms=1, **more):
@@ -254,10 +356,13 @@ def test_a_budget_that_burns_fast_over_both_windows_is_told_and_is_over_when_it_
                 Record(REQUESTS, "k", finished(f"{cluster.now_ms}-{number}", **more), 0, 0), at(cluster.now_ms)
             )
 
+    labels = {"model": "m", "slo": "ttft", "severity": "critical"}
+    requests(1)
+    cluster.now_ms += 3_600_000
     requests(15, ttft_ms=500)
     assert cluster.run(1) == []
     requests(15, ttft_ms=500)
-    assert cluster.run(1) == [("FulcrumSloBurn", "firing", {"model": "m", "slo": "ttft"})]
+    assert cluster.run(1) == [("FulcrumSloBurn", "firing", labels)]
     assert cluster.reasons["FulcrumSloBurn"] == (
         "30 of 30 requests in 1 h missed TTFT: 100.0x what 99.00% allows, 100.0x in 5 min"
     )
@@ -265,7 +370,47 @@ def test_a_budget_that_burns_fast_over_both_windows_is_told_and_is_over_when_it_
     cluster.now_ms += 10_000_000
     cluster.run(1)
     requests(5000)
-    assert cluster.run(3)[-1] == ("FulcrumSloBurn", "resolved", {"model": "m", "slo": "ttft"})
+    assert ("FulcrumSloBurn", "resolved", labels) in cluster.run(3)
+    assert cluster.reasons == {}
+
+
+def burn_of(age_s, bad_shares):
+    """100 requests in each window, of which so many are bad."""
+    return Burn("m", "ttft", {window: Count(100, bad_shares[duration(window)]) for window in WINDOWS_S}, age_s)
+
+
+def test_a_warning_that_fires_hides_nothing_critical_and_fires_on_when_that_is_over():
+    machine, limits = Machine(make_rules(SETTINGS.alert_limits())), SETTINGS.alert_limits()
+    slow = {"3 d": 2, "6 h": 2, "30 min": 2, "1 h": 2, "5 min": 2}
+    fast = {**slow, "1 h": 30, "5 min": 60}
+
+    def fires(second, shares, firing):
+        for change in machine.step(second * 10**9, burn_signs([burn_of(10**6, shares)], limits)):
+            (firing.discard if change.ended_ns else firing.add)(change.severity)
+        return firing
+
+    firing = set()
+    assert fires(1, slow, firing) == {"warning"}
+    assert fires(2, fast, firing) == {"warning", "critical"}
+    assert fires(3, slow, firing) == {"warning", "critical"}
+    assert fires(6, slow, firing) == {"warning"}
+
+
+@pytest.mark.parametrize(
+    ("age_s", "severities"), [(60, []), (400, []), (600, ["critical"]), (4 * 86_400, ["critical"])]
+)
+def test_what_has_only_begun_is_not_judged_by_windows_it_has_not_seen(age_s, severities):
+    all_bad = burn_of(age_s, {duration(window): 100 for window in WINDOWS_S})
+    fired = [sign.severity for sign in burn_signs([all_bad], SETTINGS.alert_limits()) if sign.grade is Grade.FIRE]
+    assert fired == severities
+
+
+def test_one_miss_in_the_first_requests_after_a_restart_is_no_burn():
+    cluster = Cluster()
+    for number in range(20):
+        event = finished(number, ttft_ms=500 if number == 7 else 10)
+        cluster.state.take(Record(REQUESTS, "k", event, 0, 0), at(cluster.now_ms))
+    assert cluster.run(5) == []
 
 
 def test_amounts_read_well():
@@ -351,6 +496,26 @@ async def test_a_webhook_tells_again_of_what_fires_and_not_of_what_was_told_to_b
         assert [len(post) for post in receiver.posts[:3]] == [2, 1, 1]
     finally:
         await tasks.close()
+
+
+async def test_a_webhook_is_told_of_all_that_fire_in_pieces_the_critical_first(monkeypatch):
+    monkeypatch.setattr(webhook_module, "FIRST_RETRY_S", 0.01)
+    receiver, book, tasks = Receiver(refuses=1), AlertBook(), TaskOwner()
+    many = [
+        replace(FIRED, labels=(("model", str(number)),), severity="critical" if number == 1199 else "warning")
+        for number in range(1200)
+    ]
+    try:
+        async with serve_http(receiver.app(), bind("127.0.0.1", 0, "PORT"), tasks=tasks) as url:
+            webhook = Webhook(f"{url}/api/v2/alerts", book, ManualClock(10**18), cluster="blue")
+            webhook.tell(book.enter(many))
+            tasks.spawn("webhook", webhook.run())
+            await until(lambda: len(receiver.posts) == 3)
+    finally:
+        await tasks.close()
+    assert [len(post) for post in receiver.posts] == [500, 500, 200]
+    assert receiver.posts[0][0]["labels"]["model"] == "1199"
+    assert {alert["labels"]["model"] for post in receiver.posts for alert in post} == set(map(str, range(1200)))
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/api/v2/alerts", "http://alertmanager:9o93/api/v2/alerts"])

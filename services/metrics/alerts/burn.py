@@ -5,7 +5,7 @@ window says that it matters, the short one that it still goes on.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -51,6 +51,7 @@ class BurnLog:
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str], np.ndarray[tuple[int, int], np.dtype[np.int64]]] = {}
         self._newest: dict[tuple[str, str], int] = {}
+        self._began_ns: dict[tuple[str, str], int] = {}
 
     def add(self, model: str, slo: str, now_ns: int, *, bad: bool) -> None:
         """Count a request that ended now."""
@@ -60,6 +61,7 @@ class BurnLog:
                 return
             self._sums[key] = np.zeros((BUCKETS + 1, 2), np.int64)
             self._newest[key] = now_ns // (BUCKET_S * 10**9)
+            self._began_ns[key] = now_ns
         row = self._advance(key, now_ns)
         self._sums[key][row] += (1, int(bad))
 
@@ -71,7 +73,7 @@ class BurnLog:
             rows = np.array([row - min(window // BUCKET_S, BUCKETS) for window in WINDOWS_S]) % (BUCKETS + 1)
             spans = (sums[row] - sums[rows]).tolist()
             windows = {window: Count(*span) for window, span in zip(WINDOWS_S, spans, strict=True)}
-            found.append(Burn(*key, windows))
+            found.append(Burn(*key, windows, max(now_ns - self._began_ns[key], 0) / 1e9))
         return found
 
     def _advance(self, key: tuple[str, str], now_ns: int) -> int:
@@ -86,24 +88,41 @@ class BurnLog:
 
 
 def burn_signs(burns: list[Burn], limits: Limits) -> Iterator[Sign]:
-    """Of every service level: the gravest of its pairs."""
-    budget = 1 - limits.slo_objective
+    """Of every service level, by severity: the worst of its pairs. The severity is a label, so that a warning that
+    fires already hides nothing critical."""
     for burn in burns:
-        graded = [(_grade(burn, pair, budget, limits.slo_requests), pair) for pair in PAIRS]
-        grade = max(grade for grade, _ in graded)
-        pair = next(pair for own, pair in graded if own is grade)
-        counted = burn.windows[pair.long_s]
-        reason = (
-            f"{counted.bad} of {counted.total} requests in {duration(pair.long_s)} missed {burn.slo.upper()}: "
-            f"{counted.share / budget:.1f}x what {limits.slo_objective:.2%} allows, "
-            f"{burn.windows[pair.short_s].share / budget:.1f}x in {duration(pair.short_s)}"
-        )
-        yield Sign(Name.SLO_BURN, (("model", burn.model), ("slo", burn.slo)), grade, reason, pair.severity)
+        critical = _sign(burn, "critical", limits)
+        warning = _sign(burn, "warning", limits)
+        if critical.grade is Grade.FIRE and warning.grade is Grade.FIRE:
+            warning = replace(warning, grade=Grade.HOLD)  # who is told the graver one need not be told this too
+        yield from (critical, warning)
+
+
+def _sign(burn: Burn, severity: Severity, limits: Limits) -> Sign:
+    budget = 1 - limits.slo_objective
+    pairs = [pair for pair in PAIRS if pair.severity == severity]
+    graded = [(_grade(burn, pair, budget, limits.slo_requests), pair) for pair in pairs]
+    grade = max(grade for grade, _ in graded)
+    pair = next(pair for own, pair in graded if own is grade)
+    counted = burn.windows[pair.long_s]
+    reason = (
+        f"{counted.bad} of {counted.total} requests in {duration(pair.long_s)} missed {burn.slo.upper()}: "
+        f"{_rate(burn, pair.long_s, budget):.1f}x what {limits.slo_objective:.2%} allows, "
+        f"{burn.windows[pair.short_s].share / budget:.1f}x in {duration(pair.short_s)}"
+    )
+    labels = (("model", burn.model), ("slo", burn.slo), ("severity", severity))
+    return Sign(Name.SLO_BURN, labels, grade, reason, severity)
+
+
+def _rate(burn: Burn, window_s: int, budget: float) -> float:
+    """Of the budget's, over a window. Of time before anything was counted no harm is assumed: a service that has just
+    begun does not judge three days by one minute."""
+    return burn.windows[window_s].share / budget * min(burn.age_s / window_s, 1.0)
 
 
 def _grade(burn: Burn, pair: Pair, budget: float, least: int) -> Grade:
     """Of one pair; windows with fewer than `least` requests say nothing bad."""
-    rates = [burn.windows[window].share / budget for window in (pair.long_s, pair.short_s)]
+    rates = [_rate(burn, pair.long_s, budget), burn.windows[pair.short_s].share / budget]
     if min(rates) >= pair.rate:
         return Grade.FIRE if burn.windows[pair.short_s].total >= least else Grade.HOLD
     return Grade.CLEAR if min(rates) < CLEAR_SHARE * pair.rate else Grade.HOLD

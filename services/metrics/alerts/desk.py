@@ -40,7 +40,13 @@ class AlertDesk:
         self._looked_ns = now_ns
         state, limits = self._state, self._watch.limits
         snapshot = take_snapshot(
-            state.fleet, state.rollups, state.burns, now_ns, lag_ns=self._lag_ns, window_ns=limits.window_ns
+            state.fleet,
+            state.rollups,
+            state.gateways,
+            state.burns,
+            now_ns,
+            lag_ns=self._lag_ns,
+            window_ns=limits.window_ns,
         )
         changed = self._watch.look(snapshot)
         if changed:

@@ -32,9 +32,9 @@ def _imbalance(starved: Pool, other: Pool, waiting: float, limits: Limits) -> Si
         return Sign(Name.IMBALANCE, labels, None, "telemetry does not tell")
     busy = starved.busy_ns / starved.covered_ns
     idle = 1 - (other.busy_ns + other.kv_wait_ns) / other.covered_ns
-    queued = (
-        Grade.FIRE if waiting >= 1 or starved.full else Grade.HOLD
-    )  # a queue that is empty for a moment ends nothing
+    known = starved.waiting is not None
+    # A queue that is empty for a moment ends nothing.
+    queued = Grade.FIRE if (known and waiting >= 1) or starved.full else Grade.HOLD
     grade = min(limits.busy.grade(busy), limits.idle.grade(idle), queued)
     at_hand = f"all {starved.places} places taken" if starved.full else f"{amount(waiting)} {starved.unit} queued"
     reason = f"{starved.phase} {busy:.0%} busy with {at_hand}, {other.phase} {other.busy_ns / other.covered_ns:.0%}"
@@ -57,17 +57,20 @@ def advice(starved: Pool, other: Pool) -> str:
     )
 
 
-def _queue(pool: Pool, waiting: float, growth_per_minute: float, limits: Limits) -> Sign:
+def _queue(pool: Pool, waiting: float, growth_per_minute: float | None, limits: Limits) -> Sign:
     """It is long, and grows by as much a minute as makes it long."""
+    if pool.waiting is None:
+        return Sign(Name.QUEUE_GROWING, _labels(pool), None, "telemetry does not tell")
     long = max(pool.gpus, 1) * (limits.queue_tokens if pool.phase == "prefill" else limits.queue_sequences)
+    reason = f"{amount(waiting)} {pool.unit} wait for {pool.phase} on {pool.gpus} GPUs"
+    if growth_per_minute is None:  # as after silence: a long queue may have grown
+        grade = Grade.CLEAR if waiting < long / 2 else Grade.HOLD
+        return Sign(Name.QUEUE_GROWING, _labels(pool), grade, reason)
     if waiting < long / 2 or growth_per_minute < long / 10:
         grade = Grade.CLEAR
     else:
         grade = Grade.FIRE if waiting >= long and growth_per_minute >= long else Grade.HOLD
-    reason = (
-        f"{amount(waiting)} {pool.unit} wait for {pool.phase} on {pool.gpus} GPUs, "
-        f"{'+' if growth_per_minute >= 0 else '-'}{amount(abs(growth_per_minute))} a minute"
-    )
+    reason += f", {'+' if growth_per_minute >= 0 else '-'}{amount(abs(growth_per_minute))} a minute"
     return Sign(Name.QUEUE_GROWING, _labels(pool), grade, reason)
 
 

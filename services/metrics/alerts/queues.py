@@ -8,7 +8,7 @@ SPAN_NS: Final = 30 * 10**9
 """What growth is told over."""
 MAX_SAMPLES: Final = 256
 MIN_SPAN_NS: Final = SPAN_NS // 2
-"""Before so much is known a queue does not grow."""
+"""Before so much is known nobody knows whether a queue grows."""
 MAX_POOLS: Final = 1024
 
 
@@ -40,11 +40,11 @@ class QueueLog:
         depths = [each.depth for each in samples if each.at_ns > samples[-1].at_ns - span_ns] if samples else []
         return sum(depths) / len(depths) if depths else 0.0
 
-    def growth_per_minute(self, pool: tuple[str, str]) -> float:
-        """The line of least squares through the last half minute; 0 while too little is known."""
+    def growth_per_minute(self, pool: tuple[str, str]) -> float | None:
+        """The line of least squares through the last half minute; None while too little is known."""
         samples = self._samples.get(pool)
         if not samples or samples[-1].at_ns - samples[0].at_ns < MIN_SPAN_NS:
-            return 0.0
+            return None
         times = [(sample.at_ns - samples[0].at_ns) / 60e9 for sample in samples]
         middle = sum(times) / len(times)
         spread = sum((time - middle) ** 2 for time in times)

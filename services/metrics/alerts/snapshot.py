@@ -16,8 +16,9 @@ class Pool:
     """GPU-ns of the window that telemetry tells of."""
     busy_ns: int
     kv_wait_ns: int
-    waiting: int
-    """Prompt tokens still to compute of prefill, sequences not yet running of decode."""
+    waiting: int | None
+    """At workers and gateways: prompt tokens still to compute of prefill, sequences not yet running of decode; None
+    while telemetry does not tell."""
 
     places: int
     """Sequences that its workers run at a time; 0 where they do not tell."""
@@ -26,7 +27,7 @@ class Pool:
 
     @property
     def full(self) -> bool:
-        """Every place is taken: what comes further waits at the gateways, where telemetry does not look."""
+        """Every place is taken: what comes further waits at the gateways."""
         return 0 < self.places <= self.taken
 
     @property
@@ -49,6 +50,8 @@ class Worker(NamedTuple):
     """Sequences that it holds, running or not."""
     since_step_ns: int
     """From the end of its last finished step until its telemetry ended."""
+    reader: str
+    """The instance that reads its telemetry; empty for this one."""
     kv_used: float | None
     """Share of its KV blocks that sequences hold; None where it does not tell."""
 
@@ -74,6 +77,8 @@ class Burn:
     slo: str
     """ttft or tpot."""
     windows: dict[int, Count]
+    age_s: float
+    """Since the first request that is counted; what was before is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from services.metrics.alerts.book import Alert, AlertBook
 from services.metrics.alerts.burn import burn_signs
+from services.metrics.alerts.hearing import Hearing
 from services.metrics.alerts.limits import Limits
 from services.metrics.alerts.machine import Machine
 from services.metrics.alerts.pools import pool_signs
@@ -23,15 +24,18 @@ class AlertWatch:
         self.book = AlertBook()
         self._queues = QueueLog()
         self._at_hand = AtHand()
+        self._hearing = Hearing(limits)
 
     def look(self, snapshot: Snapshot) -> list[Alert]:
         """What changes with this moment."""
         for pool in snapshot.pools:
-            self._queues.add((pool.model, pool.phase), snapshot.at_ns, pool.waiting)
+            if pool.waiting is not None:
+                self._queues.add((pool.model, pool.phase), snapshot.at_ns, pool.waiting)
         self._at_hand.note(snapshot)
+        self._hearing.note(snapshot)
         return self.book.enter(self.machine.step(snapshot.at_ns, self._signs(snapshot)))
 
     def _signs(self, snapshot: Snapshot) -> Iterator[Sign]:
         yield from pool_signs(snapshot.pools, self._queues, self.limits)
-        yield from worker_signs(snapshot, self._at_hand, self.limits, self.machine.followed("worker"))
+        yield from worker_signs(snapshot, self._at_hand, self._hearing, self.limits, self.machine.followed("worker"))
         yield from burn_signs(snapshot.burns, self.limits)

@@ -1,7 +1,7 @@
 """Tells an Alertmanager, or anything that takes its API v2, of alerts: state, not messages, so that nothing is owed.
 
-Every post holds all that fire and what has ended since the last post that was taken. It is repeated while something
-fires, as Alertmanager wants, and tried again when it fails.
+Posts hold all that fire and what has ended since the last post that was taken, in pieces where that is much. They are
+repeated while something fires, as Alertmanager wants, and tried again when one fails.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ MAX_RETRY_S: Final = 30.0
 MAX_ENDED: Final = 1_000
 """Ended alerts that wait to be told; the oldest goes, counted."""
 MAX_AT_ONCE: Final = 500
-"""Alerts in one post that fire; Alertmanager takes bodies of some MB."""
+"""Alerts in one post; Alertmanager takes bodies of some MB."""
 
 log = structlog.get_logger()
 
@@ -74,10 +74,16 @@ class Webhook:
 
     async def _post(self, http: httpx.AsyncClient) -> str:
         """Why it was not taken; empty when it was, or when there is nothing to tell."""
-        ended = dict(self._ended)
-        alerts = [*ended.values(), *self._book.firing()[:MAX_AT_ONCE]]
-        if not alerts:
-            return ""
+        firing = self._book.firing()
+        critical = [alert for alert in firing if alert.severity == "critical"]
+        others = [alert for alert in firing if alert.severity != "critical"]
+        alerts = [*critical, *self._ended.values(), *others]
+        for first in range(0, len(alerts), MAX_AT_ONCE):
+            if error := await self._post_some(http, alerts[first : first + MAX_AT_ONCE]):
+                return error
+        return ""
+
+    async def _post_some(self, http: httpx.AsyncClient, alerts: list[Alert]) -> str:
         body = postable(alerts, self._clock.now_ns() // MS_NS, cluster=self._cluster, page_url=self.page_url)
         try:
             answer = await http.post(self._url, content=body)
@@ -86,7 +92,7 @@ class Webhook:
             self.posts["failed"] += 1
             return repr(error)
         self.posts["ok"] += 1
-        for alert_id, alert in ended.items():
-            if self._ended.get(alert_id) is alert:
-                del self._ended[alert_id]
+        for alert in alerts:
+            if self._ended.get(alert.id) is alert:
+                del self._ended[alert.id]
         return ""

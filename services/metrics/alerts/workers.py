@@ -4,13 +4,12 @@ from collections.abc import Container, Iterator
 from typing import Final
 
 from services.metrics.alerts.grade import Grade
+from services.metrics.alerts.hearing import Hearing
 from services.metrics.alerts.limits import Limits
 from services.metrics.alerts.rules import Name
 from services.metrics.alerts.sign import Labels, Sign
 from services.metrics.alerts.snapshot import Snapshot, Worker
 
-ALL_SILENT_SHARE: Final = 0.5
-"""Of the time after which a worker counts as silent: when nobody was heard for so long, it is not the workers."""
 CLUSTER: Final[Labels] = (("scope", "cluster"),)
 
 
@@ -31,13 +30,12 @@ class AtHand:
 
 
 def worker_signs(
-    snapshot: Snapshot, at_hand: AtHand, limits: Limits, followed: Container[str] | None = None
+    snapshot: Snapshot, at_hand: AtHand, hearing: Hearing, limits: Limits, followed: Container[str] | None = None
 ) -> Iterator[Sign]:
     """Of every worker, but for those not among `followed` of which nothing fires; None: all are followed. While nobody
     at all is heard, nothing is said of single workers."""
     silent_s = (snapshot.silent_ns or 0) / 1e9
     staying = sum(not worker.left for worker in snapshot.workers)
-    all_silent = silent_s >= ALL_SILENT_SHARE * limits.stale_s.fire and staying > 0
     grade = limits.stale_s.grade(silent_s) if staying else Grade.CLEAR
     reason = f"no telemetry has come from any of {staying} workers for {silent_s:.1f} s"
     # Those that were heard last are forgotten in time; that ends no silence.
@@ -47,7 +45,7 @@ def worker_signs(
         busy_ns = at_hand.for_ns(worker.id, snapshot.at_ns)
         if followed is not None and worker.id not in followed and not _fires(worker, busy_ns, limits):
             continue
-        yield _stale(worker, limits, unknown=all_silent)
+        yield _stale(worker, None if hearing.all_silent else hearing.own_silent_ns(worker, snapshot.at_ns), limits)
         yield _stuck(worker, busy_ns, limits)
         if worker.kv_used is not None:
             yield _kv_full(worker, worker.kv_used, limits)
@@ -62,26 +60,33 @@ def _fires(worker: Worker, busy_ns: int, limits: Limits) -> bool:
     )
 
 
-def _stale(worker: Worker, limits: Limits, *, unknown: bool) -> Sign:
+def _stale(worker: Worker, own_silent_ns: int | None, limits: Limits) -> Sign:
+    """It is silent by its own doing; None: that cannot be told."""
     silent_s = worker.silent_ns / 1e9
     if worker.left:
         return Sign(Name.TELEMETRY_STALE, _labels(worker), Grade.CLEAR, "the worker has left in good order")
-    grade = None if unknown else limits.stale_s.grade(silent_s)
+    grade: Grade | None = limits.stale_s.grade(silent_s)
+    if grade is Grade.FIRE and (own_silent_ns is None or own_silent_ns / 1e9 < limits.stale_s.fire):
+        grade = None  # others were silent too: it is neither accused nor cleared
     return Sign(Name.TELEMETRY_STALE, _labels(worker), grade, f"no telemetry for {silent_s:.1f} s")
 
 
 def _stuck(worker: Worker, busy_ns: int, limits: Limits) -> Sign:
     """It holds sequences, says so, and no step ends."""
     since_s = min(worker.since_step_ns, busy_ns) / 1e9
-    silent = worker.silent_ns / 1e9 >= limits.stale_s.clear and not worker.left
-    grade = None if silent else limits.stuck_s.grade(since_s)
+    grade = None if _is_silent(worker, limits) else limits.stuck_s.grade(since_s)
     reason = f"no step has ended for {since_s:.1f} s with {worker.at_hand} sequences at hand"
     return Sign(Name.WORKER_STUCK, _labels(worker), grade, reason, "critical")
 
 
 def _kv_full(worker: Worker, used: float, limits: Limits) -> Sign:
-    grade = Grade.CLEAR if worker.left else limits.kv_used.grade(used)
+    grade = None if _is_silent(worker, limits) else Grade.CLEAR if worker.left else limits.kv_used.grade(used)
     return Sign(Name.KV_CACHE_FULL, _labels(worker), grade, f"{used:.0%} of its KV blocks are held by sequences")
+
+
+def _is_silent(worker: Worker, limits: Limits) -> bool:
+    """What it said last may not hold any more."""
+    return worker.silent_ns / 1e9 >= limits.stale_s.clear and not worker.left
 
 
 def _labels(worker: Worker) -> Labels:

@@ -195,6 +195,34 @@ class RequestEvent(_message.Message):
     recomputes: int
     def __init__(self, request_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., tenant: _Optional[str] = ..., service_class: _Optional[str] = ..., model: _Optional[str] = ..., arrival_unix_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_ns: _Optional[int] = ..., ttft_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., finish_reason: _Optional[str] = ..., error_code: _Optional[str] = ..., traceparent: _Optional[str] = ..., ttft_deadline_unix_ns: _Optional[int] = ..., tpot_target_us: _Optional[int] = ..., reroutes: _Optional[int] = ..., moves: _Optional[int] = ..., predicted_ttft_ns: _Optional[int] = ..., recomputes: _Optional[int] = ...) -> None: ...
 
+class GatewayQueues(_message.Message):
+    __slots__ = ("gateway_id", "incarnation", "told_unix_ns", "queues", "last")
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TOLD_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    incarnation: int
+    told_unix_ns: int
+    queues: _containers.RepeatedCompositeFieldContainer[ModelQueue]
+    last: bool
+    def __init__(self, gateway_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., told_unix_ns: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[ModelQueue, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class ModelQueue(_message.Message):
+    __slots__ = ("model", "prefill_requests", "prefill_tokens", "decode_requests", "decode_prompt_tokens")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    prefill_requests: int
+    prefill_tokens: int
+    decode_requests: int
+    decode_prompt_tokens: int
+    def __init__(self, model: _Optional[str] = ..., prefill_requests: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., decode_requests: _Optional[int] = ..., decode_prompt_tokens: _Optional[int] = ...) -> None: ...
+
 class SharedWindows(_message.Message):
     __slots__ = ("metrics_id", "workers", "windows", "told_unix_ns", "incarnation")
     METRICS_ID_FIELD_NUMBER: _ClassVar[int]

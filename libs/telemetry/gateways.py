@@ -1,0 +1,89 @@
+"""What waits at gateways, as each of them told last; bounded, and forgotten when a gateway falls silent."""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
+
+SILENT_NS: Final = 2_000_000_000
+"""Gateways tell five times a second: one that says nothing for so long while others do is gone, with what it held."""
+GONE_NS: Final = 60_000_000_000
+"""When no gateway at all is heard what waits is not known; after so long nobody is thought to be there."""
+OLD_NS: Final = 30_000_000_000
+"""A message that was told so long ago comes from what the broker kept, and says nothing of now."""
+MAX_GATEWAYS: Final = 256
+"""The longest silent one goes."""
+MAX_MODELS: Final = 64
+"""Of one gateway."""
+MAX_TOKENS: Final = 2**40
+"""Of one gateway and model: more is nonsense."""
+
+
+class Waiting(NamedTuple):
+    """Of one model at all gateways."""
+
+    prefill_requests: int = 0
+    prefill_tokens: int = 0
+    decode_requests: int = 0
+    decode_prompt_tokens: int = 0
+    """Of those that wait for decode, still to be computed once there is a place."""
+
+    def plus(self, queue: ModelQueue) -> "Waiting":
+        """With one gateway's."""
+        return Waiting(
+            self.prefill_requests + queue.prefill_requests,
+            self.prefill_tokens + min(queue.prefill_tokens, MAX_TOKENS),
+            self.decode_requests + queue.decode_requests,
+            self.decode_prompt_tokens + min(queue.decode_prompt_tokens, MAX_TOKENS),
+        )
+
+
+class _Told(NamedTuple):
+    """A gateway's newest message."""
+
+    heard_ns: int
+    incarnation: int
+    told_unix_ns: int
+    queues: tuple[ModelQueue, ...]
+
+
+class Gateways:
+    """What each gateway told last."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, _Told] = {}
+
+    def take(self, message: GatewayQueues, now_ns: int) -> None:
+        """Enter a message that came at `now_ns`; older ones than the newest change nothing."""
+        if message.told_unix_ns < now_ns - OLD_NS:
+            return
+        key, known = message.gateway_id, self._told.get(message.gateway_id)
+        age = message.incarnation, message.told_unix_ns
+        if known is not None and age < (known.incarnation, known.told_unix_ns) and now_ns < known.heard_ns + SILENT_NS:
+            return
+        self._told.pop(key, None)
+        if message.last:
+            return
+        if len(self._told) >= MAX_GATEWAYS:
+            del self._told[next(iter(self._told))]
+        self._told[key] = _Told(now_ns, *age, tuple(message.queues[:MAX_MODELS]))
+
+    def waiting(self, now_ns: int) -> dict[str, Waiting] | None:
+        """By model, where anything waits; None when gateways are there and none is heard."""
+        newest_ns = self._newest_ns()
+        if newest_ns is None or now_ns > newest_ns + GONE_NS:
+            return {}
+        if now_ns > newest_ns + SILENT_NS:
+            return None
+        heard = (told for told in self._told.values() if told.heard_ns > newest_ns - SILENT_NS)
+        return _by_model(queue for told in heard for queue in told.queues)
+
+    def _newest_ns(self) -> int | None:
+        return next(reversed(self._told.values())).heard_ns if self._told else None
+
+
+def _by_model(queues: Iterable[ModelQueue]) -> dict[str, Waiting]:
+    found: dict[str, Waiting] = {}
+    for queue in queues:
+        found[queue.model] = found.get(queue.model, Waiting()).plus(queue)
+    return found

@@ -1,0 +1,82 @@
+"""Tells telemetry what waits here: workers hold no more than their credits, so queues are mostly at gateways."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from libs.bus.port import Bus
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
+from libs.contracts.topics import QUEUES
+from libs.runtime.clock import Clock
+from services.gateway.generation import Generation
+from services.gateway.view import WorkerView
+
+EVERY_S: Final = 0.2
+MAX_MODELS: Final = 64
+MAX_UNSENT: Final = 256
+"""Records that the broker has not taken: with more, it is away, and what waits now is of no use later. Events of
+requests keep their room in the buffer."""
+
+
+class QueueTeller:
+    """One gateway's voice."""
+
+    def __init__(self, bus: Bus, queues: Callable[[], list[ModelQueue]], gateway_id: str, clock: Clock) -> None:
+        self._bus = bus
+        self._queues = queues
+        self._gateway_id = gateway_id
+        self._clock = clock
+        self._began_ns = clock.now_ns()
+        self._left = False
+
+    async def run(self) -> None:
+        """Tell until cancelled."""
+        while True:
+            self.tell()
+            await asyncio.sleep(EVERY_S)
+
+    def tell(self, *, last: bool = False) -> None:
+        """What waits now; `last`: nothing comes after this."""
+        if self._left or self._bus.stats().buffered > MAX_UNSENT:
+            return
+        self._left = last
+        message = GatewayQueues(
+            gateway_id=self._gateway_id,
+            incarnation=self._began_ns,
+            told_unix_ns=self._clock.now_ns(),
+            queues=[] if last else self._queues()[:MAX_MODELS],
+            last=last,
+        )
+        self._bus.publish(QUEUES, message)
+
+
+def model_queues(waiting: Iterable[Generation], workers: Sequence[WorkerView]) -> list[ModelQueue]:
+    """By model, for which phase choices wait. Pure.
+
+    Choices are bound in order: what holds up the first of a model holds up all whose prompt is yet to be computed.
+    """
+    found: dict[str, ModelQueue] = {}
+    lacks_decode: dict[str, bool] = {}
+    for generation in waiting:
+        model = generation.model
+        if model not in found:
+            found[model] = ModelQueue(model=model)
+            lacks_decode[model] = lacks_decode_only([view for view in workers if view.model == model])
+        queue = found[model]
+        if generation.kv is not None:
+            queue.decode_requests += 1
+        elif lacks_decode[model]:
+            queue.decode_requests += 1
+            queue.decode_prompt_tokens += generation.tokens
+        else:
+            queue.prefill_requests += 1
+            queue.prefill_tokens += generation.tokens
+    return list(found.values())
+
+
+def lacks_decode_only(workers: Sequence[WorkerView]) -> bool:
+    """Whether workers of a model could compute a prompt, if only there were a place for its tokens. Pure."""
+    if not workers or any(view.decode_credits > 0 for view in workers if view.takes_decode or view.takes_both):
+        return False
+    prompts = [view.prefill_credits > 0 for view in workers if view.takes_prefill]
+    return any(prompts) or not prompts

@@ -1,0 +1,41 @@
+"""Whose silence is a worker's own: not while nobody is heard, nor just after, nor while its reader is not. Pure."""
+
+from typing import Final
+
+from services.metrics.alerts.limits import Limits
+from services.metrics.alerts.snapshot import Snapshot, Worker
+
+ALL_SILENT_SHARE: Final = 0.5
+"""Of the time after which a worker counts as silent: when nobody was heard for so long, it is not the workers."""
+RETURN_NS: Final = 3 * 10**9
+"""Workers find a broker that is back within so long, some sooner than others; instances that share telemetry take over
+within it what one of them has read."""
+
+
+class Hearing:
+    """What was common to many workers' silence; to be noted moment by moment."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._long_ns = ALL_SILENT_SHARE * limits.stale_s.fire * 1e9
+        self.all_silent = False
+        """Nobody at all has been heard for a while."""
+        self._again_ns: int | None = None
+        """When somebody was first heard again after that."""
+        self._silent_readers: frozenset[str] = frozenset()
+
+    def note(self, snapshot: Snapshot) -> None:
+        """Enter a moment."""
+        staying = [worker for worker in snapshot.workers if not worker.left]
+        silent = bool(staying) and (snapshot.silent_ns or 0) >= self._long_ns
+        if self.all_silent and not silent:
+            self._again_ns = snapshot.at_ns
+        self.all_silent = silent
+        heard = {worker.reader for worker in staying if worker.silent_ns < self._long_ns}
+        self._silent_readers = frozenset(worker.reader for worker in staying) - heard if heard else frozenset()
+
+    def own_silent_ns(self, worker: Worker, now_ns: int) -> int:
+        """How long it has been silent by its own doing, as far as can be told."""
+        silent_ns = worker.silent_ns
+        if self._again_ns is not None:
+            silent_ns = min(silent_ns, max(now_ns - self._again_ns - RETURN_NS, 0))
+        return max(silent_ns - RETURN_NS, 0) if worker.reader in self._silent_readers else silent_ns
