@@ -34,6 +34,9 @@ NODE_CLOCK_OFFSET_SECONDS: Final = "fulcrum_node_clock_offset_seconds"
 WORKER_LOST_BATCHES: Final = "fulcrum_worker_telemetry_lost_batches"
 WORKER_DROPPED_BATCHES: Final = "fulcrum_worker_telemetry_dropped_batches"
 
+QUEUE_REQUESTS: Final = "fulcrum_queue_requests"
+QUEUE_PROMPT_TOKENS: Final = "fulcrum_queue_prompt_tokens"
+
 MODEL_PHASE_RATIO: Final = "fulcrum_model_phase_ratio"
 MODEL_PREFILL_DECODE_RATIO: Final = "fulcrum_model_prefill_decode_ratio"
 CLUSTER_PHASE_RATIO: Final = "fulcrum_cluster_phase_ratio"

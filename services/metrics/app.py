@@ -29,6 +29,7 @@ from services.metrics.ingest import Take, ingest, read_from_ns
 from services.metrics.keeping import Keeper
 from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.prometheus import LiveCollector, OccupancyCollector, RequestMetrics
+from services.metrics.queue_collector import QueueCollector
 from services.metrics.settings import MetricsSettings
 from services.metrics.sharing.prometheus import SharingCollector
 from services.metrics.sharing.shares import Shares
@@ -69,6 +70,7 @@ async def main(service: Service[MetricsSettings]) -> None:
             end_ns=lambda: clock.now_ns() - lag_ns,
             window_ns=settings.gauge_window_ms * MS_NS,
         ),
+        QueueCollector(state, clock),
         BusCollector(bus),
         LiveCollector(hub, state.history),
         AlertCollector(desk, webhooks),

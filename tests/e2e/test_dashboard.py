@@ -1,13 +1,20 @@
 """The page in a real Chromium: live figures, links and keys."""
 
+import asyncio
 import re
 
 import pytest
 from playwright.async_api import expect
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent
-from libs.contracts.topics import REQUESTS
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
+    OUTCOME_OK,
+    GatewayQueues,
+    ModelQueue,
+    RequestEvent,
+)
+from libs.contracts.topics import QUEUES, REQUESTS
+from libs.runtime.tasks import TaskOwner
 from tests.e2e.page_rig import MS, WAIT_MS, Worker, figures, half_busy, looking, occupancy, serving
 
 KEYS = ("space", "← →", "g", "p", "1–6", "t", "s", "/", "u", "?")
@@ -31,6 +38,24 @@ async def test_figures_equal_the_api_and_go_on_live() -> None:
         assert "3 requests · 40 tokens" in await page.locator("#queue-prefill").inner_text()
         await page.keyboard.press(" ")
         await figures(page, lambda later: int(later["asOfUnixMs"]) > int(shown["asOfUnixMs"]))
+
+
+async def test_queues_count_what_waits_at_gateways_and_are_unknown_without_telemetry() -> None:
+    async with serving(Worker("prefill-0", "prefill", 0.6), Worker("decode-0", "decode", 0.3)) as service:
+        queue = ModelQueue(model="sim", prefill_requests=1_200, prefill_tokens=90_000, decode_requests=7)
+
+        async def gateway() -> None:
+            while True:
+                told_ns = service.clock.now_ns()
+                service.take(QUEUES, GatewayQueues(gateway_id="g", told_unix_ns=told_ns, queues=[queue]))
+                await asyncio.sleep(0.1)
+
+        async with looking(service) as page:
+            tasks = TaskOwner()
+            tasks.spawn("gateway", gateway())
+            await expect(page.locator("#queue-prefill")).to_have_text("1,203 requests · 90,040 tokens", timeout=WAIT_MS)
+            await tasks.close()
+            await expect(page.locator("#queue-prefill")).to_have_text("unknown", timeout=WAIT_MS)
 
 
 async def test_a_link_shows_the_same_moment_and_scope_again() -> None:

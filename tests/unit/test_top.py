@@ -20,8 +20,14 @@ from libs.cli.top.detail import Detail
 from libs.cli.top.feed import Feed, Refusal
 from libs.cli.top.requests import HEADS
 from libs.cli.top.screen import Top
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_CLIENT_GONE, OUTCOME_OK, RequestEvent
-from libs.contracts.topics import REQUESTS, STEPS
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
+    OUTCOME_CLIENT_GONE,
+    OUTCOME_OK,
+    GatewayQueues,
+    ModelQueue,
+    RequestEvent,
+)
+from libs.contracts.topics import QUEUES, REQUESTS, STEPS
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
@@ -147,6 +153,18 @@ async def test_keys_sort_filter_pause_and_open_a_worker() -> None:
             await pilot.press("space", "t")
             await seen(pilot, lambda: text(app, "head") != shown)
             assert app.theme == "textual-light"
+
+
+async def test_what_waits_at_gateways_is_shown_and_is_unknown_while_they_are_not_heard() -> None:
+    async with serving() as service:
+        app = Top(Feed(service.url))
+        async with app.run_test(size=SIZE) as pilot:
+            await seen(pilot, lambda: "waiting for prefill 0" in text(app, "head"))
+            queue = ModelQueue(model="sim", prefill_requests=1_200, prefill_tokens=90_000)
+            message = GatewayQueues(gateway_id="g", told_unix_ns=service.clock.now_ns(), queues=[queue])
+            service.state.take(Record(QUEUES, "g", message, 0, 0), service.clock.now_ns())
+            await seen(pilot, lambda: "waiting for prefill 1,200 of 90,000 tokens" in text(app, "head"))
+            await seen(pilot, lambda: "waiting for prefill unknown" in text(app, "head"))
 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])

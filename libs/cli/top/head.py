@@ -37,9 +37,24 @@ def head(model: Model, problem: str, wide: int, *, paused: bool) -> Text:
         text.append(" paused ", "reverse")
     text.append("\n")
     text.append_text(_requests(model, wide))
+    text.append("\n").append_text(_queues(model))
     if problem:
         since = f"; figures are those of {draw.clock(model.last_ms)}" if model.last_ms else ""
         text.append(f"\n{problem}{since}", PROBLEM)
+    return text
+
+
+def _queues(model: Model) -> Text:
+    """What waits, at workers and gateways."""
+    text = Text(no_wrap=True)
+    for phase in ("prefill", "decode"):
+        queue = model.queue(phase)
+        told = "unknown" if queue is None else f"{queue[0]:,}"
+        text.append(f"waiting for {phase} ", "dim").append(told)
+        if queue and queue[1]:
+            text.append(f" of {queue[1]:,} tokens", "dim")
+        text.append("   ")
+    text.rstrip()
     return text
 
 

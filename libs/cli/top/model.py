@@ -64,6 +64,8 @@ class Model:
         self.firing: dict[str, dict[str, Any]] = {}
         self.requests: dict[str, Any] = {}
         """What `/v1/requests/summary` says of all; empty before it has."""
+        self.queues: list[dict[str, Any]] = []
+        """What waits by model and phase, at workers and gateways."""
         self.last_ms = 0
         """Start of the newest settled window."""
         self._sums: dict[int, Times] = {}
@@ -101,6 +103,7 @@ class Model:
         self.last_ms = (message["now_unix_ms"] - self._settled_ms) // 100 * 100 - 100
         if message["depths"] is not None:
             self._depths(message["depths"])
+            self.queues = message["queues"]
         for event in message["events"]:
             what = f"{event['worker']} → {event['role']}" if event["worker"] else event["action"]
             self.lines.append((event["unix_ms"], f"{what}  {event['reason']}".strip()))
@@ -135,6 +138,13 @@ class Model:
     def spent(self, views: Any, count: int = FIGURE) -> Times:
         """Over the newest settled windows of some workers."""
         return total(view.spent(self.last_ms, count) for view in views)
+
+    def queue(self, phase: str) -> tuple[int, int] | None:
+        """Requests that wait for a phase and prompt tokens they have to compute; None while that is not known."""
+        queues = [queue for queue in self.queues if queue["phase"] == phase]
+        if any(queue["requests"] is None for queue in queues):
+            return None
+        return sum(queue["requests"] for queue in queues), sum(queue["prompt_tokens"] for queue in queues)
 
     def trend(self, cells: int) -> list[float | None]:
         """P:D ratio of each half second, the newest last."""

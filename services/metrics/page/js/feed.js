@@ -21,6 +21,7 @@ export class Feed extends EventTarget {
     this.range = null; // which windows those are, and how many
     this.endMs = null; // where they end; null: they are live
     this.depths = null;
+    this.queues = [];
     this.events = [];
     this.alerts = new Alerts();
     this.settledMs = 400;
@@ -133,7 +134,7 @@ export class Feed extends EventTarget {
       if (tick.events.length || tick.alerts.length) this.#changed(); // alerts fire and end all the same
       return;
     }
-    this.depths = tick.depths ?? this.depths; // between two windows nothing is said of queues
+    if (tick.depths) [this.depths, this.queues] = [tick.depths, tick.queues]; // between two windows nothing is said of them
     if (gap < 0 || setBack) this.#startAnew();
     else this.#live.take(tick, gap > 0);
   }

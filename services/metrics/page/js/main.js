@@ -133,7 +133,7 @@ function draw(now) {
   $("latency-of").hidden = view.scope === "cluster";
   const [kind, worker] = splitScope(view.scope);
   stepsOf = kind === "worker" ? { worker, endMs: asOfMs, windowMs, past: feed.paused } : null;
-  drawSummary(figures.store.total(view.scope, figures.last, figures.count), depths, { asOfMs, windowMs, scope: view.scope });
+  drawSummary(figures.store.total(view.scope, figures.last, figures.count), depths, feed.queues, { asOfMs, windowMs, scope: view.scope });
   if (now - tablesAt >= TABLES_MS) {
     tablesAt = now;
     tables.draw(figures.store, { depths, offsets }, view, figures.last, figures.count);

@@ -1,11 +1,12 @@
 // The figures at the top: the ratio, the shares behind it, how much is known, and what waits.
 
 import { COVERED, coverageText, GPU_NS, percent, PHASE_NAMES, PHASES, phaseTimes, PROVISIONAL_NS, ratioText } from "./phases.js";
+import { queueOf } from "./queues.js";
 
 const $ = (id) => document.getElementById(id);
 
 /** `sums` are of a window of `windowMs` that ended at `asOfMs`; `depths` is null for a time whose queues are not kept. */
-export function drawSummary(sums, depths, { asOfMs, windowMs, scope }) {
+export function drawSummary(sums, depths, queues, { asOfMs, windowMs, scope }) {
   const covered = sums[COVERED];
   const ratio = ratioText(sums);
   $("ratio").textContent = ratio;
@@ -20,7 +21,7 @@ export function drawSummary(sums, depths, { asOfMs, windowMs, scope }) {
   $("coverage").classList.toggle("poor", covered < 0.99 * sums[GPU_NS]);
   $("provisional").textContent = sums[PROVISIONAL_NS] ? `${percent(sums[PROVISIONAL_NS], covered, 0)} provisional` : "";
   $("gpus").textContent = Math.round(sums[GPU_NS] / (windowMs * 1e6));
-  drawQueues(depths);
+  drawQueues(depths, queues, scope);
   const data = $("figures").dataset;
   data.asOfUnixMs = asOfMs;
   data.windowMs = windowMs;
@@ -29,15 +30,19 @@ export function drawSummary(sums, depths, { asOfMs, windowMs, scope }) {
   data.coverage = sums[GPU_NS] ? covered / sums[GPU_NS] : 0;
 }
 
-function drawQueues(depths) {
+function drawQueues(depths, queues, scope) {
   if (!depths) {
     $("queue-prefill").textContent = $("queue-decode").textContent = "–";
     $("running-decode").textContent = "";
     return;
   }
-  const [, prefillWaiting = 0, promptTokens = 0] = depths.get("phase:prefill") ?? [];
-  const [running = 0, decodeWaiting = 0, decodeTokens = 0, awaitingKv = 0] = depths.get("phase:decode") ?? [];
-  $("queue-prefill").textContent = `${prefillWaiting} requests · ${(promptTokens).toLocaleString("en")} tokens`;
-  $("queue-decode").textContent = `${decodeWaiting} requests · ${decodeTokens.toLocaleString("en")} tokens`;
-  $("running-decode").textContent = `${running} running, ${awaitingKv} await KV`;
+  for (const phase of ["prefill", "decode"]) {
+    const [, waiting = 0, promptTokens = 0] = depths.get(`phase:${phase}`) ?? [];
+    const atWorkers = { requests: waiting, tokens: promptTokens };
+    const found = queueOf(queues, scope, phase);
+    const queue = found === undefined ? atWorkers : found;
+    $(`queue-${phase}`).textContent = queue ? `${queue.requests.toLocaleString("en")} requests · ${queue.tokens.toLocaleString("en")} tokens` : "unknown";
+  }
+  const [running = 0, , , awaitingKv = 0] = depths.get("phase:decode") ?? [];
+  $("running-decode").textContent = queueOf(queues, scope, "decode") === null ? "" : `${running} running, ${awaitingKv} await KV`;
 }
