@@ -4,7 +4,8 @@ For each engine a suite with one prefill and three decode workers is started. Ev
 moves; then workers change roles, first idle, then under a load of four fifths of the decode slots, and every answer is
 held to the undisturbed one. Beside each effect stands what is left of it without the time for which the event loops
 that it goes through, this one, the worker's and the gateway's, were runnable and had no core: that part is the
-machine's. Prints a table, then one JSON line.
+machine's. A share of the moves is asked for by two rivals at once, of whom one must win. Prints a table, then one JSON
+line; exits with 1 where answers, moves or the load were not as they must be, and says why.
 """
 
 import argparse
@@ -13,7 +14,6 @@ import gc
 import json
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -32,12 +32,14 @@ from libs.testing.role_moves import Moved, Mover, Traffic, open_admins, request_
 from libs.testing.suite import Suite, running_suite
 from libs.testing.wait import until
 from load.processes import processes_below, waited_s
+from load.role_figures import AIM_S, aim_met, faults, spread_ms, table
 
 SLOTS = 8
 """Sequences a worker decodes at once."""
 LOAD = 0.8
 """Requests under way as a share of all decode slots at the start."""
-AIM_S = 0.1
+RIVALS = 0.1
+"""Share of the moves under load for which two ask at the same time, as rival planners would."""
 START_S = 400.0
 """Of a suite: vLLM takes long."""
 WAIT_S = 300.0
@@ -89,13 +91,14 @@ def tiny_model(folder: Path) -> Path:
     return folder
 
 
-async def bench(case: Case, suite: Suite, model: str) -> dict[str, Any]:
+async def bench(case: Case, suite: Suite, model: str, rivals: float) -> dict[str, Any]:
     """All figures of one engine."""
     async with httpx.AsyncClient(base_url=suite.gateway, timeout=120, trust_env=False) as http:
         workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
         roles = {worker["id"]: worker["role"] for worker in workers}
         addresses = {worker["id"]: worker["address"] for worker in workers}
-        async with open_admins(addresses, suite.ready["token"]) as admins:
+        token = suite.ready["token"]
+        async with open_admins(addresses, token) as admins, open_admins(addresses, token) as rival_admins:
             bodies = request_bodies(model, case.kinds, prompt_tokens=60, output_tokens=case.output_tokens)
             loops = [os.getpid(), *_gateways(suite)]
             traffic = Traffic(http, bodies)
@@ -107,32 +110,39 @@ async def bench(case: Case, suite: Suite, model: str) -> dict[str, Any]:
             await mover.reset(roles)
             clients = round(LOAD * SLOTS * case.decode)
             capacity = await _tokens_s(traffic, SLOTS * case.decode, answers=4 * SLOTS * case.decode)
-            start_s, before = time.perf_counter(), traffic.output_tokens
+            start_s, before, under_way = time.perf_counter(), traffic.output_tokens, []
             async with traffic.flowing(clients):
                 await until(lambda: traffic.output_tokens > before, timeout_s=WAIT_S)
                 for turn in range(case.moves):
                     answered = traffic.answered
                     await until(partial(_has_answered, traffic, answered + 2), timeout_s=WAIT_S)
-                    # It takes its time where there is no work for the new role, so not after each move.
-                    await mover.move_one(first_step_within_s=0.0 if turn % 4 else 0.5)
+                    under_way.append(traffic.under_way)
+                    if int((turn + 1) * rivals) > int(turn * rivals):
+                        await mover.move_against_rival(rival_admins)
+                    else:  # it takes its time where there is no work for the new role, so not after each move
+                        await mover.move_one(first_step_within_s=0.0 if turn % 4 else 0.5)
                 while_s = time.perf_counter() - start_s
             moving = (traffic.output_tokens - before) / (time.perf_counter() - start_s)
             return {
                 "engine": case.name,
-                "slots_used": round(clients / (SLOTS * case.decode), 2),
+                "slots_used": round(sum(under_way) / len(under_way) / (SLOTS * case.decode), 2),
                 "tokens_s_before": round(capacity),
                 "tokens_s_moving": round(moving),
                 "moves": len(mover.moves),
                 "moves_s": round(len(mover.moves) / while_s, 1),
                 "caught_running": sum(moved.move.running > 0 for moved in mover.moves),
+                "moves_with_gateways_behind": sum(moved.move.effect_s is None for moved in (*idle, *mover.moves)),
+                "rival_rounds": mover.rival_rounds,
+                "both_won": mover.both_won,
+                "none_won": mover.none_won,
                 "sequences_moved": await _moved_sequences(http),
                 "answers": traffic.answered,
                 "failed": len(traffic.failed),
                 "wrong": len(traffic.wrong),
-                "effect_idle_ms": _spread([moved.move.effect_s for moved in idle]),
-                "effect_loaded_ms": _spread([moved.move.effect_s for moved in mover.moves]),
-                "effect_loaded_without_core_waits_ms": _spread([_own_s(moved) for moved in mover.moves]),
-                "first_step_ms": _spread([s for s in _first_steps(mover.moves) if s is not None]),
+                "effect_idle_ms": spread_ms([moved.move.effect_s for moved in idle]),
+                "effect_loaded_ms": spread_ms([moved.move.effect_s for moved in mover.moves]),
+                "effect_loaded_without_core_waits_ms": spread_ms([_own_s(moved) for moved in mover.moves]),
+                "first_step_ms": spread_ms([s for s in _first_steps(mover.moves) if s is not None]),
                 "first_steps_seen": sum(s is not None for s in _first_steps(mover.moves)),
             }
 
@@ -169,16 +179,7 @@ def _first_steps(moves: Sequence[Moved]) -> list[float | None]:
     return [moved.first_step_s for moved in moves if moved.role != "standby"]
 
 
-def _spread(seconds: Sequence[float | None]) -> dict[str, float | None]:
-    """p50, p99 and the greatest, in ms; null where nothing was measured. A move without effect counts as endless."""
-    values = sorted(float("inf") if value is None else value for value in seconds)
-    if not values:
-        return {"p50": None, "p99": None, "max": None}
-    at = {"p50": statistics.median_low(values), "p99": values[int(0.99 * (len(values) - 1))], "max": values[-1]}
-    return {name: round(value * 1e3, 2) for name, value in at.items()}
-
-
-def run(case: Case, folder: Path) -> dict[str, Any]:
+def run(case: Case, folder: Path, rivals: float) -> dict[str, Any]:
     """Start a suite for the case, bench it, stop it."""
     arguments = ["--engine", case.engine, "--prefill", "1", "--decode", str(case.decode)]
     model = "sim"
@@ -194,29 +195,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
     gc.collect()
     gc.freeze()
     with running_suite(folder, *arguments, env=env, start_s=START_S) as suite:
-        return asyncio.run(bench(case, suite, suite.ready["model"] or model))
-
-
-def table(results: Sequence[dict[str, Any]]) -> str:
-    """The figures for people."""
-    head = f"{'engine':<14}{'moves':>6}{'caught':>7}{'moved':>6}{'answers':>8}{'failed':>7}{'wrong':>6}  " + "".join(
-        f"{title:>20}" for title in ("idle p50/p99 ms", "loaded p50/p99 ms", "less core waits", "first step p50/p99")
-    )
-    rows = [
-        f"{r['engine']:<14}{r['moves']:>6}{r['caught_running']:>7}{r['sequences_moved']:>6}{r['answers']:>8}"
-        f"{r['failed']:>7}{r['wrong']:>6}  "
-        + "".join(
-            f"{r[name]['p50'] or 0:>11.1f} / {r[name]['p99'] or 0:<6.1f}"
-            for name in (
-                "effect_idle_ms",
-                "effect_loaded_ms",
-                "effect_loaded_without_core_waits_ms",
-                "first_step_ms",
-            )
-        )
-        for r in results
-    ]
-    return "\n".join([head, *rows])
+        return asyncio.run(bench(case, suite, suite.ready["model"] or model, rivals))
 
 
 def main() -> None:
@@ -226,6 +205,7 @@ def main() -> None:
         "--only", choices=[case.name for case in CASES], nargs="*", help="engines; by default all but vllm's"
     )
     parser.add_argument("--moves", type=int, help="under load; each engine's own number by default")
+    parser.add_argument("--rivals", type=float, default=RIVALS, help="share of the moves that two ask for at once")
     options = parser.parse_args()
     results = []
     for case in CASES:
@@ -233,11 +213,14 @@ def main() -> None:
             continue
         print(f"{case.name} ...", file=sys.stderr)
         with tempfile.TemporaryDirectory(prefix="bench-role-") as folder:
-            results.append(run(replace(case, moves=options.moves or case.moves), Path(folder)))
+            some = replace(case, moves=options.moves or case.moves)
+            results.append(run(some, Path(folder), options.rivals))
     print(table(results))
-    print(json.dumps({"bench": "role", "aim_effect_p99_ms": AIM_S * 1e3, "engines": results}))
-    if bad := [result["engine"] for result in results if result["failed"] or result["wrong"]]:
-        sys.exit(f"requests failed, or were answered differently than without moves, on {', '.join(bad)}")
+    for result in results:
+        result["aim_met"] = {name: aim_met(result[f"effect_{name}_ms"]) for name in ("idle", "loaded")}
+    print(json.dumps({"bench": "role", "aim_effect_p99_ms": AIM_S * 1e3, "engines": results}, allow_nan=False))
+    if bad := [f"{result['engine']}: {fault}" for result in results for fault in faults(result)]:
+        sys.exit("\n".join(bad))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 
+from libs.contracts.errors import StaleRole
+from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import DescribeResponse
 from libs.contracts.roles import role_from_name
 from libs.runtime.rpc import make_channel
 from libs.runtime.settings import CommonSettings
@@ -45,6 +47,7 @@ class Traffic:
     http: httpx.AsyncClient
     bodies: Sequence[dict[str, Any]]
     expected: list[Any] = field(default_factory=list)
+    under_way: int = 0
     answered: int = 0
     output_tokens: int = 0
     failed: list[str] = field(default_factory=list)
@@ -75,7 +78,9 @@ class Traffic:
         rng = random.Random(client)  # noqa: S311
         while not stop.is_set():
             kind = rng.randrange(len(self.bodies))
+            self.under_way += 1
             answer = await self.http.post("/v1/completions", json=self.bodies[kind])
+            self.under_way -= 1
             self.answered += 1
             if answer.status_code != 200:
                 self.failed.append(answer.text)
@@ -118,6 +123,9 @@ class Mover:
         self._roles = dict(roles)
         self._rng = random.Random(11)  # noqa: S311
         self.moves: list[Moved] = []
+        self.rival_rounds = 0
+        self.both_won = 0
+        self.none_won = 0
 
     async def move_one(self, *, first_step_within_s: float = 0.0) -> Moved:
         """Some worker takes another role."""
@@ -130,21 +138,48 @@ class Mover:
         """A worker takes a role."""
         admin = self._admins[worker]
         described = await admin.describe()
-        waited_before_s = self._waited_s(described.worker.pid)
+        moved = await self._ask(admin, described, role)
+        assert moved.move.assignment.epoch == described.worker.assignment.epoch + 1
+        self._roles[worker] = role
+        if first_step_within_s and role != "standby":
+            return replace(moved, first_step_s=await admin.first_step_s(moved.move, within_s=first_step_within_s))
+        return moved
+
+    async def move_against_rival(self, rivals: Mapping[str, WorkerAdmin]) -> None:
+        """Two ask a worker for different roles, having seen the same epoch; what each won counts as a move."""
+        roles: dict[str, list[str]] = {}
+        for worker, role in self._possible():
+            roles.setdefault(worker, []).append(role)
+        worker = self._rng.choice([worker for worker, found in roles.items() if len(found) > 1])
+        admins = (self._admins[worker], rivals[worker])
+        described = await admins[0].describe()
+        wanted = zip(admins, self._rng.sample(roles[worker], 2), strict=True)
+        asked = await asyncio.gather(
+            *(self._ask(admin, described, role) for admin, role in wanted), return_exceptions=True
+        )
+        won = [moved for moved in asked if isinstance(moved, Moved)]
+        for answer in asked:
+            if isinstance(answer, BaseException) and not isinstance(answer, StaleRole):
+                raise answer
+        self.rival_rounds += 1
+        self.both_won += len(won) == 2
+        self.none_won += not won
+        self.moves += won
+        if won:
+            self._roles[worker] = max(won, key=lambda moved: moved.move.assignment.epoch).role
+
+    async def _ask(self, admin: WorkerAdmin, described: DescribeResponse, role: str) -> Moved:
+        """Ask for a role, by the epoch that was seen. Raises StaleRole where another was sooner."""
+        worker = described.worker
+        waited_before_s = self._waited_s(worker.pid)
         move = await admin.set_role(
             *role_from_name(role, BUDGET_TOKENS if role == "mixed" else 0),
-            expected_epoch=described.worker.assignment.epoch,
-            incarnation=described.worker.incarnation,
+            expected_epoch=worker.assignment.epoch,
+            incarnation=worker.incarnation,
             actor="test",
             reason="to see that nothing is lost",
         )
-        waited_s = self._waited_s(described.worker.pid) - waited_before_s
-        assert move.assignment.epoch == described.worker.assignment.epoch + 1
-        self._roles[worker] = role
-        first_step_s = None
-        if first_step_within_s and role != "standby":
-            first_step_s = await admin.first_step_s(move, within_s=first_step_within_s)
-        return Moved(worker, role, move, first_step_s, waited_s)
+        return Moved(worker.id, role, move, None, self._waited_s(worker.pid) - waited_before_s)
 
     async def reset(self, roles: Mapping[str, str]) -> None:
         """Back to these roles."""

@@ -52,7 +52,7 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
 
         With `wait_ms` it answers once every attached gateway routes by the new role, or when that time is over.
         """
-        running = self._host.running
+        running = self._host.engine.load().running
         try:
             assignment = self._host.set_role(request)
         except FulcrumError as error:

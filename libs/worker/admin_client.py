@@ -31,7 +31,7 @@ class RoleMove:
     """Of the call, what the two sides said to each other: all but the wait for gateways."""
     gateways_behind: int
     running: int
-    """Sequences that it found in the engine."""
+    """Sequences that it found running in the engine, without those that waited."""
 
 
 class WorkerAdmin:
