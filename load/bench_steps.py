@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +31,16 @@ from load.decode_target import HeldTarget
 from load.step_grid import Cell, batch_of, folds, grid
 from load.step_picture import draw
 
+CPU_KV_MEMORY_MB = 1024
+GPU_KV_MEMORY_MB = 32 << 10
+"""256 sequences of 4,096 tokens take 23 GB of SmolLM2's KV in 16 bits; what does not fit is left out of the grid."""
 Times = dict[Cell, list[int]]
 """Nanoseconds of each cell, one a round."""
 
 
 async def measure(runner: Runner, capabilities: Capabilities, options: argparse.Namespace) -> Times:
     """Nanoseconds of every cell in every round, the order shuffled anew each time; the first round is not counted."""
-    cells, random = grid(), np.random.default_rng(5)
+    cells, random = grid(runner.device, capabilities), np.random.default_rng(5)
     batches = {cell: batch_of(cell, capabilities) for cell in cells}
     found: defaultdict[Cell, list[int]] = defaultdict(list)
     end_s = time.monotonic() + options.limit_s
@@ -55,9 +59,9 @@ async def measure(runner: Runner, capabilities: Capabilities, options: argparse.
     return dict(found)
 
 
-def fit(times: Times, cells: list[Cell], device: str) -> StepTimeModel:
-    """What a worker on this device would have learned of these cells, a step at a time."""
-    learner = StepTimeLearner(prior_step_time("torch", device))
+def fit(times: Times, cells: list[Cell], prior: StepTimeModel) -> StepTimeModel:
+    """What a worker that starts from `prior` would have learned of these cells, a step at a time."""
+    learner = StepTimeLearner(prior)
     for turn in range(max(map(len, times.values()))):
         for cell in cells:
             if turn < len(times[cell]):
@@ -66,11 +70,11 @@ def fit(times: Times, cells: list[Cell], device: str) -> StepTimeModel:
     return learner.model
 
 
-def foretold_ns(times: Times, device: str) -> dict[Cell, float]:
+def foretold_ns(times: Times, prior: StepTimeModel) -> dict[Cell, float]:
     """Of every cell, by a model that was fitted without its part of the grid."""
     found = {}
     for held in folds(list(times)):
-        model = fit(times, [cell for cell in times if cell not in held], device)
+        model = fit(times, [cell for cell in times if cell not in held], prior)
         found.update({cell: model.step_ns(cell.work) for cell in held})
     return found
 
@@ -122,9 +126,11 @@ def split_errors(times: Times, model: StepTimeModel) -> list[float]:
     ]
 
 
-def report(times: Times, device: str, targets: list[HeldTarget], options: argparse.Namespace) -> None:
+def report(
+    times: Times, device: str, prior: StepTimeModel, targets: list[HeldTarget], options: argparse.Namespace
+) -> None:
     """Fit, judge, print."""
-    foretold, model = foretold_ns(times, device), fit(times, list(times), device)
+    foretold, model = foretold_ns(times, prior), fit(times, list(times), prior)
     table = error_table(times, foretold)
     names = list(table[StepKind.MIXED.value])
     print(f"{'not seen':<10}" + "".join(f"{name:>18}" for name in names))
@@ -143,7 +149,6 @@ def report(times: Times, device: str, targets: list[HeldTarget], options: argpar
         print("\n" + decode_target.table(targets))
     if options.picture:
         draw(options.picture, foretold, times)
-    coefficients = {name: round(getattr(model, name), 4) for name in StepTimeModel.__dataclass_fields__}
     print(
         json.dumps(
             {
@@ -154,7 +159,8 @@ def report(times: Times, device: str, targets: list[HeldTarget], options: argpar
                 "ride_along_share": {str(tokens): round(share, 4) for tokens, share in shares.items()},
                 "split_error": {"mean": round(statistics.mean(off), 4), "max": round(max(off), 4)},
                 "decode_targets": decode_target.figures(targets),
-                "model": coefficients,
+                "prior": asdict(prior),
+                "model": {name: round(value, 4) for name, value in asdict(model).items()},
                 "cells": [
                     {"chunk": cell.chunk, "decode": cell.decode, "ms": [round(ns / 1e6, 2) for ns in durations]}
                     for cell, durations in times.items()
@@ -164,43 +170,57 @@ def report(times: Times, device: str, targets: list[HeldTarget], options: argpar
     )
 
 
-def recorded(file: Path) -> tuple[Times, str]:
-    """(times, device) of the last line of an earlier run."""
+def recorded(file: Path) -> tuple[Times, str, StepTimeModel]:
+    """(times, device, prior) of the last line of an earlier run; older ones did not tell their prior."""
     found = json.loads(file.read_text().splitlines()[-1])
-    return {
+    times = {
         Cell(*(tuple(part) if part else None for part in (each["chunk"], each["decode"]))): [
             round(ms * 1e6) for ms in each["ms"]
         ]
         for each in found["cells"]
-    }, found["device"]
+    }
+    device = found["device"]
+    prior = StepTimeModel(**found["prior"]) if "prior" in found else prior_step_time("torch", device)
+    return times, device, prior
+
+
+def kv_memory_mb(options: argparse.Namespace) -> int:
+    """What was asked for, else what the grid of the device needs of it and any GPU of today has."""
+    on_gpu = options.device.startswith("cuda")
+    return int(options.kv_memory_mb or (GPU_KV_MEMORY_MB if on_gpu else CPU_KV_MEMORY_MB))
 
 
 async def main(options: argparse.Namespace) -> None:
     """Load, measure, report."""
     if options.again:
-        times, device = recorded(options.again)
-        report(times, device, [], options)
+        report(*recorded(options.again), [], options)
         return
     config = EngineConfig(
-        real_model_folder(), "bench", device=options.device, threads=options.threads, kv_memory_mb=options.kv_memory_mb
+        real_model_folder(), "bench", device=options.device, threads=options.threads, kv_memory_mb=kv_memory_mb(options)
     )
     runner = TorchRunner(config)
     capabilities = await runner.load(EngineIdentity("bench", 1, ""), lambda _stage, _share: None)
     try:
+        prior = prior_step_time("torch", runner.device, capabilities.compute)
         times = await measure(runner, capabilities, options)
-        targets = await decode_target.held_targets(runner, capabilities, fit(times, list(times), runner.device))
-        report(times, runner.device, targets, options)
+        targets = await decode_target.held_targets(runner, capabilities, fit(times, list(times), prior))
+        report(times, runner.device, prior, targets, options)
     finally:
         await runner.close()
 
 
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    made.add_argument("--rounds", type=int, default=5)
+    made.add_argument("--limit-s", type=float, default=170.0, help="of measuring")
+    made.add_argument("--threads", type=int, default=0, help="0: torch's default")
+    made.add_argument("--device", default="auto")
+    made.add_argument("--kv-memory-mb", type=int, default=0, help="0: what the grid of --device needs")
+    made.add_argument("--picture", type=Path, help="a PNG or SVG file to draw into; needs matplotlib")
+    made.add_argument("--again", type=Path, help="judge the output of an earlier run in place of measuring")
+    return made
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--limit-s", type=float, default=170.0, help="of measuring")
-    parser.add_argument("--threads", type=int, default=0, help="0: torch's default")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--kv-memory-mb", type=int, default=1024)
-    parser.add_argument("--picture", type=Path, help="a PNG or SVG file to draw into; needs matplotlib")
-    parser.add_argument("--again", type=Path, help="judge the output of an earlier run in place of measuring")
-    asyncio.run(main(parser.parse_args()))
+    asyncio.run(main(parser().parse_args()))

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,22 @@ CASES = (
     ),
     Case("torch-smollm2", ("--engine", "torch"), median_tokens=96, spread=0.6, share=0.6, limit_s=40, tpot_ms=150),
 )
+GPU_KV_MEMORY_MB = 16 << 10
+
+
+def case_on(case: Case, device: str) -> Case:
+    """The case as it is run on a device: a GPU would answer short prompts faster than a gateway brings them."""
+    if "torch" not in case.arguments or not device.startswith("cuda"):
+        return case
+    return replace(case, median_tokens=2000, share=0.3, tpot_ms=30, sizes=(VLLM_DEFAULT_TOKENS,))
+
+
+def worker_env(case: Case, device: str) -> dict[str, str]:
+    """Settings of the case's workers: where torch computes, and on a GPU room for long prompts."""
+    if "torch" not in case.arguments:
+        return {}
+    room = {"FULCRUM_WORKER_KV_MEMORY_MB": str(GPU_KV_MEMORY_MB)} if device.startswith("cuda") else {}
+    return {"FULCRUM_WORKER_DEVICE": device} | room
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +219,7 @@ def run(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     model = ("--model", str(real_model_folder())) if "torch" in case.arguments else ()
     with tempfile.TemporaryDirectory(prefix="bench-tune-") as folder:
         env = {"FULCRUM_CACHE": str(Path(folder) / "cache"), "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": "0"}
+        env |= worker_env(case, options.device)
         arguments = (*case.arguments, *model, "--prefill", "1", "--decode", "1")
         with running_suite(Path(folder), *arguments, env=env, start_s=START_S) as suite:
             at_start = tuned(suite, "--kept")
@@ -256,22 +273,28 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    made.add_argument("--only", choices=[case.name for case in CASES], nargs="*")
+    made.add_argument("--rounds", type=int, default=2)
+    made.add_argument("--seconds", type=float, default=15.0, help="of load on each size in each round")
+    made.add_argument("--virtual", action="store_true", help="the sim case in virtual time: policy alone, no CPU")
+    made.add_argument("--device", default="auto", help="of the torch engine")
+    made.add_argument("--picture", type=Path, help="an SVG or PNG file; the case's name is put into its own")
+    return made
+
+
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--only", choices=[case.name for case in CASES], nargs="*")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of load on each size in each round")
-    parser.add_argument("--virtual", action="store_true", help="the sim case in virtual time: policy alone, no CPU")
-    parser.add_argument("--picture", type=Path, help="an SVG or PNG file; the case's name is put into its own")
-    options = parser.parse_args()
+    options = parser().parse_args()
     if options.virtual:
         print(json.dumps({"bench": "tune", "cases": [virtual(CASES[0], options.seconds)]}))
         return
     results = []
     for case in CASES:
         if not options.only or case.name in options.only:
-            results.append(run(case, options))
+            results.append(run(case_on(case, options.device), options))
             print(table(results[-1]) + "\n", flush=True)
     print(json.dumps({"bench": "tune", "cases": results}))
 

@@ -1,13 +1,15 @@
 """`python -m load.gpu_engine`: everything about the torch engine that wants a GPU, in one command.
 
-The engine's contract suite in float32, then bench_engine and bench_kv, each in a process of its own; a failure of one
-does not stop the others. Writes one JSON object with their raw figures, which is also the last line of stdout.
+The engine's contract suite in float32, then the benches of engine, KV hand-off, step times, saturation and phase time,
+each in a process of its own; a failure of one does not stop the others. Writes one JSON object with their raw figures,
+which is also the last line of stdout.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,7 +27,7 @@ class Part:
     name: str
     exit_code: int
     figures: object
-    """What its last line says, for a bench that went well."""
+    """What its last line of JSON says, also where the bench found a fault in it."""
     tail: list[str]
 
 
@@ -46,8 +48,29 @@ def run(name: str, command: list[str]) -> Part:
     except subprocess.TimeoutExpired as late:
         code, output = 124, (late.stdout or b"").decode(errors="replace")
     lines = output.splitlines()
-    figures = json.loads(lines[-1]) if not code and lines and lines[-1].startswith("{") else None
-    return Part(name, code, figures, lines[-TAIL_LINES:])
+    return Part(name, code, figures_of(lines), lines[-TAIL_LINES:])
+
+
+def figures_of(lines: list[str]) -> object:
+    """The last line that is a JSON object; None without one."""
+    for line in reversed(lines):
+        if line.startswith("{"):
+            with suppress(ValueError):  # the end of a process that was killed may be half a line
+                return json.loads(line)
+    return None
+
+
+def commands(device: str) -> dict[str, list[str]]:
+    """Modules and their arguments, by part."""
+    suite = "tests/contract/test_engine_contract.py"
+    return {
+        "contract": ["pytest", suite, "-k", "torch", "--device", device, "--timeout", str(PART_TIMEOUT_S)],
+        "bench_engine": ["load.bench_engine", "--device", device, "--continuous", "--long"],
+        "bench_kv": ["load.bench_kv", "--device", device],
+        "bench_steps": ["load.bench_steps", "--device", device],
+        "bench_tune": ["load.bench_tune", "--device", device, "--only", "torch-smollm2"],
+        "bench_phase": ["load.bench_phase", "--device", device, "--engines", "torch"],
+    }
 
 
 def main(options: argparse.Namespace) -> int:
@@ -56,12 +79,7 @@ def main(options: argparse.Namespace) -> int:
         print("no GPU: torch sees no CUDA device here", file=sys.stderr)
         return 1
     device = options.device
-    suite = "tests/contract/test_engine_contract.py"
-    parts = [
-        run("contract", ["pytest", suite, "-k", "torch", "--device", device, "--timeout", str(PART_TIMEOUT_S)]),
-        run("bench_engine", ["load.bench_engine", "--device", device, "--continuous", "--long"]),
-        run("bench_kv", ["load.bench_kv", "--device", device]),
-    ]
+    parts = [run(name, command) for name, command in commands(device).items()]
     found = {
         "gpu": torch.cuda.get_device_name(device),
         "torch": torch.__version__,

@@ -12,12 +12,36 @@ from libs.perfmodel import StepKind, StepWork, chunks_work
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 FOLDS = 4
 """Each cell is judged by a fit on the other parts of the grid."""
-CHUNKS = ((16, 0), (32, 0), (64, 0), (64, 512), (128, 0), (128, 1024), (256, 0), (256, 512), (512, 0), (512, 1024))
-"""(prompt tokens, tokens before them that have KV)."""
-DECODES = tuple(itertools.product((1, 2, 3, 4, 6, 8, 12, 16, 24), (128, 384, 768)))
-"""(sequences, tokens that each reads)."""
-MIXED_CHUNKS = ((16, 0), (32, 0), (64, 512), (128, 0), (256, 0))
-MIXED_DECODES = ((1, 768), (4, 128), (4, 768), (8, 384), (16, 768), (24, 128))
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a grid is made of. The parts of its mixed steps must be among the pure ones."""
+
+    chunks: tuple[tuple[int, int], ...]
+    """(prompt tokens, tokens before them that have KV)."""
+    decodes: tuple[tuple[int, int], ...]
+    """(sequences, tokens that each reads)."""
+    mixed_chunks: tuple[tuple[int, int], ...]
+    mixed_decodes: tuple[tuple[int, int], ...]
+
+
+CPU_SIZES = Sizes(
+    ((16, 0), (32, 0), (64, 0), (64, 512), (128, 0), (128, 1024), (256, 0), (256, 512), (512, 0), (512, 1024)),
+    tuple(itertools.product((1, 2, 3, 4, 6, 8, 12, 16, 24), (128, 384, 768))),
+    ((16, 0), (32, 0), (64, 512), (128, 0), (256, 0)),
+    ((1, 768), (4, 128), (4, 768), (8, 384), (16, 768), (24, 128)),
+)
+GPU_SIZES = Sizes(
+    (
+        *((64, 0), (128, 0), (256, 0), (256, 4096), (512, 0), (512, 2048), (1024, 0), (1024, 4096), (2048, 0)),
+        *((2048, 4096), (4096, 0), (4096, 4096), (8192, 0)),
+    ),
+    tuple(itertools.product((1, 4, 8, 16, 32, 64, 128, 256), (256, 1024, 4096))),
+    ((64, 0), (256, 4096), (512, 0), (2048, 0), (8192, 0)),
+    ((1, 4096), (8, 256), (8, 4096), (32, 1024), (128, 4096), (256, 256)),
+)
+"""Where a GPU's floor, and the reading of weights beside which a chunk hides, have long been left."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +67,24 @@ class Cell:
         return chunks_work([(start, start + tokens)], decode)
 
 
-def grid() -> list[Cell]:
-    """Every cell; the parts of the mixed ones are among the pure ones."""
-    return [
-        *(Cell(chunk, None) for chunk in CHUNKS),
-        *(Cell(None, decode) for decode in DECODES),
-        *(Cell(chunk, decode) for chunk, decode in itertools.product(MIXED_CHUNKS, MIXED_DECODES)),
+def grid(device: str, capabilities: Capabilities) -> list[Cell]:
+    """Every cell that the model's context and the engine's KV blocks have room for; the parts of the mixed ones are
+    among the pure ones."""
+    sizes = GPU_SIZES if device.startswith("cuda") else CPU_SIZES
+    cells = [
+        *(Cell(chunk, None) for chunk in sizes.chunks),
+        *(Cell(None, decode) for decode in sizes.decodes),
+        *(Cell(chunk, decode) for chunk, decode in itertools.product(sizes.mixed_chunks, sizes.mixed_decodes)),
     ]
+    return [cell for cell in cells if _has_room(cell, capabilities)]
+
+
+def _has_room(cell: Cell, capabilities: Capabilities) -> bool:
+    sequences, context = cell.decode or (0, 0)
+    length = sum(cell.chunk or (0, 0))
+    size = capabilities.block_size_tokens
+    blocks = sequences * -(-context // size) + -(-length // size)
+    return max(context, length) <= capabilities.max_context_tokens and blocks <= capabilities.kv_blocks
 
 
 def batch_of(cell: Cell, capabilities: Capabilities) -> Batch:
