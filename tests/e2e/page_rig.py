@@ -101,6 +101,9 @@ class Service:
     hub: LossyHub
     url: str = ""
     workers: dict[str, Worker] = field(default_factory=dict)
+    held: list[StepBatch] | None = None
+    """What the broker keeps to itself while it stalls; None: it does not."""
+    sent_to_ns: int | None = None
 
     def take(self, topic: Any, value: Any) -> None:
         self.state.take(Record(topic, "key", value, 0, 0), self.clock.now_ns())
@@ -113,14 +116,28 @@ class Service:
             for worker in self.workers.values():
                 self.take(STEPS, worker.batch(start_ns, SECOND_NS))
             self.state.history.advance(start_ns + SECOND_NS)
+        self.sent_to_ns = now_ns
+
+    def send(self, batch: StepBatch) -> None:
+        """Through the broker."""
+        if self.held is None:
+            self.take(STEPS, batch)
+        else:
+            self.held.append(batch)
+
+    def catch_up(self) -> None:
+        """The broker stalls no more, and hands on what it has."""
+        held, self.held = self.held or [], None
+        for batch in held:
+            self.take(STEPS, batch)
 
     async def send_forever(self) -> None:
-        start_ns = self.clock.now_ns() // BATCH_NS * BATCH_NS
+        start_ns = self.sent_to_ns or self.clock.now_ns() // BATCH_NS * BATCH_NS
         while True:
             while start_ns + BATCH_NS <= self.clock.now_ns():
                 for worker in self.workers.values():
                     if not worker.silent:
-                        self.take(STEPS, worker.batch(start_ns))
+                        self.send(worker.batch(start_ns))
                 start_ns += BATCH_NS
             await asyncio.sleep(0.01)
 

@@ -17,8 +17,7 @@ export class HeatMap {
   #shape = "";
   #orderedAt = 0;
   #loads = 0; // of the store, when rows were put in order
-  #revision = -1;
-  #painted = -1;
+  #painted = 0; // the last of the store's writes that is in the picture
   #span = null;
   #point = null;
 
@@ -68,13 +67,9 @@ export class HeatMap {
       this.#shape = shape;
       this.#picture.reset(store, this.#rows);
     } else {
-      const from = this.#revision === store.revision ? this.#painted : store.newest - 20; // what is revised is recent
-      const columns = [];
-      for (let number = Math.max(from, store.newest - store.columns + 1); number <= store.newest; number++) columns.push(number % store.columns);
-      this.#picture.update(store, columns);
+      this.#picture.update(store, store.writtenAfter(this.#painted));
     }
-    this.#painted = store.newest;
-    this.#revision = store.revision;
+    this.#painted = store.writes;
   }
 
   #paint(store, first, last) {

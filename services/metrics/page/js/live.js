@@ -102,7 +102,6 @@ export class Live {
     this.#waiting = null;
     if (this.endMs === null) for (const tick of waiting) if (tick.version === this.#members.version) this.#enter(tick);
     if (this.endMs !== null && endMs === null) this.freeze(this.endMs);
-    store.revision++;
     this.changed();
     if (missedMs !== null && this.endMs === null) await this.reload(windowsSince(missedMs, this.#takenMs));
   }

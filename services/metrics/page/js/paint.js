@@ -22,9 +22,12 @@ export class Picture {
     this.#paint(store, 0, store.columns);
   }
 
-  /** Paint some windows again. */
+  /** Paint some windows again; `columns` ascend. */
   update(store, columns) {
-    for (const column of columns) this.#paint(store, column, 1);
+    for (let at = 0, end; at < columns.length; at = end) {
+      for (end = at + 1; columns[end] === columns[end - 1] + 1; ) end++;
+      this.#paint(store, columns[at], end - at); // neighbours at once: after a pause there are many
+    }
   }
 
   #paint(store, from, count) {

@@ -24,7 +24,8 @@ export class Store {
     this.members = []; // by slot: {id, node, model, gpus, engine}
     this.slots = new Map();
     this.groups = new Map(); // "cluster", "node:a", "pool:decode", ... -> Group
-    this.revision = 0; // grows when a window was written again
+    this.writes = 0; // of windows, new or revised
+    this.stamps = new Float64Array(columns); // by column: the write that was its last
     this.loads = 0; // grows when many were
     this.dirty = new Set(); // columns whose sums are to be made again
     this.#allocate(FIRST_SLOTS);
@@ -71,9 +72,9 @@ export class Store {
   /** Where a window is kept, emptied if it is new; -1 for one that is too old. */
   column(number) {
     if (number <= this.newest - this.columns) return -1;
-    if (number > this.newest) this.newest = number;
-    else this.revision++;
+    this.newest = Math.max(number, this.newest);
     const column = number % this.columns;
+    this.stamps[column] = ++this.writes;
     if (this.numbers[column] !== number) {
       this.numbers[column] = number;
       this.times.fill(0, column * this.size * 4, (column + 1) * this.size * 4);
@@ -101,7 +102,13 @@ export class Store {
   drop(number) {
     for (let column = 0; column < this.columns; column++) if (this.numbers[column] >= number) this.numbers[column] = -1;
     this.newest = this.numbers.reduce((newest, held) => Math.max(newest, held), -1);
-    this.revision++;
+  }
+
+  /** Columns that were written after write number `seen`. */
+  writtenAfter(seen) {
+    const columns = [];
+    for (let column = 0; seen < this.writes && column < this.columns; column++) if (this.stamps[column] > seen) columns.push(column);
+    return columns;
   }
 
   /** Make sums of what was written since the last call. */
