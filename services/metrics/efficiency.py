@@ -11,6 +11,7 @@ from libs.telemetry.rollups import RollUps
 from services.metrics.occupancy import (
     ClusterOccupancy,
     PhaseUtilisation,
+    RoleTime,
     Utilisation,
     WorkerOccupancy,
     cluster_occupancy_in_turns,
@@ -20,11 +21,11 @@ from services.metrics.scope import Scope
 WINDOW_NS: Final = 2_000_000_000
 HELD_NS: Final = 1_000_000_000
 """How long one look at the cluster answers for: every open page asks each two seconds."""
-_OF_WORKER: Final[dict[str, Callable[[WorkerOccupancy], str]]] = {
-    "model": lambda worker: worker.model,
-    "pool": lambda worker: worker.role,
-    "node": lambda worker: worker.node,
-    "worker": lambda worker: worker.id,
+_OF_WORKER: Final[dict[str, Callable[[WorkerOccupancy], set[str]]]] = {
+    "model": lambda worker: {worker.model},
+    "pool": lambda worker: {worker.role, *(each.role for each in worker.by_role)},
+    "node": lambda worker: {worker.node},
+    "worker": lambda worker: {worker.id},
 }
 
 
@@ -63,23 +64,31 @@ class RecentOccupancy:
 
 
 def efficiency(cluster: ClusterOccupancy, scope: Scope) -> Efficiency:
-    """Of a scope; a worker counts for the pool that it is in now. Pure."""
+    """Of a scope; a worker counts for a pool while it was in it. Pure."""
     of = _OF_WORKER.get(scope.kind)
-    workers = [worker for worker in cluster.workers if of is None or of(worker) == scope.name]
+    workers = [worker for worker in cluster.workers if of is None or scope.name in of(worker)]
+    told = [each for worker in workers for each in _told(worker, scope)]
     nodes = {worker.node for worker in workers}
     gpus = [gpu for gpu in cluster.hardware if gpu.node in nodes]
     return Efficiency(
         scope=scope.text,
         as_of_unix_ns=cluster.as_of_unix_ns,
-        utilisation=PhaseUtilisation(prefill=_mean(workers, "prefill"), decode=_mean(workers, "decode")),
+        utilisation=PhaseUtilisation(prefill=_mean(told, "prefill"), decode=_mean(told, "decode")),
         tensor_active=_mean_of(gpu.tensor_active for gpu in gpus),
         dram_active=_mean_of(gpu.dram_active for gpu in gpus),
         clock_offset_ms={node.node: node.clock_offset_ms for node in cluster.nodes},
     )
 
 
-def _mean(workers: Iterable[WorkerOccupancy], phase: str) -> Utilisation:
-    told = [(worker.utilisation.by_phase()[phase], worker.gpu_ns) for worker in workers if worker.utilisation]
+def _told(worker: WorkerOccupancy, scope: Scope) -> list[WorkerOccupancy | RoleTime]:
+    """What counts of a worker for a scope."""
+    if scope.kind == "pool" and worker.by_role:
+        return [each for each in worker.by_role if each.role == scope.name]
+    return [worker]
+
+
+def _mean(parts: Iterable[WorkerOccupancy | RoleTime], phase: str) -> Utilisation:
+    told = [(part.utilisation.by_phase()[phase], part.gpu_ns) for part in parts if part.utilisation]
     spent = [(used, time.prefill if phase == "prefill" else time.decode) for used, time in told]
     return Utilisation(
         mfu=_weighed((used.mfu, time) for used, time in spent),

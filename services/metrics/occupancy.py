@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
-from libs.contracts.roles import role_name
-from libs.perfmodel.utilisation import Compute, utilisation
+from libs.perfmodel.utilisation import utilisation
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.members import Members
 from libs.telemetry.rollups import RollUps
-from libs.telemetry.timeline import WorkerFacts
+from libs.telemetry.timeline import PhaseTime, WorkerFacts
 from services.metrics.queues import PhaseQueue
+from services.metrics.role_parts import Part
 from services.metrics.spent import Span, Spent, Total, spent_in, total
 
 WORKERS_A_TURN: Final = 100
@@ -27,6 +27,17 @@ class GpuTime:
     decode: int
     kv_wait: int
     idle: int
+
+    @classmethod
+    def of(cls, time: PhaseTime) -> Self:
+        """From a worker's or several workers' GPU-nanoseconds."""
+        return cls(
+            covered=time.covered_ns,
+            prefill=time.prefill_ns,
+            decode=time.decode_ns,
+            kv_wait=time.kv_wait_ns,
+            idle=time.idle_ns,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +70,7 @@ class Occupancy:
             idle=_share(time.idle_ns, time.covered_ns),
             ratio=_share(time.prefill_ns, time.decode_ns),
             provisional=time.provisional,
-            gpu_ns=GpuTime(
-                covered=time.covered_ns,
-                prefill=time.prefill_ns,
-                decode=time.decode_ns,
-                kv_wait=time.kv_wait_ns,
-                idle=time.idle_ns,
-            ),
+            gpu_ns=GpuTime.of(time),
             **own,
         )
 
@@ -93,6 +98,15 @@ class PhaseUtilisation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoleTime:
+    """What a worker did while it had one role."""
+
+    role: str
+    gpu_ns: GpuTime
+    utilisation: PhaseUtilisation | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOccupancy(Occupancy):
     """One worker, with its depths at its last report."""
 
@@ -100,6 +114,9 @@ class WorkerOccupancy(Occupancy):
     node: str
     model: str
     role: str
+    """That it had last in the window."""
+    by_role: list[RoleTime]
+    """Where it had more than one in the window; empty for all others."""
     running: int
     waiting: int
     waiting_prefill_tokens: int
@@ -128,7 +145,7 @@ class ModelOccupancy(Occupancy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolOccupancy(Occupancy):
-    """The workers that have one role now."""
+    """The time of workers while they had one role: a worker that moved counts in both pools, for its time in each."""
 
     role: str
 
@@ -219,10 +236,7 @@ def _cluster(
             ModelOccupancy.of(part, model=model)
             for model, part in _parts(span.workers, lambda facts: facts.assignment.model)
         ],
-        pools=[
-            PoolOccupancy.of(part, role=role)
-            for role, part in _parts(span.workers, lambda facts: role_name(facts.assignment))
-        ],
+        pools=[PoolOccupancy.of(part, role=role) for role, part in _pools(span.workers)],
         nodes=[
             NodeOccupancy.of(part, node=node, clock_offset_ms=offsets_ns.get(node, 0) / 1e6)
             for node, part in _parts(span.workers, lambda facts: facts.node)
@@ -250,7 +264,8 @@ def _worker(fleet: Fleet, spent: Spent, span: Span) -> WorkerOccupancy:
         id=facts.worker_id,
         node=facts.node,
         model=facts.assignment.model,
-        role=role_name(facts.assignment),
+        role=spent.role,
+        by_role=[_role_time(fleet, facts, part) for part in spent.parts] if len(spent.parts) > 1 else [],
         running=facts.load.running,
         waiting=facts.load.waiting,
         waiting_prefill_tokens=facts.load.waiting_prefill_tokens,
@@ -258,19 +273,31 @@ def _worker(fleet: Fleet, spent: Spent, span: Span) -> WorkerOccupancy:
         places=facts.max_sequences,
         kv_used=kv_used(facts),
         since_step_ms=since_step_ns(facts, fleet.last_step_end_ns(facts.worker_id)) // 1_000_000,
-        utilisation=_utilisation(fleet, facts.compute, spent, span) if facts.compute else None,
+        utilisation=_utilisation(fleet, facts, spent.time, [(span.low_ns, span.high_ns)]),
     )
 
 
-def _utilisation(fleet: Fleet, compute: Compute, spent: Spent, span: Span) -> PhaseUtilisation | None:
-    """Of the part of the span that is remembered step by step; None where nothing of it is."""
-    worker_id, time = spent.facts.worker_id, spent.time
-    low_ns = fleet.steps_from_ns(worker_id)
-    if low_ns is None or low_ns >= span.high_ns:
+def _role_time(fleet: Fleet, facts: WorkerFacts, part: Part) -> RoleTime:
+    used = _utilisation(fleet, facts, part.time, part.runs_ns)
+    return RoleTime(role=part.role, gpu_ns=GpuTime.of(part.time), utilisation=used)
+
+
+def _utilisation(
+    fleet: Fleet, facts: WorkerFacts, time: PhaseTime, runs_ns: list[tuple[int, int]]
+) -> PhaseUtilisation | None:
+    """Of the part of the runs that is remembered step by step, `time` being all of them; None where nothing of it is,
+    or the worker does not tell what it computes with."""
+    compute, worker_id = facts.compute, facts.worker_id
+    from_ns = fleet.steps_from_ns(worker_id)
+    if compute is None or from_ns is None or from_ns >= runs_ns[-1][1]:
         return None
-    if low_ns > span.low_ns:
-        time = fleet.phases(worker_id, low_ns, span.high_ns).times(spent.gpus)
-    effort = fleet.effort(worker_id, max(low_ns, span.low_ns), span.high_ns)
+    known_ns = [(max(low_ns, from_ns), high_ns) for low_ns, high_ns in runs_ns if high_ns > from_ns]
+    if known_ns != runs_ns:
+        times = [fleet.phases(worker_id, *run).times(facts.gpus) for run in known_ns]
+        prefill_ns, decode_ns = sum(each.prefill_ns for each in times), sum(each.decode_ns for each in times)
+    else:
+        prefill_ns, decode_ns = time.prefill_ns, time.decode_ns
+    efforts = [fleet.effort(worker_id, *run) for run in known_ns]
 
     def of(flops: float, moved_bytes: float, gpu_ns: int) -> Utilisation:
         return Utilisation(
@@ -279,9 +306,18 @@ def _utilisation(fleet: Fleet, compute: Compute, spent: Spent, span: Span) -> Ph
         )
 
     return PhaseUtilisation(
-        prefill=of(effort.prefill_flops, effort.prefill_bytes, time.prefill_ns),
-        decode=of(effort.decode_flops, effort.decode_bytes, time.decode_ns),
+        prefill=of(sum(e.prefill_flops for e in efforts), sum(e.prefill_bytes for e in efforts), prefill_ns),
+        decode=of(sum(e.decode_flops for e in efforts), sum(e.decode_bytes for e in efforts), decode_ns),
     )
+
+
+def _pools(spent: Sequence[Spent]) -> list[tuple[str, Total]]:
+    """By the role that workers had then, in order."""
+    pools: dict[str, list[Part]] = {}
+    for each in spent:
+        for part in each.parts:
+            pools.setdefault(part.role, []).append(part)
+    return [(role, total(parts)) for role, parts in sorted(pools.items())]
 
 
 def _parts(spent: Sequence[Spent], name: Callable[[WorkerFacts], str]) -> list[tuple[str, Total]]:

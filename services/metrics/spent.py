@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
-from libs.contracts.roles import ROLE_NAMES, role_from_name
+from libs.contracts.roles import role_from_name, role_name
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.members import UNKNOWN, Member, Members
 from libs.telemetry.ring import NO_ROLE
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL, RollUps
 from libs.telemetry.timeline import PhaseTime, WorkerFacts
+from services.metrics.role_parts import Part, last_roles, moved, parts_of, role_text
 
 MAX_WINDOWS: Final = 600
 """That one answer adds up: a minute of the finest. Longer spans, and those that lie far back, are of coarser ones."""
@@ -28,6 +28,10 @@ class Spent:
     """In GPU-nanoseconds."""
     due_ns: int
     """GPU-nanoseconds that it should have told of: from its first window until it left, or was given up as silent."""
+    role: str
+    """That it had last in the span; that it has now where nothing of the span is written."""
+    parts: list[Part]
+    """By the role that it had then: one for nearly all."""
 
     @property
     def gpus(self) -> int:
@@ -45,7 +49,7 @@ class Total:
     due_ns: int
 
 
-def total(spent: Sequence[Spent]) -> Total:
+def total(spent: Sequence[Spent] | Sequence[Part]) -> Total:
     """All of them together."""
     times = [each.time for each in spent]
     return Total(
@@ -81,9 +85,10 @@ def spent_in(fleet: Fleet, rollups: RollUps, members: Members, end_ns: int, span
     # Who went before this process began, or so long ago that the fleet has forgotten it, is in the windows alone.
     gone = set(rollups.present(length, low_ns, high_ns)).difference(known)
     series = rollups.read(length, low_ns, high_ns, sorted(gone.union(heard.intersection(rollups.worker_ids()))))
+    last = last_roles(series.roles)
     workers = [
-        known.get(name) or _gone(members.get(name) or Member(name, UNKNOWN, UNKNOWN, 1), series.roles[:, place])
-        for place, name in enumerate(series.worker_ids)
+        known.get(name) or _gone(members.get(name) or Member(name, UNKNOWN, UNKNOWN, 1), role_text(number))
+        for name, number in zip(series.worker_ids, last.tolist(), strict=True)
     ]
     # Windows of a silent worker that is read elsewhere are not written here: they are missed all the same.
     covered_to_ns = np.array([facts.covered_to_unix_ns for facts in workers], np.int64)
@@ -92,21 +97,22 @@ def spent_in(fleet: Fleet, rollups: RollUps, members: Members, end_ns: int, span
     times = series.times_ns.sum(axis=0).tolist()
     provisional = np.any(series.provisional, axis=0)
     due_ns = (due.sum(axis=0) * length).tolist()
-    spent = [
-        Spent(
-            facts,
-            PhaseTime(each[COVERED], each[PREFILL], each[DECODE], each[KV_WAIT], bool(running)).times(facts.gpus),
-            due_worker_ns * facts.gpus,
-        )
-        for facts, each, running, due_worker_ns in zip(workers, times, provisional, due_ns, strict=True)
-        if due_worker_ns or (facts.worker_id in listed and not facts.left)
-    ]
+    roles = [role_text(number) or role_name(facts.assignment) for facts, number in zip(workers, last, strict=True)]
+    has_moved = moved(series.roles, last)
+    spent = []
+    for place, (facts, each) in enumerate(zip(workers, times, strict=True)):
+        if not due_ns[place] and (facts.worker_id not in listed or facts.left):
+            continue
+        time = PhaseTime(each[COVERED], each[PREFILL], each[DECODE], each[KV_WAIT], bool(provisional[place]))
+        whole = Part(roles[place], facts.gpus, time.times(facts.gpus), due_ns[place] * facts.gpus, [(low_ns, high_ns)])
+        parts = parts_of(series, place, due[:, place], facts.gpus) if has_moved[place] else [whole]
+        spent.append(Spent(facts, whole.time, whole.due_ns, whole.role, parts))
     return Span(low_ns, high_ns, spent)
 
 
-def _gone(member: Member, roles: NDArray[np.uint8]) -> WorkerFacts:
+def _gone(member: Member, role_then: str) -> WorkerFacts:
     """By what is kept with its windows; in the role that it had last in them."""
-    role, budget_tokens = role_from_name(ROLE_NAMES[int(roles[roles != NO_ROLE][-1]) - NO_ROLE - 1], 1)
+    role, budget_tokens = role_from_name(role_then, 1)
     return WorkerFacts(
         worker_id=member.worker_id,
         incarnation=0,

@@ -221,3 +221,36 @@ async def test_tables_of_a_past_time_have_the_roles_of_that_time() -> None:
         await expect(pools).to_have_count(2, timeout=WAIT_MS)
         await expect(pools.first).to_contain_text("decode")
         await expect(workers.first.locator(".c-role")).to_have_text("decode")
+
+
+async def test_across_a_role_move_the_page_and_the_api_say_the_same_of_every_part() -> None:
+    mover = Worker("w-0", "decode", 0.7, gpus=2)
+    others = Worker("w-1", "prefill", 0.4, node="node-b"), Worker("w-2", "decode", 0.3, model="other")
+    async with serving(mover, *others, lived_s=5) as service:
+        mover.role = "prefill"
+        moved_ns = service.clock.now_ns()
+        await until(lambda: (service.state.history.written_to_ns or 0) > moved_ns + 3 * SECOND_NS)
+        async with looking(service, f"/#range=30s&end={(moved_ns // MS // 100 + 10) * 100}") as page:
+            told = await occupancy(service, await figures(page, lambda shown: shown["coverage"] == 1))
+            parts = {
+                "pools": ("pool", "role"),
+                "nodes": ("node", "node"),
+                "models": ("model", "model"),
+                "workers": ("worker", "id"),
+            }
+            for name, (kind, named) in parts.items():
+                for part in told[name]:
+                    scope = f"{kind}:{part[named]}"
+                    await page.locator(f'#tables [data-scope="{scope}"]').click()
+                    shown = await figures(page, lambda shown, scope=scope: shown["scope"] == scope)
+                    assert (scope, shown["gpu_ns"], shown["coverage"]) == (scope, part["gpu_ns"], part["coverage"])
+                    await page.locator("#trail button").first.click()
+                    await figures(page, lambda shown: shown["scope"] == "cluster")
+            assert {pool["role"]: pool["gpus"] for pool in told["pools"]} == {"prefill": 3, "decode": 3}
+            assert (await figures(page, bool))["gpu_ns"] == told["gpu_ns"]
+            async with httpx.AsyncClient() as http:
+                query = {"window": "100ms", "span": "2s", "end_unix_ms": told["as_of_unix_ns"] // MS}
+                for pool in told["pools"]:
+                    scope = {"scope": f"pool:{pool['role']}"}
+                    windows = (await http.get(f"{service.url}/v1/occupancy/history", params=query | scope)).json()
+                    assert {part: sum(each) for part, each in windows["gpu_ns"].items()} == pool["gpu_ns"]

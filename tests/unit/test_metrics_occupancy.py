@@ -104,6 +104,45 @@ def test_efficiency_of_a_scope_is_the_mean_over_its_time_in_the_phase():
     assert whole.clock_offset_ms == {"node-a": 0}
 
 
+def test_a_pool_is_of_the_time_that_workers_had_its_role_whatever_they_are_now():
+    compute = Compute(layer_parameters=1_000_000, parameter_bytes=2, peak_flops_per_s=1e12, peak_bytes_per_s=1e9)
+    batches = [
+        step_batch(1, (0, 700), [step(0, 300, prefill=500)], worker="mover", role="prefill", gpus=2),
+        step_batch(2, (700, 2000), [step(700, 900, decode=4), step(1500, 1900, decode=4)], worker="mover", gpus=2),
+        step_batch(1, (0, 2000), [step(0, 1000, decode=4)], worker="stayer"),
+    ]
+    for batch in batches:
+        batch.compute.CopyFrom(compute)
+    told = Told(*batches)
+    across, before, after = told.occupancy(1000), told.occupancy(700, 500), told.occupancy(2000, 500)
+
+    def pools(cluster):
+        return {
+            pool.role: (pool.gpus, pool.gpu_ns.covered, pool.gpu_ns.prefill, pool.gpu_ns.decode)
+            for pool in cluster.pools
+        }
+
+    assert pools(across) == {
+        "prefill": (2, 1400 * MS, 600 * MS, 0),
+        "decode": (3, 1600 * MS, 0, 1400 * MS),
+    }
+    assert [pool.coverage for pool in across.pools] == [1, 1]
+    assert pools(before) == {"prefill": (2, 1000 * MS, 200 * MS, 0), "decode": (1, 500 * MS, 0, 500 * MS)}
+    assert pools(after) == {"decode": (3, 1500 * MS, 0, 800 * MS)}
+    assert [(worker.id, worker.role) for worker in before.workers] == [("mover", "prefill"), ("stayer", "decode")]
+    assert [part.role for part in across.workers[0].by_role] == ["decode", "prefill"]
+    assert across.workers[1].by_role == after.workers[0].by_role == []
+
+    in_prefill = efficiency(across, parse_scope("pool:prefill")).utilisation
+    assert in_prefill.prefill.mfu == across.workers[0].utilisation.prefill.mfu > 0
+    assert in_prefill.decode.mbu is None  # it decoded in the other pool
+    in_decode = efficiency(across, parse_scope("pool:decode")).utilisation
+    assert (in_decode.prefill.mfu, in_decode.decode) == (
+        None,
+        efficiency(across, parse_scope("cluster")).utilisation.decode,
+    )
+
+
 def test_ratio_is_null_when_nothing_was_decoded():
     told = Told(step_batch(1, (0, 1000), [step(0, 800, prefill=8)], worker="prefill-0", role="prefill"))
     assert told.occupancy(1000).ratio is None
@@ -244,7 +283,7 @@ def test_fractions_add_to_one_and_gpu_time_adds_exactly_at_every_level(layouts, 
         else:
             assert (scope.prefill, scope.decode, scope.kv_wait, scope.idle, scope.ratio) == (None,) * 5
     for field in dataclasses.fields(cluster.gpu_ns):
-        for scopes in (cluster.workers, cluster.models):
+        for scopes in (cluster.workers, cluster.models, cluster.pools):
             total = getattr(cluster.gpu_ns, field.name)
             assert sum(getattr(scope.gpu_ns, field.name) for scope in scopes) == total
     assert cluster.gpus == sum(worker.gpus for worker in cluster.workers)
