@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from playwright.async_api import Route, expect
 
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute
 from libs.testing.browser import browser
 from libs.testing.suite import free_port
 from libs.testing.wait import until
@@ -166,3 +167,25 @@ async def test_a_page_asks_less_and_less_often_for_a_stream_that_it_does_not_get
         await figures(page, lambda shown: shown["coverage"] == 1)
         first, second, third, *_ = await page.evaluate("openedMs")
         assert second - first >= 999 and third - second >= 1999
+
+
+async def test_figures_that_are_polled_are_not_known_while_the_service_refuses_them() -> None:
+    compute = Compute(layer_parameters=1_000_000, parameter_bytes=2, peak_flops_per_s=1e10, peak_bytes_per_s=1e9)
+    async with serving(*half_busy()) as service, browser() as running:
+        for worker in service.workers.values():
+            worker.compute = compute
+        page = await running.new_page()
+        await page.goto(service.url)
+        rows, tiles, note = page.locator("#latency tr"), page.locator("#efficiency"), page.locator("#latency-note")
+        await expect(rows).to_have_count(3, timeout=WAIT_MS)
+        await expect(tiles).to_contain_text("prefill MFU", timeout=WAIT_MS)
+        polled = "**/v1/requests/summary?**", "**/v1/occupancy/efficiency?**"
+        for path in polled:
+            await page.route(path, lambda route: route.fulfill(status=503, json={"error": {"message": "not now"}}))
+        await expect(note).to_have_text("not known now", timeout=WAIT_MS)
+        await expect(rows).to_have_count(0)
+        await expect(tiles).to_be_hidden(timeout=WAIT_MS)
+        for path in polled:
+            await page.unroute(path)
+        await expect(rows).to_have_count(3, timeout=WAIT_MS)
+        await expect(tiles).to_be_visible(timeout=WAIT_MS)

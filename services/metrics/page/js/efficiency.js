@@ -13,9 +13,11 @@ export async function followEfficiency(tiles, offsets, look) {
       try {
         const query = new URLSearchParams({ scope, ...(endMs === null ? {} : { end_unix_ms: endMs }) });
         const answer = await ask(`/v1/occupancy/efficiency?${query}`);
-        if (answer.ok) show(tiles, offsets, await answer.json());
+        if (!answer.ok) throw new Error(answer.statusText);
+        show(tiles, offsets, await answer.json());
       } catch {
-        tiles.hidden = true;
+        tiles.hidden = true; // old figures would pass for those of now
+        offsets.clear();
       }
     }
     await new Promise((resolve) => setTimeout(resolve, POLL_MS));

@@ -14,10 +14,13 @@ export async function followLatency(body, note, endMs) {
       try {
         const end = endMs();
         const answer = await ask(`/v1/requests/summary?window=${WINDOW}${end === null ? "" : `&end_unix_ms=${end}`}`);
-        if (answer.ok) show(body, note, await answer.json());
-        if (answer.ok) told = end;
+        if (!answer.ok) throw new Error(answer.statusText);
+        show(body, note, await answer.json());
+        told = end;
       } catch {
+        body.replaceChildren(); // old figures would pass for those of now
         note.textContent = "not known now";
+        told = undefined;
       }
     }
     await new Promise((resolve) => setTimeout(resolve, endMs() === told ? POLL_MS : POLL_MS / 4));
