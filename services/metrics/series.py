@@ -39,7 +39,7 @@ class OccupancyHistory:
     starts_unix_ms: list[int]
     gpu_ns: GpuTimes
     gpus: list[int]
-    """In the scope and heard of within a minute, whether or not telemetry tells of this window."""
+    """In the scope and there by then, not silent for five minutes, whether or not telemetry tells of this window."""
     coverage: list[float]
     """Share of the time of `gpus` that telemetry tells of."""
     provisional: list[bool]

@@ -27,7 +27,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Members(msgspec.Struct):
-    """Workers heard of in the last minute; sent first, and again whenever it changes."""
+    """Workers heard of in the last five minutes, one for those that left; sent first, and again whenever it changes."""
 
     version: int
     window_ms: int

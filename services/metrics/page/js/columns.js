@@ -30,7 +30,7 @@ export const COLUMNS = [
   depth("running", "running", 0, "requests that are computed now"),
   depth("waiting", "waiting", 1, "requests that wait now"),
   depth("tokens", "tokens", 2, "of prompts that wait to be computed now"),
-  { key: "clock", head: "clock ahead", of: "node", tip: "of this service's clock", value: ({ clock }) => clock, text: ({ clock }) => (clock === undefined ? "–" : `${clock.toFixed(1)} ms`) },
+  { key: "clock", head: "clock ahead", of: "node", tip: "of the median node's clock, to some milliseconds", value: ({ clock }) => clock, text: ({ clock }) => (clock === undefined ? "–" : `${clock.toFixed(1)} ms`) },
 ];
 
 function gpus({ sums, spanNs }) {
