@@ -12,6 +12,7 @@ import numpy as np
 
 from libs.telemetry.cells import PROVISIONAL
 from libs.telemetry.members import UNKNOWN, Member, Members
+from libs.telemetry.ring import NO_ROLE
 from libs.telemetry.rollups import Series
 
 MAX_CELLS: Final = 200_000
@@ -32,10 +33,12 @@ class Header(msgspec.Struct):
     gpus: list[int]
     """Of each worker, as last heard of."""
     type: str
+    told_to_unix_ms: int
+    """The end of the newest 100 ms that are in them: of the window that holds it only what lies before is over."""
 
 
-def pack(series: Series, members: Members) -> bytes:
-    """The windows as bytes."""
+def pack(series: Series, members: Members, told_to_ns: int) -> bytes:
+    """The windows as bytes; one that is not over at `told_to_ns` is provisional."""
     starts = series.starts_ns
     # What JavaScript reads without loss: nanoseconds of a long window need 53 bits.
     small = series.window_ns < 2**32
@@ -50,9 +53,11 @@ def pack(series: Series, members: Members) -> bytes:
             models=[member.model for member in of],
             gpus=[member.gpus for member in of],
             type="uint32" if small else "float64",
+            told_to_unix_ms=told_to_ns // 1_000_000,
         )
     )
     header += b" " * (-(len(header) + _LENGTH_BYTES) % ALIGNMENT_BYTES)
     times = series.times_ns.astype("<u4" if small else "<f8")
-    roles = series.roles | (series.provisional * np.uint8(PROVISIONAL))
+    provisional = series.provisional | (starts[:, None] + series.window_ns > told_to_ns)
+    roles = series.roles | ((provisional & (series.roles != NO_ROLE)) * np.uint8(PROVISIONAL))
     return b"".join((len(header).to_bytes(_LENGTH_BYTES, "little"), header, times.tobytes(), roles.tobytes()))

@@ -41,9 +41,9 @@ class OccupancyHistory:
     gpus: list[int]
     """In the scope and there by then, not silent for five minutes, whether or not telemetry tells of this window."""
     coverage: list[float]
-    """Share of the time of `gpus` that telemetry tells of."""
+    """Share of the time of `gpus` that telemetry tells of; of a window that is not over, of its time so far."""
     provisional: list[bool]
-    """Part of it is a step that still ran when last heard of; only for windows of 100 ms."""
+    """Part of it is a step that still ran when last heard of, told for windows of 100 ms only, or it is not over."""
     roles: dict[str, list[int]]
     """GPUs by the role that their worker had at the end of the window."""
 
@@ -82,8 +82,11 @@ def _sum(series: Series, gpus: Mapping[str, int], role: int | None) -> Sums:
     )
 
 
-def history(pieces: list[Sums], scope: Scope, window_ns: int) -> OccupancyHistory:
-    """All pieces as one answer."""
+def history(pieces: list[Sums], scope: Scope, window_ns: int, told_to_ns: int) -> OccupancyHistory:
+    """All pieces as one answer; windows are written up to `told_to_ns`."""
+    starts_ns = np.concatenate([piece.starts_ns for piece in pieces])
+    running = np.concatenate([piece.provisional for piece in pieces])
+    over_ns = np.clip(told_to_ns - starts_ns, 0, window_ns)
     times = np.concatenate([piece.times_ns for piece in pieces])
     roles = np.concatenate([piece.roles for piece in pieces])
     gpus = roles.sum(axis=1)
@@ -91,7 +94,7 @@ def history(pieces: list[Sums], scope: Scope, window_ns: int) -> OccupancyHistor
     return OccupancyHistory(
         scope=scope.text,
         window_ms=window_ns // MS_NS,
-        starts_unix_ms=(np.concatenate([piece.starts_ns for piece in pieces]) // MS_NS).tolist(),
+        starts_unix_ms=(starts_ns // MS_NS).tolist(),
         gpu_ns=GpuTimes(
             covered=covered.tolist(),
             prefill=times[:, PREFILL].tolist(),
@@ -100,7 +103,7 @@ def history(pieces: list[Sums], scope: Scope, window_ns: int) -> OccupancyHistor
             idle=(covered - times[:, PREFILL] - times[:, DECODE] - times[:, KV_WAIT]).tolist(),
         ),
         gpus=gpus.tolist(),
-        coverage=(covered / np.maximum(gpus * window_ns, 1)).tolist(),
-        provisional=np.concatenate([piece.provisional for piece in pieces]).tolist(),
+        coverage=(covered / np.maximum(gpus * over_ns, 1)).tolist(),
+        provisional=(running | ((over_ns < window_ns) & (gpus > 0))).tolist(),
         roles={name: roles[:, index].tolist() for index, name in enumerate(ROLE_NAMES)},
     )

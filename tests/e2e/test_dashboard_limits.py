@@ -96,6 +96,25 @@ async def test_a_worker_that_changes_role_five_times_a_second_counts_in_both_poo
         assert set(json.loads(await page.evaluate("JSON.stringify(window.pools)"))) == {2}
 
 
+async def test_a_window_that_is_not_over_is_charged_with_its_time_so_far() -> None:
+    async with serving(*half_busy()) as service, looking(service) as page:
+        rows = await page.evaluate("""async () => {
+          const { Store } = await import("/js/store.js");
+          const { rowsOf } = await import("/js/export.js");
+          const store = new Store(1000, 10);
+          const slot = store.slot({ id: "w", node: "n", model: "m", gpus: 2, engine: "sim" });
+          store.put(store.column(5, 400), slot, 3e8, 1e8, 0, 0, 0x81);
+          store.settle();
+          const then = ["cluster", "worker:w"].map((scope) => rowsOf(store, scope, 5, 5)[0]);
+          store.put(store.column(5), slot, 9e8, 1e8, 0, 0, 1);
+          store.settle();
+          return [...then, ...rowsOf(store, "cluster", 5, 5)];
+        }""")
+        assert [(row["gpus"], row["coverage"], row["provisional"]) for row in rows] == [
+            (2, 0.75, True), (2, 0.75, True), (2, 0.9, False),
+        ]  # fmt: skip
+
+
 async def test_workers_that_have_gone_take_no_place_in_the_page_for_ever() -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
         held = await page.evaluate("""async () => {

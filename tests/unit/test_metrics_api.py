@@ -1,5 +1,6 @@
 """The metrics service's HTTP answers, over its real app and state."""
 
+import json
 from pathlib import Path
 
 import httpx
@@ -21,6 +22,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     RequestEvent,
 )
 from libs.contracts.topics import DECISIONS, REQUESTS, STEPS
+from libs.telemetry.cells import PROVISIONAL
 from libs.telemetry.split import prefill_share
 from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, at, step, step_batch, write_windows
@@ -318,6 +320,26 @@ async def test_model_labels_are_bounded_whatever_clients_ask_for(metrics):
         metrics.take(REQUESTS, finished(f"r{number}", model=f"made-up-{number}", outcome=OUTCOME_REJECTED))
     samples = await metrics.samples()
     assert samples["fulcrum_requests_total", ("model", OTHER_MODEL), ("outcome", "rejected")] == 5
+
+
+@pytest.mark.parametrize("now_ms", [61_300, 63_700, 119_900, 120_000])
+async def test_a_window_that_is_not_over_is_charged_with_its_time_so_far_and_provisional(metrics, now_ms):
+    """`now_ms` after the origin, which lies 20 s into a minute."""
+    metrics.clock.advance_ms((at(now_ms) + LIVE_LAG_NS - metrics.clock.now_ns()) / MS)
+    covers = [(low, min(low + 60_000, now_ms)) for low in range(0, now_ms, 60_000)]
+    for sequence, (low, high) in enumerate(covers, start=1):
+        metrics.take(STEPS, step_batch(sequence, (low, high), gpus=2))
+    for window, length_ms in (("1s", 1_000), ("10s", 10_000), ("60s", 60_000)):
+        query = {"window": window, "span": window}
+        body = (await metrics.http.get("/v1/occupancy/history", params=query)).json()
+        over_ms = at(now_ms) // MS - body["starts_unix_ms"][-1]
+        assert 0 < over_ms <= length_ms
+        assert (body["coverage"], body["gpus"]) == ([1.0], [2])
+        assert body["provisional"] == [over_ms < length_ms]
+        packed = (await metrics.http.get("/v1/occupancy/windows", params=query)).content
+        length = int.from_bytes(packed[:4], "little")
+        assert json.loads(packed[4 : 4 + length])["told_to_unix_ms"] == at(now_ms) // MS
+        assert (packed[-1] >= PROVISIONAL) == (over_ms < length_ms)
 
 
 async def test_history_windows_and_events_answer_and_say_what_they_allow(metrics):

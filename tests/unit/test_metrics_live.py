@@ -53,7 +53,9 @@ class Live:
     def history(self, scope="cluster", span_ms=(0, 400)):
         wanted = parse_scope(scope)
         bounds_ns = at(span_ms[0]), at(span_ms[1])
-        return history(list(sums(self.state.members, self.state.rollups, wanted, TIER, bounds_ns)), wanted, TICK_NS)
+        return history(
+            list(sums(self.state.members, self.state.rollups, wanted, TIER, bounds_ns)), wanted, TICK_NS, bounds_ns[1]
+        )
 
 
 @pytest.fixture
@@ -166,7 +168,7 @@ def test_packed_windows_are_the_roll_ups(live, window, kind):
     two_workers(live)
     tier = TIER_NAMES[window]
     series = live.state.rollups.read(tier.window_ns, ORIGIN_NS, ORIGIN_NS + max(tier.window_ns, 400 * MS))
-    found = pack(series, live.state.members)
+    found = pack(series, live.state.members, at(60_000))
     (length,) = struct.unpack("<I", found[:4])
     header = json.loads(found[4 : 4 + length])
     assert (4 + length) % 8 == 0

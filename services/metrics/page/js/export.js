@@ -17,7 +17,7 @@ export function rowsOf(store, scope, first, last) {
       decode_gpu_ns: decode,
       kv_wait_gpu_ns: kvWait,
       idle_gpu_ns: idle,
-      gpus: Math.round(sums[GPU_NS] / (store.windowMs * 1e6)),
+      gpus: Math.round(sums[GPU_NS] / (store.lengthsMs[number % store.columns] * 1e6)),
       coverage: sums[GPU_NS] ? sums[COVERED] / sums[GPU_NS] : 0,
       provisional: sums[PROVISIONAL_NS] > 0,
     });

@@ -153,7 +153,7 @@ export class HeatMap {
     const times = phaseTimes(store.times.subarray(4 * place, 4 * place + 4));
     const shares = PHASES.map((phase, index) => `${PHASE_NAMES[phase]} ${percent(times[index], covered, 0)}`).join(", ");
     const flag = store.roles[place] & PROVISIONAL_BIT ? ", provisional" : "";
-    this.#say(`${at} ${id} on ${node}, ${ROLES[store.roles[place] & 127]}: ${shares}; coverage ${percent(covered, store.windowMs * 1e6, 0)}${flag}`);
+    this.#say(`${at} ${id} on ${node}, ${ROLES[store.roles[place] & 127]}: ${shares}; coverage ${percent(covered, store.lengthsMs[number % store.columns] * 1e6, 0)}${flag}`);
   }
 
   /** Once: it is read aloud. */

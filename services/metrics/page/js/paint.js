@@ -34,9 +34,9 @@ export class Picture {
     const image = this.pen.createImageData(count, this.canvas.height);
     const pixels = new Uint32Array(image.data.buffer);
     const palette = PHASES.map((phase) => colors()[phase].rgb);
-    const whole = store.windowMs * 1e6;
     for (let offset = 0; offset < count; offset++) {
       const column = from + offset;
+      const whole = store.lengthsMs[column] * 1e6;
       let last = -1, pixel = 0;
       for (let row = 0; row < this.rows.length; row++) {
         const slot = this.rows[row];

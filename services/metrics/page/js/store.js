@@ -27,6 +27,7 @@ export class Store {
     this.writes = 0; // of windows, new or revised
     this.stamps = new Float64Array(columns); // by column: the write that was its last
     this.loads = 0; // grows when many were
+    this.lengthsMs = new Float64Array(columns).fill(windowMs); // by column: how much of the window is over
     this.dirty = new Set(); // columns whose sums are to be made again
     this.#allocate(FIRST_SLOTS);
     this.numbers = new Float64Array(columns).fill(-1);
@@ -69,12 +70,13 @@ export class Store {
     return group;
   }
 
-  /** Where a window is kept, emptied if it is new; -1 for one that is too old. */
-  column(number) {
+  /** Where a window is kept, emptied if it is new; -1 for one that is too old. `lengthMs` of it are over. */
+  column(number, lengthMs = this.windowMs) {
     if (number <= this.newest - this.columns) return -1;
     this.newest = Math.max(number, this.newest);
     const column = number % this.columns;
     this.stamps[column] = ++this.writes;
+    this.lengthsMs[column] = lengthMs;
     if (this.numbers[column] !== number) {
       this.numbers[column] = number;
       this.times.fill(0, column * this.size * 4, (column + 1) * this.size * 4);
@@ -133,7 +135,7 @@ export class Store {
         values[begin + PREFILL] += this.times[at + 1] * gpus;
         values[begin + DECODE] += this.times[at + 2] * gpus;
         values[begin + KV_WAIT] += this.times[at + 3] * gpus;
-        values[begin + GPU_NS] += this.windowMs * 1e6 * gpus;
+        values[begin + GPU_NS] += this.lengthsMs[column] * 1e6 * gpus;
         if (role & PROVISIONAL_BIT) values[begin + PROVISIONAL_NS] += this.times[at] * gpus;
       }
     }
@@ -150,7 +152,7 @@ export class Store {
   #workerValue(column, slot, field) {
     const gpus = this.members[slot].gpus;
     const role = this.roles[column * this.size + slot];
-    if (field === GPU_NS) return role ? this.windowMs * 1e6 * gpus : 0;
+    if (field === GPU_NS) return role ? this.lengthsMs[column] * 1e6 * gpus : 0;
     const at = (column * this.size + slot) * 4;
     if (field === PROVISIONAL_NS) return role & PROVISIONAL_BIT ? this.times[at] * gpus : 0;
     return this.times[at + field] * gpus;

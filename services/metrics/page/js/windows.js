@@ -42,7 +42,8 @@ function enter(store, bytes, memberOf) {
   });
   const first = Math.round(header.first_start_unix_ms / store.windowMs);
   for (let index = 0; index < windows; index++) {
-    const column = store.column(first + index);
+    const lengthMs = Math.min(store.windowMs, header.told_to_unix_ms - (first + index) * store.windowMs);
+    const column = store.column(first + index, Math.max(lengthMs, 1));
     if (column < 0) continue;
     for (let worker = 0; worker < workers.length; worker++) {
       const from = index * workers.length + worker;
