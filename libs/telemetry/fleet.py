@@ -101,6 +101,11 @@ class Fleet:
                     self.kv_bytes["shared_memory" if transfer.shared_memory else "grpc"] += transfer.bytes
         return taken
 
+    def expect(self, batch: StepBatch) -> None:
+        """A worker was there before this process was, by what it told last: until it is heard it is silent."""
+        if batch.worker_id not in self._timelines:
+            self._add(batch, batch.worker_id, batch.covered_to_unix_ns)
+
     def relay(self, worker: SharedWorker, now_ns: int, arrived_ns: int | None, reader: str = "") -> bool:
         """Another process, `reader`, tells of a worker that it reads; False where that cannot be. Changes nothing where
         as much is known already. `arrived_ns`: when its newest batch came there, by the clock of this process; None:

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
 from services.metrics.history_file import HistoryFile, Snapshot
+from services.metrics.missed import missed
 from services.metrics.state import MetricsState
 
 log = structlog.get_logger()
@@ -50,6 +51,8 @@ class Keeper(Collector):
                 self._state.rollups.restore(kept)
             self._state.rollups.resume(written_to_ns)
             self._state.history.resume(written_to_ns)
+            for batch in missed(self._state.rollups, self._state.members, written_to_ns):
+                self._state.fleet.expect(batch)
             self._from_ns = written_to_ns
         return written_to_ns
 

@@ -5,6 +5,7 @@ from itertools import islice
 from typing import Final
 
 from libs.contracts.errors import KeptElsewhere, NoLongerKept, UnknownWorker
+from libs.contracts.told_step import ToldStep
 from libs.telemetry.fleet import MAX_FLEET_STEPS, Fleet
 from libs.telemetry.steps import FULL_SHARE
 from libs.telemetry.timeline import HISTORY_NS, MAX_STEPS, SpentStep, Timeline
@@ -15,28 +16,6 @@ KEPT: Final = (
     "of all, not over restarts of this service, and only by the instance that reads the worker."
 )
 MIXED: Final = "mixed"
-
-
-@dataclass(frozen=True, slots=True)
-class ToldStep:
-    """An engine step."""
-
-    start_unix_ns: int
-    end_unix_ns: int
-    """As far as it is known to have run, while it runs."""
-    running: bool
-    kind: str
-    """prefill, decode or mixed."""
-    prefill_share: float
-    """Part of its time that counts as prefill, 0..1: 1 and 0 but for mixed steps."""
-    prefill_tokens: int
-    prefill_sequences: int
-    decode_sequences: int
-    decode_kv_tokens: int
-    """Tokens whose KV it read for decode, over all sequences."""
-    prefill_ns: int
-    """Of it, in the window's covered time."""
-    decode_ns: int
 
 
 @dataclass(frozen=True, slots=True)

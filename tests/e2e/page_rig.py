@@ -18,21 +18,15 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step, StepBatch
 from libs.contracts.roles import role_from_name
 from libs.contracts.topics import DECISIONS, STEPS
 from libs.runtime.clock import SystemClock
-from libs.runtime.http import bind, serve_http
-from libs.runtime.tasks import TaskOwner
 from libs.telemetry.split import prefill_share
 from libs.testing.browser import browser, listen_for_errors
-from services.metrics.alerts.desk import AlertDesk
-from services.metrics.api import make_api
 from services.metrics.hub import Hub
-from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
-from services.metrics.ticks import TickWriter
+from tests.metrics_rig import serving_metrics
 
 MS = 1_000_000
-LAG_NS, LIVE_LAG_NS = 400 * MS, 100 * MS
 BATCH_NS = 100 * MS
 WAIT_MS = 10_000
 SECOND_NS = 1_000 * MS
@@ -146,25 +140,16 @@ class Service:
 async def serving(
     *workers: Worker, settings: MetricsSettings | None = None, lived_s: int = 0, port: int = 0, shift_ns: int = 0
 ) -> AsyncIterator[Service]:
-    clock, hub, tasks = ShiftedClock(shift_ns), LossyHub(), TaskOwner()
+    clock, hub = ShiftedClock(shift_ns), LossyHub()
     state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()))
     service = Service(state, clock, hub, workers={worker.id: worker for worker in workers})
-    writer = TickWriter(window_ns=TICK_NS, settled_ns=LAG_NS)
-    desk = AlertDesk(state, (settings or MetricsSettings()).alert_limits(), lag_ns=LIVE_LAG_NS)
-    api = make_api(state, hub, desk.book, clock, CollectorRegistry(), lag_ns=LAG_NS, live_lag_ns=LIVE_LAG_NS)
     if lived_s:
         service.live_through(lived_s)
-    try:
-        tasks.spawn("workers", service.send_forever())
-        tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=LIVE_LAG_NS))
-        async with serve_http(api, bind("127.0.0.1", port, "PORT"), tasks=tasks) as service.url:
-            try:
-                yield service
-            finally:
-                hub.close()
-    finally:
-        await tasks.close()
-    assert tasks.error is None
+    sending = service.send_forever()
+    async with serving_metrics(
+        state, clock, hub, sending, settings=settings or MetricsSettings(), port=port
+    ) as service.url:
+        yield service
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from libs.bus.port import Record
 from libs.contracts.errors import StartupError
 from libs.contracts.topics import STEPS
+from libs.telemetry.fleet import LISTED_NS
 from libs.telemetry.members import Member
 from libs.telemetry.ring import Tier
 from libs.telemetry.rollups import TIERS, Kept
@@ -19,7 +20,7 @@ from services.metrics.keeping import Keeper
 from services.metrics.occupancy import cluster_occupancy
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.scope import parse_scope
-from services.metrics.series import sums
+from services.metrics.series import history, sums
 from services.metrics.state import MetricsState
 
 SECOND = Tier(10**9, 3)
@@ -199,3 +200,38 @@ async def test_occupancy_of_the_time_before_a_restart_is_of_those_who_were_there
     across = after.occupancy(63_000, 10_000)
     assert (across.coverage, across.gpu_ns.prefill) == (1.0, 5_000 * MS)
     await after.keeper.close()
+
+
+@pytest.mark.parametrize("ending", ["it dies", "it leaves", "it comes back"])
+async def test_a_worker_that_died_before_a_restart_is_missed_after_it_as_without_one(path, ending):
+    before = Service(path)
+    for start in range(0, 20_000, 1_000):
+        if start < 5_000:
+            before.live(start, start + 1_000, worker="lost", incarnation=1)
+        elif start == 5_000 and ending == "it leaves":
+            before.leave(5_000, worker="lost")
+        before.live(start, start + 1_000, worker="stays")
+    await before.keeper.save()
+    before.crash()
+
+    after = Service(path)
+    from_ms = (await after.keeper.restore() - ORIGIN_NS) // (100 * MS) * 100
+    assert after.state.fleet.latest_arrival_ns is None  # nothing has come yet
+    after.live(from_ms, 30_000, worker="stays")
+    found = after.occupancy(30_000, 5_000)
+    if ending == "it leaves":
+        assert [(each.id, each.coverage) for each in found.workers] == [("stays", 1.0)]
+        return
+    assert [(each.id, each.coverage) for each in found.workers] == [("lost", 0.0), ("stays", 1.0)]
+    assert (found.coverage, found.idle, found.prefill) == (0.5, 0.5, 0.5)
+    window_ns, bounds_ns = TIERS[1].window_ns, (at(20_000), at(30_000))
+    pieces = sums(after.state.members, after.state.rollups, parse_scope("cluster"), TIERS[1], bounds_ns)
+    assert set(history(list(pieces), parse_scope("cluster"), window_ns).coverage) == {0.5}
+    if ending == "it comes back":
+        for start in range(30_000, 32_000, 1_000):
+            after.live(start, start + 1_000, worker="lost", incarnation=2)
+            after.live(start, start + 1_000, worker="stays")
+        assert after.occupancy(32_000, 1_000).coverage == 1.0
+    else:
+        after.live(30_000, 5_000 + LISTED_NS // MS + 2_000, worker="stays")
+        assert [each.id for each in after.occupancy(5_000 + LISTED_NS // MS + 2_000, 1_000).workers] == ["stays"]

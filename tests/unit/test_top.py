@@ -29,20 +29,16 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 )
 from libs.contracts.topics import QUEUES, REQUESTS, STEPS
 from libs.runtime.clock import SystemClock
-from libs.runtime.http import bind, serve_http
-from libs.runtime.tasks import TaskOwner
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.split import prefill_share
 from libs.testing.suite import free_port
 from libs.testing.telemetry import MS, ORIGIN_NS, step, step_batch
-from services.metrics.alerts.desk import AlertDesk
-from services.metrics.api import make_api
 from services.metrics.hub import Hub
-from services.metrics.live import TICK_NS, tick_forever
+from services.metrics.live import TICK_NS
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
-from services.metrics.ticks import TickWriter
+from tests.metrics_rig import serving_metrics
 
 SEEN_S = 15.0
 SIZE = (150, 30)
@@ -82,23 +78,12 @@ class Service:
 
 @asynccontextmanager
 async def serving(port: int = 0) -> AsyncIterator[Service]:
-    clock, hub, tasks = SystemClock(), Hub(), TaskOwner()
+    clock = SystemClock()
     service = Service(MetricsState(prefill_share, RequestMetrics(CollectorRegistry())), clock)
-    writer = TickWriter(window_ns=TICK_NS, settled_ns=4 * TICK_NS)
     settings = MetricsSettings(alert_for_ms=0, alert_stale_ms=500)
-    desk = AlertDesk(service.state, settings.alert_limits(), lag_ns=TICK_NS)
-    api = make_api(service.state, hub, desk.book, clock, CollectorRegistry(), lag_ns=4 * TICK_NS, live_lag_ns=TICK_NS)
-    try:
-        tasks.spawn("workers", service.send_forever())
-        tasks.spawn("live", tick_forever(service.state, hub, writer, desk, clock, lag_ns=TICK_NS))
-        async with serve_http(api, bind("127.0.0.1", port, "PORT"), tasks=tasks) as service.url:
-            try:
-                yield service
-            finally:
-                hub.close()
-    finally:
-        await tasks.close()
-    assert tasks.error is None
+    sending = service.send_forever()
+    async with serving_metrics(service.state, clock, Hub(), sending, settings=settings, port=port) as service.url:
+        yield service
 
 
 async def seen(pilot: Pilot[None], holds: Callable[[], object]) -> None:

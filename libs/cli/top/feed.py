@@ -12,7 +12,7 @@ import httpx
 from libs.cli.top import requests, steps
 from libs.cli.top.model import Model
 from libs.cli.top.requests import RequestView
-from libs.cli.top.steps import StepView
+from libs.contracts.told_step import ToldStep
 from libs.runtime.backoff import Backoff
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class Feed:
         async for told in self._told("/v1/requests", requests.parse, worker=worker_id, limit=str(limit)):
             yield told
 
-    async def steps_of(self, worker_id: str, window: str) -> AsyncGenerator[list[StepView] | Refusal, None]:
+    async def steps_of(self, worker_id: str, window: str) -> AsyncGenerator[list[ToldStep] | Refusal, None]:
         """The engine steps of a worker's last `window`, the newest first, or why they are not told: once a second."""
         query = {"worker": worker_id, "window": window, "limit": str(steps.MAX_STEPS)}
         async for told in self._told("/v1/steps", steps.parse, **query):

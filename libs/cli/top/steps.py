@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from rich.text import Text
 
 from libs.cli.top import draw
+from libs.contracts.told_step import ToldStep
 
 HEADS: Final = ("began", "took", "kind", "prefill part", "prompt tokens", "prompts", "sequences", "KV tokens", "")
 WIDTHS: Final = (15, 10, 9, 14, 15, 9, 11, 12, 0)
@@ -19,27 +19,12 @@ KIND: Final = 2
 """The column that is text."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepView:
-    """One engine step."""
-
-    start_unix_ns: int
-    end_unix_ns: int
-    running: bool
-    kind: str
-    prefill_share: float
-    prefill_tokens: int
-    prefill_sequences: int
-    decode_sequences: int
-    decode_kv_tokens: int
-
-
-def parse(told: Any) -> list[StepView]:
+def parse(told: Any) -> list[ToldStep]:
     """What `/v1/steps` answers, the newest first; raises KeyError or TypeError for anything else."""
-    return [StepView(**{name: each[name] for name in StepView.__slots__}) for each in reversed(told["steps"])]
+    return [ToldStep(**{name: each[name] for name in ToldStep.__slots__}) for each in reversed(told["steps"])]
 
 
-def table(steps: Sequence[StepView]) -> Text:
+def table(steps: Sequence[ToldStep]) -> Text:
     """A line each of the first `MAX_ROWS` below the heads, in the colour of its phase."""
     text = Text(_line(HEADS), "bold", no_wrap=True, overflow="ellipsis")
     for each in steps[:MAX_ROWS]:
@@ -47,7 +32,7 @@ def table(steps: Sequence[StepView]) -> Text:
     return text
 
 
-def _cells(step: StepView) -> tuple[str, ...]:
+def _cells(step: ToldStep) -> tuple[str, ...]:
     seconds, rest_ns = divmod(step.start_unix_ns, 10**9)
     return (
         f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{rest_ns // 10**6:03}",
