@@ -226,7 +226,7 @@ async def test_a_worker_that_died_before_a_restart_is_missed_after_it_as_without
     assert (found.coverage, found.idle, found.prefill) == (0.5, 0.5, 0.5)
     window_ns, bounds_ns = TIERS[1].window_ns, (at(20_000), at(30_000))
     pieces = sums(after.state.members, after.state.rollups, parse_scope("cluster"), TIERS[1], bounds_ns)
-    assert set(history(list(pieces), parse_scope("cluster"), window_ns).coverage) == {0.5}
+    assert set(history(list(pieces), parse_scope("cluster"), window_ns, bounds_ns[1]).coverage) == {0.5}
     if ending == "it comes back":
         for start in range(30_000, 32_000, 1_000):
             after.live(start, start + 1_000, worker="lost", incarnation=2)

@@ -343,7 +343,7 @@ def test_workers_of_an_instance_that_died_are_missed_and_do_not_drop_out_of_cove
         overdue_ns = at(start + 100) - OVERDUE_NS
         bounds_ns = overdue_ns - 10 * TICK_NS, overdue_ns
         pieces = sums(lives.state.members, lives.rollups, parse_scope("cluster"), lives.rollups.tiers[0], bounds_ns)
-        told = history(list(pieces), parse_scope("cluster"), TICK_NS)
+        told = history(list(pieces), parse_scope("cluster"), TICK_NS, overdue_ns)
         assert told.gpus == [5] * 10
         assert [(window.start_ns, window.workers.worker_ids) for window in lives.heard] == (
             [(overdue_ns - TICK_NS, ["w"])] if overdue_ns > at(died_ms) else []
