@@ -104,7 +104,9 @@ class LocalGateway:
         """Whether nothing is left of any request: no choice, no leg, no reserved credit, no task of one."""
         links = list(self.running.fleet.links)
         left = self.live + self.waiting + sum(len(link.legs) + len(link.reserved) for link in links)
-        return left == 0 and len(self.tasks) == 4 + len(links)  # fleet, expiry, silence, stalls, and one for each link
+        return left == 0 and len(self.tasks) == 5 + len(
+            links
+        )  # fleet, expiry, silence, stalls, queues, and one for each link
 
 
 class OpenGateway(Protocol):
