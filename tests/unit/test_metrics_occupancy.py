@@ -2,7 +2,7 @@ import contextlib
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.errors import InvalidRequest
@@ -263,6 +263,7 @@ worker_layouts = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(worker_layouts, st.integers(100, 1500))
 def test_fractions_add_to_one_and_gpu_time_adds_exactly_at_every_level(layouts, window_ms):
     batches = []
