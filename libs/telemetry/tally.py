@@ -72,10 +72,12 @@ class Tally:
             edge_ns = number * WINDOW_NS
             busy_ns = prefill_ns = 0
             while index < count and starts[index] < edge_ns:
-                start_ns, end_ns = starts[index], ends[index]
-                part_ns = (end_ns if end_ns < edge_ns else edge_ns) - (start_ns if start_ns > low_ns else low_ns)
-                busy_ns += part_ns
-                prefill_ns += part_ns * shares[index] >> SHARE_BITS
+                start_ns, end_ns, share = starts[index], ends[index], shares[index]
+                before_ns = low_ns - start_ns if low_ns > start_ns else 0
+                until_ns = (end_ns if end_ns < edge_ns else edge_ns) - start_ns
+                busy_ns += until_ns - before_ns
+                # Rounded from where the step began, so that its parts in several windows add up to it.
+                prefill_ns += (until_ns * share >> SHARE_BITS) - (before_ns * share >> SHARE_BITS)
                 if end_ns > edge_ns:
                     break
                 index += 1

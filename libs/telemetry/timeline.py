@@ -217,7 +217,7 @@ class Timeline:
         """The steps behind `phases`, in order."""
         for step in self._steps.ran(low_ns, high_ns, self._covers.reach):
             start_ns, end_ns = max(step.start_ns, low_ns), min(step.end_ns, high_ns)
-            busy = FewBusyTime([(start_ns, end_ns, step.prefill_share)], step.running)
+            busy = FewBusyTime([(start_ns, end_ns, step.prefill_share, start_ns - step.start_ns)], step.running)
             spent_ns, prefill_ns = busy.between(self._covers.within(start_ns, end_ns))
             yield SpentStep(step, prefill_ns, spent_ns - prefill_ns)
 

@@ -1,5 +1,7 @@
 """Busy time of few steps by a loop and of many by arrays: the same to the nanosecond; roles by the time they held."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +30,29 @@ def test_a_loop_and_arrays_agree(entered, window, inside):
         module.FEW_STEPS = kept
     assert few.between(clipped) == many.between(clipped)
     assert few.provisional == many.provisional
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 2_000), st.integers(0, FULL_SHARE)), min_size=1, max_size=6),
+    st.lists(st.integers(1, 3_000), max_size=8, unique=True),
+    st.integers(0, 3 * module._TURN_NS),
+    st.sampled_from([-1, module.FEW_STEPS]),
+)
+def test_prefill_of_a_steps_parts_in_several_windows_adds_up_to_the_whole(lengths, edges, ran_ns, few_steps):
+    log, at = StepLog(), -ran_ns  # the first has run for up to half an hour when the windows begin
+    for number, (gap, length, share) in enumerate(lengths):
+        end = at + gap + length + (0 if number else ran_ns)
+        log.add(at + gap, end, share)
+        at = end
+    kept, module.FEW_STEPS = module.FEW_STEPS, few_steps
+    try:
+        windows = [(low, high) for low, high in pairwise([0, *sorted(edges), at]) if low < high]
+        parts = [log.busy(low, high, int).between([(low, high)]) for low, high in windows]
+        whole = log.busy(0, at, int).between([(0, at)]) if at > 0 else (0, 0)
+    finally:
+        module.FEW_STEPS = kept
+    if windows and windows[-1][1] == at:
+        assert tuple(map(sum, zip(*parts, strict=True))) == whole
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.randoms(use_true_random=False))
