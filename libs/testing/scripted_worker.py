@@ -65,6 +65,8 @@ class ScriptedWorker:
     proceeds: list[pb.Proceed] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     """Held prompts go on while it is set, which it is at first."""
+    in_step: bool = False
+    """A step runs for as long as this is set: what is handed over meanwhile leaves with `end_step`."""
     voice: asyncio.Event = field(default_factory=asyncio.Event)
     """It says nothing while this is not set; it is at first."""
     streams: int = 0
@@ -149,11 +151,26 @@ class ScriptedWorker:
 
     def _hand_over(self, number: int, outbox: "asyncio.Queue[pb.WorkerFrame | None]") -> None:
         self.hand_overs.append(number)
-        submit = self._leaving.pop(number, None)
-        if submit is not None:
-            event = pb.SequenceEvent(sequence=number)
-            event.moved.kv.CopyFrom(self._source(submit, streamed=False))
-            outbox.put_nowait(pb.WorkerFrame(events=[event]))
+        if number in self._leaving and not self.in_step:
+            outbox.put_nowait(self._moved(number))
+
+    def _moved(self, number: int) -> pb.WorkerFrame:
+        event = pb.SequenceEvent(sequence=number)
+        event.moved.kv.CopyFrom(self._source(self._leaving.pop(number), streamed=False))
+        return pb.WorkerFrame(events=[event])
+
+    def leave_again(self, role: str) -> None:
+        """Take another role without decode, and offer what still decodes once more, as a worker does for each."""
+        self.assign(role)
+        self.tell(
+            pb.WorkerFrame(events=[pb.SequenceEvent(sequence=each, leaving=pb.Leaving()) for each in self._leaving])
+        )
+
+    def end_step(self) -> None:
+        """What was handed over during the step leaves."""
+        self.in_step = False
+        for number in self._leaving.keys() & set(self.hand_overs):
+            self.tell(self._moved(number))
 
     def finish_leaving(self) -> None:
         """What found no other place ends here."""

@@ -20,7 +20,7 @@ from services.gateway.fleet import Fleet
 from services.gateway.frames import Tokens, read_tokens
 from services.gateway.generation import Ending, FinishReason, Generation, Leg
 from services.gateway.link import WorkerLink
-from services.gateway.moves import Moves, handed_over
+from services.gateway.moves import Moves
 from services.gateway.outlook import lend_speeds
 from services.gateway.queues import model_queues
 from services.gateway.readiness import serves_decode
@@ -247,7 +247,7 @@ class Dispatcher:
             case "leaving":
                 self._moves.ask(leg)
             case "moved":
-                handed_over(leg, event.moved)
+                self._moves.handed_over(leg, event.moved)
                 self._decode(leg.generation)
             case "finished":
                 self._finished(leg, event.finished)

@@ -178,7 +178,8 @@ class WorkerLink:
             self._wake.set()
 
     def reserve(self, generation: Generation) -> None:
-        """Set a decode credit aside for a choice."""
+        """Set a decode credit aside for a choice, which has none."""
+        assert generation.reserved is None
         self.decode.reserve()
         self.reserved.add(generation)
         self.outlook.reserved(generation.prompt_tokens)

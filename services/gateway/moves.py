@@ -24,8 +24,9 @@ class Moves:
         return bool(self._asked)
 
     def ask(self, leg: Leg) -> None:
-        """The worker of `leg` would hand it over."""
-        if leg.generation.moves < MAX_MOVES:
+        """The worker of `leg` would hand it over. It says so again with every role that it takes until then: what
+        has its place already is on its way."""
+        if leg.generation.reserved is None and leg.generation.moves < MAX_MOVES:
             self._asked[leg.generation.number] = leg
 
     def place(self, links: Mapping[str, WorkerLink], views: Sequence[WorkerView], router: Router, now_ns: int) -> bool:
@@ -44,17 +45,17 @@ class Moves:
             leg.link.hand_over(leg)
         return bool(bindings)
 
-
-def handed_over(leg: Leg, moved: pb.Moved) -> None:
-    """The worker has let go: from here on the leg stands for the blocks it left, as that of a computed prompt does."""
-    generation = leg.generation
-    if leg is generation.prompt_leg:
-        generation.cached_tokens = generation.cached_tokens if generation.reroutes else moved.cached_tokens
-    elif generation.prompt_leg is not None:
-        generation.prompt_leg.link.forget(generation.prompt_leg, abort=True)
-    generation.prompt_leg, generation.decode_leg = leg, None
-    generation.kv, generation.kv_kind = moved.kv, leg.link.kv_kind
-    generation.moves += 1
+    def handed_over(self, leg: Leg, moved: pb.Moved) -> None:
+        """The worker has let go: the leg stands for the blocks it left now, as that of a computed prompt does."""
+        generation = leg.generation
+        self._asked.pop(generation.number, None)
+        if leg is generation.prompt_leg:
+            generation.cached_tokens = generation.cached_tokens if generation.reroutes else moved.cached_tokens
+        elif generation.prompt_leg is not None:
+            generation.prompt_leg.link.forget(generation.prompt_leg, abort=True)
+        generation.prompt_leg, generation.decode_leg = leg, None
+        generation.kv, generation.kv_kind = moved.kv, leg.link.kv_kind
+        generation.moves += 1
 
 
 def _ask(leg: Leg) -> Ask:

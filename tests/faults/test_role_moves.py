@@ -128,6 +128,52 @@ async def test_a_client_that_leaves_while_its_choice_moves_frees_both_workers(op
         await until(gateway.idle, what="an idle gateway")
 
 
+@pytest.mark.parametrize("others", [("d1",), ("d1", "d2")], ids=["one other place", "two"])
+async def test_a_choice_offered_twice_before_it_has_moved_takes_one_place(
+    open_gateway_over: Any, others: tuple[str, ...]
+) -> None:
+    """As when its worker takes a second role, or is told to stop, before the step ends that it is handed over at."""
+    async with AsyncExitStack() as stack:
+        found = await scripted(stack, d0=(LEAVES,))
+        for name in others[1:]:
+            found.append(await stack.enter_async_context(scripted_worker(name, "decode")))
+        first = found[1]
+        first.in_step = True
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+        asked = asyncio.create_task(gateway.complete(TOKENS))
+        await until(lambda: first.hand_overs, what="the word to hand over")
+        first.leave_again("standby")
+        await until(lambda: first.epochs[-1:] == [3], what="news of the second role")
+        links = [link for link in gateway.running.fleet.links if link.id in others]
+        assert sum(link.decode.reserved for link in links) == 1
+        first.end_step()
+        assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert (len(first.hand_overs), gateway.events()[0].moves) == (1, 1)
+        await until(gateway.idle, what="an idle gateway")
+        assert sum(link.decode.free for link in links) == 4 * len(others)
+
+
+async def test_a_choice_that_lost_its_place_on_the_way_is_not_placed_twice(open_gateway_over: Any) -> None:
+    """Offered again once its place is lost, it leaves before there is another: from then on it waits in the queue."""
+    async with AsyncExitStack() as stack:
+        _, first, other = found = await scripted(stack, d0=(LEAVES,))
+        first.in_step = True
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+        asked = asyncio.create_task(gateway.complete(TOKENS))
+        await until(lambda: first.hand_overs, what="the word to hand over")
+        other.decode_credits = 0
+        other.cut()
+        await until(lambda: other.streams == 2 and "d1" in gateway.connected, what="the other worker's new stream")
+        first.leave_again("standby")
+        await until(lambda: first.epochs[-1:] == [3], what="news of the second role")
+        first.end_step()
+        await until(lambda: gateway.waiting == 1, what="a choice between two workers")
+        other.tell(pb.WorkerFrame(credit=pb.Credit(decode_grant=4)))
+        assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert (len(first.hand_overs), other.submits[0].kv.worker_id) == (1, "d0")
+        await until(gateway.idle, what="an idle gateway")
+
+
 # ---------------------------------------------------------------- engines under load
 
 ROLES = {"a": "prefill", "b": "decode", "c": "decode", "d": "decode"}
