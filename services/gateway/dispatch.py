@@ -20,7 +20,7 @@ from services.gateway.fleet import Fleet
 from services.gateway.frames import Tokens, read_tokens
 from services.gateway.generation import Ending, FinishReason, Generation, Leg
 from services.gateway.link import WorkerLink
-from services.gateway.moves import Moves
+from services.gateway.moves import MAX_BOUNCES, Moves
 from services.gateway.outlook import lend_speeds
 from services.gateway.queues import model_queues
 from services.gateway.readiness import serves_decode
@@ -32,6 +32,7 @@ log = structlog.get_logger()
 
 EXPIRY_INTERVAL_S = 0.1
 STOPPING = "this gateway is stopping"
+_OTHER_ROLE = (pb.REFUSAL_CODE_STALE_ROLE, pb.REFUSAL_CODE_DRAINING)
 _FINISHED = {pb.FINISH_REASON_STOP: FinishReason.STOP, pb.FINISH_REASON_LENGTH: FinishReason.LENGTH}
 
 Ended = Callable[[Generation, Ending], None]
@@ -168,7 +169,7 @@ class Dispatcher:
         """Send what waits to where there is room."""
         links, views = self._fleet.serving(), self._fleet.views()
         now_ns = self._clock.now_ns()
-        if self._moves and self._moves.place(links, views, self._router, now_ns):
+        if self._moves and self._moves.place(links, views, self._router, now_ns, hushed=self._fleet.hushed):
             views = self._fleet.views()
         if len(self._queue):
             waiting = self._queue.in_order()
@@ -199,7 +200,8 @@ class Dispatcher:
         """Second phase, on the worker whose credit is held; back to the queue for another one if there is none."""
         link = generation.reserved
         if link is None or not link.takes(pb.PHASE_DECODE) or link.kv_kind != generation.kv_kind:
-            self._reroute(generation, "its decode worker takes no more work", keep_kv=True)
+            has_left = link is not None and not link.takes(pb.PHASE_DECODE)
+            self._reroute(generation, "its decode worker takes no more work", keep_kv=True, bounced=has_left)
             return
         generation.decode_worker = link.id
         generation.decode_leg = link.submit(generation, pb.PHASE_DECODE)
@@ -276,7 +278,7 @@ class Dispatcher:
 
     def _prefilled(self, leg: Leg, prefilled: pb.Prefilled) -> None:
         generation = leg.generation
-        if not generation.reroutes:
+        if not generation.resumed:
             generation.cached_tokens = prefilled.cached_tokens
         reason = generation.complete()
         if reason is not None:
@@ -293,7 +295,7 @@ class Dispatcher:
 
     def _finished(self, leg: Leg, finished: pb.Finished) -> None:
         generation = leg.generation
-        if leg is generation.prompt_leg and not generation.reroutes:
+        if leg is generation.prompt_leg and not generation.resumed:
             generation.cached_tokens = finished.cached_tokens
         leg.drop()
         reason = _FINISHED.get(finished.reason)
@@ -309,7 +311,8 @@ class Dispatcher:
             self._end(generation, InvalidRequest(f"worker {leg.link.id} refused: {refused.detail}"))
             return
         generation.avoid.add(leg.link.id)
-        self._restart(generation, refused.detail, keep_kv=leg.phase == pb.PHASE_DECODE)
+        bounced = refused.code in _OTHER_ROLE
+        self._restart(generation, refused.detail, keep_kv=leg.phase == pb.PHASE_DECODE, bounced=bounced)
 
     def _failed(self, leg: Leg, failed: pb.Failed) -> None:
         generation = leg.generation
@@ -318,8 +321,8 @@ class Dispatcher:
         log.info("sequence failed", request_id=generation.request_id, worker=leg.link.id, code=code)
         leg.drop()
         # Blocks that do not come are their source's fault: computed there again, they might never come.
-        at_fault = generation.prefill_worker if failed.code == pb.FAILURE_CODE_KV_LOST else leg.link.id
-        generation.avoid.add(at_fault)
+        source = (generation.kv or generation.kv_open) if failed.code == pb.FAILURE_CODE_KV_LOST else None
+        generation.avoid.add(source.worker_id if source else leg.link.id)
         self._restart(generation, f"{code}: {failed.detail}", keep_kv=False)
 
     def lost(self, link: WorkerLink, legs: list[Leg], reserved: list[Generation], *, silent: bool) -> None:
@@ -345,20 +348,24 @@ class Dispatcher:
 
     # ------------------------------------------------------------ elsewhere, and the end
 
-    def _restart(self, generation: Generation, why: str, *, keep_kv: bool) -> None:
+    def _restart(self, generation: Generation, why: str, *, keep_kv: bool, bounced: bool = False) -> None:
         """A leg has ended before its time. While the other one computes the prompt nothing is lost: it decides."""
         if not generation.prefilling:
-            self._reroute(generation, why, keep_kv=keep_kv)
+            self._reroute(generation, why, keep_kv=keep_kv, bounced=bounced)
 
-    def _reroute(self, generation: Generation, why: str, *, keep_kv: bool) -> None:
-        """Back to the head of the queue, with prompt and tokens so far."""
+    def _reroute(self, generation: Generation, why: str, *, keep_kv: bool, bounced: bool = False) -> None:
+        """Back to the head of the queue, with prompt and tokens so far. `bounced`: off another role, which is no
+        failure."""
         if generation.ended or generation in self._queue:
             return
         whole = generation.complete()
         if whole is not None:  # only the news of its end was lost
             self._end(generation, whole)
             return
-        generation.reroutes += 1
+        if bounced and generation.bounces < MAX_BOUNCES:
+            generation.bounces += 1
+        else:
+            generation.reroutes += 1
         if generation.reroutes > self._max_reroutes:
             message = f"gave up after {self._max_reroutes} attempts elsewhere: {why}"
             self._end(generation, SequenceFailed(message, retry_after_s=RETRY_AFTER_S))

@@ -148,6 +148,9 @@ class Generation:
     cached_tokens: int = 0
     """Prompt tokens that the first prefill found cached."""
     reroutes: int = 0
+    """How often it went elsewhere because a worker failed it."""
+    bounces: int = 0
+    """How often it went elsewhere because a worker had another role by then, which is nobody's failure."""
     moves: int = 0
     """How often it went on elsewhere with its KV because its worker took another role."""
     recomputes: int = 0
@@ -186,8 +189,8 @@ class Generation:
 
     @property
     def resumed(self) -> bool:
-        """Whether it ran already and lost its worker."""
-        return self.reroutes > 0
+        """Whether it was bound already and lost its worker."""
+        return self.reroutes > 0 or self.bounces > 0
 
     def token(self, token_id: int, logprob: Logprob | None, now_ns: int) -> FinishReason | FulcrumError | None:
         """Take the next token; how the choice ends, None while it does not."""

@@ -23,6 +23,7 @@ class ModelMetrics:
     cached_tokens: Counter
     output_tokens: Counter
     reroutes: Counter
+    bounces: Counter
     moves: Counter
     recomputes: Counter
     ttft_predicted: Histogram
@@ -61,7 +62,16 @@ class GatewayMetrics:
             "fulcrum_gateway_output_tokens", "OSL summed over choices", ("model",), registry=self.registry
         )
         self.reroutes = Counter(
-            "fulcrum_gateway_reroutes", "Choices sent to another worker", ("model",), registry=self.registry
+            "fulcrum_gateway_reroutes",
+            "Choices sent to another worker because one failed them",
+            ("model",),
+            registry=self.registry,
+        )
+        self.bounces = Counter(
+            "fulcrum_gateway_bounces",
+            "Choices sent elsewhere because a worker had another role by then",
+            ("model",),
+            registry=self.registry,
         )
         self.frames = Counter(
             "fulcrum_gateway_frames", "Frames on workers' streams", ("direction",), registry=self.registry

@@ -10,6 +10,9 @@ from services.gateway.view import Ask, WorkerView
 
 MAX_MOVES = 32
 """Of one choice; a worker that would hand it over once more keeps it to its end."""
+MAX_BOUNCES = 256
+"""Of one choice, off workers that had another role by then: far more than roles change while it lives. Any more count
+as failures, so that a worker that refuses for ever does not keep it going for ever."""
 
 
 class Moves:
@@ -29,8 +32,17 @@ class Moves:
         if leg.generation.reserved is None and leg.generation.moves < MAX_MOVES:
             self._asked[leg.generation.number] = leg
 
-    def place(self, links: Mapping[str, WorkerLink], views: Sequence[WorkerView], router: Router, now_ns: int) -> bool:
-        """Reserve a place wherever there is one, and have the worker let go; whether any was found."""
+    def place(
+        self,
+        links: Mapping[str, WorkerLink],
+        views: Sequence[WorkerView],
+        router: Router,
+        now_ns: int,
+        *,
+        hushed: frozenset[str],
+    ) -> bool:
+        """Reserve a place wherever there is one, and have the worker let go; whether any was found. None is taken on a
+        worker of `hushed`: the choice runs where it is."""
         takes_decode = {view.id for view in views if view.takes_decode}
         # One whose worker decodes again, or where it has ended, needs none any more.
         self._asked = {
@@ -38,7 +50,8 @@ class Moves:
             for number, leg in self._asked.items()
             if leg.link.legs.get(leg.sequence) is leg and leg.link.id not in takes_decode
         }
-        bindings = router.bind(map(_ask, self._asked.values()), views, now_ns)
+        heard = [view for view in views if view.id not in hushed]
+        bindings = router.bind(map(_ask, self._asked.values()), heard, now_ns)
         for binding in bindings:
             leg = self._asked.pop(binding.key)
             links[binding.decode_worker].reserve(leg.generation)
@@ -50,7 +63,7 @@ class Moves:
         generation = leg.generation
         self._asked.pop(generation.number, None)
         if leg is generation.prompt_leg:
-            generation.cached_tokens = generation.cached_tokens if generation.reroutes else moved.cached_tokens
+            generation.cached_tokens = generation.cached_tokens if generation.resumed else moved.cached_tokens
         elif generation.prompt_leg is not None:
             generation.prompt_leg.link.forget(generation.prompt_leg, abort=True)
         generation.prompt_leg, generation.decode_leg = leg, None
@@ -66,4 +79,5 @@ def _ask(leg: Leg) -> Ask:
         tokens=generation.tokens,
         kv_kind=leg.link.kv_kind,
         cached_tokens=generation.cached_hints,
+        avoid=frozenset(generation.avoid),
     )

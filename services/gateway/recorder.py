@@ -33,9 +33,10 @@ class Recorder:
         metrics.cached_tokens.inc(generation.cached_tokens)
         metrics.output_tokens.inc(len(generation.output))
         metrics.reroutes.inc(generation.reroutes)
+        metrics.bounces.inc(generation.bounces)
         metrics.moves.inc(generation.moves)
         metrics.recomputes.inc(generation.recomputes)
-        if generation.output and timeline.predicted_ttft_ns and not generation.reroutes:
+        if generation.output and timeline.predicted_ttft_ns and not generation.resumed:
             metrics.ttft_predicted.observe(timeline.predicted_ttft_ns / timeline.ttft_ns)
         if timeline.bound_ns:
             metrics.queue_s.observe(timeline.queue_ns / 1e9)
@@ -69,7 +70,7 @@ def request_event(generation: Generation, outcome: FinishReason | FulcrumError |
         traceparent=context.traceparent,
         ttft_deadline_unix_ns=context.ttft_deadline_unix_ns,
         tpot_target_us=context.tpot_target_us,
-        reroutes=generation.reroutes,
+        reroutes=generation.reroutes + generation.bounces,
         moves=generation.moves,
         predicted_ttft_ns=timeline.predicted_ttft_ns,
         recomputes=generation.recomputes,

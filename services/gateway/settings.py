@@ -56,7 +56,7 @@ class GatewaySettings(CommonSettings):
     max_silent_ms: float = Field(MAX_SILENT_MS, ge=250)
     """How long it may say nothing where no other could take over, or where most are quiet: then it is left anyway."""
     max_reroutes: int = Field(8, ge=0)
-    """How often one choice may be sent elsewhere."""
+    """How often one choice may be sent elsewhere because a worker failed it."""
 
     routing: PolicyName = "predicted-ttft"
     """How requests are given to workers; the others are baselines."""

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_CLIENT_GONE, OUTCOME_OK
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.testing.role_moves import Mover, Traffic, open_admins, request_bodies
 from libs.testing.scripted_worker import Plan, ScriptedWorker, expected_text, scripted_worker
 from libs.testing.wait import until
 from libs.testing.worker import TOKEN, LocalWorker, local_worker
+from services.gateway import dispatch
 
 TOKENS = 12
 LEAVES = Plan(leaves=True, tokens=4)
@@ -58,6 +60,117 @@ async def test_a_choice_that_moves_is_whole_whatever_happens(
         assert first.hand_overs == [first.submits[0].sequence]
         assert other.submits[0].kv.worker_id == "d0"
         assert prefill.aborts == []  # the leases of blocks that were pulled have ended
+        await until(gateway.idle, what="an idle gateway")
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("code", [pb.REFUSAL_CODE_STALE_ROLE, pb.REFUSAL_CODE_DRAINING])
+async def test_a_choice_that_meets_other_roles_time_and_again_is_not_failed(
+    open_gateway_over: Any, role: str, code: pb.RefusalCode
+) -> None:
+    async with AsyncExitStack() as stack:
+        refusals = (Plan(refuse=code),) * 10
+        prefill = await stack.enter_async_context(
+            scripted_worker("p0", "prefill", plans=refusals if role == "prefill" else ())
+        )
+        decode = await stack.enter_async_context(
+            scripted_worker("d0", "decode", plans=refusals if role == "decode" else ())
+        )
+        gateway = await stack.enter_async_context(open_gateway_over(prefill.worker, decode.worker, max_reroutes=0))
+        answer = await gateway.complete(TOKENS)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert len((prefill if role == "prefill" else decode).submits) == 11
+        assert gateway.events()[0].recomputes == 0  # blocks that are there wait for the next decode worker
+        shown = (await gateway.http.get("/metrics")).text
+        assert 'fulcrum_gateway_bounces_total{model="sim"} 10.0' in shown
+        assert 'fulcrum_gateway_reroutes_total{model="sim"} 0.0' in shown
+        await until(gateway.idle, what="an idle gateway")
+
+
+async def test_a_place_whose_worker_changes_its_role_meanwhile_is_no_failure(open_gateway_over: Any) -> None:
+    async with AsyncExitStack() as stack:
+        _, first, other = found = await scripted(stack, d0=(LEAVES,))
+        first.in_step = True
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found), max_reroutes=0))
+        asked = asyncio.create_task(gateway.complete(TOKENS))
+        await until(lambda: first.hand_overs, what="the word to hand over")
+        other.assign("prefill")
+        await until(lambda: other.epochs[-1:] == [2], what="news of the place's other role")
+        first.end_step()
+        await until(lambda: gateway.events() or gateway.live == gateway.waiting == 1, what="a choice that waits")
+        other.assign("decode")
+        assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
+        await until(gateway.idle, what="an idle gateway")
+
+
+async def test_a_worker_that_refuses_for_its_role_without_end_is_a_failure_at_last(
+    open_gateway_over: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "MAX_BOUNCES", 3)
+    refusals = (Plan(refuse=pb.REFUSAL_CODE_STALE_ROLE),) * 10
+    async with AsyncExitStack() as stack:
+        worker = await stack.enter_async_context(scripted_worker("m0", "mixed", plans=refusals))
+        gateway = await stack.enter_async_context(open_gateway_over(worker.worker, max_reroutes=2))
+        answer = await gateway.complete(TOKENS)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "sequence_failed")
+        assert len(worker.submits) == 1 + 3 + 2
+        await until(gateway.idle, what="an idle gateway")
+
+
+async def test_blocks_that_a_moved_choice_leaves_behind_and_do_not_come_are_no_fault_of_its_prefill_worker(
+    open_gateway_over: Any,
+) -> None:
+    """It is computed anew by whom it was computed before, whose part of the prompt is cached there."""
+    async with AsyncExitStack() as stack:
+        lost = (Plan(tokens=0, fail=pb.FAILURE_CODE_KV_LOST),)
+        prefill, first, other = await scripted(stack, d0=(LEAVES,), d1=lost)
+        second = await stack.enter_async_context(scripted_worker("p1", "prefill"))
+        found = (prefill, first, other, second)
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+        second.tell(pb.WorkerFrame(load=common.Load(waiting=9)))
+        views = gateway.running.fleet.views
+        await until(lambda: any(view.load == 9 for view in views()), what="news of the other prefill worker's load")
+        answer = await gateway.complete(TOKENS)
+        assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
+        # d0 prefills by now, and is the one to avoid; of the others p1 has more to do.
+        assert [len(each.submits) for each in (prefill, second, first)] == [2, 0, 1]
+        await until(gateway.idle, what="an idle gateway")
+
+
+async def test_a_choice_does_not_move_to_who_failed_it(open_gateway_over: Any) -> None:
+    async with AsyncExitStack() as stack:
+        failed = (Plan(tokens=2, fail=pb.FAILURE_CODE_ENGINE),)
+        prefill, first, other = await scripted(stack, d0=failed, d1=(LEAVES,))
+        last = await stack.enter_async_context(scripted_worker("d2", "decode"))
+        found = (prefill, first, other, last)
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+        last.tell(pb.WorkerFrame(load=common.Load(waiting=9)))
+        views = gateway.running.fleet.views
+        await until(lambda: any(view.load == 9 for view in views()), what="news of the third worker's load")
+        answer = await gateway.complete(TOKENS)
+        assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
+        # Failed by d0, it went on at d1 and moved from there, not back to d0, which has less to do than d2.
+        assert [len(each.submits) for each in (first, other, last)] == [1, 1, 1]
+        await until(gateway.idle, what="an idle gateway")
+
+
+async def test_a_choice_does_not_move_to_who_is_silent_until_it_speaks_again(open_gateway_over: Any) -> None:
+    async with AsyncExitStack() as stack:
+        _, first, other = found = await scripted(stack, d0=(LEAVES,))
+        gateway = await stack.enter_async_context(
+            open_gateway_over(*(each.worker for each in found), silent_after_ms=2000)
+        )
+        other.voice.clear()
+        await until(lambda: gateway.running.fleet.hushed == {"d1"}, what="news of a silence")
+        asked = asyncio.create_task(gateway.complete(TOKENS))
+        await until(lambda: first.epochs[-1:] == [2], what="news of the first role")
+        first.leave_again("standby")
+        await until(lambda: first.epochs[-1:] == [3], what="news of the second role")
+        assert not first.hand_overs
+        other.voice.set()
+        assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert (len(first.hand_overs), gateway.events()[0].moves) == (1, 1)
         await until(gateway.idle, what="an idle gateway")
 
 
