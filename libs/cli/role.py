@@ -16,7 +16,8 @@ def role(
     ] = None,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept with the move.")] = "by hand",
     first_step_s: Annotated[
-        float, typer.Option(min=0, max=600, metavar="S", help="How long to wait for the first step in the new role.")
+        float,
+        typer.Option(min=0, max=600, metavar="S", help="How long to wait for the first step of the new role's kind."),
     ] = 2.0,
     ready: ReadyFile = None,
     json: Json = False,

@@ -43,10 +43,12 @@ async def change_role(
         )
         stands_by = role_name(move.assignment) == "standby"
         first = None if stands_by else await admin.first_step_s(move, within_s=first_step_s)
+        load = (await admin.describe()).load
+        there = load.running + load.waiting + load.awaiting_kv
     if as_json:
         print(json.dumps(answer(worker_id, move, first)))
     else:
-        print(_told(worker_id, move, first, first_step_s))
+        print(told(worker_id, move, first, first_step_s, there))
 
 
 def parse_role(text: str) -> tuple[Any, int]:
@@ -83,7 +85,8 @@ def _find(worker_id: str, workers: list[dict[str, Any]]) -> dict[str, Any]:
     raise StartupError(f"there is no worker {worker_id!r} here, but: {there}")
 
 
-def _told(worker_id: str, move: RoleMove, first_step_s: float | None, waited_s: float) -> str:
+def told(worker_id: str, move: RoleMove, first_step_s: float | None, waited_s: float, there: int) -> str:
+    """What is printed else; `there`: sequences at the worker after `waited_s`."""
     role = role_name(move.assignment)
     budget = f" with a budget of {move.assignment.budget_tokens} tokens" if move.assignment.budget_tokens else ""
     lines = [f"{worker_id} is {role}{budget} since epoch {move.assignment.epoch}."]
@@ -94,9 +97,10 @@ def _told(worker_id: str, move: RoleMove, first_step_s: float | None, waited_s: 
     else:
         lines.append(f"In effect at the worker and every gateway after {_ms(move.effect_s)} ms.")
     if role != "standby":
-        none = f"None in the new role within {waited_s:g} s: nothing was there to do."
+        why = f"{there} sequences are there, of the old role or not begun" if there else "nothing was there to do"
+        none = f"No step of its kind ended within {waited_s:g} s: {why}."
         lines.append(
-            none if first_step_s is None else f"The first step in the new role ended after {_ms(first_step_s)} ms."
+            none if first_step_s is None else f"The first step of its kind ended after {_ms(first_step_s)} ms."
         )
     return "\n".join(lines)
 

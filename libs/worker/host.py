@@ -13,7 +13,7 @@ from libs.runtime.clock import Clock
 from libs.worker.admission import Roles, admit
 from libs.worker.assignment import AssignmentState
 from libs.worker.gateways import Gateways
-from libs.worker.hosted import PROMPT_PHASES, Hosted
+from libs.worker.hosted import Hosted
 from libs.worker.leaving import Leaving
 from libs.worker.link import Link
 from libs.worker.role import Room
@@ -52,6 +52,9 @@ class WorkerHost:
         self._sequences: dict[int, Hosted] = {}
         self._keys = count(1)
         self._budget = 0
+        """The engine's prompt budget."""
+        self._role_budget = 0
+        """The role's: smaller while prompts are here that were taken under a larger one."""
         self._prompt_tokens = LONG_PROMPT_TOKENS
         """Mean length of the last prompts."""
         self._progress = asyncio.Event()
@@ -120,20 +123,24 @@ class WorkerHost:
         """Credits for what the role takes at once."""
         assignment = self.assignment.current
         role = None if self.assignment.draining else self._roles.of_assignment(assignment)
-        speed = self.speed.speed
+        speed, decoding = self.speed.speed, self.gateways.credits.decode.in_use
         step_s = max(speed.step_time.prefill_ns(trial_work(speed.chunk_tokens)), 1.0) / 1e9
-        room = Room(self.engine.capabilities.max_sequences, self._prompt_tokens, speed.chunk_tokens, step_s)
+        most = self.engine.capabilities.max_sequences
+        room = Room(most, self._prompt_tokens, speed.chunk_tokens, step_s, decoding)
         self.gateways.resize(*(role.slots(assignment, room) if role else (0, 0)))
 
     def _apply_budget(self) -> None:
-        """Give the engine the role's prompt budget; a smaller one waits until prompts taken before are computed."""
+        """Give the engine the role's prompt budget; a smaller one waits until prompts taken before are computed.
+
+        Those that yield to others are waited for only where a prompt would not be computed at all.
+        """
         role = self._roles.of_assignment(self.assignment.current)
-        wanted = role.prefill_budget(self.assignment.current) if role else 0
-        if wanted == self._budget:
-            return
-        if wanted > self._budget or not any(s.phase in PROMPT_PHASES for s in self._sequences.values()):
-            self._budget = wanted
-            self.engine.set_prefill_budget(wanted)
+        own = self._role_budget = role.prefill_budget(self.assignment.current) if role else 0
+        prompts = (each for each in self._sequences.values() if each.awaits_prompt and not (own and each.yields))
+        budget = max(own, max((each.budget_tokens for each in prompts), default=0))
+        if budget != self._budget:
+            self._budget = budget
+            self.engine.set_prefill_budget(budget)
 
     def chunked(self, tokens: int) -> None:
         """A step computes at most so many prompt tokens from now on: gateways are told, and as many prompts let in."""
@@ -210,7 +217,7 @@ class WorkerHost:
         except QueueFull as error:
             return pb.Refused(code=pb.REFUSAL_CODE_NO_CAPACITY, detail=error.message)
         role = self._roles.of_phase(submit.phase)
-        self._sequences[key] = Hosted(link, submit.sequence, submit.phase, role, request)
+        self._sequences[key] = Hosted(link, submit.sequence, submit.phase, role, request, self._role_budget)
         link.keys[submit.sequence] = key
         if submit.phase == pb.PHASE_PREFILL:
             self._prompt_tokens += (submit.prompt_tokens - self._prompt_tokens) / PROMPTS_AVERAGED
@@ -261,8 +268,10 @@ class WorkerHost:
                     self._deliver(sequence, output)
                     if leaves and output.only_tokens:
                         self._offer(sequence)
-        if ended:
+        if self._budget != self._role_budget:
             self._apply_budget()
+        if ended:
+            self._resize()
             self.gateways.settle()
             self._progress.set()
         for link in self.gateways:

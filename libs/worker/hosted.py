@@ -20,6 +20,8 @@ class Hosted:
     phase: pb.Phase
     role: Role
     request: EngineRequest
+    budget_tokens: int = 0
+    """Prompt tokens that a step might compute when it was taken: its prompt is computed at no slower pace."""
     new_tokens: int = 0
     """That came of it here."""
     offered: bool = False
@@ -39,6 +41,16 @@ class Hosted:
     def most_tokens_left(self) -> int:
         """Output that may still come."""
         return self.request.max_output_tokens - self.output_tokens
+
+    @property
+    def yields(self) -> bool:
+        """Whether its prompt waits while another's can be computed."""
+        return self.request.yields
+
+    @property
+    def awaits_prompt(self) -> bool:
+        """Whether its prompt is computed here and is not yet."""
+        return self.phase in PROMPT_PHASES and not self.new_tokens
 
     @property
     def decodes(self) -> bool:

@@ -21,6 +21,8 @@ class Room:
     """Prompt tokens that one step computes at most."""
     step_s: float
     """What such a step takes, as far as is known; more than 0."""
+    decoding: int = 0
+    """Sequences that take a place in the batch against decode credits, whichever role gave them out."""
 
 
 class Role(Protocol):

@@ -16,7 +16,11 @@ class LastChange:
     def __init__(self) -> None:
         self.message: RoleChange | None = None
         self.first_step_ns: int | None = None
-        """From the change until the first engine step of the new role's kind ended; None until one has."""
+        """From the change until the first engine step ended that did what the new role does; None until one has.
+
+        Whose work it was is not asked: the next chunk of a prompt taken before, a decode that was running, and a step
+        that measures count too. It says how soon the engine goes on, not how soon new work comes.
+        """
         self._assignment = Assignment()
         self._changed_ns: deque[int] = deque(maxlen=MAX_CHANGES)
 

@@ -34,9 +34,13 @@ class PrefillRole:
         return WHOLE_CHUNK_TOKENS
 
     def slots(self, assignment: Assignment, room: Room) -> tuple[int, int]:
-        """A few prompts, more of short ones, no decodes. In powers of two: a new mean is seldom another number."""
+        """A few prompts, more of short ones, no decodes. In powers of two: a new mean is seldom another number.
+
+        Never more than the engine has places for: what decodes on from another role has its own until it ends or moves,
+        and meanwhile a prompt waits better in its gateway. With no place none is taken: decodes need no prompt to end.
+        """
         wanted_tokens = room.chunk_tokens * (FILLED_STEPS + HAND_OVER_S / room.step_s)
         prompts = MIN_PROMPTS
         while prompts < MAX_PROMPTS and prompts * room.prompt_tokens < wanted_tokens:
             prompts *= 2
-        return min(prompts, room.max_sequences), 0
+        return min(prompts, max(room.max_sequences - room.decoding, 0)), 0

@@ -155,6 +155,59 @@ async def test_errors_are_typed_and_say_what_to_do() -> None:
             await WorkerAdmin(channel, "a", TOKEN).describe()
 
 
+# ---------------------------------------------------------------- what the new role has of the engine
+
+
+@pytest.mark.parametrize("before", ["mixed", "prefill"])
+async def test_a_smaller_budget_holds_once_prompts_taken_before_are_computed(
+    monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """Whatever decodes on, and whatever comes after it."""
+    budget = 512 if before == "mixed" else 0
+    async with (
+        local_worker("a", before, budget_tokens=budget, sim_speedup=1.0) as worker,
+        admin(worker) as to,
+        gateway_probe(worker) as gateway,
+    ):
+        budgets: list[int] = []
+        apply = worker.host.engine.set_prefill_budget
+        monkeypatch.setattr(worker.host.engine, "set_prefill_budget", lambda each: [budgets.append(each), apply(each)])
+        phase = pb.PHASE_BOTH if before == "mixed" else pb.PHASE_PREFILL
+        if before == "mixed":
+            await gateway.submit(submit(1, phase, PROMPT, output=4000))
+            await gateway.until(lambda: gateway.tokens[1])
+        await gateway.submit(submit(2, phase, [5] * 4000, output=4000))
+        await eventually(lambda: worker.host.running == 1 + (before == "mixed"))
+        await set_role(to, "mixed", 1)
+        assert budgets == []  # of 64 tokens: the prompt that was taken goes on as fast as it began
+        await gateway.until(lambda: gateway.decode_credits > 2)
+        await gateway.submit(submit(3, pb.PHASE_BOTH, [6] * 4000, output=4000))
+        await gateway.until(lambda: gateway.tokens[2])
+        await eventually(lambda: budgets == [64])
+        assert not gateway.tokens[3]
+        if before == "mixed":
+            assert not any(event.HasField("finished") for event in gateway.events[1])
+
+
+async def test_a_prefill_worker_takes_no_more_prompts_than_running_decodes_leave_places_for() -> None:
+    async with (
+        local_worker("a", "mixed", budget_tokens=256, max_sequences=4, sim_speedup=1.0) as worker,
+        admin(worker) as to,
+        gateway_probe(worker) as gateway,
+    ):
+        await gateway.submit(*(submit(each, pb.PHASE_BOTH, PROMPT, output=4000) for each in (1, 2, 3, 4)))
+        await gateway.until(lambda: all(gateway.tokens[each] for each in (1, 2, 3, 4)))
+        await set_role(to, "prefill", 1)
+        await gateway.until(lambda: gateway.worker and gateway.worker.assignment.epoch == 2)
+        assert (worker.host.gateways.credits.prefill.slots, gateway.prefill_credits) == (0, 0)
+        await gateway.send(pb.GatewayFrame(aborts=pack_u32([1])))
+        await gateway.until(lambda: gateway.prefill_credits == 1)
+        await gateway.submit(submit(5, pb.PHASE_PREFILL, PROMPT))
+        await gateway.event(5, "prefilled")  # while the other three decode
+        await gateway.send(pb.GatewayFrame(aborts=pack_u32([2, 3, 4, 5])))
+        await gateway.until(lambda: gateway.prefill_credits == 4)
+
+
 # ---------------------------------------------------------------- where running sequences go
 
 

@@ -18,12 +18,13 @@ from libs.cli.ask import Answer, take_line
 from libs.cli.find import find_one_suite
 from libs.cli.main import app
 from libs.cli.progress import Bars
-from libs.cli.role_change import parse_role
+from libs.cli.role_change import parse_role, told
 from libs.cli.tables import BAR_CELLS, PHASES, last_move, phase_bar
 from libs.cli.tuning import of_each
 from libs.contracts.errors import QueueFull, StartupError
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, ROLE_STANDBY
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, ROLE_STANDBY, Assignment
 from libs.launch.ready import Ready, write_ready
+from libs.worker.admin_client import RoleMove
 
 COMMANDS = ("up", "chat", "workers", "occupancy", "role", "top", "tune prefill", "tune decode")
 
@@ -158,3 +159,16 @@ def test_one_workers_error_leaves_the_figures_of_the_others(capsys: pytest.Captu
     told: list[dict[str, Any]] = []
     assert of_each(workers, ask, told.append) == (told, failed)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("first_step_s", "there", "says"),
+    [
+        (0.0123, 3, "The first step of its kind ended after 12.3 ms."),
+        (None, 0, "No step of its kind ended within 0.5 s: nothing was there to do."),
+        (None, 8, "No step of its kind ended within 0.5 s: 8 sequences are there, of the old role or not begun."),
+    ],
+)
+def test_why_no_step_came_after_a_move_is_told_as_it_is(first_step_s: float | None, there: int, says: str) -> None:
+    move = RoleMove(Assignment(role=ROLE_PREFILL, epoch=2), effect_s=0.002, call_s=0.001, gateways_behind=0, running=8)
+    assert told("decode-1", move, first_step_s, 0.5, there).splitlines()[-1] == says
