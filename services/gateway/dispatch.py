@@ -20,7 +20,7 @@ from services.gateway.fleet import Fleet
 from services.gateway.frames import Tokens, read_tokens
 from services.gateway.generation import Ending, FinishReason, Generation, Leg
 from services.gateway.link import WorkerLink
-from services.gateway.moves import MAX_BOUNCES, Moves
+from services.gateway.moves import OTHER_ROLE, Moves, count_reroute
 from services.gateway.outlook import lend_speeds
 from services.gateway.queues import model_queues
 from services.gateway.readiness import serves_decode
@@ -32,7 +32,6 @@ log = structlog.get_logger()
 
 EXPIRY_INTERVAL_S = 0.1
 STOPPING = "this gateway is stopping"
-_OTHER_ROLE = (pb.REFUSAL_CODE_STALE_ROLE, pb.REFUSAL_CODE_DRAINING)
 _FINISHED = {pb.FINISH_REASON_STOP: FinishReason.STOP, pb.FINISH_REASON_LENGTH: FinishReason.LENGTH}
 
 Ended = Callable[[Generation, Ending], None]
@@ -311,7 +310,7 @@ class Dispatcher:
             self._end(generation, InvalidRequest(f"worker {leg.link.id} refused: {refused.detail}"))
             return
         generation.avoid.add(leg.link.id)
-        bounced = refused.code in _OTHER_ROLE
+        bounced = refused.code in OTHER_ROLE
         self._restart(generation, refused.detail, keep_kv=leg.phase == pb.PHASE_DECODE, bounced=bounced)
 
     def _failed(self, leg: Leg, failed: pb.Failed) -> None:
@@ -354,18 +353,14 @@ class Dispatcher:
             self._reroute(generation, why, keep_kv=keep_kv, bounced=bounced)
 
     def _reroute(self, generation: Generation, why: str, *, keep_kv: bool, bounced: bool = False) -> None:
-        """Back to the head of the queue, with prompt and tokens so far. `bounced`: off another role, which is no
-        failure."""
+        """Back to the head of the queue, with prompt and tokens so far; `bounced`: off another role."""
         if generation.ended or generation in self._queue:
             return
         whole = generation.complete()
         if whole is not None:  # only the news of its end was lost
             self._end(generation, whole)
             return
-        if bounced and generation.bounces < MAX_BOUNCES:
-            generation.bounces += 1
-        else:
-            generation.reroutes += 1
+        count_reroute(generation, bounced=bounced)
         if generation.reroutes > self._max_reroutes:
             message = f"gave up after {self._max_reroutes} attempts elsewhere: {why}"
             self._end(generation, SequenceFailed(message, retry_after_s=RETRY_AFTER_S))

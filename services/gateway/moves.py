@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from services.gateway.generation import Leg
+from services.gateway.generation import Generation, Leg
 from services.gateway.link import WorkerLink
 from services.gateway.router import Router
 from services.gateway.view import Ask, WorkerView
@@ -13,6 +13,8 @@ MAX_MOVES = 32
 MAX_BOUNCES = 256
 """Of one choice, off workers that had another role by then: far more than roles change while it lives. Any more count
 as failures, so that a worker that refuses for ever does not keep it going for ever."""
+OTHER_ROLE = (pb.REFUSAL_CODE_STALE_ROLE, pb.REFUSAL_CODE_DRAINING)
+"""What a worker refuses that has another role than its gateway knew, or leaves."""
 
 
 class Moves:
@@ -69,6 +71,14 @@ class Moves:
         generation.prompt_leg, generation.decode_leg = leg, None
         generation.kv, generation.kv_kind = moved.kv, leg.link.kv_kind
         generation.moves += 1
+
+
+def count_reroute(generation: Generation, *, bounced: bool) -> None:
+    """It goes elsewhere: a worker failed it, or had another role by then (`bounced`)."""
+    if bounced and generation.bounces < MAX_BOUNCES:
+        generation.bounces += 1
+    else:
+        generation.reroutes += 1
 
 
 def _ask(leg: Leg) -> Ask:
