@@ -264,8 +264,7 @@ class LocalEngine:
         self._publish(report)
 
     async def _run_announced(self, batch: Batch, announcement: StepReport) -> dict[int, Sampled]:
-        """Run a step, which is announced where it is long."""
-        self._unannounced_ns = announcement.start_unix_ns
+        """Run a step that began as `_unannounced_ns` says, and announce it where it is long."""
         timer = asyncio.get_running_loop().call_later(ANNOUNCE_AFTER_S, self._announce, announcement)
         try:
             return await self._runner.run(batch)
@@ -297,6 +296,7 @@ class LocalEngine:
                 prefill_squared_tokens=work.prefill_squared_tokens,
             )
             core.measuring(True, start_ns)
+            self._unannounced_ns = start_ns
             await self._run_announced(batch, announcement)
         finally:
             self._unannounced_ns = 0

@@ -118,6 +118,12 @@ async def test_a_worker_that_refuses_for_its_role_without_end_is_a_failure_at_la
         await until(gateway.idle, what="an idle gateway")
 
 
+async def load(gateway: Any, worker: ScriptedWorker) -> None:
+    """Have a worker tell of more to do than others have, and the gateway know it."""
+    worker.tell(pb.WorkerFrame(load=common.Load(waiting=9)))
+    await until(lambda: any(view.load == 9 for view in gateway.running.fleet.views()), what="news of its load")
+
+
 async def test_blocks_that_a_moved_choice_leaves_behind_and_do_not_come_are_no_fault_of_its_prefill_worker(
     open_gateway_over: Any,
 ) -> None:
@@ -128,9 +134,7 @@ async def test_blocks_that_a_moved_choice_leaves_behind_and_do_not_come_are_no_f
         second = await stack.enter_async_context(scripted_worker("p1", "prefill"))
         found = (prefill, first, other, second)
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
-        second.tell(pb.WorkerFrame(load=common.Load(waiting=9)))
-        views = gateway.running.fleet.views
-        await until(lambda: any(view.load == 9 for view in views()), what="news of the other prefill worker's load")
+        await load(gateway, second)
         answer = await gateway.complete(TOKENS)
         assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
         # d0 prefills by now, and is the one to avoid; of the others p1 has more to do.
@@ -145,9 +149,7 @@ async def test_a_choice_does_not_move_to_who_failed_it(open_gateway_over: Any) -
         last = await stack.enter_async_context(scripted_worker("d2", "decode"))
         found = (prefill, first, other, last)
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
-        last.tell(pb.WorkerFrame(load=common.Load(waiting=9)))
-        views = gateway.running.fleet.views
-        await until(lambda: any(view.load == 9 for view in views()), what="news of the third worker's load")
+        await load(gateway, last)
         answer = await gateway.complete(TOKENS)
         assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
         # Failed by d0, it went on at d1 and moved from there, not back to d0, which has less to do than d2.

@@ -19,7 +19,8 @@ from libs.testing.work import MemoryWork
 from services.gateway.batch.assemble import Assembly
 from services.gateway.batch.job import Job
 from services.gateway.batch.jobs import JobBook
-from services.gateway.batch.parts import PART_PURPOSE, sweep
+from services.gateway.batch.parts import PART_PURPOSE
+from services.gateway.batch.sweep import sweep
 
 PART_BYTES = 12
 """Of a few lines."""
@@ -179,7 +180,8 @@ class Story:
         for end in await asyncio.gather(*keepers, return_exceptions=True):
             assert end is None or isinstance(end, Fenced | asyncio.CancelledError), end
         self.fate.faults = {}
-        await sweep(self.files, lambda _: True)
+        ended = Job("job", pb.Created(), 1, finished=pb.Finished())
+        await sweep(self.files, lambda _: ended)
         assert not await self.parts()
 
     @property

@@ -17,13 +17,14 @@ from libs.runtime.clock import SystemClock
 from libs.testing.batch_lanes import created, running, store
 from libs.testing.wait import until
 from libs.testing.work import MemoryWork
-from services.gateway.batch.begin import Begun, begin, sweep_inputs
+from services.gateway.batch.begin import Begun, begin
 from services.gateway.batch.deal import MAX_OPEN_LINES
 from services.gateway.batch.dealer import Dealer
 from services.gateway.batch.job import Job
 from services.gateway.batch.keeper import MAX_ASSEMBLED, Keeper
 from services.gateway.batch.parts import Parts
 from services.gateway.batch.shares import SHARE_LINES, Span
+from services.gateway.batch.sweep import sweep
 from services.gateway.batch.view import JobView
 
 OPEN_SHARES = MAX_OPEN_LINES // SHARE_LINES
@@ -294,8 +295,8 @@ async def test_a_topic_is_copied_for_whoever_copies_it_and_copies_that_nobody_wa
     assert (slow.started.lines, quick.started.lines) == (2, 1)
     assert await content(files, quick.started.input_file_id) == b"one\n"
 
-    await sweep_inputs(files, {job.id: job}.get)
+    await sweep(files, {job.id: job}.get)
     assert len(await files.infos()) == 2
     job.started = quick.started
-    await sweep_inputs(files, {job.id: job}.get)
+    await sweep(files, {job.id: job}.get)
     assert [info.id for info in await files.infos()] == [quick.started.input_file_id]

@@ -2,12 +2,10 @@
 
 import re
 import secrets
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from libs.bus.work import WorkBus
-from libs.contracts.errors import FileNotFound
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_RESULTS
 from libs.filestore.port import FileStore
@@ -15,7 +13,8 @@ from services.gateway.batch.count import count
 from services.gateway.batch.job import Job
 from services.gateway.batch.spool import spool
 
-_INPUT = re.compile(r"file-(.+)-input-[0-9a-f]{16}")
+INPUT = re.compile(r"file-(.+)-input-[0-9a-f]{16}")
+"""The id of a copy of a topic, with that of its job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +51,3 @@ async def begin(
 def failed(code: str, message: str) -> pb.Finished:
     """A job that cannot begin."""
     return pb.Finished(outcome=pb.OUTCOME_FAILED, error_code=code, error_message=message)
-
-
-async def sweep_inputs(files: FileStore, find: Callable[[str], Job | None]) -> None:
-    """Remove copies of topics that jobs did not begin with: of a keeper that died before it told of one.
-
-    `find`: a job by its id.
-    """
-    for info in await files.infos():
-        named = _INPUT.fullmatch(info.id)
-        job = find(named[1]) if named else None
-        if job is not None and (job.started or job.finished) and job.input_file_id != info.id:
-            with suppress(FileNotFound):
-                await files.delete(info.id)

@@ -19,7 +19,7 @@ from libs.filestore.port import FileStore
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.gateway.batch.assemble import PART_BYTES, Assembly, keeps_parts
-from services.gateway.batch.begin import begin, failed, sweep_inputs
+from services.gateway.batch.begin import begin, failed
 from services.gateway.batch.copies import check_topics
 from services.gateway.batch.count import count
 from services.gateway.batch.deal import deal
@@ -27,9 +27,9 @@ from services.gateway.batch.dealer import Dealer
 from services.gateway.batch.foretell import ends_s, news
 from services.gateway.batch.job import Job
 from services.gateway.batch.jobs import JobBook
-from services.gateway.batch.parts import sweep
 from services.gateway.batch.shares import Span
 from services.gateway.batch.snapshot import snapshot
+from services.gateway.batch.sweep import sweep
 from services.gateway.batch.view import JobView
 
 log = structlog.get_logger()
@@ -268,8 +268,7 @@ class _LaneJobs:
     async def sweep(self) -> None:
         """Remove parts and copies of files that nobody needs any more, if the store answers."""
         try:
-            await sweep(self._keeper.files, lambda job_id: bool((job := self._book.get(job_id)) and job.finished))
-            await sweep_inputs(self._keeper.files, self._book.get)
+            await sweep(self._keeper.files, self._book.get)
         except FulcrumError as error:
             log.warning("files of batch jobs that nobody needs stay for now", error=error.message)
 

@@ -1,18 +1,19 @@
-"""Parts of a job's outputs in the file store: their names, and which of them nobody needs.
+"""Parts of a job's outputs in the file store.
 
 A name is drawn by chance, so that no two keepers write one: who was replaced and does not know yet spoils nothing.
 """
 
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from libs.contracts.errors import FileNotFound, StoreUnavailable
 from libs.filestore.port import FileStore
 
 PART_PURPOSE = "batch_part"
-_PART = re.compile(r"file-(.+)-(?:output|errors|places)-[0-9a-f]{16}")
+PART = re.compile(r"file-(.+)-(?:output|errors|places)-[0-9a-f]{16}")
+"""A part's id, with that of its job."""
 
 
 class Parts:
@@ -64,12 +65,3 @@ class Parts:
     async def _remove(self, file_id: str) -> None:
         with suppress(FileNotFound, StoreUnavailable):
             await self._files.delete(file_id)
-
-
-async def sweep(files: FileStore, ended: Callable[[str], bool]) -> None:
-    """Remove the parts of jobs that have ended, also those that a gateway had written when it died."""
-    for info in await files.infos():
-        found = _PART.fullmatch(info.id) if info.purpose == PART_PURPOSE else None
-        if found is not None and ended(found[1]):
-            with suppress(FileNotFound):
-                await files.delete(info.id)
