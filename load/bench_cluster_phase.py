@@ -27,7 +27,7 @@ from libs.telemetry.fleet import Fleet
 from libs.telemetry.history import History
 from libs.telemetry.members import Members
 from libs.telemetry.rollups import RollUps
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.testing.engine import DirectFetcher, EventReader
 from libs.testing.phase_account import PhaseAccount
 from load.clocked import Call, CallLog, ClockedSim
@@ -156,7 +156,7 @@ def errors(fleet: Fleet, calls: dict[Member, list[Call]], unix_ns: int, clock_ns
 
 async def main(seconds: float) -> None:
     """Run the cluster, then compare."""
-    fleet, stop, logs = Fleet(prefill_share), asyncio.Event(), {member: CallLog() for member in CLUSTER}
+    fleet, stop, logs = Fleet(prefill_shares), asyncio.Event(), {member: CallLog() for member in CLUSTER}
     running = asyncio.gather(*(run(member, fleet, log, seed, stop) for seed, (member, log) in enumerate(logs.items())))
     await asyncio.sleep(LAG_S)
     unix_ns, clock_ns = time.time_ns(), time.perf_counter_ns()

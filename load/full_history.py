@@ -6,7 +6,8 @@ from typing import Final
 import numpy as np
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent, Step, StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent, StepBatch
+from libs.contracts.step_row import StepRow, step_columns
 from libs.telemetry.fleet import MAX_FLEET_STEPS
 from libs.telemetry.members import Member
 from libs.telemetry.rollups import Kept, Written
@@ -64,8 +65,8 @@ def _busy(worker_id: str, steps: int, now_ns: int) -> StepBatch:
         worker_id=worker_id, sequence=1, node="node", gpus=1, engine="sim",
         covered_from_unix_ns=began_ns, covered_to_unix_ns=now_ns,
         compute=Compute(layer_parameters=10**9, parameter_bytes=2, peak_flops_per_s=1e15, peak_bytes_per_s=1e12),
-        steps=[
-            Step(start_unix_ns=start_ns, end_unix_ns=start_ns + STEP_NS, decode_sequences=16, decode_kv_tokens=16_000)
+        steps=step_columns(
+            StepRow(start_ns, start_ns + STEP_NS, decode_sequences=16, decode_kv_tokens=16_000)
             for start_ns in starts_ns
-        ],
+        ),
     )  # fmt: skip

@@ -25,7 +25,7 @@ from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.service import GC_YOUNG_OBJECTS
 from libs.runtime.tasks import TaskOwner
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.testing.wait import until
 from load.full_history import fill
 from load.synthetic_fleet import synthetic_fleet
@@ -102,7 +102,7 @@ async def main(options: argparse.Namespace) -> None:
     if options.instances > 1:
         peers = Peers(options.sockets, options.number, options.instances)
         sharing = Sharing(Shares(f"metrics-{options.number}"), peers.tell, began_ns=clock.now_ns())
-    state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()), sharing)
+    state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()), sharing)
     lag_ns, live_lag_ns = settings.lag_ms * MS_NS, settings.live_lag_ms * MS_NS
     desk = AlertDesk(state, settings.alert_limits(), lag_ns=live_lag_ns)
     api = make_api(state, hub, desk.book, clock, CollectorRegistry(), lag_ns=lag_ns, live_lag_ns=live_lag_ns)

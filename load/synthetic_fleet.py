@@ -4,11 +4,13 @@ import contextlib
 import random
 import sys
 import time
+from array import array
 from typing import Final
 
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load, StepTime
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step, StepBatch
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Compute, Load, StepTime
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import role_from_name
+from libs.contracts.step_row import StepRow, step_columns
 
 PERIOD_NS: Final = 100_000_000
 WORKERS_PER_NODE: Final = 8
@@ -23,6 +25,10 @@ PREFILL_SHARE: Final = 0.3
 _STEP_TIME: Final = StepTime(
     prefill_floor_ns=5e6, prefill_fixed_ns=2e6, prefill_token_ns=2e4, decode_fixed_ns=8e6, decode_sequence_ns=1e5,
     decode_kv_token_ns=10, interference=0.9,
+)  # fmt: skip
+_COMPUTE: Final = Compute(
+    layer_parameters=7 * 10**9, head_parameters=5 * 10**8, parameter_bytes=2, attention_width=131_072,
+    kv_token_bytes=131_072, peak_flops_per_s=989e12, peak_bytes_per_s=3.35e12,
 )  # fmt: skip
 
 
@@ -39,18 +45,19 @@ class SyntheticWorker:
         ends_ns = range(phase_ns - self._held_ns, phase_ns - self._held_ns - PERIOD_NS, -step_ns)
         self.step_ends_ns = sorted(end_ns % PERIOD_NS or PERIOD_NS for end_ns in ends_ns)
         """Into each 100 ms, (0, `PERIOD_NS`]."""
-        step = Step(
-            prefill_tokens=1024 * prefill, prefill_sequences=int(prefill), prefill_context_tokens=1024 * prefill,
+        step = StepRow(
+            1, prefill_tokens=1024 * prefill, prefill_sequences=int(prefill), prefill_context_tokens=1024 * prefill,
             decode_sequences=0 if prefill else 16, decode_kv_tokens=0 if prefill else 16_000,
         )  # fmt: skip
         self._spans_ns = [
             (back_ns + int(busy * step_ns), back_ns) for back_ns in range(PERIOD_NS - step_ns, -1, -step_ns)
         ]
+        steps = len(self._spans_ns)
         self._batch = StepBatch(
             worker_id=f"worker-{number:04}", incarnation=1, node=f"node-{number // WORKERS_PER_NODE:03}", gpus=1,
             engine="sim", assignment=Assignment(model=f"model-{number % 3}", role=role, budget_tokens=budget, epoch=1),
-            steps=[step] * len(self._spans_ns), load=Load(running=8, waiting=2, waiting_prefill_tokens=512),
-            step_time=_STEP_TIME,
+            load=Load(running=8, waiting=2, waiting_prefill_tokens=512), steps=step_columns([step] * steps),
+            step_time=_STEP_TIME, compute=_COMPUTE,
         )  # fmt: skip
 
     @property
@@ -63,8 +70,8 @@ class SyntheticWorker:
         batch, end_ns = self._batch, sent_ns - self._held_ns
         batch.sequence += 1
         batch.covered_from_unix_ns, batch.covered_to_unix_ns = end_ns - PERIOD_NS, end_ns
-        for step, (start_ns, back_ns) in zip(batch.steps, self._spans_ns, strict=True):
-            step.start_unix_ns, step.end_unix_ns = end_ns - start_ns, end_ns - back_ns
+        batch.steps.start_unix_ns = array("q", [end_ns - start_ns for start_ns, _ in self._spans_ns]).tobytes()
+        batch.steps.end_unix_ns = array("q", [end_ns - back_ns for _, back_ns in self._spans_ns]).tobytes()
         return batch.SerializeToString()
 
 

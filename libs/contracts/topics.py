@@ -29,11 +29,11 @@ class Topic:
     """Where records are what any client writes, without our header: the field of the value that holds their bytes."""
 
     def name(self, cluster: str) -> str:
-        """The topic's name on the broker, e.g. "fulcrum.local.steps.v1"."""
+        """The topic's name on the broker, e.g. "fulcrum.local.steps.v2"."""
         return f"fulcrum.{cluster}.{self.stem}"
 
 
-STEPS = Topic("steps.v1", StepBatch, key="worker_id", partitions=4, retention_ms=HOUR_MS)
+STEPS = Topic("steps.v2", StepBatch, key="worker_id", partitions=4, retention_ms=HOUR_MS)
 REQUESTS = Topic("requests.v1", RequestEvent, key="request_id", partitions=4, retention_ms=24 * HOUR_MS)
 DECISIONS = Topic("decisions.v1", Decision, key="planner_id", partitions=1, retention_ms=7 * 24 * HOUR_MS)
 WINDOWS = Topic("windows.v1", SharedWindows, key="metrics_id", partitions=1, retention_ms=HOUR_MS // 6)

@@ -4,8 +4,8 @@ import math
 from dataclasses import fields
 
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.step_row import StepRow
 from libs.perfmodel.learner import FittedModel, KindFit
 from libs.perfmodel.saturation import Point, PrefillCurve, Saturation
 from libs.perfmodel.step_time import StepTimeModel, StepWork
@@ -91,7 +91,7 @@ def compute_of(message: common.Compute) -> Compute | None:
     return Compute(**values) if all(0 <= value < math.inf for value in values.values()) else None
 
 
-def step_work(step: Step) -> StepWork:
+def step_work(step: StepRow) -> StepWork:
     """What a step of telemetry did."""
     return StepWork(
         prefill_tokens=step.prefill_tokens,

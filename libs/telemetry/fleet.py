@@ -12,11 +12,12 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker, S
 from libs.perfmodel.utilisation import Effort
 from libs.telemetry.cells import PROVISIONAL, ROLE_NUMBERS, Cells
 from libs.telemetry.clocks import Clocks
+from libs.telemetry.facts import WorkerFacts, facts_of
 from libs.telemetry.hardware import Hardware
 from libs.telemetry.ring import NO_ROLE
 from libs.telemetry.steps import FULL_SHARE, RunningStep
 from libs.telemetry.tally import NEVER, WINDOW_NS, Tally
-from libs.telemetry.timeline import MAX_STEPS, PhaseTime, PrefillShare, Taken, Timeline, WorkerFacts, facts_of
+from libs.telemetry.timeline import MAX_STEPS, PhaseTime, PrefillShares, Taken, Timeline
 
 MAX_WORKERS: Final = 4096
 """The longest silent one goes."""
@@ -58,9 +59,9 @@ class Relayed:
 class Fleet:
     """What is known of every worker from its telemetry."""
 
-    def __init__(self, prefill_share: PrefillShare, windows: Windows = lambda *_: PhaseTime()) -> None:
+    def __init__(self, prefill_shares: PrefillShares, windows: Windows = lambda *_: PhaseTime()) -> None:
         """`windows` knows the time of workers whose telemetry others read."""
-        self._prefill_share = prefill_share
+        self._prefill_shares = prefill_shares
         self._windows = windows
         self._timelines: dict[str, Timeline] = {}
         self._order: list[str] | None = None
@@ -192,10 +193,10 @@ class Fleet:
         timeline = self._timelines.get(worker_id)
         return timeline.effort(low_ns, high_ns) if timeline else Effort()
 
-    def steps_from_ns(self, worker_id: str) -> int | None:
-        """From when on a worker's steps are known, as far as they are told; None for one that others read."""
+    def efforts_from_ns(self, worker_id: str) -> int | None:
+        """From when on what a worker's steps computed is known; None for one that others read."""
         timeline = self._timelines.get(worker_id)
-        return timeline.steps_from_ns if timeline else None
+        return timeline.efforts_from_ns if timeline else None
 
     def facts(self, worker_id: str) -> WorkerFacts | None:
         """What a worker last said of itself."""
@@ -258,7 +259,7 @@ class Fleet:
             if taken is Taken.COUNTED and not (timeline.plain and self._tally.add(worker_id, timeline.plain, now_ns)):
                 self._begin_tally(timeline, worker_id)
             return taken
-        timeline = Timeline(self._prefill_share)
+        timeline = Timeline(self._prefill_shares)
         taken = timeline.add(batch)
         if taken is Taken.COUNTED:
             if len(self._timelines) >= MAX_WORKERS:

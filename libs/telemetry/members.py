@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from libs.telemetry.facts import WorkerFacts
 from libs.telemetry.rollups import MAX_WORKERS
-from libs.telemetry.timeline import WorkerFacts
 
 UNKNOWN: Final = "not heard of"
 """Node and model of a worker of which windows are all that is known."""

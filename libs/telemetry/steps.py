@@ -1,4 +1,4 @@
-"""A worker's engine steps, packed: 40 bytes a step, so that minutes of them fit for hundreds of workers."""
+"""A worker's engine steps, packed: 72 bytes a step, so that many of them fit for hundreds of workers."""
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -18,21 +18,31 @@ _TURN_NS: Final = 1 << (61 - SHARE_BITS)
 """Prefill parts are counted from a step's start, modulo this: under five minutes. With a window of ten more the product
 fits an int64, and a turn rounds nothing."""
 
-MAX_COUNT: Final = (1 << 32) - 1
-
 
 class StepCounts(NamedTuple):
-    """What a step computed; all 0 where that is not known."""
+    """What a step computed: columns of telemetry, in the order of `StepWork`; all 0 where that is not known."""
 
     prefill_tokens: int = 0
     prefill_sequences: int = 0
+    prefill_context_tokens: int = 0
     decode_sequences: int = 0
     decode_kv_tokens: int = 0
-    """Tokens whose KV was read for decode, summed over sequences. Of each at most `MAX_COUNT`."""
+    prefill_squared_tokens: int = 0
 
 
 UNKNOWN: Final = StepCounts()
-COUNTS: Final = len(UNKNOWN)
+
+
+class FinishedSteps(NamedTuple):
+    """Steps whose end is known, side by side."""
+
+    starts_ns: NDArray[np.int64]
+    ends_ns: NDArray[np.int64]
+    """As they were told."""
+    prefill_shares: NDArray[np.float64]
+    """0..1."""
+    counts: NDArray[np.float64]
+    """[steps, `StepCounts`]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +69,7 @@ class StepLog:
         self._starts = array("q")
         self._ends = array("q")
         self._shares = array("q")
-        self._counts = array("I")
-        """`StepCounts` of each step, side by side."""
+        self._counts = [array("Q") for _ in StepCounts._fields]
         self._announced: set[int] = set()
         """Starts of steps whose end is not known; their entry in `_ends` is how far they are known to have run."""
 
@@ -78,22 +87,25 @@ class StepLog:
             self._starts.insert(index, start)
             self._ends.insert(index, end)
             self._shares.insert(index, prefill_share)
-            self._set_counts(slice(index * COUNTS, index * COUNTS), counts)
+            for column, count in zip(self._counts, counts, strict=True):
+                column.insert(index, count)
             if announced:
                 self._announced.add(start)
         elif start in self._announced:
             self._shares[index] = prefill_share
-            self._set_counts(slice(index * COUNTS, (index + 1) * COUNTS), counts)
+            for column, count in zip(self._counts, counts, strict=True):
+                column[index] = count
             self._ends[index] = max(end, self._ends[index]) if announced else end
             if not announced:
                 self._announced.discard(start)
 
-    def extend(self, starts: list[int], ends: list[int], prefill_shares: list[int], counts: list[int]) -> None:
-        """Enter steps that have ended, in order, all of them after those that are known; `counts` side by side."""
+    def extend(self, starts: list[int], ends: list[int], prefill_shares: list[int], counts: list[bytes]) -> None:
+        """Enter steps that have ended, in order, all of them after those that are known; `counts` by column."""
         self._starts.fromlist(starts)
         self._ends.fromlist(ends)
         self._shares.fromlist(prefill_shares)
-        self._counts.fromlist(counts)
+        for column, more in zip(self._counts, counts, strict=True):
+            column.frombytes(more)
 
     @property
     def any_announced(self) -> bool:
@@ -122,13 +134,15 @@ class StepLog:
                 break
             self._announced.discard(start)
             gone = index + 1
-        del self._starts[:gone], self._ends[:gone], self._shares[:gone], self._counts[: gone * COUNTS]
+        for column in self._columns():
+            del column[:gone]
 
     def forget_from(self, point: int) -> None:
         """Drop steps that started at or after `point`, and cut one that ran over it."""
         kept = bisect_left(self._starts, point)
         self._announced.difference_update(self._starts[kept:])
-        del self._starts[kept:], self._ends[kept:], self._shares[kept:], self._counts[kept * COUNTS :]
+        for column in self._columns():
+            del column[kept:]
         if kept and self._ends[-1] > point:
             self._ends[-1] = point
 
@@ -149,8 +163,20 @@ class StepLog:
             end = reach(self._ends[index]) if announced else self._ends[index]
             end = end if newest else min(end, self._starts[index + 1])
             if end > low:
-                counts = StepCounts(*self._counts[index * COUNTS : (index + 1) * COUNTS])
+                counts = StepCounts._make(column[index] for column in self._counts)
                 yield RanStep(start, end, self._shares[index], counts, running=announced and newest)
+
+    def finished(self, low: int, high: int) -> FinishedSteps:
+        """Steps that began by `high` and had not ended by `low`, but for those of which no end is known."""
+        first, last = max(bisect_right(self._starts, low) - 1, 0), bisect_left(self._starts, high)
+        last = max(first, last)
+        starts, ends = np.array(self._starts[first:last], np.int64), np.array(self._ends[first:last], np.int64)
+        shares = np.array(self._shares[first:last], np.float64) / FULL_SHARE
+        counts = np.array([column[first:last] for column in self._counts], np.float64).T
+        told = ends > starts
+        if self._announced:
+            told &= ~np.isin(starts, list(self._announced))
+        return FinishedSteps(starts[told], ends[told], shares[told], counts[told])
 
     def busy(self, low: int, high: int, reach: Callable[[int], int]) -> "BusyTime | FewBusyTime":
         """Running time inside [low, high). An announced step runs on as far as `reach` says from where it was seen."""
@@ -173,8 +199,8 @@ class StepLog:
         ends = np.clip(ends, starts, high)
         return BusyTime(starts, ends, np.array(self._shares[first:last], dtype=np.int64), before, provisional)
 
-    def _set_counts(self, place: slice, counts: StepCounts) -> None:
-        self._counts[place] = array("I", counts)
+    def _columns(self) -> "tuple[array[int], ...]":
+        return (self._starts, self._ends, self._shares, *self._counts)
 
     def _few_busy(self, first: int, last: int, low: int, high: int, reach: Callable[[int], int]) -> "FewBusyTime":
         # Comparisons in place of min and max: this runs 20,000 times a second for 1,000 workers.

@@ -1,21 +1,22 @@
 """One worker's wall time, cut into prefill, decode, KV wait and idle: whole nanoseconds that add up exactly."""
 
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final
 
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step, StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import role_name
-from libs.perfmodel.utilisation import Compute, Effort
-from libs.perfmodel.wire import compute_of
-from libs.telemetry.effort import EffortLog, effort_of
+from libs.contracts.step_row import StepRow, step_rows
+from libs.perfmodel.utilisation import Effort
+from libs.telemetry.effort import effort_within
+from libs.telemetry.facts import Shape, WorkerFacts, facts_of
 from libs.telemetry.intervals import Intervals
-from libs.telemetry.plain import PlainBatch, plain_batch
+from libs.telemetry.plain import LONGEST_NS, PlainBatch, plain_batch
 from libs.telemetry.role_log import RoleLog
-from libs.telemetry.steps import FULL_SHARE, MAX_COUNT, FewBusyTime, RanStep, RunningStep, StepCounts, StepLog
+from libs.telemetry.steps import FewBusyTime, RanStep, RunningStep, StepCounts, StepLog
 
 MAX_WINDOW_NS: Final = 600 * 1_000_000_000
 HISTORY_NS: Final = 660 * 1_000_000_000
@@ -28,14 +29,9 @@ MAX_INTERVALS: Final = 16_384
 INT64_END: Final = 1 << 62
 """Times and numbers from the wire must lie below."""
 
-# Attributes of protobuf's are read in C by these, several times faster than one by one; in the order of `WorkerFacts`.
-_TOLD: Final = attrgetter(
-    "worker_id", "incarnation", "node", "gpus", "engine", "assignment", "load", "covered_to_unix_ns", "dropped_batches"
-)
-_MORE: Final = attrgetter("kv_blocks", "max_sequences", "last")
-
-PrefillShare = Callable[[StepBatch], Callable[[Step], int]]
-"""For a batch, which part of each of its steps is prefill, 0..`FULL_SHARE`."""
+_COUNTS: Final = attrgetter(*StepCounts._fields)
+PrefillShares = Callable[[StepBatch], list[int]]
+"""Which part of each of a batch's steps is prefill, 0..`FULL_SHARE`; raises ValueError for steps that are malformed."""
 
 
 class Taken(StrEnum):
@@ -93,37 +89,15 @@ class SpentStep:
     decode_ns: int
 
 
-class WorkerFacts(NamedTuple):
-    """What a worker's newest batch says of it."""
-
-    worker_id: str
-    incarnation: int
-    node: str
-    gpus: int
-    engine: str
-    assignment: Assignment
-    load: Load
-    covered_to_unix_ns: int
-    dropped_batches: int
-    compute: Compute | None = None
-    """What utilisation is reckoned from; None: unknown."""
-    kv_blocks: int = 0
-    """Of its pool; 0: unknown."""
-    max_sequences: int = 0
-    """That it runs at a time; 0: unknown."""
-    left: bool = False
-    """It has said that nothing comes any more."""
-
-
 class Timeline:
     """History of one worker from its batches, in whatever order they come and however often."""
 
-    def __init__(self, prefill_share: PrefillShare) -> None:
-        self._prefill_share = prefill_share
+    def __init__(self, prefill_shares: PrefillShares) -> None:
+        self._prefill_shares = prefill_shares
         self._covers = Intervals()
         self._kv_waits = Intervals()
         self._steps = StepLog()
-        self._efforts = EffortLog()
+        self._shape = Shape()
         self._seen = Intervals()
         """Batch numbers of this incarnation that have come, but for the newest run of them."""
         self._run = 0
@@ -154,28 +128,25 @@ class Timeline:
 
     def add(self, batch: StepBatch) -> Taken:
         """Enter a batch; what was entered before is never counted twice."""
-        self.plain = plain = self._as_plain(batch)
-        if plain is not None:
-            grown = plain.low_ns > self.known_to_ns or bool(plain.waits_ns)
-            self._note_sequence(batch)
-            self._enter_plain(batch, plain)
-            if grown or plain.high_ns > self._trim_at_ns or len(self._steps) > self.max_steps:
-                self._forget_old()
-        else:
-            refused = self._refusal(batch)
-            if refused is not None:
-                return refused
-            if self.facts is None or batch.incarnation > self.facts.incarnation:
-                self._start_anew(batch)
-            self._note_sequence(batch)
-            self._enter_times(batch)
+        self.plain = None
+        try:
+            plain = self._as_plain(batch)
+            if plain is None:
+                return self._sort_in(batch, step_rows(batch.steps))
+        except ValueError:
+            return Taken.MALFORMED
+        self.plain = plain
+        grown = plain.low_ns > self.known_to_ns or bool(plain.waits_ns)
+        self._note_sequence(batch)
+        self._enter_plain(plain)
+        if grown or plain.high_ns > self._trim_at_ns or len(self._steps) > self.max_steps:
             self._forget_old()
         return Taken.COUNTED
 
     @property
-    def steps_from_ns(self) -> int:
-        """What was before is forgotten; 0 where nothing is."""
-        return self._kept_from_ns
+    def efforts_from_ns(self) -> int:
+        """From when on `effort` knows what finished steps computed; 0 where nothing is forgotten."""
+        return max(self._kept_from_ns, self._shape.from_ns)
 
     @property
     def told_from_ns(self) -> int:
@@ -192,7 +163,7 @@ class Timeline:
     ) -> None:
         """Who has followed this incarnation so far knows what is told once, and long before `batch`, the only one that
         has come here."""
-        self.last_step_end_ns = max([last_step_end_ns, *(step.end_unix_ns for step in batch.steps)])
+        self.last_step_end_ns = max([last_step_end_ns, *array("Q", batch.steps.end_unix_ns)])
         self.lost_batches += lost_batches
         if running_step is not None and running_step[0] < batch.covered_from_unix_ns:
             start_ns, prefill_share = running_step
@@ -231,7 +202,10 @@ class Timeline:
 
     def effort(self, low_ns: int, high_ns: int) -> Effort:
         """What finished steps computed and moved in [low, high), as far as the worker tells."""
-        return self._efforts.within(low_ns, high_ns)
+        compute, low_ns = self._shape.compute, max(low_ns, self._shape.from_ns)
+        if compute is None or low_ns >= high_ns:
+            return Effort()
+        return effort_within(compute, self._steps.finished(low_ns, high_ns), low_ns, high_ns)
 
     def role_at(self, at_ns: int) -> str:
         """The role it had then, as far as is known; empty when none is."""
@@ -239,22 +213,38 @@ class Timeline:
 
     def _as_plain(self, batch: StepBatch) -> PlainBatch | None:
         """None where its times must be sorted in among others, and where it says something new of the worker."""
-        facts = self.facts
+        facts, low_ns, high_ns = self.facts, batch.covered_from_unix_ns, batch.covered_to_unix_ns
         if (
             facts is None
             or facts.left
             or batch.last
             or batch.incarnation != facts.incarnation
             or not self._next <= batch.sequence < INT64_END
-            or batch.covered_to_unix_ns >= INT64_END
+            or not self.known_to_ns <= low_ns <= high_ns <= low_ns + LONGEST_NS
+            or high_ns >= INT64_END
             or self._steps.any_announced
             or role_name(batch.assignment) != self._roles.newest
         ):
             return None
-        return plain_batch(batch, self.known_to_ns, self._prefill_share(batch))
+        return plain_batch(batch, low_ns, high_ns, self._prefill_shares)
 
-    def _refusal(self, batch: StepBatch) -> Taken | None:
-        if not _well_formed(batch):
+    def _sort_in(self, batch: StepBatch, steps: Sequence[StepRow]) -> Taken:
+        """Raises ValueError for steps that are malformed."""
+        refused = self._refusal(batch, steps)
+        if refused is not None:
+            return refused
+        shares = self._prefill_shares(batch)
+        if self.facts is None or batch.incarnation > self.facts.incarnation:
+            self._start_anew(batch)
+        self._note_sequence(batch)
+        self._enter_times(batch, steps)
+        for step, share in zip(steps, shares, strict=True):
+            self._enter_step(step, share, batch.covered_to_unix_ns)
+        self._forget_old()
+        return Taken.COUNTED
+
+    def _refusal(self, batch: StepBatch, steps: Sequence[StepRow]) -> Taken | None:
+        if not _well_formed(batch, steps):
             return Taken.MALFORMED
         if self.facts is None or batch.incarnation > self.facts.incarnation:
             return None
@@ -267,7 +257,7 @@ class Timeline:
     def _start_anew(self, batch: StepBatch) -> None:
         """A new incarnation: the old one's steps end where last seen, and its claims on later time are void."""
         self._steps.settle(self._covers.reach)
-        for kept in (self._covers, self._kv_waits, self._steps, self._efforts):
+        for kept in (self._covers, self._kv_waits, self._steps):
             kept.forget_from(batch.covered_from_unix_ns)
         self._roles.forget_from(batch.covered_from_unix_ns)
         self._seen = Intervals()
@@ -278,7 +268,8 @@ class Timeline:
     def _note_sequence(self, batch: StepBatch) -> None:
         number = batch.sequence
         if number >= self._next:
-            self.facts = facts_of(batch)
+            self._shape.take(batch)
+            self.facts = facts_of(batch, self._shape.compute)
             if number == self._next:  # nearly always
                 self._next += 1
                 return
@@ -292,7 +283,7 @@ class Timeline:
             self._seen_from = self._seen.start_of_newest(MAX_INTERVALS)
             self._seen.forget_before(self._seen_from)
 
-    def _enter_plain(self, batch: StepBatch, plain: PlainBatch) -> None:
+    def _enter_plain(self, plain: PlainBatch) -> None:
         self._covers.add(plain.low_ns, plain.high_ns)
         self._roles.add(plain.low_ns, plain.high_ns, self._roles.newest)
         for wait in plain.waits_ns:
@@ -301,30 +292,23 @@ class Timeline:
         self.known_to_ns, self.changed_from_ns = plain.high_ns, plain.low_ns
         if plain.ends_ns:
             self.last_step_end_ns = max(self.last_step_end_ns, plain.ends_ns[-1])
-        effort = effort_of(batch)
-        if effort is not None:
-            for step, share in zip(batch.steps, plain.shares, strict=True):
-                self._efforts.add(step.start_unix_ns, step.end_unix_ns, effort(step, share))
 
-    def _enter_times(self, batch: StepBatch) -> None:
-        ends = [step.end_unix_ns for step in batch.steps] + [wait.end_unix_ns for wait in batch.kv_waits]
+    def _enter_times(self, batch: StepBatch, steps: Sequence[StepRow]) -> None:
+        ends = [step.end_unix_ns for step in steps] + [wait.end_unix_ns for wait in batch.kv_waits]
         self.known_to_ns = max([self.known_to_ns, batch.covered_to_unix_ns, *ends])
-        self.changed_from_ns = min([batch.covered_from_unix_ns, *(step.start_unix_ns for step in batch.steps)])
+        self.changed_from_ns = min([batch.covered_from_unix_ns, *(step.start_unix_ns for step in steps)])
         self._covers.add(max(batch.covered_from_unix_ns, self._kept_from_ns), batch.covered_to_unix_ns)
         for wait in batch.kv_waits:
             self._kv_waits.add(wait.start_unix_ns, wait.end_unix_ns)
         self._roles.add(batch.covered_from_unix_ns, batch.covered_to_unix_ns, role_name(batch.assignment))
-        prefill_share, effort = self._prefill_share(batch), effort_of(batch)
-        for step in batch.steps:
-            share = min(max(prefill_share(step), 0), FULL_SHARE)
-            announced = step.end_unix_ns == 0
-            end_ns = max(step.start_unix_ns, batch.covered_to_unix_ns) if announced else step.end_unix_ns
-            self._steps.add(step.start_unix_ns, end_ns, share, _counts(step), announced=announced)
-            if announced:
-                continue
+
+    def _enter_step(self, step: StepRow, share: int, covered_to_ns: int) -> None:
+        start_ns, end_ns, counts = step.start_unix_ns, step.end_unix_ns, StepCounts._make(_COUNTS(step))
+        if end_ns:
+            self._steps.add(start_ns, end_ns, share, counts)
             self.last_step_end_ns = max(self.last_step_end_ns, end_ns)
-            if effort is not None:
-                self._efforts.add(step.start_unix_ns, end_ns, effort(step, share))
+        else:
+            self._steps.add(start_ns, max(start_ns, covered_to_ns), share, counts, announced=True)
 
     def _forget_old(self) -> None:
         """Keep history within its bounds; what is forgotten is no longer covered, so it never turns idle."""
@@ -339,12 +323,12 @@ class Timeline:
         self._trim_at_ns = keep_from_ns + HISTORY_NS + TRIM_NS
         if keep_from_ns > self._kept_from_ns:
             self._kept_from_ns = keep_from_ns
-            for kept in (self._covers, self._kv_waits, self._steps, self._efforts):
+            for kept in (self._covers, self._kv_waits, self._steps):
                 kept.forget_before(keep_from_ns)
 
 
-def _well_formed(batch: StepBatch) -> bool:
-    ends = [(step.start_unix_ns, step.end_unix_ns or step.start_unix_ns) for step in batch.steps]
+def _well_formed(batch: StepBatch, steps: Sequence[StepRow]) -> bool:
+    ends = [(step.start_unix_ns, step.end_unix_ns or step.start_unix_ns) for step in steps]
     ends += [(wait.start_unix_ns, wait.end_unix_ns) for wait in batch.kv_waits]
     ends.append((batch.covered_from_unix_ns, batch.covered_to_unix_ns))
     return (
@@ -352,18 +336,6 @@ def _well_formed(batch: StepBatch) -> bool:
         and max(batch.sequence, batch.incarnation) < INT64_END
         and all(0 < start <= end < INT64_END for start, end in ends)
     )
-
-
-def facts_of(batch: StepBatch) -> WorkerFacts:
-    """What a batch says of its worker."""
-    compute = compute_of(batch.compute) if batch.HasField("compute") else None
-    facts = WorkerFacts._make((*_TOLD(batch), compute, *_MORE(batch)))
-    return facts if facts.gpus else facts._replace(gpus=1)
-
-
-def _counts(step: Step) -> StepCounts:
-    kv_tokens = min(step.decode_kv_tokens, MAX_COUNT)
-    return StepCounts(step.prefill_tokens, step.prefill_sequences, step.decode_sequences, kv_tokens)
 
 
 def _length(spans: list[tuple[int, int]]) -> int:

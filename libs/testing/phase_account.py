@@ -9,7 +9,7 @@ from libs.perfmodel import FittedModel, StepTimeLearner, StepTimeModel, prior_st
 from libs.perfmodel.wire import step_time_message
 from libs.runtime.clock import Clock
 from libs.telemetry.fleet import Fleet
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.telemetry.timeline import PhaseTime
 from libs.worker.step_times import work_of
 from libs.worker.telemetry import StepBatchBuilder, TelemetrySource
@@ -31,7 +31,7 @@ class PhaseAccount:
         self._clock = clock
         self._builder = StepBatchBuilder(TelemetrySource(worker_id, 1, "node", gpus, engine.name), clock.now_ns())
         self._learner = StepTimeLearner(prior_step_time(engine.name, engine.device))
-        self._fleet = fleet or Fleet(prefill_share)
+        self._fleet = fleet or Fleet(prefill_shares)
 
     @property
     def model(self) -> StepTimeModel:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Interval, Step, StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Interval, StepBatch
 from libs.contracts.roles import role_from_name
+from libs.contracts.step_row import StepRow, step_columns
 from libs.telemetry.history import History
 
 ORIGIN_NS = 1_700_000_000_000_000_000
@@ -16,9 +17,9 @@ def at(ms: float) -> int:
     return ORIGIN_NS + round(ms * MS)
 
 
-def step(start_ms: float, end_ms: float | None, *, prefill: int = 0, decode: int = 0) -> Step:
+def step(start_ms: float, end_ms: float | None, *, prefill: int = 0, decode: int = 0) -> StepRow:
     """A step of `prefill` prompt tokens and `decode` sequences; without an end it is announced."""
-    return Step(
+    return StepRow(
         start_unix_ns=at(start_ms),
         end_unix_ns=0 if end_ms is None else at(end_ms),
         prefill_tokens=prefill,
@@ -32,7 +33,7 @@ def step(start_ms: float, end_ms: float | None, *, prefill: int = 0, decode: int
 def step_batch(
     sequence: int,
     cover_ms: tuple[float, float],
-    steps: Sequence[Step] = (),
+    steps: Sequence[StepRow] = (),
     *,
     waits_ms: Sequence[tuple[float, float]] = (),
     worker: str = "decode-0",
@@ -55,7 +56,7 @@ def step_batch(
         assignment=Assignment(model=model, role=wire_role, budget_tokens=budget_tokens, epoch=1),
         covered_from_unix_ns=at(cover_ms[0]),
         covered_to_unix_ns=at(cover_ms[1]),
-        steps=steps,
+        steps=step_columns(steps),
         kv_waits=[Interval(start_unix_ns=at(start), end_unix_ns=at(end)) for start, end in waits_ms],
         load=load,
         dropped_batches=dropped_batches,

@@ -16,6 +16,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.contracts.step_row import StepRow, step_rows
 from libs.contracts.topics import Topic
 from libs.engine.factory import make_engine
 from libs.kvindex.port import KvIndex, KvIndexStats, PrefixQuery
@@ -183,6 +184,10 @@ class LocalWorker:
     def batches(self) -> list[StepBatch]:
         """Its step telemetry so far."""
         return [value for value in self.bus.published if isinstance(value, StepBatch)]
+
+    def steps(self, first: int = 0) -> list[StepRow]:
+        """What its batches told from the `first` on."""
+        return [row for batch in self.batches()[first:] for row in step_rows(batch.steps)]
 
 
 @asynccontextmanager

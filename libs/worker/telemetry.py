@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, StepTime
 from libs.contracts.pb.fulcrum.telemetry.v1 import telemetry_pb2 as pb
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Interval, KvTransfer, Step, StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Interval, KvTransfer, StepBatch
+from libs.contracts.step_row import StepRow, step_columns
 from libs.counters.port import GpuReading
 from libs.engine.port import EngineEvent, EngineLoad, KvTransferReport, StepReport
 from libs.perfmodel.utilisation import Compute
@@ -37,7 +38,7 @@ class StepBatchBuilder:
         self._source = source
         self._covered_to_ns = start_unix_ns
         self._sequence = 0
-        self._steps: list[Step] = []
+        self._steps: list[StepRow] = []
         self._waits: list[tuple[int, int]] = []
         self._transfers: list[KvTransfer] = []
 
@@ -81,7 +82,7 @@ class StepBatchBuilder:
             assignment=assignment,
             covered_from_unix_ns=covered_from,
             covered_to_unix_ns=covered_to,
-            steps=[step for step in self._steps if step.start_unix_ns < covered_to],
+            steps=step_columns(step for step in self._steps if step.start_unix_ns < covered_to),
             kv_waits=self._waits_between(covered_from, covered_to, load.kv_wait_since_unix_ns),
             kv_transfers=self._transfers,
             load=load_message(load),
@@ -97,7 +98,7 @@ class StepBatchBuilder:
         self._transfers = []
         return batch
 
-    def _add_step(self, step: Step) -> None:
+    def _add_step(self, step: StepRow) -> None:
         """The end of an announced step replaces an announcement that nobody was told yet."""
         last = self._steps[-1] if self._steps else None
         if last is not None and not last.end_unix_ns and last.start_unix_ns == step.start_unix_ns:
@@ -113,8 +114,8 @@ class StepBatchBuilder:
         return [Interval(start_unix_ns=start, end_unix_ns=end) for start, end in cut if start < end]
 
 
-def _step(report: StepReport, epoch: int) -> Step:
-    return Step(
+def _step(report: StepReport, epoch: int) -> StepRow:
+    return StepRow(
         start_unix_ns=report.start_unix_ns,
         end_unix_ns=report.end_unix_ns,
         prefill_tokens=report.prefill_tokens,

@@ -16,7 +16,7 @@ from libs.runtime.clock import Clock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.service import Service
 from libs.telemetry.rollups import TIERS
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from services.metrics.alerts.book import Alert
 from services.metrics.alerts.desk import AlertDesk
 from services.metrics.alerts.prometheus import AlertCollector
@@ -56,7 +56,7 @@ async def main(service: Service[MetricsSettings]) -> None:
         buffer_records=settings.kafka_buffer_records,
     )
     registry = CollectorRegistry()
-    state = MetricsState(prefill_share, RequestMetrics(registry), _sharing(settings, bus, began_ns))
+    state = MetricsState(prefill_shares, RequestMetrics(registry), _sharing(settings, bus, began_ns))
     hub, writer = Hub(), TickWriter(window_ns=TICK_NS, settled_ns=lag_ns)
     desk = AlertDesk(state, settings.alert_limits(), lag_ns=live_lag_ns)
     webhooks = _webhooks(settings, desk, clock)

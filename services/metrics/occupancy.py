@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
 from libs.perfmodel.utilisation import utilisation
+from libs.telemetry.facts import WorkerFacts
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.members import Members
 from libs.telemetry.rollups import RollUps
-from libs.telemetry.timeline import PhaseTime, WorkerFacts
+from libs.telemetry.timeline import PhaseTime
 from services.metrics.queues import PhaseQueue
 from services.metrics.role_parts import Part
 from services.metrics.spent import Span, Spent, Total, spent_in, total
@@ -288,7 +289,7 @@ def _utilisation(
     """Of the part of the runs that is remembered step by step, `time` being all of them; None where nothing of it is,
     or the worker does not tell what it computes with."""
     compute, worker_id = facts.compute, facts.worker_id
-    from_ns = fleet.steps_from_ns(worker_id)
+    from_ns = fleet.efforts_from_ns(worker_id)
     if compute is None or from_ns is None or from_ns >= runs_ns[-1][1]:
         return None
     known_ns = [(max(low_ns, from_ns), high_ns) for low_ns, high_ns in runs_ns if high_ns > from_ns]

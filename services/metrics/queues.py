@@ -6,9 +6,9 @@ from typing import Final
 
 from libs.contracts.roles import role_name
 from libs.telemetry.clocks import Clocks
+from libs.telemetry.facts import WorkerFacts
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.gateways import Gateways, Waiting
-from libs.telemetry.timeline import WorkerFacts
 
 PHASE_ROLES: Final = {"prefill": ("prefill",), "decode": ("decode", "mixed")}
 """Whose time and queue stand for a phase."""

@@ -11,7 +11,7 @@ from libs.telemetry.gateways import Gateways
 from libs.telemetry.history import History
 from libs.telemetry.members import Members
 from libs.telemetry.rollups import RollUps
-from libs.telemetry.timeline import PrefillShare, Taken
+from libs.telemetry.timeline import PrefillShares, Taken
 from services.metrics.alerts.burn import BurnLog
 from services.metrics.alerts.verdict import verdicts
 from services.metrics.events import Event, EventLog
@@ -27,12 +27,12 @@ class MetricsState:
     """Workers' time and its history, finished requests, decisions and what was done."""
 
     def __init__(
-        self, prefill_share: PrefillShare, request_metrics: RequestMetrics, sharing: Sharing | None = None
+        self, prefill_shares: PrefillShares, request_metrics: RequestMetrics, sharing: Sharing | None = None
     ) -> None:
         """`sharing`: with other instances; None: this one reads everything by itself."""
         self.sharing = sharing
         self.rollups = RollUps()
-        self.fleet = Fleet(prefill_share, self.rollups.phases)
+        self.fleet = Fleet(prefill_shares, self.rollups.phases)
         self.members = Members()
         self.history = History(self.fleet, self.rollups, self.members, shared=sharing is not None)
         self.requests = RequestLog()
@@ -47,6 +47,13 @@ class MetricsState:
     def take(self, record: Record, now_ns: int) -> None:
         """Enter a record that came at `now_ns`."""
         value = record.value
+        if isinstance(value, StepBatch):  # nearly always
+            self._latest_ns = now_ns
+            if self.fleet.add(value, now_ns) is Taken.COUNTED:
+                self.history.note(value)
+                if self.sharing is not None:
+                    self.sharing.note(value, now_ns)
+            return
         if isinstance(value, SharedWindows):
             if self.sharing is not None:
                 self.sharing.hear(value, now_ns, self.fleet, self.rollups, self.history.resumed_ns)
@@ -55,12 +62,7 @@ class MetricsState:
             self.gateways.take(value, now_ns)
             return
         self._latest_ns = now_ns
-        if isinstance(value, StepBatch):
-            if self.fleet.add(value, now_ns) is Taken.COUNTED:
-                self.history.note(value)
-                if self.sharing is not None:
-                    self.sharing.note(value, now_ns)
-        elif isinstance(value, RequestEvent):
+        if isinstance(value, RequestEvent):
             finished = self.requests.add(value, now_ns)
             if finished is not None:
                 self._request_metrics.observe(finished)

@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 
 from libs.contracts.roles import ROLE_NAMES
+from libs.telemetry.facts import WorkerFacts
 from libs.telemetry.history import WrittenWindow
-from libs.telemetry.timeline import WorkerFacts
 from services.metrics.alerts.book import Alert
 from services.metrics.events import Event
 from services.metrics.queues import PhaseQueue

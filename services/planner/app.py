@@ -9,7 +9,7 @@ from libs.registry.redis import RedisRegistry
 from libs.runtime import status
 from libs.runtime.http import bind, serve_http
 from libs.runtime.service import Service
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from services.planner.api import PlannerCollector, make_api
 from services.planner.core import Limits
 from services.planner.loop import decide_forever, follow_telemetry, follow_workers
@@ -39,7 +39,7 @@ async def main(service: Service[PlannerSettings]) -> None:
     state = PlannerState(
         Identity(settings.id, clock.now_ns(), mode),
         Limits(),
-        prefill_share,
+        prefill_shares,
         lag_ns=settings.lag_ms * MS_NS,
         window_ns=settings.window_ms * MS_NS,
         kept_decisions=settings.kept_decisions,

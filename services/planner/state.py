@@ -18,7 +18,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
 )
 from libs.contracts.roles import role_name
 from libs.telemetry.fleet import Fleet
-from libs.telemetry.timeline import PrefillShare
+from libs.telemetry.timeline import PrefillShares
 from services.planner.core import Limits, Plan, decide
 from services.planner.mode import mode_word
 from services.planner.snapshot import ClusterSnapshot, WorkerView, build_snapshot, view_worker
@@ -46,14 +46,14 @@ class PlannerState:
         self,
         identity: Identity,
         limits: Limits,
-        prefill_share: PrefillShare,
+        prefill_shares: PrefillShares,
         *,
         lag_ns: int,
         window_ns: int,
         kept_decisions: int,
     ) -> None:
         self.identity = identity
-        self.fleet = Fleet(prefill_share)
+        self.fleet = Fleet(prefill_shares)
         self.workers: Sequence[Worker] = ()
         self.decisions: deque[Decision] = deque(maxlen=kept_decisions)
         self.told: Counter[Action] = Counter()

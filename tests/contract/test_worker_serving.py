@@ -9,6 +9,7 @@ import pytest
 from libs.contracts.packing import pack_u32, unpack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.step_row import step_rows
 from libs.engine.offers import RETRY_MS
 from libs.testing.worker import GatewayProbe, LocalWorker, eventually, gateway_probe, local_worker, submit
 
@@ -66,8 +67,8 @@ async def test_decode_receives_every_block_and_computes_at_most_one_prompt_token
         assert transfer.bytes == transfer.blocks * block_bytes
         assert (transfer.from_worker_id, transfer.prompt_tokens) == ("prefill-0", len(PROMPT))
         assert transfer.prompt_tokens_computed <= 1
-        await eventually(lambda: sum(s.decode_sequences for batch in b.batches() for s in batch.steps) >= 6)
-        assert sum(s.prefill_tokens for batch in b.batches() for s in batch.steps if s.end_unix_ns) <= 1
+        await eventually(lambda: sum(s.decode_sequences for s in b.steps()) >= 6)
+        assert sum(s.prefill_tokens for s in b.steps() if s.end_unix_ns) <= 1
         finished = await decode.event(1, "finished")
         assert (finished.kv_bytes_received, finished.computed_prompt_tokens <= 1) == (transfer.bytes, True)
         assert any(event.HasField("kv_pulling") for event in decode.events[1])
@@ -129,12 +130,13 @@ async def test_telemetry_covers_touch_and_hold_every_step_once() -> None:
     for earlier, later in itertools.pairwise(batches):
         assert earlier.covered_to_unix_ns == later.covered_from_unix_ns
     for batch in batches:
-        for step in batch.steps:
+        for step in step_rows(batch.steps):
             assert batch.covered_from_unix_ns <= step.start_unix_ns < batch.covered_to_unix_ns
             assert step.end_unix_ns <= batch.covered_to_unix_ns
-    starts = [step.start_unix_ns for batch in batches for step in batch.steps]
+    steps = [step for batch in batches for step in step_rows(batch.steps)]
+    starts = [step.start_unix_ns for step in steps]
     assert len(set(starts)) == len(starts)
-    assert sum(s.prefill_tokens for batch in batches for s in batch.steps) == sum(len(PROMPT) - i for i in range(1, 6))
+    assert sum(s.prefill_tokens for s in steps) == sum(len(PROMPT) - i for i in range(1, 6))
 
 
 async def test_registration_and_index_follow_the_worker() -> None:

@@ -65,8 +65,8 @@ async def step_sizes(worker: LocalWorker, prompt_tokens: int) -> int:
         before = len(worker.batches())
         await gateway.submit(submit(1, pb.PHASE_PREFILL, [7] * prompt_tokens))
         await gateway.event(1, "prefilled")
-        await gateway.until(lambda: any(batch.steps for batch in worker.batches()[before:]))
-    return max(step.prefill_tokens for batch in worker.batches()[before:] for step in batch.steps)
+        await gateway.until(lambda: bool(worker.steps(before)))
+    return max(step.prefill_tokens for step in worker.steps(before))
 
 
 async def test_the_verb_measures_chooses_and_applies() -> None:
@@ -85,7 +85,7 @@ async def test_the_verb_measures_chooses_and_applies() -> None:
 
 def trial_tokens(worker: LocalWorker) -> list[int]:
     """Prompt tokens of the steps told so far."""
-    return [step.prefill_tokens for batch in worker.batches() for step in batch.steps if step.end_unix_ns]
+    return [step.prefill_tokens for step in worker.steps() if step.end_unix_ns]
 
 
 KEY = StepTimeKey("sim", "sim@builtin-sim-1", f"sim:{PROFILE}/x20")

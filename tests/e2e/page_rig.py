@@ -14,11 +14,12 @@ from prometheus_client import CollectorRegistry
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Compute, Load
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_ROLE_MOVED, Decision
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step, StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import role_from_name
+from libs.contracts.step_row import StepRow, step_columns
 from libs.contracts.topics import DECISIONS, STEPS
 from libs.runtime.clock import SystemClock
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.testing.browser import browser, listen_for_errors
 from services.metrics.hub import Hub
 from services.metrics.prometheus import RequestMetrics
@@ -51,14 +52,14 @@ class Worker:
         role, budget = role_from_name(self.role)
         self.sequence += 1
         prefill = self.role == "prefill"
-        step = Step(
-            start_unix_ns=start_ns, end_unix_ns=start_ns + int(self.busy * length_ns),
+        step = StepRow(
+            start_ns, start_ns + int(self.busy * length_ns),
             prefill_tokens=64 * prefill, prefill_sequences=int(prefill), decode_sequences=int(not prefill),
         )  # fmt: skip
         return StepBatch(
             worker_id=self.id, incarnation=1, sequence=self.sequence, node=self.node, gpus=self.gpus, engine="sim",
             assignment=Assignment(model=self.model, role=role, budget_tokens=budget, epoch=1),
-            covered_from_unix_ns=start_ns, covered_to_unix_ns=start_ns + length_ns, steps=[step],
+            covered_from_unix_ns=start_ns, covered_to_unix_ns=start_ns + length_ns, steps=step_columns([step]),
             load=Load(running=2, waiting=3, waiting_prefill_tokens=40), last=self.leaves, compute=self.compute,
         )  # fmt: skip
 
@@ -141,7 +142,7 @@ async def serving(
     *workers: Worker, settings: MetricsSettings | None = None, lived_s: int = 0, port: int = 0, shift_ns: int = 0
 ) -> AsyncIterator[Service]:
     clock, hub = ShiftedClock(shift_ns), LossyHub()
-    state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()))
+    state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()))
     service = Service(state, clock, hub, workers={worker.id: worker for worker in workers})
     if lived_s:
         service.live_through(lived_s)

@@ -12,7 +12,8 @@ import pytest
 
 from libs.bus.kafka import KafkaBus
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, WORKER_STATE_READY, Assignment, Load, Worker
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent, Step, StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent, StepBatch
+from libs.contracts.step_row import StepRow, step_columns
 from libs.contracts.topics import REQUESTS, STEPS
 from libs.registry.redis import RedisRegistry
 from libs.runtime.clock import SystemClock
@@ -69,7 +70,7 @@ class FakeWorker:
                 assignment=self._worker.assignment,
                 covered_from_unix_ns=covered_from,
                 covered_to_unix_ns=covered_to,
-                steps=[Step(start_unix_ns=covered_from, end_unix_ns=end, decode_sequences=3, decode_kv_tokens=99)],
+                steps=step_columns([StepRow(covered_from, end, decode_sequences=3, decode_kv_tokens=99)]),
                 load=Load(running=3, waiting=1, waiting_prefill_tokens=64),
             )
             self._bus.publish(STEPS, batch)

@@ -10,8 +10,9 @@ import pytest
 
 from libs.bus.kafka import KafkaBus
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Step, StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import role_from_name
+from libs.contracts.step_row import StepRow, step_columns
 from libs.contracts.topics import STEPS
 from libs.runtime.tasks import TaskOwner
 from libs.testing.control import SEEN_S, Control, control
@@ -36,12 +37,12 @@ def batch(number: int, sequence: int, end_ms: int) -> StepBatch:
         worker_id=f"worker-{number:02}", incarnation=1, sequence=sequence, node=f"node-{number // 4}", engine="sim",
         gpus=1 + number % 2, assignment=Assignment(model="sim", role=role, epoch=1),
         covered_from_unix_ns=(end_ms - PERIOD_MS) * MS, covered_to_unix_ns=end_ms * MS, load=Load(running=number),
-        steps=[
-            Step(
-                start_unix_ns=(end_ms - PERIOD_MS) * MS, end_unix_ns=(end_ms - PERIOD_MS + busy_ms) * MS,
+        steps=step_columns([
+            StepRow(
+                (end_ms - PERIOD_MS) * MS, (end_ms - PERIOD_MS + busy_ms) * MS,
                 prefill_tokens=64 * prefill, prefill_sequences=int(prefill), decode_sequences=0 if prefill else 4,
             )
-        ],
+        ]),
     )  # fmt: skip
 
 

@@ -152,7 +152,7 @@ async def _told_on_kafka(bus: KafkaBus) -> None:
     async with asyncio.timeout(STOP_S):
         async for record in bus.subscribe([STEPS], from_start=True):
             batch: Any = record.value
-            seen |= {batch.worker_id} if batch.steps else set()
+            seen |= {batch.worker_id} if batch.steps.start_unix_ns else set()
             seen |= {f"from {transfer.from_worker_id}" for transfer in batch.kv_transfers}
             if seen == {"prefill-0", "decode-0", "from prefill-0"}:
                 return

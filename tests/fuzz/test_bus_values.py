@@ -16,7 +16,7 @@ from libs.bus.servers import Servers
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY
 from libs.contracts.topics import ALL, REQUESTS, STEPS, Topic
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.testing.clock import ManualClock
 from libs.testing.messages import messages, spoiled
 from libs.testing.suite import Suite
@@ -82,7 +82,7 @@ def test_metrics_takes_any_values(fuzz: Any) -> None:
     @given(found=st.lists(values, max_size=12))
     def holds(found: list[tuple[Topic, bytes]]) -> None:
         clock, registry = ManualClock(NOW_NS), CollectorRegistry()
-        state = MetricsState(prefill_share, RequestMetrics(registry))
+        state = MetricsState(prefill_shares, RequestMetrics(registry))
         collector = OccupancyCollector(
             state.fleet, state.rollups, state.members,
             decisions=state.decisions, end_ns=clock.now_ns, window_ns=2 * SECOND_NS,
@@ -112,7 +112,7 @@ def test_planner_takes_any_values(fuzz: Any) -> None:
     def holds(found: list[tuple[Topic, bytes]], workers: list[Worker]) -> None:
         clock = ManualClock(NOW_NS)
         identity = Identity("planner", NOW_NS, MODE_ADVISORY)
-        state = PlannerState(identity, Limits(), prefill_share, lag_ns=0, window_ns=2 * SECOND_NS, kept_decisions=8)
+        state = PlannerState(identity, Limits(), prefill_shares, lag_ns=0, window_ns=2 * SECOND_NS, kept_decisions=8)
         registry = CollectorRegistry()
         registry.register(PlannerCollector(state, clock))
         modes = ModeApi(state, ModeStore(NO_REDIS, "fuzz"), RecordingBus(), clock, token="")

@@ -12,7 +12,7 @@ from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindow, SharedWindows, SharedWorker, StepBatch
 from libs.contracts.topics import STEPS, WINDOWS
 from libs.telemetry.fleet import BEHIND_NS
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.live import TICK_NS
 from services.metrics.occupancy import cluster_occupancy
@@ -41,7 +41,7 @@ class Instance:
         sharing = None
         if name:
             sharing = Sharing(Shares(name), self.told.append, began_ns=ORIGIN_NS, unsent=lambda: self.unsent)
-        self.state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()), sharing)
+        self.state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()), sharing)
 
     def read(self, batch: StepBatch, now_ns: int) -> None:
         self.state.take(Record(STEPS, batch.worker_id, batch, 0, 0), now_ns)

@@ -7,6 +7,7 @@ from hypothesis import given
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.contracts.step_row import step_rows
 from libs.engine.port import EngineEvent, EngineLoad, StepReport
 from libs.worker.telemetry import StepBatchBuilder, TelemetrySource
 
@@ -90,8 +91,9 @@ def test_covers_touch_and_every_interval_is_told_once_within_its_cover(
     for number, batch in enumerate(batches, start=1):
         assert (batch.sequence, batch.covered_from_unix_ns) == (number, covered_to)
         assert batch.covered_to_unix_ns > covered_to
-        assert len({step.start_unix_ns for step in batch.steps}) == len(batch.steps)
-        for step in batch.steps:
+        rows = step_rows(batch.steps)
+        assert len({step.start_unix_ns for step in rows}) == len(rows)
+        for step in rows:
             if not step.end_unix_ns:
                 assert covered_to <= step.start_unix_ns < batch.covered_to_unix_ns
                 announced.add(step.start_unix_ns)

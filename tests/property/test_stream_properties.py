@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import STEPS
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.hub import Hub
 from services.metrics.live import ROUND_NS, TICK_NS, tick
@@ -82,7 +82,7 @@ def test_a_reader_knows_after_each_round_what_the_telemetry_that_has_come_says(p
     arrivals = sorted(
         (end_ms + delay, index) for index, ((end_ms, _), delay) in enumerate(zip(sent, delays, strict=True))
     )
-    state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()))
+    state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()))
     reader, writer = Reader(), TickWriter(window_ns=TICK_NS, settled_ns=0)
     came: list[StepBatch] = []
     for now_ms in range(0, BATCHES * BATCH_MS + LATEST_MS, ROUND_MS):

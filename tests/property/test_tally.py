@@ -3,9 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libs.contracts.step_row import step_count
 from libs.telemetry.cells import PROVISIONAL, ROLE_NUMBERS
 from libs.telemetry.fleet import Fleet
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.telemetry.steps import FULL_SHARE
 from libs.telemetry.tally import MAX_AHEAD, WINDOW_NS, WINDOWS, Tally
 from libs.telemetry.timeline import Timeline
@@ -42,7 +43,7 @@ def layouts(draw):
                 for start, end in spans[: len(spans) - len(waits)]
             ]
             if kind == "announced" and steps:
-                steps[-1].end_unix_ns = 0
+                steps[-1] = steps[-1]._replace(end_unix_ns=0)
             batches.append(
                 step_batch(
                     sequence, (now_ms, end_ms), steps, waits_ms=waits, worker=worker, role=role, incarnation=incarnation
@@ -79,7 +80,7 @@ def test_windows_that_are_added_up_are_those_of_the_timelines(batches, data):
         order.insert(data.draw(st.integers(index, len(order)), label="until"), moved)
         if data.draw(st.booleans(), label="twice"):
             order.append(moved)
-    fleet = Fleet(prefill_share)
+    fleet = Fleet(prefill_shares)
     ahead_ms = data.draw(st.sampled_from([0, 0, 5_000]), label="ahead")
     for batch in order:
         now_ns = batch.covered_to_unix_ns - ahead_ms * MS * (batch.worker_id == "c")
@@ -92,7 +93,7 @@ def test_windows_that_are_added_up_are_those_of_the_timelines(batches, data):
 
 
 def test_steady_workers_are_added_up_from_their_second_batch_on():
-    tally, timeline = Tally(1), Timeline(lambda _batch: lambda _step: FULL_SHARE // 3)
+    tally, timeline = Tally(1), Timeline(lambda batch: [FULL_SHARE // 3] * step_count(batch.steps))
     for number in range(2 * WINDOWS):
         low = 100 * number - 37
         steps = [step(low + 10, low + 30, prefill=1, decode=1), step(low + 30, low + 90, prefill=1, decode=1)]
@@ -109,7 +110,7 @@ def test_steady_workers_are_added_up_from_their_second_batch_on():
 
 
 def test_who_takes_a_forgotten_workers_place_begins_with_nothing():
-    tally, timeline = Tally(1), Timeline(prefill_share)
+    tally, timeline = Tally(1), Timeline(prefill_shares)
     for worker in ("a", "b"):
         tally.begin(worker, at(0), 1)
         assert not tally.read(at(0), ["a"])[0].any()
@@ -120,7 +121,7 @@ def test_who_takes_a_forgotten_workers_place_begins_with_nothing():
 
 
 def test_a_clock_that_is_ahead_takes_no_room_of_the_present():
-    tally, timeline = Tally(2), Timeline(prefill_share)
+    tally, timeline = Tally(2), Timeline(prefill_shares)
     for number in range(2):
         timeline.add(step_batch(number, (100 * number, 100 * number + 100)))
     tally.begin("ahead", at(0), 1)

@@ -5,8 +5,9 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libs.contracts.step_row import step_rows
 from libs.telemetry.intervals import Intervals
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.telemetry.timeline import Timeline
 from libs.testing.telemetry import MS, at, step, step_batch
 
@@ -63,7 +64,7 @@ def reference(spans, covers, low_ms, high_ms):
 
 
 def timeline_of(batches):
-    timeline = Timeline(prefill_share)
+    timeline = Timeline(prefill_shares)
     for batch in batches:
         timeline.add(batch)
     return timeline
@@ -80,9 +81,9 @@ def test_phases_equal_the_reference_whatever_is_lost(layout, cuts, data):
     kept = [batch for batch in batches if data.draw(st.booleans())]
     low, high = sorted((data.draw(st.integers(0, end_ms)), data.draw(st.integers(0, end_ms))))
     # A step whose end was lost with its batch is known only as far as covers reach, so the reference needs all ends.
-    told = {s.start_unix_ns for batch in kept for s in batch.steps if s.end_unix_ns}
+    told = {s.start_unix_ns for batch in kept for s in step_rows(batch.steps) if s.end_unix_ns}
     known = [span for span in spans if span[0] in ("wait", "idle") or at(span[1]) in told]
-    unfinished = {s.start_unix_ns for batch in kept for s in batch.steps} - told
+    unfinished = {s.start_unix_ns for batch in kept for s in step_rows(batch.steps)} - told
     spent = timeline_of(kept).phases(at(low), at(high))
     covers = [(round((b.covered_from_unix_ns - at(0)) / MS), round((b.covered_to_unix_ns - at(0)) / MS)) for b in kept]
     covered, busy, wait = reference(known, covers, low, high)

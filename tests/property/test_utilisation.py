@@ -1,18 +1,22 @@
 """FLOPs and bytes of steps, and their share of a device's peaks."""
 
+from dataclasses import astuple
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.perfmodel import StepWork, chunks_work
 from libs.perfmodel.peaks import PEAKS, gpu_peaks
-from libs.perfmodel.utilisation import Compute, Effort, step_effort, utilisation
+from libs.perfmodel.utilisation import Compute, Effort, step_efforts, utilisation
 from libs.perfmodel.wire import compute_message, compute_of
-from libs.telemetry.effort import EffortLog, effort_of
-from libs.testing.telemetry import step, step_batch
+from libs.telemetry.effort import effort_within
+from libs.telemetry.split import prefill_shares
+from libs.telemetry.steps import FULL_SHARE, StepCounts, StepLog
+from libs.telemetry.timeline import Timeline
+from libs.testing.telemetry import at, step, step_batch
 
 LLAMA_8B = Compute(
     layer_parameters=6_979_321_856,
@@ -25,8 +29,14 @@ LLAMA_8B = Compute(
 )
 
 
+def step_effort(work: StepWork, share: float) -> Effort:
+    """Of one step."""
+    efforts = step_efforts(LLAMA_8B, np.array([astuple(work)], np.float64), np.array([share]))
+    return Effort(*efforts[0].tolist())
+
+
 def test_a_prompt_costs_two_flops_a_parameter_and_token_and_its_causal_attention() -> None:
-    effort = step_effort(LLAMA_8B, chunks_work([(0, 1000)]), 1.0)
+    effort = step_effort(chunks_work([(0, 1000)]), 1.0)
     pairs = 1000 * 1000 / 2
     expected = 2 * 6_979_321_856 * 1000 + 2 * 525_336_576 + 4 * 131_072 * pairs
     assert effort.prefill_flops == pytest.approx(expected)
@@ -34,7 +44,7 @@ def test_a_prompt_costs_two_flops_a_parameter_and_token_and_its_causal_attention
 
 
 def test_a_decode_step_reads_the_weights_once_and_every_sequences_kv() -> None:
-    effort = step_effort(LLAMA_8B, StepWork(decode_sequences=8, decode_kv_tokens=8000), 0.0)
+    effort = step_effort(StepWork(decode_sequences=8, decode_kv_tokens=8000), 0.0)
     assert effort.decode_bytes == 2 * (6_979_321_856 + 525_336_576) + 131_072 * 8008
     assert effort.decode_flops == pytest.approx(2 * 8 * (6_979_321_856 + 525_336_576) + 4 * 131_072 * 8000)
     assert utilisation(effort.decode_bytes, 3.35e12, 10_000_000) == pytest.approx(0.479, abs=0.001)
@@ -43,10 +53,8 @@ def test_a_decode_step_reads_the_weights_once_and_every_sequences_kv() -> None:
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=6), st.floats(0, 1))
 def test_attention_costs_the_same_however_a_prompt_is_cut(sizes: list[int], share: float) -> None:
     ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
-    cut = [
-        step_effort(LLAMA_8B, chunks_work([(end - size, end)]), share) for size, end in zip(sizes, ends, strict=True)
-    ]
-    whole = step_effort(LLAMA_8B, chunks_work([(0, ends[-1])]), share)
+    cut = [step_effort(chunks_work([(end - size, end)]), share) for size, end in zip(sizes, ends, strict=True)]
+    whole = step_effort(chunks_work([(0, ends[-1])]), share)
     heads = 2 * LLAMA_8B.head_parameters * (len(sizes) - 1)
     assert sum(each.prefill_flops for each in cut) - heads == pytest.approx(whole.prefill_flops)
     both = whole.prefill_bytes + whole.decode_bytes
@@ -85,24 +93,48 @@ spans = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 80)), max_size=20)
 
 @given(spans, st.lists(st.integers(0, 3000), min_size=2, max_size=6))
 def test_windows_that_touch_add_to_the_whole(steps: list[tuple[int, int]], cuts: list[int]) -> None:
-    log, at = EffortLog(), 0
+    log, at = StepLog(), 0
     for gap, length in steps:
-        log.add(at + gap, at + gap + length, Effort(length, 1, 2, 3))
-        log.add(at + gap, at + gap + length, Effort(9, 9, 9, 9))
+        log.add(at + gap, at + gap + length, FULL_SHARE // 2, StepCounts(length, 1, length, 3, 100))
         at += gap + length
-    assert log.within(0, 10**6).prefill_flops == pytest.approx(sum(length for _, length in steps))
+
+    def within(low: int, high: int) -> Effort:
+        return effort_within(LLAMA_8B, log.finished(low, high), low, high)
+
+    works = [StepWork(length, 1, length, 3, 100) for _, length in steps]
+    whole = [step_effort(work, 0.5) for work in works]
+    assert within(0, 10**6).prefill_flops == pytest.approx(sum(each.prefill_flops for each in whole))
     cuts = sorted({0, *cuts, 10**6})
-    parts = [log.within(low, high) for low, high in pairwise(cuts)]
-    assert sum(part.decode_bytes for part in parts) == pytest.approx(3 * len(steps))
-    log.forget_before(at // 2)
-    log.forget_from(at // 2)
-    assert len(log) == 0 and log.within(0, 10**6) == Effort()
+    parts = [within(low, high) for low, high in pairwise(cuts)]
+    assert sum(part.decode_bytes for part in parts) == pytest.approx(sum(each.decode_bytes for each in whole))
 
 
-def test_a_shape_comes_back_from_the_wire_and_a_batch_without_one_has_no_effort() -> None:
+def test_a_step_that_is_only_announced_and_one_of_no_time_have_no_effort() -> None:
+    log = StepLog()
+    log.add(5, 5, 0, StepCounts(decode_sequences=1))
+    log.add(10, 90, 0, StepCounts(decode_sequences=1), announced=True)
+    assert effort_within(LLAMA_8B, log.finished(0, 100), 0, 100) == Effort()
+    log.add(10, 60, 0, StepCounts(decode_sequences=1))
+    assert effort_within(LLAMA_8B, log.finished(0, 100), 0, 100).decode_bytes == LLAMA_8B.weight_bytes + 131_072
+
+
+def test_a_shape_comes_back_from_the_wire() -> None:
     assert compute_of(compute_message(LLAMA_8B)) == LLAMA_8B
     message = compute_message(LLAMA_8B)
     message.peak_flops_per_s = float("nan")
     assert compute_of(message) is None
-    batch: StepBatch = step_batch(1, (0, 100), [step(0, 10, decode=4)])
-    assert effort_of(batch) is None
+
+
+def test_steps_count_from_when_their_worker_tells_its_shape() -> None:
+    timeline = Timeline(prefill_shares)
+    for number in range(4):
+        batch = step_batch(
+            number, (100 * number, 100 * number + 100), [step(100 * number, 100 * number + 50, decode=4)]
+        )
+        if number >= 2:
+            batch.compute.CopyFrom(compute_message(LLAMA_8B))
+        timeline.add(batch)
+    one = step_effort(StepWork(decode_sequences=4, decode_kv_tokens=400), 0.0)
+    assert timeline.efforts_from_ns == at(200)
+    assert timeline.effort(at(0), at(200)) == Effort()
+    assert timeline.effort(at(0), at(400)).decode_flops == pytest.approx(2 * one.decode_flops)

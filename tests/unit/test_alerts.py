@@ -26,7 +26,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 from libs.contracts.topics import QUEUES, REQUESTS, STEPS
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from libs.testing.wait import until
@@ -60,7 +60,7 @@ class Cluster:
     """The service's state and watch over workers that send a batch every 100 ms, all in virtual time."""
 
     def __init__(self, settings=SETTINGS):
-        self.state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()))
+        self.state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()))
         self.desk = AlertDesk(self.state, settings.alert_limits(), lag_ns=0)
         self.now_ms = 0
         self.sequences = {}

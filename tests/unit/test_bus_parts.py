@@ -70,7 +70,7 @@ def test_a_record_beyond_the_byte_bound_is_dropped_itself() -> None:
 def test_a_record_names_its_message_and_is_read_only_as_that() -> None:
     value = StepBatch(worker_id="w", sequence=3)
     sent = encode(STEPS, "local", value)
-    assert (sent.topic, sent.key) == ("fulcrum.local.steps.v1", b"w")
+    assert (sent.topic, sent.key) == ("fulcrum.local.steps.v2", b"w")
     headers = (("other", b"x"), ("schema", sent.schema))
     assert decode(STEPS, sent.value, headers) == value
     assert decode(DECISIONS, sent.value, headers) is None

@@ -13,7 +13,7 @@ from libs.telemetry.fleet import LISTED_NS
 from libs.telemetry.members import Member
 from libs.telemetry.ring import Tier
 from libs.telemetry.rollups import TIERS, Kept
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.history_file import HistoryFile, Snapshot
 from services.metrics.keeping import Keeper
@@ -106,7 +106,7 @@ class Service:
     """A metrics service's state over a file, fed by hand."""
 
     def __init__(self, path):
-        self.state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()))
+        self.state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()))
         self.file = HistoryFile(path, "local", TIERS[1:])
         self.keeper = Keeper(self.state, self.file)
 

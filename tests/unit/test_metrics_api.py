@@ -23,7 +23,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 )
 from libs.contracts.topics import DECISIONS, REQUESTS, STEPS
 from libs.telemetry.cells import PROVISIONAL
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.alerts.book import AlertBook
@@ -45,7 +45,7 @@ class Metrics:
     def __init__(self):
         self.clock = ManualClock(at(1400))
         self.registry = CollectorRegistry()
-        self.state = MetricsState(prefill_share, RequestMetrics(self.registry))
+        self.state = MetricsState(prefill_shares, RequestMetrics(self.registry))
         self.registry.register(
             OccupancyCollector(
                 self.state.fleet, self.state.rollups, self.state.members, decisions=self.state.decisions,

@@ -13,7 +13,7 @@ from libs.bus.port import Record
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, ACTION_ROLE_MOVED, Decision
 from libs.contracts.topics import DECISIONS, STEPS
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.alerts.desk import AlertDesk
 from services.metrics.event_stream import EventStream
@@ -36,7 +36,7 @@ class Live:
     """State, hub and writer, ticked by hand; nothing is late unless a test makes it so."""
 
     def __init__(self):
-        self.state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()))
+        self.state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()))
         self.hub = Hub()
         self.writer = TickWriter(window_ns=TICK_NS, settled_ns=400 * MS)
         self.desk = AlertDesk(self.state, MetricsSettings().alert_limits(), lag_ns=0)

@@ -11,7 +11,7 @@ from libs.telemetry.fleet import LEFT_NS, LISTED_NS, LOAD_NS, MAX_WORKERS, Fleet
 from libs.telemetry.history import History
 from libs.telemetry.members import Members
 from libs.telemetry.rollups import RollUps
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.telemetry.timeline import Taken
 from libs.testing.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.efficiency import efficiency
@@ -33,7 +33,7 @@ class Told:
 
 
 def fleet_of(*batches):
-    fleet = Fleet(prefill_share)
+    fleet = Fleet(prefill_shares)
     for batch in batches:
         fleet.add(batch, batch.covered_to_unix_ns)
     return fleet

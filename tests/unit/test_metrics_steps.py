@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from libs.contracts.errors import KeptElsewhere, NoLongerKept, UnknownWorker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker
 from libs.telemetry.fleet import Fleet
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.testing.telemetry import MS, at, step, step_batch
 from services.metrics.steps import StepsReport, steps_of
 
@@ -15,7 +15,7 @@ LIMIT = 1_000
 
 
 def fleet_of(*batches):
-    fleet = Fleet(prefill_share)
+    fleet = Fleet(prefill_shares)
     for batch in batches:
         fleet.add(batch, batch.covered_to_unix_ns)
     return fleet

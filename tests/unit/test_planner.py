@@ -25,7 +25,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
 )
 from libs.contracts.roles import role_from_name
 from libs.telemetry.fleet import Fleet
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, at, step, step_batch
 from libs.testing.worker import RecordingBus
@@ -64,7 +64,7 @@ def told(registered, busy_ms, *, load=None, incarnation=1, cover_ms=(0, WINDOW_M
 
 
 def snapshot_of(*workers_and_busy):
-    fleet = Fleet(prefill_share)
+    fleet = Fleet(prefill_shares)
     for registered, busy_ms in workers_and_busy:
         if busy_ms is not None:
             fleet.add(told(registered, busy_ms), at(WINDOW_MS))
@@ -130,7 +130,7 @@ def test_mixed_workers_belong_to_the_decode_pool_and_models_are_pooled_apart():
 
 
 def test_telemetry_of_an_older_incarnation_says_nothing_about_a_worker():
-    fleet = Fleet(prefill_share)
+    fleet = Fleet(prefill_shares)
     restarted = worker("d", "decode", incarnation=2)
     fleet.add(told(restarted, 500, load=Load(running=5), incarnation=1), at(WINDOW_MS))
     (pool,) = build_snapshot([restarted], fleet, at(WINDOW_MS), WINDOW_MS * MS).pools
@@ -185,7 +185,7 @@ class Planner:
         self.state = PlannerState(
             Identity("planner-0", at(0), MODE_ADVISORY),
             Limits(),
-            prefill_share,
+            prefill_shares,
             lag_ns=0,
             window_ns=WINDOW_MS * MS,
             kept_decisions=kept_decisions,
@@ -266,7 +266,7 @@ def test_sums_beyond_what_a_decision_carries_are_cut_there():
     most = 2**32 - 1
     workers = [worker(name, "decode", gpus=most) for name in ("a", "b")]
     state = PlannerState(
-        Identity("planner", at(0), MODE_ADVISORY), Limits(), prefill_share, lag_ns=0, window_ns=WINDOW_MS * MS,
+        Identity("planner", at(0), MODE_ADVISORY), Limits(), prefill_shares, lag_ns=0, window_ns=WINDOW_MS * MS,
         kept_decisions=3,
     )  # fmt: skip
     state.take_workers(workers, at(0))

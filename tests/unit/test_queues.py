@@ -8,7 +8,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.gateways import GONE_NS, MAX_GATEWAYS, MAX_MODELS, OLD_NS, SILENT_NS, Gateways, Waiting
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, at, step_batch
 from libs.testing.worker import RecordingBus
@@ -68,7 +68,7 @@ def worker(worker_id, role, **load):
 
 
 def test_a_phases_queue_is_what_waits_at_its_workers_and_at_gateways():
-    fleet, gateways = Fleet(prefill_share), Gateways()
+    fleet, gateways = Fleet(prefill_shares), Gateways()
     for batch in (
         worker("p", "prefill", waiting=3, waiting_prefill_tokens=900),
         worker("d", "decode", waiting=2, running=8),

@@ -15,7 +15,7 @@ from libs.contracts.topics import STEPS, WINDOWS
 from libs.telemetry.fleet import LISTED_NS
 from libs.telemetry.history import WrittenWindow
 from libs.telemetry.rollups import Kept, Written, cells
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.telemetry.timeline import PhaseTime
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.ingest import read_from_ns
@@ -46,7 +46,7 @@ class Instance:
         self.sharing = Sharing(
             Shares(name), self.told.append, began_ns=ORIGIN_NS + ahead_ns, unsent=lambda: self.unsent
         )
-        self.state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()), self.sharing)
+        self.state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()), self.sharing)
         self.fleet, self.rollups = self.state.fleet, self.state.rollups
 
     def read(self, batch: StepBatch, now_ms: float) -> None:

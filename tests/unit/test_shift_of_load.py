@@ -13,7 +13,7 @@ from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import STEPS
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.alerts.desk import AlertDesk
 from services.metrics.hub import Hub
@@ -74,7 +74,7 @@ class Watched(Hub):
 def test_ratio_and_alert_follow_a_shift_of_load(settings: MetricsSettings, alert_ms: tuple[int, int]) -> None:
     """The ratio within half a second; the alert within a second where it waits for nothing, and by default once the
     imbalance has lasted for ten."""
-    state = MetricsState(prefill_share, RequestMetrics(CollectorRegistry()))
+    state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()))
     desk = AlertDesk(state, settings.alert_limits(), lag_ns=settings.live_lag_ms * MS)
     hub, writer = Watched(), TickWriter(window_ns=TICK_NS, settled_ns=settings.lag_ms * MS)
     for now_ms in count(200, 5):

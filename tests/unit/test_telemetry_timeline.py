@@ -1,12 +1,12 @@
 from libs.telemetry import timeline as timelines
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.telemetry.steps import FewBusyTime
 from libs.telemetry.timeline import MAX_STEPS, PhaseTime, Taken, Timeline
 from libs.testing.telemetry import MS, at, step, step_batch
 
 
 def timeline_of(*batches):
-    timeline = Timeline(prefill_share)
+    timeline = Timeline(prefill_shares)
     for batch in batches:
         timeline.add(batch)
     return timeline
@@ -117,7 +117,7 @@ def test_nonsense_is_refused_whole():
 
 
 def test_more_steps_than_the_bound_shorten_history_and_never_turn_idle():
-    timeline = Timeline(prefill_share)
+    timeline = Timeline(prefill_shares)
     each = 1024
     for number in range(MAX_STEPS // each + 2):
         first = number * each

@@ -30,7 +30,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 from libs.contracts.topics import QUEUES, REQUESTS, STEPS
 from libs.runtime.clock import SystemClock
 from libs.telemetry.fleet import Fleet
-from libs.telemetry.split import prefill_share
+from libs.telemetry.split import prefill_shares
 from libs.testing.suite import free_port
 from libs.testing.telemetry import MS, ORIGIN_NS, step, step_batch
 from services.metrics.hub import Hub
@@ -79,7 +79,7 @@ class Service:
 @asynccontextmanager
 async def serving(port: int = 0) -> AsyncIterator[Service]:
     clock = SystemClock()
-    service = Service(MetricsState(prefill_share, RequestMetrics(CollectorRegistry())), clock)
+    service = Service(MetricsState(prefill_shares, RequestMetrics(CollectorRegistry())), clock)
     settings = MetricsSettings(alert_for_ms=0, alert_stale_ms=500)
     sending = service.send_forever()
     async with serving_metrics(service.state, clock, Hub(), sending, settings=settings, port=port) as service.url:
@@ -244,7 +244,7 @@ async def test_why_there_are_no_steps_is_told_in_place_of_those_of_before() -> N
             await seen(pilot, lambda: rows(app) == ["decode-0", "decode-1", "prefill-0"])
             await pilot.press("down", "down", "enter", "s")
             await seen(pilot, lambda: isinstance(app.screen, Detail) and "prefill" in listed())
-            service.state.fleet = Fleet(prefill_share)
+            service.state.fleet = Fleet(prefill_shares)
             service.busy.clear()
             await seen(pilot, lambda: "worker='prefill-0' has not been heard of" in listed())
 

@@ -51,7 +51,7 @@ class StepBatch(_message.Message):
     assignment: _common_pb2.Assignment
     covered_from_unix_ns: int
     covered_to_unix_ns: int
-    steps: _containers.RepeatedCompositeFieldContainer[Step]
+    steps: StepColumns
     kv_waits: _containers.RepeatedCompositeFieldContainer[Interval]
     kv_transfers: _containers.RepeatedCompositeFieldContainer[KvTransfer]
     load: _common_pb2.Load
@@ -63,7 +63,7 @@ class StepBatch(_message.Message):
     kv_blocks: int
     max_sequences: int
     last: bool
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., node: _Optional[str] = ..., gpus: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., covered_from_unix_ns: _Optional[int] = ..., covered_to_unix_ns: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., kv_waits: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., kv_transfers: _Optional[_Iterable[_Union[KvTransfer, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., dropped_batches: _Optional[int] = ..., engine: _Optional[str] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., compute: _Optional[_Union[_common_pb2.Compute, _Mapping]] = ..., gpu_readings: _Optional[_Iterable[_Union[GpuReading, _Mapping]]] = ..., kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., node: _Optional[str] = ..., gpus: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., covered_from_unix_ns: _Optional[int] = ..., covered_to_unix_ns: _Optional[int] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., kv_waits: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., kv_transfers: _Optional[_Iterable[_Union[KvTransfer, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., dropped_batches: _Optional[int] = ..., engine: _Optional[str] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., compute: _Optional[_Union[_common_pb2.Compute, _Mapping]] = ..., gpu_readings: _Optional[_Iterable[_Union[GpuReading, _Mapping]]] = ..., kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class GpuReading(_message.Message):
     __slots__ = ("uuid", "index", "name", "utilisation", "memory_used_bytes", "memory_bytes", "power_w", "tensor_active", "dram_active")
@@ -87,7 +87,7 @@ class GpuReading(_message.Message):
     dram_active: float
     def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., name: _Optional[str] = ..., utilisation: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., power_w: _Optional[float] = ..., tensor_active: _Optional[float] = ..., dram_active: _Optional[float] = ...) -> None: ...
 
-class Step(_message.Message):
+class StepColumns(_message.Message):
     __slots__ = ("start_unix_ns", "end_unix_ns", "prefill_tokens", "prefill_sequences", "prefill_context_tokens", "decode_sequences", "decode_kv_tokens", "epoch", "waiting", "waiting_prefill_tokens", "prefill_squared_tokens")
     START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -100,18 +100,18 @@ class Step(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_SQUARED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    start_unix_ns: int
-    end_unix_ns: int
-    prefill_tokens: int
-    prefill_sequences: int
-    prefill_context_tokens: int
-    decode_sequences: int
-    decode_kv_tokens: int
-    epoch: int
-    waiting: int
-    waiting_prefill_tokens: int
-    prefill_squared_tokens: int
-    def __init__(self, start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefill_sequences: _Optional[int] = ..., prefill_context_tokens: _Optional[int] = ..., decode_sequences: _Optional[int] = ..., decode_kv_tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., prefill_squared_tokens: _Optional[int] = ...) -> None: ...
+    start_unix_ns: bytes
+    end_unix_ns: bytes
+    prefill_tokens: bytes
+    prefill_sequences: bytes
+    prefill_context_tokens: bytes
+    decode_sequences: bytes
+    decode_kv_tokens: bytes
+    epoch: bytes
+    waiting: bytes
+    waiting_prefill_tokens: bytes
+    prefill_squared_tokens: bytes
+    def __init__(self, start_unix_ns: _Optional[bytes] = ..., end_unix_ns: _Optional[bytes] = ..., prefill_tokens: _Optional[bytes] = ..., prefill_sequences: _Optional[bytes] = ..., prefill_context_tokens: _Optional[bytes] = ..., decode_sequences: _Optional[bytes] = ..., decode_kv_tokens: _Optional[bytes] = ..., epoch: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ..., prefill_squared_tokens: _Optional[bytes] = ...) -> None: ...
 
 class Interval(_message.Message):
     __slots__ = ("start_unix_ns", "end_unix_ns")
