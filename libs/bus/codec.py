@@ -1,6 +1,7 @@
 """Records as they are on the broker: protobuf bytes, the key's text, and a header that names the message. Pure."""
 
 from collections.abc import Iterable
+from functools import cache
 
 from google.protobuf.message import DecodeError, Message
 
@@ -18,7 +19,7 @@ def encode(topic: Topic, cluster: str, value: Message) -> Outgoing:
         topic=topic.name(cluster),
         key=str(getattr(value, topic.key)).encode(),
         value=value.SerializeToString(),
-        schema=value.DESCRIPTOR.full_name.encode(),
+        schema=_schema(topic),
     )
 
 
@@ -26,9 +27,14 @@ def decode(topic: Topic, value: bytes | None, headers: Iterable[tuple[str, bytes
     """The topic's message; None when the header does not name it or the bytes are not one."""
     if value is not None and topic.wraps:
         return topic.value(**{topic.wraps: value})
-    if value is None or (SCHEMA_HEADER, topic.value.DESCRIPTOR.full_name.encode()) not in headers:
+    if value is None or (SCHEMA_HEADER, _schema(topic)) not in headers:
         return None
     try:
         return topic.value.FromString(value)
     except DecodeError:
         return None
+
+
+@cache
+def _schema(topic: Topic) -> bytes:
+    return topic.value.DESCRIPTOR.full_name.encode()

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepColumns
@@ -20,38 +21,42 @@ class StepRow(NamedTuple):
     prefill_context_tokens: int = 0
     decode_sequences: int = 0
     decode_kv_tokens: int = 0
+    prefill_squared_tokens: int = 0
     epoch: int = 0
     waiting: int = 0
     waiting_prefill_tokens: int = 0
-    prefill_squared_tokens: int = 0
 
 
-NAMES: Final = StepRow._fields
+COLUMN_NAMES: Final = StepRow._fields
+# Attributes of protobuf's are read in C by this, several times faster than one by one.
+_COLUMNS: Final = attrgetter(*COLUMN_NAMES)
 
 
 def step_columns(rows: Iterable[StepRow]) -> StepColumns:
     """Rows side by side; what is 0 in all of them is left out."""
     columns = zip(*rows, strict=True)
-    named = ((name, array("Q", column)) for name, column in zip(NAMES, columns, strict=False))
+    named = ((name, array("Q", column)) for name, column in zip(COLUMN_NAMES, columns, strict=False))
     return StepColumns(**{name: column.tobytes() for name, column in named if any(column)})
 
 
-def step_rows(columns: StepColumns) -> list[StepRow]:
-    """The inverse; raises ValueError where columns differ in length."""
-    count = step_count(columns)
-    told = (array("Q", whole_column(getattr(columns, name), count)) for name in NAMES)
-    return list(map(StepRow._make, zip(*told, strict=True)))
+def whole_columns(steps: StepColumns) -> list[bytes]:
+    """All columns in the order of `StepRow`, zeros for what was left out; raises ValueError where they differ in
+    length."""
+    columns: list[bytes] = list(_COLUMNS(steps))
+    length = len(columns[0])
+    for index, column in enumerate(columns):
+        if len(column) != length:
+            if column:
+                raise ValueError(f"{COLUMN_NAMES[index]} has {len(column)} bytes beside {length}")
+            columns[index] = bytes(length)
+    return columns
 
 
-def step_count(columns: StepColumns) -> int:
+def step_rows(steps: StepColumns) -> list[StepRow]:
+    """The inverse of `step_columns`; raises ValueError where columns differ in length."""
+    return list(map(StepRow._make, zip(*(array("Q", column) for column in whole_columns(steps)), strict=True)))
+
+
+def step_count(steps: StepColumns) -> int:
     """How many steps there are."""
-    return len(columns.start_unix_ns) // ENTRY_BYTES
-
-
-def whole_column(column: bytes, count: int) -> bytes:
-    """A column of `count` steps, zeros where it was left out; raises ValueError where it is of another length."""
-    if len(column) != ENTRY_BYTES * count:
-        if column:
-            raise ValueError(f"a column of {len(column)} bytes beside {count} steps")
-        return bytes(ENTRY_BYTES * count)
-    return column
+    return len(steps.start_unix_ns) // ENTRY_BYTES

@@ -36,7 +36,7 @@ class Topic:
 STEPS = Topic("steps.v2", StepBatch, key="worker_id", partitions=4, retention_ms=HOUR_MS)
 REQUESTS = Topic("requests.v1", RequestEvent, key="request_id", partitions=4, retention_ms=24 * HOUR_MS)
 DECISIONS = Topic("decisions.v1", Decision, key="planner_id", partitions=1, retention_ms=7 * 24 * HOUR_MS)
-WINDOWS = Topic("windows.v1", SharedWindows, key="metrics_id", partitions=1, retention_ms=HOUR_MS // 6)
+WINDOWS = Topic("windows.v2", SharedWindows, key="metrics_id", partitions=1, retention_ms=HOUR_MS // 6)
 QUEUES = Topic("queues.v1", GatewayQueues, key="gateway_id", partitions=1, retention_ms=HOUR_MS // 6)
 ALERTS = Topic("alerts.v1", AlertEvent, key="alert_id", partitions=1, retention_ms=7 * 24 * HOUR_MS)
 

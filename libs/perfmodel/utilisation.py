@@ -9,10 +9,7 @@ writes or computes beyond that: they say how near a step comes to the least that
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
+from libs.perfmodel.step_time import StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +46,21 @@ class Effort:
     decode_bytes: float = 0.0
 
 
-def step_efforts(compute: Compute, work: Floats, prefill_shares: Floats) -> Floats:
-    """[steps, 4]: the fields of `Effort`, of steps whose work is told as [steps, the fields of `StepWork`]. The reading
-    of the weights belongs to the phases as a step's time does, `prefill_shares` of it to prefill."""
-    tokens, prompts, context, sequences, kv_tokens, told_squared = work.T
-    alike = np.maximum(tokens * (2 * context - tokens) / np.maximum(prompts, 1), 0)  # as `StepWork.squared`
-    squared = np.where(told_squared > 0, told_squared, alike) * (tokens > 0)
-    prefill_flops = 2.0 * (compute.layer_parameters * tokens + compute.head_parameters * prompts)
-    prefill_flops += 2.0 * compute.attention_width * squared  # 4 a pair, and pairs are half of the squares
-    decode_flops = 2.0 * (compute.layer_parameters + compute.head_parameters) * sequences
-    decode_flops += 4.0 * compute.attention_width * kv_tokens
-    prefill_bytes = compute.weight_bytes * prefill_shares + compute.kv_token_bytes * (context + tokens)
-    decode_bytes = compute.weight_bytes * (1 - prefill_shares) + compute.kv_token_bytes * (kv_tokens + sequences)
-    return np.stack((prefill_flops, decode_flops, prefill_bytes, decode_bytes), axis=1)
+def effort_of(compute: Compute, work: StepWork, *, prefill_steps: float, decode_steps: float) -> Effort:
+    """Of steps that do `work` together, or parts of them. Each reads the weights, which belongs to the phases as its
+    time does: `prefill_steps` of them to prefill, `decode_steps` to decode."""
+    squared = work.squared if work.prefill_tokens else 0.0
+    return Effort(
+        prefill_flops=2.0 * compute.layer_parameters * work.prefill_tokens
+        + 2.0 * compute.head_parameters * work.prefill_sequences
+        + 2.0 * compute.attention_width * squared,  # 4 a pair, and pairs are half of the squares
+        decode_flops=2.0 * (compute.layer_parameters + compute.head_parameters) * work.decode_sequences
+        + 4.0 * compute.attention_width * work.decode_kv_tokens,
+        prefill_bytes=compute.weight_bytes * prefill_steps
+        + float(compute.kv_token_bytes) * (work.prefill_context_tokens + work.prefill_tokens),
+        decode_bytes=compute.weight_bytes * decode_steps
+        + float(compute.kv_token_bytes) * (work.decode_kv_tokens + work.decode_sequences),
+    )
 
 
 def utilisation(amount: float, peak_per_s: float, gpu_ns: int) -> float | None:

@@ -4,6 +4,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute as ComputeMessage
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.perfmodel.utilisation import Compute
 from libs.perfmodel.wire import compute_of
@@ -41,7 +42,7 @@ class Shape:
     """What a worker's model computes with, read again only where it says something else."""
 
     def __init__(self) -> None:
-        self._told = StepBatch().compute
+        self._told = ComputeMessage()
         self.compute: Compute | None = None
         """None: unknown."""
         self.from_ns = 0
@@ -51,8 +52,14 @@ class Shape:
         """What a batch says of it."""
         told = batch.compute
         if told != self._told:
-            self._told, self.from_ns = told, batch.covered_from_unix_ns
-            self.compute = compute_of(told) if batch.HasField("compute") else None
+            self._told.CopyFrom(told)  # a part of a batch keeps all of it in memory
+            self.from_ns = batch.covered_from_unix_ns
+            self.compute = told_compute(batch)
+
+
+def told_compute(batch: StepBatch) -> Compute | None:
+    """What a batch says that its worker computes with; None where it says nothing."""
+    return compute_of(batch.compute) if batch.HasField("compute") else None
 
 
 def facts_of(batch: StepBatch, compute: Compute | None = None) -> WorkerFacts:

@@ -12,7 +12,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker, S
 from libs.perfmodel.utilisation import Effort
 from libs.telemetry.cells import PROVISIONAL, ROLE_NUMBERS, Cells
 from libs.telemetry.clocks import Clocks
-from libs.telemetry.facts import WorkerFacts, facts_of
+from libs.telemetry.facts import WorkerFacts, facts_of, told_compute
 from libs.telemetry.hardware import Hardware
 from libs.telemetry.ring import NO_ROLE
 from libs.telemetry.steps import FULL_SHARE, RunningStep
@@ -126,7 +126,11 @@ class Fleet:
             del self._relayed[min(self._relayed, key=self._heard_ns)]
         self._order = self._known = None
         self._relayed[batch.worker_id] = Relayed(
-            facts_of(batch), worker.last_step_end_unix_ns, worker.lost_batches, _running_step(worker), reader
+            facts_of(batch, told_compute(batch)),
+            worker.last_step_end_unix_ns,
+            worker.lost_batches,
+            _running_step(worker),
+            reader,
         )
         self.newest_cover_ns = max(batch.covered_to_unix_ns, self.newest_cover_ns)
         self.hardware.add(batch)

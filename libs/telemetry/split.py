@@ -1,5 +1,6 @@
 """How much of a mixed step is prefill: the one place where telemetry meets the step-time models."""
 
+from array import array
 from functools import lru_cache
 from typing import Final
 
@@ -23,6 +24,8 @@ def prefill_shares(batch: StepBatch) -> list[int]:
     steps = batch.steps
     if not steps.prefill_tokens:
         return [0] * step_count(steps)
+    if not steps.decode_sequences:
+        return [FULL_SHARE if tokens else 0 for tokens in array("Q", steps.prefill_tokens)]
     rows = step_rows(steps)
     # Most batches have no mixed step, and reading the model costs more than entering all of a batch's steps.
     mixed = any(row.prefill_tokens and row.decode_sequences for row in rows)

@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from libs.contracts.step_row import StepRow
+
 SHARE_BITS: Final = 23
 """The prefill part of a step is kept in units of 2**-23 of it: a product with 17 minutes still fits an int64."""
 FULL_SHARE: Final = 1 << SHARE_BITS
@@ -20,7 +22,8 @@ fits an int64, and a turn rounds nothing."""
 
 
 class StepCounts(NamedTuple):
-    """What a step computed: columns of telemetry, in the order of `StepWork`; all 0 where that is not known."""
+    """What a step computed: columns of telemetry, in the order of `StepWork`; all 0 where that is not known, as of one
+    that was cut off."""
 
     prefill_tokens: int = 0
     prefill_sequences: int = 0
@@ -31,18 +34,19 @@ class StepCounts(NamedTuple):
 
 
 UNKNOWN: Final = StepCounts()
+COUNTS: Final = slice(StepRow._fields.index(StepCounts._fields[0]), StepRow._fields.index(StepCounts._fields[-1]) + 1)
+"""Where they are in a row."""
 
 
 class FinishedSteps(NamedTuple):
-    """Steps whose end is known, side by side."""
+    """Steps side by side: those that were told with their end and what they computed."""
 
     starts_ns: NDArray[np.int64]
     ends_ns: NDArray[np.int64]
-    """As they were told."""
     prefill_shares: NDArray[np.float64]
     """0..1."""
     counts: NDArray[np.float64]
-    """[steps, `StepCounts`]."""
+    """[`StepCounts`, steps]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,7 @@ class StepLog:
                 self._announced.add(start)
         elif start in self._announced:
             self._shares[index] = prefill_share
-            for column, count in zip(self._counts, counts, strict=True):
-                column[index] = count
+            self._set_counts(index, counts)
             self._ends[index] = max(end, self._ends[index]) if announced else end
             if not announced:
                 self._announced.discard(start)
@@ -123,6 +126,7 @@ class StepLog:
         for start in self._announced:
             index = bisect_left(self._starts, start)
             self._ends[index] = reach(self._ends[index])
+            self._set_counts(index, UNKNOWN)
         self._announced.clear()
 
     def forget_before(self, point: int) -> None:
@@ -145,6 +149,7 @@ class StepLog:
             del column[kept:]
         if kept and self._ends[-1] > point:
             self._ends[-1] = point
+            self._set_counts(kept - 1, UNKNOWN)
 
     def start_of_newest(self, count: int) -> int:
         """The start of the oldest among the `count` newest steps; there must be as many."""
@@ -167,16 +172,16 @@ class StepLog:
                 yield RanStep(start, end, self._shares[index], counts, running=announced and newest)
 
     def finished(self, low: int, high: int) -> FinishedSteps:
-        """Steps that began by `high` and had not ended by `low`, but for those of which no end is known."""
+        """Steps that ran in [low, high), as they were told."""
         first, last = max(bisect_right(self._starts, low) - 1, 0), bisect_left(self._starts, high)
         last = max(first, last)
         starts, ends = np.array(self._starts[first:last], np.int64), np.array(self._ends[first:last], np.int64)
         shares = np.array(self._shares[first:last], np.float64) / FULL_SHARE
-        counts = np.array([column[first:last] for column in self._counts], np.float64).T
-        told = ends > starts
+        counts = np.array([column[first:last] for column in self._counts], np.float64)
+        told = (ends > starts) & counts.any(axis=0)
         if self._announced:
             told &= ~np.isin(starts, list(self._announced))
-        return FinishedSteps(starts[told], ends[told], shares[told], counts[told])
+        return FinishedSteps(starts[told], ends[told], shares[told], counts[:, told])
 
     def busy(self, low: int, high: int, reach: Callable[[int], int]) -> "BusyTime | FewBusyTime":
         """Running time inside [low, high). An announced step runs on as far as `reach` says from where it was seen."""
@@ -198,6 +203,10 @@ class StepLog:
         starts = np.clip(starts, low, high)
         ends = np.clip(ends, starts, high)
         return BusyTime(starts, ends, np.array(self._shares[first:last], dtype=np.int64), before, provisional)
+
+    def _set_counts(self, index: int, counts: StepCounts) -> None:
+        for column, count in zip(self._counts, counts, strict=True):
+            column[index] = count
 
     def _columns(self) -> "tuple[array[int], ...]":
         return (self._starts, self._ends, self._shares, *self._counts)

@@ -131,10 +131,12 @@ class Timeline:
         self.plain = None
         try:
             plain = self._as_plain(batch)
-            if plain is None:
-                return self._sort_in(batch, step_rows(batch.steps))
+            steps = [] if plain else step_rows(batch.steps)
+            shares = [] if plain else self._prefill_shares(batch)
         except ValueError:
             return Taken.MALFORMED
+        if plain is None:
+            return self._sort_in(batch, steps, shares)
         self.plain = plain
         grown = plain.low_ns > self.known_to_ns or bool(plain.waits_ns)
         self._note_sequence(batch)
@@ -145,7 +147,8 @@ class Timeline:
 
     @property
     def efforts_from_ns(self) -> int:
-        """From when on `effort` knows what finished steps computed; 0 where nothing is forgotten."""
+        """From when on `effort` knows what finished steps computed: since the worker told what it computes with, as far
+        as that is remembered."""
         return max(self._kept_from_ns, self._shape.from_ns)
 
     @property
@@ -212,7 +215,10 @@ class Timeline:
         return self._roles.at(at_ns)
 
     def _as_plain(self, batch: StepBatch) -> PlainBatch | None:
-        """None where its times must be sorted in among others, and where it says something new of the worker."""
+        """None where its times must be sorted in among others, and where it says something new of the worker.
+
+        Raises ValueError for steps that are malformed.
+        """
         facts, low_ns, high_ns = self.facts, batch.covered_from_unix_ns, batch.covered_to_unix_ns
         if (
             facts is None
@@ -228,12 +234,10 @@ class Timeline:
             return None
         return plain_batch(batch, low_ns, high_ns, self._prefill_shares)
 
-    def _sort_in(self, batch: StepBatch, steps: Sequence[StepRow]) -> Taken:
-        """Raises ValueError for steps that are malformed."""
+    def _sort_in(self, batch: StepBatch, steps: Sequence[StepRow], shares: Sequence[int]) -> Taken:
         refused = self._refusal(batch, steps)
         if refused is not None:
             return refused
-        shares = self._prefill_shares(batch)
         if self.facts is None or batch.incarnation > self.facts.incarnation:
             self._start_anew(batch)
         self._note_sequence(batch)

@@ -10,6 +10,7 @@ from libs.telemetry.fleet import MAX_FLEET_STEPS, Fleet
 from libs.telemetry.steps import FULL_SHARE
 from libs.telemetry.timeline import HISTORY_NS, MAX_STEPS, SpentStep, Timeline
 from services.metrics.occupancy import GpuTime
+from services.metrics.queues import MAX_COUNT
 
 KEPT: Final = (
     f"Steps are kept for {HISTORY_NS // 10**9} s, at most the last {MAX_STEPS:,} of a worker and {MAX_FLEET_STEPS:,} "
@@ -105,10 +106,10 @@ def _told(spent: SpentStep) -> ToldStep:
         running=step.running,
         kind=kinds.get(step.prefill_share, MIXED),
         prefill_share=step.prefill_share / FULL_SHARE,
-        prefill_tokens=counts.prefill_tokens,
-        prefill_sequences=counts.prefill_sequences,
-        decode_sequences=counts.decode_sequences,
-        decode_kv_tokens=counts.decode_kv_tokens,
+        prefill_tokens=min(counts.prefill_tokens, MAX_COUNT),
+        prefill_sequences=min(counts.prefill_sequences, MAX_COUNT),
+        decode_sequences=min(counts.decode_sequences, MAX_COUNT),
+        decode_kv_tokens=min(counts.decode_kv_tokens, MAX_COUNT),
         prefill_ns=spent.prefill_ns,
         decode_ns=spent.decode_ns,
     )

@@ -29,7 +29,14 @@ from libs.testing.wait import until
 pytestmark = pytest.mark.suite
 PHASES = ("prefill", "decode")
 WITHIN_MS = 1_000
-"""The default waits ten seconds before an alert is told (ALERT_FOR_MS), so that bursts tell nothing."""
+"""The default waits ten seconds before an alert is told (ALERT_FOR_MS), so that bursts tell nothing.
+
+By telemetry's time always. By the clock the quickest of `MAX_SHIFTS`: on a machine that has no core left a tick comes
+late, and tells of all there is.
+"""
+MAX_SHIFTS = 3
+HEAVY = {"prefill": (900, 1, 8), "decode": (5, 300, 48)}
+"""Words of the prompts, tokens of the answers, clients."""
 SETTLED_S = 20.0
 ALERTS_AT_ONCE = {
     "FULCRUM_METRICS_ALERT_FOR_MS": "0",
@@ -162,13 +169,17 @@ async def test_ratio_and_alert_follow_a_shift_of_load_within_a_second(suite: Sui
         await bus.start()
         seen = Windows()
         tasks.spawn("watch", watch(suite, seen))
-        async with load(suite, words=900, tokens=1, clients=8):
-            to_prefill = await shift(seen, "prefill")
-        async with load(suite, words=5, tokens=300, clients=48):
-            to_decode = await shift(seen, "decode")
-        print(f"\nms until ratio, alert and alert by the clock: prefill {to_prefill}, decode {to_decode}")
-        # By telemetry's time: on a machine that has no core left a tick comes late, and tells of all there is.
-        assert max(*to_prefill[:2], *to_decode[:2]) <= WITHIN_MS
+        by_clock_ms: dict[str, list[int]] = {phase: [] for phase in PHASES}
+        for _ in range(MAX_SHIFTS):
+            for phase, (words, tokens, clients) in HEAVY.items():
+                async with load(suite, words=words, tokens=tokens, clients=clients):
+                    ratio_ms, alert_ms, clock_ms = await shift(seen, phase)
+                print(f"\n{phase}: ratio {ratio_ms} ms, alert {alert_ms} ms, by the clock {clock_ms} ms")
+                assert max(ratio_ms, alert_ms) <= WITHIN_MS
+                by_clock_ms[phase].append(clock_ms)
+            if max(map(min, by_clock_ms.values())) <= WITHIN_MS:
+                break
+        assert max(map(min, by_clock_ms.values())) <= WITHIN_MS, by_clock_ms
 
         def states() -> set[tuple[str, bool]]:
             """Of imbalances as the webhook was told them: phase, and whether over when told."""

@@ -15,6 +15,8 @@ from libs.bus.port import Record
 from libs.bus.servers import Servers
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepColumns
+from libs.contracts.step_row import COLUMN_NAMES, StepRow, step_columns
 from libs.contracts.topics import ALL, REQUESTS, STEPS, Topic
 from libs.telemetry.split import prefill_shares
 from libs.testing.clock import ManualClock
@@ -47,14 +49,32 @@ PLANNER_PATHS = ("/v1/workers", "/v1/decisions", "/v1/mode", "/metrics", "/ready
 NO_REDIS = "redis://127.0.0.1:1/0"
 
 near = st.integers(-10 * SECOND_NS, 100 * SECOND_NS).map(lambda offset: NOW_NS + offset)
+edge = st.sampled_from([0, 1, 7, 2**31, 2**32, 2**62, 2**63, 2**64 - 1])
+step = st.builds(StepRow, near, near | st.just(0), *[edge] * (len(COLUMN_NAMES) - 2))
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> StepColumns:
+    """Columns of steps, of which one may be spoiled."""
+    columns = step_columns(draw(st.lists(step, max_size=4)))
+    if draw(st.booleans()):
+        name = draw(st.sampled_from(COLUMN_NAMES))
+        column = getattr(columns, name)
+        setattr(columns, name, draw(st.sampled_from([b"", column[:-1], column[:-8], column + bytes(8), 2 * column])))
+    return columns
+
+
 known = {
+    "fulcrum.telemetry.v1.StepBatch.steps": steps(),
+    "fulcrum.telemetry.v1.Interval.start_unix_ns": near,
+    "fulcrum.telemetry.v1.Interval.end_unix_ns": near,
+    "fulcrum.telemetry.v1.KvTransfer.start_unix_ns": near,
+    "fulcrum.telemetry.v1.KvTransfer.end_unix_ns": near,
     "worker_id": st.sampled_from(["a", "b"]),
     "incarnation": st.integers(1, 2),
     "sequence": st.integers(1, 6),
     "covered_from_unix_ns": near,
     "covered_to_unix_ns": near,
-    "start_unix_ns": near,
-    "end_unix_ns": near,
     "arrival_unix_ns": near,
     "model": st.sampled_from(["sim", "other"]),
 }

@@ -1,16 +1,14 @@
 """FLOPs and bytes of steps, and their share of a device's peaks."""
 
-from dataclasses import astuple
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.perfmodel import StepWork, chunks_work
 from libs.perfmodel.peaks import PEAKS, gpu_peaks
-from libs.perfmodel.utilisation import Compute, Effort, step_efforts, utilisation
+from libs.perfmodel.utilisation import Compute, Effort, effort_of, utilisation
 from libs.perfmodel.wire import compute_message, compute_of
 from libs.telemetry.effort import effort_within
 from libs.telemetry.split import prefill_shares
@@ -31,8 +29,7 @@ LLAMA_8B = Compute(
 
 def step_effort(work: StepWork, share: float) -> Effort:
     """Of one step."""
-    efforts = step_efforts(LLAMA_8B, np.array([astuple(work)], np.float64), np.array([share]))
-    return Effort(*efforts[0].tolist())
+    return effort_of(LLAMA_8B, work, prefill_steps=share, decode_steps=1 - share)
 
 
 def test_a_prompt_costs_two_flops_a_parameter_and_token_and_its_causal_attention() -> None:
@@ -116,6 +113,22 @@ def test_a_step_that_is_only_announced_and_one_of_no_time_have_no_effort() -> No
     assert effort_within(LLAMA_8B, log.finished(0, 100), 0, 100) == Effort()
     log.add(10, 60, 0, StepCounts(decode_sequences=1))
     assert effort_within(LLAMA_8B, log.finished(0, 100), 0, 100).decode_bytes == LLAMA_8B.weight_bytes + 131_072
+
+
+def test_a_step_that_was_cut_off_has_no_effort_and_the_columns_stay_beside_one_another() -> None:
+    log = StepLog()
+    for number in range(6):
+        log.add(100 * number, 100 * number + 90, 0, StepCounts(decode_sequences=number + 1))
+    log.add(600, 610, FULL_SHARE, StepCounts(prefill_tokens=4096, prefill_sequences=1), announced=True)
+    log.settle(lambda point: point + 1)
+    assert effort_within(LLAMA_8B, log.finished(600, 700), 600, 700) == Effort()
+    log.forget_before(190)
+    log.forget_from(450)
+    told = [(step.start_ns, step.counts.decode_sequences) for step in log.ran(0, 1000, int)]
+    assert told == [(200, 3), (300, 4), (400, 0)]
+    assert effort_within(LLAMA_8B, log.finished(400, 500), 400, 500) == Effort()
+    kv = effort_within(LLAMA_8B, log.finished(0, 1000), 0, 1000).decode_bytes - 2 * LLAMA_8B.weight_bytes
+    assert kv == pytest.approx(7 * LLAMA_8B.kv_token_bytes)
 
 
 def test_a_shape_comes_back_from_the_wire() -> None:

@@ -88,7 +88,7 @@ class GpuReading(_message.Message):
     def __init__(self, uuid: _Optional[str] = ..., index: _Optional[int] = ..., name: _Optional[str] = ..., utilisation: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., power_w: _Optional[float] = ..., tensor_active: _Optional[float] = ..., dram_active: _Optional[float] = ...) -> None: ...
 
 class StepColumns(_message.Message):
-    __slots__ = ("start_unix_ns", "end_unix_ns", "prefill_tokens", "prefill_sequences", "prefill_context_tokens", "decode_sequences", "decode_kv_tokens", "epoch", "waiting", "waiting_prefill_tokens", "prefill_squared_tokens")
+    __slots__ = ("start_unix_ns", "end_unix_ns", "prefill_tokens", "prefill_sequences", "prefill_context_tokens", "decode_sequences", "decode_kv_tokens", "prefill_squared_tokens", "epoch", "waiting", "waiting_prefill_tokens")
     START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -96,10 +96,10 @@ class StepColumns(_message.Message):
     PREFILL_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DECODE_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     DECODE_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SQUARED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_SQUARED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     start_unix_ns: bytes
     end_unix_ns: bytes
     prefill_tokens: bytes
@@ -107,11 +107,11 @@ class StepColumns(_message.Message):
     prefill_context_tokens: bytes
     decode_sequences: bytes
     decode_kv_tokens: bytes
+    prefill_squared_tokens: bytes
     epoch: bytes
     waiting: bytes
     waiting_prefill_tokens: bytes
-    prefill_squared_tokens: bytes
-    def __init__(self, start_unix_ns: _Optional[bytes] = ..., end_unix_ns: _Optional[bytes] = ..., prefill_tokens: _Optional[bytes] = ..., prefill_sequences: _Optional[bytes] = ..., prefill_context_tokens: _Optional[bytes] = ..., decode_sequences: _Optional[bytes] = ..., decode_kv_tokens: _Optional[bytes] = ..., epoch: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ..., prefill_squared_tokens: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, start_unix_ns: _Optional[bytes] = ..., end_unix_ns: _Optional[bytes] = ..., prefill_tokens: _Optional[bytes] = ..., prefill_sequences: _Optional[bytes] = ..., prefill_context_tokens: _Optional[bytes] = ..., decode_sequences: _Optional[bytes] = ..., decode_kv_tokens: _Optional[bytes] = ..., prefill_squared_tokens: _Optional[bytes] = ..., epoch: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ...) -> None: ...
 
 class Interval(_message.Message):
     __slots__ = ("start_unix_ns", "end_unix_ns")
