@@ -1,9 +1,12 @@
 """Files in a local folder, which several processes of one host may share.
 
 One folder a file, named by its id, moved to its place by one rename: content and what is known of it appear together.
+The folder of drafts says that the store is there. It is made once, when a process opens the store: where its disk has
+gone meanwhile, nothing counts as deleted, and nothing is written to what is below.
 """
 
 import asyncio
+import errno
 import re
 import shutil
 import time
@@ -14,10 +17,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+import structlog
 
-from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull
+from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable
 from libs.filestore.port import FileInfo
 from libs.filestore.room import Room
+
+log = structlog.get_logger()
 
 MAX_FILES = 10_000
 READ_BYTES = 256 * 1024
@@ -25,6 +31,9 @@ STALE_DRAFT_S = 24 * 3600.0
 """A draft this old has lost its process."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _CONTENT, _INFO, _DRAFTS = "content", "info.json", ".drafts"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NONE = (FileNotFoundError, NotADirectoryError)
+"""What is no file, rather than one that cannot be read."""
 
 
 class LocalFiles:
@@ -35,6 +44,10 @@ class LocalFiles:
         self._room = Room(max_bytes, self._measure)
         self._own: set[Path] = set()
         """Drafts of this process."""
+        self._unread: frozenset[str] = frozenset()
+        """Names whose description could not be read when that was looked at last."""
+        with suppress(OSError):  # which is told whenever the store is used
+            (folder / _DRAFTS).mkdir(parents=True, exist_ok=True)
 
     @asynccontextmanager
     async def draft(self, file_id: str, *, max_bytes: int) -> AsyncIterator["LocalDraft"]:
@@ -56,19 +69,20 @@ class LocalFiles:
     async def info(self, file_id: str) -> FileInfo:
         """What is known of a file."""
         home = self._home(file_id)
-        found = await asyncio.to_thread(_read_info, home)
-        if found is None:
-            raise _not_found(file_id)
-        return found
+        with self._found(file_id):
+            return await asyncio.to_thread(_read_info, home)
 
     async def read(self, file_id: str, first_byte: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
         """Its bytes from `first_byte`, in parts of at most READ_BYTES."""
-        left = length
-        file = await asyncio.to_thread(_open, self._home(file_id) / _CONTENT, first_byte)
-        if file is None:
-            raise _not_found(file_id)
+        left, path = length, self._home(file_id) / _CONTENT
+        with self._found(file_id):
+            file = await asyncio.to_thread(_open, path, first_byte)
         try:
-            while part := await asyncio.to_thread(file.read, READ_BYTES if left is None else min(left, READ_BYTES)):
+            while True:
+                with _told():
+                    part = await asyncio.to_thread(file.read, READ_BYTES if left is None else min(left, READ_BYTES))
+                if not part:
+                    return
                 left = None if left is None else left - len(part)
                 yield part
         finally:
@@ -76,26 +90,47 @@ class LocalFiles:
 
     async def infos(self) -> list[FileInfo]:
         """All of them, the youngest first."""
-        found = await asyncio.to_thread(self._scan)
+        with _told():
+            found = await asyncio.to_thread(self._scan)
         return sorted(found, key=lambda info: (-info.created_unix_s, info.id))
 
     async def delete(self, file_id: str) -> None:
         """Forget one."""
         home = self._home(file_id)
-        try:
+        with self._found(file_id):
             await asyncio.to_thread(_remove, home, self._folder / _DRAFTS / uuid.uuid4().hex)
-        except FileNotFoundError:
-            raise _not_found(file_id) from None
 
     def _home(self, file_id: str) -> Path:
         if not _ID.fullmatch(file_id):
             raise _not_found(file_id)
         return self._folder / file_id
 
+    @contextmanager
+    def _found(self, file_id: str) -> Iterator[None]:
+        """Raises FileNotFound for a file that is not there, as long as the store is."""
+        with _told():
+            try:
+                yield
+            except _NONE:
+                (self._folder / _DRAFTS).stat()
+                raise _not_found(file_id) from None
+
     def _scan(self) -> list[FileInfo]:
-        if not self._folder.is_dir():
-            return []
-        return [info for home in self._folder.iterdir() if (info := _read_info(home)) is not None]
+        """One that cannot be read takes no other with it."""
+        found: list[FileInfo] = []
+        unread: set[str] = set()
+        (self._folder / _DRAFTS).stat()
+        for home in self._folder.iterdir():
+            try:
+                found.append(_read_info(home))
+            except _NONE:
+                pass
+            except (OSError, StoreUnavailable):
+                unread.add(home.name)
+        if unread - self._unread:
+            log.warning("files of the store cannot be read", count=len(unread), first=min(unread))
+        self._unread = frozenset(unread)
+        return found
 
     async def _measure(self) -> int:
         return await asyncio.to_thread(self._used_bytes, frozenset(self._own))
@@ -106,7 +141,6 @@ class LocalFiles:
         if len(sizes) >= MAX_FILES:
             raise StoreFull(f"the file store holds {MAX_FILES} files already: delete some")
         drafts = self._folder / _DRAFTS
-        drafts.mkdir(parents=True, exist_ok=True)
         others = [home for home in drafts.iterdir() if home not in own]
         for home in others:
             if time.time() - _changed_s(home) > STALE_DRAFT_S:
@@ -126,7 +160,7 @@ class LocalDraft:
         self._bytes = 0
         self.held_bytes = 0
         """Of the store's room, beside what has been kept."""
-        home.mkdir(parents=True)
+        home.mkdir()
         self._file: BinaryIO = (home / _CONTENT).open("wb")
 
     async def write(self, part: bytes) -> None:
@@ -171,27 +205,26 @@ def _told() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreFull(f"the file store cannot take files ({error.strerror})") from error
+        if error.errno in _FULL:
+            raise StoreFull(f"the file store cannot take files ({error.strerror})") from error
+        raise StoreUnavailable(f"the file store does not answer ({error.strerror})") from error
 
 
-def _read_info(home: Path) -> FileInfo | None:
+def _read_info(home: Path) -> FileInfo:
+    """Raises OSError, and StoreUnavailable for what was not written by a store."""
     try:
         return msgspec.json.decode((home / _INFO).read_bytes(), type=FileInfo)
-    except (OSError, msgspec.DecodeError):
-        return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreUnavailable(f"what is known of file {home.name!r} cannot be read ({error})") from error
 
 
-def _open(path: Path, first_byte: int) -> BinaryIO | None:
-    try:
-        file = path.open("rb")
-    except OSError:
-        return None
+def _open(path: Path, first_byte: int) -> BinaryIO:
+    file = path.open("rb")
     file.seek(first_byte)
     return file
 
 
 def _remove(home: Path, aside: Path) -> None:
-    aside.parent.mkdir(parents=True, exist_ok=True)
     home.rename(aside)  # gone at once for all; its bytes follow
     shutil.rmtree(aside, ignore_errors=True)
 

@@ -150,6 +150,53 @@ async def test_a_disk_that_fills_up_as_a_file_is_closed_is_a_full_store(tmp_path
     assert not list((tmp_path / "files" / ".drafts").iterdir())
 
 
+async def test_a_file_that_cannot_be_opened_now_is_not_taken_for_a_deleted_one(tmp_path: Path) -> None:
+    store = LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES)
+    await put(store, "file-1", b"one")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # as in a process with too many connections
+    try:
+        for failing in (store.info("file-1"), get(store, "file-1"), store.infos()):
+            with pytest.raises(StoreUnavailable):
+                await failing
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert await get(store, "file-1") == b"one"
+
+
+async def test_a_store_whose_disk_is_gone_holds_its_files_still_and_takes_none(tmp_path: Path) -> None:
+    store = LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES)
+    await put(store, "file-1", b"one")
+    for left in (False, True):
+        (tmp_path / "files").rename(tmp_path / "away")
+        if left:  # where it was mounted
+            (tmp_path / "files").mkdir()
+        for failing in (
+            store.info("file-1"),
+            get(store, "file-1"),
+            store.infos(),
+            store.delete("file-1"),
+            put(store, "file-2", b""),
+        ):
+            with pytest.raises(StoreUnavailable):
+                await failing
+        if left:
+            assert not list((tmp_path / "files").iterdir())
+            (tmp_path / "files").rmdir()
+        (tmp_path / "away").rename(tmp_path / "files")
+        assert await get(store, "file-1") == b"one"
+
+
+async def test_a_file_that_breaks_off_is_a_store_that_does_not_answer(tmp_path: Path) -> None:
+    store = LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES)
+    await put(store, "file-1", b"one")
+    content = tmp_path / "files" / "file-1" / "content"
+    content.unlink()
+    content.symlink_to("/proc/self/mem")  # can be opened, and fails to be read
+    with pytest.raises(StoreUnavailable):
+        await get(store, "file-1")
+
+
 @pytest.mark.parametrize("file_id", ["file-1", "../file-1", "", ".drafts", "a/b"])
 async def test_an_unknown_id_is_an_error_everywhere(store: FileStore, file_id: str) -> None:
     with pytest.raises(FileNotFound):
