@@ -3,9 +3,10 @@
 import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from libs.contracts.errors import FileNotFound
+from libs.contracts.errors import FileNotFound, StoreUnavailable
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.filestore.port import FileStore
 from services.gateway.batch.job import Job
@@ -44,7 +45,13 @@ class Dealer:
     def dealt(self, spans: Sequence[Span]) -> pb.Dealt:
         """What is published with these."""
         end = after(spans[-1])
-        return pb.Dealt(shares=end.number, lines=end.first_place, next_byte=end.first_byte, next_line=end.first_line)
+        return pb.Dealt(
+            shares=end.number,
+            lines=end.first_place,
+            next_byte=end.first_byte,
+            next_line=end.first_line,
+            gone=not spans[-1].bytes,
+        )
 
     def share(self, span: Span) -> pb.Share:
         """For a runner."""
@@ -70,17 +77,33 @@ class Dealer:
 
     async def _cut(self, window_bytes: int) -> list[Span]:
         """Whole shares that follow those which are ready."""
-        cutter, read_bytes = Cutter(self._next()), 0
+        first, read_bytes = self._next(), 0
+        if self._gone:
+            return self._without_file()
+        cutter = Cutter(replace(first))
         try:
-            async for part in self._files.read(self.job.input_file_id, self._next().first_byte, window_bytes):
+            async for part in self._files.read(self.job.input_file_id, first.first_byte, window_bytes):
                 read_bytes += len(part)
                 await asyncio.to_thread(cutter.push, part)
         except FileNotFound:
+            await self._check_end(first.first_byte)
             return self._without_file()
         if read_bytes < window_bytes:
+            await self._check_end(first.first_byte + read_bytes)
             cutter.flush()
             return cutter.spans or self._without_file()
         return cutter.spans[:-1]  # the last one may go on
+
+    async def _check_end(self, end_byte: int) -> None:
+        """Raises StoreUnavailable where the store itself says that the file is there and goes on."""
+        with suppress(FileNotFound):
+            if (await self._files.info(self.job.input_file_id)).bytes > end_byte:
+                raise StoreUnavailable("the store does not tell an input to its end")
+
+    @property
+    def _gone(self) -> bool:
+        """Whether the last share had no text: those after it would have others' if the file came back."""
+        return not self._ready[-1].bytes if self._ready else self.job.dealt.gone
 
     def _next(self) -> Span:
         """An empty one, where the first one begins that is not ready."""

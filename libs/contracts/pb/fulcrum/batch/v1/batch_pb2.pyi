@@ -92,16 +92,18 @@ class Started(_message.Message):
     def __init__(self, lines: _Optional[int] = ..., results_since: _Optional[_Iterable[int]] = ..., input_file_id: _Optional[str] = ..., repeats: _Optional[bool] = ...) -> None: ...
 
 class Dealt(_message.Message):
-    __slots__ = ("shares", "lines", "next_byte", "next_line")
+    __slots__ = ("shares", "lines", "next_byte", "next_line", "gone")
     SHARES_FIELD_NUMBER: _ClassVar[int]
     LINES_FIELD_NUMBER: _ClassVar[int]
     NEXT_BYTE_FIELD_NUMBER: _ClassVar[int]
     NEXT_LINE_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
     shares: int
     lines: int
     next_byte: int
     next_line: int
-    def __init__(self, shares: _Optional[int] = ..., lines: _Optional[int] = ..., next_byte: _Optional[int] = ..., next_line: _Optional[int] = ...) -> None: ...
+    gone: bool
+    def __init__(self, shares: _Optional[int] = ..., lines: _Optional[int] = ..., next_byte: _Optional[int] = ..., next_line: _Optional[int] = ..., gone: _Optional[bool] = ...) -> None: ...
 
 class Foretold(_message.Message):
     __slots__ = ("end_unix_ns", "late")
