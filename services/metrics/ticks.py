@@ -147,6 +147,6 @@ class TickWriter:
         workers = window.workers.among(self._places)
         places = [self._places[worker_id] for worker_id in workers.worker_ids]
         covered, prefill, decode, kv_wait = workers.times_ns.T.tolist()
-        everybody = places == list(range(len(self._places)))
+        everybody = len(places) == len(self._places) and places == list(range(len(places)))
         start_ms, roles = window.start_ns // MS_NS, workers.roles.tolist()
         return Window(start_ms, None if everybody else places, covered, prefill, decode, kv_wait, roles)
