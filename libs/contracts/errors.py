@@ -15,6 +15,8 @@ class FulcrumError(Exception):
     error_type: ClassVar[str] = "server_error"
     http_status: ClassVar[int] = 500
     grpc_status: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+    repeatable: ClassVar[bool] = True
+    """Whether clients that repeat requests by themselves, by what their status says, may do so."""
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -93,6 +95,7 @@ class Conflict(FulcrumError):
     error_type = "invalid_request_error"
     http_status = 409
     grpc_status = grpc.StatusCode.FAILED_PRECONDITION
+    repeatable = False
 
 
 class StoreFull(FulcrumError):
@@ -101,6 +104,7 @@ class StoreFull(FulcrumError):
     code = "store_full"
     http_status = 507
     grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    repeatable = False
 
 
 class StoreUnavailable(FulcrumError):

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi_offline import FastAPIOffline
 from msgspec import to_builtins
@@ -76,10 +76,15 @@ def make_routes(
         """Prometheus text."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
+    tell_errors(app)
+    return _HotFirst(hot, app)
+
+
+def tell_errors(app: FastAPI) -> None:
+    """All errors in OpenAI's shape."""
     app.add_exception_handler(FulcrumError, _fulcrum_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
-    return _HotFirst(hot, app)
 
 
 class _HotFirst:

@@ -1,22 +1,118 @@
 """What a gateway knows of jobs: nothing is called unknown too soon, none comes twice, and there is a bound."""
 
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from google.protobuf.message import Message
 
-from libs.contracts.errors import BrokerUnavailable, QueueFull
+from libs.bus.port import Record
+from libs.contracts.errors import BrokerUnavailable, Conflict, FulcrumError, InvalidRequest, QueueFull
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
-from libs.contracts.topics import BATCH_JOBS, BATCH_SUBMIT
+from libs.contracts.topics import BATCH_JOBS, BATCH_SUBMIT, Topic
 from libs.runtime.clock import SystemClock
 from libs.testing.batch_lanes import created, running, store, told
 from libs.testing.wait import until
 from libs.testing.work import MemoryWork
 from services.gateway.batch import view as view_module
 from services.gateway.batch.api import make_batch_router
+from services.gateway.batch.shown import show_batch
 from services.gateway.batch.submissions import Submissions
 from services.gateway.batch.view import MAX_TENANT_UNFINISHED, MAX_UNFINISHED, JobView
+
+ASKED = {"endpoint": "/v1/completions", "input_file_id": "file-1", "completion_window": "24h"}
+
+
+class Held(MemoryWork):
+    """Nothing that is published can be read, as behind a transaction of one that was killed, until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(BATCH_JOBS)
+        self.let_go = asyncio.Event()
+
+    async def follow(
+        self, topic: Topic, since: Sequence[int] = (), *, on_replayed: Callable[[], None] | None = None
+    ) -> AsyncIterator[Record]:
+        assert on_replayed is not None
+        on_replayed()
+        await self.let_go.wait()
+        async for record in super().follow(topic, since):
+            yield record
+
+
+@asynccontextmanager
+async def gateway(work: MemoryWork, tmp_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, JobView]]:
+    """One that has read what there is to read."""
+    view = JobView(work)
+    app = FastAPI()
+    app.include_router(
+        make_batch_router(
+            bus=work,
+            files=await store(tmp_path),
+            view=view,
+            clock=SystemClock(),
+            max_file_bytes=999,
+            max_line_bytes=999,
+        )
+    )
+    async with (
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http,
+        running(view.follow()),
+    ):
+        await until(view.replayed.is_set)
+        yield http, view
+
+
+async def test_a_job_that_was_created_is_there_at_once_however_long_the_broker_hides_it(tmp_path: Path) -> None:
+    async with gateway(Held(), tmp_path) as (http, _):
+        job = (await http.post("/v1/batches", json=ASKED)).json()
+        assert job["status"] == "validating"
+        assert (await http.get(f"/v1/batches/{job['id']}")).json() == job
+        assert [each["id"] for each in (await http.get("/v1/batches")).json()["data"]] == [job["id"]]
+        assert (await http.post(f"/v1/batches/{job['id']}/cancel")).json()["status"] == "cancelling"
+
+
+async def test_a_job_that_is_asked_for_again_with_its_key_is_the_same(tmp_path: Path) -> None:
+    work = Held()
+
+    async def post(http: httpx.AsyncClient, key: str = "mine", **change: Any) -> str:
+        headers = {"Idempotency-Key": key}
+        return str((await http.post("/v1/batches", json={**ASKED, **change}, headers=headers)).json()["id"])
+
+    async with gateway(work, tmp_path) as (http, view), gateway(work, tmp_path) as (another, other_view):
+        job_id = await post(http)
+        assert await post(http) == job_id
+        assert len(told(work)) == 1, "it is not even published again"
+        assert await post(another) == job_id, "by a gateway that does not know it yet, too"
+        assert await post(http, "other") != job_id
+        assert await post(http, metadata={"tenant": "ann"}) != job_id, "each tenant has its own"
+        with pytest.raises(Conflict, match=job_id):
+            await post(http, completion_window="1h")
+        with pytest.raises(InvalidRequest) as refused:
+            await post(http, "")
+        assert refused.value.param == "idempotency-key"
+        work.let_go.set()
+        await until(lambda: len(other_view.jobs()) == 3)
+        await until(lambda: show_batch(view.jobs()[-1]) == show_batch(other_view.jobs()[-1]))
+        first = next(event for event in told(work) if event.job_id == job_id)
+        assert all(found.jobs()[-1].created_unix_ns == first.at_unix_ns for found in (view, other_view))
+
+
+async def test_clients_do_not_repeat_by_themselves_what_may_have_created_a_job(tmp_path: Path) -> None:
+    class Unsure(Held):
+        async def send(self, topic: Topic, value: Message) -> None:
+            raise BrokerUnavailable("the broker did not reply in time")
+
+    async with gateway(Unsure(), tmp_path) as (http, _):
+        for headers, repeatable in (({}, False), ({"Idempotency-Key": "mine"}, True)):
+            with pytest.raises(FulcrumError) as unsure:
+                await http.post("/v1/batches", json=ASKED, headers=headers)
+            assert (unsure.value.code, unsure.value.repeatable) == ("broker_unavailable", repeatable)
 
 
 async def test_what_a_gateway_has_not_read_yet_is_not_called_unknown(

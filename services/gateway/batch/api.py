@@ -1,22 +1,22 @@
 """OpenAI's Files and Batch API."""
 
 import asyncio
-import uuid
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from libs.bus.work import WorkBus
-from libs.contracts.errors import Conflict, InvalidRequest, QueueFull
+from libs.contracts.errors import BrokerUnavailable, Conflict, InvalidRequest, QueueFull
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS
 from libs.filestore.port import FileStore
 from libs.runtime.clock import Clock
-from services.gateway.batch.asked import read_request
+from services.gateway.batch.asked import IDEMPOTENCY_HEADER, job_id, read_request, same_request
 from services.gateway.batch.copies import check_topics
 from services.gateway.batch.described import BATCH_BODY, CONTENT_TYPE, ERRORS, UPLOAD_BODY, page_parameters
 from services.gateway.batch.parts import PART_PURPOSE
+from services.gateway.batch.reasons import PerhapsCreated
 from services.gateway.batch.shown import show_batch, show_file, show_page
 from services.gateway.batch.upload import PURPOSES, receive_file, small_body
 from services.gateway.batch.view import JobView
@@ -27,6 +27,10 @@ MAX_UPLOADS = 8
 CLIENT_GONE_STATUS = 499
 """Nobody is there to get it."""
 MAX_BATCH_BODY_BYTES = 64 * 1024
+MAY_BE_THERE = (
+    "the batch may have been created, so look at the list of batches before you ask again; with a header "
+    "Idempotency-Key, asking again gives the same batch"
+)
 RETRY_AFTER_S = 1.0
 FILES_PAGE, FILES_PAGE_MAX = 1_000, 10_000
 BATCHES_PAGE, BATCHES_PAGE_MAX = 20, 100
@@ -104,16 +108,19 @@ def _add_batches(router: APIRouter, bus: WorkBus, files: FileStore, view: JobVie
         body, now_ns = await small_body(request, MAX_BATCH_BODY_BYTES), clock.now_ns()
         tenant = read_headers(request.headers.raw).tenant if TENANT_HEADER in request.headers else ""
         created = read_request(body, tenant=tenant, now_ns=now_ns)
-        if created.input_file_id:
-            info = await files.info(created.input_file_id)
-            if info.purpose not in PURPOSES:
-                raise InvalidRequest(f"{info.id} was not uploaded to be a batch's input", param="input_file_id")
+        key = request.headers.get(IDEMPOTENCY_HEADER)
+        event = pb.JobEvent(job_id=job_id(key, created.tenant), at_unix_ns=now_ns, created=created)
         await view.ready()
+        if (known := view.get(event.job_id)) is not None:
+            if not same_request(known.created, created):
+                raise Conflict(f"{known.id} was created with this key, and asks for something else", param="body")
+            return show_batch(known)
+        await _check_input(files, created)
         with view.room(created.tenant):
             await check_topics(bus, created)
-            event = pb.JobEvent(job_id=f"batch_{uuid.uuid4().hex}", at_unix_ns=now_ns, created=created)
-            await bus.send(BATCH_JOBS, event)
-            return show_batch(await view.seen(event.job_id))
+            await _publish(bus, event, repeatable=key is not None)
+            view.published(event)
+        return show_batch(await view.seen(event.job_id))
 
     @router.get("/v1/batches", tags=["batches"], summary="List batches.", openapi_extra=page_parameters())
     async def list_batches(request: Request) -> dict[str, Any]:
@@ -135,7 +142,26 @@ def _add_batches(router: APIRouter, bus: WorkBus, files: FileStore, view: JobVie
             raise Conflict(f"the batch is {job.status} already", param="batch_id")
         asked = pb.JobEvent(job_id=job.id, at_unix_ns=clock.now_ns(), cancel_asked=pb.CancelAsked())
         await bus.send(BATCH_JOBS, asked)
-        return show_batch(await view.seen(batch_id, lambda job: job.cancel_unix_ns))
+        view.published(asked)
+        return show_batch(job)
+
+
+async def _check_input(files: FileStore, created: pb.Created) -> None:
+    """Raises FileNotFound, InvalidRequest or StoreUnavailable."""
+    if created.input_file_id:
+        info = await files.info(created.input_file_id)
+        if info.purpose not in PURPOSES:
+            raise InvalidRequest(f"{info.id} was not uploaded to be a batch's input", param="input_file_id")
+
+
+async def _publish(bus: WorkBus, event: pb.JobEvent, *, repeatable: bool) -> None:
+    """Raises BrokerUnavailable; PerhapsCreated where to ask again could make a second job."""
+    try:
+        await bus.send(BATCH_JOBS, event)
+    except BrokerUnavailable as error:
+        if repeatable:
+            raise
+        raise PerhapsCreated(f"{error.message}: {MAY_BE_THERE}") from error
 
 
 def _limit(request: Request, default: int, maximum: int) -> int:

@@ -1,6 +1,8 @@
-"""What a job is asked for with, by REST or on a topic. Pure."""
+"""What a job is asked for with, by REST or on a topic. Pure, but for the ids that are drawn."""
 
+import hashlib
 import re
+import uuid
 from typing import Annotated
 
 import msgspec
@@ -11,11 +13,13 @@ from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Created
 from services.gateway.batch.line import ENDPOINTS
 from services.gateway.headers import DEFAULT_TENANT, TENANT_NAME
 
+IDEMPOTENCY_HEADER = "idempotency-key"
 MAX_METADATA = 16
 MAX_WINDOW_S = 7 * 24 * 3600
 MAX_PRIORITY = 100
 _WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _TOPIC = re.compile(r"(?!fulcrum\.)[A-Za-z0-9_-][A-Za-z0-9._-]{0,248}")
 """Ours begin with fulcrum: no client reads or writes those here."""
 
@@ -66,6 +70,27 @@ def read_request(body: bytes, *, tenant: str = "", now_ns: int) -> Created:
         output_topic=asked.output_topic,
         error_topic=asked.error_topic,
     )
+
+
+def job_id(key: str | None, tenant: str) -> str:
+    """Of a new job; of one that is asked for with a key of the client's, the same whenever that is asked again.
+
+    Raises InvalidRequest.
+    """
+    if key is None:
+        return f"batch_{uuid.uuid4().hex}"
+    if not _KEY.fullmatch(key):
+        text = f"header {IDEMPOTENCY_HEADER} must have 1 to 255 characters of ASCII"
+        raise InvalidRequest(text, param=IDEMPOTENCY_HEADER)
+    return f"batch_{hashlib.sha256(f'{tenant}/{key}'.encode()).hexdigest()[:32]}"
+
+
+def same_request(one: Created, other: Created) -> bool:
+    """Whether both ask for the same, whenever that was."""
+    again = Created()
+    again.CopyFrom(other)
+    again.expires_unix_ns = one.expires_unix_ns
+    return again == one
 
 
 def _window_s(text: str) -> int:

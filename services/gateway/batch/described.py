@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from services.gateway.batch.asked import IDEMPOTENCY_HEADER
 from services.gateway.batch.line import ENDPOINTS
 from services.gateway.batch.upload import PURPOSES
 
@@ -26,6 +27,7 @@ UPLOAD_BODY: Final[dict[str, Any]] = {
     }
 }
 BATCH_BODY: Final[dict[str, Any]] = {
+    "parameters": [{"name": IDEMPOTENCY_HEADER, "in": "header", "schema": {"type": "string"}}],
     "requestBody": {
         "required": True,
         "content": {
@@ -46,7 +48,7 @@ BATCH_BODY: Final[dict[str, Any]] = {
                 }
             }
         },
-    }
+    },
 }
 
 

@@ -1,6 +1,6 @@
-"""Why a line has an error for an answer, beside what any request may be told."""
+"""Why a line has an error for an answer, or a job is none, beside what any request may be told."""
 
-from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, TopicRefused
+from libs.contracts.errors import BrokerUnavailable, FulcrumError, InvalidRequest, NoWorkers, TopicRefused
 
 
 class LineRefused(InvalidRequest):
@@ -73,3 +73,9 @@ class AnswerTooLarge(FulcrumError):
     """The answer does not fit into a record."""
 
     code = "answer_too_large"
+
+
+class PerhapsCreated(BrokerUnavailable):
+    """A job that the broker may have taken, without a key by which asking again would give the same one."""
+
+    repeatable = False

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from libs.bus.work import WorkBus
@@ -45,6 +45,8 @@ class JobView:
         """Jobs that runners have lines of."""
         self._creating: Counter[str] = Counter()
         """By tenant, jobs that this gateway is about to create."""
+        self._unread: set[str] = set()
+        """Jobs that this gateway has created and not read of yet."""
         self._awaited: dict[int, asyncio.Event] = {}
         """By token, those who wait until this one has been read."""
         self.replayed = asyncio.Event()
@@ -66,12 +68,27 @@ class JobView:
             except BrokerUnavailable:
                 await asyncio.sleep(backoff.next_s())
 
+    def published(self, event: JobEvent) -> None:
+        """Take an event that this gateway has put on the broker: who was told of it may ask before it can be read
+        there, which takes long behind a transaction whose gateway was killed."""
+        if event.HasField("created") and not self.knows(event.job_id):
+            self._unread.add(event.job_id)
+        self._fold(event)
+
     def apply(self, event: JobEvent) -> None:
-        """Take an event."""
+        """Take an event as it is read."""
         if event.HasField("look_back"):
             if (awaited := self._awaited.get(event.look_back.token)) is not None:
                 awaited.set()
             return
+        if event.job_id in self._unread and event.HasField("created"):
+            self._unread.remove(event.job_id)
+            # Another gateway may have created the same one first, and that is what counts.
+            if (job := self._book.get(event.job_id)) is not None:
+                job.created, job.created_unix_ns = event.created, event.at_unix_ns
+        self._fold(event)
+
+    def _fold(self, event: JobEvent) -> None:
         before = self._book.get(event.job_id)
         answered = before.completed + before.failed if before else 0
         job = self._book.apply(event)
@@ -122,6 +139,10 @@ class JobView:
         known = job.counts.open.get(share) if job is not None else None
         return ShareNote.read(known.note if known is not None else "", lines)
 
+    def get(self, job_id: str) -> Job | None:
+        """The job, where it is known."""
+        return self._book.get(job_id)
+
     def knows(self, job_id: str) -> bool:
         """Whether there is such a job."""
         return self._book.get(job_id) is not None
@@ -165,16 +186,16 @@ class JobView:
             if not self._creating[tenant]:
                 del self._creating[tenant]
 
-    async def seen(self, job_id: str, holds: Callable[[Job], object] = bool) -> Job:
-        """The job, once `holds` of it or a little later; raises BatchNotFound when it does not appear, and
-        BrokerUnavailable while that cannot be known."""
+    async def seen(self, job_id: str) -> Job:
+        """The job, now or a little later; raises BatchNotFound when it does not appear, and BrokerUnavailable while
+        that cannot be known."""
         await self.ready()
         loop = asyncio.get_running_loop()
         # What no gateway can have named is not waited for.
         deadline_s = loop.time() + (SEEN_TIMEOUT_S if JOB_ID.fullmatch(job_id) else -1.0)
         while True:
             job = self._book.get(job_id)
-            if job is not None and (holds(job) or loop.time() > deadline_s):
+            if job is not None:
                 return job
             if loop.time() > deadline_s:
                 raise BatchNotFound(f"no batch {job_id!r} is known", param="batch_id")
