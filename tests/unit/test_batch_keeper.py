@@ -1,20 +1,23 @@
 """Jobs that have not ended: none holds up another, and a gateway that does not know them yet says so."""
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from libs.bus.port import Record
 from libs.contracts.errors import BrokerUnavailable, FileNotFound, StoreUnavailable
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES, Topic
 from libs.filestore.local import LocalFiles
-from libs.runtime.clock import SystemClock
+from libs.runtime.clock import Clock, SystemClock
 from libs.testing.batch_lanes import created, running, store
+from libs.testing.clock import ManualClock
 from libs.testing.wait import until
 from libs.testing.work import MemoryWork
 from services.gateway.batch.begin import Begun, begin
@@ -22,6 +25,7 @@ from services.gateway.batch.deal import MAX_OPEN_LINES
 from services.gateway.batch.dealer import Dealer
 from services.gateway.batch.job import Job
 from services.gateway.batch.keeper import MAX_ASSEMBLED, Keeper
+from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.parts import Parts
 from services.gateway.batch.shares import SHARE_LINES, Span
 from services.gateway.batch.sweep import sweep
@@ -32,9 +36,9 @@ HOUR_NS = 3_600 * 10**9
 S = 10**9
 
 
-def keeper(work: MemoryWork, files: LocalFiles, view: JobView, **own: int) -> Keeper:
+def keeper(work: MemoryWork, files: LocalFiles, view: JobView, *, clock: Clock | None = None, **own: int) -> Keeper:
     bounds = {"max_lines": 10_000, "max_file_bytes": 999, "max_output_bytes": 10**6, **own}
-    return Keeper(work, files, view, SystemClock(), **bounds)
+    return Keeper(work, files, view, clock or SystemClock(), metrics=BatchMetrics(CollectorRegistry()), **bounds)
 
 
 class CountingWork(MemoryWork):
@@ -113,11 +117,11 @@ async def test_tenants_share_what_is_dealt_urgent_jobs_come_first_and_late_ones_
         await until(lambda: len(dealt()) == OPEN_SHARES, what="all that may be out")
         soon_ns = time.time_ns() + 30 * S
         await work.send(BATCH_JOBS, created("bobs", tenant="bob", input_file_id="file-long", expires_unix_ns=soon_ns))
-        await until(lambda: len(view.standings()) == 2)
+        await until(lambda: len(view.standings(1)) == 2)
         await answer_next()
         await answer_next()
         await work.send(BATCH_JOBS, created("urgent", tenant="bob", priority=5, input_file_id="file-1"))
-        await until(lambda: len(view.standings()) == 3)
+        await until(lambda: len(view.standings(1)) == 3)
         for _ in range(10):
             await answer_next()
         assert dealt()[:OPEN_SHARES] == ["anns"] * OPEN_SHARES
@@ -128,6 +132,38 @@ async def test_tenants_share_what_is_dealt_urgent_jobs_come_first_and_late_ones_
         bobs = next(job for job in view.jobs() if job.id == "bobs")
         await until(lambda: bobs.foretold and bobs.foretold.late, what="word that it will be late")
         assert time.time_ns() < soon_ns
+
+
+@pytest.mark.parametrize("status", ["cancelled", "expired"])
+async def test_a_stopped_jobs_lines_are_answered_though_other_tenants_fill_all_lanes(
+    tmp_path: Path, status: str
+) -> None:
+    work, files, clock = MemoryWork(BATCH_JOBS), await store(tmp_path, max_bytes=10**7), ManualClock()
+    async with files.draft("file-long", max_bytes=10**6) as draft:
+        line = b'{"custom_id":"%d","method":"POST","url":"/v1/completions","body":{}}\n'
+        await draft.write(b"no json\n" + b"".join(line % number for number in range(SHARE_LINES * 20)))
+        await draft.keep(name="f", purpose="batch")
+    view, soon_ns = JobView(work), clock.now_ns() + S
+    later_ns = soon_ns + HOUR_NS
+    async with running(view.follow(), keeper(work, files, view, clock=clock, max_output_bytes=10**7).work(work)):
+        await work.send(BATCH_JOBS, created("other", input_file_id="file-long", expires_unix_ns=later_ns))
+        await until(lambda: len(work.values_of(BATCH_SHARES)) == OPEN_SHARES, what="all that may be out")
+        ends_ns = soon_ns if status == "expired" else later_ns
+        own = {"input_file_id": "file-long", "expires_unix_ns": ends_ns, "priority": -9}
+        await work.send(BATCH_JOBS, created("job", **own))
+        await until(lambda: "job" in view.standings(1), what="the job is counted")
+        if status == "expired":
+            clock.advance_ms(2_000)
+        else:
+            await work.send(BATCH_JOBS, pb.JobEvent(job_id="job", at_unix_ns=1, cancel_asked=pb.CancelAsked()))
+        await until(lambda: len(view.unfinished()) == 1, what="its end")
+    job = next(job for job in view.jobs() if job.id == "job")
+    assert (job.status, job.failed) == (status, 1 + SHARE_LINES * 20)
+    errors = [json.loads(line) for line in (await content(files, "file-job-errors")).splitlines()]
+    assert sorted(error["error"]["line"] for error in errors) == list(range(1, 2 + SHARE_LINES * 20))
+    codes = Counter(error["error"]["code"] for error in errors)
+    assert codes == {f"batch_{status}": SHARE_LINES * 20, "invalid_json_line": 1}
+    assert {share.job_id for share in work.values_of(BATCH_SHARES) if isinstance(share, pb.Share)} == {"other"}
 
 
 async def test_who_takes_a_lane_over_reads_neither_events_nor_lines_nor_answers_again(

@@ -26,8 +26,9 @@ class Standing:
     open_lines: int
     """Dealt, not answered."""
     undealt_lines: int
+    """None of a job that is stopped: its keeper answers them."""
     stopped: bool = False
-    """Cancelled: its lines cost no capacity."""
+    """Cancelled, or its window has ended: its lines cost no capacity."""
 
     @property
     def left_lines(self) -> int:

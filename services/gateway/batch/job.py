@@ -6,6 +6,7 @@ from typing import Literal
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from services.gateway.batch.counts import Counts
 from services.gateway.batch.deal import Standing
+from services.gateway.batch.reasons import NotRun, stopped
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 _OUTCOMES: dict[int, Status] = {
@@ -60,11 +61,16 @@ class Job:
         """Whether every line has its answer."""
         return self.started is not None and self.completed + self.failed >= self.started.lines
 
-    def standing(self) -> Standing | None:
+    def stopped(self, now_ns: int) -> NotRun | None:
+        """Why no more of its lines are run, if so."""
+        return stopped(self.created.expires_unix_ns, now_ns, cancelled=bool(self.cancel_unix_ns))
+
+    def standing(self, now_ns: int) -> Standing | None:
         """For dealing; None before it is counted, and once all of it is answered."""
         left = self.lines - self.completed - self.failed
         if self.finished is not None or not left:
             return None
+        is_stopped = self.stopped(now_ns) is not None
         return Standing(
             job_id=self.id,
             tenant=self.created.tenant,
@@ -72,8 +78,8 @@ class Job:
             created_unix_ns=self.created_unix_ns,
             expires_unix_ns=self.created.expires_unix_ns,
             open_lines=max(self.dealt.lines - self.completed - self.failed, 0),
-            undealt_lines=self.lines - self.dealt.lines,
-            stopped=bool(self.cancel_unix_ns),
+            undealt_lines=0 if is_stopped else self.lines - self.dealt.lines,
+            stopped=is_stopped,
         )
 
     @property

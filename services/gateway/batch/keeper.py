@@ -12,7 +12,14 @@ from collections.abc import Sequence
 import structlog
 
 from libs.bus.work import Lane, Produced, WorkBus
-from libs.contracts.errors import FileNotFound, FileTooLarge, FulcrumError, TopicNotFound
+from libs.contracts.errors import (
+    FileNotFound,
+    FileTooLarge,
+    FulcrumError,
+    StoreUnavailable,
+    TopicNotFound,
+    TopicRefused,
+)
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_SHARES
 from libs.filestore.port import FileStore
@@ -27,7 +34,9 @@ from services.gateway.batch.dealer import Dealer
 from services.gateway.batch.foretell import ends_s, news
 from services.gateway.batch.job import Job
 from services.gateway.batch.jobs import JobBook
-from services.gateway.batch.shares import Span
+from services.gateway.batch.metrics import BatchMetrics
+from services.gateway.batch.reasons import NotRun
+from services.gateway.batch.refusals import Refusals
 from services.gateway.batch.snapshot import snapshot
 from services.gateway.batch.sweep import sweep
 from services.gateway.batch.view import JobView
@@ -67,6 +76,7 @@ class Keeper:
         max_lines: int,
         max_file_bytes: int,
         max_output_bytes: int,
+        metrics: BatchMetrics,
         part_bytes: int = PART_BYTES,
         snapshot_events: int = SNAPSHOT_EVENTS,
     ) -> None:
@@ -77,6 +87,7 @@ class Keeper:
         self.max_lines = max_lines
         self.max_file_bytes = max_file_bytes
         self.max_output_bytes = max_output_bytes
+        self.metrics = metrics
         self.part_bytes = part_bytes
         self.snapshot_events = snapshot_events
 
@@ -113,6 +124,7 @@ class _LaneJobs:
         """Jobs that are not finished."""
         self._minded: set[str] = set()
         self._dealers: dict[str, Dealer] = {}
+        self._refusals = Refusals(keeper.files)
         self._some = asyncio.Event()
         """There are dealers."""
         self._begins: int | None = None
@@ -184,26 +196,39 @@ class _LaneJobs:
             await asyncio.sleep(DEAL_S)
             keeper = self._keeper
             now_ns = keeper.clock.now_ns()
-            own = [standing for dealer in self._dealers.values() if (standing := dealer.job.standing()) is not None]
-            every = {**keeper.view.standings(), **{standing.job_id: standing for standing in own}}
+            own = [found for dealer in self._dealers.values() if (found := dealer.job.standing(now_ns)) is not None]
+            every = {**keeper.view.standings(now_ns), **{standing.job_id: standing for standing in own}}
             turns = Counter(deal(every.values(), now_ns, keeper.view.lines_per_s(now_ns)))
             for job_id, dealer in list(self._dealers.items()):
                 if dealer.job.finished or not dealer.left:
                     del self._dealers[job_id]
-                elif spans := await self._cut(dealer, turns[job_id]):
-                    event = pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, dealt=dealer.dealt(spans))
-                    await self._commit(dealer.job, event, [(BATCH_SHARES, dealer.share(span)) for span in spans])
+                    continue
+                try:
+                    if (reason := dealer.job.stopped(now_ns)) is not None:
+                        await self._refuse(dealer, reason, now_ns)
+                    else:
+                        await self._hand_out(dealer, turns[job_id], now_ns)
+                except StoreUnavailable as error:
+                    log.warning("shares wait", job=job_id, error=error.message)
+                    await asyncio.sleep(RETRY_FIRST_S)
             if not self._dealers:
                 self._some.clear()
 
-    async def _cut(self, dealer: Dealer, shares: int) -> list[Span]:
-        """None while the store does not answer."""
+    async def _hand_out(self, dealer: Dealer, shares: int, now_ns: int) -> None:
+        if spans := await dealer.next(shares):
+            event = pb.JobEvent(job_id=dealer.job.id, at_unix_ns=now_ns, dealt=dealer.dealt(spans))
+            await self._commit(dealer.job, event, [(BATCH_SHARES, dealer.share(span)) for span in spans])
+
+    async def _refuse(self, dealer: Dealer, reason: NotRun, now_ns: int) -> None:
+        if (found := await self._refusals.next(dealer, reason, now_ns)) is None:
+            return
         try:
-            return await dealer.next(shares)
-        except FulcrumError as error:
-            log.warning("shares wait", job=dealer.job.id, error=error.message)
-            await asyncio.sleep(RETRY_FIRST_S)
-            return []
+            await self._commit(dealer.job, found.dealt, [*found.produced, *found.copies])
+        except TopicRefused as error:
+            log.warning("a batch's topic takes no answers", job=dealer.job.id, error=error.message)
+            self._refusals.copies_refused(dealer.job.id, error)
+            await self._commit(dealer.job, found.dealt, found.produced)
+        self._keeper.metrics.committed([False] * found.lines)
 
     async def foretell(self) -> None:
         """Tell when jobs will have ended, and that they will be late, until cancelled."""
@@ -212,13 +237,13 @@ class _LaneJobs:
             if not self._open:
                 continue
             view, now_ns = self._keeper.view, self._keeper.clock.now_ns()
-            per_s, every = view.lines_per_s(now_ns), view.standings()
+            per_s, every = view.lines_per_s(now_ns), view.standings(now_ns)
             if per_s is None:
                 continue
             ends = ends_s(every.values(), now_ns, per_s)
             for job_id in list(self._open):
                 job, standing = self._book.get(job_id), every.get(job_id)
-                if job is None or standing is None or standing.stopped:
+                if job is None or standing is None or job.cancel_unix_ns:
                     continue
                 if (told := news(standing, job.foretold, ends.get(job_id), now_ns)) is not None:
                     if told.late and not (job.foretold and job.foretold.late):

@@ -47,6 +47,13 @@ class Expired(NotRun):
     code = "batch_expired"
 
 
+def stopped(expires_unix_ns: int, now_ns: int, *, cancelled: bool) -> NotRun | None:
+    """Why no more lines of a job are run, if so."""
+    if cancelled:
+        return Cancelled("the batch was cancelled first")
+    return Expired("the batch's window ended first") if now_ns >= expires_unix_ns else None
+
+
 class OutputRefused(NotRun):
     """A topic that answers are to go to does not take them."""
 

@@ -76,6 +76,7 @@ class Batch:
             max_lines=settings.batch_max_lines,
             max_file_bytes=settings.file_max_bytes,
             max_output_bytes=settings.files_max_bytes,
+            metrics=metrics,
         )
         self.router: APIRouter = make_batch_router(
             bus=ports.work,
@@ -90,7 +91,7 @@ class Batch:
             unfinished_jobs=lambda: len(self._view.unfinished()),
             late_jobs=lambda: sum(bool(job.foretold and job.foretold.late) for job in self._view.unfinished()),
             dropped_events=lambda: self._view.dropped_events,
-            left_lines=lambda: sum(job.left_lines for job in self._view.standings().values()),
+            left_lines=lambda: sum(job.left_lines for job in self._view.standings(clock.now_ns()).values()),
         )
 
     @asynccontextmanager

@@ -5,14 +5,13 @@ the offset, which lines are: whoever gets the share next goes on with the others
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import suppress
 
 import structlog
 
 from libs.bus.port import Record
 from libs.bus.work import Lane, Produced
-from libs.contracts.errors import FileNotFound, FulcrumError, StoreUnavailable, TopicRefused
+from libs.contracts.errors import FulcrumError, StoreUnavailable, TopicRefused
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent, Progress, Result, Share
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
 from libs.filestore.port import FileStore
@@ -22,12 +21,12 @@ from services.gateway.batch.answers import answered, fitting, refused
 from services.gateway.batch.ask import Asker
 from services.gateway.batch.copies import Copies
 from services.gateway.batch.kin import by_prefix
-from services.gateway.batch.line import Line, read_line
+from services.gateway.batch.line import Line
 from services.gateway.batch.look_back import look_back
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.note import ShareNote
-from services.gateway.batch.reasons import Cancelled, Expired, InputGone, NotRun
-from services.gateway.batch.shares import LineSplitter
+from services.gateway.batch.reading import read_lines
+from services.gateway.batch.reasons import Cancelled, NotRun, stopped
 from services.gateway.batch.slots import Slots
 from services.gateway.batch.view import JobView
 
@@ -89,11 +88,9 @@ class Runner:
 
     def not_run(self, share: Share) -> NotRun | None:
         """Why lines of the share are not run any more, if so."""
-        if self._view.cancelled(share.job_id):
-            return Cancelled("the batch was cancelled first")
-        if self.now_ns() >= share.expires_unix_ns:
-            return Expired("the batch's window ended first")
-        return self.copies.refused(share.job_id)
+        cancelled = self._view.cancelled(share.job_id)
+        reason = stopped(share.expires_unix_ns, self.now_ns(), cancelled=cancelled)
+        return reason or self.copies.refused(share.job_id)
 
     def now_ns(self) -> int:
         """Unix time."""
@@ -162,43 +159,13 @@ class _ShareRun:
         return await self._runner.slots.take(lambda: self._runner.not_run(self._share))
 
     async def _read_lines(self) -> list[Line]:
-        repeats = frozenset(self._share.repeats)
         backoff = Backoff(first_s=STORE_FIRST_S, max_s=STORE_MAX_S)
         while True:
             try:
-                async with aclosing(self._texts()) as texts:
-                    found = [await anext(texts) for _ in range(self._share.lines)]
-                    break
+                return await read_lines(self._runner.files, self._share)
             except StoreUnavailable as error:
                 log.warning("lines cannot be read", job=self._share.job_id, error=error.message)
                 await asyncio.sleep(backoff.next_s())
-        return [
-            self._line(index, number, text, repeated=index in repeats) for index, (number, text) in enumerate(found)
-        ]
-
-    def _line(self, index: int, number: int, text: bytes | None, *, repeated: bool) -> Line:
-        place = self._share.first_place + index
-        if text is None:
-            return Line(number, place, "", b"", InputGone("the input file was deleted"))
-        return read_line(text, number=number, place=place, endpoint=self._share.endpoint, repeated=repeated)
-
-    async def _texts(self) -> AsyncGenerator[tuple[int, bytes | None], None]:
-        """Line numbers and lines of the share; without text once the file is gone."""
-        share, splitter = self._share, LineSplitter()
-        number = share.first_line
-        try:
-            async for part in self._runner.files.read(share.input_file_id, share.first_byte, share.bytes):
-                for text in splitter.push(part):
-                    if text.strip():
-                        yield number, text
-                    number += 1
-            for text in splitter.flush():
-                yield number, text
-        except FileNotFound:
-            pass
-        while True:
-            yield number, None
-            number += 1
 
     async def _answer(self, index: int, line: Line, *, has_slot: bool) -> None:
         share, runner = self._share, self._runner

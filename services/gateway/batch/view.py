@@ -94,14 +94,15 @@ class JobView:
         job = self._book.apply(event)
         if job is None:
             return
-        standing = job.standing()
+        standing = job.standing(event.at_unix_ns)
         if standing is None:
             self._working.discard(job.id)
         elif standing.open_lines:
             if not self._working:
                 self._rate.work_begins(event.at_unix_ns)
             self._working.add(job.id)
-        if not event.HasField("snapshot"):  # which tells what was answered long ago
+        # A snapshot tells what was answered long ago, and a stopped job's lines are no work.
+        if not event.HasField("snapshot") and job.stopped(event.at_unix_ns) is None:
             self._rate.add(event.at_unix_ns, max(job.completed + job.failed - answered, 0))
 
     @property
@@ -113,9 +114,9 @@ class JobView:
         """That the cluster answers; None where that is not known."""
         return self._rate.per_s(now_ns) if self._working else None
 
-    def standings(self) -> dict[str, Standing]:
+    def standings(self, now_ns: int) -> dict[str, Standing]:
         """Jobs that have lines to be answered, by id."""
-        return {job.id: standing for job in self._book if (standing := job.standing()) is not None}
+        return {job.id: standing for job in self._book if (standing := job.standing(now_ns)) is not None}
 
     def cancelled(self, job_id: str) -> bool:
         """Whether its client has cancelled the job."""
