@@ -42,14 +42,13 @@ def step_columns(rows: Iterable[StepRow]) -> StepColumns:
 def whole_columns(steps: StepColumns) -> list[bytes]:
     """All columns in the order of `StepRow`, zeros for what was left out; raises ValueError where they differ in
     length."""
-    columns: list[bytes] = list(_COLUMNS(steps))
+    columns: tuple[bytes, ...] = _COLUMNS(steps)
     length = len(columns[0])
-    for index, column in enumerate(columns):
-        if len(column) != length:
-            if column:
-                raise ValueError(f"{COLUMN_NAMES[index]} has {len(column)} bytes beside {length}")
-            columns[index] = bytes(length)
-    return columns
+    if set(map(len, columns)) <= {length, 0}:
+        zeros = bytes(length)
+        return [column or zeros for column in columns]
+    told = ", ".join(f"{name} {len(column)}" for name, column in zip(COLUMN_NAMES, columns, strict=True) if column)
+    raise ValueError(f"columns of unlike length in bytes: {told}")
 
 
 def step_rows(steps: StepColumns) -> list[StepRow]:
