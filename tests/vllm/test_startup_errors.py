@@ -9,8 +9,10 @@ import pytest
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity
+from libs.engine.vllm import starting
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine
+from libs.engine.vllm.starting import PLUGINS_VARIABLE
 from libs.runtime.clock import SystemClock
 from libs.testing.engine import DirectFetcher
 from libs.testing.real_model import real_model_folder
@@ -39,9 +41,24 @@ def model() -> Path:
 async def test_an_engine_that_cannot_start_says_why_in_one_line(
     model: Path, changes: dict[str, Any], reason: str
 ) -> None:
+    assert reason in await refused(model, **changes)
+
+
+async def test_one_whose_processes_would_outlive_it_does_not_serve(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PLUGINS_VARIABLE, "another")
+    assert "name 'fulcrum' in it too" in await refused(model)
+    monkeypatch.setattr(starting, "PLUGIN", "another")  # as if it had not been looked at
+    assert "outlive this worker" in await refused(model)
+
+
+async def refused(model: Path, **changes: Any) -> str:
+    """What is said of an engine that does not start, in one line."""
     config = replace(EngineConfig(model, "real", threads=1, block_size_tokens=32), **changes)
     engine = VllmEngine(config, SystemClock(), VllmCore())
     with pytest.raises(StartupError) as caught:
         await engine.start(EngineIdentity("one", 1, "127.0.0.1:1"), DirectFetcher(), lambda _stage, _fraction: None)
     await engine.close()
-    assert reason in str(caught.value) and len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)

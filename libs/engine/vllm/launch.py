@@ -2,9 +2,6 @@
 
 import os
 import socket
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import vllm
@@ -20,12 +17,13 @@ from libs.engine.config import EngineConfig
 from libs.engine.cpu import cpu_name
 from libs.engine.parallel import SETTING, parallel_of
 from libs.engine.port import Capabilities, EngineIdentity
+from libs.engine.vllm import environment
 from libs.engine.vllm.board import Board
 from libs.engine.vllm.compute import compute_of, kv_item_bytes
 from libs.engine.vllm.connectors import Connector, Handing, connector_of
-from libs.engine.vllm.plugin import CAUSE_VARIABLE, LEASH_VARIABLE, WAIT_VARIABLE
 from libs.engine.vllm.ready import Ready
 from libs.engine.vllm.scheduler import BOARD_SETTING, CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
+from libs.engine.vllm.starting import check_plugins, starting
 from libs.model.info import load_model_info
 from libs.perfmodel.utilisation import Compute
 
@@ -51,7 +49,13 @@ def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClien
 def follow(config: EngineConfig, identity: EngineIdentity) -> None:
     """Start this node's share of an engine and return once it has ended. Raises StartupError, or what vLLM raises."""
     vllm_config, _, _ = _prepared(config, identity)
-    executor = MultiprocExecutor(vllm_config, monitor_workers=False)
+    with starting() as files:
+        executor = MultiprocExecutor(vllm_config, monitor_workers=False)
+        try:
+            files.check(worker.proc.pid for worker in executor.workers)
+        except StartupError:
+            executor.shutdown()
+            raise
     executor.start_worker_monitor(inline=True)
 
 
@@ -61,30 +65,33 @@ def _prepared(config: EngineConfig, identity: EngineIdentity) -> tuple[VllmConfi
         raise StartupError(
             f"vllm {vllm.__version__} is installed, this engine is written for {SUPPORTED}x: install that"
         )
+    check_plugins(os.environ)
     connector = connector_of(config)
     _check_device(config)
     host = _reachable(identity)
-    ports = {name: str(_free_port(host)) for name in ("VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT")}
-    _set_environment(_environment(config), {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_HOST_IP": host, **ports})
-    return configured(config, connector), connector, f"http://{host}:{ports['VLLM_MOONCAKE_BOOTSTRAP_PORT']}"
+    nixl_port, mooncake_port = _free_port(host), _free_port(host)
+    for name, value in environment.defaults(config, on_cpu=current_platform.is_cpu()).items():
+        os.environ.setdefault(name, value)
+    os.environ.update(
+        environment.own(host=host, nixl_port=nixl_port, mooncake_port=mooncake_port, worker_pid=os.getpid())
+    )
+    return configured(config, connector), connector, f"http://{host}:{mooncake_port}"
 
 
 def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, Board]:
-    """Files that both processes look at are named as long as it starts."""
-    with tempfile.TemporaryDirectory() as folder:
-        cause, board = Path(folder) / "cause", Path(folder) / "board"
-        os.environ[CAUSE_VARIABLE] = str(cause)
-        vllm_config.additional_config[BOARD_SETTING] = str(board)
-        try:
-            client = EngineCoreClient.make_async_mp_client(
-                vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False
-            )
-        except Exception as error:
-            raise (RuntimeError(cause.read_text()) if cause.exists() else error) from error
-        finally:
-            del os.environ[CAUSE_VARIABLE]
+    """Connected to an EngineCore that serves; and the board that it writes on."""
+    with starting() as files:
+        vllm_config.additional_config[BOARD_SETTING] = str(files.board)
+        client = EngineCoreClient.make_async_mp_client(
+            vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False
+        )
         assert isinstance(client, AsyncMPClient)
-        return client, Board(board)
+        try:
+            files.check(process.pid for process in client.resources.engine_manager.processes)
+        except StartupError:
+            client.shutdown(timeout=0)
+            raise
+        return client, Board(files.board)
 
 
 def _reachable(identity: EngineIdentity) -> str:
@@ -129,31 +136,6 @@ def _check_device(config: EngineConfig) -> None:
             f"an engine of {wanted} GPUs is asked for, vLLM sees {current_platform.device_count()} GPUs: see"
             f" CUDA_VISIBLE_DEVICES and {SETTING}"
         )
-
-
-def _environment(config: EngineConfig) -> Mapping[str, str]:
-    lease_s = str(max(config.kv_lease_ms // 1000, 1))
-    environment = {
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": lease_s,
-    }
-    if current_platform.is_cpu():
-        environment |= {
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(config.threads or 1),
-            "UCX_TLS": "tcp,shm,self,cma",
-            WAIT_VARIABLE: "1",
-        }
-    return environment
-
-
-def _set_environment(defaults: Mapping[str, str], own: Mapping[str, str]) -> None:
-    """For vLLM, which reads it here and in its child processes; of `defaults`, what a person has set is left alone."""
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-    os.environ.update(own)
-    os.environ[LEASH_VARIABLE] = str(os.getpid())
 
 
 def configured(config: EngineConfig, connector: Connector) -> VllmConfig:

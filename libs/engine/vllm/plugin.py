@@ -26,8 +26,10 @@ from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
 PR_SET_PDEATHSIG = 1
 LEASH_VARIABLE = "FULCRUM_VLLM_LEASH"
 """Pid of the worker, set for the processes that it starts; vLLM elsewhere is left alone."""
-CAUSE_VARIABLE = "FULCRUM_VLLM_CAUSE"
-"""Path of the file for what kept a process from starting."""
+FOLDER_VARIABLE = "FULCRUM_VLLM_FOLDER"
+"""Folder of files for the worker, as long as its processes start (libs/engine/vllm/starting.py)."""
+CAUSE_FILE, REGISTERED_FILE = "cause", "registered.{pid}"
+"""What kept a process from starting; and that one is on the leash."""
 WAIT_VARIABLE = "FULCRUM_VLLM_WAIT"
 """Set where its processes are to sleep until there is news."""
 NEWS_SOON_S, NAP_MS = 1.0, 1
@@ -38,9 +40,9 @@ a millisecond of another."""
 class _FirstCause(logging.Handler):
     """Writes the first exception that is logged into a new file."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__(logging.ERROR)
-        self._path = Path(path)
+        self._path = path
 
     def emit(self, record: logging.LogRecord) -> None:
         """Of several processes, the one that failed first is heard; once the engine serves, none."""
@@ -53,16 +55,19 @@ class _FirstCause(logging.Handler):
 def register() -> None:
     """Die with the parent and say why it cannot start, unless this process is the worker itself."""
     worker_pid = os.environ.get(LEASH_VARIABLE)
-    if not worker_pid or os.getpid() == int(worker_pid) or sys.platform != "linux":
+    if not worker_pid or os.getpid() == int(worker_pid):
         return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() == 1 and int(worker_pid) != 1:  # it died before the line above
-        os._exit(1)
-    ask_slice(USUAL_SLICE_NS)  # they have inherited that of the worker's loop
-    if cause := os.environ.get(CAUSE_VARIABLE):
-        logging.getLogger("vllm").addHandler(_FirstCause(cause))
-    if os.environ.get(WAIT_VARIABLE):
-        _sleep_until_news()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() == 1 and int(worker_pid) != 1:  # it died before the line above
+            os._exit(1)
+        ask_slice(USUAL_SLICE_NS)  # they have inherited that of the worker's loop
+        if os.environ.get(WAIT_VARIABLE):
+            _sleep_until_news()
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        logging.getLogger("vllm").addHandler(_FirstCause(Path(folder, CAUSE_FILE)))
+        with contextlib.suppress(OSError):  # the worker has waited for others, and looks no more
+            Path(folder, REGISTERED_FILE.format(pid=os.getpid())).touch()
 
 
 def _sleep_until_news() -> None:

@@ -1,0 +1,38 @@
+"""vLLM's environment in a worker: read by vLLM here, and in the processes that it starts. Pure, without vLLM."""
+
+from collections.abc import Mapping
+
+from libs.engine.config import EngineConfig
+from libs.engine.vllm.plugin import LEASH_VARIABLE, WAIT_VARIABLE
+
+NIXL_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"
+MOONCAKE_PORT = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
+
+
+def defaults(config: EngineConfig, *, on_cpu: bool) -> Mapping[str, str]:
+    """Of these, what a person has set is left alone."""
+    environment = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(max(config.kv_lease_ms // 1000, 1)),
+    }
+    if on_cpu:
+        environment |= {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(config.threads or 1),
+            "UCX_TLS": "tcp,shm,self,cma",
+            WAIT_VARIABLE: "1",
+        }
+    return environment
+
+
+def own(*, host: str, nixl_port: int, mooncake_port: int, worker_pid: int) -> Mapping[str, str]:
+    """What nobody else may choose. A process that was forked would not load the plug-in: its parent had done so."""
+    return {
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": host,
+        "VLLM_HOST_IP": host,
+        NIXL_PORT: str(nixl_port),
+        MOONCAKE_PORT: str(mooncake_port),
+        LEASH_VARIABLE: str(worker_pid),
+    }
