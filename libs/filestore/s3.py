@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 import msgspec
+import structlog
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
@@ -26,6 +27,8 @@ from libs.filestore.room import Room
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
     from types_aiobotocore_s3.type_defs import CompletedPartTypeDef
+
+log = structlog.get_logger()
 
 MAX_FILES = 10_000
 PART_BYTES = 8 * 1024 * 1024
@@ -47,6 +50,10 @@ class _Known(msgspec.Struct):
     content_key: str
 
 
+class _Unreadable(StoreUnavailable):
+    """An object that was not written by a store."""
+
+
 class S3Files:
     """FileStore in `bucket` under `prefix`, which may hold `max_bytes` in all. Made by `open_s3`."""
 
@@ -55,8 +62,8 @@ class S3Files:
         self._bucket = bucket
         self._prefix = prefix
         self._room = Room(max_bytes, self._measure)
-        self._seen: dict[tuple[str, str], FileInfo] = {}
-        """By key and ETag: what was read of it once need not be again."""
+        self._seen: dict[tuple[str, str], FileInfo | None] = {}
+        """By key and ETag: what was read of it once need not be again. None of what tells of no file."""
 
     @asynccontextmanager
     async def draft(self, file_id: str, *, max_bytes: int) -> AsyncIterator["S3Draft"]:
@@ -97,7 +104,7 @@ class S3Files:
                 keys += [(item["Key"], item["ETag"]) for item in page.get("Contents", ())]
         at_once = asyncio.Semaphore(MAX_READING)
 
-        async def find(key: tuple[str, str]) -> tuple[tuple[str, str], FileInfo] | None:
+        async def find(key: tuple[str, str]) -> tuple[tuple[str, str], FileInfo | None] | None:
             if key in self._seen:
                 return key, self._seen[key]
             async with at_once:
@@ -105,10 +112,14 @@ class S3Files:
                     return key, (await self._read_known(key[0])).info
                 except FileNotFound:  # deleted since it was listed
                     return None
+                except _Unreadable as error:
+                    log.warning("an object in the place of a file's description is none", key=key[0], error=str(error))
+                    return key, None
 
         found = [item for item in await asyncio.gather(*map(find, keys)) if item is not None]
         self._seen = dict(found)
-        return sorted(self._seen.values(), key=lambda info: (-info.created_unix_s, info.id))
+        infos = [info for info in self._seen.values() if info is not None]
+        return sorted(infos, key=lambda info: (-info.created_unix_s, info.id))
 
     async def delete(self, file_id: str) -> None:
         """Forget one."""
@@ -168,7 +179,11 @@ class S3Files:
         with _told(file_id or key):
             found = await self._client.get_object(Bucket=self._bucket, Key=key)
             async with found["Body"] as body:
-                return msgspec.json.decode(await body.read(), type=_Known)
+                text = await body.read()
+        try:
+            return msgspec.json.decode(text, type=_Known)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise _Unreadable(f"what is known of file {file_id or key!r} cannot be read ({error})") from error
 
     def known_key(self, file_id: str) -> str:
         """Where it is told of a file; raises FileNotFound for what is no id."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from moto.server import ThreadedMotoServer
+from structlog.testing import capture_logs
 
 from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable
 from libs.filestore.local import LocalFiles
@@ -185,6 +186,23 @@ async def test_a_store_whose_disk_is_gone_holds_its_files_still_and_takes_none(t
             (tmp_path / "files").rmdir()
         (tmp_path / "away").rename(tmp_path / "files")
         assert await get(store, "file-1") == b"one"
+
+
+async def test_what_was_not_written_by_a_store_hides_no_file(store: FileStore, tmp_path: Path) -> None:
+    await put(store, "file-1", b"one")
+    for file_id, text in (("foreign", b"not JSON"), ("other", b"{}"), ("latin", b'{"id": "\xe9"}')):
+        if isinstance(store, S3Files):
+            await store.put(store.known_key(file_id), text)
+        else:
+            (tmp_path / "files" / file_id).mkdir()
+            (tmp_path / "files" / file_id / "info.json").write_bytes(text)
+        with pytest.raises(StoreUnavailable):
+            await store.info(file_id)
+    with capture_logs() as logs:
+        for _ in range(2):
+            assert [info.id for info in await store.infos()] == ["file-1"]
+    assert len(logs) == (3 if isinstance(store, S3Files) else 1), "each is told of once"
+    await put(store, "file-2", b"there is room as before")
 
 
 async def test_a_file_that_breaks_off_is_a_store_that_does_not_answer(tmp_path: Path) -> None:
