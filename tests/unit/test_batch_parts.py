@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 
 import pytest
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from services.gateway.batch import upload as upload_module
 from services.gateway.batch.answers import MAX_RESULT_BYTES, fitting, refused
 from services.gateway.batch.ask import AWAY_S
 from services.gateway.batch.line import Line, read_line
+from services.gateway.batch.repeats import IdHashes
 from services.gateway.batch.served import FORGET_S, Served
 from services.gateway.batch.slots import Load, Slots
 from services.gateway.view import WorkerView
@@ -58,6 +60,21 @@ def test_a_result_that_no_record_holds_becomes_an_error_of_its_line() -> None:
     assert (found.ok, found.custom_id) == (False, "a")
     assert json.loads(found.answer)["error"]["code"] == "answer_too_large"
     assert found.ByteSize() < SMALL_BYTES
+
+
+def test_custom_ids_that_come_again_are_found_in_little_memory_however_long_they_are() -> None:
+    lines = [b'{"custom_id": "%d%s"}' % (number % 100, b"x" * 50_000) for number in range(200)]
+    hashes = IdHashes()
+    for line in lines:
+        hashes.add(line)
+    finder = hashes.finder()
+    tracemalloc.start()
+    for line in lines:
+        finder.add(line)
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert list(finder.places) == list(range(100, 200))
+    assert held_bytes < 100_000
 
 
 async def test_an_upload_that_drips_is_ended_and_one_that_flows_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,10 @@
 """Lines of a file whose custom_id an earlier one has. Pure.
 
 A first pass keeps a hash of each line's custom_id, 8 bytes a line. As hashes of different ids may meet, a second one
-looks at the lines whose hashes did; it is needed only where some did.
+looks at the lines whose hashes did; it is needed only where some did, and keeps 128 bits of each of these custom_ids.
 """
 
+import hashlib
 from array import array
 from collections.abc import Sequence
 
@@ -59,7 +60,7 @@ class Repeats:
     def __init__(self, hashes: Sequence[int], suspects: frozenset[int]) -> None:
         self._hashes = hashes
         self._suspects = suspects
-        self._seen: set[str] = set()
+        self._seen: set[bytes] = set()
         self._place = 0
         self.places = array("Q")
         """Of the lines that were found, in order."""
@@ -72,7 +73,8 @@ class Repeats:
     def add(self, line: bytes) -> None:
         """The next line that is not blank."""
         if self._hashes[self._place] in self._suspects and (custom_id := custom_id_of(line)) is not None:
-            if custom_id in self._seen:
+            digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
+            if digest in self._seen:
                 self.places.append(self._place)
-            self._seen.add(custom_id)
+            self._seen.add(digest)
         self._place += 1
