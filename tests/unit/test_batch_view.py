@@ -171,6 +171,28 @@ async def test_a_record_that_asks_for_one_job_too_many_becomes_one_that_has_fail
     assert (events[0].created.tenant, events[1].finished.error_code) == ("ann", "queue_full")
 
 
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b'{"%s": 1, "endpoint": "/v1/completions"}' % (b"x" * 60_000), "invalid_request"),
+        (b'{"%s": 1, "endpoint": "/v1/completions"}' % (b"x" * 990_000), "body_too_large"),
+        (
+            b'{"endpoint": "/v1/completions", "input_topic": "a", "metadata": {"%s": ""}}' % (b"k" * 65),
+            "invalid_request",
+        ),
+    ],
+)
+async def test_a_record_that_asks_for_too_much_becomes_a_job_that_fits_its_record(body: bytes, code: str) -> None:
+    records = MemoryWork(BATCH_SUBMIT)
+    view = JobView(records)
+    await records.send(BATCH_SUBMIT, pb.Submission(body=body))
+    async with running(view.follow(), Submissions(view, SystemClock(), "cluster").work(records)):
+        await until(lambda: records.next_offset == 1)
+    events = [event for event in told(records) if not event.HasField("look_back")]
+    assert events[1].finished.error_code == code
+    assert sum(event.ByteSize() for event in events) < 2_000
+
+
 async def test_a_record_that_a_broker_hands_out_again_makes_no_second_job() -> None:
     class Behind(JobView):
         """Has read all that was there, and not yet what was told since."""

@@ -12,7 +12,7 @@ from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS
 from libs.filestore.port import FileStore
 from libs.runtime.clock import Clock
-from services.gateway.batch.asked import IDEMPOTENCY_HEADER, job_id, read_request, same_request
+from services.gateway.batch.asked import IDEMPOTENCY_HEADER, MAX_BODY_BYTES, job_id, read_request, same_request
 from services.gateway.batch.copies import check_topics
 from services.gateway.batch.described import BATCH_BODY, CONTENT_TYPE, ERRORS, UPLOAD_BODY, page_parameters
 from services.gateway.batch.parts import PART_PURPOSE
@@ -26,7 +26,6 @@ from services.gateway.headers import TENANT_HEADER, read_headers
 MAX_UPLOADS = 8
 CLIENT_GONE_STATUS = 499
 """Nobody is there to get it."""
-MAX_BATCH_BODY_BYTES = 64 * 1024
 MAY_BE_THERE = (
     "the batch may have been created, so look at the list of batches before you ask again; with a header "
     "Idempotency-Key, asking again gives the same batch"
@@ -105,7 +104,7 @@ def _add_batches(router: APIRouter, bus: WorkBus, files: FileStore, view: JobVie
     @router.post("/v1/batches", tags=["batches"], summary="Run a file of requests.", openapi_extra=BATCH_BODY)
     async def create(request: Request) -> dict[str, Any]:
         """Run a file of requests."""
-        body, now_ns = await small_body(request, MAX_BATCH_BODY_BYTES), clock.now_ns()
+        body, now_ns = await small_body(request, MAX_BODY_BYTES), clock.now_ns()
         tenant = read_headers(request.headers.raw).tenant if TENANT_HEADER in request.headers else ""
         created = read_request(body, tenant=tenant, now_ns=now_ns)
         key = request.headers.get(IDEMPOTENCY_HEADER)

@@ -8,13 +8,15 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from libs.contracts.errors import InvalidRequest
+from libs.contracts.errors import BodyTooLarge, InvalidRequest
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Created
+from services.gateway.batch.answers import MAX_TOLD_CHARS
 from services.gateway.batch.line import ENDPOINTS
 from services.gateway.headers import DEFAULT_TENANT, TENANT_NAME
 
 IDEMPOTENCY_HEADER = "idempotency-key"
-MAX_METADATA = 16
+MAX_BODY_BYTES = 64 * 1024
+MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 MAX_WINDOW_S = 7 * 24 * 3600
 MAX_PRIORITY = 100
 _WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
@@ -24,13 +26,17 @@ _TOPIC = re.compile(r"(?!fulcrum\.)[A-Za-z0-9_-][A-Za-z0-9._-]{0,248}")
 """Ours begin with fulcrum: no client reads or writes those here."""
 
 
+_Key = Annotated[str, Meta(max_length=MAX_KEY_CHARS)]
+_Value = Annotated[str, Meta(max_length=MAX_VALUE_CHARS)]
+
+
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of POST /v1/batches, and of a record that submits."""
 
     endpoint: str
     input_file_id: str = ""
     completion_window: str = "24h"
-    metadata: Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=MAX_METADATA)] | None = None
+    metadata: Annotated[dict[_Key, _Value], Meta(max_length=MAX_METADATA)] | None = None
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     input_topic: str = ""
     output_topic: str = ""
@@ -38,14 +44,17 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_request(body: bytes, *, tenant: str = "", now_ns: int) -> Created:
-    """The job that is asked for; raises InvalidRequest that names the field.
+    """The job that is asked for; raises InvalidRequest that names the field, BodyTooLarge.
 
     `tenant`: as the caller's header says; else metadata's `tenant` counts, as its `priority` does.
     """
+    if len(body) > MAX_BODY_BYTES:
+        raise BodyTooLarge(f"the body is over {MAX_BODY_BYTES} bytes", param="body")
     try:
         asked = msgspec.json.decode(body, type=BatchRequest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is no batch: {error}", param="body") from None
+        # It may name a field of the body's length.
+        raise InvalidRequest(f"the body is no batch: {error}"[:MAX_TOLD_CHARS], param="body") from None
     if asked.endpoint not in ENDPOINTS:
         raise InvalidRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
     if bool(asked.input_file_id) == bool(asked.input_topic):

@@ -9,6 +9,7 @@ from libs.bus.work import WorkBus
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_RESULTS
 from libs.filestore.port import FileStore
+from services.gateway.batch.answers import MAX_TOLD_CHARS
 from services.gateway.batch.count import count
 from services.gateway.batch.job import Job
 from services.gateway.batch.spool import spool
@@ -50,4 +51,4 @@ async def begin(
 
 def failed(code: str, message: str) -> pb.Finished:
     """A job that cannot begin."""
-    return pb.Finished(outcome=pb.OUTCOME_FAILED, error_code=code, error_message=message)
+    return pb.Finished(outcome=pb.OUTCOME_FAILED, error_code=code, error_message=message[:MAX_TOLD_CHARS])

@@ -9,6 +9,7 @@ from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS
 from libs.runtime.clock import Clock
 from services.gateway.batch.asked import read_request
+from services.gateway.batch.begin import failed
 from services.gateway.batch.look_back import look_back
 from services.gateway.batch.view import JobView
 
@@ -51,10 +52,9 @@ class Submissions:
             self._view.check_room(created.tenant)
         except (InvalidRequest, QueueFull) as error:
             reason = f"{error.param}: {error.message}" if error.param else error.message
-            failed = pb.Finished(outcome=pb.OUTCOME_FAILED, error_code=error.code, error_message=reason)
             created = created or pb.Created(completion_window=DEFAULT_WINDOW, expires_unix_ns=now_ns)
             return [
                 pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, created=created),
-                pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, finished=failed),
+                pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, finished=failed(error.code, reason)),
             ]
         return [pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, created=created)]
