@@ -1,5 +1,6 @@
 """`fulcrum batch`: files of requests, run when there is room."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -16,9 +17,7 @@ Errors = Annotated[Path | None, typer.Option(metavar="FILE", help="Write errors 
 
 @batch.command(epilog="Example: fulcrum batch submit requests.jsonl --wait --output answers.jsonl")
 def submit(
-    file: Annotated[
-        Path | None, typer.Argument(exists=True, dir_okay=False, help="Lines of custom_id, method, url, body.")
-    ] = None,
+    file: Annotated[Path | None, typer.Argument(help="Lines of custom_id, method, url, body; - for stdin.")] = None,
     *,
     topic: Annotated[
         str | None, typer.Option(metavar="NAME", help="Take the lines from this Kafka topic, as far as it is now.")
@@ -42,11 +41,16 @@ def submit(
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Run a file that is uploaded, or a topic, of requests. --output and --errors wait for its end."""
+    """Run a file that is uploaded, or a topic, of requests. --output and --errors wait for its end.
+
+    Who waits gets exit code 1 unless the job was completed and a line of it was answered.
+    """
     from libs.cli.batch_jobs import Asked, submit_job  # noqa: PLC0415 (start-up time)
 
     if (file is None) == (topic is None):
         raise typer.BadParameter("either FILE or --topic says where the lines are")
+    if file not in (None, Path("-")) and (file.is_dir() or not os.access(file, os.R_OK)):
+        raise typer.BadParameter(f"{file} is no file that can be read", param_hint="FILE")
     asked = Asked(
         file=file,
         topic=topic,
@@ -97,4 +101,6 @@ def results(
     """Fetch what an ended job has answered: to files, or answers to stdout."""
     from libs.cli.batch_jobs import fetch_results  # noqa: PLC0415
 
+    if json and output is None and errors is None:
+        raise typer.BadParameter("--json prints the job's figures: name --output or --errors too, or leave it out")
     fetch_results(ready, batch_id, output=output, errors=errors, as_json=json)

@@ -68,6 +68,14 @@ def put_json(base_url: str, path: str, body: dict[str, str], *, token: str) -> A
     raise StartupError(f"{base_url}{path} refused: {error_text(answer)}")
 
 
+def checked(answer: httpx.Response) -> dict[str, Any]:
+    """What the gateway answers; raises StartupError where it refused."""
+    if not answer.is_success:
+        raise StartupError(f"the gateway refused: {error_text(answer)}")
+    found: dict[str, Any] = answer.json()
+    return found
+
+
 def error_text(answer: httpx.Response) -> str:
     """The message of an error in OpenAI's or FastAPI's shape, else its status."""
     try:

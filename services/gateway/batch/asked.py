@@ -8,20 +8,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from libs.contracts.batch_terms import check_endpoint, window_s
 from libs.contracts.errors import BodyTooLarge, InvalidRequest
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Created
 from services.gateway.batch.answers import MAX_TOLD_CHARS
-from services.gateway.batch.line import ENDPOINTS
 from services.gateway.headers import DEFAULT_TENANT, TENANT_NAME
 
 IDEMPOTENCY_HEADER = "idempotency-key"
 MAX_BODY_BYTES = 64 * 1024
 MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
-MAX_WINDOW_S = 7 * 24 * 3600
 MAX_PRIORITY = 100
-_WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
-_KEY = re.compile(r"[\x20-\x7e]{1,255}")
+_IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _TOPIC = re.compile(r"(?!fulcrum\.)[A-Za-z0-9_-][A-Za-z0-9._-]{0,248}")
 """Ours begin with fulcrum: no client reads or writes those here."""
 
@@ -55,8 +52,7 @@ def read_request(body: bytes, *, tenant: str = "", now_ns: int) -> Created:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         # It may name a field of the body's length.
         raise InvalidRequest(f"the body is no batch: {error}"[:MAX_TOLD_CHARS], param="body") from None
-    if asked.endpoint not in ENDPOINTS:
-        raise InvalidRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
+    check_endpoint(asked.endpoint)
     if bool(asked.input_file_id) == bool(asked.input_topic):
         raise InvalidRequest("either input_file_id or input_topic says where the lines are", param="input_file_id")
     for name in ("input_topic", "output_topic", "error_topic"):
@@ -71,7 +67,7 @@ def read_request(body: bytes, *, tenant: str = "", now_ns: int) -> Created:
         input_file_id=asked.input_file_id,
         endpoint=asked.endpoint,
         completion_window=asked.completion_window,
-        expires_unix_ns=now_ns + _window_s(asked.completion_window) * 1_000_000_000,
+        expires_unix_ns=now_ns + window_s(asked.completion_window) * 1_000_000_000,
         metadata=metadata,
         tenant=tenant,
         priority=_priority(metadata.get("priority", "0")) if asked.priority is None else asked.priority,
@@ -88,7 +84,7 @@ def job_id(key: str | None, tenant: str) -> str:
     """
     if key is None:
         return f"batch_{uuid.uuid4().hex}"
-    if not _KEY.fullmatch(key):
+    if not _IDEMPOTENCY_KEY.fullmatch(key):
         text = f"header {IDEMPOTENCY_HEADER} must have 1 to 255 characters of ASCII"
         raise InvalidRequest(text, param=IDEMPOTENCY_HEADER)
     return f"batch_{hashlib.sha256(f'{tenant}/{key}'.encode()).hexdigest()[:32]}"
@@ -100,14 +96,6 @@ def same_request(one: Created, other: Created) -> bool:
     again.CopyFrom(other)
     again.expires_unix_ns = one.expires_unix_ns
     return again == one
-
-
-def _window_s(text: str) -> int:
-    window = _WINDOW.fullmatch(text)
-    window_s = int(window[1]) * _UNIT_S[window[2]] if window else 0
-    if not 0 < window_s <= MAX_WINDOW_S:
-        raise InvalidRequest("completion_window must be like 24h, and up to 7d", param="completion_window")
-    return window_s
 
 
 def _priority(text: str) -> int:

@@ -2,8 +2,8 @@
 
 from typing import Any, Final
 
+from libs.contracts.batch_terms import ENDPOINTS
 from services.gateway.batch.asked import IDEMPOTENCY_HEADER
-from services.gateway.batch.line import ENDPOINTS
 from services.gateway.batch.upload import PURPOSES
 
 CONTENT_TYPE: Final = "application/octet-stream"

@@ -8,7 +8,6 @@ from libs.contracts.errors import FulcrumError
 from services.gateway.batch.reasons import LineRefused, MalformedLine, RepeatedId, WrongUrl
 from services.gateway.batch.repeats import custom_id_of
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 MAX_CUSTOM_ID_CHARS = 512
 
 

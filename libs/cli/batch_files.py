@@ -1,0 +1,132 @@
+"""Files of `fulcrum batch`: those it sends, and those it writes answers to."""
+
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import BinaryIO
+
+import httpx
+import rich.progress
+from rich.console import Console
+
+from libs.cli.find import checked, error_text
+from libs.contracts.errors import StartupError
+
+STDIN = Path("-")
+STDIN_NAME = "stdin.jsonl"
+MAX_OUTAGE_S = 60.0
+"""How long a download may stay without a byte that is new, while its gateway is away."""
+RETRY_S = 0.2
+
+
+def check_targets(asked: Path | None, output: Path | None, errors: Path | None) -> None:
+    """Before anything is sent; raises StartupError where a file cannot be written, or would be written over another."""
+    for path in (output, errors):
+        if path is not None and not path.parent.is_dir():
+            raise StartupError(f"{path} cannot be written: there is no folder {path.parent}")
+        if path is not None and path.is_dir():
+            raise StartupError(f"{path} cannot be written: it is a folder")
+    if _same(output, errors):
+        raise StartupError("--output and --errors name the same file, of which one would write over the other")
+    for option, path in (("--output", output), ("--errors", errors)):
+        if _same(asked, path):
+            raise StartupError(f"{option} names the file of requests, which would be written over")
+
+
+def _same(one: Path | None, other: Path | None) -> bool:
+    """Whether it is one file, by any name; what is no file, like /dev/null, may be named twice."""
+    if one is None or other is None or (one.exists() and not one.is_file()):
+        return False
+    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
+
+
+@contextmanager
+def requests_file(file: Path) -> Iterator[Path]:
+    """The file itself; of stdin, or of a pipe, a copy, as it is read more than once."""
+    if file.is_file() and file != STDIN:
+        yield file
+        return
+    with tempfile.TemporaryDirectory(prefix="fulcrum-") as folder:
+        copy = Path(folder) / STDIN_NAME
+        with sys.stdin.buffer if file == STDIN else file.open("rb") as lines, copy.open("wb") as copied:
+            shutil.copyfileobj(lines, copied)
+        yield copy
+
+
+def upload(http: httpx.Client, file: Path) -> str:
+    """The id that the gateway gives it."""
+    console = Console(file=sys.stderr, highlight=False)
+    opened = (
+        rich.progress.open(file, "rb", description="uploading", console=console, transient=True)
+        if console.is_terminal
+        else file.open("rb")
+    )
+    with opened as content:
+        form = {"purpose": "batch"}
+        return str(checked(http.post("/v1/files", data=form, files={"file": (file.name, content)}))["id"])
+
+
+def fetch(http: httpx.Client, file_id: str | None, path: Path | None) -> None:
+    """Into the file once all of it is there, from its start again where the gateway went away; an empty one where there
+    is nothing to fetch. Raises StartupError, or what the gateway's being away for long raises."""
+    if path is None:
+        return
+    try:
+        with _whole(path) as file:
+            _download(http, file_id, file)
+    except OSError as error:
+        raise StartupError(f"{path} cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[BinaryIO]:
+    """Beside it until it is whole, so that what was there stays until then. What is no file is written as it is."""
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    target = path.resolve()
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        with part.open("xb") as file:
+            yield file
+        if target.exists():
+            part.chmod(target.stat().st_mode & 0o7777)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _download(http: httpx.Client, file_id: str | None, file: BinaryIO) -> None:
+    deadline_s, furthest = monotonic() + MAX_OUTAGE_S, 0
+    while file_id:
+        try:
+            got = 0
+            for part in content(http, file_id):
+                file.write(part)
+                got += len(part)
+                if got > furthest:
+                    deadline_s, furthest = monotonic() + MAX_OUTAGE_S, got
+        except httpx.TransportError:
+            if monotonic() > deadline_s or not file.seekable():
+                raise
+            sleep(RETRY_S)
+            file.seek(0)
+            with suppress(OSError):  # a device has no length
+                file.truncate()
+        else:
+            return
+
+
+def content(http: httpx.Client, file_id: str) -> Iterator[bytes]:
+    """Parts of a file of the gateway's."""
+    with http.stream("GET", f"/v1/files/{file_id}/content") as answer:
+        if not answer.is_success:
+            answer.read()
+            raise StartupError(f"the gateway refused: {error_text(answer)}")
+        yield from answer.iter_bytes()
