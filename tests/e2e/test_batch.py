@@ -101,11 +101,12 @@ def test_lines_that_cannot_be_run_are_errors_of_their_own(client: openai.OpenAI)
         "",
         line("long", body={"max_tokens": 10**8}),
         line("last"),
+        {**line("x"), "custom_id": 7},
     ]
     batch = run(client, upload(client, lines))
     assert batch.status == "completed"
     assert batch.request_counts is not None
-    assert batch.request_counts.model_dump() == {"total": 9, "completed": 2, "failed": 7}
+    assert batch.request_counts.model_dump() == {"total": 10, "completed": 2, "failed": 8}
     assert {entry["custom_id"] for entry in read(client, batch.output_file_id)} == {"good", "last"}
     errors = {entry["error"]["line"]: entry for entry in read(client, batch.error_file_id)}
     codes = {number: entry["error"]["code"] for number, entry in errors.items()}
@@ -117,6 +118,7 @@ def test_lines_that_cannot_be_run_are_errors_of_their_own(client: openai.OpenAI)
         6: "invalid_line",
         7: "invalid_request",
         9: "context_length_exceeded",
+        11: "invalid_line",
     }
     assert errors[2]["custom_id"] is None
     assert errors[3]["response"] is None
@@ -215,7 +217,7 @@ def test_files_and_batches_are_listed_in_pages(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("change", "status", "param"),
     [
-        ({"input_file_id": "file-none"}, 404, "file_id"),
+        ({"input_file_id": "file-none"}, 404, "input_file_id"),
         ({"endpoint": "/v1/embeddings"}, 400, "endpoint"),
         ({"completion_window": "soon"}, 400, "completion_window"),
     ],

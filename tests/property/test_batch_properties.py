@@ -1,10 +1,12 @@
 """Arithmetic and order of batch jobs: shares cover a file, notes tell what is done, people come first."""
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,9 +37,11 @@ def cut(parts: Sequence[bytes], cutter: Cutter) -> Cutter:
     return cutter
 
 
-@given(LINES, st.integers(1, 50), st.booleans())
-def test_shares_cover_each_line_once_and_mark_what_comes_again(lines: list[bytes], part_bytes: int, ends: bool) -> None:
-    text = b"\n".join(lines) + (b"\n" if ends and lines else b"")
+@given(LINES, st.integers(1, 50), st.booleans(), st.booleans())
+def test_shares_cover_each_line_once_and_mark_what_comes_again(
+    lines: list[bytes], part_bytes: int, ends: bool, marked: bool
+) -> None:
+    text = BOM_UTF8 * marked + b"\n".join(lines) + (b"\n" if ends and lines else b"")
     parts = [text[start : start + part_bytes] for start in range(0, len(text), part_bytes)]
     hashes = IdHashes()
     cutter = cut(parts, Cutter(on_line=hashes.add))
@@ -63,6 +67,23 @@ def test_shares_cover_each_line_once_and_mark_what_comes_again(lines: list[bytes
         place += span.lines
     assert list(finder.places) == repeated
     assert finder.needed or not repeated
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "param"),
+    [
+        (b"{", "invalid_json_line", None),
+        (b"\xff", "invalid_json_line", None),
+        (b"[]", "invalid_line", None),
+        (b'{"custom_id": 7, "method": "POST", "url": "/x", "body": {}}', "invalid_line", "custom_id"),
+        (b'{"custom_id": "7", "url": "/x", "body": {}}', "invalid_line", "method"),
+        (b'{"custom_id": "7", "method": "POST", "url": "/x"}', "invalid_line", "body"),
+    ],
+)
+def test_a_line_that_is_json_is_told_what_it_lacks(text: bytes, code: str, param: str | None) -> None:
+    refusal = read_line(text, number=3, place=2, endpoint="/x", repeated=False).refusal
+    assert refusal is not None
+    assert (refusal.code, refusal.param, "line 3 " in refusal.message) == (code, param, True)
 
 
 @given(LINES, st.data())

@@ -1,5 +1,6 @@
 """One line of a batch file: what it asks, or why it cannot be asked. Pure."""
 
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -18,6 +19,8 @@ class _Line(msgspec.Struct):
     body: msgspec.Raw
 
 
+_NAMED = re.compile(r"(?:\$\.|missing required field `)(\w+)`")
+"""The field that a decoder's error is about."""
 _decoder = msgspec.json.Decoder(_Line)
 
 
@@ -40,8 +43,12 @@ def read_line(text: bytes, *, number: int, place: int, endpoint: str, repeated: 
     """Never raises: a line that cannot be run carries the reason, and holds up no other."""
     try:
         line = _decoder.decode(text)
+    except msgspec.ValidationError as error:
+        named = _NAMED.search(str(error))
+        refusal: LineRefused = LineRefused(f"line {number} is no request: {error}", param=named and named[1])
+        return Line(number, place, _kept(custom_id_of(text) or ""), b"", refusal)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        refusal = MalformedLine(f"line {number} is no request: {error}")
+        refusal = MalformedLine(f"line {number} is no JSON: {error}")
         return Line(number, place, _kept(custom_id_of(text) or ""), b"", refusal)
     return Line(number, place, _kept(line.custom_id), bytes(line.body), _refusal(line, number, endpoint, repeated))
 

@@ -10,7 +10,7 @@ class LineRefused(InvalidRequest):
 
 
 class MalformedLine(LineRefused):
-    """It is not the JSON of a request."""
+    """It is no JSON."""
 
     code = "invalid_json_line"
 

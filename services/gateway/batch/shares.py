@@ -1,5 +1,6 @@
 """Cutting a file of lines into shares, line by line, in little memory. Pure."""
 
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -52,8 +53,11 @@ class Cutter:
         return sum(span.lines for span in self.spans)
 
     def _add(self, line: bytes) -> None:
-        # With its end. A blank one is none of the job's, and goes with the share before it, if there is one.
+        # With its end, and without the mark that some editors begin a file with. A blank one is none of the job's, and
+        # goes with the share before it, if there is one.
         span = self.spans[-1] if self.spans else None
+        if not self._next.first_byte and span is None and line.startswith(BOM_UTF8):
+            self._next.first_byte, line = len(BOM_UTF8), line[len(BOM_UTF8) :]
         if not line.strip():
             if span is not None:
                 span.bytes += len(line)
