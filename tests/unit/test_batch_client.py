@@ -86,3 +86,10 @@ async def test_a_job_asked_for_twice_with_a_key_in_extra_headers_is_one(tmp_path
             for _ in range(2)
         }
         assert len(ids) == 1
+
+
+async def test_an_input_that_is_not_there_is_told_by_the_name_of_its_field(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (client, _):
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.batches.create(input_file_id="file-none", endpoint=ENDPOINT, completion_window="24h")
+        assert (missing.value.code, missing.value.param) == ("file_not_found", "input_file_id")

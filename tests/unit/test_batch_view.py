@@ -21,7 +21,8 @@ from libs.testing.wait import until
 from libs.testing.work import MemoryWork
 from services.gateway.batch import view as view_module
 from services.gateway.batch.api import make_batch_router
-from services.gateway.batch.shown import show_batch
+from services.gateway.batch.job import Job
+from services.gateway.batch.shown import show_batch, show_page
 from services.gateway.batch.submissions import Submissions
 from services.gateway.batch.view import MAX_TENANT_UNFINISHED, MAX_UNFINISHED, JobView
 
@@ -75,6 +76,20 @@ async def test_a_job_that_was_created_is_there_at_once_however_long_the_broker_h
         assert (await http.get(f"/v1/batches/{job['id']}")).json() == job
         assert [each["id"] for each in (await http.get("/v1/batches")).json()["data"]] == [job["id"]]
         assert (await http.post(f"/v1/batches/{job['id']}/cancel")).json()["status"] == "cancelling"
+
+
+def test_of_all_jobs_only_those_on_the_page_are_rendered() -> None:
+    view, rendered = JobView(MemoryWork(BATCH_JOBS)), list[str]()
+    for number in range(10):
+        view.apply(created(f"job-{number}"))
+
+    def show(job: Job) -> dict[str, Any]:
+        rendered.append(job.id)
+        return {"id": job.id}
+
+    page = show_page(view.jobs(), show, after=view.jobs()[1].id, limit=3)
+    assert rendered == [job.id for job in view.jobs()[2:5]] == [item["id"] for item in page["data"]]
+    assert (page["first_id"], page["last_id"], page["has_more"]) == (rendered[0], rendered[-1], True)
 
 
 async def test_a_job_that_is_asked_for_again_with_its_key_is_the_same(tmp_path: Path) -> None:

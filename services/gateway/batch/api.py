@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from libs.bus.work import WorkBus
-from libs.contracts.errors import BrokerUnavailable, Conflict, InvalidRequest, QueueFull
+from libs.contracts.errors import BrokerUnavailable, Conflict, FileNotFound, InvalidRequest, QueueFull
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS
 from libs.filestore.port import FileStore
@@ -66,10 +66,11 @@ def _add_files(router: APIRouter, files: FileStore, view: JobView, *, max_file_b
         query = request.query_params
         purpose = query.get("purpose")
         there = [info for info in await files.infos() if info.purpose != PART_PURPOSE]
-        shown = [show_file(info) for info in there if purpose is None or info.purpose == purpose]
+        listed = [info for info in there if purpose is None or info.purpose == purpose]
         if _order(request) == "asc":
-            shown.reverse()
-        return show_page(shown, after=query.get("after"), limit=_limit(request, FILES_PAGE, FILES_PAGE_MAX))
+            listed.reverse()
+        limit = _limit(request, FILES_PAGE, FILES_PAGE_MAX)
+        return show_page(listed, show_file, after=query.get("after"), limit=limit)
 
     @router.get("/v1/files/{file_id}", tags=["files"], summary="Describe a file.")
     async def retrieve_file(file_id: str) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def _add_batches(router: APIRouter, bus: WorkBus, files: FileStore, view: JobVie
         """List batches, the youngest first."""
         limit = _limit(request, BATCHES_PAGE, BATCHES_PAGE_MAX)
         await view.ready()
-        return show_page([show_batch(job) for job in view.jobs()], after=request.query_params.get("after"), limit=limit)
+        return show_page(view.jobs(), show_batch, after=request.query_params.get("after"), limit=limit)
 
     @router.get("/v1/batches/{batch_id}", tags=["batches"], summary="Tell how far a batch is.")
     async def retrieve(batch_id: str) -> dict[str, Any]:
@@ -148,7 +149,10 @@ def _add_batches(router: APIRouter, bus: WorkBus, files: FileStore, view: JobVie
 async def _check_input(files: FileStore, created: pb.Created) -> None:
     """Raises FileNotFound, InvalidRequest or StoreUnavailable."""
     if created.input_file_id:
-        info = await files.info(created.input_file_id)
+        try:
+            info = await files.info(created.input_file_id)
+        except FileNotFound as error:
+            raise FileNotFound(error.message, param="input_file_id") from None
         if info.purpose not in PURPOSES:
             raise InvalidRequest(f"{info.id} was not uploaded to be a batch's input", param="input_file_id")
 

@@ -1,7 +1,7 @@
 """Files and batches as OpenAI's API shows them. Pure."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
@@ -53,19 +53,29 @@ def show_batch(job: Job) -> dict[str, Any]:
     }
 
 
-def show_page(items: Sequence[dict[str, Any]], *, after: str | None, limit: int) -> dict[str, Any]:
+class _Item(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=_Item)
+
+
+def show_page(
+    items: Sequence[Item], show: Callable[[Item], dict[str, Any]], *, after: str | None, limit: int
+) -> dict[str, Any]:
     """OpenAI's list object: what follows `after`, at most `limit` of it; raises InvalidRequest for an unknown id."""
     start = 0
     if after is not None:
-        start = next((place + 1 for place, item in enumerate(items) if item["id"] == after), -1)
+        start = next((place + 1 for place, item in enumerate(items) if item.id == after), -1)
         if start < 0:
             raise InvalidRequest(f"after: no {after!r} in the list", param="after")
-    page = list(items[start : start + limit])
+    page = items[start : start + limit]
     return {
         "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
+        "data": [show(item) for item in page],
+        "first_id": page[0].id if page else None,
+        "last_id": page[-1].id if page else None,
         "has_more": start + limit < len(items),
     }
 
