@@ -63,8 +63,9 @@ class Capabilities:
     streams_kv: bool = False
     seeds_by_position: bool = True
     """A seeded sequence that goes on elsewhere draws what it would have drawn here; else only whole ones repeat."""
-    exports_kv: bool = True
-    """`Engine.export` works, and engines of this kind fetch through the worker; else they move blocks themselves."""
+    kv_once: bool = False
+    """A handle's blocks are held until somebody has read them and no longer, which a later reader is not told: it would
+    read what has taken their place. Else they can be fetched again, or fail with KvLost."""
     first_token_from: Literal["prefill", "decode"] = "prefill"
     """Where the decode side samples it, a computed prompt brings no token, and its last token is computed again there.
     """

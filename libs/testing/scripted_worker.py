@@ -72,6 +72,8 @@ class ScriptedWorker:
     streams: int = 0
     """How many gateways have attached so far."""
     hand_overs: list[int] = field(default_factory=list)
+    pulled: list[bytes] = field(default_factory=list)
+    """Handles of submits that it took, which it may have begun to read."""
     epochs: list[int] = field(default_factory=list)
     """That gateways said they route by."""
     _streamed: dict[int, pb.Submit] = field(default_factory=dict)
@@ -187,6 +189,8 @@ class ScriptedWorker:
             event.refused.code = plan.refuse
             event.refused.detail = "by plan"
         else:
+            if submit.phase == pb.PHASE_DECODE:
+                self.pulled.append(submit.kv.handle)
             start = len(unpack_u32(submit.token_ids)) - submit.prompt_tokens
             asked = 1 if submit.phase == pb.PHASE_PREFILL else submit.max_output_tokens - start
             tokens = asked if plan.tokens is None else plan.tokens
@@ -205,7 +209,7 @@ class ScriptedWorker:
             outbox.put_nowait(None)
 
     def _source(self, submit: pb.Submit, *, streamed: bool) -> pb.KvSource:
-        handle = f"blocks of {submit.request_id}".encode()
+        handle = f"blocks of {submit.request_id} as {submit.sequence} at {self.worker.id}".encode()
         return pb.KvSource(
             worker_id=self.worker.id, address=self.worker.address, handle=handle, blocks=1, streamed=streamed
         )
@@ -243,7 +247,13 @@ class _Servicer(pb_grpc.WorkerServiceServicer):
 
 @asynccontextmanager
 async def scripted_worker(
-    worker_id: str, role: str, *, slots: int = 4, plans: tuple[Plan, ...] = (), kv_layout: str = "scripted"
+    worker_id: str,
+    role: str,
+    *,
+    slots: int = 4,
+    plans: tuple[Plan, ...] = (),
+    kv_layout: str = "scripted",
+    kv_once: bool = False,
 ) -> AsyncIterator[ScriptedWorker]:
     """A worker on loopback for model "sim"; leaving the context kills it."""
     number, budget_tokens = role_from_name(role, 64)
@@ -254,7 +264,7 @@ async def scripted_worker(
         address=f"127.0.0.1:{port}",
         assignment=common.Assignment(model="sim", role=number, budget_tokens=budget_tokens, epoch=1),
         capabilities=common.Capabilities(
-            block_size_tokens=16, max_context_tokens=8192, kv_layout=kv_layout, streams_kv=True
+            block_size_tokens=16, max_context_tokens=8192, kv_layout=kv_layout, streams_kv=True, kv_once=kv_once
         ),
         state=common.WORKER_STATE_READY,
     )

@@ -42,6 +42,7 @@ def capabilities_message(capabilities: Capabilities) -> common.Capabilities:
         max_sequences=capabilities.max_sequences,
         moves_running_kv=capabilities.moves_running_kv,
         streams_kv=capabilities.streams_kv,
+        kv_once=capabilities.kv_once,
         first_token=_FIRST_TOKEN[capabilities.first_token_from],
         kv_layout=capabilities.kv_layout,
         chunk_tokens=capabilities.chunk_tokens,

@@ -267,7 +267,7 @@ class Dispatcher:
         if link is None or worker is None or not generation.prefilling:
             return
         streams = link.takes(pb.PHASE_DECODE) and worker.capabilities.streams_kv
-        fits = streams and link.kv_kind == leg.link.kv_kind
+        fits = streams and link.kv_kind == leg.link.kv_kind and not leg.link.kv_once
         ends_with_first = generation.max_output_tokens - leg.known <= 1 or generation.complete() is not None
         if not fits or ends_with_first:
             return
@@ -283,9 +283,7 @@ class Dispatcher:
         if reason is not None:
             self._end(generation, reason)
             return
-        generation.kv = prefilled.kv
-        generation.kv_open = None
-        generation.kv_kind = leg.link.kv_kind
+        generation.left(prefilled.kv, leg.link)
         pulling = generation.decode_leg
         if pulling is None:
             self._decode(generation)
@@ -325,7 +323,8 @@ class Dispatcher:
         self._restart(generation, f"{code}: {failed.detail}", keep_kv=False)
 
     def lost(self, link: WorkerLink, legs: list[Leg], reserved: list[Generation], *, silent: bool) -> None:
-        """A stream broke. Blocks that still wait at a prefill worker serve another decode worker.
+        """A stream broke. Blocks that still wait at a prefill worker serve another decode worker, if more than one can
+        read them.
 
         A pull from a worker that died ends by itself, with or without the blocks. From a silent one it would hang.
         """
@@ -335,6 +334,8 @@ class Dispatcher:
             carries_on = pulled and not silent
             if pulled and silent:
                 generation.kv = None
+            if leg is generation.decode_leg and generation.kv_given:
+                self._give_up_blocks(generation)
             leg.drop()
             if generation in self._queue:  # for a decode worker: its blocks are gone
                 generation.kv = None
@@ -372,6 +373,8 @@ class Dispatcher:
 
     def _release(self, generation: Generation, *, keep_kv: bool) -> None:
         """Let go of everything on workers, except blocks that are to wait for another decode worker."""
+        if generation.kv_given:
+            self._give_up_blocks(generation)
         if generation.decode_leg is not None:
             generation.decode_leg.link.forget(generation.decode_leg, abort=True)
             generation.decode_leg = None
@@ -380,6 +383,14 @@ class Dispatcher:
             generation.kv = generation.kv_open = None
         if generation.reserved is not None:
             generation.reserved.release(generation)
+
+    def _give_up_blocks(self, generation: Generation) -> None:
+        """Leave blocks that can be read once to the decode worker that has them: whoever else reads them may find
+        another prompt's. Freed at their source they could become that while it reads, and stay in its prefix cache;
+        that it is done with them, or gone, the source learns by itself.
+        """
+        self._forget_prompt(generation, abort=False)
+        generation.kv = None
 
     def _forget_prompt(self, generation: Generation, *, abort: bool) -> None:
         if generation.prompt_leg is not None:

@@ -169,6 +169,8 @@ class Generation:
     kv_open: pb.KvSource | None = None
     """Where its blocks are pulled from while its prompt is still being computed."""
     kv_kind: str = ""
+    kv_once: bool = False
+    """Of `kv`: whether only one decode worker can read it."""
     ended: bool = False
 
     @property
@@ -186,6 +188,17 @@ class Generation:
         """Whether a prefill worker still computes its prompt, whether or not its decode worker pulls already."""
         leg = self.prompt_leg
         return leg is not None and leg.phase == pb.PHASE_PREFILL and self.kv is None
+
+    @property
+    def kv_given(self) -> bool:
+        """Whether blocks that can be read once are a decode worker's, which may read them any time until it says that
+        the sequence has ended there."""
+        return self.kv_once and self.kv is not None and self.decode_leg is not None
+
+    def left(self, kv: pb.KvSource, link: "WorkerLink") -> None:
+        """Its blocks wait at the worker of `link`."""
+        self.kv, self.kv_open = kv, None
+        self.kv_kind, self.kv_once = link.kv_kind, link.kv_once
 
     @property
     def resumed(self) -> bool:

@@ -73,6 +73,8 @@ class WorkerLink:
         """Time since the last frame, as far as this process was there to read one; see `silence.py`."""
         self.kv_kind = ""
         """Equal for workers that can exchange blocks: same weights, same layout."""
+        self.kv_once = False
+        """Whether blocks that it leaves are good for one reader only."""
         self.left = False
         """Whether its stream was ended for silence, and it has not been heard of since."""
         self._leaving = asyncio.Event()
@@ -290,6 +292,7 @@ class WorkerLink:
             self.left = False
         self._worker = worker
         self.kv_kind = kv_kind(worker)
+        self.kv_once = worker.capabilities.kv_once
         self._next.epoch = worker.assignment.epoch  # from here on its work is bound by it
         self._wake.set()
         return True

@@ -69,7 +69,7 @@ class Moves:
         elif generation.prompt_leg is not None:
             generation.prompt_leg.link.forget(generation.prompt_leg, abort=True)
         generation.prompt_leg, generation.decode_leg = leg, None
-        generation.kv, generation.kv_kind = moved.kv, leg.link.kv_kind
+        generation.left(moved.kv, leg.link)
         generation.moves += 1
 
 

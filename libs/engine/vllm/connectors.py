@@ -69,7 +69,8 @@ class Connector:
 
     @property
     def holds(self) -> bool:
-        """Whether blocks wait for their receiver in the engine that computed them."""
+        """Whether blocks wait for their receiver in the engine that computed them. Once they were read it is free to
+        write over them."""
         return self.way is not Way.STORE
 
 

@@ -203,7 +203,7 @@ def _capabilities(
         vocab_size=info.vocab_size,
         moves_running_kv=False,
         streams_kv=False,
-        exports_kv=False,
+        kv_once=connector.holds,
         seeds_by_position=False,
         first_token_from="decode",
         chunk_tokens=config.prefill_chunk_tokens,
