@@ -9,13 +9,15 @@ import numpy as np
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker, StepBatch
+from libs.contracts.step_row import ENTRY_BYTES
 from libs.perfmodel.utilisation import Effort
 from libs.telemetry.cells import PROVISIONAL, ROLE_NUMBERS, Cells
 from libs.telemetry.clocks import Clocks
 from libs.telemetry.facts import WorkerFacts, facts_of, told_compute
+from libs.telemetry.gathered import Gathered, lay
 from libs.telemetry.hardware import Hardware
 from libs.telemetry.ring import NO_ROLE
-from libs.telemetry.steps import FULL_SHARE, RunningStep
+from libs.telemetry.steps import COUNTS, FULL_SHARE, RunningStep
 from libs.telemetry.tally import NEVER, WINDOW_NS, Tally
 from libs.telemetry.timeline import MAX_STEPS, PhaseTime, PrefillShares, Taken, Timeline
 
@@ -27,6 +29,8 @@ MAX_FLEET_STEPS: Final = 1_250_000
 and for utilisation; roll-ups reach further back. With theirs (260 MB), requests (30 MB) and the process's own (80 MB)
 that is 460 MB."""
 MIN_STEPS: Final = 1_024
+MAX_GATHERED: Final = 1_024
+"""Batches: a tenth of a second of a thousand workers."""
 MAX_AHEAD_NS: Final = 60 * 1_000_000_000
 """A batch that claims to cover time further ahead than clocks can differ is malformed."""
 BEHIND_NS: Final = 500_000_000
@@ -72,6 +76,10 @@ class Fleet:
         """While a worker's telemetry comes here it is here too as long as this covers more."""
         self._taken_over_ns: dict[str, int] = {}
         """Of workers that another process read before: from when on their telemetry came here."""
+        self._gathered: list[Gathered] = []
+        """Followed, and still to be entered."""
+        self.sorted_in_ns: dict[str, int] = {}
+        """Of workers whose batches told of what lies before them: since when. For its reader to clear."""
         self._tally = Tally(MAX_WORKERS)
         self._max_steps = MAX_STEPS
         self.batches: Counter[Taken] = Counter()
@@ -112,6 +120,7 @@ class Fleet:
         as much is known already. `arrived_ns`: when its newest batch came there, by the clock of this process; None:
         not known.
         """
+        self.settle()
         batch = worker.newest
         if not batch.worker_id or batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS:
             return False
@@ -145,6 +154,7 @@ class Fleet:
 
     def timeline(self, worker_id: str) -> Timeline | None:
         """Of a worker whose telemetry comes here, to read in; None for others."""
+        self.settle()
         return self._timelines.get(worker_id)
 
     def reader(self, worker_id: str) -> str | None:
@@ -157,6 +167,7 @@ class Fleet:
 
         Of one that others read, or did at `low_ns`, in whole windows: both ends are moved back to where one begins.
         """
+        self.settle()
         timeline = self._timelines.get(worker_id)
         if timeline is not None and low_ns >= self._taken_over_ns.get(worker_id, 0):
             return timeline.phases(low_ns, high_ns)
@@ -165,6 +176,7 @@ class Fleet:
     def window(self, worker_id: str, low_ns: int, high_ns: int) -> tuple[PhaseTime, str] | None:
         """How a worker whose telemetry comes here spent [low, high), and its role at the end; None where it had left in
         good order by then, and of others."""
+        self.settle()
         timeline, facts = self._timelines.get(worker_id), self.facts(worker_id)
         role = timeline.role_at(high_ns - 1) if timeline else ""
         if not role or (facts is not None and facts.left and facts.covered_to_unix_ns <= low_ns):
@@ -173,6 +185,7 @@ class Fleet:
 
     def cells(self, worker_ids: Sequence[str], low_ns: int, high_ns: int) -> Cells:
         """`window` of many workers; those of which it says nothing are left out."""
+        self.settle()
         times, roles, exact = self._tally.read(low_ns, worker_ids)
         if self._relayed:
             exact &= np.array([worker_id not in self._relayed for worker_id in worker_ids], np.bool_)
@@ -194,11 +207,13 @@ class Fleet:
 
     def effort(self, worker_id: str, low_ns: int, high_ns: int) -> Effort:
         """What a worker's finished steps computed and moved in [low, high), as far as it tells."""
+        self.settle()
         timeline = self._timelines.get(worker_id)
         return timeline.effort(low_ns, high_ns) if timeline else Effort()
 
     def efforts_from_ns(self, worker_id: str) -> int | None:
         """From when on what a worker's steps computed is known; None for one that others read."""
+        self.settle()
         timeline = self._timelines.get(worker_id)
         return timeline.efforts_from_ns if timeline else None
 
@@ -209,11 +224,13 @@ class Fleet:
 
     def last_step_end_ns(self, worker_id: str) -> int:
         """When a worker's last finished step ended; its start where there is none, 0 for a stranger."""
+        self.settle()
         known = self._newest(worker_id)
         return known.last_step_end_ns if known else 0
 
     def running_step(self, worker_id: str) -> RunningStep | None:
         """A worker's step that has been announced and has not ended."""
+        self.settle()
         known = self._newest(worker_id)
         return known.running_step if known else None
 
@@ -257,24 +274,77 @@ class Fleet:
 
     def _add(self, batch: StepBatch, worker_id: str, now_ns: int) -> Taken:
         timeline = self._timelines.get(worker_id)
-        if timeline is not None:
-            timeline.max_steps = self._max_steps
-            taken = timeline.add(batch)
-            if taken is Taken.COUNTED and not (timeline.plain and self._tally.add(worker_id, timeline.plain, now_ns)):
-                self._begin_tally(timeline, worker_id)
-            return taken
-        timeline = Timeline(self._prefill_shares)
+        if timeline is None:
+            return self._add_stranger(batch, worker_id)
+        try:
+            columns = timeline.follow(batch)
+        except ValueError:
+            return Taken.MALFORMED
+        if columns is not None:
+            low_ns, high_ns = batch.covered_from_unix_ns, batch.covered_to_unix_ns
+            self._gathered.append(Gathered(batch, worker_id, low_ns, high_ns, columns, now_ns))
+            if len(self._gathered) >= MAX_GATHERED:
+                self.settle()
+            return Taken.COUNTED
+        self.settle()
         taken = timeline.add(batch)
         if taken is Taken.COUNTED:
-            if len(self._timelines) >= MAX_WORKERS:
-                self._forget(min(self._timelines, key=self._heard_ns))
-            self._timelines[worker_id] = timeline
-            self._order = self._known = None
-            if relayed := self._relayed.get(worker_id):
-                self._take_over(timeline, relayed, batch)
             self._begin_tally(timeline, worker_id)
-            self._max_steps = min(MAX_STEPS, max(MIN_STEPS, MAX_FLEET_STEPS // len(self._timelines)))
         return taken
+
+    def _add_stranger(self, batch: StepBatch, worker_id: str) -> Taken:
+        timeline = Timeline(self._prefill_shares)
+        taken = timeline.add(batch)
+        if taken is not Taken.COUNTED:
+            return taken
+        self.settle()
+        if len(self._timelines) >= MAX_WORKERS:
+            self._forget(min(self._timelines, key=self._heard_ns))
+        self._timelines[worker_id] = timeline
+        self._order = self._known = None
+        if relayed := self._relayed.get(worker_id):
+            self._take_over(timeline, relayed, batch)
+        self._begin_tally(timeline, worker_id)
+        self._max_steps = min(MAX_STEPS, max(MIN_STEPS, MAX_FLEET_STEPS // len(self._timelines)))
+        for each in self._timelines.values():
+            each.max_steps = self._max_steps
+        return taken
+
+    def settle(self) -> None:
+        """Enter what has been gathered; whoever reads does it first."""
+        if not self._gathered:
+            return
+        gathered, self._gathered = self._gathered, []
+        laid = lay(gathered, self._prefill_shares)
+        if not laid.plain.all():  # what is not plain has a part in the time of its worker's others
+            sorted_in = {gathered[place].worker_id for place in np.flatnonzero(~laid.plain)}
+            laid.plain[[each.worker_id in sorted_in for each in gathered]] = False
+        worker_ids = [each.worker_id for each in gathered]
+        added = self._tally.add(worker_ids, laid, np.array([each.arrived_ns for each in gathered], np.int64))
+        waits: dict[int, list[tuple[int, int]]] = {}
+        for place, *wait in zip(*(each.tolist() for each in laid.waits), strict=True):
+            waits.setdefault(place, []).append((wait[0], wait[1]))
+        shares, ends_ns = laid.shares.tobytes(), laid.steps.ends_ns
+        for place, (each, (first, last)) in enumerate(zip(gathered, laid.ranges, strict=True)):
+            timeline = self._timelines[each.worker_id]
+            if laid.plain[place]:
+                start, end = each.columns[:2]
+                columns = [start, end, shares[ENTRY_BYTES * first : ENTRY_BYTES * last], *each.columns[COUNTS]]
+                last_end_ns = int(ends_ns[last - 1]) if last > first else 0
+                timeline.enter(each.low_ns, each.high_ns, columns, waits.get(place, ()), last_end_ns)
+            else:
+                self._sort_in(each, timeline)
+        for worker_id in {worker_ids[place] for place in np.flatnonzero(~added)}:
+            self._begin_tally(self._timelines[worker_id], worker_id)
+
+    def _sort_in(self, each: Gathered, timeline: Timeline) -> None:
+        """A batch that was counted, and is not as plain as it looked."""
+        if timeline.sort_in(each.batch):
+            known_ns = self.sorted_in_ns.get(each.worker_id, each.low_ns)
+            self.sorted_in_ns[each.worker_id] = min(known_ns, timeline.changed_from_ns)
+        else:
+            self.batches[Taken.COUNTED] -= 1
+            self.batches[Taken.MALFORMED] += 1
 
     def _begin_tally(self, timeline: Timeline, worker_id: str) -> None:
         """What has been told so far needs sorting out; what comes may be added up."""

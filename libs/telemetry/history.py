@@ -66,12 +66,13 @@ class History:
 
     def note(self, batch: StepBatch) -> None:
         """A batch has just been counted by the fleet: windows that were written before it are written again."""
+        self._revise(batch.worker_id, self._fleet.changed_from_ns(batch.worker_id), batch.covered_to_unix_ns)
+
+    def _revise(self, worker_id: str, low_ns: int, high_ns: int) -> None:
         if self._written_to_ns is None:
             return
-        worker_id = batch.worker_id
-        oldest_ns = max(self._written_to_ns - self._kept_ns, self._resumed_ns)
-        low_ns = max(self._fleet.changed_from_ns(worker_id), oldest_ns)
-        high_ns = min(batch.covered_to_unix_ns, self._written_to_ns)
+        low_ns = max(low_ns, self._written_to_ns - self._kept_ns, self._resumed_ns)
+        high_ns = min(high_ns, self._written_to_ns)
         for start_ns in range(low_ns // self._window_ns * self._window_ns, high_ns, self._window_ns):
             waiting = self._revised[start_ns]
             if worker_id in waiting:
@@ -84,6 +85,10 @@ class History:
 
     def advance(self, end_ns: int) -> list[WrittenWindow]:
         """Write what has changed, and all windows that end by `end_ns`; what was written, revised windows first."""
+        self._fleet.settle()
+        for worker_id, from_ns in self._fleet.sorted_in_ns.items():
+            self._revise(worker_id, from_ns, self._written_to_ns or 0)
+        self._fleet.sorted_in_ns.clear()
         end_ns -= end_ns % self._window_ns
         written_to_ns = end_ns - self._window_ns if self._written_to_ns is None else self._written_to_ns
         revised, self._revised, self._waiting = self._revised, defaultdict(set), 0

@@ -2,9 +2,8 @@
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,8 +16,6 @@ SHARE_BITS: Final = 23
 FULL_SHARE: Final = 1 << SHARE_BITS
 FEW_STEPS: Final = 32
 """Up to so many steps a loop is cheaper than arrays: a window of 100 ms takes 10 us in place of 45."""
-MAX_NEW: Final = 8
-"""Batches: most of a second of a worker's steps."""
 _TURN_NS: Final = 1 << (61 - SHARE_BITS)
 """Prefill parts are counted from a step's start, modulo this: under five minutes. With a window of ten more the product
 fits an int64, and a turn rounds nothing."""
@@ -80,18 +77,13 @@ class StepLog:
         self._announced: set[int] = set()
         """Starts of steps whose end is not known; their entry in `_ends` is how far they are known to have run."""
 
-        self._new: list[tuple[list[int], list[int], list[int], list[bytes]]] = []
-        """What `extend` was given and is not in the columns yet: nine of them are costly to reach for a few steps."""
-        self._new_steps = 0
-
     def __len__(self) -> int:
-        return len(self._starts) + self._new_steps
+        return len(self._starts)
 
     def add(
         self, start: int, end: int, prefill_share: int, counts: StepCounts = UNKNOWN, *, announced: bool = False
     ) -> None:
         """Enter a step that ran [start, end), or at least so long when it is only announced."""
-        self._take_in()
         index = len(self)
         if index and start <= self._starts[-1]:  # seldom: steps come in their order
             index = bisect_left(self._starts, start)
@@ -110,12 +102,11 @@ class StepLog:
             if not announced:
                 self._announced.discard(start)
 
-    def extend(self, starts: list[int], ends: list[int], prefill_shares: list[int], counts: list[bytes]) -> None:
-        """Enter steps that have ended, in order, all of them after those that are known; `counts` by column."""
-        self._new.append((starts, ends, prefill_shares, counts))
-        self._new_steps += len(starts)
-        if len(self._new) >= MAX_NEW:
-            self._take_in()
+    def extend(self, columns: Iterable[bytes]) -> None:
+        """Enter steps that have ended, in order, all of them after those that are known: starts, ends, prefill shares
+        and `StepCounts` by column, 8 bytes an entry."""
+        for column, more in zip(self._columns(), columns, strict=True):
+            column.frombytes(more)
 
     @property
     def any_announced(self) -> bool:
@@ -124,14 +115,12 @@ class StepLog:
 
     def running(self) -> RunningStep | None:
         """The newest step, if it is only announced."""
-        self._take_in()
         if self._starts and self._starts[-1] in self._announced:
             return self._starts[-1], self._shares[-1]
         return None
 
     def settle(self, reach: Callable[[int], int]) -> None:
         """End every announced step where it was last known to run: nobody is left to finish it."""
-        self._take_in()
         for start in self._announced:
             index = bisect_left(self._starts, start)
             self._ends[index] = reach(self._ends[index])
@@ -140,7 +129,6 @@ class StepLog:
 
     def forget_before(self, point: int) -> None:
         """Drop steps that were over by `point`, by their end or by the start of the next."""
-        self._take_in()
         gone = 0
         for index, start in enumerate(self._starts):
             over = start not in self._announced and self._ends[index] <= point
@@ -153,7 +141,6 @@ class StepLog:
 
     def forget_from(self, point: int) -> None:
         """Drop steps that started at or after `point`, and cut one that ran over it."""
-        self._take_in()
         kept = bisect_left(self._starts, point)
         self._announced.difference_update(self._starts[kept:])
         for column in self._columns():
@@ -164,17 +151,14 @@ class StepLog:
 
     def start_of_newest(self, count: int) -> int:
         """The start of the oldest among the `count` newest steps; there must be as many."""
-        self._take_in()
         return self._starts[-count]
 
     def begun(self, low: int, high: int) -> int:
         """How many steps started in [low, high)."""
-        self._take_in()
         return max(bisect_left(self._starts, high) - bisect_left(self._starts, low), 0)
 
     def ran(self, low: int, high: int, reach: Callable[[int], int]) -> Iterator[RanStep]:
         """Steps that ran in [low, high), in order; announced ones and their ends as in `busy`."""
-        self._take_in()
         last = bisect_left(self._starts, high)
         for index in range(max(bisect_right(self._starts, low) - 1, 0), last):
             start, newest = self._starts[index], index + 1 == len(self)
@@ -187,7 +171,6 @@ class StepLog:
 
     def finished(self, low: int, high: int) -> FinishedSteps:
         """Steps that ran in [low, high), as they were told."""
-        self._take_in()
         first, last = max(bisect_right(self._starts, low) - 1, 0), bisect_left(self._starts, high)
         last = max(first, last)
         starts, ends = np.array(self._starts[first:last], np.int64), np.array(self._ends[first:last], np.int64)
@@ -200,7 +183,6 @@ class StepLog:
 
     def busy(self, low: int, high: int, reach: Callable[[int], int]) -> "BusyTime | FewBusyTime":
         """Running time inside [low, high). An announced step runs on as far as `reach` says from where it was seen."""
-        self._take_in()
         first = max(bisect_right(self._starts, low) - 1, 0)
         last = bisect_left(self._starts, high)
         if last - first <= FEW_STEPS:
@@ -219,17 +201,6 @@ class StepLog:
         starts = np.clip(starts, low, high)
         ends = np.clip(ends, starts, high)
         return BusyTime(starts, ends, np.array(self._shares[first:last], dtype=np.int64), before, provisional)
-
-    def _take_in(self) -> None:
-        if not self._new:
-            return
-        starts, ends, shares, counts = zip(*self._new, strict=True)
-        self._new, self._new_steps = [], 0
-        self._starts.fromlist(list(chain.from_iterable(starts)))
-        self._ends.fromlist(list(chain.from_iterable(ends)))
-        self._shares.fromlist(list(chain.from_iterable(shares)))
-        for column, more in zip(self._counts, zip(*counts, strict=True), strict=True):
-            column.frombytes(b"".join(more))
 
     def _set_counts(self, index: int, counts: StepCounts) -> None:
         for column, count in zip(self._counts, counts, strict=True):

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.telemetry.plain import PlainBatch
+from libs.telemetry.gathered import LONGEST_NS, Bools, Ints, Laid, Spans
 from libs.telemetry.steps import SHARE_BITS
 
 WINDOW_NS: Final = 100_000_000
@@ -19,7 +19,9 @@ WINDOWS: Final = 16
 MAX_AHEAD: Final = 5
 """Windows: a worker whose clock is further ahead is left out, so that it takes no room of the present."""
 PARTS: Final = 4
-"""Covered, prefill, decode, KV wait."""
+COVERED, PREFILL, DECODE, KV_WAIT = range(PARTS)
+MOST_WINDOWS: Final = LONGEST_NS // WINDOW_NS + 1
+"""That a plain batch can touch."""
 NEVER: Final = (1 << 63) - 1
 
 
@@ -27,10 +29,10 @@ class Tally:
     """Sums by window and worker, exact from a moment on that is each worker's own."""
 
     def __init__(self, max_workers: int) -> None:
-        # Arrays of the standard library are several times faster by item than numpy's, which look at the same memory.
-        self._rows = [array("q", bytes(8 * PARTS * max_workers)) for _ in range(WINDOWS)]
-        self._views: list[NDArray[np.int64]] = [np.frombuffer(row, np.int64).reshape(-1, PARTS) for row in self._rows]
-        self._numbers = [-1] * WINDOWS
+        self._max_workers = max_workers
+        self._sums = np.zeros((WINDOWS, max_workers, PARTS), np.int64)
+        self._cells = self._sums.reshape(-1)
+        self._numbers = np.full(WINDOWS, -1, np.int64)
         """Of the window that a row holds."""
         self._exact_from = array("q", [NEVER]) * max_workers
         self._roles = bytearray(max_workers)
@@ -42,8 +44,7 @@ class Tally:
         place = self._places.pop(worker_id, None)
         if place is None:
             return
-        for view in self._views:
-            view[place] = 0
+        self._sums[:, place] = 0
         self._exact_from[place] = NEVER
         self._free.append(place)
 
@@ -56,39 +57,31 @@ class Tally:
         self._exact_from[place] = exact_from_ns
         self._roles[place] = role
 
-    def add(self, worker_id: str, batch: PlainBatch, now_ns: int) -> bool:
-        """Add a worker's next batch; False where there is no room for its time, and it must begin anew after it."""
-        low_ns, high_ns, starts, ends, shares, _, waits = batch
-        if high_ns > now_ns + MAX_AHEAD * WINDOW_NS:
-            return False
-        place = self._places[worker_id]
-        first, index, count = PARTS * place, 0, len(starts)
-        number = low_ns // WINDOW_NS
-        while low_ns < high_ns:
-            row = number % WINDOWS
-            if self._numbers[row] != number and not self._open(row, number):
-                return False
-            number += 1
-            edge_ns = number * WINDOW_NS
-            busy_ns = prefill_ns = 0
-            while index < count and starts[index] < edge_ns:
-                start_ns, end_ns, share = starts[index], ends[index], shares[index]
-                before_ns = low_ns - start_ns if low_ns > start_ns else 0
-                until_ns = (end_ns if end_ns < edge_ns else edge_ns) - start_ns
-                busy_ns += until_ns - before_ns
-                # Rounded from where the step began, so that its parts in several windows add up to it.
-                prefill_ns += (until_ns * share >> SHARE_BITS) - (before_ns * share >> SHARE_BITS)
-                if end_ns > edge_ns:
-                    break
-                index += 1
-            sums = self._rows[row]
-            sums[first] += (high_ns if high_ns < edge_ns else edge_ns) - low_ns
-            sums[first + 1] += prefill_ns
-            sums[first + 2] += busy_ns - prefill_ns
-            for start_ns, end_ns in waits:
-                sums[first + 3] += max(min(end_ns, edge_ns) - max(start_ns, low_ns), 0)
-            low_ns = edge_ns
-        return True
+    def add(self, worker_ids: Sequence[str], laid: Laid, arrived_ns: Ints) -> Bools:
+        """Add the plain ones of workers' next batches; False for those that are not, and for those of a clock that is
+        too far ahead: such a worker must begin anew after them."""
+        taken = laid.plain & (laid.covers.ends_ns <= arrived_ns + MAX_AHEAD * WINDOW_NS)
+        cover, numbers, lows, highs = _by_window(laid.covers)
+        self._open(numbers[taken[cover]])
+        places = np.array([self._places[worker_id] for worker_id in worker_ids], np.int64)
+
+        def put(part: int, batches: Ints, numbers: Ints, ns: Ints) -> None:
+            rows = numbers % WINDOWS
+            # What is older than its row is left out: nobody reads it here.
+            kept = taken[batches] & (self._numbers[rows] == numbers)
+            cells = rows[kept] * self._max_workers + places[batches[kept]]
+            np.add.at(self._cells, cells * PARTS + part, ns[kept])
+
+        put(COVERED, cover, numbers, highs - lows)
+        step, numbers, lows, highs = _by_window(laid.steps)
+        starts, shares, batches = laid.steps.starts_ns[step], laid.shares[step], laid.steps.of[step]
+        # Rounded from where the step began, so that its parts in several windows add up to it.
+        prefill_ns = ((highs - starts) * shares >> SHARE_BITS) - ((lows - starts) * shares >> SHARE_BITS)
+        put(PREFILL, batches, numbers, prefill_ns)
+        put(DECODE, batches, numbers, highs - lows - prefill_ns)
+        wait, numbers, lows, highs = _by_window(laid.waits)
+        put(KV_WAIT, laid.waits.of[wait], numbers, highs - lows)
+        return taken
 
     def read(
         self, start_ns: int, worker_ids: Sequence[str]
@@ -99,14 +92,31 @@ class Tally:
         number = start_ns // WINDOW_NS
         row = number % WINDOWS
         exact = (np.frombuffer(self._exact_from, np.int64)[places] <= start_ns) & (places >= 0)
-        if self._numbers[row] != number:
+        times = self._sums[row][places]
+        if self._numbers[row] < number:  # newer than all that has come: nothing is known of it, and that exactly
+            times[:] = 0
+        elif self._numbers[row] > number:
             exact[:] = False
-        return self._views[row][places], np.frombuffer(self._roles, np.uint8)[places], exact
+        return times, np.frombuffer(self._roles, np.uint8)[places], exact
 
-    def _open(self, row: int, number: int) -> bool:
-        """Make room for a newer window."""
-        if number < self._numbers[row]:
-            return False
-        self._numbers[row] = number
-        self._views[row][:] = 0
-        return True
+    def _open(self, numbers: Ints) -> None:
+        """Make room for windows that are newer than what their rows hold, the newest first."""
+        for number in np.unique(numbers)[::-1].tolist():
+            row = number % WINDOWS
+            if number > self._numbers[row]:
+                self._numbers[row] = number
+                self._sums[row] = 0
+
+
+def _by_window(spans: Spans) -> tuple[Ints, Ints, Ints, Ints]:
+    """(span, window number, from ns, to ns) of the part of each span in each window that it touches."""
+    starts, ends = spans.starts_ns, spans.ends_ns
+    first = starts // WINDOW_NS
+    counts = np.where(ends > starts, (ends - 1) // WINDOW_NS - first + 1, 0)
+    # Of what is not plain nothing is added: it may be of any length.
+    counts = np.minimum(counts, MOST_WINDOWS)
+    span = np.repeat(np.arange(len(starts)), counts)
+    numbers = first[span] + np.arange(len(span)) - np.repeat(np.cumsum(counts) - counts, counts)
+    lows = np.maximum(starts[span], numbers * WINDOW_NS)
+    highs = np.minimum(ends[span], (numbers + 1) * WINDOW_NS)
+    return span, numbers, lows, highs

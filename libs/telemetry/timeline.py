@@ -1,20 +1,21 @@
 """One worker's wall time, cut into prefill, decode, KV wait and idle: whole nanoseconds that add up exactly."""
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from operator import attrgetter
 from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import role_name
-from libs.contracts.step_row import StepRow, step_rows
+from libs.contracts.step_row import ENTRY_BYTES, StepRow, step_rows, whole_columns
 from libs.perfmodel.utilisation import Effort
 from libs.telemetry.effort import effort_within
 from libs.telemetry.facts import Shape, WorkerFacts, facts_of
+from libs.telemetry.gathered import END, LONGEST_NS
 from libs.telemetry.intervals import Intervals
-from libs.telemetry.plain import LONGEST_NS, PlainBatch, plain_batch
 from libs.telemetry.role_log import RoleLog
 from libs.telemetry.steps import FewBusyTime, RanStep, RunningStep, StepCounts, StepLog
 
@@ -26,11 +27,17 @@ MAX_STEPS: Final = 65_536
 """Of one worker, at most: 72 bytes a step. One with more of them in `HISTORY_NS` is remembered less long."""
 MAX_INTERVALS: Final = 16_384
 """Covers, KV waits, and runs of batch numbers, each: 16 bytes an entry."""
+MAX_NEW: Final = 8
+"""Batches: most of a second of a worker's."""
+NO_END: Final = bytes(ENTRY_BYTES)
+"""In the column of ends: a step is only announced."""
 INT64_END: Final = 1 << 62
 """Times and numbers from the wire must lie below."""
 
 # Attributes of protobuf's are read in C by this, several times faster than one by one.
-_HEAD: Final = attrgetter("incarnation", "sequence", "covered_from_unix_ns", "covered_to_unix_ns", "last", "assignment")
+_HEAD: Final = attrgetter(
+    "incarnation", "sequence", "covered_from_unix_ns", "covered_to_unix_ns", "last", "assignment", "steps"
+)
 _COUNTS: Final = attrgetter(*StepCounts._fields)
 PrefillShares = Callable[[StepBatch], list[int]]
 """Which part of each of a batch's steps is prefill, 0..`FULL_SHARE`; raises ValueError for steps that are malformed."""
@@ -110,6 +117,8 @@ class Timeline:
         """The number heard first: those below it were never missed."""
         self._next = 0
         """One past the highest of them."""
+        self._told_to_ns = 0
+        """What is in the history ends there."""
         self._kept_from_ns = 0
         self._trim_at_ns = 0
         """Until it is told of a later moment, nothing is too old."""
@@ -118,49 +127,109 @@ class Timeline:
         """Nothing that has been told lies later, but for a step that still runs; it never goes back."""
         self.changed_from_ns = 0
         """The earliest moment that the batch entered last told of."""
-        self.plain: PlainBatch | None = None
-        """The batch that was entered last, where it simply went on and no other has a part in its time."""
+        self._new: list[tuple[int, int, list[bytes], Sequence[tuple[int, int]]]] = []
+        """Batches that were entered and are not in the history yet: reaching all of its parts costs more than what one
+        batch adds to them."""
         self.max_steps = MAX_STEPS
         """The fleet lowers it as workers become many."""
         self.last_step_end_ns = 0
         """Of the steps that are known to have ended; the start of the incarnation before there is any."""
-        self.facts: WorkerFacts | None = None
+        self._newest: StepBatch | None = None
+        self._facts: WorkerFacts | None = None
+        """Of it; None: not read yet."""
+        self._incarnation = 0
+        self._left = False
         self.lost_batches = 0
         """Numbers that were skipped and have not come since."""
 
     def add(self, batch: StepBatch) -> Taken:
-        """Enter a batch; what was entered before is never counted twice."""
-        self.plain = None
+        """Sort in a batch; what was entered before is never counted twice."""
         try:
-            plain = self._as_plain(batch)
-            steps = [] if plain else step_rows(batch.steps)
-            shares = [] if plain else self._prefill_shares(batch)
+            steps, shares = step_rows(batch.steps), self._prefill_shares(batch)
         except ValueError:
             return Taken.MALFORMED
-        if plain is None:
-            return self._sort_in(batch, steps, shares)
-        self.plain = plain
-        grown = plain.low_ns > self.known_to_ns or bool(plain.waits_ns)
+        refused = self._refusal(batch, steps)
+        if refused is not None:
+            return refused
+        if self._newest is None or batch.incarnation > self._incarnation:
+            self._start_anew(batch)
         self._note_sequence(batch)
-        self._enter_plain(plain)
-        if grown or plain.high_ns > self._trim_at_ns or len(self._steps) > self.max_steps:
-            self._forget_old()
+        self._enter_all(batch, steps, shares)
         return Taken.COUNTED
+
+    def follow(self, batch: StepBatch) -> list[bytes] | None:
+        """Take note of a batch that simply goes on, and give the columns of its steps: they are to be entered before
+        anything is read or sorted in. None for one whose times must be sorted in among others, and where it says
+        something new of the worker.
+
+        Raises ValueError for steps that are malformed.
+        """
+        incarnation, number, low_ns, high_ns, last, assignment, steps = _HEAD(batch)
+        if (
+            last
+            or self._left
+            or self._newest is None
+            or incarnation != self._incarnation
+            or not self._next <= number < INT64_END
+            or not self.known_to_ns <= low_ns <= high_ns <= low_ns + LONGEST_NS
+            or high_ns >= INT64_END
+            or self._steps.any_announced
+            or role_name(assignment) != self._roles.newest
+        ):
+            return None
+        columns = whole_columns(steps)
+        if columns[END][-ENTRY_BYTES:] == NO_END:
+            return None
+        self._note_sequence(batch)
+        self.known_to_ns, self.changed_from_ns = high_ns, low_ns
+        return columns
+
+    def enter(
+        self, low_ns: int, high_ns: int, columns: list[bytes], waits_ns: Sequence[tuple[int, int]], last_end_ns: int
+    ) -> None:
+        """A batch that was followed, and is plain: starts, ends, prefill shares and `StepCounts` by column, the last of
+        its steps ended at `last_end_ns`."""
+        self._new.append((low_ns, high_ns, columns, waits_ns))
+        self.last_step_end_ns = max(self.last_step_end_ns, last_end_ns)
+        if len(self._new) >= MAX_NEW:
+            self._take_in()
+
+    def sort_in(self, batch: StepBatch) -> bool:
+        """A batch that was followed, and is not plain; False for one that is malformed."""
+        steps = step_rows(batch.steps)
+        try:
+            shares = self._prefill_shares(batch)
+        except ValueError:
+            return False
+        if not _well_formed(batch, steps):
+            return False
+        self._enter_all(batch, steps, shares)
+        return True
+
+    @property
+    def facts(self) -> WorkerFacts | None:
+        """What the newest batch says of the worker."""
+        if self._facts is None and self._newest is not None:
+            self._facts = facts_of(self._newest, self._shape.compute)
+        return self._facts
 
     @property
     def efforts_from_ns(self) -> int:
         """From when on `effort` knows what finished steps computed: since the worker told what it computes with, as far
         as that is remembered."""
+        self._take_in()
         return max(self._kept_from_ns, self._shape.from_ns)
 
     @property
     def told_from_ns(self) -> int:
         """The earliest moment of which steps are known; 0 before there is any."""
+        self._take_in()
         return self._covers.start
 
     @property
     def running_step(self) -> RunningStep | None:
         """None where none is known to run."""
+        self._take_in()
         return self._steps.running()
 
     def go_on(
@@ -168,6 +237,7 @@ class Timeline:
     ) -> None:
         """Who has followed this incarnation so far knows what is told once, and long before `batch`, the only one that
         has come here."""
+        self._take_in()
         self.last_step_end_ns = max([last_step_end_ns, *array("Q", batch.steps.end_unix_ns)])
         self.lost_batches += lost_batches
         if running_step is not None and running_step[0] < batch.covered_from_unix_ns:
@@ -176,6 +246,7 @@ class Timeline:
 
     def phases(self, low_ns: int, high_ns: int) -> PhaseTime:
         """How the covered part of [low, high) was spent; at most `MAX_WINDOW_NS` long."""
+        self._take_in()
         covers = self._covers.within(low_ns, high_ns)
         busy = self._steps.busy(low_ns, high_ns, self._covers.reach)
         steps_ns, prefill_ns = busy.between(covers)
@@ -191,6 +262,7 @@ class Timeline:
 
     def steps(self, low_ns: int, high_ns: int) -> Iterator[SpentStep]:
         """The steps behind `phases`, in order."""
+        self._take_in()
         for step in self._steps.ran(low_ns, high_ns, self._covers.reach):
             start_ns, end_ns = max(step.start_ns, low_ns), min(step.end_ns, high_ns)
             busy = FewBusyTime([(start_ns, end_ns, step.prefill_share, start_ns - step.start_ns)], step.running)
@@ -199,14 +271,17 @@ class Timeline:
 
     def begun(self, low_ns: int, high_ns: int) -> int:
         """How many steps started in [low, high)."""
+        self._take_in()
         return self._steps.begun(low_ns, high_ns)
 
     def kv_waits(self, low_ns: int, high_ns: int) -> list[tuple[int, int]]:
         """When sequences were told to wait for KV in [low, high), in order; a step that ran meanwhile is a step's."""
+        self._take_in()
         return self._kv_waits.within(low_ns, high_ns)
 
     def effort(self, low_ns: int, high_ns: int) -> Effort:
         """What finished steps computed and moved in [low, high), as far as the worker tells."""
+        self._take_in()
         compute, low_ns = self._shape.compute, max(low_ns, self._shape.from_ns)
         if compute is None or low_ns >= high_ns:
             return Effort()
@@ -214,47 +289,15 @@ class Timeline:
 
     def role_at(self, at_ns: int) -> str:
         """The role it had then, as far as is known; empty when none is."""
+        self._take_in()
         return self._roles.at(at_ns)
-
-    def _as_plain(self, batch: StepBatch) -> PlainBatch | None:
-        """None where its times must be sorted in among others, and where it says something new of the worker.
-
-        Raises ValueError for steps that are malformed.
-        """
-        facts, (incarnation, number, low_ns, high_ns, last, assignment) = self.facts, _HEAD(batch)
-        if (
-            facts is None
-            or facts.left
-            or last
-            or incarnation != facts.incarnation
-            or not self._next <= number < INT64_END
-            or not self.known_to_ns <= low_ns <= high_ns <= low_ns + LONGEST_NS
-            or high_ns >= INT64_END
-            or self._steps.any_announced
-            or role_name(assignment) != self._roles.newest
-        ):
-            return None
-        return plain_batch(batch, low_ns, high_ns, self._prefill_shares)
-
-    def _sort_in(self, batch: StepBatch, steps: Sequence[StepRow], shares: Sequence[int]) -> Taken:
-        refused = self._refusal(batch, steps)
-        if refused is not None:
-            return refused
-        if self.facts is None or batch.incarnation > self.facts.incarnation:
-            self._start_anew(batch)
-        self._note_sequence(batch)
-        self._enter_times(batch, steps)
-        for step, share in zip(steps, shares, strict=True):
-            self._enter_step(step, share, batch.covered_to_unix_ns)
-        self._forget_old()
-        return Taken.COUNTED
 
     def _refusal(self, batch: StepBatch, steps: Sequence[StepRow]) -> Taken | None:
         if not _well_formed(batch, steps):
             return Taken.MALFORMED
-        if self.facts is None or batch.incarnation > self.facts.incarnation:
+        if self._newest is None or batch.incarnation > self._incarnation:
             return None
-        if batch.incarnation < self.facts.incarnation:
+        if batch.incarnation < self._incarnation:
             return Taken.VOID
         number = batch.sequence
         known = self._run <= number < self._next or number in self._seen or number < self._seen_from
@@ -262,6 +305,7 @@ class Timeline:
 
     def _start_anew(self, batch: StepBatch) -> None:
         """A new incarnation: the old one's steps end where last seen, and its claims on later time are void."""
+        self._take_in()
         self._steps.settle(self._covers.reach)
         for kept in (self._covers, self._kv_waits, self._steps):
             kept.forget_from(batch.covered_from_unix_ns)
@@ -275,7 +319,8 @@ class Timeline:
         number = batch.sequence
         if number >= self._next:
             self._shape.take(batch)
-            self.facts = facts_of(batch, self._shape.compute)
+            self._newest, self._facts = batch, None
+            self._incarnation, self._left = batch.incarnation, batch.last
             if number == self._next:  # nearly always
                 self._next += 1
                 return
@@ -289,20 +334,34 @@ class Timeline:
             self._seen_from = self._seen.start_of_newest(MAX_INTERVALS)
             self._seen.forget_before(self._seen_from)
 
-    def _enter_plain(self, plain: PlainBatch) -> None:
-        self._covers.add(plain.low_ns, plain.high_ns)
-        self._roles.add(plain.low_ns, plain.high_ns, self._roles.newest)
-        for wait in plain.waits_ns:
+    def _take_in(self) -> None:
+        new, self._new = self._new, []
+        if not new:
+            return
+        role = self._roles.newest
+        for low_ns, high_ns in _united((low_ns, high_ns) for low_ns, high_ns, _, _ in new):
+            self._covers.add(low_ns, high_ns)
+            self._roles.add(low_ns, high_ns, role)
+        for wait in chain.from_iterable(waits for _, _, _, waits in new):
             self._kv_waits.add(*wait)
-        self._steps.extend(plain.starts_ns, plain.ends_ns, plain.shares, plain.counts)
-        self.known_to_ns, self.changed_from_ns = plain.high_ns, plain.low_ns
-        if plain.ends_ns:
-            self.last_step_end_ns = max(self.last_step_end_ns, plain.ends_ns[-1])
+        self._steps.extend(map(b"".join, zip(*(columns for _, _, columns, _ in new), strict=True)))
+        self._told_to_ns = new[-1][1]
+        grown = len(self._covers) + len(self._kv_waits) > MAX_INTERVALS or len(self._steps) > self.max_steps
+        if grown or new[-1][1] > self._trim_at_ns:
+            self._forget_old()
+
+    def _enter_all(self, batch: StepBatch, steps: Sequence[StepRow], shares: Sequence[int]) -> None:
+        self._take_in()
+        self._enter_times(batch, steps)
+        for step, share in zip(steps, shares, strict=True):
+            self._enter_step(step, share, batch.covered_to_unix_ns)
+        self._forget_old()
 
     def _enter_times(self, batch: StepBatch, steps: Sequence[StepRow]) -> None:
         ends = [step.end_unix_ns for step in steps] + [wait.end_unix_ns for wait in batch.kv_waits]
         self.known_to_ns = max([self.known_to_ns, batch.covered_to_unix_ns, *ends])
         self.changed_from_ns = min([batch.covered_from_unix_ns, *(step.start_unix_ns for step in steps)])
+        self._told_to_ns = max(self._told_to_ns, batch.covered_to_unix_ns)
         self._covers.add(max(batch.covered_from_unix_ns, self._kept_from_ns), batch.covered_to_unix_ns)
         for wait in batch.kv_waits:
             self._kv_waits.add(wait.start_unix_ns, wait.end_unix_ns)
@@ -318,8 +377,7 @@ class Timeline:
 
     def _forget_old(self) -> None:
         """Keep history within its bounds; what is forgotten is no longer covered, so it never turns idle."""
-        assert self.facts is not None
-        oldest_ns = self.facts.covered_to_unix_ns - HISTORY_NS
+        oldest_ns = self._told_to_ns - HISTORY_NS
         keep_from_ns = oldest_ns if oldest_ns > self._kept_from_ns + TRIM_NS else self._kept_from_ns
         if len(self._steps) > self.max_steps:
             keep_from_ns = max(keep_from_ns, self._steps.start_of_newest(self.max_steps * 15 // 16))
@@ -331,6 +389,15 @@ class Timeline:
             self._kept_from_ns = keep_from_ns
             for kept in (self._covers, self._kv_waits, self._steps):
                 kept.forget_before(keep_from_ns)
+
+
+def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those that touch as one."""
+    united: list[tuple[int, int]] = []
+    for low, high in spans:
+        touches = united and united[-1][1] == low
+        united.append((united.pop()[0] if touches else low, high))
+    return united
 
 
 def _well_formed(batch: StepBatch, steps: Sequence[StepRow]) -> bool:

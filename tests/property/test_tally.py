@@ -1,11 +1,13 @@
 """Windows that are added up as batches come, against the same windows cut from each worker's timeline."""
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.contracts.step_row import step_count
+from libs.contracts.step_row import step_count, whole_columns
 from libs.telemetry.cells import PROVISIONAL, ROLE_NUMBERS
 from libs.telemetry.fleet import Fleet
+from libs.telemetry.gathered import Gathered, lay
 from libs.telemetry.split import prefill_shares
 from libs.telemetry.steps import FULL_SHARE
 from libs.telemetry.tally import MAX_AHEAD, WINDOW_NS, WINDOWS, Tally
@@ -92,38 +94,56 @@ def test_windows_that_are_added_up_are_those_of_the_timelines(batches, data):
                 assert found.get(worker) == cut(fleet, worker, start_ns)
 
 
-def test_steady_workers_are_added_up_from_their_second_batch_on():
-    tally, timeline = Tally(1), Timeline(lambda batch: [FULL_SHARE // 3] * step_count(batch.steps))
+def test_steady_workers_are_added_up_from_their_second_batch_on(monkeypatch):
+    fleet = Fleet(lambda batch: [FULL_SHARE // 3] * step_count(batch.steps))
     for number in range(2 * WINDOWS):
         low = 100 * number - 37
         steps = [step(low + 10, low + 30, prefill=1, decode=1), step(low + 30, low + 90, prefill=1, decode=1)]
-        timeline.add(step_batch(number, (low, low + 100), steps, waits_ms=[(low + 90, low + 95)]))
-        if timeline.plain is None:
-            tally.begin("w", timeline.known_to_ns, 1)
-        assert number == 0 or tally.add("w", timeline.plain, timeline.known_to_ns)
-    newest_ns = timeline.known_to_ns - timeline.known_to_ns % WINDOW_NS
-    for start_ns in range(newest_ns - (WINDOWS - 1) * WINDOW_NS, newest_ns + WINDOW_NS, WINDOW_NS):
-        times, _, exact = tally.read(start_ns, ["w", "unknown"])
-        time = timeline.phases(start_ns, start_ns + WINDOW_NS)
-        assert exact.tolist() == [True, False]
-        assert times[0].tolist() == [time.covered_ns, time.prefill_ns, time.decode_ns, time.kv_wait_ns]
+        batch = step_batch(number, (low, low + 100), steps, waits_ms=[(low + 90, low + 95)], worker="a")
+        fleet.add(batch, batch.covered_to_unix_ns)
+    newest_ns = batch.covered_to_unix_ns - batch.covered_to_unix_ns % WINDOW_NS
+    starts = range(newest_ns - (WINDOWS - 1) * WINDOW_NS, newest_ns + WINDOW_NS, WINDOW_NS)
+    from_timeline = [cut(fleet, "a", start_ns) for start_ns in starts]
+    monkeypatch.setattr(fleet, "window", lambda *_: None)
+    assert [added(fleet, start_ns).get("a") for start_ns in starts] == from_timeline
+
+
+def laid(batch):
+    cover = (batch.covered_from_unix_ns, batch.covered_to_unix_ns)
+    return lay([Gathered(batch, "", *cover, whole_columns(batch.steps), 0)], prefill_shares)
 
 
 def test_who_takes_a_forgotten_workers_place_begins_with_nothing():
-    tally, timeline = Tally(1), Timeline(prefill_shares)
+    tally, batch = Tally(1), step_batch(1, (0, 20), [step(0, 10, decode=1)])
     for worker in ("a", "b"):
         tally.begin(worker, at(0), 1)
-        assert not tally.read(at(0), ["a"])[0].any()
-        timeline.add(step_batch(0, (-10, 0)))
-        timeline.add(step_batch(1, (0, 20), [step(0, 10, decode=1)]))
-        assert worker == "b" or tally.add(worker, timeline.plain, at(20))
-        tally.forget("a")
+        assert not tally.read(at(0), [worker])[0].any()
+        assert tally.add([worker], laid(batch), np.array([at(20)])).all()
+        assert tally.read(at(0), [worker])[0].tolist() == [[20 * MS, 0, 10 * MS, 0]]
+        tally.forget(worker)
 
 
 def test_a_clock_that_is_ahead_takes_no_room_of_the_present():
-    tally, timeline = Tally(2), Timeline(prefill_shares)
-    for number in range(2):
-        timeline.add(step_batch(number, (100 * number, 100 * number + 100)))
+    tally, batch = Tally(2), step_batch(1, (100, 200))
     tally.begin("ahead", at(0), 1)
-    assert not tally.add("ahead", timeline.plain, at(200) - (MAX_AHEAD + 1) * WINDOW_NS)
-    assert tally.add("ahead", timeline.plain, at(200))
+    assert not tally.add(["ahead"], laid(batch), np.array([at(200) - (MAX_AHEAD + 1) * WINDOW_NS])).any()
+    assert tally.add(["ahead"], laid(batch), np.array([at(200)])).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(layouts(), st.lists(st.booleans(), min_size=40, max_size=40))
+def test_batches_that_are_gathered_come_to_what_they_are_when_each_is_sorted_in(batches, read):
+    """However many are gathered before somebody reads."""
+    fleet, timelines = Fleet(prefill_shares), {worker: Timeline(prefill_shares) for worker in WORKERS}
+    for batch, looked_at in zip(batches, read, strict=False):
+        assert fleet.add(batch, batch.covered_to_unix_ns) is timelines[batch.worker_id].add(batch)
+        if looked_at:
+            fleet.settle()
+    for worker, timeline in timelines.items():
+        found = fleet.timeline(worker)
+        assert fleet.facts(worker) == timeline.facts
+        assert found is None or found.last_step_end_ns == timeline.last_step_end_ns
+        for low_ms in range(0, 1200, 90):
+            window = at(low_ms), at(low_ms + 170)
+            assert fleet.phases(worker, *window) == timeline.phases(*window)
+            assert found is None or list(found.steps(*window)) == list(timeline.steps(*window))
