@@ -24,6 +24,8 @@ def figures(batch: Batch, took_s: float | None = None) -> dict[str, Any]:
         found |= {name: batch[name] for name in ("output_file_id", "error_file_id")}
     elif own.get("late") is not None:
         found |= {"expected_end_at": own["expected_end_at"], "late": own["late"]}
+    if own.get("waits_for"):
+        found["waits_for"] = own["waits_for"]
     if reasons := _reasons(batch):
         found["errors"] = reasons
     if took_s is not None:
@@ -41,6 +43,8 @@ def tell(batch: Batch, took_s: float | None = None, *, as_json: bool) -> None:
     rate = f", {found['lines_per_s']:g} lines/s" if took_s else ""
     counts = f"{found['completed']} of {found['total']} lines completed, {found['failed']} failed"
     print(f"{batch['id']}: {batch['status']}, {counts}{rate}{_outlook(found)}")
+    if "waits_for" in found:
+        print(f"  waits: {found['waits_for']}", file=sys.stderr)
     for error in _reasons(batch):
         print(f"  {error['code']}: {error['message']}", file=sys.stderr)
 

@@ -66,6 +66,12 @@ class LocalFiles:
         finally:
             self._own.discard(home)
 
+    async def need_room(self, more_bytes: int) -> None:
+        """Raises StoreFull where it has no room for so many now."""
+        with _told():
+            await self._room.measure()
+        self._room.check(more_bytes)
+
     async def info(self, file_id: str) -> FileInfo:
         """What is known of a file."""
         home = self._home(file_id)

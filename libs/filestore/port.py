@@ -43,6 +43,10 @@ class FileStore(Protocol):
         """A new file; what has not been kept when the context closes leaves nothing behind."""
         ...
 
+    async def need_room(self, more_bytes: int) -> None:
+        """Raises StoreFull where it has no room for so many now."""
+        ...
+
     async def info(self, file_id: str) -> FileInfo:
         """What is known of a file."""
         ...

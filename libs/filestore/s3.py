@@ -78,6 +78,11 @@ class S3Files:
             await asyncio.shield(draft.discard())
             self._room.give(draft.held_bytes)
 
+    async def need_room(self, more_bytes: int) -> None:
+        """Raises StoreFull where it has no room for so many now."""
+        await self._room.measure()
+        self._room.check(more_bytes)
+
     async def info(self, file_id: str) -> FileInfo:
         """What is known of a file."""
         return (await self.known(file_id)).info

@@ -103,6 +103,15 @@ async def test_bounds_of_a_file_and_of_the_store_are_told_apart(store: FileStore
     assert (await put(store, "file-2", b"x" * 11)).bytes == 11
 
 
+async def test_room_can_be_asked_for_before_anything_is_written(store: FileStore) -> None:
+    await put(store, "file-1", b"x" * 1000)
+    await store.need_room(ROOM_BYTES - 1000)
+    async with store.draft("file-2", max_bytes=1000) as draft:
+        await draft.write(b"x")
+        with pytest.raises(StoreFull):
+            await store.need_room(ROOM_BYTES - 1000)
+
+
 async def test_files_that_are_written_at_once_share_the_stores_bound(store: FileStore) -> None:
     async with (
         store.draft("file-1", max_bytes=ROOM_BYTES) as one,

@@ -157,6 +157,7 @@ EVENTS = st.lists(
         st.just(pb.JobEvent(job_id="job", at_unix_ns=1, cancel_asked=pb.CancelAsked())),
         st.just(pb.JobEvent(job_id="job", at_unix_ns=2, started=pb.Started(lines=99, results_since=[4]))),
         st.just(pb.JobEvent(job_id="job", at_unix_ns=3, foretold=pb.Foretold(late=True))),
+        st.sampled_from(["", "room"]).map(lambda text: pb.JobEvent(job_id="job", waits=pb.Waits(reason=text))),
     )
 )
 

@@ -28,6 +28,7 @@ from services.gateway.batch.keeper import MAX_ASSEMBLED, Keeper
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.parts import Parts
 from services.gateway.batch.shares import SHARE_LINES, Span
+from services.gateway.batch.shown import show_batch
 from services.gateway.batch.sweep import sweep
 from services.gateway.batch.view import JobView
 
@@ -230,6 +231,7 @@ async def test_a_job_that_cannot_be_counted_can_be_cancelled(tmp_path: Path) -> 
         await work.send(BATCH_JOBS, pb.JobEvent(job_id="one", at_unix_ns=1, cancel_asked=pb.CancelAsked()))
         await until(lambda: view.jobs() and not view.unfinished(), what="the end of both")
     assert {job.id: job.status for job in view.jobs()} == {"one": "cancelled", "two": "expired"}
+    assert {show_batch(job)["errors"]["data"][0]["code"] for job in view.jobs()} == {"broker_unavailable"}
 
 
 async def test_a_full_store_delays_a_jobs_end_and_loses_none_of_its_answers(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ class Assembly:
     ) -> None:
         assert job.started is not None
         self._bus = bus
+        self._files = files
         self._job = job
         self._save = save
         self._part_bytes = part_bytes
@@ -73,6 +74,8 @@ class Assembly:
                 if self._told.places:
                     # What is copied below is in parts that were told of, so that trying again writes none.
                     await self._keep_parts()
+                    # Found out now, not by copying until the store is full, each time that it is tried.
+                    await self._files.need_room(await good.kept_bytes() + await bad.kept_bytes())
                 output_file_id, error_file_id = await good.keep(), await bad.keep()
         except FileNotFound as error:
             await self._save(pb.Assembled(results_next=self._since, attempt=self._told.attempt + 1))

@@ -33,6 +33,7 @@ class Job:
     """When its last line so far was answered."""
     dealt: pb.Dealt = field(default_factory=pb.Dealt)
     foretold: pb.Foretold | None = None
+    waits: pb.Waits | None = None
     assembled: pb.Assembled | None = None
     counts: Counts = field(default_factory=Counts)
 
@@ -55,6 +56,11 @@ class Job:
     def failed(self) -> int:
         """Lines that have an error for an answer."""
         return self.finished.failed if self.finished else self.counts.failed
+
+    @property
+    def waits_for(self) -> str:
+        """Why it does not go on now; empty where it does, and once it has ended."""
+        return self.waits.reason if self.waits and self.finished is None else ""
 
     @property
     def answered(self) -> bool:

@@ -82,6 +82,8 @@ def _apply(job: Job, event: pb.JobEvent) -> None:
             job.dealt = event.dealt
         case "foretold":
             job.foretold = event.foretold
+        case "waits":
+            job.waits = event.waits
         case "assembled" if job.finished is None and _further(event.assembled, job.assembled):
             job.assembled = event.assembled
         case "progress" if job.finished is None and job.counts.add(event.progress):
@@ -103,6 +105,7 @@ def _merge(job: Job, told: Job) -> None:
     if told.dealt.shares > job.dealt.shares:
         job.dealt = told.dealt
     job.foretold = job.foretold or told.foretold
+    job.waits = told.waits if job.waits is None else job.waits
     job.cancel_unix_ns = job.cancel_unix_ns or told.cancel_unix_ns
     if job.finished is None:
         job.finished, job.finished_unix_ns = told.finished, told.finished_unix_ns

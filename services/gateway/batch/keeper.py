@@ -16,6 +16,7 @@ from libs.contracts.errors import (
     FileNotFound,
     FileTooLarge,
     FulcrumError,
+    StoreFull,
     StoreUnavailable,
     TopicNotFound,
     TopicRefused,
@@ -25,6 +26,7 @@ from libs.contracts.topics import BATCH_JOBS, BATCH_SHARES
 from libs.filestore.port import FileStore
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
+from services.gateway.batch.answers import MAX_TOLD_CHARS
 from services.gateway.batch.assemble import PART_BYTES, Assembly, keeps_parts
 from services.gateway.batch.begin import begin, failed
 from services.gateway.batch.copies import check_topics
@@ -52,6 +54,8 @@ MAX_ASSEMBLED_AFTER = 4
 SEAT_POLL_S = 0.25
 RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 30.0
+CANCELLED_WAITS_S = 600.0
+"""How long a job that was cancelled waits for room for the answers that it has, which are lost then."""
 DEAL_S = 0.1
 """Between looks at whether runners want more."""
 FORETELL_S = 1.0
@@ -183,10 +187,14 @@ class _LaneJobs:
                     continue
                 # What a job needs is away or full: nothing is lost, all of it is on the broker.
                 log.warning("batch waits", job=job.id, error=error.message)
-                if job.started is None and (outcome := self._given_up(job)):
-                    await self._finish(job, pb.Finished(outcome=outcome, error_message=error.message))
+                if (finished := self._given_up(job, error)) is not None:
+                    await self._finish(job, finished)
                 else:
+                    await self._tell_waits(job, error.message[:MAX_TOLD_CHARS])
                     await asyncio.sleep(backoff.next_s())
+        if job.started and keeps_parts(self._keeper.bus):
+            # Whether or not it was told of any: a keeper that was killed may have written some.
+            await self.sweep()
 
     async def deal(self) -> None:
         """Give runners the shares that are due, until cancelled."""
@@ -268,9 +276,6 @@ class _LaneJobs:
                 part_bytes=keeper.part_bytes,
             ).run()
         await self._finish(job, finished)
-        if keeps_parts(keeper.bus):
-            # Whether or not it was told of any: a keeper that was killed may have written some.
-            await self.sweep()
 
     def _deal(self, job: Job, repeats: Sequence[int]) -> None:
         self._dealers[job.id] = Dealer(job, self._keeper.files, repeats)
@@ -289,6 +294,12 @@ class _LaneJobs:
     async def _assembled(self, job: Job, assembled: pb.Assembled) -> None:
         event = pb.JobEvent(job_id=job.id, at_unix_ns=self._keeper.clock.now_ns(), assembled=assembled)
         await self._commit(job, event)
+        await self._tell_waits(job, "")
+
+    async def _tell_waits(self, job: Job, reason: str) -> None:
+        if reason != job.waits_for:
+            event = pb.JobEvent(job_id=job.id, at_unix_ns=self._keeper.clock.now_ns(), waits=pb.Waits(reason=reason))
+            await self._commit(job, event)
 
     async def sweep(self) -> None:
         """Remove parts and copies of files that nobody needs any more, if the store answers."""
@@ -306,11 +317,21 @@ class _LaneJobs:
                 return self._after
             await asyncio.sleep(SEAT_POLL_S)
 
-    def _given_up(self, job: Job) -> pb.Outcome | None:
-        """What has become of a job that cannot be counted and that nobody waits for any more."""
-        if job.cancel_unix_ns:
-            return pb.OUTCOME_CANCELLED
-        return pb.OUTCOME_EXPIRED if self._keeper.clock.now_ns() >= job.created.expires_unix_ns else None
+    def _given_up(self, job: Job, error: FulcrumError) -> pb.Finished | None:
+        """The end of a job that cannot go on and that nobody waits for any more: one that is stopped before it was
+        counted, or was cancelled long ago and has no room for its answers."""
+        now_ns = self._keeper.clock.now_ns()
+        cancelled_s = (now_ns - job.cancel_unix_ns) / 1e9 if job.cancel_unix_ns else 0.0
+        no_room = job.answered and isinstance(error, StoreFull | FileTooLarge) and cancelled_s > CANCELLED_WAITS_S
+        if not (job.stopped(now_ns) if job.started is None else no_room):
+            return None
+        return pb.Finished(
+            outcome=pb.OUTCOME_CANCELLED if job.cancel_unix_ns else pb.OUTCOME_EXPIRED,
+            completed=job.completed,
+            failed=job.failed,
+            error_code=error.code,
+            error_message=error.message[:MAX_TOLD_CHARS],
+        )
 
     async def _start(self, job: Job) -> None:
         """Count it; raises FileNotFound, FileTooLarge or TopicNotFound where it can never be."""
@@ -324,6 +345,7 @@ class _LaneJobs:
             return
         event = pb.JobEvent(job_id=job.id, at_unix_ns=keeper.clock.now_ns(), started=begun.started)
         await self._commit(job, event)
+        await self._tell_waits(job, "")
         self._deal(job, begun.repeats)
 
     async def _finish(self, job: Job, finished: pb.Finished) -> None:

@@ -4,6 +4,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
+from libs.contracts.errors import FileTooLarge
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import AssembledFile
 from libs.filestore.port import Draft, FileStore
 from services.gateway.batch.parts import PART_PURPOSE, Parts
@@ -59,6 +60,13 @@ class Output:
             self._kept.append(part)
             self.open_bytes = 0
         return AssembledFile(lines=self.lines, parts=self._kept)
+
+    async def kept_bytes(self) -> int:
+        """Of its parts; raises FileNotFound when one is gone, FileTooLarge when a file may not have so many."""
+        found = sum([await self._parts.size_bytes(self._kind, part) for part in self._kept])
+        if found > self._max_bytes:
+            raise FileTooLarge(f"the file is over {self._max_bytes} bytes", param="file")
+        return found
 
     async def keep(self) -> str:
         """Make one file of it, whose id is returned; empty, and no file, when it has no line.

@@ -58,6 +58,10 @@ class Parts:
         """Its bytes; raises FileNotFound."""
         return self._files.read(self.file_id(kind, part))
 
+    async def size_bytes(self, kind: str, part: int) -> int:
+        """How long it is; raises FileNotFound."""
+        return (await self._files.info(self.file_id(kind, part))).bytes
+
     async def remove(self, kind: str, part: int) -> None:
         """It is not needed any more: remove it as `drop` does."""
         await self._remove(self.file_id(kind, part))

@@ -89,6 +89,7 @@ def _own(job: Job) -> dict[str, Any]:
         "priority": created.priority,
         "expected_end_at": _seconds(foretold.end_unix_ns) if foretold else None,
         "late": foretold.late if foretold else None,
+        "waits_for": job.waits_for or None,
         **{name: topic for name in topics if (topic := getattr(created, name))},
     }
 

@@ -15,6 +15,7 @@ def snapshot(job: Job) -> pb.Snapshot:
         started_unix_ns=job.started_unix_ns,
         dealt=job.dealt,
         foretold=job.foretold,
+        waits=job.waits,
         assembled=job.assembled,
         cancel_unix_ns=job.cancel_unix_ns,
         finished=job.finished,
@@ -41,6 +42,7 @@ def revive(job_id: str, told: pb.Snapshot) -> Job:
         finished_unix_ns=told.finished_unix_ns,
         answered_unix_ns=told.answered_unix_ns,
         dealt=told.dealt,
+        waits=told.waits if told.HasField("waits") else None,
         foretold=told.foretold if told.HasField("foretold") else None,
         assembled=told.assembled if told.HasField("assembled") else None,
         counts=Counts(

@@ -21,7 +21,7 @@ OUTCOME_EXPIRED: Outcome
 OUTCOME_FAILED: Outcome
 
 class JobEvent(_message.Message):
-    __slots__ = ("job_id", "at_unix_ns", "created", "started", "progress", "cancel_asked", "finished", "dealt", "foretold", "assembled", "snapshot", "look_back")
+    __slots__ = ("job_id", "at_unix_ns", "created", "started", "progress", "cancel_asked", "finished", "dealt", "foretold", "assembled", "snapshot", "look_back", "waits")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     AT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class JobEvent(_message.Message):
     ASSEMBLED_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     LOOK_BACK_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     at_unix_ns: int
     created: Created
@@ -46,7 +47,8 @@ class JobEvent(_message.Message):
     assembled: Assembled
     snapshot: Snapshot
     look_back: LookBack
-    def __init__(self, job_id: _Optional[str] = ..., at_unix_ns: _Optional[int] = ..., created: _Optional[_Union[Created, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cancel_asked: _Optional[_Union[CancelAsked, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., dealt: _Optional[_Union[Dealt, _Mapping]] = ..., foretold: _Optional[_Union[Foretold, _Mapping]] = ..., assembled: _Optional[_Union[Assembled, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., look_back: _Optional[_Union[LookBack, _Mapping]] = ...) -> None: ...
+    waits: Waits
+    def __init__(self, job_id: _Optional[str] = ..., at_unix_ns: _Optional[int] = ..., created: _Optional[_Union[Created, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cancel_asked: _Optional[_Union[CancelAsked, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., dealt: _Optional[_Union[Dealt, _Mapping]] = ..., foretold: _Optional[_Union[Foretold, _Mapping]] = ..., assembled: _Optional[_Union[Assembled, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., look_back: _Optional[_Union[LookBack, _Mapping]] = ..., waits: _Optional[_Union[Waits, _Mapping]] = ...) -> None: ...
 
 class Created(_message.Message):
     __slots__ = ("input_file_id", "endpoint", "completion_window", "expires_unix_ns", "metadata", "tenant", "priority", "input_topic", "output_topic", "error_topic")
@@ -157,12 +159,18 @@ class AssembledFile(_message.Message):
     parts: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, lines: _Optional[int] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Waits(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
 class CancelAsked(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("created", "created_unix_ns", "started", "started_unix_ns", "dealt", "foretold", "assembled", "cancel_unix_ns", "finished", "finished_unix_ns", "completed", "failed", "answered_unix_ns", "open_shares", "whole_below", "whole_above")
+    __slots__ = ("created", "created_unix_ns", "started", "started_unix_ns", "dealt", "foretold", "assembled", "cancel_unix_ns", "finished", "finished_unix_ns", "completed", "failed", "answered_unix_ns", "open_shares", "whole_below", "whole_above", "waits")
     CREATED_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +187,7 @@ class Snapshot(_message.Message):
     OPEN_SHARES_FIELD_NUMBER: _ClassVar[int]
     WHOLE_BELOW_FIELD_NUMBER: _ClassVar[int]
     WHOLE_ABOVE_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     created: Created
     created_unix_ns: int
     started: Started
@@ -195,7 +204,8 @@ class Snapshot(_message.Message):
     open_shares: _containers.RepeatedCompositeFieldContainer[Progress]
     whole_below: int
     whole_above: _containers.RepeatedCompositeFieldContainer[Progress]
-    def __init__(self, created: _Optional[_Union[Created, _Mapping]] = ..., created_unix_ns: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., started_unix_ns: _Optional[int] = ..., dealt: _Optional[_Union[Dealt, _Mapping]] = ..., foretold: _Optional[_Union[Foretold, _Mapping]] = ..., assembled: _Optional[_Union[Assembled, _Mapping]] = ..., cancel_unix_ns: _Optional[int] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., finished_unix_ns: _Optional[int] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., answered_unix_ns: _Optional[int] = ..., open_shares: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., whole_below: _Optional[int] = ..., whole_above: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ...) -> None: ...
+    waits: Waits
+    def __init__(self, created: _Optional[_Union[Created, _Mapping]] = ..., created_unix_ns: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., started_unix_ns: _Optional[int] = ..., dealt: _Optional[_Union[Dealt, _Mapping]] = ..., foretold: _Optional[_Union[Foretold, _Mapping]] = ..., assembled: _Optional[_Union[Assembled, _Mapping]] = ..., cancel_unix_ns: _Optional[int] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., finished_unix_ns: _Optional[int] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., answered_unix_ns: _Optional[int] = ..., open_shares: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., whole_below: _Optional[int] = ..., whole_above: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., waits: _Optional[_Union[Waits, _Mapping]] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("outcome", "completed", "failed", "output_file_id", "error_file_id", "error_code", "error_message")
