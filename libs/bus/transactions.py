@@ -25,7 +25,7 @@ from libs.bus.codec import SCHEMA_HEADER, encode
 from libs.bus.offsets import NONE, committed_offsets
 from libs.bus.servers import BrokerAway
 from libs.bus.work import Produced, Raw
-from libs.contracts.errors import TopicRefused
+from libs.contracts.errors import TooLargeForTopic, TopicRefused
 
 TOPIC_ERRORS = (
     InvalidTopicError,
@@ -80,7 +80,8 @@ class Transactions:
             yield
 
     async def commit(self, produced: Sequence[Produced], offset: OffsetAndMetadata) -> None:
-        """All of it, or nothing: raises TopicRefused when a client's topic does not take its records."""
+        """All of it, or nothing: raises TopicRefused when a client's topic does not take its records, TooLargeForTopic
+        where that is for the size of one."""
         raws = [item for item in produced if isinstance(item, Raw)]
         try:
             # Before anything is sent: aiokafka refuses to send once a topic has failed while another was looked for.
@@ -146,7 +147,9 @@ class Transactions:
 
 
 def _refused(topic: str, error: BaseException) -> TopicRefused:
-    return TopicRefused(f"topic {topic} does not take answers ({getattr(error, 'message', error)})")
+    too_large = isinstance(error, MessageSizeTooLargeError | RecordListTooLargeError)
+    kind = TooLargeForTopic if too_large else TopicRefused
+    return kind(f"topic {topic} does not take answers ({getattr(error, 'message', error)})")
 
 
 def _look_at(sent: "asyncio.Future[object]") -> None:

@@ -60,7 +60,8 @@ class Lane(Protocol):
     async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
         """One transaction: these records, and that the next to be worked on is at `next_offset`, with a note.
 
-        Raises TopicRefused when a client's topic does not take its records: nothing is committed then, and the lane
+        Raises TopicRefused when a client's topic does not take its records, TooLargeForTopic where one of them is too
+        large for it: nothing is committed then, and the lane
         can go on without them. Raises anything else when it cannot be known, or is not true, that it was committed: the
         lane is then of no more use, and the next one begins where the broker says. One at a time.
         """

@@ -88,6 +88,10 @@ class TopicRefused(InvalidRequest):
     code = "topic_refused"
 
 
+class TooLargeForTopic(TopicRefused):
+    """One of the records is: others it takes."""
+
+
 class Conflict(FulcrumError):
     """What is asked for does not go with how things stand."""
 

@@ -19,7 +19,7 @@ from libs.bus.kafka_work import KafkaWork
 from libs.bus.offsets import NONE, committed_offsets
 from libs.bus.servers import BrokerAway, Servers
 from libs.bus.work import Lane, Produced, Raw
-from libs.contracts.errors import TopicNotFound, TopicRefused
+from libs.contracts.errors import TooLargeForTopic, TopicNotFound, TopicRefused
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result, Share
 from libs.contracts.topics import BATCH_RESULTS, BATCH_SHARES
 from libs.testing.stores import KafkaServer
@@ -208,6 +208,7 @@ async def test_a_topic_that_takes_no_records_spoils_neither_its_lane_nor_a_trans
                         await lane.commit(produced, next_offset=record.offset + 1, note=topic)
                         told.append("")
                     except TopicRefused as error:
+                        assert isinstance(error, TooLargeForTopic) == (topic == small)
                         told.append(error.message)
 
     async with member(work, copies):

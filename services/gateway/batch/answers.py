@@ -5,7 +5,7 @@ Ids follow from the job and the line, so an answer that is made again has the sa
 
 import msgspec
 
-from libs.contracts.errors import FulcrumError
+from libs.contracts.errors import FulcrumError, TooLargeForTopic
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
 from services.gateway.batch.line import Line
 from services.gateway.batch.reasons import AnswerTooLarge, Expired, NotRun, ResultLost
@@ -75,6 +75,13 @@ def lost(job_id: str, place: int) -> bytes:
     """For the error file, where the broker forgot an answer."""
     reason = _Error(ResultLost.code, f"the broker forgot the answer to line {place + 1} of the job", place + 1)
     return _encoder.encode(_Answer(_id(job_id, place), None, None, reason))
+
+
+def stand_in(result: Result, error: TooLargeForTopic) -> bytes:
+    """For a client's topic, in the place of an answer that is too large for it."""
+    text = f"{error.message}: what it does not take is in the job's files alone"[:MAX_TOLD_CHARS]
+    reason = _Error(AnswerTooLarge.code, text, result.place + 1)
+    return _encoder.encode(_Answer(_id(result.job_id, result.place), result.custom_id or None, None, reason))
 
 
 def _told(error: FulcrumError) -> ErrorReply:

@@ -1,14 +1,19 @@
 """Answers that go to topics of the client's as well, and jobs whose topics do not take them."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from libs.bus.work import Raw, WorkBus
-from libs.contracts.errors import TopicRefused
+from libs.contracts.errors import TooLargeForTopic, TopicRefused
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Created, Result, Share
+from services.gateway.batch.answers import stand_in
 from services.gateway.batch.reasons import OutputRefused
 
 MAX_REFUSED = 1_000
 """Jobs that are remembered; one that is forgotten is found out again."""
+MAX_TOO_LARGE = 20
+"""Answers of a job one after the other, after which a topic that is too small for them is taken to refuse all: each
+costs its lane a new producer."""
 
 
 async def check_topics(bus: WorkBus, created: Created) -> None:
@@ -23,6 +28,8 @@ class Copies:
 
     def __init__(self) -> None:
         self._refused: dict[str, OutputRefused] = {}
+        self._too_large: Counter[str] = Counter()
+        """By job, answers since the last one that was taken."""
 
     def of(self, share: Share, results: Iterable[Result]) -> list[Raw]:
         """What is committed with the results."""
@@ -30,6 +37,23 @@ class Copies:
             return []
         found = [(share.output_topic if result.ok else share.error_topic, result) for result in results]
         return [Raw(topic, result.custom_id.encode(), result.answer) for topic, result in found if topic]
+
+    def stand_ins(self, share: Share, results: Iterable[Result], error: TooLargeForTopic) -> list[Raw]:
+        """What is committed with results whose copies are too large: an error for each, if errors go to a topic."""
+        if share.job_id in self._refused or not share.error_topic:
+            return []
+        return [Raw(share.error_topic, result.custom_id.encode(), stand_in(result, error)) for result in results]
+
+    def taken(self, job_id: str) -> None:
+        """Answers were, or there were none to take."""
+        self._too_large.pop(job_id, None)
+
+    def too_large(self, job_id: str) -> bool:
+        """One more answer was; whether its topic is taken to refuse all."""
+        self._too_large[job_id] += 1
+        if len(self._too_large) > MAX_REFUSED:
+            del self._too_large[next(iter(self._too_large))]
+        return self._too_large[job_id] > MAX_TOO_LARGE
 
     def refuse(self, job_id: str, error: TopicRefused) -> None:
         """The job's answers are in its files alone from now on, and no more of its lines are run."""

@@ -5,13 +5,15 @@ the offset, which lines are: whoever gets the share next goes on with the others
 """
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import structlog
 
 from libs.bus.port import Record
-from libs.bus.work import Lane, Produced
-from libs.contracts.errors import FulcrumError, StoreUnavailable, TopicRefused
+from libs.bus.work import Lane, Produced, Raw
+from libs.contracts.errors import FulcrumError, StoreUnavailable, TooLargeForTopic, TopicRefused
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent, Progress, Result, Share
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
 from libs.filestore.port import FileStore
@@ -212,23 +214,46 @@ class _ShareRun:
                     await self._all.wait()
 
     async def _commit(self, ready: list[tuple[int, Result]]) -> None:
+        share, copies = self._share, self._runner.copies
+        results = [result for _, result in ready]
+        try:
+            await self._publish(ready, copies.of(share, results))
+        except TooLargeForTopic as error:
+            if len(ready) > 1:
+                for one in ready:  # it is not told which of them it is
+                    await self._commit([one])
+            elif copies.too_large(share.job_id):
+                await self._publish_refused(ready, error)
+            else:
+                await self._publish_or_refuse(ready, copies.stand_ins(share, results, error))
+        except TopicRefused as error:
+            await self._publish_refused(ready, error)
+        else:
+            copies.taken(share.job_id)
+
+    async def _publish_or_refuse(self, ready: list[tuple[int, Result]], also: Sequence[Raw]) -> None:
+        try:
+            await self._publish(ready, also)
+        except TopicRefused as error:
+            await self._publish_refused(ready, error)
+
+    async def _publish_refused(self, ready: list[tuple[int, Result]], error: TopicRefused) -> None:
+        log.warning("a batch's topic takes no answers", job=self._share.job_id, error=error.message)
+        self._runner.copies.refuse(self._share.job_id, error)
+        await self._publish(ready, ())
+
+    async def _publish(self, ready: list[tuple[int, Result]], also: Sequence[Raw]) -> None:
+        """Results, what is told of them, and `also`, in one transaction; raises TopicRefused."""
+        share, note = self._share, replace(self._note)
         for index, result in ready:
-            self._note.add(index, ok=result.ok)
-        share, note = self._share, self._note
+            note.add(index, ok=result.ok)
         completed, failed = note.counts
         next_offset, text = (self._offset + 1, "") if note.whole else (self._offset, note.text())
         progress = Progress(share=share.number, completed=completed, failed=failed, whole=note.whole, note=text)
         event = JobEvent(job_id=share.job_id, at_unix_ns=self._runner.now_ns(), progress=progress)
         produced: list[Produced] = [(BATCH_RESULTS, result) for _, result in ready]
-        produced.append((BATCH_JOBS, event))
-        copies = self._runner.copies
-        try:
-            also = copies.of(share, (result for _, result in ready))
-            await self._lane.commit([*produced, *also], next_offset=next_offset, note=text)
-        except TopicRefused as error:
-            log.warning("a batch's topic takes no answers", job=share.job_id, error=error.message)
-            copies.refuse(share.job_id, error)
-            await self._lane.commit(produced, next_offset=next_offset, note=text)
+        await self._lane.commit([*produced, (BATCH_JOBS, event), *also], next_offset=next_offset, note=text)
+        self._note = note
         self._runner.metrics.committed([result.ok for _, result in ready])
 
     async def _watch(self) -> None:
