@@ -110,7 +110,9 @@ class FaultyFiles(LocalFiles):
 class Story:
     """One job: what is published of it, and who keeps it."""
 
-    def __init__(self, folder: Path, lines: int, places: Sequence[int], fate: Fate) -> None:
+    def __init__(self, folder: Path, lines: int, places: Sequence[int], fate: Fate, *, stopped: bool = False) -> None:
+        """It was cancelled; `stopped`: before its last answer."""
+        self.stopped = stopped
         self.lines = lines
         self.fate = fate
         self.files = FaultyFiles(folder, fate)
@@ -120,6 +122,7 @@ class Story:
         self._events = [
             pb.JobEvent(job_id="job", created=pb.Created()),
             pb.JobEvent(job_id="job", started=pb.Started(lines=lines, results_since=[1])),
+            pb.JobEvent(job_id="job", at_unix_ns=1, cancel_asked=pb.CancelAsked()),
         ]
         self._keepers = 0
 
@@ -127,7 +130,7 @@ class Story:
         """All results are there, and one that the job began behind."""
         await self.work.send(BATCH_RESULTS, result(0))
         for place in self.places:
-            await self.work.send(BATCH_RESULTS, result(place))
+            await self.work.send(BATCH_RESULTS, result(place, cancelled=self.stopped and not ok(place)))
             await self.work.send(BATCH_RESULTS, pb.Result(job_id="another", place=place, answer=b"no"))
 
     async def keep(self) -> None:
@@ -199,7 +202,8 @@ class Story:
         return {f"file-job-{kind}-{part:016x}" for kind, those in parts.items() for part in those}
 
     async def check(self) -> None:
-        """Each line is in the files once, in the right one, in the order of answers."""
+        """Each line is in the files once, in the right one, in the order of answers; and the job was cancelled only if
+        a line was."""
         finished = self.finished
         assert finished is not None
         ids = {"output": finished.output_file_id, "errors": finished.error_file_id}
@@ -208,6 +212,7 @@ class Story:
         assert sorted(order) == list(range(self.lines))
         assert found["output"] == [place for place in order if ok(place)]
         assert found["errors"] == [place for place in order if not ok(place)]
+        assert finished.outcome == (pb.OUTCOME_CANCELLED if self.stopped else pb.OUTCOME_COMPLETED)
         assert (finished.completed, finished.failed) == (len(found["output"]), len(found["errors"]))
 
     async def parts(self) -> set[str]:
@@ -232,8 +237,8 @@ def ok(place: int) -> bool:
     return place % 3 > 0
 
 
-def result(place: int) -> pb.Result:
-    return pb.Result(job_id="job", place=place, ok=ok(place), answer=b"%03d" % place)
+def result(place: int, *, cancelled: bool = False) -> pb.Result:
+    return pb.Result(job_id="job", place=place, ok=ok(place), answer=b"%03d" % place, cancelled=cancelled)
 
 
 @st.composite
@@ -250,12 +255,12 @@ GONE = st.frozensets(st.integers(0, 8), max_size=2)
 
 
 @settings(max_examples=40, deadline=None)
-@given(orders(), FAULTS, GONE)
+@given(orders(), FAULTS, GONE, st.booleans())
 def test_every_line_is_in_the_files_once_whatever_befalls_its_keepers(
-    places: list[int], faults: dict[int, Fault], gone: frozenset[int]
+    places: list[int], faults: dict[int, Fault], gone: frozenset[int], stopped: bool
 ) -> None:
     async def case(folder: str) -> None:
-        story = Story(Path(folder), max(places) + 1, places, Fate(faults, gone))
+        story = Story(Path(folder), max(places) + 1, places, Fate(faults, gone), stopped=stopped)
         await story.answer()
         await story.ends()
 

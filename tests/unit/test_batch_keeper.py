@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from libs.bus.port import Record
-from libs.contracts.errors import BrokerUnavailable, FileNotFound, StoreUnavailable
+from libs.contracts.errors import BrokerUnavailable, FileNotFound, StoreUnavailable, TopicNotFound
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES, Topic
 from libs.filestore.local import LocalFiles
@@ -218,6 +218,26 @@ async def test_who_takes_a_lane_over_reads_neither_events_nor_lines_nor_answers_
     found = [b"".join([part async for part in files.read(f"file-job-{kind}")]) for kind in ("output", "errors")]
     places = [int(text) for text in b"".join(found).split()]
     assert sorted(places) == list(range(shares * SHARE_LINES))
+
+
+async def test_a_job_that_cannot_begin_names_the_field_that_is_why(tmp_path: Path) -> None:
+    class Topics(MemoryWork):
+        async def check_topic(self, name: str, *, param: str) -> None:
+            raise TopicNotFound("no such topic", param=param)
+
+    work, files = Topics(BATCH_JOBS), await store(tmp_path)
+    view = JobView(work)
+    async with running(view.follow(), keeper(work, files, view).work(work)):
+        await work.send(BATCH_JOBS, created("gone", input_file_id="file-none"))
+        await work.send(BATCH_JOBS, created("topic", input_file_id="file-1", output_topic="typo"))
+        await work.send(BATCH_JOBS, created("empty", input_topic="lines"))
+        await until(lambda: len(view.jobs()) == 3 and not view.unfinished(), what="the end of all")
+    found = {job.id: show_batch(job)["errors"]["data"][0] for job in view.jobs()}
+    assert {job_id: (error["code"], error["param"]) for job_id, error in found.items()} == {
+        "gone": ("file_not_found", "input_file_id"),
+        "topic": ("topic_not_found", "output_topic"),
+        "empty": ("empty_file", "input_topic"),
+    }
 
 
 async def test_a_job_that_cannot_be_counted_can_be_cancelled(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import msgspec
 from libs.contracts.errors import FulcrumError, TooLargeForTopic
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
 from services.gateway.batch.line import Line
-from services.gateway.batch.reasons import AnswerTooLarge, Expired, NotRun, ResultLost
+from services.gateway.batch.reasons import AnswerTooLarge, Cancelled, Expired, NotRun, ResultLost
 from services.gateway.replies import ChatChoice, CompletionChoice, Envelope, ErrorReply
 from services.gateway.sse import error_reply
 
@@ -59,8 +59,15 @@ def refused(job_id: str, line: Line, error: FulcrumError) -> Result:
     response = _Response(error.http_status, request_id(job_id, line.place), reply) if asked else None
     reason = _Error(error.code, reply.error.message, line.number)
     answer = _encoder.encode(_Answer(_id(job_id, line.place), line.custom_id or None, response, reason))
-    expired = isinstance(error, Expired)
-    return Result(job_id=job_id, place=line.place, custom_id=line.custom_id, ok=False, answer=answer, expired=expired)
+    return Result(
+        job_id=job_id,
+        place=line.place,
+        custom_id=line.custom_id,
+        ok=False,
+        answer=answer,
+        expired=isinstance(error, Expired),
+        cancelled=isinstance(error, Cancelled),
+    )
 
 
 def fitting(result: Result, line: Line) -> Result:

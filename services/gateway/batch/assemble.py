@@ -58,6 +58,7 @@ class Assembly:
         self._lines = job.started.lines
         self._places = Places(self._lines)
         self._expired = self._told.expired
+        self._cancelled = self._told.cancelled
         self._parts = Parts(files, job.id)
         self._good = Output(files, self._parts, job.id, "output", self._told.output, max_bytes=max_bytes)
         self._bad = Output(files, self._parts, job.id, "errors", self._told.errors, max_bytes=max_bytes)
@@ -109,6 +110,7 @@ class Assembly:
             reading.result()
         if self._left:
             log.warning("answers were lost by the broker", job=self._job.id, lines=self._left)
+            self._cancelled |= bool(self._job.cancel_unix_ns)
             for place in self._places.missing():
                 await self._bad.write(lost(self._job.id, place))
 
@@ -128,6 +130,7 @@ class Assembly:
         # One that comes again is left out: the first answer counts.
         if result.job_id == self._job.id and self._places.add(result.place):
             self._expired |= result.expired
+            self._cancelled |= result.cancelled
             await (self._good if result.ok else self._bad).write(result.answer)
         self._next += [0] * (record.partition + 1 - len(self._next))
         self._next[record.partition] = record.offset + 1
@@ -147,6 +150,7 @@ class Assembly:
             output=output,
             errors=errors,
             expired=self._expired,
+            cancelled=self._cancelled,
             places=places,
             attempt=before.attempt,
         )
@@ -160,7 +164,7 @@ class Assembly:
         return int(self._lines) - self._good.lines - self._bad.lines
 
     def _outcome(self) -> pb.Outcome:
-        if self._job.cancel_unix_ns:
+        if self._cancelled:  # of a line at least: one that was asked for after the last answer cancels nothing
             return pb.OUTCOME_CANCELLED
         return pb.OUTCOME_EXPIRED if self._expired else pb.OUTCOME_COMPLETED
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from libs.bus.work import WorkBus
+from libs.contracts.errors import FulcrumError, TopicNotFound
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_RESULTS
 from libs.filestore.port import FileStore
@@ -43,12 +44,24 @@ async def begin(
     found = await count(files, file_id)
     if not 0 < found.lines <= max_lines:
         code, text = ("too_many_lines", "more lines than") if found.lines else ("empty_file", "no line, of at most")
-        return failed(code, f"the input has {text} {max_lines} that a batch may have")
+        return failed(code, f"the input has {text} {max_lines} that a batch may have", _input_field(job.created))
     since = await bus.ends(BATCH_RESULTS)
     started = pb.Started(lines=found.lines, results_since=since, input_file_id=file_id, repeats=bool(found.repeats))
     return Begun(started, found.repeats)
 
 
-def failed(code: str, message: str) -> pb.Finished:
-    """A job that cannot begin."""
-    return pb.Finished(outcome=pb.OUTCOME_FAILED, error_code=code, error_message=message[:MAX_TOLD_CHARS])
+def cannot_begin(error: FulcrumError, created: pb.Created) -> pb.Finished:
+    """A job that can never be counted, because of this."""
+    # A store names a file by how the store was asked for it.
+    param = error.param if isinstance(error, TopicNotFound) else _input_field(created)
+    return failed(error.code, error.message, param)
+
+
+def failed(code: str, message: str, param: str | None) -> pb.Finished:
+    """A job that cannot begin. `param`: the field of its request that this is about."""
+    text = message[:MAX_TOLD_CHARS]
+    return pb.Finished(outcome=pb.OUTCOME_FAILED, error_code=code, error_message=text, error_param=param or "")
+
+
+def _input_field(created: pb.Created) -> str:
+    return "input_topic" if created.input_topic else "input_file_id"

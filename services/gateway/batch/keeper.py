@@ -28,7 +28,7 @@ from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.gateway.batch.answers import MAX_TOLD_CHARS
 from services.gateway.batch.assemble import PART_BYTES, Assembly, keeps_parts
-from services.gateway.batch.begin import begin, failed
+from services.gateway.batch.begin import begin, cannot_begin
 from services.gateway.batch.copies import check_topics
 from services.gateway.batch.count import count
 from services.gateway.batch.deal import deal
@@ -183,7 +183,7 @@ class _LaneJobs:
                 await self._advance(job)
             except FulcrumError as error:
                 if job.started is None and isinstance(error, _NEVER):
-                    await self._finish(job, failed(error.code, error.message))
+                    await self._finish(job, cannot_begin(error, job.created))
                     continue
                 # What a job needs is away or full: nothing is lost, all of it is on the broker.
                 log.warning("batch waits", job=job.id, error=error.message)

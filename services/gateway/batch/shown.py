@@ -97,7 +97,8 @@ def _own(job: Job) -> dict[str, Any]:
 def _errors(finished: pb.Finished | None) -> dict[str, Any] | None:
     if finished is None or not finished.error_code:
         return None
-    error = {"code": finished.error_code, "message": finished.error_message, "param": "input_file_id", "line": None}
+    param = finished.error_param or None
+    error = {"code": finished.error_code, "message": finished.error_message, "param": param, "line": None}
     return {"object": "list", "data": [error]}
 
 

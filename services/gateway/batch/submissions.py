@@ -55,6 +55,6 @@ class Submissions:
             created = created or pb.Created(completion_window=DEFAULT_WINDOW, expires_unix_ns=now_ns)
             return [
                 pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, created=created),
-                pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, finished=failed(error.code, reason)),
+                pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, finished=failed(error.code, reason, error.param)),
             ]
         return [pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, created=created)]

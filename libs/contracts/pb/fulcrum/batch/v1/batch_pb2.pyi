@@ -136,20 +136,22 @@ class LookBack(_message.Message):
     def __init__(self, token: _Optional[int] = ...) -> None: ...
 
 class Assembled(_message.Message):
-    __slots__ = ("results_next", "output", "errors", "expired", "places", "attempt")
+    __slots__ = ("results_next", "output", "errors", "expired", "places", "attempt", "cancelled")
     RESULTS_NEXT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     EXPIRED_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
     results_next: _containers.RepeatedScalarFieldContainer[int]
     output: AssembledFile
     errors: AssembledFile
     expired: bool
     places: int
     attempt: int
-    def __init__(self, results_next: _Optional[_Iterable[int]] = ..., output: _Optional[_Union[AssembledFile, _Mapping]] = ..., errors: _Optional[_Union[AssembledFile, _Mapping]] = ..., expired: _Optional[bool] = ..., places: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+    cancelled: bool
+    def __init__(self, results_next: _Optional[_Iterable[int]] = ..., output: _Optional[_Union[AssembledFile, _Mapping]] = ..., errors: _Optional[_Union[AssembledFile, _Mapping]] = ..., expired: _Optional[bool] = ..., places: _Optional[int] = ..., attempt: _Optional[int] = ..., cancelled: _Optional[bool] = ...) -> None: ...
 
 class AssembledFile(_message.Message):
     __slots__ = ("lines", "parts")
@@ -208,7 +210,7 @@ class Snapshot(_message.Message):
     def __init__(self, created: _Optional[_Union[Created, _Mapping]] = ..., created_unix_ns: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., started_unix_ns: _Optional[int] = ..., dealt: _Optional[_Union[Dealt, _Mapping]] = ..., foretold: _Optional[_Union[Foretold, _Mapping]] = ..., assembled: _Optional[_Union[Assembled, _Mapping]] = ..., cancel_unix_ns: _Optional[int] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., finished_unix_ns: _Optional[int] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., answered_unix_ns: _Optional[int] = ..., open_shares: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., whole_below: _Optional[int] = ..., whole_above: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., waits: _Optional[_Union[Waits, _Mapping]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("outcome", "completed", "failed", "output_file_id", "error_file_id", "error_code", "error_message")
+    __slots__ = ("outcome", "completed", "failed", "output_file_id", "error_file_id", "error_code", "error_message", "error_param")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +218,7 @@ class Finished(_message.Message):
     ERROR_FILE_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_PARAM_FIELD_NUMBER: _ClassVar[int]
     outcome: Outcome
     completed: int
     failed: int
@@ -223,7 +226,8 @@ class Finished(_message.Message):
     error_file_id: str
     error_code: str
     error_message: str
-    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., output_file_id: _Optional[str] = ..., error_file_id: _Optional[str] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
+    error_param: str
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., output_file_id: _Optional[str] = ..., error_file_id: _Optional[str] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., error_param: _Optional[str] = ...) -> None: ...
 
 class Share(_message.Message):
     __slots__ = ("share_id", "job_id", "number", "input_file_id", "endpoint", "first_line", "lines", "first_byte", "bytes", "repeats", "expires_unix_ns", "first_place", "tenant", "output_topic", "error_topic")
@@ -266,17 +270,19 @@ class Submission(_message.Message):
     def __init__(self, body: _Optional[bytes] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("job_id", "place", "custom_id", "ok", "answer", "expired")
+    __slots__ = ("job_id", "place", "custom_id", "ok", "answer", "expired", "cancelled")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     CUSTOM_ID_FIELD_NUMBER: _ClassVar[int]
     OK_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     place: int
     custom_id: str
     ok: bool
     answer: bytes
     expired: bool
-    def __init__(self, job_id: _Optional[str] = ..., place: _Optional[int] = ..., custom_id: _Optional[str] = ..., ok: _Optional[bool] = ..., answer: _Optional[bytes] = ..., expired: _Optional[bool] = ...) -> None: ...
+    cancelled: bool
+    def __init__(self, job_id: _Optional[str] = ..., place: _Optional[int] = ..., custom_id: _Optional[str] = ..., ok: _Optional[bool] = ..., answer: _Optional[bytes] = ..., expired: _Optional[bool] = ..., cancelled: _Optional[bool] = ...) -> None: ...
