@@ -93,3 +93,23 @@ async def test_an_input_that_is_not_there_is_told_by_the_name_of_its_field(tmp_p
         with pytest.raises(openai.NotFoundError) as missing:
             await client.batches.create(input_file_id="file-none", endpoint=ENDPOINT, completion_window="24h")
         assert (missing.value.code, missing.value.param) == ("file_not_found", "input_file_id")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "tenant", "priority"),
+    [
+        ({"tenant": "Acme Corp", "priority": "high"}, "default", 0),
+        ({"tenant": "", "priority": "101", "run": "7"}, "default", 0),
+        ({"tenant": "ann", "priority": "-7"}, "ann", -7),
+        (None, "default", 0),
+    ],
+)
+async def test_metadata_is_the_clients_own_unless_it_can_be_meant_for_us(
+    tmp_path: Path, metadata: dict[str, str] | None, tenant: str, priority: int
+) -> None:
+    async with serving(tmp_path) as (client, _):
+        job = await client.batches.create(
+            input_file_id="file-1", endpoint=ENDPOINT, completion_window="24h", metadata=metadata
+        )
+        own = job.model_dump()["fulcrum"]
+        assert (job.metadata, own["tenant"], own["priority"]) == (metadata, tenant, priority)

@@ -43,7 +43,8 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
 def read_request(body: bytes, *, tenant: str = "", now_ns: int) -> Created:
     """The job that is asked for; raises InvalidRequest that names the field, BodyTooLarge.
 
-    `tenant`: as the caller's header says; else metadata's `tenant` counts, as its `priority` does.
+    `tenant`: as the caller's header says; else metadata's `tenant` counts, as its `priority` does, where they can be
+    meant so: clients of OpenAI's may have either for something of theirs.
     """
     if len(body) > MAX_BODY_BYTES:
         raise BodyTooLarge(f"the body is over {MAX_BODY_BYTES} bytes", param="body")
@@ -60,17 +61,14 @@ def read_request(body: bytes, *, tenant: str = "", now_ns: int) -> Created:
         if topic and not _TOPIC.fullmatch(topic):
             raise InvalidRequest(f"{name} must be the name of a topic that does not begin with fulcrum.", param=name)
     metadata = asked.metadata or {}
-    tenant = tenant or metadata.get("tenant", DEFAULT_TENANT)
-    if not TENANT_NAME.fullmatch(tenant):
-        raise InvalidRequest(f"metadata's tenant must match {TENANT_NAME.pattern}", param="metadata")
     return Created(
         input_file_id=asked.input_file_id,
         endpoint=asked.endpoint,
         completion_window=asked.completion_window,
         expires_unix_ns=now_ns + window_s(asked.completion_window) * 1_000_000_000,
         metadata=metadata,
-        tenant=tenant,
-        priority=_priority(metadata.get("priority", "0")) if asked.priority is None else asked.priority,
+        tenant=tenant or _tenant(metadata),
+        priority=_priority(metadata) if asked.priority is None else asked.priority,
         input_topic=asked.input_topic,
         output_topic=asked.output_topic,
         error_topic=asked.error_topic,
@@ -98,8 +96,12 @@ def same_request(one: Created, other: Created) -> bool:
     return again == one
 
 
-def _priority(text: str) -> int:
-    if not re.fullmatch(r"-?[0-9]{1,3}", text) or abs(int(text)) > MAX_PRIORITY:
-        text = f"metadata's priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
-        raise InvalidRequest(text, param="metadata")
-    return int(text)
+def _tenant(metadata: dict[str, str]) -> str:
+    found = metadata.get("tenant", "")
+    return found if TENANT_NAME.fullmatch(found) else DEFAULT_TENANT
+
+
+def _priority(metadata: dict[str, str]) -> int:
+    text = metadata.get("priority", "")
+    found = int(text) if re.fullmatch(r"-?[0-9]{1,3}", text) else 0
+    return found if abs(found) <= MAX_PRIORITY else 0
