@@ -9,7 +9,7 @@ import pytest
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.vllm import environment
-from libs.engine.vllm.plugin import LEASH_VARIABLE
+from libs.engine.vllm.plugin import HANDSHAKE_FILE, LEASH_VARIABLE
 from libs.engine.vllm.starting import PLUGINS_VARIABLE, check_plugins, starting
 
 REGISTERS = "from libs.engine.vllm import plugin; plugin.register()"
@@ -24,7 +24,7 @@ def child(code: str) -> int:
 
 
 def test_processes_are_spawned_whatever_a_person_has_set() -> None:
-    own = environment.own(host="10.0.0.1", nixl_port=1, mooncake_port=2, worker_pid=3)
+    own = environment.own(host="10.0.0.1", nixl_port=1, mooncake_port=2, revision="r", worker_pid=3)
     assert own["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
     assert not own.keys() & environment.defaults(EngineConfig(None, "m"), on_cpu=True).keys()
 
@@ -35,6 +35,16 @@ def test_a_worker_starts_only_with_processes_that_are_on_its_leash() -> None:
         files.check([here])
         with pytest.raises(StartupError, match="outlive this worker"):
             files.check([here, elsewhere])
+
+
+def test_the_handshake_is_one_word_for_what_all_ranks_say() -> None:
+    with starting() as files:
+        assert files.handshake() == ""
+        for pid, said in enumerate(("flash", "flash", "flash")):
+            (files.board.parent / HANDSHAKE_FILE.format(pid=pid)).write_text(said)
+        alike = files.handshake()
+        (files.board.parent / HANDSHAKE_FILE.format(pid=1)).write_text("other")
+        assert alike and files.handshake() not in {alike, ""}
 
 
 def test_what_kept_a_process_from_starting_is_raised_in_place_of_what_followed() -> None:

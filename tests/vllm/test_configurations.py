@@ -8,6 +8,7 @@ import pytest
 
 from libs.engine.config import EngineConfig
 from libs.engine.parallel import parallel_of
+from libs.engine.vllm import plugin
 from libs.engine.vllm.connectors import connector_of
 from libs.launch.profile import load_profile, profile_names
 
@@ -68,6 +69,37 @@ def test_kv_of_other_blocks_or_connectors_is_of_another_layout(tmp_path: Path) -
     assert "/80x8x128/tp1/block32" in layout
     assert kv_layout(other, nixl) == layout.replace("block32", "block64")
     assert kv_layout(here, store) == layout.replace(nixl.layout, store.layout) != layout
+
+
+def test_the_type_of_kv_and_what_nixl_compares_are_of_the_layout_unless_that_is_off(tmp_path: Path) -> None:
+    from libs.engine.vllm.launch import kv_layout
+
+    nixl = connector_of(EngineConfig(tmp_path, "m"))
+    lax = connector_of(EngineConfig(tmp_path, "m", vllm_connector_config={"enforce_handshake_compat": False}))
+    here = built(tmp_path, LLAMA_70B, {})
+    layout = kv_layout(here, nixl)
+    assert kv_layout(here, nixl, "0a1b") == f"{layout}/handshake-0a1b" and kv_layout(here, lax, "0a1b") == layout
+    here.cache_config.cache_dtype = "bfloat16"
+    assert kv_layout(here, nixl) == layout.replace("float32", "float32+bfloat16")
+
+
+def test_nixl_knows_equal_weights_in_different_folders_and_tells_other_kv_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.config import utils
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import metadata
+
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    configs = [built(folder, LLAMA_70B, {}) for folder in (here, there)]
+    asked = [(config, backend) for config in configs for backend in ("FLASH_ATTN", "FLASHINFER")]
+    monkeypatch.setattr(utils, "hash_factors", utils.hash_factors)  # put back after the test
+    assert len({metadata.compute_nixl_compatibility_hash(*each) for each in asked}) == 4
+    plugin.name_model("revision", tmp_path / "handshake")
+    hashes = [metadata.compute_nixl_compatibility_hash(*each) for each in asked]
+    assert hashes[:2] == hashes[2:] and hashes[0] != hashes[1]
+    assert (tmp_path / "handshake").read_text() == hashes[-1]
 
 
 def test_vllm_takes_one_rank_of_a_data_parallel_group_of_a_model_with_experts(tmp_path: Path) -> None:

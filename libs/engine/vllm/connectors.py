@@ -68,6 +68,12 @@ class Connector:
         return "+".join(child["kv_connector"] for child in self.config["connectors"])
 
     @property
+    def shakes_hands(self) -> bool:
+        """Whether NIXL, where it is among them, refuses blocks that are not like its own; a person can forbid that."""
+        configs = [self.config, *(child["kv_connector_extra_config"] for child in self.config.get("connectors", ()))]
+        return all(config.get("enforce_handshake_compat", True) for config in configs)
+
+    @property
     def holds(self) -> bool:
         """Whether blocks wait for their receiver in the engine that computed them. Once they were read it is free to
         write over them."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from libs.engine.config import EngineConfig
-from libs.engine.vllm.plugin import LEASH_VARIABLE, WAIT_VARIABLE
+from libs.engine.vllm.plugin import LEASH_VARIABLE, REVISION_VARIABLE, WAIT_VARIABLE
 
 NIXL_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"
 MOONCAKE_PORT = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
@@ -26,7 +26,7 @@ def defaults(config: EngineConfig, *, on_cpu: bool) -> Mapping[str, str]:
     return environment
 
 
-def own(*, host: str, nixl_port: int, mooncake_port: int, worker_pid: int) -> Mapping[str, str]:
+def own(*, host: str, nixl_port: int, mooncake_port: int, revision: str, worker_pid: int) -> Mapping[str, str]:
     """What nobody else may choose. A process that was forked would not load the plug-in: its parent had done so."""
     return {
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -35,4 +35,5 @@ def own(*, host: str, nixl_port: int, mooncake_port: int, worker_pid: int) -> Ma
         NIXL_PORT: str(nixl_port),
         MOONCAKE_PORT: str(mooncake_port),
         LEASH_VARIABLE: str(worker_pid),
+        REVISION_VARIABLE: revision,
     }

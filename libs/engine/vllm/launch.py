@@ -40,8 +40,9 @@ def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClien
     """Start EngineCore and wait until it serves. Raises StartupError, or what vLLM raises."""
     vllm_config, connector, bootstrap = _prepared(config, identity)
     compute = compute_of(config, vllm_config)
-    client, board = _client(vllm_config)
-    capabilities = _capabilities(config, vllm_config, connector, compute)
+    client, board, handshake = _client(vllm_config)
+    layout = kv_layout(vllm_config, connector, handshake)
+    capabilities = _capabilities(config, vllm_config, layout, compute, kv_once=connector.holds)
     handing = Handing(connector, vllm_config.kv_transfer_config.engine_id, bootstrap)
     return client, Ready(capabilities, _device(), handing, board)
 
@@ -72,14 +73,18 @@ def _prepared(config: EngineConfig, identity: EngineIdentity) -> tuple[VllmConfi
     nixl_port, mooncake_port = _free_port(host), _free_port(host)
     for name, value in environment.defaults(config, on_cpu=current_platform.is_cpu()).items():
         os.environ.setdefault(name, value)
+    assert config.model_path is not None
+    revision = load_model_info(config.model_path).revision
     os.environ.update(
-        environment.own(host=host, nixl_port=nixl_port, mooncake_port=mooncake_port, worker_pid=os.getpid())
+        environment.own(
+            host=host, nixl_port=nixl_port, mooncake_port=mooncake_port, revision=revision, worker_pid=os.getpid()
+        )
     )
     return configured(config, connector), connector, f"http://{host}:{mooncake_port}"
 
 
-def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, Board]:
-    """Connected to an EngineCore that serves; and the board that it writes on."""
+def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, Board, str]:
+    """Connected to an EngineCore that serves; the board that it writes on; and its handshake."""
     with starting() as files:
         vllm_config.additional_config[BOARD_SETTING] = str(files.board)
         client = EngineCoreClient.make_async_mp_client(
@@ -91,7 +96,7 @@ def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, Board]:
         except StartupError:
             client.shutdown(timeout=0)
             raise
-        return client, Board(files.board)
+        return client, Board(files.board), files.handshake()
 
 
 def _reachable(identity: EngineIdentity) -> str:
@@ -186,7 +191,7 @@ def _dtype(config: EngineConfig, *, on_cpu: bool) -> str:
 
 
 def _capabilities(
-    config: EngineConfig, vllm_config: VllmConfig, connector: Connector, compute: Compute | None
+    config: EngineConfig, vllm_config: VllmConfig, layout: str, compute: Compute | None, *, kv_once: bool
 ) -> Capabilities:
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     assert config.model_path is not None
@@ -199,11 +204,11 @@ def _capabilities(
         kv_block_bytes=cache.block_size * token_items * kv_item_bytes(vllm_config),
         max_context_tokens=model.max_model_len,
         max_sequences=config.max_sequences,
-        kv_layout=kv_layout(vllm_config, connector),
+        kv_layout=layout,
         vocab_size=info.vocab_size,
         moves_running_kv=False,
         streams_kv=False,
-        kv_once=connector.holds,
+        kv_once=kv_once,
         seeds_by_position=False,
         first_token_from="decode",
         chunk_tokens=config.prefill_chunk_tokens,
@@ -212,11 +217,14 @@ def _capabilities(
     )
 
 
-def kv_layout(vllm_config: VllmConfig, connector: Connector) -> str:
-    """Equal for engines that can read each other's blocks."""
+def kv_layout(vllm_config: VllmConfig, connector: Connector, handshake: str = "") -> str:
+    """Equal for engines that can read each other's blocks; `handshake`: what NIXL compares before it does."""
     shape, width = "x".join(map(str, _kv_shape(vllm_config))), vllm_config.parallel_config.tensor_parallel_size
-    parts = (vllm.__version__, connector.layout, _kv_dtype(vllm_config), shape, f"tp{width}")
-    return "/".join(("vllm", *parts, f"block{vllm_config.cache_config.block_size}"))
+    block = f"block{vllm_config.cache_config.block_size}"
+    parts = ["vllm", vllm.__version__, connector.layout, _kv_dtype(vllm_config), shape, f"tp{width}", block]
+    if handshake and connector.shakes_hands:
+        parts.append(f"handshake-{handshake}")
+    return "/".join(parts)
 
 
 def _kv_shape(vllm_config: VllmConfig) -> tuple[int, int, int]:
@@ -227,7 +235,7 @@ def _kv_shape(vllm_config: VllmConfig) -> tuple[int, int, int]:
 
 def _kv_dtype(vllm_config: VllmConfig) -> str:
     dtype, kv_dtype = str(vllm_config.model_config.dtype).removeprefix("torch."), vllm_config.cache_config.cache_dtype
-    return f"{dtype}+{kv_dtype}" if kv_dtype.startswith("fp8") else dtype
+    return f"{dtype}+{kv_dtype}" if kv_dtype != "auto" else dtype
 
 
 def _variant(config: EngineConfig, vllm_config: VllmConfig) -> str:

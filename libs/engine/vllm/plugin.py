@@ -1,5 +1,6 @@
 """A plug-in that vLLM loads first of all in each of its processes. It ties their lives to the worker's, gives them back
-the slice that the kernel gives anybody, and lets them wait for each other on CPUs without taking a core.
+the slice that the kernel gives anybody, lets them wait for each other on CPUs without taking a core, and has NIXL know
+a model by its weights.
 
 vLLM's EngineCore outlives a parent that is killed and keeps its memory. Linux kills it with its parent where it asks
 for that (PR_SET_PDEATHSIG), and it asks before any weight is loaded. And where it cannot start, vLLM says why in its
@@ -28,10 +29,14 @@ LEASH_VARIABLE = "FULCRUM_VLLM_LEASH"
 """Pid of the worker, set for the processes that it starts; vLLM elsewhere is left alone."""
 FOLDER_VARIABLE = "FULCRUM_VLLM_FOLDER"
 """Folder of files for the worker, as long as its processes start (libs/engine/vllm/starting.py)."""
-CAUSE_FILE, REGISTERED_FILE = "cause", "registered.{pid}"
-"""What kept a process from starting; and that one is on the leash."""
+CAUSE_FILE, REGISTERED_FILE, HANDSHAKE_FILE = "cause", "registered.{pid}", "handshake.{pid}"
+"""What kept a process from starting; that one is on the leash; by what NIXL knows whose blocks are like its own."""
+REVISION_VARIABLE = "FULCRUM_VLLM_REVISION"
+"""What identifies the weights, wherever they lie."""
 WAIT_VARIABLE = "FULCRUM_VLLM_WAIT"
 """Set where its processes are to sleep until there is news."""
+HANDSHAKE_FACTOR = "nixl_connector_version"
+"""Among what vLLM hashes for NIXL's handshake, and for nothing else."""
 NEWS_SOON_S, NAP_MS = 1.0, 1
 """So long after the last news a process sleeps no longer than this at a time: the socket drops a word that comes within
 a millisecond of another."""
@@ -64,10 +69,34 @@ def register() -> None:
         ask_slice(USUAL_SLICE_NS)  # they have inherited that of the worker's loop
         if os.environ.get(WAIT_VARIABLE):
             _sleep_until_news()
-    if folder := os.environ.get(FOLDER_VARIABLE):
+    folder = os.environ.get(FOLDER_VARIABLE, "")
+    if revision := os.environ.get(REVISION_VARIABLE):
+        name_model(revision, Path(folder, HANDSHAKE_FILE.format(pid=os.getpid())) if folder else None)
+    if folder:
         logging.getLogger("vllm").addHandler(_FirstCause(Path(folder, CAUSE_FILE)))
         with contextlib.suppress(OSError):  # the worker has waited for others, and looks no more
             Path(folder, REGISTERED_FILE.format(pid=os.getpid())).touch()
+
+
+def name_model(revision: str, file: Path | None) -> None:
+    """Let NIXL's handshake name the model by its revision, and write what it compares into `file`.
+
+    vLLM names it by its folder: equal weights that lie elsewhere would be refused, at each hand-over anew.
+    """
+    from vllm.config import utils  # noqa: PLC0415
+
+    hash_factors = utils.hash_factors
+
+    def hash_named(factors: dict[str, object]) -> str:
+        if HANDSHAKE_FACTOR not in factors:
+            return str(hash_factors(factors))
+        found = str(hash_factors(factors | {"model": revision}))
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.write_text(found)
+        return found
+
+    utils.hash_factors = hash_named
 
 
 def _sleep_until_news() -> None:

@@ -4,10 +4,11 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
 from pathlib import Path
 
 from libs.contracts.errors import StartupError
-from libs.engine.vllm.plugin import CAUSE_FILE, FOLDER_VARIABLE, REGISTERED_FILE
+from libs.engine.vllm.plugin import CAUSE_FILE, FOLDER_VARIABLE, HANDSHAKE_FILE, REGISTERED_FILE
 
 PLUGIN = "fulcrum"
 """Name of the plug-in's entry point."""
@@ -33,6 +34,11 @@ class Starting:
                 f"vLLM has not loaded the plug-in {PLUGIN!r}, without which its processes outlive this worker: install"
                 " this package, and not only its source, where vLLM is installed"
             )
+
+    def handshake(self) -> str:
+        """A digest of what NIXL compares before it pulls blocks; empty where there is no NIXL."""
+        told = {file.read_text() for file in self._folder.glob(HANDSHAKE_FILE.format(pid="*"))}
+        return blake2b(" ".join(sorted(told)).encode(), digest_size=4).hexdigest() if told else ""
 
     def cause(self) -> str | None:
         """What kept the first of them from starting; None: none has said."""
