@@ -11,6 +11,7 @@ from pydantic_settings import SettingsConfigDict
 
 from libs.engine.config import DEFAULT_CHUNK_TOKENS, EngineConfig
 from libs.engine.parallel import Parallel, parallel_of
+from libs.engine.vllm.arguments import check_arguments
 from libs.model.builtin import BUILTIN_SIM
 from libs.runtime.settings import CommonSettings, MemberName, own_name
 
@@ -101,6 +102,8 @@ class WorkerSettings(CommonSettings):
             raise ValueError("role mixed needs FULCRUM_WORKER_BUDGET_TOKENS of at least 1")
         if self.engine != "sim" and self.model_path == BUILTIN_SIM:
             raise ValueError(f"engine {self.engine} needs a model folder in FULCRUM_WORKER_MODEL_PATH")
+        if self.engine == "vllm":
+            check_arguments(self.vllm_arguments)
         width = self.parallel.gpus
         if self.engine == "vllm" and self.gpus not in (0, width):
             raise ValueError(

@@ -51,6 +51,23 @@ def test_what_no_worker_can_be_is_said_before_anything_starts(arguments: dict[st
         WorkerSettings(engine="vllm", model_path="/models/m", vllm_arguments=arguments)
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("max_num_seqs", "set FULCRUM_WORKER_MAX_SEQUENCES in its place"),
+        ("kv_transfer_config", "FULCRUM_WORKER_VLLM_CONNECTOR"),
+        ("enable_chunked_prefill", "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS"),
+        ("additional_config", "rest on what it is"),
+    ],
+)
+def test_an_argument_that_would_replace_the_workers_own_is_refused_with_the_setting_for_it(
+    name: str, instead: str
+) -> None:
+    with pytest.raises(ValidationError, match=f"FULCRUM_WORKER_VLLM_ARGUMENTS cannot have {name}: .*{instead}"):
+        WorkerSettings(engine="vllm", model_path="/models/m", vllm_arguments={"max_model_len": 512, name: None})
+    assert WorkerSettings(engine="sim", vllm_arguments={name: None}).parallel == Parallel()
+
+
 def test_gpus_and_nodes_are_registered_as_the_arguments_say() -> None:
     settings = WorkerSettings(engine="vllm", model_path="/models/m", vllm_arguments=NODES)
     assert (settings.gpus, settings.parallel.nodes) == (16, 2)

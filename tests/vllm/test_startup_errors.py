@@ -34,6 +34,7 @@ def model() -> Path:
         ({"block_size_tokens": 16}, "FULCRUM_WORKER_BLOCK_SIZE_TOKENS"),
         ({"vllm_arguments": {"colour": "red"}}, "colour"),
         ({"vllm_arguments": {"data_parallel_size": 2}}, "a worker for each"),
+        ({"vllm_arguments": {"max_num_seqs": 4}}, "set FULCRUM_WORKER_MAX_SEQUENCES"),
         ({"device": "cuda"}, "finds no GPU here"),
         ({"kv_memory_mb": 16}, "KV cache"),
     ],

@@ -18,6 +18,7 @@ from libs.engine.cpu import cpu_name
 from libs.engine.parallel import SETTING, parallel_of
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.vllm import environment
+from libs.engine.vllm.arguments import check_arguments
 from libs.engine.vllm.board import Board
 from libs.engine.vllm.compute import compute_of, kv_item_bytes
 from libs.engine.vllm.connectors import Connector, Handing, connector_of
@@ -125,7 +126,8 @@ def _outward() -> str:
 
 
 def _check_device(config: EngineConfig) -> None:
-    """Raises StartupError where vLLM sees less than is asked for: it would say so in many lines, or not at all."""
+    """Raises StartupError for arguments that no worker can have, and where vLLM sees less than they ask for: it would
+    say so in many lines, or not at all."""
     wants_gpu = config.device.startswith("cuda")
     if current_platform.is_unspecified() or (wants_gpu and not current_platform.is_cuda_alike()):
         raise StartupError(
@@ -133,6 +135,7 @@ def _check_device(config: EngineConfig) -> None:
             " whether this is vLLM's build for GPUs; FULCRUM_WORKER_DEVICE=cpu with the build for CPUs needs none"
         )
     try:
+        check_arguments(config.vllm_arguments)
         wanted = parallel_of(config.vllm_arguments).gpus_here
     except ValueError as error:
         raise StartupError(str(error)) from None
