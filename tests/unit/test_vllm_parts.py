@@ -93,10 +93,10 @@ def test_messages_survive_the_wire() -> None:
 def test_a_lease_outlives_its_sequence_and_is_found_by_its_key() -> None:
     sequences = Sequences()
     request = EngineRequest(7, "r", Phase.PREFILL, np.arange(5, dtype=np.int32), 5, 1, SamplingParams())
-    live = sequences.add(request)
+    live = sequences.add(request, sequences.new_name(request))
     sequences.lease(live)
     sequences.remove(live)
-    again = sequences.add(request)
+    again = sequences.add(request, sequences.new_name(request))
     assert again.name != live.name and sequences.leased_by(7) == [live.name]
     sequences.lease_over(live.name)
     assert not sequences.leases and sequences.by_name(again.name) is again

@@ -150,17 +150,18 @@ class VllmEngine:
                 end = SequenceOutput(request.key, finish=refused.finish, detail=refused.detail)
                 self._events.put(EngineEvent((SequenceOutput(request.key, pulling=True), end)))
                 return
-        live = self._sequences.add(request, stored=handover is not None and handover.stored)
-        self._busy_since_ns = self._busy_since_ns or self._clock.now_ns()
-        self._submitted += 1
+        name = self._sequences.new_name(request)
         message = wire.core_request(
             request,
-            live.name,
+            name,
             handover,
             max_tokens=sequence.max_length - sequence.length,
             eos_token_ids=self._eos_token_ids,
             handing=self._parts.ready.handing,
         )
+        self._sequences.add(request, name, stored=handover is not None and handover.stored)
+        self._busy_since_ns = self._busy_since_ns or self._clock.now_ns()
+        self._submitted += 1
         self._post(lambda: self._core.send(message))
 
     def abort(self, key: int) -> None:

@@ -85,10 +85,14 @@ class Sequences:
         """Handles whose blocks are held here."""
         return len(self._leases)
 
-    def add(self, request: EngineRequest, *, stored: bool = False) -> Live:
-        """A new sequence."""
+    def new_name(self, request: EngineRequest) -> str:
+        """For a sequence that may be added."""
         self._names += 1
-        live = Live(request, f"{self._names}-{request.request_id}", stored=stored)
+        return f"{self._names}-{request.request_id}"
+
+    def add(self, request: EngineRequest, name: str, *, stored: bool = False) -> Live:
+        """A new sequence, under a new name."""
+        live = Live(request, name, stored=stored)
         self._by_key[request.key] = live
         self._by_name[live.name] = live
         return live

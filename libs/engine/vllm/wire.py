@@ -6,10 +6,12 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
+from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import SamplingParams as VllmSamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine import FinishReason as VllmFinish
 
+from libs.contracts.errors import InvalidRequest
 from libs.engine.port import EngineRequest, FinishReason, Logprob, Phase
 from libs.engine.port import SamplingParams as Sampling
 from libs.engine.vllm.connectors import Handing
@@ -77,7 +79,7 @@ def core_request(
     eos_token_ids: frozenset[int],
     handing: Handing,
 ) -> EngineCoreRequest:
-    """One sequence for EngineCore."""
+    """One sequence for EngineCore. Raises InvalidRequest for parameters that vLLM refuses."""
     if request.phase is Phase.PREFILL:
         asked = handing.asked(request_id)
         parameters = VllmSamplingParams(
@@ -88,7 +90,10 @@ def core_request(
             extra_args={"kv_transfer_params": asked} if asked else None,
         )
     else:
-        parameters = _sampling(request, max_tokens, eos_token_ids, kv)
+        try:
+            parameters = _sampling(request, max_tokens, eos_token_ids, kv)
+        except (ValueError, VLLMClientError) as error:
+            raise InvalidRequest(" ".join(str(error).split())) from None
     pace: dict[str, Any] = {"yields": request.yields, "tpot_target_ns": request.tpot_target_ns}
     if len(request.token_ids) == request.prompt_tokens:
         pace["first_token_due_ns"] = request.first_token_due_ns
