@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from libs.contracts.hashing import block_hashes
 from libs.engine.port import EngineRequest, Phase, SamplingParams
 from libs.engine.vllm import plugin
+from libs.engine.vllm.books import Held, News
 from libs.engine.vllm.live import Sequences
 from libs.engine.vllm.rehash import Rehash
 from libs.engine.vllm.report import Command, Report, Step, decode_command, decode_report, encode
@@ -100,6 +101,21 @@ def test_a_lease_outlives_its_sequence_and_is_found_by_its_key() -> None:
     assert again.name != live.name and sequences.leased_by(7) == [live.name]
     sequences.lease_over(live.name)
     assert not sequences.leases and sequences.by_name(again.name) is again
+
+
+def test_a_hold_ends_once_whoever_ends_it() -> None:
+    held, news = Held(), News()
+    for name in ("pulled", "released", "expired"):
+        held.prefilled(name, news, kept=True)
+    held.prefilled("not kept", news, kept=False)
+    assert news.released == ["not kept"] and "pulled" in held and "not kept" not in held
+    held.let_go("released")
+    held.freed("released", news)
+    for name in sorted(held.still_there({"pulled", "released", "expired"})):
+        held.freed(name, news)
+    held.freed("of its own engine", news)
+    assert news.released == ["not kept", "released", "expired", "pulled"]
+    assert held.still_there({"released"}) == {"released"}, "a name that was let go is forgotten once it is told"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux does it")

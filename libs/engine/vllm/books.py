@@ -20,6 +20,41 @@ class News:
         self.trial_ns: int | None = None
 
 
+class Held:
+    """Prefilled requests whose blocks wait for a receiver: each is told as released, once, when they wait no more."""
+
+    def __init__(self) -> None:
+        self._held: set[str] = set()
+        self._let_go: set[str] = set()
+        """Of them, those whose blocks were freed before the connector knew."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._held
+
+    def prefilled(self, name: str, news: News, *, kept: bool) -> None:
+        """One has ended, and vLLM has kept its blocks or not: connectors need not say which."""
+        if kept:
+            self._held.add(name)
+        else:
+            news.released.append(name)
+
+    def freed(self, name: str, news: News) -> None:
+        """The blocks of a request went back to the pool."""
+        if name in self._held:
+            self._held.discard(name)
+            news.released.append(name)
+
+    def let_go(self, name: str) -> None:
+        """Its blocks are about to be freed, and the connector does not know."""
+        self._let_go.add(name)
+
+    def still_there(self, sent: set[str]) -> set[str]:
+        """Of requests that the connector has done with, those whose blocks are not free yet."""
+        gone = sent & self._let_go
+        self._let_go -= gone
+        return sent - gone
+
+
 class Steps:
     """Steps in the order of their decisions. One begins when it is decided, but not before the last has ended."""
 

@@ -21,7 +21,7 @@ from vllm.v1.request import Request, RequestStatus
 from libs.engine.kv_wait import KvWait
 from libs.engine.pace import Pace
 from libs.engine.vllm.board import Board
-from libs.engine.vllm.books import News, Steps
+from libs.engine.vllm.books import Held, News, Steps
 from libs.engine.vllm.kv_events import Rehasher, whole_context_group
 from libs.engine.vllm.pacing import PacedRequest, Queues, begins_ns, plan_step
 from libs.engine.vllm.rehash import Rehash
@@ -65,10 +65,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         self._trial = Trial()
         self._fetching: dict[str, tuple[int, int]] = {}
         """(tokens, since when) of requests whose KV is on its way; (0, 0) until it is asked for."""
-        self._held: set[str] = set()
-        """Prefilled requests whose blocks wait for a receiver."""
-        self._let_go: set[str] = set()
-        """Of them, those whose blocks were freed before the connector knew."""
+        self._held = Held()
         self._stalled = False
         """Whether the last step computed nothing, and somebody stood aside."""
         self._long_prefill_tokens = self.scheduler_config.long_prefill_token_threshold
@@ -148,8 +145,8 @@ class _Reporting(Scheduler):  # type: ignore[misc]
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         result = super()._free_request(request, delay_free_blocks)
-        if result[0] is not None and request.request_id in self.requests:
-            self._held.add(request.request_id)
+        if _is_for_others(request):
+            self._held.prefilled(request.request_id, self._news, kept=request.request_id in self.requests)
         if request.status in ANSWERED:
             self._pace.note_end(request.num_output_tokens)
         self._paced.pop(request.request_id, None)
@@ -158,9 +155,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
 
     def _free_blocks(self, request: Request) -> None:
         super()._free_blocks(request)
-        if request.request_id in self._held:
-            self._held.discard(request.request_id)
-            self._news.released.append(request.request_id)
+        self._held.freed(request.request_id, self._news)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         self._preemptions += 1
@@ -181,9 +176,8 @@ class _Reporting(Scheduler):  # type: ignore[misc]
     def _update_from_kv_xfer_finished(self, kv_connector_output: Any) -> None:
         """Without the requests that were let go before: their blocks are long free."""
         sent = kv_connector_output.finished_sending
-        if sent and self._let_go:
-            kv_connector_output.finished_sending = sent - self._let_go
-            self._let_go -= sent
+        if sent:
+            kv_connector_output.finished_sending = self._held.still_there(sent)
         super()._update_from_kv_xfer_finished(kv_connector_output)
 
     # ------------------------------------------------------------------ our own
@@ -198,7 +192,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         for request_id in command.release:
             request = self.requests.get(request_id)
             if request is not None and request_id in self._held:
-                self._let_go.add(request_id)
+                self._held.let_go(request_id)
                 self._free_blocks(request)
                 self.finished_req_ids.add(request_id)  # so that a step, and with it a report, follows
 
@@ -357,3 +351,9 @@ def _transfers(request: Request) -> bool:
     """Whether the request's KV is to come from another engine."""
     params = request.kv_transfer_params
     return bool(params and (params.get("do_remote_prefill") or params.get("_remote_blocks_processed")))
+
+
+def _is_for_others(request: Request) -> bool:
+    """Whether the request's blocks are to wait for another engine."""
+    params = request.kv_transfer_params
+    return bool(params and params.get("do_remote_decode"))
