@@ -1,6 +1,7 @@
 """The engine's own half, opposite an EngineCore that the test plays: what crosses on the way, what is refused."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from libs.engine.port import (
     EngineIdentity,
     EngineIntegrity,
     EngineRequest,
+    FinishReason,
     Phase,
     Progress,
     SamplingParams,
@@ -24,9 +26,14 @@ from libs.engine.vllm.board import Board
 from libs.engine.vllm.connectors import Connector, Handing, Way
 from libs.engine.vllm.engine import VllmEngine
 from libs.engine.vllm.ready import Ready
+from libs.engine.vllm.report import COMMAND_KEY, REPORT_KEY, Command, Report, decode_command, encode
 from libs.runtime.clock import SystemClock
-from libs.testing.engine import DirectFetcher
+from libs.testing.engine import DirectFetcher, EventReader
 from libs.testing.random_model import write_random_llama
+from libs.testing.wait import until
+
+vllm_engine = pytest.importorskip("vllm.v1.engine")
+vllm_stats = pytest.importorskip("vllm.v1.metrics.stats")
 
 pytestmark = pytest.mark.vllm
 
@@ -96,3 +103,30 @@ async def test_parameters_that_vllm_refuses_are_an_invalid_request_and_leave_not
     assert engine.integrity() == EngineIntegrity(0, 0, 0) and engine.load().waiting == 0
     engine.submit(prompt(0))
     assert (await core.got.get()).prompt_token_ids == PROMPT.tolist()
+
+
+async def test_an_abort_that_crosses_the_end_of_a_prompt_frees_its_blocks(engine: VllmEngine, core: PlayedCore) -> None:
+    reader = EventReader(engine)
+    engine.submit(prompt(7))
+    name = (await core.got.get()).request_id
+    engine.abort(7)
+    assert await core.got.get() == [name]
+    length, parameters = vllm_engine.FinishReason.LENGTH, {"some": "where"}
+    output = vllm_engine.EngineCoreOutput(name, [3], finish_reason=length, kv_transfer_params=parameters)
+    core.answers.put_nowait(outputs(output))
+    end = (await reader.ended(7)).end
+    assert end is not None and (end.finish, end.handle) == (FinishReason.ABORTED, None)
+    command = (await core.got.get()).sampling_params.extra_args[COMMAND_KEY]
+    assert decode_command(command) == Command(release=[name])
+    assert engine.integrity().leased_handles == 1
+    core.answers.put_nowait(outputs(released=[name]))
+    await until(lambda: engine.integrity() == EngineIntegrity(0, 0, 0))
+    await reader.close()
+
+
+def outputs(*told: Any, **news: Any) -> Any:
+    """A message of EngineCore's, with the report of a scheduler in which nothing is left."""
+    report = Report(time.time_ns(), 1, 0, 0, 0, 0, 0, BLOCKS, 0, 0, 0, **news)
+    return vllm_engine.EngineCoreOutputs(
+        outputs=list(told), scheduler_stats=vllm_stats.SchedulerStats(kv_connector_stats={REPORT_KEY: encode(report)})
+    )

@@ -120,7 +120,14 @@ class VllmEngine:
         assert self._config.model_path is not None
         self._eos_token_ids = load_model_info(self._config.model_path).eos_token_ids
         ready = await self._core.start(self._config, identity, progress)
-        reading = Reading(self._sequences, ready.capabilities, identity, ready.handing, self._expires_unix_ns)
+        reading = Reading(
+            self._sequences,
+            ready.capabilities,
+            identity,
+            ready.handing,
+            expires_unix_ns=self._expires_unix_ns,
+            release=self._release,
+        )
         self._started, self._submitted = _Parts(ready, reading), self._core.sent
         self._report = msgspec.structs.replace(NOTHING, taken=self._submitted, free_blocks=ready.capabilities.kv_blocks)
         self._tasks.spawn("vllm requests", self._send())
@@ -168,9 +175,8 @@ class VllmEngine:
         """End a sequence soon, or the lease of its blocks; unknown keys are ignored."""
         live = self._sequences.by_key(key)
         if live is None:
-            names = self._sequences.leased_by(key)
-            if names:
-                self._command(Command(release=names))
+            for name in self._sequences.leased_by(key):
+                self._release(name)
         elif not live.aborting:
             live.aborting = True
             self._post(lambda: self._core.abort([live.name]))
@@ -221,7 +227,7 @@ class VllmEngine:
         """The blocks are needed no more; unknown handles are ignored."""
         handover = self._wire.unpack_handover(opaque)
         if handover is not None and self._sequences.leased(handover.request_id):
-            self._command(Command(release=[handover.request_id]))
+            self._release(handover.request_id)
 
     def abandon(self, opaque: bytes) -> None:
         """Leaves them to their lease: NIXL reads without a word, so whoever reads them now is not known here."""
@@ -291,6 +297,9 @@ class VllmEngine:
         self._events.end()
 
     # ------------------------------------------------------------------ inner parts
+
+    def _release(self, name: str) -> None:
+        self._command(Command(release=[name]))
 
     def _command(self, command: Command) -> None:
         self._commands += 1

@@ -29,14 +29,17 @@ class Reading:
         capabilities: Capabilities,
         identity: EngineIdentity,
         handing: Handing,
+        *,
         expires_unix_ns: Callable[[], int],
+        release: Callable[[str], None],
     ) -> None:
-        """`expires_unix_ns`: when the lease of blocks that are left now will end."""
+        """`expires_unix_ns`: when the lease of blocks that are left now will end; `release`: ends that of a name."""
         self._sequences = sequences
         self._capabilities = capabilities
         self._identity = identity
         self._handing = handing
         self._expires_unix_ns = expires_unix_ns
+        self._release = release
 
     def event(self, outputs: Any, report: Report | None) -> EngineEvent:
         """Of one message, with the report that it carries."""
@@ -84,12 +87,16 @@ class Reading:
         parameters = self._handing.left(live.name, output.kv_transfer_params)
         if parameters is None:
             return self._end(live, FinishReason.FAILED, detail="vLLM's KV connector gave no parameters")
+        if self._handing.connector.holds:
+            self._sequences.lease(live)
+            if live.aborting:  # vLLM was told too late, and nobody will ever ask for the blocks
+                self._release(live.name)
+        if live.aborting:
+            return self._end(live, FinishReason.ABORTED)
         # The token that vLLM has sampled is not told: the decode side samples it.
         opaque = wire.pack_handover(wire.Handover(parameters, self._expires_unix_ns()))
         capabilities = self._capabilities
         handle = live.handle(self._identity, opaque, capabilities.kv_layout, capabilities.block_size_tokens)
-        if self._handing.connector.holds:
-            self._sequences.lease(live)
         return self._end(live, FinishReason.PREFILLED, handle=handle)
 
     def _end(self, live: Live, finish: FinishReason, **how: Any) -> SequenceOutput:
