@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.hashing import block_hashes
-from libs.engine.port import EngineRequest, Phase, SamplingParams
+from libs.engine.kv_port import KvHandle
+from libs.engine.port import Capabilities, EngineRequest, FinishReason, Phase, SamplingParams
 from libs.engine.vllm import plugin
 from libs.engine.vllm.books import Held, News
+from libs.engine.vllm.handing import Refusal, lease_margin_ns, refusal
 from libs.engine.vllm.live import Sequences
 from libs.engine.vllm.rehash import Rehash
 from libs.engine.vllm.report import Command, Report, Step, decode_command, decode_report, encode
@@ -101,6 +104,26 @@ def test_a_lease_outlives_its_sequence_and_is_found_by_its_key() -> None:
     assert again.name != live.name and sequences.leased_by(7) == [live.name]
     sequences.lease_over(live.name)
     assert not sequences.leases and sequences.by_name(again.name) is again
+
+
+@pytest.mark.parametrize(("lease_ms", "margin_s"), [(30_000, 8.0), (60_000, 13.0), (6_000, 3.0), (1, 0.5)])
+def test_a_handle_is_refused_while_its_lease_still_lasts_until_a_heartbeat(lease_ms: int, margin_s: float) -> None:
+    assert lease_margin_ns(lease_ms) == int(margin_s * 1e9)
+    handle = KvHandle("prefill", 1, "", b"", len(TOKENS), 3, "vllm/test")
+    request = EngineRequest(
+        1, "r", Phase.DECODE, np.array(TOKENS, dtype=np.int32), len(TOKENS), 1, SamplingParams(), kv=handle
+    )
+    handover = SimpleNamespace(engine_id="other", expires_unix_ns=100_000_000_000)
+    latest_ns = handover.expires_unix_ns - lease_margin_ns(lease_ms)
+
+    def refused(now_ns: int) -> Refusal | None:
+        capabilities = Capabilities(BLOCK, 8, 1, 64, 1, "vllm/test")
+        margin_ns = lease_margin_ns(lease_ms)
+        return refusal(request, handover, capabilities, engine_id="one", margin_ns=margin_ns, now_ns=now_ns)
+
+    assert refused(latest_ns) is None
+    late = refused(latest_ns + 1)
+    assert late is not None and late.finish is FinishReason.KV_LOST
 
 
 def test_a_hold_ends_once_whoever_ends_it() -> None:

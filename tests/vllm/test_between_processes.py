@@ -1,7 +1,6 @@
 """The engine's own half, opposite an EngineCore that the test plays: what crosses on the way, what is refused."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -124,9 +123,27 @@ async def test_an_abort_that_crosses_the_end_of_a_prompt_frees_its_blocks(engine
     await reader.close()
 
 
-def outputs(*told: Any, **news: Any) -> Any:
+async def test_a_lease_runs_from_the_end_of_the_prompt_however_late_that_is_read(
+    engine: VllmEngine, core: PlayedCore
+) -> None:
+    from libs.engine.vllm.wire import unpack_handover
+
+    reader = EventReader(engine)
+    engine.submit(prompt(8))
+    name = (await core.got.get()).request_id
+    length, parameters = vllm_engine.FinishReason.LENGTH, {"some": "where"}
+    output = vllm_engine.EngineCoreOutput(name, [3], finish_reason=length, kv_transfer_params=parameters)
+    core.answers.put_nowait(outputs(output, now_ns=1_000))
+    end = (await reader.ended(8)).end
+    assert end is not None and end.handle is not None
+    handover = unpack_handover(end.handle.opaque)
+    assert handover is not None and handover.expires_unix_ns == 1_000 + 30_000_000_000
+    await reader.close()
+
+
+def outputs(*told: Any, now_ns: int = 1, **news: Any) -> Any:
     """A message of EngineCore's, with the report of a scheduler in which nothing is left."""
-    report = Report(time.time_ns(), 1, 0, 0, 0, 0, 0, BLOCKS, 0, 0, 0, **news)
+    report = Report(now_ns, 1, 0, 0, 0, 0, 0, BLOCKS, 0, 0, 0, **news)
     return vllm_engine.EngineCoreOutputs(
         outputs=list(told), scheduler_stats=vllm_stats.SchedulerStats(kv_connector_stats={REPORT_KEY: encode(report)})
     )

@@ -33,7 +33,7 @@ from libs.engine.sequence import Sequence
 from libs.engine.validation import check_request
 from libs.engine.vllm.board import Running
 from libs.engine.vllm.core import CoreProcess
-from libs.engine.vllm.handing import NEVER_NS, lease_ns, refusal
+from libs.engine.vllm.handing import NEVER_NS, lease_margin_ns, lease_ns, refusal
 from libs.engine.vllm.live import Sequences
 from libs.engine.vllm.reading import Reading, announcement
 from libs.engine.vllm.ready import Ready
@@ -125,7 +125,7 @@ class VllmEngine:
             ready.capabilities,
             identity,
             ready.handing,
-            expires_unix_ns=self._expires_unix_ns,
+            lease_ns=lease_ns(self._config.kv_lease_ms) if ready.handing.connector.holds else NEVER_NS,
             release=self._release,
         )
         self._started, self._submitted = _Parts(ready, reading), self._core.sent
@@ -152,7 +152,14 @@ class VllmEngine:
         handover = None
         if request.kv is not None:
             handover, engine_id = wire.unpack_handover(request.kv.opaque), self._parts.ready.handing.engine_id
-            refused = refusal(request, handover, capabilities, engine_id=engine_id, now_ns=self._clock.now_ns())
+            refused = refusal(
+                request,
+                handover,
+                capabilities,
+                engine_id=engine_id,
+                margin_ns=lease_margin_ns(self._config.kv_lease_ms),
+                now_ns=self._clock.now_ns(),
+            )
             if refused is not None:
                 end = SequenceOutput(request.key, finish=refused.finish, detail=refused.detail)
                 self._events.put(EngineEvent((SequenceOutput(request.key, pulling=True), end)))
@@ -352,7 +359,3 @@ class VllmEngine:
         if running.number in {self._announced, 0} or running.number != self._report.steps + 1:
             return False
         return self._clock.now_ns() >= running.start_unix_ns + ANNOUNCE_AFTER_NS
-
-    def _expires_unix_ns(self) -> int:
-        held = self._parts.ready.handing.connector.holds
-        return self._clock.now_ns() + lease_ns(self._config.kv_lease_ms) if held else NEVER_NS

@@ -9,8 +9,8 @@ from libs.engine.port import Capabilities, EngineRequest, FinishReason
 if TYPE_CHECKING:
     from libs.engine.vllm.wire import Handover
 
-LEASE_MARGIN_NS = 2_000_000_000
-"""A handle is refused so long before its lease ends: from then on its blocks could be another's when they are read."""
+HEARTBEATS, ROOM_NS = 6, 3_000_000_000
+"""vLLM's receiver keeps a lease alive that many times in its length, and a beat needs time to be sent and heard."""
 NEVER_NS = 1 << 62
 """Where no lease ends."""
 
@@ -29,9 +29,13 @@ def refusal(
     capabilities: Capabilities,
     *,
     engine_id: str,
+    margin_ns: int,
     now_ns: int,
 ) -> Refusal | None:
-    """None where the engine can go on from the request's handle, which says `handover`. Raises InvalidRequest."""
+    """None where the engine can go on from the request's handle, which says `handover`. Raises InvalidRequest.
+
+    `margin_ns`: so long before its lease ends it is refused already.
+    """
     assert request.kv is not None
     layout, tokens = capabilities.kv_layout, len(request.token_ids)
     if request.kv.kv_layout != layout:
@@ -46,7 +50,7 @@ def refusal(
         return Refusal(FinishReason.FAILED, "kv_mismatch: the handle is no vllm engine's")
     if handover.engine_id == engine_id:
         return Refusal(FinishReason.KV_LOST, "kv_lost: vLLM does not pull blocks from itself")
-    if now_ns > handover.expires_unix_ns - LEASE_MARGIN_NS:
+    if now_ns > handover.expires_unix_ns - margin_ns:
         return Refusal(FinishReason.KV_LOST, "kv_lost: the lease of the blocks is over")
     return None
 
@@ -54,3 +58,10 @@ def refusal(
 def lease_ns(kv_lease_ms: int) -> int:
     """How long vLLM holds blocks for their receiver: it counts in whole seconds."""
     return max(kv_lease_ms // 1000, 1) * 1_000_000_000
+
+
+def lease_margin_ns(kv_lease_ms: int) -> int:
+    """How long before its end a lease is too old to be kept alive, with the first heartbeat just missed: then its
+    blocks could be another's when they are read. At most half of it."""
+    whole_ns = lease_ns(kv_lease_ms)
+    return min(whole_ns // HEARTBEATS + ROOM_NS, whole_ns // 2)

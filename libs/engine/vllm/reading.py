@@ -30,15 +30,15 @@ class Reading:
         identity: EngineIdentity,
         handing: Handing,
         *,
-        expires_unix_ns: Callable[[], int],
+        lease_ns: int,
         release: Callable[[str], None],
     ) -> None:
-        """`expires_unix_ns`: when the lease of blocks that are left now will end; `release`: ends that of a name."""
+        """`lease_ns`: how long vLLM holds blocks that are left; `release`: ends that of a name."""
         self._sequences = sequences
         self._capabilities = capabilities
         self._identity = identity
         self._handing = handing
-        self._expires_unix_ns = expires_unix_ns
+        self._lease_ns = lease_ns
         self._release = release
 
     def event(self, outputs: Any, report: Report | None) -> EngineEvent:
@@ -49,7 +49,7 @@ class Reading:
             pulling = (self._sequences.by_name(name) for name in report.pulling)
             told += [SequenceOutput(live.key, pulling=True) for live in pulling if live is not None]
             transfers = self._transfers(report)
-        told += [output for each in outputs.outputs if (output := self._output(each)) is not None]
+        told += [output for each in outputs.outputs if (output := self._output(each, report)) is not None]
         if report is None:
             return EngineEvent(tuple(told))
         aborted = [live for name in report.aborted if (live := self._sequences.by_name(name)) is not None]
@@ -64,7 +64,7 @@ class Reading:
             BlockEvents(tuple(report.stored), tuple(report.removed)),
         )
 
-    def _output(self, output: Any) -> SequenceOutput | None:
+    def _output(self, output: Any, report: Report | None) -> SequenceOutput | None:
         from libs.engine.vllm import wire  # noqa: PLC0415 - it imports vLLM, which takes seconds
 
         live = self._sequences.by_name(output.request_id)
@@ -94,7 +94,8 @@ class Reading:
         if live.aborting:
             return self._end(live, FinishReason.ABORTED)
         # The token that vLLM has sampled is not told: the decode side samples it.
-        opaque = wire.pack_handover(wire.Handover(parameters, self._expires_unix_ns()))
+        assert report is not None  # a step has ended; its message may be read much later
+        opaque = wire.pack_handover(wire.Handover(parameters, report.now_ns + self._lease_ns))
         capabilities = self._capabilities
         handle = live.handle(self._identity, opaque, capabilities.kv_layout, capabilities.block_size_tokens)
         return self._end(live, FinishReason.PREFILLED, handle=handle)
