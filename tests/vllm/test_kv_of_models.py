@@ -51,3 +51,16 @@ def test_a_number_in_kv_is_as_wide_as_its_own_type(kv_type: str, item_bytes: int
         cache_config=SimpleNamespace(cache_dtype=kv_type), model_config=SimpleNamespace(dtype=torch.float32)
     )
     assert kv_item_bytes(config) == item_bytes
+
+
+def test_of_a_prompt_that_is_partly_known_only_the_rest_counts_as_transferred() -> None:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    from libs.engine.vllm.scheduler import external_tokens
+
+    request = Request("one", list(range(100)), SamplingParams(max_tokens=1), None)
+    assert external_tokens(request) == 0
+    request.num_computed_tokens = 100
+    request.prefill_stats.set(num_prompt_tokens=100, num_local_cached_tokens=64, num_external_cached_tokens=36)
+    assert external_tokens(request) == 36

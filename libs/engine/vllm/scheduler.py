@@ -166,7 +166,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         super()._set_kv_fetch_stage(request, stage)
         now_ns = time.time_ns()
         if stage == KV_FETCH_IN_PROGRESS:
-            self._fetching[request.request_id] = (request.num_computed_tokens, now_ns)
+            self._fetching[request.request_id] = (external_tokens(request), now_ns)
             self._news.pulling.append(request.request_id)
         elif stage == KV_FETCH_COMPLETED_WAITING:
             tokens, since_ns = self._fetching.get(request.request_id, (0, now_ns))
@@ -357,3 +357,8 @@ def _is_for_others(request: Request) -> bool:
     """Whether the request's blocks are to wait for another engine."""
     params = request.kv_transfer_params
     return bool(params and params.get("do_remote_decode"))
+
+
+def external_tokens(request: Request) -> int:
+    """Tokens whose KV is asked of others: what vLLM counts as computed has those that were found here too."""
+    return int(request.prefill_stats.num_external_cached_tokens if request.prefill_stats else 0)
