@@ -22,6 +22,7 @@ from libs.engine.vllm.arguments import check_arguments
 from libs.engine.vllm.board import Board
 from libs.engine.vllm.compute import compute_of, kv_item_bytes
 from libs.engine.vllm.connectors import Connector, Handing, connector_of
+from libs.engine.vllm.ports import free_port
 from libs.engine.vllm.ready import Ready
 from libs.engine.vllm.scheduler import BOARD_SETTING, CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
 from libs.engine.vllm.starting import check_plugins, starting
@@ -71,7 +72,7 @@ def _prepared(config: EngineConfig, identity: EngineIdentity) -> tuple[VllmConfi
     connector = connector_of(config)
     _check_device(config)
     host = _reachable(identity)
-    nixl_port, mooncake_port = _free_port(host), _free_port(host)
+    nixl_port, mooncake_port = free_port(host), free_port(host)
     for name, value in environment.defaults(config, on_cpu=current_platform.is_cpu()).items():
         os.environ.setdefault(name, value)
     assert config.model_path is not None
@@ -257,10 +258,3 @@ def _variant(config: EngineConfig, vllm_config: VllmConfig) -> str:
 
 def _device() -> str:
     return "cpu" if current_platform.is_cpu() else f"cuda:{current_platform.get_device_name()}"
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
