@@ -27,7 +27,7 @@ from libs.engine.local import LocalEngine
 from libs.engine.port import Engine, EngineIdentity, EngineRequest, Phase, SamplingParams
 from libs.perfmodel import StepKind, split_step_ns
 from libs.runtime.clock import SystemClock
-from libs.telemetry.timeline import PhaseTime
+from libs.telemetry.phase_time import PhaseTime
 from libs.testing.engine import DirectFetcher, EventReader
 from libs.testing.phase_account import PhaseAccount
 from libs.testing.real_model import real_model_folder

@@ -10,8 +10,9 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, Req
 from libs.contracts.step_row import StepRow, step_columns
 from libs.telemetry.fleet import MAX_FLEET_STEPS
 from libs.telemetry.members import Member
+from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.rollups import Kept, Written
-from libs.telemetry.timeline import MAX_STEPS, PhaseTime
+from libs.telemetry.timeline import MAX_STEPS
 from services.metrics.requests import MAX_REQUESTS
 from services.metrics.state import MetricsState
 

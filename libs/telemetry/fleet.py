@@ -16,10 +16,11 @@ from libs.telemetry.clocks import Clocks
 from libs.telemetry.facts import WorkerFacts, facts_of, told_compute
 from libs.telemetry.gathered import Gathered, lay
 from libs.telemetry.hardware import Hardware
+from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.ring import NO_ROLE
 from libs.telemetry.steps import COUNTS, FULL_SHARE, RunningStep
 from libs.telemetry.tally import NEVER, WINDOW_NS, Tally
-from libs.telemetry.timeline import MAX_STEPS, PhaseTime, PrefillShares, Taken, Timeline
+from libs.telemetry.timeline import MAX_STEPS, PrefillShares, Taken, Timeline
 
 MAX_WORKERS: Final = 4096
 """The longest silent one goes."""

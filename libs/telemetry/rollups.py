@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.telemetry.cells import PROVISIONAL, Cells
+from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.ring import NO_ROLE, Ring, Tier
-from libs.telemetry.timeline import PhaseTime
 
 COVERED, PREFILL, DECODE, KV_WAIT = range(4)
 """Places in the last axis of every array of times; idle is what the other three leave of covered."""

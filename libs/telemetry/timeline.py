@@ -16,6 +16,7 @@ from libs.telemetry.effort import effort_within
 from libs.telemetry.facts import Shape, WorkerFacts, facts_of
 from libs.telemetry.gathered import END, LONGEST_NS
 from libs.telemetry.intervals import Intervals
+from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.role_log import RoleLog
 from libs.telemetry.steps import FewBusyTime, RanStep, RunningStep, StepCounts, StepLog
 
@@ -51,42 +52,6 @@ class Taken(StrEnum):
     VOID = "void"
     """From an incarnation that a newer one has replaced."""
     MALFORMED = "malformed"
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseTime:
-    """Covered time and what it went into, in ns; `idle_ns` is what no step and no wait claims."""
-
-    covered_ns: int = 0
-    prefill_ns: int = 0
-    decode_ns: int = 0
-    kv_wait_ns: int = 0
-    provisional: bool = False
-    """Part of it is a step that still runs."""
-
-    @property
-    def idle_ns(self) -> int:
-        """Covered time that nothing claims."""
-        return self.covered_ns - self.prefill_ns - self.decode_ns - self.kv_wait_ns
-
-    def times(self, gpus: int) -> "PhaseTime":
-        """The same in GPU-nanoseconds of a worker of `gpus`."""
-        return PhaseTime(
-            self.covered_ns * gpus,
-            self.prefill_ns * gpus,
-            self.decode_ns * gpus,
-            self.kv_wait_ns * gpus,
-            self.provisional,
-        )
-
-    def __add__(self, other: "PhaseTime") -> "PhaseTime":
-        return PhaseTime(
-            self.covered_ns + other.covered_ns,
-            self.prefill_ns + other.prefill_ns,
-            self.decode_ns + other.decode_ns,
-            self.kv_wait_ns + other.kv_wait_ns,
-            self.provisional or other.provisional,
-        )
 
 
 @dataclass(frozen=True, slots=True)

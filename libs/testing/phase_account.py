@@ -9,8 +9,8 @@ from libs.perfmodel import FittedModel, StepTimeLearner, StepTimeModel, prior_st
 from libs.perfmodel.wire import step_time_message
 from libs.runtime.clock import Clock
 from libs.telemetry.fleet import Fleet
+from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.split import prefill_shares
-from libs.telemetry.timeline import PhaseTime
 from libs.worker.step_times import work_of
 from libs.worker.telemetry import StepBatchBuilder, TelemetrySource
 

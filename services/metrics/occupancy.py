@@ -9,8 +9,8 @@ from libs.perfmodel.utilisation import utilisation
 from libs.telemetry.facts import WorkerFacts
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.members import Members
+from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.rollups import RollUps
-from libs.telemetry.timeline import PhaseTime
 from services.metrics.queues import PhaseQueue
 from services.metrics.role_parts import Part
 from services.metrics.spent import Span, Spent, Total, spent_in, total

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Load, Role, Worker
 from libs.telemetry.fleet import Fleet
-from libs.telemetry.timeline import PhaseTime
+from libs.telemetry.phase_time import PhaseTime
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.history import History
 from libs.telemetry.members import Members
+from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.ring import Tier
 from libs.telemetry.rollups import RollUps, Written
-from libs.telemetry.timeline import PhaseTime
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 
 TIERS = (Tier(100, 40), Tier(1000, 20), Tier(5000, 10))

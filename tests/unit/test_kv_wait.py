@@ -7,7 +7,7 @@ from libs.engine.local import LocalEngine
 from libs.engine.port import EngineIdentity, EngineRequest, Phase, SamplingParams
 from libs.engine.sim.runner import SimRunner
 from libs.runtime.clock import SystemClock
-from libs.telemetry.timeline import PhaseTime
+from libs.telemetry.phase_time import PhaseTime
 from libs.testing.engine import DirectFetcher, EventReader
 from libs.testing.phase_account import PhaseAccount
 

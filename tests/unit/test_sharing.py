@@ -14,9 +14,9 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, Req
 from libs.contracts.topics import STEPS, WINDOWS
 from libs.telemetry.fleet import LISTED_NS
 from libs.telemetry.history import WrittenWindow
+from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.rollups import Kept, Written, cells
 from libs.telemetry.split import prefill_shares
-from libs.telemetry.timeline import PhaseTime
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.ingest import read_from_ns
 from services.metrics.live import TICK_NS

@@ -1,7 +1,8 @@
 from libs.telemetry import timeline as timelines
+from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.split import prefill_shares
 from libs.telemetry.steps import FewBusyTime
-from libs.telemetry.timeline import MAX_STEPS, PhaseTime, Taken, Timeline
+from libs.telemetry.timeline import MAX_STEPS, Taken, Timeline
 from libs.testing.telemetry import MS, at, step, step_batch
 
 

@@ -6,9 +6,9 @@ from libs.contracts.roles import role_name
 from libs.telemetry.cells import ROLE_NUMBERS
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.history import MAX_FRESH, WrittenWindow
+from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.ring import NO_ROLE
 from libs.telemetry.rollups import RollUps, Written
-from libs.telemetry.timeline import PhaseTime
 
 OVERDUE_NS: Final = 500_000_000
 """After the end of a window: an instance that lives has told of it by then."""

@@ -7,8 +7,8 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindow, S
 from libs.telemetry.cells import PROVISIONAL, ROLE_NUMBERS
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.history import WrittenWindow
+from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.rollups import Written
-from libs.telemetry.timeline import PhaseTime
 
 MAX_WORKERS_A_RECORD: Final = 1_000
 """About 200 kB: a record of Kafka takes 1 MB ..."""
