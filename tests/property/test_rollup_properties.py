@@ -13,6 +13,7 @@ from libs.telemetry.members import Members
 from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.ring import Tier
 from libs.telemetry.rollups import RollUps, Written
+from libs.telemetry.split import prefill_shares
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 
 TIERS = (Tier(100, 40), Tier(1000, 20), Tier(5000, 10))
@@ -105,7 +106,7 @@ def test_a_length_that_no_tier_has_is_refused():
 
 def follow(batches, order, ends_ms):
     """Enter batches in an order, advancing as far as `ends_ms` says after each; the roll-ups."""
-    fleet, rollups = Fleet(lambda _batch: lambda step: (1 << 23) if step.prefill_tokens else 0), RollUps()
+    fleet, rollups = Fleet(prefill_shares), RollUps()
     history = History(fleet, rollups, Members())
     history.advance(at(0))
     for index, end_ms in zip(order, ends_ms, strict=True):
