@@ -91,6 +91,8 @@ class TopicRefused(InvalidRequest):
 class TooLargeForTopic(TopicRefused):
     """One of the records is: others it takes."""
 
+    code = "too_large_for_topic"
+
 
 class Conflict(FulcrumError):
     """What is asked for does not go with how things stand."""

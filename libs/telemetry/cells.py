@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from libs.contracts.roles import ROLE_NAMES
 from libs.telemetry.ring import NO_ROLE
 
+COVERED, PREFILL, DECODE, KV_WAIT = range(4)
+"""Places in the last axis of every array of times; idle is what the other three leave of covered."""
 PROVISIONAL: Final = 0x80
 """Beside the role: part of the time is a step that still runs."""
 ROLE_NUMBERS: Final = {name: NO_ROLE + 1 + index for index, name in enumerate(ROLE_NAMES)}

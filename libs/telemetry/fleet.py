@@ -79,8 +79,7 @@ class Fleet:
         """Of workers that another process read before: from when on their telemetry came here."""
         self._gathered: list[Gathered] = []
         """Followed, and still to be entered."""
-        self.sorted_in_ns: dict[str, int] = {}
-        """Of workers whose batches told of what lies before them: since when. For its reader to clear."""
+        self._sorted_in_ns: dict[str, int] = {}
         self._tally = Tally(MAX_WORKERS)
         self._max_steps = MAX_STEPS
         self.batches: Counter[Taken] = Counter()
@@ -201,6 +200,12 @@ class Fleet:
                 roles[place] = ROLE_NUMBERS[role] + PROVISIONAL * time.provisional
         return Cells(worker_ids, times, roles).where(roles != NO_ROLE)
 
+    def take_sorted_in(self) -> dict[str, int]:
+        """Workers whose batches told of what lies before them, and since when, as far as that was not taken yet."""
+        self.settle()
+        taken, self._sorted_in_ns = self._sorted_in_ns, {}
+        return taken
+
     def changed_from_ns(self, worker_id: str) -> int:
         """The earliest moment that a worker's newest batch told of; 0 for one that others read."""
         timeline = self._timelines.get(worker_id)
@@ -277,6 +282,7 @@ class Fleet:
         timeline = self._timelines.get(worker_id)
         if timeline is None:
             return self._add_stranger(batch, worker_id)
+        timeline.max_steps = self._max_steps
         try:
             columns = timeline.follow(batch)
         except ValueError:
@@ -307,8 +313,6 @@ class Fleet:
             self._take_over(timeline, relayed, batch)
         self._begin_tally(timeline, worker_id)
         self._max_steps = min(MAX_STEPS, max(MIN_STEPS, MAX_FLEET_STEPS // len(self._timelines)))
-        for each in self._timelines.values():
-            each.max_steps = self._max_steps
         return taken
 
     def settle(self) -> None:
@@ -341,8 +345,8 @@ class Fleet:
     def _sort_in(self, each: Gathered, timeline: Timeline) -> None:
         """A batch that was counted, and is not as plain as it looked."""
         if timeline.sort_in(each.batch):
-            known_ns = self.sorted_in_ns.get(each.worker_id, each.low_ns)
-            self.sorted_in_ns[each.worker_id] = min(known_ns, timeline.changed_from_ns)
+            known_ns = self._sorted_in_ns.get(each.worker_id, each.low_ns)
+            self._sorted_in_ns[each.worker_id] = min(known_ns, timeline.changed_from_ns)
         else:
             self.batches[Taken.COUNTED] -= 1
             self.batches[Taken.MALFORMED] += 1

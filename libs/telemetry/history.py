@@ -85,10 +85,8 @@ class History:
 
     def advance(self, end_ns: int) -> list[WrittenWindow]:
         """Write what has changed, and all windows that end by `end_ns`; what was written, revised windows first."""
-        self._fleet.settle()
-        for worker_id, from_ns in self._fleet.sorted_in_ns.items():
+        for worker_id, from_ns in self._fleet.take_sorted_in().items():
             self._revise(worker_id, from_ns, self._written_to_ns or 0)
-        self._fleet.sorted_in_ns.clear()
         end_ns -= end_ns % self._window_ns
         written_to_ns = end_ns - self._window_ns if self._written_to_ns is None else self._written_to_ns
         revised, self._revised, self._waiting = self._revised, defaultdict(set), 0

@@ -12,12 +12,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.telemetry.cells import PROVISIONAL, Cells
+from libs.telemetry.cells import COVERED, PROVISIONAL, Cells
 from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.ring import NO_ROLE, Ring, Tier
 
-COVERED, PREFILL, DECODE, KV_WAIT = range(4)
-"""Places in the last axis of every array of times; idle is what the other three leave of covered."""
 MAX_WORKERS: Final = 4096
 FIRST_SLOTS: Final = 16
 SECOND_NS: Final = 1_000_000_000

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from libs.telemetry.cells import COVERED, DECODE, KV_WAIT, PREFILL
 from libs.telemetry.gathered import LONGEST_NS, Bools, Ints, Laid, Spans
 from libs.telemetry.steps import SHARE_BITS
 
@@ -19,7 +20,6 @@ WINDOWS: Final = 16
 MAX_AHEAD: Final = 5
 """Windows: a worker whose clock is further ahead is left out, so that it takes no room of the present."""
 PARTS: Final = 4
-COVERED, PREFILL, DECODE, KV_WAIT = range(PARTS)
 MOST_WINDOWS: Final = LONGEST_NS // WINDOW_NS + 1
 """That a plain batch can touch."""
 NEVER: Final = (1 << 63) - 1

@@ -18,7 +18,7 @@ from libs.telemetry.gathered import END, LONGEST_NS
 from libs.telemetry.intervals import Intervals
 from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.role_log import RoleLog
-from libs.telemetry.steps import FewBusyTime, RanStep, RunningStep, StepCounts, StepLog
+from libs.telemetry.steps import COUNTS, FewBusyTime, RanStep, RunningStep, StepCounts, StepLog
 
 MAX_WINDOW_NS: Final = 600 * 1_000_000_000
 HISTORY_NS: Final = 660 * 1_000_000_000
@@ -39,7 +39,6 @@ INT64_END: Final = 1 << 62
 _HEAD: Final = attrgetter(
     "incarnation", "sequence", "covered_from_unix_ns", "covered_to_unix_ns", "last", "assignment", "steps"
 )
-_COUNTS: Final = attrgetter(*StepCounts._fields)
 PrefillShares = Callable[[StepBatch], list[int]]
 """Which part of each of a batch's steps is prefill, 0..`FULL_SHARE`; raises ValueError for steps that are malformed."""
 
@@ -85,8 +84,6 @@ class Timeline:
         self._told_to_ns = 0
         """What is in the history ends there."""
         self._kept_from_ns = 0
-        self._trim_at_ns = 0
-        """Until it is told of a later moment, nothing is too old."""
         self._roles = RoleLog()
         self.known_to_ns = 0
         """Nothing that has been told lies later, but for a step that still runs; it never goes back."""
@@ -109,17 +106,16 @@ class Timeline:
 
     def add(self, batch: StepBatch) -> Taken:
         """Sort in a batch; what was entered before is never counted twice."""
-        try:
-            steps, shares = step_rows(batch.steps), self._prefill_shares(batch)
-        except ValueError:
+        steps = self._read(batch)
+        if steps is None:
             return Taken.MALFORMED
-        refused = self._refusal(batch, steps)
+        refused = self._refusal(batch)
         if refused is not None:
             return refused
         if self._newest is None or batch.incarnation > self._incarnation:
             self._start_anew(batch)
         self._note_sequence(batch)
-        self._enter_all(batch, steps, shares)
+        self._enter_all(batch, steps)
         return Taken.COUNTED
 
     def follow(self, batch: StepBatch) -> list[bytes] | None:
@@ -161,14 +157,10 @@ class Timeline:
 
     def sort_in(self, batch: StepBatch) -> bool:
         """A batch that was followed, and is not plain; False for one that is malformed."""
-        steps = step_rows(batch.steps)
-        try:
-            shares = self._prefill_shares(batch)
-        except ValueError:
+        steps = self._read(batch)
+        if steps is None:
             return False
-        if not _well_formed(batch, steps):
-            return False
-        self._enter_all(batch, steps, shares)
+        self._enter_all(batch, steps)
         return True
 
     @property
@@ -257,9 +249,15 @@ class Timeline:
         self._take_in()
         return self._roles.at(at_ns)
 
-    def _refusal(self, batch: StepBatch, steps: Sequence[StepRow]) -> Taken | None:
-        if not _well_formed(batch, steps):
-            return Taken.MALFORMED
+    def _read(self, batch: StepBatch) -> list[tuple[StepRow, int]] | None:
+        """Its steps with their prefill shares; None for a batch that is malformed."""
+        try:
+            steps = list(zip(step_rows(batch.steps), self._prefill_shares(batch), strict=True))
+        except ValueError:
+            return None
+        return steps if _well_formed(batch, steps) else None
+
+    def _refusal(self, batch: StepBatch) -> Taken | None:
         if self._newest is None or batch.incarnation > self._incarnation:
             return None
         if batch.incarnation < self._incarnation:
@@ -311,14 +309,12 @@ class Timeline:
             self._kv_waits.add(*wait)
         self._steps.extend(map(b"".join, zip(*(columns for _, _, columns, _ in new), strict=True)))
         self._told_to_ns = new[-1][1]
-        grown = len(self._covers) + len(self._kv_waits) > MAX_INTERVALS or len(self._steps) > self.max_steps
-        if grown or new[-1][1] > self._trim_at_ns:
-            self._forget_old()
+        self._forget_old()
 
-    def _enter_all(self, batch: StepBatch, steps: Sequence[StepRow], shares: Sequence[int]) -> None:
+    def _enter_all(self, batch: StepBatch, steps: Sequence[tuple[StepRow, int]]) -> None:
         self._take_in()
-        self._enter_times(batch, steps)
-        for step, share in zip(steps, shares, strict=True):
+        self._enter_times(batch, [step for step, _ in steps])
+        for step, share in steps:
             self._enter_step(step, share, batch.covered_to_unix_ns)
         self._forget_old()
 
@@ -333,7 +329,7 @@ class Timeline:
         self._roles.add(batch.covered_from_unix_ns, batch.covered_to_unix_ns, role_name(batch.assignment))
 
     def _enter_step(self, step: StepRow, share: int, covered_to_ns: int) -> None:
-        start_ns, end_ns, counts = step.start_unix_ns, step.end_unix_ns, StepCounts._make(_COUNTS(step))
+        start_ns, end_ns, counts = step.start_unix_ns, step.end_unix_ns, StepCounts._make(step[COUNTS])
         if end_ns:
             self._steps.add(start_ns, end_ns, share, counts)
             self.last_step_end_ns = max(self.last_step_end_ns, end_ns)
@@ -349,7 +345,6 @@ class Timeline:
         for intervals in (self._covers, self._kv_waits):
             if len(intervals) > MAX_INTERVALS:
                 keep_from_ns = max(keep_from_ns, intervals.start_of_newest(MAX_INTERVALS * 15 // 16))
-        self._trim_at_ns = keep_from_ns + HISTORY_NS + TRIM_NS
         if keep_from_ns > self._kept_from_ns:
             self._kept_from_ns = keep_from_ns
             for kept in (self._covers, self._kv_waits, self._steps):
@@ -365,8 +360,8 @@ def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return united
 
 
-def _well_formed(batch: StepBatch, steps: Sequence[StepRow]) -> bool:
-    ends = [(step.start_unix_ns, step.end_unix_ns or step.start_unix_ns) for step in steps]
+def _well_formed(batch: StepBatch, steps: Iterable[tuple[StepRow, int]]) -> bool:
+    ends = [(step.start_unix_ns, step.end_unix_ns or step.start_unix_ns) for step, _ in steps]
     ends += [(wait.start_unix_ns, wait.end_unix_ns) for wait in batch.kv_waits]
     ends.append((batch.covered_from_unix_ns, batch.covered_to_unix_ns))
     return (

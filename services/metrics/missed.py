@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import ROLE_NAMES, role_from_name
+from libs.telemetry.cells import COVERED
 from libs.telemetry.fleet import LISTED_NS
 from libs.telemetry.members import Members
 from libs.telemetry.ring import NO_ROLE
-from libs.telemetry.rollups import COVERED, RollUps
+from libs.telemetry.rollups import RollUps
 
 
 def missed(rollups: RollUps, members: Members, written_to_ns: int) -> Iterator[StepBatch]:

@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.contracts.roles import ROLE_NAMES
+from libs.telemetry.cells import COVERED, DECODE, KV_WAIT, PREFILL
 from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.ring import NO_ROLE
-from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL, Series
+from libs.telemetry.rollups import Series
 
 
 @dataclass(frozen=True, slots=True)

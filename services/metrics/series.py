@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.contracts.roles import ROLE_NAMES
-from libs.telemetry.cells import ROLE_NUMBERS
+from libs.telemetry.cells import COVERED, DECODE, KV_WAIT, PREFILL, ROLE_NUMBERS
 from libs.telemetry.members import Members
 from libs.telemetry.ring import NO_ROLE, Tier
-from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL, RollUps, Series
+from libs.telemetry.rollups import RollUps, Series
 from services.metrics.scope import Scope
 
 CELLS_AT_ONCE: Final = 100_000

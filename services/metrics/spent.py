@@ -8,12 +8,13 @@ import numpy as np
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
 from libs.contracts.roles import role_from_name, role_name
+from libs.telemetry.cells import COVERED, DECODE, KV_WAIT, PREFILL
 from libs.telemetry.facts import WorkerFacts
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.members import UNKNOWN, Member, Members
 from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.ring import NO_ROLE
-from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL, RollUps
+from libs.telemetry.rollups import RollUps
 from services.metrics.role_parts import Part, last_roles, moved, parts_of, role_text
 
 MAX_WINDOWS: Final = 600

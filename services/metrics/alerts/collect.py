@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 
 from libs.contracts.roles import role_name
-from libs.telemetry.cells import ROLE_NUMBERS
+from libs.telemetry.cells import COVERED, DECODE, KV_WAIT, PREFILL, ROLE_NUMBERS
 from libs.telemetry.facts import WorkerFacts
 from libs.telemetry.fleet import Fleet, is_heard
 from libs.telemetry.gateways import Gateways, Waiting
-from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL, RollUps
+from libs.telemetry.rollups import RollUps
 from services.metrics.alerts.burn import BurnLog
 from services.metrics.alerts.snapshot import Pool, Snapshot, Worker
 from services.metrics.occupancy import kv_used, since_step_ns
