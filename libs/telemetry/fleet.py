@@ -14,7 +14,7 @@ from libs.perfmodel.utilisation import Effort
 from libs.telemetry.cells import PROVISIONAL, ROLE_NUMBERS, Cells
 from libs.telemetry.clocks import Clocks
 from libs.telemetry.facts import WorkerFacts, facts_of, told_compute
-from libs.telemetry.gathered import Gathered, lay
+from libs.telemetry.gathered import Gathered, Ints, lay
 from libs.telemetry.hardware import Hardware
 from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.ring import NO_ROLE
@@ -45,6 +45,8 @@ LOAD_NS: Final = 60 * 1_000_000_000
 """How long what a silent worker said of its queues and places is held true: what it had, others have taken up."""
 
 
+Changes = Callable[[Sequence[str], Ints, Ints], None]
+"""Takes workers, and beside each from when until when something else is known of it than before."""
 Windows = Callable[[str, int, int], PhaseTime]
 """What a worker's windows say of [low, high) in Unix ns."""
 
@@ -79,7 +81,8 @@ class Fleet:
         """Of workers that another process read before: from when on their telemetry came here."""
         self._gathered: list[Gathered] = []
         """Followed, and still to be entered."""
-        self._sorted_in_ns: dict[str, int] = {}
+        self.tell_changes: Changes = lambda *_: None
+        """Is told of what batches that count tell of, once that is entered."""
         self._tally = Tally(MAX_WORKERS)
         self._max_steps = MAX_STEPS
         self.batches: Counter[Taken] = Counter()
@@ -200,17 +203,6 @@ class Fleet:
                 roles[place] = ROLE_NUMBERS[role] + PROVISIONAL * time.provisional
         return Cells(worker_ids, times, roles).where(roles != NO_ROLE)
 
-    def take_sorted_in(self) -> dict[str, int]:
-        """Workers whose batches told of what lies before them, and since when, as far as that was not taken yet."""
-        self.settle()
-        taken, self._sorted_in_ns = self._sorted_in_ns, {}
-        return taken
-
-    def changed_from_ns(self, worker_id: str) -> int:
-        """The earliest moment that a worker's newest batch told of; 0 for one that others read."""
-        timeline = self._timelines.get(worker_id)
-        return timeline.changed_from_ns if timeline else 0
-
     def effort(self, worker_id: str, low_ns: int, high_ns: int) -> Effort:
         """What a worker's finished steps computed and moved in [low, high), as far as it tells."""
         self.settle()
@@ -297,6 +289,7 @@ class Fleet:
         taken = timeline.add(batch)
         if taken is Taken.COUNTED:
             self._begin_tally(timeline, worker_id)
+            self._tell_change(timeline, worker_id, batch.covered_to_unix_ns)
         return taken
 
     def _add_stranger(self, batch: StepBatch, worker_id: str) -> Taken:
@@ -312,6 +305,7 @@ class Fleet:
         if relayed := self._relayed.get(worker_id):
             self._take_over(timeline, relayed, batch)
         self._begin_tally(timeline, worker_id)
+        self._tell_change(timeline, worker_id, batch.covered_to_unix_ns)
         self._max_steps = min(MAX_STEPS, max(MIN_STEPS, MAX_FLEET_STEPS // len(self._timelines)))
         return taken
 
@@ -325,6 +319,7 @@ class Fleet:
             sorted_in = {gathered[place].worker_id for place in np.flatnonzero(~laid.plain)}
             laid.plain[[each.worker_id in sorted_in for each in gathered]] = False
         worker_ids = [each.worker_id for each in gathered]
+        self.tell_changes(worker_ids, laid.covers.starts_ns, laid.covers.ends_ns)
         added = self._tally.add(worker_ids, laid, np.array([each.arrived_ns for each in gathered], np.int64))
         waits: dict[int, list[tuple[int, int]]] = {}
         for place, *wait in zip(*(each.tolist() for each in laid.waits), strict=True):
@@ -345,11 +340,13 @@ class Fleet:
     def _sort_in(self, each: Gathered, timeline: Timeline) -> None:
         """A batch that was counted, and is not as plain as it looked."""
         if timeline.sort_in(each.batch):
-            known_ns = self._sorted_in_ns.get(each.worker_id, each.low_ns)
-            self._sorted_in_ns[each.worker_id] = min(known_ns, timeline.changed_from_ns)
+            self._tell_change(timeline, each.worker_id, NEVER)
         else:
             self.batches[Taken.COUNTED] -= 1
             self.batches[Taken.MALFORMED] += 1
+
+    def _tell_change(self, timeline: Timeline, worker_id: str, until_ns: int) -> None:
+        self.tell_changes([worker_id], np.array([timeline.changed_from_ns]), np.array([until_ns]))
 
     def _begin_tally(self, timeline: Timeline, worker_id: str) -> None:
         """What has been told so far needs sorting out; what comes may be added up."""

@@ -2,13 +2,14 @@
 it. Pure; time is passed in."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress, islice
 from typing import Final
 
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.telemetry.cells import Cells
 from libs.telemetry.fleet import Fleet
+from libs.telemetry.gathered import Ints
 from libs.telemetry.members import Member, Members, member_of
 from libs.telemetry.rollups import RollUps
 
@@ -37,6 +38,7 @@ class History:
         """`shared`: others write into the same roll-ups, and know more of the time before a worker came here."""
         self._shared = shared
         self._fleet = fleet
+        fleet.tell_changes = self._note
         self._rollups = rollups
         self._members = members
         self._window_ns = rollups.tiers[0].window_ns
@@ -64,29 +66,27 @@ class History:
         """Go on from there: what came before is in the roll-ups already, whole, and is not revised any more."""
         self._written_to_ns = self._resumed_ns = written_to_ns
 
-    def note(self, batch: StepBatch) -> None:
-        """A batch has just been counted by the fleet: windows that were written before it are written again."""
-        self._revise(batch.worker_id, self._fleet.changed_from_ns(batch.worker_id), batch.covered_to_unix_ns)
-
-    def _revise(self, worker_id: str, low_ns: int, high_ns: int) -> None:
+    def _note(self, worker_ids: Sequence[str], lows_ns: Ints, highs_ns: Ints) -> None:
+        """Something else is known of what they did in [low, high): windows written before are written again."""
         if self._written_to_ns is None:
             return
-        low_ns = max(low_ns, self._written_to_ns - self._kept_ns, self._resumed_ns)
-        high_ns = min(high_ns, self._written_to_ns)
+        low_ns = max(self._written_to_ns - self._kept_ns, self._resumed_ns, int(lows_ns.min()))
+        high_ns = min(self._written_to_ns, int(highs_ns.max()))
         for start_ns in range(low_ns // self._window_ns * self._window_ns, high_ns, self._window_ns):
-            waiting = self._revised[start_ns]
-            if worker_id in waiting:
-                continue
-            if self._waiting >= MAX_REVISED:
-                self.unrevised_windows += 1
-                continue
-            waiting.add(worker_id)
-            self._waiting += 1
+            touched = (lows_ns < start_ns + self._window_ns) & (highs_ns > max(start_ns, low_ns))
+            if touched.any():
+                self._revise(start_ns, compress(worker_ids, touched.tolist()))
+
+    def _revise(self, start_ns: int, worker_ids: Iterable[str]) -> None:
+        waiting, room = self._revised[start_ns], MAX_REVISED - self._waiting
+        new = set(worker_ids).difference(waiting)
+        self.unrevised_windows += max(len(new) - room, 0)
+        waiting.update(islice(new, room))
+        self._waiting += min(len(new), room)
 
     def advance(self, end_ns: int) -> list[WrittenWindow]:
         """Write what has changed, and all windows that end by `end_ns`; what was written, revised windows first."""
-        for worker_id, from_ns in self._fleet.take_sorted_in().items():
-            self._revise(worker_id, from_ns, self._written_to_ns or 0)
+        self._fleet.settle()
         end_ns -= end_ns % self._window_ns
         written_to_ns = end_ns - self._window_ns if self._written_to_ns is None else self._written_to_ns
         revised, self._revised, self._waiting = self._revised, defaultdict(set), 0

@@ -49,10 +49,8 @@ class MetricsState:
         value = record.value
         if isinstance(value, StepBatch):  # nearly always
             self._latest_ns = now_ns
-            if self.fleet.add(value, now_ns) is Taken.COUNTED:
-                self.history.note(value)
-                if self.sharing is not None:
-                    self.sharing.note(value, now_ns)
+            if self.fleet.add(value, now_ns) is Taken.COUNTED and self.sharing is not None:
+                self.sharing.note(value, now_ns)
             return
         if isinstance(value, SharedWindows):
             if self.sharing is not None:

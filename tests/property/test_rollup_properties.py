@@ -111,7 +111,6 @@ def follow(batches, order, ends_ms):
     history.advance(at(0))
     for index, end_ms in zip(order, ends_ms, strict=True):
         fleet.add(batches[index], at(100_000))
-        history.note(batches[index])
         history.advance(at(end_ms))
     history.advance(at(3000))
     history.advance(at(3000))
