@@ -107,7 +107,7 @@ class RollUps:
         row = finest.row(start_ns)
         if row is None or not written:
             return written.first(0)
-        slots = np.array([self._slot(worker_id) for worker_id in written.worker_ids], np.int64)
+        slots = self._slots_of(written.worker_ids)
         known = finest.get(row, slots)
         if fuller:
             fits = written.times_ns[:, COVERED] >= known[:, COVERED]
@@ -164,7 +164,7 @@ class RollUps:
         row = None if ring is None else ring.row(kept.start_ns)
         if ring is None or row is None or not kept.worker_ids:
             return
-        slots = np.array([self._slot(worker_id) for worker_id in kept.worker_ids], np.int64)
+        slots = self._slots_of(kept.worker_ids)
         ring.add(row, slots, kept.times_ns - ring.get(row, slots))
         ring.set_roles(row, slots, kept.roles)
 
@@ -191,6 +191,10 @@ class RollUps:
         """Workers of which something was written, in order."""
         return sorted(self._slots)
 
+    def knows(self, worker_id: str) -> bool:
+        """Whether anything was written of it."""
+        return worker_id in self._slots
+
     def present(self, window_ns: int, low_ns: int, high_ns: int) -> list[str]:
         """Workers of which something was written in a tier's windows that lie in [low, high), in order."""
         ids, ring = self.worker_ids(), self._ring(window_ns)
@@ -214,6 +218,11 @@ class RollUps:
         if ring is None:
             raise ValueError(f"windows are {', '.join(str(tier.window_ns) for tier in self.tiers)} ns long")
         return ring
+
+    def _slots_of(self, worker_ids: Sequence[str]) -> NDArray[np.int64]:
+        """[workers]; new ones get theirs."""
+        slots = [self._slots.get(worker_id, -1) for worker_id in worker_ids]
+        return np.array([self._slot(worker_id) for worker_id in worker_ids] if -1 in slots else slots, np.int64)
 
     def _slot(self, worker_id: str) -> int:
         slot = self._slots.get(worker_id)

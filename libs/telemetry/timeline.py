@@ -28,8 +28,8 @@ MAX_STEPS: Final = 65_536
 """Of one worker, at most: 72 bytes a step. One with more of them in `HISTORY_NS` is remembered less long."""
 MAX_INTERVALS: Final = 16_384
 """Covers, KV waits, and runs of batch numbers, each: 16 bytes an entry."""
-MAX_NEW: Final = 8
-"""Batches: most of a second of a worker's."""
+MAX_NEW: Final = 16
+"""Batches: nearly two seconds of a worker's."""
 NO_END: Final = bytes(ENTRY_BYTES)
 """In the column of ends: a step is only announced."""
 INT64_END: Final = 1 << 62
@@ -141,7 +141,11 @@ class Timeline:
         columns = whole_columns(steps)
         if columns[END][-ENTRY_BYTES:] == NO_END:
             return None
-        self._note_sequence(batch)
+        if number == self._next:  # nearly always
+            self._next += 1
+            self._take_newest(batch)
+        else:
+            self._note_sequence(batch)
         self.known_to_ns, self.changed_from_ns = high_ns, low_ns
         return columns
 
@@ -278,11 +282,14 @@ class Timeline:
         self._first = self._run = self._next = batch.sequence
         self.last_step_end_ns = batch.covered_from_unix_ns
 
+    def _take_newest(self, batch: StepBatch) -> None:
+        self._shape.take(batch)
+        self._newest, self._facts = batch, None
+
     def _note_sequence(self, batch: StepBatch) -> None:
         number = batch.sequence
         if number >= self._next:
-            self._shape.take(batch)
-            self._newest, self._facts = batch, None
+            self._take_newest(batch)
             self._incarnation, self._left = batch.incarnation, batch.last
             if number == self._next:  # nearly always
                 self._next += 1

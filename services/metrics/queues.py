@@ -1,6 +1,6 @@
 """What waits for each phase of each model: at its workers, and at gateways, where most of a long queue is. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -86,8 +86,11 @@ def at_gateways(waiting: Waiting, phase: str) -> tuple[int, int]:
     return waiting.decode_requests, waiting.decode_prompt_tokens
 
 
-def are_heard(members: Iterable[WorkerFacts], offsets_ns: dict[str, int], now_ns: int) -> bool:
+def are_heard(members: Sequence[WorkerFacts], offsets_ns: dict[str, int], now_ns: int) -> bool:
     """Whether what the workers of a pool said of themselves is of now; `offsets_ns` of clocks are by node."""
+    surely_ns = now_ns - FRESH_NS + max(offsets_ns.values(), default=0)
+    if all(facts.covered_to_unix_ns > surely_ns for facts in members):  # nearly always
+        return True
     gpus = heard = 0
     for facts in members:
         gpus += facts.gpus

@@ -122,7 +122,7 @@ class TickWriter:
 
     def knows(self, written: Sequence[WrittenWindow]) -> bool:
         """Whether all of whom something was written are in the last `members`."""
-        return all(worker_id in self._places for window in written for worker_id in window.workers.worker_ids)
+        return all(self._places.keys() >= set(window.workers.worker_ids) for window in written)
 
     def changes(self, now_ns: int, written: Sequence[WrittenWindow], alerts: list[Alert]) -> bytes:
         """What has been written between two windows."""
@@ -144,7 +144,9 @@ class TickWriter:
         return b"id: %d\nevent: tick\ndata: %b\n\n" % (self.number, msgspec.json.encode(message))
 
     def _window(self, window: WrittenWindow) -> Window:
-        workers = window.workers.among(self._places)
+        workers = window.workers
+        if not self.knows([window]):
+            workers = workers.among(self._places)
         places = [self._places[worker_id] for worker_id in workers.worker_ids]
         covered, prefill, decode, kv_wait = workers.times_ns.T.tolist()
         everybody = len(places) == len(self._places) and places == list(range(len(places)))

@@ -102,6 +102,20 @@ def test_nixl_knows_equal_weights_in_different_folders_and_tells_other_kv_apart(
     assert (tmp_path / "handshake").read_text() == hashes[-1]
 
 
+def test_compiled_code_is_known_again_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm import envs
+
+    def known_by(port: int) -> tuple[str, dict[str, object]]:
+        for name in (plugin.NIXL_PORT, plugin.MOONCAKE_PORT):
+            monkeypatch.setenv(name, str(port))
+        return built(tmp_path, LLAMA_70B, {}).compute_hash(), envs.compile_factors()
+
+    assert known_by(20_001) != known_by(20_002)
+    monkeypatch.setattr(envs, "compile_factors", envs.compile_factors)  # put back after the test
+    plugin.forget_ports()
+    assert known_by(20_001) == known_by(20_002)
+
+
 def test_vllm_takes_one_rank_of_a_data_parallel_group_of_a_model_with_experts(tmp_path: Path) -> None:
     parallel = built(tmp_path, MIXTRAL, RANK).parallel_config
     assert parallel.data_parallel_external_lb and parallel.data_parallel_size_local == 1

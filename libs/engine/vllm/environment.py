@@ -3,10 +3,7 @@
 from collections.abc import Mapping
 
 from libs.engine.config import EngineConfig
-from libs.engine.vllm.plugin import LEASH_VARIABLE, REVISION_VARIABLE, WAIT_VARIABLE
-
-NIXL_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"
-MOONCAKE_PORT = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
+from libs.engine.vllm.plugin import LEASH_VARIABLE, MOONCAKE_PORT, NIXL_PORT, REVISION_VARIABLE, WAIT_VARIABLE
 
 
 def defaults(config: EngineConfig, *, on_cpu: bool) -> Mapping[str, str]:

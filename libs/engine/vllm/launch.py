@@ -24,7 +24,7 @@ from libs.engine.vllm.compute import compute_of, kv_item_bytes
 from libs.engine.vllm.connectors import Connector, Handing, connector_of
 from libs.engine.vllm.ports import free_port
 from libs.engine.vllm.ready import Ready
-from libs.engine.vllm.scheduler import BOARD_SETTING, CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
+from libs.engine.vllm.scheduler import CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
 from libs.engine.vllm.starting import check_plugins, starting
 from libs.model.info import load_model_info
 from libs.perfmodel.utilisation import Compute
@@ -88,7 +88,6 @@ def _prepared(config: EngineConfig, identity: EngineIdentity) -> tuple[VllmConfi
 def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, Board, str]:
     """Connected to an EngineCore that serves; the board that it writes on; and its handshake."""
     with starting() as files:
-        vllm_config.additional_config[BOARD_SETTING] = str(files.board)
         client = EngineCoreClient.make_async_mp_client(
             vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False
         )

@@ -1,6 +1,6 @@
 """A plug-in that vLLM loads first of all in each of its processes. It ties their lives to the worker's, gives them back
 the slice that the kernel gives anybody, lets them wait for each other on CPUs without taking a core, and has NIXL know
-a model by its weights.
+a model by its weights, and compiled code by what it depends on.
 
 vLLM's EngineCore outlives a parent that is killed and keeps its memory. Linux kills it with its parent where it asks
 for that (PR_SET_PDEATHSIG), and it asks before any weight is loaded. And where it cannot start, vLLM says why in its
@@ -33,8 +33,12 @@ CAUSE_FILE, REGISTERED_FILE, HANDSHAKE_FILE = "cause", "registered.{pid}", "hand
 """What kept a process from starting; that one is on the leash; by what NIXL knows whose blocks are like its own."""
 REVISION_VARIABLE = "FULCRUM_VLLM_REVISION"
 """What identifies the weights, wherever they lie."""
+NIXL_PORT, MOONCAKE_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT"
+"""Where a worker's processes listen, new at each start."""
 WAIT_VARIABLE = "FULCRUM_VLLM_WAIT"
 """Set where its processes are to sleep until there is news."""
+BOARD_FILE = "board"
+"""Where EngineCore shows which step runs."""
 HANDSHAKE_FACTOR = "nixl_connector_version"
 """Among what vLLM hashes for NIXL's handshake, and for nothing else."""
 NEWS_SOON_S, NAP_MS = 1.0, 1
@@ -71,11 +75,24 @@ def register() -> None:
             _sleep_until_news()
     folder = os.environ.get(FOLDER_VARIABLE, "")
     if revision := os.environ.get(REVISION_VARIABLE):
+        forget_ports()
         name_model(revision, Path(folder, HANDSHAKE_FILE.format(pid=os.getpid())) if folder else None)
     if folder:
         logging.getLogger("vllm").addHandler(_FirstCause(Path(folder, CAUSE_FILE)))
         with contextlib.suppress(OSError):  # the worker has waited for others, and looks no more
             Path(folder, REGISTERED_FILE.format(pid=os.getpid())).touch()
+
+
+def forget_ports() -> None:
+    """Let vLLM know compiled code by what it depends on: by these ports too it would compile anew at each start."""
+    from vllm import envs  # noqa: PLC0415
+
+    compile_factors = envs.compile_factors
+
+    def without_ports() -> dict[str, object]:
+        return {name: told for name, told in compile_factors().items() if name not in (NIXL_PORT, MOONCAKE_PORT)}
+
+    envs.compile_factors = without_ports
 
 
 def name_model(revision: str, file: Path | None) -> None:

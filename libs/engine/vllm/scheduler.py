@@ -8,6 +8,7 @@ step is decided while one runs, so a step begins no earlier than the one before 
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from libs.engine.vllm.board import Board
 from libs.engine.vllm.books import Held, News, Steps
 from libs.engine.vllm.kv_events import Rehasher, whole_context_group
 from libs.engine.vllm.pacing import PacedRequest, Queues, begins_ns, plan_step
+from libs.engine.vllm.plugin import BOARD_FILE, FOLDER_VARIABLE
 from libs.engine.vllm.rehash import Rehash
 from libs.engine.vllm.report import (
     COMMAND_KEY,
@@ -43,8 +45,8 @@ from libs.perfmodel import StepWork
 SUPPORTED = "0.32."
 QUIET_NS = 20_000_000
 """While nothing happens but the engine polls for KV, a report goes out so often."""
-CHUNK_SETTING, BOARD_SETTING = "fulcrum_prefill_chunk", "fulcrum_board"
-"""Names in vLLM's additional configuration."""
+CHUNK_SETTING = "fulcrum_prefill_chunk"
+"""Name in vLLM's additional configuration, by which it keeps compiled code too: nothing that a start makes anew."""
 
 ANSWERED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
@@ -61,7 +63,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         self._pace = Pace(settings[CHUNK_SETTING])
         self._paced: dict[str, PacedRequest] = {}
         self._kv_wait = KvWait()
-        self._steps = Steps(Board(Path(settings[BOARD_SETTING])), self._kv_wait)
+        self._steps = Steps(Board(Path(os.environ[FOLDER_VARIABLE], BOARD_FILE)), self._kv_wait)
         self._trial = Trial()
         self._fetching: dict[str, tuple[int, int]] = {}
         """(tokens, since when) of requests whose KV is on its way; (0, 0) until it is asked for."""

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from libs.contracts.errors import StartupError
-from libs.engine.vllm.plugin import CAUSE_FILE, FOLDER_VARIABLE, HANDSHAKE_FILE, REGISTERED_FILE
+from libs.engine.vllm.plugin import BOARD_FILE, CAUSE_FILE, FOLDER_VARIABLE, HANDSHAKE_FILE, REGISTERED_FILE
 
 PLUGIN = "fulcrum"
 """Name of the plug-in's entry point."""
@@ -25,7 +25,7 @@ class Starting:
     @property
     def board(self) -> Path:
         """Where EngineCore shows which step runs."""
-        return self._folder / "board"
+        return self._folder / BOARD_FILE
 
     def check(self, pids: Iterable[int]) -> None:
         """Raises StartupError unless each of these processes has loaded the plug-in: others outlive the worker."""

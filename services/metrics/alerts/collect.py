@@ -53,8 +53,7 @@ class _Depths(NamedTuple):
 def _pools(heard: list[WorkerFacts], depths: _Depths, rollups: RollUps, end_ns: int, window_ns: int) -> Iterator[Pool]:
     """Of every model and phase that has workers that are heard; their time counts for the role they had when they spent
     it."""
-    known = set(rollups.worker_ids())
-    written = [facts for facts in heard if facts.worker_id in known and not facts.left]
+    written = [facts for facts in heard if not facts.left and rollups.knows(facts.worker_id)]
     by_model: dict[str, list[int]] = {}
     by_role: dict[tuple[str, str], list[WorkerFacts]] = {}
     for place, facts in enumerate(written):

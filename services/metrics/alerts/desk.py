@@ -17,6 +17,11 @@ WORKERS_A_STEP: Final = 500
 """For as many more the next look comes `EVERY_NS` later: at 3,000 workers, of which one takes 20 ms, every 1.2 s."""
 
 
+def every_ns(workers: int) -> int:
+    """How long it is from one look to the next over so many."""
+    return EVERY_NS * max(-(-workers // WORKERS_A_STEP), 1)
+
+
 class AlertDesk:
     """The watch over a state; who wants to hear of changes is in `tell`."""
 
@@ -52,8 +57,8 @@ class AlertDesk:
         return self._decide(snapshot)
 
     def _is_time(self, now_ns: int) -> bool:
-        every_ns = EVERY_NS * max(-(-self._workers // WORKERS_A_STEP), 1)
-        if now_ns // every_ns == self._looked_ns // every_ns:
+        every = every_ns(self._workers)
+        if now_ns // every == self._looked_ns // every:
             return False
         self._looked_ns = now_ns
         return True
