@@ -1,12 +1,13 @@
 """Files in a local folder, which several processes of one host may share.
 
-One folder a file, named by its id, moved to its place by one rename: content and what is known of it appear together.
-The folder of drafts says that the store is there. It is made once, when a process opens the store: where its disk has
-gone meanwhile, nothing counts as deleted, and nothing is written to what is below.
+One folder a file, named by its id, moved to its place by one rename: content and what is known of it appear together,
+and both are on the disk by then. The folder of drafts says that the store is there. It is made once, when a process
+opens the store: where its disk has gone meanwhile, nothing counts as deleted, and nothing is written to what is below.
 """
 
 import asyncio
 import errno
+import os
 import re
 import shutil
 import time
@@ -192,11 +193,16 @@ class LocalDraft:
         return info
 
     def _keep(self, info: FileInfo) -> None:
-        self._file.close()
-        (self._home / _INFO).write_bytes(msgspec.json.encode(info))
+        with self._file:
+            _sync(self._file)
+        with (self._home / _INFO).open("wb") as description:
+            description.write(msgspec.json.encode(info))
+            _sync(description)
+        _sync_names(self._home)
         with suppress(FileNotFoundError):
             _remove(self._target, self._home.with_suffix(".old"))
         self._home.rename(self._target)
+        _sync_names(self._target.parent)
 
     def discard(self) -> None:
         """Remove what was not kept."""
@@ -222,6 +228,20 @@ def _read_info(home: Path) -> FileInfo:
         return msgspec.json.decode((home / _INFO).read_bytes(), type=FileInfo)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreUnavailable(f"what is known of file {home.name!r} cannot be read ({error})") from error
+
+
+def _sync(file: BinaryIO) -> None:
+    """What is told to be kept is on the disk, whatever fails next."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_names(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _open(path: Path, first_byte: int) -> BinaryIO:

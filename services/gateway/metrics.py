@@ -40,57 +40,23 @@ class GatewayMetrics:
         """For the models that are served, which are few."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.responses = Counter(
-            "fulcrum_gateway_responses", "Answered requests", ("route", "status"), registry=self.registry
+        self.responses = self._counter("responses", "Answered requests", "route", "status")
+        self.failed_answers = self._counter(
+            "failed_answers", "Answers that ended with an error, streams whose status was 200 included", "route", "code"
         )
-        self.failed_answers = Counter(
-            "fulcrum_gateway_failed_answers",
-            "Answers that ended with an error, streams whose status was 200 included",
-            ("route", "code"),
-            registry=self.registry,
+        self.choices = self._counter("choices", "Ended choices", "model", "outcome", "reason")
+        self.prompt_tokens = self._counter("prompt_tokens", "ISL summed over choices", "model")
+        self.cached_tokens = self._counter("cached_tokens", "Prompt tokens found cached", "model")
+        self.output_tokens = self._counter("output_tokens", "OSL summed over choices", "model")
+        self.reroutes = self._counter("reroutes", "Choices sent to another worker because one failed them", "model")
+        self.bounces = self._counter(
+            "bounces", "Choices sent elsewhere because a worker had another role by then", "model"
         )
-        self.choices = Counter(
-            "fulcrum_gateway_choices", "Ended choices", ("model", "outcome", "reason"), registry=self.registry
-        )
-        self.prompt_tokens = Counter(
-            "fulcrum_gateway_prompt_tokens", "ISL summed over choices", ("model",), registry=self.registry
-        )
-        self.cached_tokens = Counter(
-            "fulcrum_gateway_cached_tokens", "Prompt tokens found cached", ("model",), registry=self.registry
-        )
-        self.output_tokens = Counter(
-            "fulcrum_gateway_output_tokens", "OSL summed over choices", ("model",), registry=self.registry
-        )
-        self.reroutes = Counter(
-            "fulcrum_gateway_reroutes",
-            "Choices sent to another worker because one failed them",
-            ("model",),
-            registry=self.registry,
-        )
-        self.bounces = Counter(
-            "fulcrum_gateway_bounces",
-            "Choices sent elsewhere because a worker had another role by then",
-            ("model",),
-            registry=self.registry,
-        )
-        self.frames = Counter(
-            "fulcrum_gateway_frames", "Frames on workers' streams", ("direction",), registry=self.registry
-        )
-        self.frame_bytes = Counter(
-            "fulcrum_gateway_frame_bytes", "Bytes of those frames", ("direction",), registry=self.registry
-        )
-        self.silences = Counter(
-            "fulcrum_gateway_silences", "Workers left because they were silent", registry=self.registry
-        )
-        self.late_s = Counter(
-            "fulcrum_gateway_late_seconds", "Time by which the event loop was late to listen", registry=self.registry
-        )
-        self.moves = Counter(
-            "fulcrum_gateway_moves",
-            "Running choices that went on elsewhere with their KV",
-            ("model",),
-            registry=self.registry,
-        )
+        self.frames = self._counter("frames", "Frames on workers' streams", "direction")
+        self.frame_bytes = self._counter("frame_bytes", "Bytes of those frames", "direction")
+        self.silences = self._counter("silences", "Workers left because they were silent")
+        self.late_s = self._counter("late_seconds", "Time by which the event loop was late to listen")
+        self.moves = self._counter("moves", "Running choices that went on elsewhere with their KV", "model")
         self.recomputes = Counter(
             names.GATEWAY_RECOMPUTES,
             "Prompts computed again after their first token",
@@ -146,6 +112,9 @@ class GatewayMetrics:
         self.registry.register(KvIndexCollector(index))
         gauge = Gauge(names.GATEWAY_LATE_HINTS, "Requests bound before their look-up came", registry=self.registry)
         gauge.set_function(late)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"fulcrum_gateway_{name}", text, labels, registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"fulcrum_gateway_{name}", text, ("model",), buckets=buckets, registry=self.registry)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
-from services.gateway.batch.deal import MAX_OPEN_LINES, Standing, deal, queues_of
+from services.gateway.batch.deal import AHEAD_S, LEAST_OPEN_LINES, MAX_OPEN_LINES, Standing, deal, queues_of, room_for
 from services.gateway.batch.foretell import LineRate, ends_s, news
 from services.gateway.batch.kin import by_prefix
 from services.gateway.batch.line import Line
@@ -33,7 +33,15 @@ def standings(draw: st.DrawFn) -> list[Standing]:
     ]
 
 
-@given(standings(), st.one_of(st.none(), st.floats(0, 100)))
+@given(st.floats(0, 1e4))
+def test_half_a_minutes_work_may_be_out_within_bounds_and_the_least_while_the_pace_is_unknown(per_s: float) -> None:
+    assert room_for(None) == room_for(0.0) == LEAST_OPEN_LINES
+    assert LEAST_OPEN_LINES <= room_for(per_s) <= MAX_OPEN_LINES
+    if LEAST_OPEN_LINES < room_for(per_s) < MAX_OPEN_LINES:
+        assert abs(room_for(per_s) - per_s * AHEAD_S) <= 1
+
+
+@given(standings(), st.one_of(st.none(), st.floats(0, 300)))
 def test_what_is_dealt_is_there_fits_and_leaves_no_room_while_there_is_more(
     jobs: list[Standing], per_s: float | None
 ) -> None:
@@ -44,8 +52,8 @@ def test_what_is_dealt_is_there_fits_and_leaves_no_room_while_there_is_more(
         assert (count - 1) * SHARE_LINES < by_id[job_id].undealt_lines
     was_open, left = sum(job.open_lines for job in jobs), sum(job.undealt_lines for job in jobs)
     open_lines = was_open + sum(dealt.values())
-    assert open_lines < max(MAX_OPEN_LINES + SHARE_LINES, was_open + 1)
-    assert open_lines >= min(MAX_OPEN_LINES, was_open + left)
+    assert open_lines < max(room_for(per_s) + SHARE_LINES, was_open + 1)
+    assert open_lines >= min(room_for(per_s), was_open + left)
 
 
 @given(standings())

@@ -1,7 +1,7 @@
 """Which job's next share is dealt to runners: tenants alike, within a tenant by priority and window. Pure.
 
-No more than MAX_OPEN_LINES are out at a time, so that a job that comes later waits behind these and no others, and
-what the broker holds unread does not grow with jobs.
+No more are out at a time than half a minute's work, so that a job that comes later waits behind these and no others,
+and no more than MAX_OPEN_LINES, so that what the broker holds unread does not grow with jobs.
 """
 
 from collections import Counter, deque
@@ -12,6 +12,10 @@ from services.gateway.batch.shares import SHARE_LINES
 
 MAX_OPEN_LINES = 16 * SHARE_LINES
 """Lines dealt and not answered, of all jobs: two shares for each partition of them."""
+LEAST_OPEN_LINES = 4 * SHARE_LINES
+"""However slow the cluster is, and as long as its pace is not known."""
+AHEAD_S = 30.0
+"""Of work that is out where that is between the two: runners are told of more long before they have done it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +40,17 @@ class Standing:
         return self.open_lines + self.undealt_lines
 
 
-def deal(jobs: Iterable[Standing], now_ns: int, per_s: float | None, *, room: int = MAX_OPEN_LINES) -> list[str]:
+def room_for(per_s: float | None) -> int:
+    """Lines that may be out where so many are answered a second."""
+    return int(min(max((per_s or 0.0) * AHEAD_S, LEAST_OPEN_LINES), MAX_OPEN_LINES))
+
+
+def deal(jobs: Iterable[Standing], now_ns: int, per_s: float | None) -> list[str]:
     """Ids of jobs in the order in which their next shares are dealt now; one that gets several is there several times.
 
     `per_s`: lines that the cluster answers a second, None where that is not known.
     """
-    queues = queues_of(jobs, now_ns, per_s)
+    queues, room = queues_of(jobs, now_ns, per_s), room_for(per_s)
     open_lines: Counter[str] = Counter()
     undealt: dict[str, int] = {}
     for tenant, queue in queues.items():
