@@ -42,7 +42,7 @@ FLEET_GPUS: Final = 1_000
 TERMINAL: Final = (120, 30)
 """Cells and lines."""
 COLORS: Final = 128
-CLIENTS: Final = 8
+CLIENTS: Final = 4
 LOADED_S: Final = 25.0
 """Nearly a whole range of 30 s."""
 SETTLED_MS: Final = 3_000.0

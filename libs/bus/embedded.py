@@ -2,7 +2,8 @@
 
 Limits, declared as capabilities by the bus: everything is in memory and gone with the process; the port changes at each
 start; topics cannot be made by request but appear on first use, with 4 partitions; a partition keeps its last 5 MB;
-aborted transactions' records are read like others. It listens on 127.0.0.1 only.
+aborted transactions' records are read like others; an answer has one batch of each partition, so a reader that seldom
+gets a core falls behind where many write to one. It listens on 127.0.0.1 only.
 """
 
 import argparse

@@ -336,7 +336,8 @@ class Timeline:
         self._roles.add(batch.covered_from_unix_ns, batch.covered_to_unix_ns, role_name(batch.assignment))
 
     def _enter_step(self, step: StepRow, share: int, covered_to_ns: int) -> None:
-        start_ns, end_ns, counts = step.start_unix_ns, step.end_unix_ns, StepCounts._make(step[COUNTS])
+        row: tuple[int, ...] = step
+        start_ns, end_ns, counts = step.start_unix_ns, step.end_unix_ns, StepCounts._make(row[COUNTS])
         if end_ns:
             self._steps.add(start_ns, end_ns, share, counts)
             self.last_step_end_ns = max(self.last_step_end_ns, end_ns)
