@@ -82,7 +82,7 @@ class Fleet:
         self._gathered: list[Gathered] = []
         """Followed, and still to be entered."""
         self.tell_changes: Changes = lambda *_: None
-        """Is told of what batches that count tell of, once that is entered."""
+        """Is told of each batch that counts, before anybody reads what it tells."""
         self._tally = Tally(MAX_WORKERS)
         self._max_steps = MAX_STEPS
         self.batches: Counter[Taken] = Counter()

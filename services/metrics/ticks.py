@@ -144,9 +144,7 @@ class TickWriter:
         return b"id: %d\nevent: tick\ndata: %b\n\n" % (self.number, msgspec.json.encode(message))
 
     def _window(self, window: WrittenWindow) -> Window:
-        workers = window.workers
-        if not self.knows([window]):
-            workers = workers.among(self._places)
+        workers = window.workers.among(self._places)
         places = [self._places[worker_id] for worker_id in workers.worker_ids]
         covered, prefill, decode, kv_wait = workers.times_ns.T.tolist()
         everybody = len(places) == len(self._places) and places == list(range(len(places)))

@@ -42,7 +42,7 @@ async def test_one_tenants_many_jobs_hold_up_neither_anothers_nor_an_urgent_one(
             return str(answer.json()["id"])
 
         files = [await upload(lines) for lines in (LINES, OTHER_LINES, URGENT_LINES)]
-        anns = {await submit("ann", files[0]): LINES for _ in range(5)}
+        anns = [await submit("ann", files[0]) for _ in range(5)]
         bobs, urgent = await submit("bob", files[1]), await submit("bob", files[2], priority=9)
         ended: list[str] = []
 
@@ -51,6 +51,6 @@ async def test_one_tenants_many_jobs_hold_up_neither_anothers_nor_an_urgent_one(
             assert batch["request_counts"]["failed"] == lines
             ended.append(batch_id)
 
-        jobs = {**anns, bobs: OTHER_LINES, urgent: URGENT_LINES}
+        jobs = {**dict.fromkeys(anns, LINES), bobs: OTHER_LINES, urgent: URGENT_LINES}
         await asyncio.gather(*(until_ended(batch_id, lines) for batch_id, lines in jobs.items()))
-    assert ended.index(urgent) < ended.index(bobs) < ended.index(list(anns)[-1])
+    assert ended.index(urgent) < ended.index(bobs) < ended.index(anns[-1])
