@@ -44,9 +44,10 @@ def whole_columns(steps: StepColumns) -> list[bytes]:
     length."""
     columns: tuple[bytes, ...] = _COLUMNS(steps)
     length = len(columns[0])
-    if length % ENTRY_BYTES == 0 and set(map(len, columns)) <= {length, 0}:
-        zeros = bytes(length)
-        return [column or zeros for column in columns]
+    zeros = bytes(length)
+    whole = [column or zeros for column in columns]
+    if length % ENTRY_BYTES == 0 and {*map(len, whole)} == {length}:
+        return whole
     told = ", ".join(f"{name} {len(column)}" for name, column in zip(COLUMN_NAMES, columns, strict=True) if column)
     raise ValueError(f"columns of unlike length in bytes: {told}")
 

@@ -13,6 +13,8 @@ from libs.perfmodel.wire import compute_of
 _TOLD: Final = attrgetter(
     "worker_id", "incarnation", "node", "gpus", "engine", "assignment", "load", "covered_to_unix_ns", "dropped_batches"
 )
+what_stays: Final = attrgetter("node", "gpus", "engine", "assignment", "compute", "kv_blocks", "max_sequences")
+"""What a batch says of its worker, and the next one too, but where it has something new to say."""
 _MORE: Final = attrgetter("kv_blocks", "max_sequences", "last")
 
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -11,14 +10,17 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker, StepBatch
 from libs.contracts.step_row import ENTRY_BYTES
 from libs.perfmodel.utilisation import Effort
+from libs.telemetry.asides import Asides
 from libs.telemetry.cells import PROVISIONAL, ROLE_NUMBERS, Cells
 from libs.telemetry.clocks import Clocks
-from libs.telemetry.facts import WorkerFacts, facts_of, told_compute
-from libs.telemetry.gathered import Gathered, Ints, lay
+from libs.telemetry.facts import WorkerFacts
+from libs.telemetry.gathered import Followed, Gathered, Ints, lay
 from libs.telemetry.hardware import Hardware
+from libs.telemetry.listing import LOAD_NS, RELIST_NS, Listing, Loads, listed_of, loads_of
 from libs.telemetry.phase_time import PhaseTime
+from libs.telemetry.relayed import Relayed, relayed_of
 from libs.telemetry.ring import NO_ROLE
-from libs.telemetry.steps import COUNTS, FULL_SHARE, RunningStep
+from libs.telemetry.steps import COUNTS, RunningStep
 from libs.telemetry.tally import NEVER, WINDOW_NS, Tally
 from libs.telemetry.timeline import MAX_STEPS, PrefillShares, Taken, Timeline
 
@@ -30,7 +32,7 @@ MAX_FLEET_STEPS: Final = 1_250_000
 and for utilisation; roll-ups reach further back. With theirs (260 MB), requests (30 MB) and the process's own (80 MB)
 that is 460 MB."""
 MIN_STEPS: Final = 1_024
-MAX_GATHERED: Final = 1_024
+MAX_FOLLOWED: Final = 1_024
 """Batches: a tenth of a second of a thousand workers."""
 MAX_AHEAD_NS: Final = 60 * 1_000_000_000
 """A batch that claims to cover time further ahead than clocks can differ is malformed."""
@@ -41,26 +43,12 @@ LISTED_NS: Final = 300 * 1_000_000_000
 coverage. Longer than it takes to be told of it: Prometheus's rule waits a minute, over gauges of 15 s."""
 LEFT_NS: Final = 60 * 1_000_000_000
 """How long one that left in good order is still listed."""
-LOAD_NS: Final = 60 * 1_000_000_000
-"""How long what a silent worker said of its queues and places is held true: what it had, others have taken up."""
 
 
 Changes = Callable[[Sequence[str], Ints, Ints], None]
 """Takes workers, and beside each from when until when something else is known of it than before."""
 Windows = Callable[[str, int, int], PhaseTime]
 """What a worker's windows say of [low, high) in Unix ns."""
-
-
-@dataclass(frozen=True, slots=True)
-class Relayed:
-    """A worker whose telemetry another process reads."""
-
-    facts: WorkerFacts
-    last_step_end_ns: int
-    lost_batches: int
-    running_step: RunningStep | None
-    reader: str = ""
-    """The process's name."""
 
 
 class Fleet:
@@ -74,22 +62,22 @@ class Fleet:
         self._order: list[str] | None = None
         """Of all ids; None: to be sorted again."""
         self._known: list[WorkerFacts] | None = None
-        """In that order; None: something has come since. A tick asks several times."""
+        """In that order; None: something has come since."""
+        self._listing = Listing(())
+        self._listed_ns: int | None = None
+        """When that was made; None: somebody has come, gone or said something new of itself since."""
         self._relayed: dict[str, Relayed] = {}
         """While a worker's telemetry comes here it is here too as long as this covers more."""
         self._taken_over_ns: dict[str, int] = {}
         """Of workers that another process read before: from when on their telemetry came here."""
-        self._gathered: list[Gathered] = []
-        """Followed, and still to be entered."""
+        self._followed: list[Followed] = []
+        """Still to be entered."""
+        self._asides = Asides()
         self.tell_changes: Changes = lambda *_: None
         """Is told of each batch that counts, before anybody reads what it tells."""
         self._tally = Tally(MAX_WORKERS)
         self._max_steps = MAX_STEPS
-        self.batches: Counter[Taken] = Counter()
-        self.kv_bytes: Counter[str] = Counter()
-        """Bytes handed over between workers, by way: "shared_memory" or "grpc"."""
-        self.hardware = Hardware()
-        self.clocks = Clocks()
+        self._batches: Counter[Taken] = Counter()
         self.latest_arrival_ns: int | None = None
         """When the newest batch came, by the clock of this process."""
         self.newest_cover_ns = 0
@@ -99,19 +87,44 @@ class Fleet:
         """Enter a worker's batch that came at `now_ns`."""
         self.latest_arrival_ns, self._known = now_ns, None
         worker_id, covered_to_ns = batch.worker_id, batch.covered_to_unix_ns
-        taken = Taken.MALFORMED if covered_to_ns > now_ns + MAX_AHEAD_NS else self._add(batch, worker_id, now_ns)
-        self.batches[taken] += 1
-        if taken is Taken.COUNTED:
-            self.newest_cover_ns = max(covered_to_ns, self.newest_cover_ns)
-            self.hardware.add(batch)
-            self.clocks.note(batch.node, covered_to_ns, now_ns)
-            relayed = self._relayed.get(worker_id)
-            if relayed is None or covered_to_ns > relayed.facts.covered_to_unix_ns:
-                if relayed is not None:
-                    del self._relayed[worker_id]
-                for transfer in batch.kv_transfers or ():
-                    self.kv_bytes["shared_memory" if transfer.shared_memory else "grpc"] += transfer.bytes
-        return taken
+        if covered_to_ns > now_ns + MAX_AHEAD_NS:
+            return self._count(Taken.MALFORMED)
+        timeline = self._timelines.get(worker_id)
+        try:
+            followed = None if timeline is None else timeline.follow(batch, now_ns)
+        except ValueError:
+            return self._count(Taken.MALFORMED)
+        if followed is None:
+            return self._count(self._add(batch, worker_id, now_ns))
+        self._heard(worker_id, covered_to_ns)
+        self._followed.append(followed)
+        if len(self._followed) >= MAX_FOLLOWED:
+            self.settle()
+        return Taken.COUNTED
+
+    @property
+    def batches(self) -> Counter[Taken]:
+        """How many there were, by what became of them."""
+        self.settle()
+        return self._batches
+
+    @property
+    def kv_bytes(self) -> Counter[str]:
+        """Bytes handed over between workers, by way: "shared_memory" or "grpc"."""
+        self.settle()
+        return self._asides.kv_bytes
+
+    @property
+    def hardware(self) -> Hardware:
+        """GPUs' own counters."""
+        self.settle()
+        return self._asides.hardware
+
+    @property
+    def clocks(self) -> Clocks:
+        """Of the workers' hosts."""
+        self.settle()
+        return self._asides.clocks
 
     def expect(self, batch: StepBatch) -> None:
         """A worker was there before this process was, by what it told last: until it is heard it is silent."""
@@ -136,19 +149,15 @@ class Fleet:
         self._forget(batch.worker_id)
         if known is None and len(self._relayed) >= MAX_WORKERS:
             del self._relayed[min(self._relayed, key=self._heard_ns)]
-        self._order = self._known = None
-        self._relayed[batch.worker_id] = Relayed(
-            facts_of(batch, told_compute(batch)),
-            worker.last_step_end_unix_ns,
-            worker.lost_batches,
-            _running_step(worker),
-            reader,
-        )
+        relayed = self._relayed[batch.worker_id] = relayed_of(worker, reader)
+        self._known = None
+        if known is None or known.listed() != relayed.listed():
+            self._order = self._listed_ns = None
         self.newest_cover_ns = max(batch.covered_to_unix_ns, self.newest_cover_ns)
-        self.hardware.add(batch)
+        self._asides.hardware.add(batch)
         if arrived_ns is not None:
             self.latest_arrival_ns = max(arrived_ns, self.latest_arrival_ns or 0)
-            self.clocks.note(batch.node, batch.covered_to_unix_ns, arrived_ns)
+            self._asides.clocks.note(batch.node, batch.covered_to_unix_ns, arrived_ns)
         return True
 
     def is_own(self, worker_id: str) -> bool:
@@ -260,6 +269,33 @@ class Fleet:
             elif self._is_listed(facts, now_ns):
                 yield facts if heard else facts._replace(load=_counted(facts.load), kv_blocks=0, max_sequences=0)
 
+    def listing(self, now_ns: int) -> Listing:
+        """`listed`, but for what changes from batch to batch."""
+        if self._listed_ns is not None and abs(now_ns - self._listed_ns) < RELIST_NS:
+            return self._listing
+        known = [facts for facts in self.known() if self._is_listed(facts, now_ns)]
+        workers = [
+            listed_of(facts, own=self.is_own(facts.worker_id), reader=self.reader(facts.worker_id) or "")
+            for facts in known
+        ]
+        if workers != self._listing.workers:
+            self._listing = Listing(workers)
+        self._listed_ns = now_ns
+        return self._listing
+
+    def loads(self, now_ns: int) -> Loads:
+        """What those of `listing` said last of their queues and places."""
+        listing = self.listing(now_ns)
+        relayed, timelines = self._relayed, self._timelines
+        told = [relayed[name].facts if name in relayed else timelines[name].newest for name in listing.ids]
+        return loads_of(listing, told, now_ns)
+
+    def last_step_ends_ns(self, worker_ids: Sequence[str]) -> Ints:
+        """`last_step_end_ns` of many."""
+        self.settle()
+        newest = (self._newest(worker_id) for worker_id in worker_ids)
+        return np.array([known.last_step_end_ns if known else 0 for known in newest], np.int64)
+
     def silent_elsewhere(self, since_ns: int, now_ns: int) -> list[WorkerFacts]:
         """Of the workers that others read those that are listed, have not left, and were last heard of before
         `since_ns`."""
@@ -270,30 +306,46 @@ class Fleet:
         silent_since_ns = min(now_ns, self.newest_cover_ns) - LISTED_NS
         return facts.covered_to_unix_ns > (now_ns - LEFT_NS if facts.left else silent_since_ns)
 
+    def _count(self, taken: Taken) -> Taken:
+        self._batches[taken] += 1
+        return taken
+
+    def _heard(self, worker_id: str, covered_to_ns: int) -> None:
+        self.newest_cover_ns = max(covered_to_ns, self.newest_cover_ns)
+        relayed = self._relayed.get(worker_id)
+        if relayed is not None and covered_to_ns > relayed.facts.covered_to_unix_ns:
+            del self._relayed[worker_id]
+            self._listed_ns = None
+
     def _add(self, batch: StepBatch, worker_id: str, now_ns: int) -> Taken:
+        """A batch that does not simply go on."""
+        taken = self._sort_in_time(batch, worker_id)
+        if taken is Taken.COUNTED:
+            self._listed_ns = None
+            self._heard(worker_id, batch.covered_to_unix_ns)
+            self._note_asides([batch], [now_ns])
+        return taken
+
+    def _sort_in_time(self, batch: StepBatch, worker_id: str) -> Taken:
         timeline = self._timelines.get(worker_id)
         if timeline is None:
             return self._add_stranger(batch, worker_id)
-        timeline.max_steps = self._max_steps
-        try:
-            columns = timeline.follow(batch)
-        except ValueError:
-            return Taken.MALFORMED
-        if columns is not None:
-            low_ns, high_ns = batch.covered_from_unix_ns, batch.covered_to_unix_ns
-            self._gathered.append(Gathered(batch, worker_id, low_ns, high_ns, columns, now_ns))
-            if len(self._gathered) >= MAX_GATHERED:
-                self.settle()
-            return Taken.COUNTED
         self.settle()
+        timeline.max_steps = self._max_steps
         taken = timeline.add(batch)
         if taken is Taken.COUNTED:
             self._begin_tally(timeline, worker_id)
             self._tell_change(timeline, worker_id, batch.covered_to_unix_ns)
         return taken
 
+    def _note_asides(self, batches: Sequence[StepBatch], arrived_ns: Sequence[int]) -> None:
+        self._asides.note(batches, arrived_ns)
+        if self._relayed:  # what those told who read more of a worker is counted already
+            batches = [batch for batch in batches if batch.worker_id not in self._relayed]
+        self._asides.note_transfers(batches)
+
     def _add_stranger(self, batch: StepBatch, worker_id: str) -> Taken:
-        timeline = Timeline(self._prefill_shares)
+        timeline = Timeline(self._prefill_shares, turn=len(self._timelines))
         taken = timeline.add(batch)
         if taken is not Taken.COUNTED:
             return taken
@@ -311,39 +363,47 @@ class Fleet:
 
     def settle(self) -> None:
         """Enter what has been gathered; whoever reads does it first."""
-        if not self._gathered:
+        if not self._followed:
             return
-        gathered, self._gathered = self._gathered, []
+        gathered, self._followed = Gathered.of(self._followed), []
+        worker_ids = gathered.worker_ids
+        self._batches[Taken.COUNTED] += len(worker_ids)
+        self._note_asides(gathered.batches, gathered.arrived_ns)
         laid = lay(gathered, self._prefill_shares)
         if not laid.plain.all():  # what is not plain has a part in the time of its worker's others
-            sorted_in = {gathered[place].worker_id for place in np.flatnonzero(~laid.plain)}
-            laid.plain[[each.worker_id in sorted_in for each in gathered]] = False
-        worker_ids = [each.worker_id for each in gathered]
+            sorted_in = {worker_ids[place] for place in np.flatnonzero(~laid.plain).tolist()}
+            laid.plain[[worker_id in sorted_in for worker_id in worker_ids]] = False
         self.tell_changes(worker_ids, laid.covers.starts_ns, laid.covers.ends_ns)
-        added = self._tally.add(worker_ids, laid, np.array([each.arrived_ns for each in gathered], np.int64))
+        added = self._tally.add(worker_ids, laid, np.array(gathered.arrived_ns, np.int64))
         waits: dict[int, list[tuple[int, int]]] = {}
         for place, *wait in zip(*(each.tolist() for each in laid.waits), strict=True):
             waits.setdefault(place, []).append((wait[0], wait[1]))
-        shares, ends_ns = laid.shares.tobytes(), laid.steps.ends_ns
-        for place, (each, (first, last)) in enumerate(zip(gathered, laid.ranges, strict=True)):
-            timeline = self._timelines[each.worker_id]
-            if laid.plain[place]:
-                start, end = each.columns[:2]
-                columns = [start, end, shares[ENTRY_BYTES * first : ENTRY_BYTES * last], *each.columns[COUNTS]]
-                last_end_ns = int(ends_ns[last - 1]) if last > first else 0
-                timeline.enter(each.low_ns, each.high_ns, columns, waits.get(place, ()), last_end_ns)
-            else:
-                self._sort_in(each, timeline)
-        for worker_id in {worker_ids[place] for place in np.flatnonzero(~added)}:
+        shares, ends_ns, plain = laid.shares.tobytes(), laid.steps.ends_ns.tolist(), laid.plain.tolist()
+        for place, (worker_id, columns, (first, last)) in enumerate(
+            zip(worker_ids, gathered.columns, laid.ranges, strict=True)
+        ):
+            timeline = self._timelines[worker_id]
+            timeline.max_steps = self._max_steps
+            if not plain[place]:
+                self._sort_in(gathered.batches[place], worker_id, timeline)
+                continue
+            timeline.enter(
+                gathered.lows_ns[place],
+                gathered.highs_ns[place],
+                [*columns[:2], shares[ENTRY_BYTES * first : ENTRY_BYTES * last], *columns[COUNTS]],
+                waits.get(place, ()),
+                ends_ns[last - 1] if last > first else 0,
+            )
+        for worker_id in {worker_ids[place] for place in np.flatnonzero(~added).tolist()}:
             self._begin_tally(self._timelines[worker_id], worker_id)
 
-    def _sort_in(self, each: Gathered, timeline: Timeline) -> None:
+    def _sort_in(self, batch: StepBatch, worker_id: str, timeline: Timeline) -> None:
         """A batch that was counted, and is not as plain as it looked."""
-        if timeline.sort_in(each.batch):
-            self._tell_change(timeline, each.worker_id, NEVER)
+        if timeline.sort_in(batch):
+            self._tell_change(timeline, worker_id, NEVER)
         else:
-            self.batches[Taken.COUNTED] -= 1
-            self.batches[Taken.MALFORMED] += 1
+            self._batches[Taken.COUNTED] -= 1
+            self._batches[Taken.MALFORMED] += 1
 
     def _tell_change(self, timeline: Timeline, worker_id: str, until_ns: int) -> None:
         self.tell_changes([worker_id], np.array([timeline.changed_from_ns]), np.array([until_ns]))
@@ -370,19 +430,14 @@ class Fleet:
         return self._relayed.get(worker_id) or self._timelines.get(worker_id)
 
     def _forget(self, worker_id: str) -> None:
-        self._timelines.pop(worker_id, None)
+        if self._timelines.pop(worker_id, None) is not None:
+            self._order = self._known = self._listed_ns = None
         self._tally.forget(worker_id)
-        self._order = self._known = None
         self._taken_over_ns.pop(worker_id, None)
 
     def _heard_ns(self, worker_id: str) -> int:
         facts = self.facts(worker_id)
         return facts.covered_to_unix_ns if facts else 0
-
-
-def is_heard(facts: WorkerFacts, now_ns: int) -> bool:
-    """Whether what a worker said of its queues and places still holds."""
-    return facts.covered_to_unix_ns > now_ns - LOAD_NS
 
 
 def _counted(load: Load) -> Load:
@@ -393,9 +448,3 @@ def _counted(load: Load) -> Load:
         pool_faults=load.pool_faults,
         refused_kv_pulls=load.refused_kv_pulls,
     )
-
-
-def _running_step(worker: SharedWorker) -> RunningStep | None:
-    if not 0 < worker.running_step_unix_ns <= worker.newest.covered_to_unix_ns:
-        return None
-    return worker.running_step_unix_ns, min(worker.running_step_share, FULL_SHARE)

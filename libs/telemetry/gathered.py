@@ -6,7 +6,7 @@ in arrays before anything is read.
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +25,26 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-class Gathered(NamedTuple):
-    """A batch as it came."""
+Followed = tuple[StepBatch, str, int, int, list[bytes], int]
+"""A batch as it came: a `Gathered` of one, bare since there are so many."""
 
-    batch: StepBatch
-    worker_id: str
-    low_ns: int
-    high_ns: int
-    """It covers [low, high)."""
-    columns: list[bytes]
-    """Of its steps, in the order of `StepRow`."""
-    arrived_ns: int
+
+class Gathered(NamedTuple):
+    """Batches as they came."""
+
+    batches: Sequence[StepBatch]
+    worker_ids: Sequence[str]
+    lows_ns: Sequence[int]
+    highs_ns: Sequence[int]
+    """They cover [low, high)."""
+    columns: Sequence[list[bytes]]
+    """Of their steps, in the order of `StepRow`."""
+    arrived_ns: Sequence[int]
+
+    @classmethod
+    def of(cls, followed: Sequence[Followed]) -> Self:
+        """At least one."""
+        return cls._make(zip(*followed, strict=True))
 
 
 class Spans(NamedTuple):
@@ -63,35 +72,34 @@ class Laid(NamedTuple):
     """Of each batch whether its steps and waits lie within it, in order, and none of them over another."""
 
 
-def lay(gathered: Sequence[Gathered], prefill_shares: Callable[[StepBatch], list[int]]) -> Laid:
+def lay(gathered: Gathered, prefill_shares: Callable[[StepBatch], list[int]]) -> Laid:
     """Side by side; the shares of batches that are not plain are not told."""
-    counts = np.array([len(each.columns[START]) for each in gathered], np.int64) // ENTRY_BYTES
+    counts = np.array([len(columns[START]) for columns in gathered.columns], np.int64) // ENTRY_BYTES
     edges = [0, *np.cumsum(counts).tolist()]
-    places = np.arange(len(gathered))
+    places = np.arange(len(counts))
     of = np.repeat(places, counts)
 
     def column(index: int) -> Ints:
-        return np.frombuffer(b"".join([each.columns[index] for each in gathered]), np.int64)
+        return np.frombuffer(b"".join([columns[index] for columns in gathered.columns]), np.int64)
 
-    lows = np.array([each.low_ns for each in gathered], np.int64)
-    covers = Spans(places, lows, np.array([each.high_ns for each in gathered], np.int64))
-    steps, waits = Spans(of, column(START), column(END)), _waits(gathered)
+    covers = Spans(places, np.array(gathered.lows_ns, np.int64), np.array(gathered.highs_ns, np.int64))
+    steps, waits = Spans(of, column(START), column(END)), _waits(gathered.batches)
     plain = _apart(covers, steps, waits)
     has_prefill, has_decode = column(PREFILL) != 0, column(DECODE) != 0
     shares = np.where(has_prefill, FULL_SHARE, 0)
     for place in np.unique(of[has_prefill & has_decode]).tolist():
         try:
-            shares[edges[place] : edges[place + 1]] = prefill_shares(gathered[place].batch)
+            shares[edges[place] : edges[place + 1]] = prefill_shares(gathered.batches[place])
         except ValueError:
             plain[place] = False
     return Laid(covers, steps, shares, waits, list(pairwise(edges)), plain)
 
 
-def _waits(gathered: Sequence[Gathered]) -> Spans:
+def _waits(batches: Sequence[StepBatch]) -> Spans:
     told = [
         (place, wait.start_unix_ns, wait.end_unix_ns)
-        for place, each in enumerate(gathered)
-        for wait in each.batch.kv_waits or ()
+        for place, batch in enumerate(batches)
+        for wait in batch.kv_waits or ()
     ]
     # As uint64, of which what is too large for an int64 becomes negative: before any cover.
     return Spans(*np.array(told, np.uint64).reshape(-1, 3).T.astype(np.int64))

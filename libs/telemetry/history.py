@@ -10,7 +10,8 @@ from typing import Final
 from libs.telemetry.cells import Cells
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.gathered import Ints
-from libs.telemetry.members import Member, Members, member_of
+from libs.telemetry.listing import Listing
+from libs.telemetry.members import Members, member_of
 from libs.telemetry.rollups import RollUps
 
 MAX_REVISED: Final = 65_536
@@ -45,7 +46,7 @@ class History:
         self._kept_ns = self._window_ns * rollups.tiers[0].windows
         self._written_to_ns: int | None = None
         self._resumed_ns = 0
-        self._listed: list[Member] = []
+        self._listing: Listing | None = None
         """Whom the members were told of last."""
         self._revised: dict[int, set[str]] = defaultdict(set)
         self._waiting = 0
@@ -95,12 +96,11 @@ class History:
         from_ns = max(written_to_ns, end_ns - self._kept_ns)
         fresh = range(from_ns, min(end_ns, from_ns + MAX_FRESH * self._window_ns), self._window_ns)
         if fresh:
-            listed = [member_of(facts) for facts in self._fleet.listed(end_ns)]
-            if listed != self._listed:
-                self._members.enter(listed)
-                self._listed = listed
-            own = [member.worker_id for member in listed if self._fleet.is_own(member.worker_id)]
-            written += [self._write(start_ns, own, revised=False) for start_ns in fresh]
+            listing = self._fleet.listing(end_ns)
+            if listing is not self._listing:
+                self._members.enter(map(member_of, listing.workers))
+                self._listing = listing
+            written += [self._write(start_ns, listing.own_ids, revised=False) for start_ns in fresh]
         self._written_to_ns = max(written_to_ns, fresh.stop)
         return written
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from libs.telemetry.facts import WorkerFacts
+from libs.telemetry.listing import Listed
 from libs.telemetry.rollups import MAX_WORKERS
 
 UNKNOWN: Final = "not heard of"
@@ -42,6 +42,6 @@ class Members:
         return list(self._known.values())
 
 
-def member_of(facts: WorkerFacts) -> Member:
+def member_of(worker: Listed) -> Member:
     """From a worker's own words."""
-    return Member(facts.worker_id, facts.node, facts.assignment.model, facts.gpus)
+    return Member(worker.worker_id, worker.node, worker.model, worker.gpus)

@@ -13,8 +13,8 @@ from libs.contracts.roles import role_name
 from libs.contracts.step_row import ENTRY_BYTES, StepRow, step_rows, whole_columns
 from libs.perfmodel.utilisation import Effort
 from libs.telemetry.effort import effort_within
-from libs.telemetry.facts import Shape, WorkerFacts, facts_of
-from libs.telemetry.gathered import END, LONGEST_NS
+from libs.telemetry.facts import Shape, WorkerFacts, facts_of, what_stays
+from libs.telemetry.gathered import END, LONGEST_NS, Followed
 from libs.telemetry.intervals import Intervals
 from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.role_log import RoleLog
@@ -36,9 +36,7 @@ INT64_END: Final = 1 << 62
 """Times and numbers from the wire must lie below."""
 
 # Attributes of protobuf's are read in C by this, several times faster than one by one.
-_HEAD: Final = attrgetter(
-    "incarnation", "sequence", "covered_from_unix_ns", "covered_to_unix_ns", "last", "assignment", "steps"
-)
+_HEAD: Final = attrgetter("incarnation", "sequence", "covered_from_unix_ns", "covered_to_unix_ns", "last", "steps")
 PrefillShares = Callable[[StepBatch], list[int]]
 """Which part of each of a batch's steps is prefill, 0..`FULL_SHARE`; raises ValueError for steps that are malformed."""
 
@@ -65,8 +63,12 @@ class SpentStep:
 class Timeline:
     """History of one worker from its batches, in whatever order they come and however often."""
 
-    def __init__(self, prefill_shares: PrefillShares) -> None:
+    def __init__(self, prefill_shares: PrefillShares, turn: int = 0) -> None:
+        """`turn`: workers that have different ones do the costly part of their bookkeeping at different times."""
         self._prefill_shares = prefill_shares
+        self._until_turn = MAX_NEW - turn % MAX_NEW
+        """Batches to enter before they are taken in: it goes on counting where a reader has had them taken in, else all
+        workers would do it at once from then on."""
         self._covers = Intervals()
         self._kv_waits = Intervals()
         self._steps = StepLog()
@@ -97,8 +99,13 @@ class Timeline:
         self.last_step_end_ns = 0
         """Of the steps that are known to have ended; the start of the incarnation before there is any."""
         self._newest: StepBatch | None = None
+        self._stays: tuple[object, ...] = ()
+        """What it says of the worker, and the ones before it said too."""
+        self._goes_on = False
+        """Nothing that is known of the worker keeps its next batch from simply going on."""
         self._facts: WorkerFacts | None = None
         """Of it; None: not read yet."""
+        self._worker_id = ""
         self._incarnation = 0
         self._left = False
         self.lost_batches = 0
@@ -118,24 +125,21 @@ class Timeline:
         self._enter_all(batch, steps)
         return Taken.COUNTED
 
-    def follow(self, batch: StepBatch) -> list[bytes] | None:
-        """Take note of a batch that simply goes on, and give the columns of its steps: they are to be entered before
-        anything is read or sorted in. None for one whose times must be sorted in among others, and where it says
-        something new of the worker.
+    def follow(self, batch: StepBatch, arrived_ns: int) -> Followed | None:
+        """Take note of a batch that simply goes on: it is to be entered before anything is read or sorted in. None for
+        one whose times must be sorted in among others, and where it says something new of the worker.
 
         Raises ValueError for steps that are malformed.
         """
-        incarnation, number, low_ns, high_ns, last, assignment, steps = _HEAD(batch)
-        if (
-            last
-            or self._left
-            or self._newest is None
-            or incarnation != self._incarnation
-            or not self._next <= number < INT64_END
-            or not self.known_to_ns <= low_ns <= high_ns <= low_ns + LONGEST_NS
-            or high_ns >= INT64_END
-            or self._steps.any_announced
-            or role_name(assignment) != self._roles.newest
+        incarnation, number, low_ns, high_ns, last, steps = _HEAD(batch)
+        if not (
+            self._goes_on
+            and not last
+            and incarnation == self._incarnation
+            and self._next <= number < INT64_END
+            and self.known_to_ns <= low_ns <= high_ns <= low_ns + LONGEST_NS
+            and high_ns < INT64_END
+            and what_stays(batch) == self._stays
         ):
             return None
         columns = whole_columns(steps)
@@ -143,11 +147,11 @@ class Timeline:
             return None
         if number == self._next:  # nearly always
             self._next += 1
-            self._take_newest(batch)
+            self._newest, self._facts = batch, None
         else:
             self._note_sequence(batch)
         self.known_to_ns, self.changed_from_ns = high_ns, low_ns
-        return columns
+        return batch, self._worker_id, low_ns, high_ns, columns, arrived_ns
 
     def enter(
         self, low_ns: int, high_ns: int, columns: list[bytes], waits_ns: Sequence[tuple[int, int]], last_end_ns: int
@@ -156,7 +160,9 @@ class Timeline:
         its steps ended at `last_end_ns`."""
         self._new.append((low_ns, high_ns, columns, waits_ns))
         self.last_step_end_ns = max(self.last_step_end_ns, last_end_ns)
-        if len(self._new) >= MAX_NEW:
+        self._until_turn -= 1
+        if not self._until_turn:
+            self._until_turn = MAX_NEW
             self._take_in()
 
     def sort_in(self, batch: StepBatch) -> bool:
@@ -166,6 +172,11 @@ class Timeline:
             return False
         self._enter_all(batch, steps)
         return True
+
+    @property
+    def newest(self) -> StepBatch | None:
+        """The batch that tells what the worker is and holds now."""
+        return self._newest
 
     @property
     def facts(self) -> WorkerFacts | None:
@@ -204,6 +215,7 @@ class Timeline:
         if running_step is not None and running_step[0] < batch.covered_from_unix_ns:
             start_ns, prefill_share = running_step
             self._steps.add(start_ns, batch.covered_from_unix_ns, prefill_share, announced=True)
+            self._judge()
 
     def phases(self, low_ns: int, high_ns: int) -> PhaseTime:
         """How the covered part of [low, high) was spent; at most `MAX_WINDOW_NS` long."""
@@ -280,10 +292,12 @@ class Timeline:
         self._seen = Intervals()
         self._seen_from = 0
         self._first = self._run = self._next = batch.sequence
+        self._worker_id = batch.worker_id
         self.last_step_end_ns = batch.covered_from_unix_ns
 
     def _take_newest(self, batch: StepBatch) -> None:
         self._shape.take(batch)
+        self._stays = what_stays(batch)
         self._newest, self._facts = batch, None
 
     def _note_sequence(self, batch: StepBatch) -> None:
@@ -324,6 +338,12 @@ class Timeline:
         for step, share in steps:
             self._enter_step(step, share, batch.covered_to_unix_ns)
         self._forget_old()
+        self._judge()
+
+    def _judge(self) -> None:
+        """Whether the next batch may simply go on. Those that do change nothing of it."""
+        steady = self._newest is not None and role_name(self._newest.assignment) == self._roles.newest
+        self._goes_on = steady and not self._left and not self._steps.any_announced
 
     def _enter_times(self, batch: StepBatch, steps: Sequence[StepRow]) -> None:
         ends = [step.end_unix_ns for step in steps] + [wait.end_unix_ns for wait in batch.kv_waits]

@@ -69,7 +69,7 @@ def tick(
         if alerts or any(window.workers for window in written):
             hub.publish(writer.changes(now_ns, written, alerts))
         return
-    listed = list(state.fleet.listed(now_ns))
-    members = writer.members(listed)
-    queues = phase_queues(state.fleet, listed, state.gateways, now_ns)
-    hub.publish(writer.tick(now_ns, written, listed, state.untold_events(), alerts, queues=queues), members)
+    loads = state.fleet.loads(now_ns)
+    members = writer.members(loads.listing)
+    queues = phase_queues(loads, state.fleet.clocks, state.gateways, now_ns)
+    hub.publish(writer.tick(now_ns, written, loads, state.untold_events(), alerts, queues=queues), members)

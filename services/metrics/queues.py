@@ -1,14 +1,15 @@
 """What waits for each phase of each model: at its workers, and at gateways, where most of a long queue is. Pure."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from libs.contracts.roles import role_name
+import numpy as np
+
 from libs.telemetry.clocks import Clocks
-from libs.telemetry.facts import WorkerFacts
-from libs.telemetry.fleet import Fleet
 from libs.telemetry.gateways import Gateways, Waiting
+from libs.telemetry.gathered import Ints
+from libs.telemetry.listing import Listing, Loads
 
 PHASE_ROLES: Final = {"prefill": ("prefill",), "decode": ("decode", "mixed")}
 """Whose time and queue stand for a phase."""
@@ -37,28 +38,33 @@ class PhaseQueue:
     """Of `prompt_tokens`, those of requests that wait at gateways."""
 
 
-def phase_queues(fleet: Fleet, listed: Iterable[WorkerFacts], gateways: Gateways, now_ns: int) -> list[PhaseQueue]:
-    """Of every model that has workers among `listed`, or for which anything waits."""
-    pools: dict[tuple[str, str], list[WorkerFacts]] = {}
-    phase_of = {role: phase for phase, roles in PHASE_ROLES.items() for role in roles}
-    for facts in listed:
-        phase = phase_of.get(role_name(facts.assignment))
-        if phase is not None and not facts.left:
-            pools.setdefault((facts.assignment.model, phase), []).append(facts)
+def phase_queues(loads: Loads, clocks: Clocks, gateways: Gateways, now_ns: int) -> list[PhaseQueue]:
+    """Of every model that has workers, or for which anything waits."""
     waiting = gateways.waiting(now_ns)
+    pools = {
+        (model, phase) for phase, roles in PHASE_ROLES.items() for model, role in loads.listing.pools if role in roles
+    }
     for model, each in (waiting or {}).items():
-        for phase in PHASE_ROLES:
-            if at_gateways(each, phase)[0]:
-                pools.setdefault((model, phase), [])
-    return list(_queues(pools, waiting, fleet.clocks, now_ns))
+        pools.update((model, phase) for phase in PHASE_ROLES if at_gateways(each, phase)[0])
+    return list(_queues(sorted(pools), loads, waiting, clocks.offsets_ns(now_ns), now_ns))
+
+
+def pool_places(listing: Listing, model: str, phase: str) -> Ints:
+    """Of the workers of a model that serve a phase."""
+    pools = [listing.pools[model, role] for role in PHASE_ROLES[phase] if (model, role) in listing.pools]
+    return np.concatenate([*pools, np.zeros(0, np.int64)])
 
 
 def _queues(
-    pools: dict[tuple[str, str], list[WorkerFacts]], waiting: dict[str, Waiting] | None, clocks: Clocks, now_ns: int
+    pools: Iterable[tuple[str, str]],
+    loads: Loads,
+    waiting: dict[str, Waiting] | None,
+    offsets_ns: dict[str, int],
+    now_ns: int,
 ) -> Iterator[PhaseQueue]:
-    offsets_ns = clocks.offsets_ns(now_ns)
-    for (model, phase), members in sorted(pools.items()):
-        if waiting is None or not are_heard(members, offsets_ns, now_ns):
+    for model, phase in pools:
+        places = pool_places(loads.listing, model, phase)
+        if waiting is None or not are_heard(loads, places, offsets_ns, now_ns):
             yield PhaseQueue(
                 model=model,
                 phase=phase,
@@ -72,8 +78,8 @@ def _queues(
         yield PhaseQueue(
             model=model,
             phase=phase,
-            requests=requests + sum(facts.load.waiting for facts in members),
-            prompt_tokens=min(tokens + sum(facts.load.waiting_prefill_tokens for facts in members), MAX_COUNT),
+            requests=requests + int(loads.waiting[places].sum()),
+            prompt_tokens=min(tokens + int(loads.waiting_prefill_tokens[places].sum()), MAX_COUNT),
             gateway_requests=requests,
             gateway_prompt_tokens=tokens,
         )
@@ -86,14 +92,12 @@ def at_gateways(waiting: Waiting, phase: str) -> tuple[int, int]:
     return waiting.decode_requests, waiting.decode_prompt_tokens
 
 
-def are_heard(members: Sequence[WorkerFacts], offsets_ns: dict[str, int], now_ns: int) -> bool:
-    """Whether what the workers of a pool said of themselves is of now; `offsets_ns` of clocks are by node."""
+def are_heard(loads: Loads, places: Ints, offsets_ns: dict[str, int], now_ns: int) -> bool:
+    """Whether what the workers at `places` said of themselves is of now; `offsets_ns` of clocks are by node."""
+    covered_to_ns, gpus = loads.covered_to_ns[places], loads.listing.gpus[places]
     surely_ns = now_ns - FRESH_NS + max(offsets_ns.values(), default=0)
-    if all(facts.covered_to_unix_ns > surely_ns for facts in members):  # nearly always
+    if (covered_to_ns > surely_ns).all():  # nearly always
         return True
-    gpus = heard = 0
-    for facts in members:
-        gpus += facts.gpus
-        to_ns = facts.covered_to_unix_ns - offsets_ns.get(facts.node, 0)
-        heard += facts.gpus * (to_ns > now_ns - FRESH_NS)
-    return heard >= FRESH_SHARE * gpus
+    nodes = [loads.listing.workers[place].node for place in places.tolist()]
+    to_ns = covered_to_ns - np.array([offsets_ns.get(node, 0) for node in nodes], np.int64)
+    return bool(gpus[to_ns > now_ns - FRESH_NS].sum() >= FRESH_SHARE * gpus.sum())

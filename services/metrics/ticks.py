@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 
 from libs.contracts.roles import ROLE_NAMES
-from libs.telemetry.facts import WorkerFacts
 from libs.telemetry.history import WrittenWindow
+from libs.telemetry.listing import Listing, Loads
 from services.metrics.alerts.book import Alert
 from services.metrics.events import Event
 from services.metrics.queues import PhaseQueue
@@ -82,19 +82,21 @@ class TickWriter:
     def __init__(self, *, window_ns: int, settled_ns: int) -> None:
         self._window_ms = window_ns // MS_NS
         self._settled_ms = settled_ns // MS_NS
-        self._told: list[tuple[str, str, str, int, str]] = []
-        """Of each member what is said of it."""
+        self._listing: Listing | None = None
+        self._members: list[Member] = []
+        """What was said of it."""
         self._places: dict[str, int] = {}
         self.version = 0
         self.number = 0
 
-    def members(self, listed: Sequence[WorkerFacts]) -> bytes | None:
+    def members(self, listing: Listing) -> bytes | None:
         """A message when other workers are listed than before; the first time always."""
-        told = [(f.worker_id, f.node, f.assignment.model, f.gpus, f.engine) for f in listed]
-        if self.version and told == self._told:
+        if listing is self._listing:
             return None
-        self._told = told
-        members = [Member(*each) for each in told]
+        members = [Member(each.worker_id, each.node, each.model, each.gpus, each.engine) for each in listing.workers]
+        same, self._listing, self._members = members == self._members, listing, members
+        if self.version and same:
+            return None
         self.version += 1
         self._places = {member.id: place for place, member in enumerate(members)}
         message = Members(self.version, self._window_ms, self._settled_ms, ROLE_NAMES, members)
@@ -104,20 +106,15 @@ class TickWriter:
         self,
         now_ns: int,
         written: Sequence[WrittenWindow],
-        listed: Sequence[WorkerFacts],
+        loads: Loads,
         events: list[Event],
         alerts: list[Alert],
         *,
         queues: list[PhaseQueue],
     ) -> bytes:
-        """What has been written; `listed` are the workers of the last `members`."""
-        loads = [facts.load for facts in listed]
-        depths = Depths(
-            [load.running for load in loads],
-            [load.waiting for load in loads],
-            [load.waiting_prefill_tokens for load in loads],
-            [load.awaiting_kv for load in loads],
-        )
+        """What has been written; `loads` are of the workers of the last `members`."""
+        told = (loads.running, loads.waiting, loads.waiting_prefill_tokens, loads.awaiting_kv)
+        depths = Depths(*(each.tolist() for each in told))
         return self._message(now_ns, written, events, alerts, depths=depths, queues=queues)
 
     def knows(self, written: Sequence[WrittenWindow]) -> bool:
