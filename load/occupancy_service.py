@@ -123,7 +123,7 @@ async def main(options: argparse.Namespace) -> None:
         print(json.dumps({"url": url}), flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
         wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
-        own = (facts for facts in state.fleet.known() if state.fleet.is_own(facts.worker_id))
+        own = (facts for facts in state.fleet.roll.known() if state.fleet.roll.is_own(facts.worker_id))
         newest_ns = max((facts.covered_to_unix_ns for facts in own), default=0)
         behind_ns = max(clock.now_ns() - newest_ns, 0)
         hub.close()

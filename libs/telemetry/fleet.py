@@ -1,25 +1,23 @@
 """The timelines of all workers, bounded in number."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker, StepBatch
 from libs.contracts.step_row import ENTRY_BYTES
 from libs.perfmodel.utilisation import Effort
 from libs.telemetry.asides import Asides
 from libs.telemetry.cells import PROVISIONAL, ROLE_NUMBERS, Cells
 from libs.telemetry.clocks import Clocks
-from libs.telemetry.facts import WorkerFacts
 from libs.telemetry.gathered import Followed, Gathered, Ints, lay
 from libs.telemetry.hardware import Hardware
-from libs.telemetry.listing import LOAD_NS, RELIST_NS, Listing, Loads, listed_of, loads_of
 from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.relayed import Relayed, relayed_of
 from libs.telemetry.ring import NO_ROLE
+from libs.telemetry.roll import Roll
 from libs.telemetry.steps import COUNTS, RunningStep
 from libs.telemetry.tally import NEVER, WINDOW_NS, Tally
 from libs.telemetry.timeline import MAX_STEPS, PrefillShares, Taken, Timeline
@@ -38,13 +36,6 @@ MAX_AHEAD_NS: Final = 60 * 1_000_000_000
 """A batch that claims to cover time further ahead than clocks can differ is malformed."""
 BEHIND_NS: Final = 500_000_000
 """A worker of which another process knows so much more is read there, and here no more."""
-LISTED_NS: Final = 300 * 1_000_000_000
-"""How much longer than the others a worker may be silent before it is given up: until then it is listed and weighs on
-coverage. Longer than it takes to be told of it: Prometheus's rule waits a minute, over gauges of 15 s."""
-LEFT_NS: Final = 60 * 1_000_000_000
-"""How long one that left in good order is still listed."""
-
-
 Changes = Callable[[Sequence[str], Ints, Ints], None]
 """Takes workers, and beside each from when until when something else is known of it than before."""
 Windows = Callable[[str, int, int], PhaseTime]
@@ -58,16 +49,7 @@ class Fleet:
         """`windows` knows the time of workers whose telemetry others read."""
         self._prefill_shares = prefill_shares
         self._windows = windows
-        self._timelines: dict[str, Timeline] = {}
-        self._order: list[str] | None = None
-        """Of all ids; None: to be sorted again."""
-        self._known: list[WorkerFacts] | None = None
-        """In that order; None: something has come since."""
-        self._listing = Listing(())
-        self._listed_ns: int | None = None
-        """When that was made; None: somebody has come, gone or said something new of itself since."""
-        self._relayed: dict[str, Relayed] = {}
-        """While a worker's telemetry comes here it is here too as long as this covers more."""
+        self.roll = Roll()
         self._taken_over_ns: dict[str, int] = {}
         """Of workers that another process read before: from when on their telemetry came here."""
         self._followed: list[Followed] = []
@@ -80,23 +62,21 @@ class Fleet:
         self._batches: Counter[Taken] = Counter()
         self.latest_arrival_ns: int | None = None
         """When the newest batch came, by the clock of this process."""
-        self.newest_cover_ns = 0
-        """The latest moment that any batch tells of."""
 
     def add(self, batch: StepBatch, now_ns: int) -> Taken:
         """Enter a worker's batch that came at `now_ns`."""
-        self.latest_arrival_ns, self._known = now_ns, None
+        self.latest_arrival_ns = now_ns
         worker_id, covered_to_ns = batch.worker_id, batch.covered_to_unix_ns
         if covered_to_ns > now_ns + MAX_AHEAD_NS:
             return self._count(Taken.MALFORMED)
-        timeline = self._timelines.get(worker_id)
+        timeline = self.roll.timelines.get(worker_id)
         try:
             followed = None if timeline is None else timeline.follow(batch, now_ns)
         except ValueError:
             return self._count(Taken.MALFORMED)
         if followed is None:
             return self._count(self._add(batch, worker_id, now_ns))
-        self._heard(worker_id, covered_to_ns)
+        self.roll.heard(worker_id, covered_to_ns)
         self._followed.append(followed)
         if len(self._followed) >= MAX_FOLLOWED:
             self.settle()
@@ -128,8 +108,8 @@ class Fleet:
 
     def expect(self, batch: StepBatch) -> None:
         """A worker was there before this process was, by what it told last: until it is heard it is silent."""
-        if batch.worker_id not in self._timelines:
-            self._add(batch, batch.worker_id, batch.covered_to_unix_ns)
+        if batch.worker_id not in self.roll.timelines:
+            self._sort_in_time(batch, batch.worker_id)
 
     def relay(self, worker: SharedWorker, now_ns: int, arrived_ns: int | None, reader: str = "") -> bool:
         """Another process, `reader`, tells of a worker that it reads; False where that cannot be. Changes nothing where
@@ -140,39 +120,26 @@ class Fleet:
         batch = worker.newest
         if not batch.worker_id or batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS:
             return False
-        timeline, known = self._timelines.get(batch.worker_id), self._relayed.get(batch.worker_id)
+        timeline, known = self.roll.timelines.get(batch.worker_id), self.roll.relayed.get(batch.worker_id)
         behind_ns = batch.covered_to_unix_ns - BEHIND_NS
         if timeline is not None and timeline.facts is not None and timeline.facts.covered_to_unix_ns > behind_ns:
             return True
         if known is not None and known.facts.covered_to_unix_ns > batch.covered_to_unix_ns:
             return True
         self._forget(batch.worker_id)
-        if known is None and len(self._relayed) >= MAX_WORKERS:
-            del self._relayed[min(self._relayed, key=self._heard_ns)]
-        relayed = self._relayed[batch.worker_id] = relayed_of(worker, reader)
-        self._known = None
-        if known is None or known.listed() != relayed.listed():
-            self._order = self._listed_ns = None
-        self.newest_cover_ns = max(batch.covered_to_unix_ns, self.newest_cover_ns)
+        if known is None and len(self.roll.relayed) >= MAX_WORKERS:
+            del self.roll.relayed[self.roll.longest_silent(self.roll.relayed)]
+        self.roll.relay(relayed_of(worker, reader))
         self._asides.hardware.add(batch)
         if arrived_ns is not None:
             self.latest_arrival_ns = max(arrived_ns, self.latest_arrival_ns or 0)
             self._asides.clocks.note(batch.node, batch.covered_to_unix_ns, arrived_ns)
         return True
 
-    def is_own(self, worker_id: str) -> bool:
-        """Whether its telemetry comes here."""
-        return worker_id in self._timelines
-
     def timeline(self, worker_id: str) -> Timeline | None:
         """Of a worker whose telemetry comes here, to read in; None for others."""
         self.settle()
-        return self._timelines.get(worker_id)
-
-    def reader(self, worker_id: str) -> str | None:
-        """The process that reads a worker's telemetry in place of this one; None where none does."""
-        relayed = self._relayed.get(worker_id)
-        return relayed.reader if relayed else None
+        return self.roll.timelines.get(worker_id)
 
     def phases(self, worker_id: str, low_ns: int, high_ns: int) -> PhaseTime:
         """How a worker spent [low, high); nothing is covered for one that is not known.
@@ -180,7 +147,7 @@ class Fleet:
         Of one that others read, or did at `low_ns`, in whole windows: both ends are moved back to where one begins.
         """
         self.settle()
-        timeline = self._timelines.get(worker_id)
+        timeline = self.roll.timelines.get(worker_id)
         if timeline is not None and low_ns >= self._taken_over_ns.get(worker_id, 0):
             return timeline.phases(low_ns, high_ns)
         return self._windows(worker_id, low_ns, high_ns)
@@ -189,7 +156,7 @@ class Fleet:
         """How a worker whose telemetry comes here spent [low, high), and its role at the end; None where it had left in
         good order by then, and of others."""
         self.settle()
-        timeline, facts = self._timelines.get(worker_id), self.facts(worker_id)
+        timeline, facts = self.roll.timelines.get(worker_id), self.roll.facts(worker_id)
         role = timeline.role_at(high_ns - 1) if timeline else ""
         if not role or (facts is not None and facts.left and facts.covered_to_unix_ns <= low_ns):
             return None
@@ -199,8 +166,8 @@ class Fleet:
         """`window` of many workers; those of which it says nothing are left out."""
         self.settle()
         times, roles, exact = self._tally.read(low_ns, worker_ids)
-        if self._relayed:
-            exact &= np.array([worker_id not in self._relayed for worker_id in worker_ids], np.bool_)
+        if self.roll.relayed:
+            exact &= np.array([worker_id not in self.roll.relayed for worker_id in worker_ids], np.bool_)
         if high_ns - low_ns != WINDOW_NS:
             exact[:] = False
         for place in np.flatnonzero(~exact).tolist():
@@ -215,150 +182,79 @@ class Fleet:
     def effort(self, worker_id: str, low_ns: int, high_ns: int) -> Effort:
         """What a worker's finished steps computed and moved in [low, high), as far as it tells."""
         self.settle()
-        timeline = self._timelines.get(worker_id)
+        timeline = self.roll.timelines.get(worker_id)
         return timeline.effort(low_ns, high_ns) if timeline else Effort()
 
     def efforts_from_ns(self, worker_id: str) -> int | None:
         """From when on what a worker's steps computed is known; None for one that others read."""
         self.settle()
-        timeline = self._timelines.get(worker_id)
+        timeline = self.roll.timelines.get(worker_id)
         return timeline.efforts_from_ns if timeline else None
-
-    def facts(self, worker_id: str) -> WorkerFacts | None:
-        """What a worker last said of itself."""
-        known = self._newest(worker_id)
-        return known.facts if known else None
 
     def last_step_end_ns(self, worker_id: str) -> int:
         """When a worker's last finished step ended; its start where there is none, 0 for a stranger."""
         self.settle()
-        known = self._newest(worker_id)
+        known = self.roll.newest(worker_id)
         return known.last_step_end_ns if known else 0
 
     def running_step(self, worker_id: str) -> RunningStep | None:
         """A worker's step that has been announced and has not ended."""
         self.settle()
-        known = self._newest(worker_id)
+        known = self.roll.newest(worker_id)
         return known.running_step if known else None
-
-    def lost_batches(self, worker_id: str) -> int:
-        """Batches of a worker that never came, so far."""
-        known = self._newest(worker_id)
-        return known.lost_batches if known else 0
-
-    def known(self) -> Iterator[WorkerFacts]:
-        """All workers, by id."""
-        if self._order is None:
-            self._order = sorted({**self._timelines, **self._relayed})
-        if self._known is None:
-            known = map(self._newest, self._order)
-            self._known = [each.facts for each in known if each is not None and each.facts is not None]
-        return iter(self._known)
-
-    def listed(self, now_ns: int) -> Iterator[WorkerFacts]:
-        """Workers that have not been silent for `LISTED_NS`, nor gone for `LEFT_NS`, by id.
-
-        Silence is measured by what was last heard of anybody: when nobody is heard, nobody is given up. Queues and
-        places of the silent are left out after `LOAD_NS`; what they have counted stays.
-        """
-        heard_from_ns = now_ns - LOAD_NS
-        for facts in self.known():
-            heard = facts.covered_to_unix_ns > heard_from_ns
-            if heard and not facts.left:  # nearly all, and they are listed
-                yield facts
-            elif self._is_listed(facts, now_ns):
-                yield facts if heard else facts._replace(load=_counted(facts.load), kv_blocks=0, max_sequences=0)
-
-    def listing(self, now_ns: int) -> Listing:
-        """`listed`, but for what changes from batch to batch."""
-        if self._listed_ns is not None and abs(now_ns - self._listed_ns) < RELIST_NS:
-            return self._listing
-        known = [facts for facts in self.known() if self._is_listed(facts, now_ns)]
-        workers = [
-            listed_of(facts, own=self.is_own(facts.worker_id), reader=self.reader(facts.worker_id) or "")
-            for facts in known
-        ]
-        if workers != self._listing.workers:
-            self._listing = Listing(workers)
-        self._listed_ns = now_ns
-        return self._listing
-
-    def loads(self, now_ns: int) -> Loads:
-        """What those of `listing` said last of their queues and places."""
-        listing = self.listing(now_ns)
-        relayed, timelines = self._relayed, self._timelines
-        told = [relayed[name].facts if name in relayed else timelines[name].newest for name in listing.ids]
-        return loads_of(listing, told, now_ns)
 
     def last_step_ends_ns(self, worker_ids: Sequence[str]) -> Ints:
         """`last_step_end_ns` of many."""
         self.settle()
-        newest = (self._newest(worker_id) for worker_id in worker_ids)
+        newest = (self.roll.newest(worker_id) for worker_id in worker_ids)
         return np.array([known.last_step_end_ns if known else 0 for known in newest], np.int64)
-
-    def silent_elsewhere(self, since_ns: int, now_ns: int) -> list[WorkerFacts]:
-        """Of the workers that others read those that are listed, have not left, and were last heard of before
-        `since_ns`."""
-        silent = (each.facts for each in self._relayed.values() if each.facts.covered_to_unix_ns < since_ns)
-        return [facts for facts in silent if not facts.left and self._is_listed(facts, now_ns)]
-
-    def _is_listed(self, facts: WorkerFacts, now_ns: int) -> bool:
-        silent_since_ns = min(now_ns, self.newest_cover_ns) - LISTED_NS
-        return facts.covered_to_unix_ns > (now_ns - LEFT_NS if facts.left else silent_since_ns)
 
     def _count(self, taken: Taken) -> Taken:
         self._batches[taken] += 1
         return taken
 
-    def _heard(self, worker_id: str, covered_to_ns: int) -> None:
-        self.newest_cover_ns = max(covered_to_ns, self.newest_cover_ns)
-        relayed = self._relayed.get(worker_id)
-        if relayed is not None and covered_to_ns > relayed.facts.covered_to_unix_ns:
-            del self._relayed[worker_id]
-            self._listed_ns = None
-
     def _add(self, batch: StepBatch, worker_id: str, now_ns: int) -> Taken:
         """A batch that does not simply go on."""
         taken = self._sort_in_time(batch, worker_id)
         if taken is Taken.COUNTED:
-            self._listed_ns = None
-            self._heard(worker_id, batch.covered_to_unix_ns)
+            self.roll.heard(worker_id, batch.covered_to_unix_ns)
             self._note_asides([batch], [now_ns])
         return taken
 
     def _sort_in_time(self, batch: StepBatch, worker_id: str) -> Taken:
-        timeline = self._timelines.get(worker_id)
+        timeline = self.roll.timelines.get(worker_id)
         if timeline is None:
             return self._add_stranger(batch, worker_id)
         self.settle()
         timeline.max_steps = self._max_steps
         taken = timeline.add(batch)
         if taken is Taken.COUNTED:
+            self.roll.said_new()
             self._begin_tally(timeline, worker_id)
             self._tell_change(timeline, worker_id, batch.covered_to_unix_ns)
         return taken
 
     def _note_asides(self, batches: Sequence[StepBatch], arrived_ns: Sequence[int]) -> None:
         self._asides.note(batches, arrived_ns)
-        if self._relayed:  # what those told who read more of a worker is counted already
-            batches = [batch for batch in batches if batch.worker_id not in self._relayed]
+        if self.roll.relayed:  # what those told who read more of a worker is counted already
+            batches = [batch for batch in batches if batch.worker_id not in self.roll.relayed]
         self._asides.note_transfers(batches)
 
     def _add_stranger(self, batch: StepBatch, worker_id: str) -> Taken:
-        timeline = Timeline(self._prefill_shares, turn=len(self._timelines))
+        timeline = Timeline(self._prefill_shares, turn=len(self.roll.timelines))
         taken = timeline.add(batch)
         if taken is not Taken.COUNTED:
             return taken
         self.settle()
-        if len(self._timelines) >= MAX_WORKERS:
-            self._forget(min(self._timelines, key=self._heard_ns))
-        self._timelines[worker_id] = timeline
-        self._order = self._known = None
-        if relayed := self._relayed.get(worker_id):
+        if len(self.roll.timelines) >= MAX_WORKERS:
+            self._forget(self.roll.longest_silent(self.roll.timelines))
+        self.roll.timelines[worker_id] = timeline
+        self.roll.came_or_went()
+        if relayed := self.roll.relayed.get(worker_id):
             self._take_over(timeline, relayed, batch)
         self._begin_tally(timeline, worker_id)
         self._tell_change(timeline, worker_id, batch.covered_to_unix_ns)
-        self._max_steps = min(MAX_STEPS, max(MIN_STEPS, MAX_FLEET_STEPS // len(self._timelines)))
+        self._max_steps = min(MAX_STEPS, max(MIN_STEPS, MAX_FLEET_STEPS // len(self.roll.timelines)))
         return taken
 
     def settle(self) -> None:
@@ -382,7 +278,7 @@ class Fleet:
         for place, (worker_id, columns, (first, last)) in enumerate(
             zip(worker_ids, gathered.columns, laid.ranges, strict=True)
         ):
-            timeline = self._timelines[worker_id]
+            timeline = self.roll.timelines[worker_id]
             timeline.max_steps = self._max_steps
             if not plain[place]:
                 self._sort_in(gathered.batches[place], worker_id, timeline)
@@ -395,7 +291,7 @@ class Fleet:
                 ends_ns[last - 1] if last > first else 0,
             )
         for worker_id in {worker_ids[place] for place in np.flatnonzero(~added).tolist()}:
-            self._begin_tally(self._timelines[worker_id], worker_id)
+            self._begin_tally(self.roll.timelines[worker_id], worker_id)
 
     def _sort_in(self, batch: StepBatch, worker_id: str, timeline: Timeline) -> None:
         """A batch that was counted, and is not as plain as it looked."""
@@ -426,25 +322,8 @@ class Fleet:
             running_step=relayed.running_step if gapless else None,
         )
 
-    def _newest(self, worker_id: str) -> Relayed | Timeline | None:
-        return self._relayed.get(worker_id) or self._timelines.get(worker_id)
-
     def _forget(self, worker_id: str) -> None:
-        if self._timelines.pop(worker_id, None) is not None:
-            self._order = self._known = self._listed_ns = None
+        if self.roll.timelines.pop(worker_id, None) is not None:
+            self.roll.came_or_went()
         self._tally.forget(worker_id)
         self._taken_over_ns.pop(worker_id, None)
-
-    def _heard_ns(self, worker_id: str) -> int:
-        facts = self.facts(worker_id)
-        return facts.covered_to_unix_ns if facts else 0
-
-
-def _counted(load: Load) -> Load:
-    """What does not end with silence: counters that went back would be taken for new work once it is over."""
-    return Load(
-        preemptions=load.preemptions,
-        recomputed_tokens=load.recomputed_tokens,
-        pool_faults=load.pool_faults,
-        refused_kv_pulls=load.refused_kv_pulls,
-    )

@@ -96,7 +96,7 @@ class History:
         from_ns = max(written_to_ns, end_ns - self._kept_ns)
         fresh = range(from_ns, min(end_ns, from_ns + MAX_FRESH * self._window_ns), self._window_ns)
         if fresh:
-            listing = self._fleet.listing(end_ns)
+            listing = self._fleet.roll.listing(end_ns)
             if listing is not self._listing:
                 self._members.enter(map(member_of, listing.workers))
                 self._listing = listing

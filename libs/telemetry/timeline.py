@@ -323,13 +323,15 @@ class Timeline:
         if not new:
             return
         role = self._roles.newest
-        for low_ns, high_ns in _united((low_ns, high_ns) for low_ns, high_ns, _, _ in new):
+        lows_ns, highs_ns, columns, waits_ns = zip(*new, strict=True)
+        gapless = lows_ns[1:] == highs_ns[:-1]  # nearly always
+        for low_ns, high_ns in [(lows_ns[0], highs_ns[-1])] if gapless else zip(lows_ns, highs_ns, strict=True):
             self._covers.add(low_ns, high_ns)
             self._roles.add(low_ns, high_ns, role)
-        for wait in chain.from_iterable(waits for _, _, _, waits in new):
+        for wait in chain.from_iterable(waits_ns):
             self._kv_waits.add(*wait)
-        self._steps.extend(map(b"".join, zip(*(columns for _, _, columns, _ in new), strict=True)))
-        self._told_to_ns = new[-1][1]
+        self._steps.extend(map(b"".join, zip(*columns, strict=True)))
+        self._told_to_ns = highs_ns[-1]
         self._forget_old()
 
     def _enter_all(self, batch: StepBatch, steps: Sequence[tuple[StepRow, int]]) -> None:
@@ -377,15 +379,6 @@ class Timeline:
             self._kept_from_ns = keep_from_ns
             for kept in (self._covers, self._kv_waits, self._steps):
                 kept.forget_before(keep_from_ns)
-
-
-def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those that touch as one."""
-    united: list[tuple[int, int]] = []
-    for low, high in spans:
-        touches = united and united[-1][1] == low
-        united.append((united.pop()[0] if touches else low, high))
-    return united
 
 
 def _well_formed(batch: StepBatch, steps: Iterable[tuple[StepRow, int]]) -> bool:

@@ -62,7 +62,8 @@ def make_api(
         end_ns, window_ns = asked_end_ns(end_unix_ms, clock.now_ns() - lag_ns), parse_window_ns(window)
         now_ns = clock.now_ns()
         live = end_unix_ms is None  # queues are not kept
-        queues = phase_queues(state.fleet.loads(now_ns), state.fleet.clocks, state.gateways, now_ns) if live else []
+        fleet = state.fleet
+        queues = phase_queues(fleet.roll.loads(now_ns), fleet.clocks, state.gateways, now_ns) if live else []
         told = await cluster_occupancy_in_turns(
             state.fleet, state.rollups, state.members, end_ns, window_ns, queues=queues
         )

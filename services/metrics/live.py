@@ -38,7 +38,8 @@ async def tick_forever(
     while True:
         await asyncio.sleep((ROUND_NS - (clock.now_ns() - lag_ns) % ROUND_NS) / 1e9)
         now_ns = clock.now_ns()
-        replayed = replayed or state.fleet.newest_cover_ns >= started_ns - YOUNG_NS or now_ns > started_ns + REPLAY_NS
+        told_to_ns = state.fleet.roll.newest_cover_ns
+        replayed = replayed or told_to_ns >= started_ns - YOUNG_NS or now_ns > started_ns + REPLAY_NS
         if replayed:
             number = (now_ns - lag_ns) // TICK_NS
             tick(state, hub, writer, alerts, now_ns, lag_ns=lag_ns, whole=number != told_number)
@@ -69,7 +70,7 @@ def tick(
         if alerts or any(window.workers for window in written):
             hub.publish(writer.changes(now_ns, written, alerts))
         return
-    loads = state.fleet.loads(now_ns)
+    loads = state.fleet.roll.loads(now_ns)
     members = writer.members(loads.listing)
     queues = phase_queues(loads, state.fleet.clocks, state.gateways, now_ns)
     hub.publish(writer.tick(now_ns, written, loads, state.untold_events(), alerts, queues=queues), members)

@@ -6,9 +6,9 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import ROLE_NAMES, role_from_name
 from libs.telemetry.cells import COVERED
-from libs.telemetry.fleet import LISTED_NS
 from libs.telemetry.members import Members
 from libs.telemetry.ring import NO_ROLE
+from libs.telemetry.roll import LISTED_NS
 from libs.telemetry.rollups import RollUps
 
 

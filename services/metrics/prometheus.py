@@ -132,12 +132,12 @@ class OccupancyCollector(Collector):
         refused = CounterMetricFamily(
             names.WORKER_KV_PULLS_REFUSED_TOTAL, "KV transfers refused because it had as many.", labels=("worker",)
         )
-        for facts in self._fleet.listed(occupancy.as_of_unix_ns):
+        for facts in self._fleet.roll.listed(occupancy.as_of_unix_ns):
             if facts.left:
                 continue
             labels = (facts.worker_id,)
             age.add_metric(labels, max(0, occupancy.as_of_unix_ns - facts.covered_to_unix_ns) / 1e9)
-            lost.add_metric(labels, self._fleet.lost_batches(facts.worker_id))
+            lost.add_metric(labels, self._fleet.roll.lost_batches(facts.worker_id))
             dropped.add_metric(labels, facts.dropped_batches)
             preemptions.add_metric(labels, facts.load.preemptions)
             recomputed.add_metric(labels, facts.load.recomputed_tokens)

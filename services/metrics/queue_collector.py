@@ -26,7 +26,7 @@ class QueueCollector(Collector):
         requests = GaugeMetricFamily(names.QUEUE_REQUESTS, "Requests waiting at workers and gateways.", labels=LABELS)
         tokens = GaugeMetricFamily(names.QUEUE_PROMPT_TOKENS, "Prompt tokens to compute there.", labels=LABELS)
         fleet, now_ns = self._state.fleet, self._clock.now_ns()
-        for queue in phase_queues(fleet.loads(now_ns), fleet.clocks, self._state.gateways, now_ns):
+        for queue in phase_queues(fleet.roll.loads(now_ns), fleet.clocks, self._state.gateways, now_ns):
             for family, count in ((requests, queue.requests), (tokens, queue.prompt_tokens)):
                 if count is not None:
                     family.add_metric((queue.model, queue.phase), count)

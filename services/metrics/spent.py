@@ -81,8 +81,8 @@ def spent_in(fleet: Fleet, rollups: RollUps, members: Members, end_ns: int, span
     length = rollups.tier_for(end_ns - span_ns, span_ns // MAX_WINDOWS).window_ns
     high_ns = end_ns - end_ns % length
     low_ns = high_ns - -(-span_ns // length) * length
-    listed = {facts.worker_id: facts for facts in fleet.listed(high_ns)}
-    known = {facts.worker_id: facts for facts in fleet.known()} | listed
+    listed = {facts.worker_id: facts for facts in fleet.roll.listed(high_ns)}
+    known = {facts.worker_id: facts for facts in fleet.roll.known()} | listed
     heard = {name for name, facts in known.items() if name in listed or facts.covered_to_unix_ns > low_ns}
     # Who went before this process began, or so long ago that the fleet has forgotten it, is in the windows alone.
     gone = set(rollups.present(length, low_ns, high_ns)).difference(known)

@@ -58,14 +58,14 @@ def steps_of(fleet: Fleet, worker_id: str, end_ns: int, window_ns: int, limit: i
     Raises UnknownWorker, KeptElsewhere where another instance reads the worker, NoLongerKept where nothing of the
     window is known step by step.
     """
-    facts, timeline, low_ns = fleet.facts(worker_id), fleet.timeline(worker_id), end_ns - window_ns
+    facts, timeline, low_ns = fleet.roll.facts(worker_id), fleet.timeline(worker_id), end_ns - window_ns
     if facts is None:
         raise UnknownWorker(
             f"worker={worker_id[:80]!r} has not been heard of; /v1/occupancy lists them", param="worker"
         )
     if timeline is None:
         raise KeptElsewhere(
-            f"{worker_id} is read by the metrics service {fleet.reader(worker_id)!r}, which has its steps",
+            f"{worker_id} is read by the metrics service {fleet.roll.reader(worker_id)!r}, which has its steps",
             param="worker",
         )
     kept_from_ns = timeline.told_from_ns

@@ -71,7 +71,7 @@ def build_snapshot(workers: Iterable[Worker], fleet: Fleet, end_ns: int, window_
 
 def view_worker(worker: Worker, fleet: Fleet, end_ns: int, window_ns: int) -> WorkerView:
     """One worker with its telemetry; that of an older incarnation says nothing about it."""
-    facts = fleet.facts(worker.id)
+    facts = fleet.roll.facts(worker.id)
     if facts is None or facts.incarnation != worker.incarnation:
         return WorkerView(worker, None, PhaseTime(), 0.0)
     time = fleet.phases(worker.id, end_ns - window_ns, end_ns)

@@ -176,9 +176,9 @@ async def test_a_worker_that_has_gone_counts_with_all_its_gpus_where_it_was(monk
             await page.locator("#pause").click()
             shown, link = await figures(page, bool), await page.evaluate("location.hash")
         service.workers["prefill-0"].leaves = True
-        await until(lambda: (facts := service.state.fleet.facts("prefill-0")) and facts.left)
+        await until(lambda: (facts := service.state.fleet.roll.facts("prefill-0")) and facts.left)
         service.workers["prefill-0"].silent = True
-        await until(lambda: len(list(service.state.fleet.listed(service.clock.now_ns()))) == 1)
+        await until(lambda: len(list(service.state.fleet.roll.listed(service.clock.now_ns()))) == 1)
         async with looking(service, f"/{link}") as page:
             assert shown == await figures(page, lambda again: again["gpu_ns"] == shown["gpu_ns"])
             assert await page.locator("#gpus").inner_text() == "9"

@@ -141,7 +141,7 @@ def test_batches_that_are_gathered_come_to_what_they_are_when_each_is_sorted_in(
             fleet.settle()
     for worker, timeline in timelines.items():
         found = fleet.timeline(worker)
-        assert fleet.facts(worker) == timeline.facts
+        assert fleet.roll.facts(worker) == timeline.facts
         assert found is None or found.last_step_end_ns == timeline.last_step_end_ns
         for low_ms in range(0, 1200, 90):
             window = at(low_ms), at(low_ms + 170)

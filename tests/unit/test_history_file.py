@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry
 from libs.bus.port import Record
 from libs.contracts.errors import StartupError
 from libs.contracts.topics import STEPS
-from libs.telemetry.fleet import LISTED_NS
 from libs.telemetry.members import Member
 from libs.telemetry.ring import Tier
+from libs.telemetry.roll import LISTED_NS
 from libs.telemetry.rollups import TIERS, Kept
 from libs.telemetry.split import prefill_shares
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch

@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute, Load
-from libs.telemetry.fleet import LEFT_NS, LISTED_NS, LOAD_NS, MAX_WORKERS, Fleet
+from libs.telemetry.fleet import MAX_WORKERS, Fleet
 from libs.telemetry.history import History
+from libs.telemetry.listing import LOAD_NS
 from libs.telemetry.members import Members
+from libs.telemetry.roll import LEFT_NS, LISTED_NS
 from libs.telemetry.rollups import RollUps
 from libs.telemetry.split import prefill_shares
 from libs.telemetry.timeline import Taken
@@ -215,38 +217,38 @@ def test_a_worker_that_fell_silent_is_listed_for_a_while_and_then_no_longer():
     other = step_batch(1, (0, LISTED_NS / MS + 200), worker="other")
     fleet.add(other, other.covered_to_unix_ns)
     last = at(100)
-    assert [facts.worker_id for facts in fleet.listed(last + LISTED_NS - 1)] == ["decode-0", "other"]
-    assert [facts.worker_id for facts in fleet.listed(last + LISTED_NS)] == ["other"]
+    assert [facts.worker_id for facts in fleet.roll.listed(last + LISTED_NS - 1)] == ["decode-0", "other"]
+    assert [facts.worker_id for facts in fleet.roll.listed(last + LISTED_NS)] == ["other"]
 
 
 def test_while_nobody_at_all_is_heard_nobody_is_given_up():
     fleet = fleet_of(step_batch(1, (0, 100)))
-    assert [facts.worker_id for facts in fleet.listed(at(100) + 10 * LISTED_NS)] == ["decode-0"]
+    assert [facts.worker_id for facts in fleet.roll.listed(at(100) + 10 * LISTED_NS)] == ["decode-0"]
 
 
 def test_a_worker_that_left_in_good_order_is_soon_forgotten():
     last = step_batch(1, (0, 100))
     last.last = True
-    assert list(fleet_of(last).listed(at(100) + LEFT_NS)) == []
+    assert list(fleet_of(last).roll.listed(at(100) + LEFT_NS)) == []
 
 
 def test_the_queue_of_a_worker_that_stays_silent_is_void():
     fleet = fleet_of(step_batch(1, (0, 100), load=Load(running=3, waiting=2, kv_pulls=1)))
-    (heard,) = fleet.listed(at(100) + LOAD_NS - 1)
-    (silent,) = fleet.listed(at(100) + LOAD_NS)
+    (heard,) = fleet.roll.listed(at(100) + LOAD_NS - 1)
+    (silent,) = fleet.roll.listed(at(100) + LOAD_NS)
     assert (heard.load.waiting, silent.load) == (2, Load())
 
 
 def test_what_a_worker_has_counted_does_not_go_back_while_it_is_silent():
     counted = Load(preemptions=3, recomputed_tokens=70, pool_faults=1, refused_kv_pulls=2)
-    (silent,) = fleet_of(step_batch(1, (0, 100), load=counted)).listed(at(100) + LOAD_NS)
+    (silent,) = fleet_of(step_batch(1, (0, 100), load=counted)).roll.listed(at(100) + LOAD_NS)
     assert silent.load == counted
 
 
 def test_workers_are_bounded_and_the_longest_silent_goes_first():
     batches = [step_batch(1, (index, index + 1), worker=f"worker-{index}") for index in range(MAX_WORKERS + 1)]
     fleet = fleet_of(*batches)
-    listed = {facts.worker_id for facts in fleet.listed(at(MAX_WORKERS))}
+    listed = {facts.worker_id for facts in fleet.roll.listed(at(MAX_WORKERS))}
     assert len(listed) == MAX_WORKERS
     assert "worker-0" not in listed
 

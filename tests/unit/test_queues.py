@@ -82,7 +82,7 @@ def test_a_phases_queue_is_what_waits_at_its_workers_and_at_gateways():
         ),
         at(100),
     )
-    found = {each.phase: each for each in phase_queues(fleet.loads(at(100)), fleet.clocks, gateways, at(100))}
+    found = {each.phase: each for each in phase_queues(fleet.roll.loads(at(100)), fleet.clocks, gateways, at(100))}
     assert [(found[phase].requests, found[phase].prompt_tokens) for phase in ("prefill", "decode")] == [
         (43, 8900),
         (2, 0),
@@ -90,7 +90,7 @@ def test_a_phases_queue_is_what_waits_at_its_workers_and_at_gateways():
     assert (found["prefill"].gateway_requests, found["prefill"].gateway_prompt_tokens) == (40, 8000)
     later = at(100) + FRESH_NS
     gateways.take(told("g", later // MS - at(0) // MS), later)
-    assert {each.requests for each in phase_queues(fleet.loads(later), fleet.clocks, gateways, later)} == {None}
+    assert {each.requests for each in phase_queues(fleet.roll.loads(later), fleet.clocks, gateways, later)} == {None}
 
 
 def view(prefill=0, decode=0, *, role="prefill"):

@@ -12,9 +12,9 @@ from libs.bus.port import Record
 from libs.bus.subscription import TAKEN_OVER_NS
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, RequestEvent, SharedWindows, StepBatch
 from libs.contracts.topics import STEPS, WINDOWS
-from libs.telemetry.fleet import LISTED_NS
 from libs.telemetry.history import WrittenWindow
 from libs.telemetry.phase_time import PhaseTime
+from libs.telemetry.roll import LISTED_NS
 from libs.telemetry.rollups import Kept, Written, cells
 from libs.telemetry.split import prefill_shares
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
@@ -166,7 +166,7 @@ def test_a_worker_that_has_been_silent_for_long_is_told_of_no_more() -> None:
     silent_ms = LISTED_NS // MS
     assert [len(message.workers) for message in teller.tick(silent_ms)] == [1]
     assert [len(message.workers) for message in teller.tick(silent_ms + 100)] == [0]
-    assert teller.fleet.is_own("w")
+    assert teller.fleet.roll.is_own("w")
 
 
 def test_however_much_there_is_to_tell_each_record_is_one_that_a_broker_takes() -> None:
@@ -206,14 +206,14 @@ def test_what_was_held_back_is_told_also_of_workers_that_others_read_by_then() -
     for start in range(3_000, 6_000, 100):
         exchange(second, first, start, start + 100)
         assert first.tick(start + 100) == []
-    assert not first.fleet.is_own("w")
+    assert not first.fleet.roll.is_own("w")
     assert second.covered_ms(TICK_NS, 0, 6_000) == 3_000
     first.unsent = 0
     for now_ms in range(6_100, 6_500, 100):
         second.hear(first.tick(now_ms), now_ms)
     assert second.covered_ms(TICK_NS, 0, 6_000) == 6_000
-    facts = second.fleet.facts("w")
-    assert second.fleet.is_own("w") and facts is not None and facts.covered_to_unix_ns == at(6_000)
+    facts = second.fleet.roll.facts("w")
+    assert second.fleet.roll.is_own("w") and facts is not None and facts.covered_to_unix_ns == at(6_000)
     assert [len(message.workers) for message in first.tick(6_500)] == [0]  # once told they are others' alone
 
 
@@ -265,10 +265,10 @@ def test_who_takes_a_worker_over_knows_what_its_batches_tell_once() -> None:
     worker = "decode-0"
     for number, batch in enumerate(logs[60:], 60):
         second.read(batch, 14_000)
-        facts = second.fleet.facts(worker)
+        facts = second.fleet.roll.facts(worker)
         assert facts is not None and facts.covered_to_unix_ns >= at(12_000), number  # never less than was known
     assert second.fleet.last_step_end_ns(worker) == alone.fleet.last_step_end_ns(worker) == at(150)
-    assert second.fleet.lost_batches(worker) == alone.fleet.lost_batches(worker) == 2
+    assert second.fleet.roll.lost_batches(worker) == alone.fleet.roll.lost_batches(worker) == 2
     assert second.fleet.kv_bytes["grpc"] == 7 * 20
     now = second.fleet.phases(worker, at(13_000), at(14_000))
     assert now == alone.fleet.phases(worker, at(13_000), at(14_000))

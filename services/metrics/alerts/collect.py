@@ -20,7 +20,7 @@ def take_snapshot(
     fleet: Fleet, rollups: RollUps, gateways: Gateways, burns: BurnLog, now_ns: int, *, lag_ns: int, window_ns: int
 ) -> Snapshot:
     """As of now; shares of time are of the window that ended `lag_ns` ago."""
-    loads, offsets_ns, heard_ns = fleet.loads(now_ns), fleet.clocks.offsets_ns(now_ns), fleet.latest_arrival_ns
+    loads, offsets_ns, heard_ns = fleet.roll.loads(now_ns), fleet.clocks.offsets_ns(now_ns), fleet.latest_arrival_ns
     depths = _Depths(loads, gateways.waiting(now_ns), offsets_ns, now_ns)
     return Snapshot(
         at_ns=now_ns,

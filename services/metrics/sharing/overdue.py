@@ -33,7 +33,7 @@ class Overdue:
 def _write(fleet: Fleet, rollups: RollUps, start_ns: int, now_ns: int) -> WrittenWindow:
     length_ns = rollups.tiers[0].window_ns
     end_ns, known = start_ns + length_ns, set(rollups.worker_ids())
-    silent = [facts for facts in fleet.silent_elsewhere(end_ns, now_ns) if facts.worker_id in known]
+    silent = [facts for facts in fleet.roll.silent_elsewhere(end_ns, now_ns) if facts.worker_id in known]
     roles = rollups.read(length_ns, start_ns, end_ns, [facts.worker_id for facts in silent]).roles
     untold = [facts for facts, role in zip(silent, roles[0].tolist(), strict=True) if role == NO_ROLE]
     written = [Written(each.worker_id, PhaseTime(), ROLE_NUMBERS[role_name(each.assignment)]) for each in untold]

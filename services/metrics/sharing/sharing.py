@@ -10,8 +10,9 @@ import structlog
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, SharedWindows, StepBatch
 from libs.telemetry.cells import Cells
-from libs.telemetry.fleet import LISTED_NS, MAX_WORKERS, Fleet
+from libs.telemetry.fleet import MAX_WORKERS, Fleet
 from libs.telemetry.history import WrittenWindow
+from libs.telemetry.roll import LISTED_NS
 from libs.telemetry.rollups import RollUps
 from services.metrics.sharing.again import Again
 from services.metrics.sharing.overdue import Overdue
@@ -93,7 +94,7 @@ class Sharing:
         self._newest = {
             name: (batch, arrived_ns)
             for name, (batch, arrived_ns) in self._newest.items()
-            if name in self._again.workers or (fleet.is_own(name) and arrived_ns > now_ns - LISTED_NS)
+            if name in self._again.workers or (fleet.roll.is_own(name) and arrived_ns > now_ns - LISTED_NS)
         }
         if away:
             return
@@ -165,5 +166,5 @@ class Sharing:
         worker_id = event.decode_worker or event.prefill_worker
         if not worker_id:
             return self.shares.alive(now_ns)[0] == self.shares.own_id
-        facts = fleet.facts(worker_id)
-        return fleet.is_own(worker_id) or facts is None or facts.covered_to_unix_ns < now_ns - ALIVE_NS
+        facts = fleet.roll.facts(worker_id)
+        return fleet.roll.is_own(worker_id) or facts is None or facts.covered_to_unix_ns < now_ns - ALIVE_NS

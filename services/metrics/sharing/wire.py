@@ -24,7 +24,7 @@ def shared_worker(batch: StepBatch, arrived_ns: int, fleet: Fleet) -> SharedWork
         newest=batch,
         arrived_unix_ns=arrived_ns,
         last_step_end_unix_ns=fleet.last_step_end_ns(batch.worker_id),
-        lost_batches=fleet.lost_batches(batch.worker_id),
+        lost_batches=fleet.roll.lost_batches(batch.worker_id),
         running_step_unix_ns=start_ns,
         running_step_share=share,
     )
