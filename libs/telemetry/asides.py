@@ -24,7 +24,7 @@ class Asides:
                 self.hardware.add(batch)
         delays_ns = [at_ns - batch.covered_to_unix_ns for batch, at_ns in zip(batches, arrived_ns, strict=True)]
         shortest: dict[str, int] = {}
-        """By node, the place of the batch that took least; of what came together only that one can matter."""
+        """By node, the place of the batch that took least. The others came within a round of it and tell no more."""
         for place, batch in enumerate(batches):
             known = shortest.setdefault(batch.node, place)
             if delays_ns[place] < delays_ns[known]:

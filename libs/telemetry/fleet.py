@@ -69,6 +69,9 @@ class Fleet:
         worker_id, covered_to_ns = batch.worker_id, batch.covered_to_unix_ns
         if covered_to_ns > now_ns + MAX_AHEAD_NS:
             return self._count(Taken.MALFORMED)
+        relayed = self.roll.relayed.get(worker_id)
+        if relayed is not None and covered_to_ns > relayed.facts.covered_to_unix_ns:
+            self.settle()  # what is gathered of it is counted elsewhere, which nobody knows after this batch
         timeline = self.roll.timelines.get(worker_id)
         try:
             followed = None if timeline is None else timeline.follow(batch, now_ns)
@@ -118,7 +121,8 @@ class Fleet:
         """
         self.settle()
         batch = worker.newest
-        if not batch.worker_id or batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS:
+        newest_ns = max(batch.covered_to_unix_ns, worker.last_step_end_unix_ns)
+        if not batch.worker_id or newest_ns > now_ns + MAX_AHEAD_NS:
             return False
         timeline, known = self.roll.timelines.get(batch.worker_id), self.roll.relayed.get(batch.worker_id)
         behind_ns = batch.covered_to_unix_ns - BEHIND_NS
@@ -227,9 +231,11 @@ class Fleet:
             return self._add_stranger(batch, worker_id)
         self.settle()
         timeline.max_steps = self._max_steps
+        said = timeline.says
         taken = timeline.add(batch)
         if taken is Taken.COUNTED:
-            self.roll.said_new()
+            if timeline.says != said:
+                self.roll.said_new()
             self._begin_tally(timeline, worker_id)
             self._tell_change(timeline, worker_id, batch.covered_to_unix_ns)
         return taken

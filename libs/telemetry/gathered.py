@@ -26,7 +26,7 @@ Bools = NDArray[np.bool_]
 
 
 Followed = tuple[StepBatch, str, int, int, list[bytes], int]
-"""A batch as it came: a `Gathered` of one, bare since there are so many."""
+"""A batch as it came: the fields of `Gathered` in their order, of one; bare, since there are so many."""
 
 
 class Gathered(NamedTuple):

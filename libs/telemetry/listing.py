@@ -14,10 +14,12 @@ from libs.telemetry.gathered import Bools, Ints
 RELIST_NS: Final = 1_000_000_000
 """How long the same list is given out while nobody says anything new of itself: who falls silent is given up after
 minutes, and may be so a second later."""
+LISTED_FOR_NS: Final = 15 * 1_000_000_000
+"""It also stands for moments so long before: some ask of now, others of where the newest window ends."""
 LOAD_NS: Final = 60 * 1_000_000_000
 """How long what a silent worker said of its queues and places is held true: what it had, others have taken up."""
-MAX_COUNT: Final = 2**50
-"""Of anything that a worker counts: sums over all workers fit 64 bits, and single ones JSON."""
+MOST_COUNTED: Final = 2**49
+"""Of anything by a worker; more is nonsense. Sums over all own and relayed workers fit 64 bits."""
 
 _COUNTS: Final = attrgetter("running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks")
 
@@ -46,11 +48,15 @@ class Listing:
     def __init__(self, workers: Sequence[Listed]) -> None:
         self.workers = workers
         self.ids = [worker.worker_id for worker in workers]
+        self._ids = frozenset(self.ids)
         self.own_ids = [worker.worker_id for worker in workers if worker.own]
         self.gpus: Ints = np.array([worker.gpus for worker in workers], np.int64)
         self.left: Bools = np.array([worker.left for worker in workers], np.bool_)
         self.pools = _pools(workers)
         """Places of those that have not left, by model and role."""
+
+    def __contains__(self, worker_id: str) -> bool:
+        return worker_id in self._ids
 
 
 class Loads(NamedTuple):
@@ -66,11 +72,6 @@ class Loads(NamedTuple):
     waiting_prefill_tokens: Ints
     awaiting_kv: Ints
     free_kv_blocks: Ints
-
-
-def is_heard(facts: WorkerFacts, now_ns: int) -> bool:
-    """Whether what a worker said of its queues and places still holds."""
-    return facts.covered_to_unix_ns > now_ns - LOAD_NS
 
 
 def listed_of(facts: WorkerFacts, *, own: bool, reader: str) -> Listed:
@@ -95,7 +96,7 @@ def loads_of(listing: Listing, newest: Iterable[Any], now_ns: int) -> Loads:
     told = np.array([(each.covered_to_unix_ns, *_COUNTS(each.load)) for each in newest], np.uint64).reshape(-1, 6)
     covered_to_ns = told[:, 0].astype(np.int64)
     heard = covered_to_ns > now_ns - LOAD_NS
-    counts = np.where(heard[:, None], np.minimum(told[:, 1:], np.uint64(MAX_COUNT)), np.uint64(0)).astype(np.int64)
+    counts = np.where(heard[:, None], np.minimum(told[:, 1:], np.uint64(MOST_COUNTED)), np.uint64(0)).astype(np.int64)
     return Loads(listing, heard, covered_to_ns, *counts.T)
 
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.telemetry.facts import WorkerFacts
-from libs.telemetry.listing import LOAD_NS, RELIST_NS, Listing, Loads, listed_of, loads_of
+from libs.telemetry.listing import LISTED_FOR_NS, LOAD_NS, RELIST_NS, Listing, Loads, listed_of, loads_of
 from libs.telemetry.relayed import Relayed
 from libs.telemetry.timeline import Timeline
 
@@ -38,6 +38,8 @@ class Roll:
         """An own worker has told of the time until then."""
         self.newest_cover_ns = max(covered_to_ns, self.newest_cover_ns)
         self._known = None
+        if worker_id not in self._listing:  # it was given up, or left
+            self._listed_ns = None
         relayed = self.relayed.get(worker_id)
         if relayed is not None and covered_to_ns > relayed.facts.covered_to_unix_ns:
             del self.relayed[worker_id]
@@ -52,7 +54,7 @@ class Roll:
         self._known = None
         if known is None:
             self.came_or_went()
-        elif known.listed() != worker.listed():
+        elif worker_id not in self._listing or known.listed() != worker.listed():
             self._listed_ns = None
 
     def said_new(self) -> None:
@@ -111,7 +113,8 @@ class Roll:
 
     def listing(self, now_ns: int) -> Listing:
         """`listed`, but for what changes from batch to batch."""
-        if self._listed_ns is not None and abs(now_ns - self._listed_ns) < RELIST_NS:
+        made_ns = self._listed_ns
+        if made_ns is not None and made_ns - LISTED_FOR_NS < now_ns < made_ns + RELIST_NS:
             return self._listing
         known = [facts for facts in self.known() if self._is_listed(facts, now_ns)]
         workers = [

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
@@ -174,6 +175,11 @@ class Timeline:
         return True
 
     @property
+    def says(self) -> tuple[object, ...]:
+        """What the worker says of itself, but for what changes from batch to batch."""
+        return (*self._stays, self._left)
+
+    @property
     def newest(self) -> StepBatch | None:
         """The batch that tells what the worker is and holds now."""
         return self._newest
@@ -297,7 +303,9 @@ class Timeline:
 
     def _take_newest(self, batch: StepBatch) -> None:
         self._shape.take(batch)
-        self._stays = what_stays(batch)
+        stays = what_stays(batch)
+        if stays != self._stays:
+            self._stays = deepcopy(stays)  # a part of a batch keeps all of it in memory
         self._newest, self._facts = batch, None
 
     def _note_sequence(self, batch: StepBatch) -> None:
