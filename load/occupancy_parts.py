@@ -99,7 +99,7 @@ class Replay:
                 self._state, self._hub, self._writer, self._alerts, now_ns, lag_ns=self._lag_ns, whole=whole
             )  # fmt: skip
         with self._timed("look"):
-            self._alerts = await self._desk.look_in_turns(now_ns)
+            self._alerts = await self._desk.look(now_ns)
 
 
 async def main() -> None:

@@ -45,7 +45,7 @@ async def tick_forever(
             tick(state, hub, writer, alerts, now_ns, lag_ns=lag_ns, whole=number != told_number)
             told_number = number
             await asyncio.sleep(0)  # readers get it first: a look for alerts takes as long as a tick
-            alerts = await desk.look_in_turns(now_ns)
+            alerts = await desk.look(now_ns)
 
 
 def tick(

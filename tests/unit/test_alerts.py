@@ -18,6 +18,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 from libs.contracts.topics import QUEUES, REQUESTS, STEPS
 from libs.telemetry.split import prefill_shares
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
+from libs.testing.turns import at_once
 from services.metrics.alerts.burn import WINDOWS_S, burn_signs, duration
 from services.metrics.alerts.collect import take_snapshot
 from services.metrics.alerts.desk import AlertDesk, every_ns
@@ -73,7 +74,7 @@ class Cluster:
                 message.told_unix_ns = at(self.now_ms)
                 self.state.take(Record(QUEUES, message.gateway_id, message, 0, 0), at(self.now_ms))
             self.state.history.advance(at(self.now_ms))
-            self.desk.look(at(self.now_ms))
+            at_once(self.desk.look(at(self.now_ms)))
         return [(alert.name, alert.state, alert.labels) for alert in self.told[before:]]
 
     @property

@@ -15,6 +15,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, ACTION
 from libs.contracts.topics import DECISIONS, STEPS
 from libs.telemetry.split import prefill_shares
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
+from libs.testing.turns import at_once
 from services.metrics.alerts.desk import AlertDesk
 from services.metrics.event_stream import EventStream
 from services.metrics.events import MAX_EVENTS, EventLog
@@ -47,7 +48,7 @@ class Live:
             self.state.take(Record(topic, "key", value, 0, 0), at(now_ms))
 
     def tick(self, now_ms, *, whole=True):
-        alerts = self.desk.look(at(now_ms))
+        alerts = at_once(self.desk.look(at(now_ms)))
         tick(self.state, self.hub, self.writer, alerts, at(now_ms), lag_ns=0, whole=whole)
 
     def history(self, scope="cluster", span_ms=(0, 400)):

@@ -15,6 +15,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import STEPS
 from libs.telemetry.split import prefill_shares
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
+from libs.testing.turns import at_once
 from services.metrics.alerts.desk import AlertDesk
 from services.metrics.hub import Hub
 from services.metrics.live import TICK_NS, tick
@@ -82,7 +83,7 @@ def test_ratio_and_alert_follow_a_shift_of_load(settings: MetricsSettings, alert
         for worker in [name for name, phase in WORKERS.items() if phase == phase_ms]:
             state.take(Record(STEPS, worker, batch(worker, number), 0, 0), at(now_ms))
         if now_ms % 100 == settings.live_lag_ms % 100:
-            tick(state, hub, writer, desk.look(at(now_ms)), at(now_ms), lag_ns=settings.live_lag_ms * MS)
+            tick(state, hub, writer, at_once(desk.look(at(now_ms))), at(now_ms), lag_ns=settings.live_lag_ms * MS)
         if hub.alerted_ms is not None or now_ms > SHIFT_MS + 20_000:
             break
     assert hub.followed_ms is not None and 0 < hub.followed_ms <= 500

@@ -44,12 +44,9 @@ class AlertDesk:
         """Signs of subjects for which there was no room."""
         return self._watch.machine.unfollowed_signs
 
-    def look(self, now_ns: int) -> list[Alert]:
-        """What has changed, if it is time for a look."""
-        return self._decide(self._snapshot(now_ns)) if self._is_time(now_ns) else []
-
-    async def look_in_turns(self, now_ns: int) -> list[Alert]:
-        """The same, with a turn for others half-way: over 1,000 workers either half takes as long as a round."""
+    async def look(self, now_ns: int) -> list[Alert]:
+        """What has changed, if it is time for a look; with a turn for others half-way, since over 1,000 workers either
+        half takes as long as a round."""
         if not self._is_time(now_ns):
             return []
         snapshot = self._snapshot(now_ns)
