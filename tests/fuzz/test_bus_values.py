@@ -17,11 +17,12 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepColumns
 from libs.contracts.step_row import COLUMN_NAMES, StepRow, step_columns
-from libs.contracts.topics import ALL, REQUESTS, STEPS, Topic
+from libs.contracts.topics import ALL, DECISIONS, QUEUES, REQUESTS, STEPS, WINDOWS, Topic
 from libs.telemetry.split import prefill_shares
 from libs.testing.clock import ManualClock
 from libs.testing.messages import messages, spoiled
 from libs.testing.suite import Suite
+from libs.testing.turns import at_once
 from libs.testing.worker import RecordingBus
 from services.metrics.alerts.desk import AlertDesk
 from services.metrics.alerts.prometheus import AlertCollector
@@ -30,6 +31,8 @@ from services.metrics.hub import Hub
 from services.metrics.live import TICK_NS, tick
 from services.metrics.prometheus import OccupancyCollector, RequestMetrics
 from services.metrics.settings import MetricsSettings
+from services.metrics.sharing.shares import Shares
+from services.metrics.sharing.sharing import Sharing
 from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter
 from services.planner.api import PlannerCollector
@@ -76,9 +79,14 @@ known = {
     "covered_from_unix_ns": near,
     "covered_to_unix_ns": near,
     "arrival_unix_ns": near,
+    "told_unix_ns": near,
+    "last_step_end_unix_ns": st.one_of(near, st.sampled_from([2**63 - 1, 2**63, 2**64 - 1])),
+    "metrics_id": st.sampled_from(["metrics", "other"]),
     "model": st.sampled_from(["sim", "other"]),
 }
-values = st.one_of(*(st.tuples(st.just(topic), spoiled(messages(topic.value, known))) for topic in ALL))
+values = {topic: st.tuples(st.just(topic), spoiled(messages(topic.value, known))) for topic in ALL}
+of_any_topic = st.one_of(*values.values())
+of_metrics_topics = st.one_of(*(values[topic] for topic in (STEPS, REQUESTS, DECISIONS, QUEUES, WINDOWS, WINDOWS)))
 
 
 def schema(topic: Topic) -> list[tuple[str, bytes]]:
@@ -99,10 +107,11 @@ def answers(client: TestClient, paths: tuple[str, ...]) -> None:
 
 def test_metrics_takes_any_values(fuzz: Any) -> None:
     @fuzz.settings(2)
-    @given(found=st.lists(values, max_size=12))
-    def holds(found: list[tuple[Topic, bytes]]) -> None:
+    @given(found=st.lists(of_metrics_topics, max_size=12), shared=st.booleans())
+    def holds(found: list[tuple[Topic, bytes]], shared: bool) -> None:
         clock, registry = ManualClock(NOW_NS), CollectorRegistry()
-        state = MetricsState(prefill_shares, RequestMetrics(registry))
+        sharing = Sharing(Shares("metrics"), lambda _: None, began_ns=NOW_NS)
+        state = MetricsState(prefill_shares, RequestMetrics(registry), sharing if shared else None)
         collector = OccupancyCollector(
             state.fleet, state.rollups, state.members,
             decisions=state.decisions, end_ns=clock.now_ns, window_ns=2 * SECOND_NS,
@@ -114,8 +123,8 @@ def test_metrics_takes_any_values(fuzz: Any) -> None:
         client = TestClient(make_metrics_api(state, hub, desk.book, clock, registry, lag_ns=0, live_lag_ns=0))
         for record in records(found):
             state.take(record, clock.now_ns())
-            clock.advance_ms(50)
-            tick(state, hub, writer, desk.look(clock.now_ns()), clock.now_ns(), lag_ns=0)
+            clock.advance_ms(100)
+            tick(state, hub, writer, at_once(desk.look(clock.now_ns())), clock.now_ns(), lag_ns=0)
         fuzz.counts["bus values into metrics"] += len(found)
         answers(client, METRICS_PATHS)
         for worker in client.get("/v1/occupancy?window=10m").json()["workers"]:
@@ -128,7 +137,9 @@ def test_metrics_takes_any_values(fuzz: Any) -> None:
 
 def test_planner_takes_any_values(fuzz: Any) -> None:
     @fuzz.settings(2)
-    @given(found=st.lists(values, max_size=8), workers=st.lists(messages(Worker, known | {"id": known["worker_id"]})))
+    @given(
+        found=st.lists(of_any_topic, max_size=8), workers=st.lists(messages(Worker, known | {"id": known["worker_id"]}))
+    )
     def holds(found: list[tuple[Topic, bytes]], workers: list[Worker]) -> None:
         clock = ManualClock(NOW_NS)
         identity = Identity("planner", NOW_NS, MODE_ADVISORY)
@@ -154,7 +165,7 @@ async def test_values_from_the_broker(live_suite: Suite, fuzz: Any) -> None:
     drawn: list[tuple[Topic, bytes]] = []
 
     @fuzz.settings(4)
-    @given(found=values)
+    @given(found=of_any_topic)
     def collect(found: tuple[Topic, bytes]) -> None:
         drawn.append(found)
 
