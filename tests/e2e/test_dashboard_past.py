@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from playwright.async_api import Page, Route, expect
 
-from libs.telemetry import fleet
+from libs.telemetry import roll
 from libs.telemetry.members import Member
 from libs.telemetry.rollups import Kept
 from libs.testing.wait import until
@@ -169,7 +169,7 @@ async def test_a_time_long_past_is_shown_from_what_is_kept_of_it_by_field_key_an
 
 
 async def test_a_worker_that_has_gone_counts_with_all_its_gpus_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "LEFT_NS", 100 * MS)
+    monkeypatch.setattr(roll, "LEFT_NS", 100 * MS)
     async with serving(*half_busy()) as service:
         async with looking(service) as page:
             await figures(page, lambda shown: shown["gpu_ns"]["covered"] == 9 * 2_000 * MS)

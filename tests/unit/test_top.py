@@ -162,7 +162,7 @@ async def test_every_line_fits_the_terminal_and_the_wide_one_has_more_columns(si
             for name in ("head", "pools"):
                 shown = app.query_one(f"#{name}", Static)
                 assert max(map(len, text(app, name).splitlines())) <= size[0] - 2
-                assert shown.size.height == len(text(app, name).splitlines())
+                await seen(pilot, lambda: shown.size.height == len(text(app, name).splitlines()))  # noqa: B023
             table = app.query_one(DataTable)
             assert table.virtual_size.width <= size[0]
             assert ("MBU" in [str(key.value) for key in table.columns]) == (size[0] > 100)
