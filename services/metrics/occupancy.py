@@ -248,9 +248,9 @@ def _cluster(
     )
 
 
-def kv_used(facts: WorkerFacts) -> float | None:
+def kv_used(free_kv_blocks: int, kv_blocks: int) -> float | None:
     """Share of a worker's KV blocks that sequences hold; None where it does not tell how many it has."""
-    return 1 - min(facts.load.free_kv_blocks / facts.kv_blocks, 1) if facts.kv_blocks else None
+    return 1 - min(free_kv_blocks / kv_blocks, 1) if kv_blocks else None
 
 
 def since_step_ns(facts: WorkerFacts, last_step_end_ns: int) -> int:
@@ -272,7 +272,7 @@ def _worker(fleet: Fleet, spent: Spent, span: Span) -> WorkerOccupancy:
         waiting_prefill_tokens=facts.load.waiting_prefill_tokens,
         awaiting_kv=facts.load.awaiting_kv,
         places=facts.max_sequences,
-        kv_used=kv_used(facts),
+        kv_used=kv_used(facts.load.free_kv_blocks, facts.kv_blocks),
         since_step_ms=since_step_ns(facts, fleet.last_step_end_ns(facts.worker_id)) // 1_000_000,
         utilisation=_utilisation(fleet, facts, spent.time, [(span.low_ns, span.high_ns)]),
     )

@@ -13,6 +13,7 @@ from libs.telemetry.listing import Loads
 from libs.telemetry.rollups import RollUps
 from services.metrics.alerts.burn import BurnLog
 from services.metrics.alerts.snapshot import Pool, Snapshot, Worker
+from services.metrics.occupancy import kv_used
 from services.metrics.queues import PHASE_ROLES, are_heard, at_gateways, pool_places
 
 
@@ -113,7 +114,7 @@ def _workers(fleet: Fleet, loads: Loads, offsets_ns: dict[str, int], now_ns: int
             at_hand=at_hand[place],
             since_step_ns=since_step_ns[place],
             reader=worker.reader,
-            kv_used=1 - min(free[place] / worker.kv_blocks, 1) if worker.kv_blocks and heard[place] else None,
+            kv_used=kv_used(free[place], worker.kv_blocks) if heard[place] else None,
         )
         for place, worker in enumerate(listing.workers)
     ]
