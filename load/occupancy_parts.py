@@ -8,7 +8,6 @@ a table, then one JSON line.
 
 import argparse
 import asyncio
-import gc
 import json
 import time
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from libs.bus.port import Record
 from libs.contracts.topics import STEPS
-from libs.runtime.service import GC_YOUNG_OBJECTS
+from libs.runtime.service import collect_seldom
 from libs.telemetry.split import prefill_shares
 from load.synthetic_fleet import ARRIVAL_NS, PERIOD_NS, synthetic_fleet
 from services.metrics.alerts.book import Alert
@@ -108,9 +107,7 @@ async def main() -> None:
     parser.add_argument("--gpus", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=10.0, help="of the fleet's time, after warm-up")
     options = parser.parse_args()
-    gc.collect()  # as services do
-    gc.freeze()
-    gc.set_threshold(GC_YOUNG_OBJECTS)
+    collect_seldom()  # as services do
     replay = Replay(options.gpus)
     await replay.run(WARM_UP_S)
     for took in replay.took_ms.values():

@@ -7,7 +7,6 @@ JSON. Values come serialised, so that decoding them is part of the cost; fetchin
 
 import argparse
 import asyncio
-import gc
 import json
 import resource
 import sys
@@ -23,7 +22,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindows
 from libs.contracts.topics import STEPS, WINDOWS, Topic
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
-from libs.runtime.service import GC_YOUNG_OBJECTS
+from libs.runtime.service import collect_seldom
 from libs.runtime.tasks import TaskOwner
 from libs.telemetry.split import prefill_shares
 from libs.testing.wait import until
@@ -150,7 +149,5 @@ if __name__ == "__main__":
     parser.add_argument("--number", type=int, default=0, help="of this instance")
     parser.add_argument("--sockets", type=Path, help="a folder that all instances share")
     options = parser.parse_args()
-    gc.collect()  # as services do
-    gc.freeze()
-    gc.set_threshold(GC_YOUNG_OBJECTS)
+    collect_seldom()  # as services do
     uvloop.run(main(options))

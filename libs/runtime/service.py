@@ -63,13 +63,18 @@ def run_service(
         return _refuse(name, error)
     ask_slice(LOOP_SLICE_NS)  # before there are threads, which inherit it
     configure_logging(name, level=settings.log_level, log_format=settings.log_format)
-    gc.collect()
-    gc.freeze()  # modules stay: no later collection need walk them
-    gc.set_threshold(GC_YOUNG_OBJECTS)
+    collect_seldom()
     try:
         return uvloop.run(_run(name, settings, main, failed_s))
     except StartupError as error:
         return _refuse(name, error)
+
+
+def collect_seldom() -> None:
+    """Once all modules are there: no later collection need walk them, and young objects are looked through seldom."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_YOUNG_OBJECTS)
 
 
 def end_process(exit_code: int) -> NoReturn:
