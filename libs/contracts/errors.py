@@ -53,6 +53,37 @@ class BodyTooLarge(InvalidRequest):
     http_status = 413
 
 
+class HeadersTooLarge(InvalidRequest):
+    """The request's target, one of its headers, or all of them are over a bound."""
+
+    code = "headers_too_large"
+    http_status = 431
+
+
+class RequestTooSlow(InvalidRequest):
+    """The client took too long to send its request."""
+
+    code = "request_too_slow"
+    http_status = 408
+
+
+class TooManyPipelined(InvalidRequest):
+    """Too many requests wait on one connection: the ones that were not answered can be sent again on another."""
+
+    code = "too_many_pipelined"
+    http_status = 429
+    grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class TooManyConnections(FulcrumError):
+    """The server has as many connections as it takes, in all or from one address."""
+
+    code = "too_many_connections"
+    error_type = "service_unavailable_error"
+    http_status = 503
+    grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 class FileTooLarge(InvalidRequest):
     """A file is over the bound for one."""
 

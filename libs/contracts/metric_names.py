@@ -96,3 +96,6 @@ GATEWAY_LATE_HINTS: Final = "fulcrum_gateway_late_prefix_hints"
 KV_INDEX_LOOKUPS_TOTAL: Final = "fulcrum_kv_index_lookups_total"
 KV_INDEX_LOOKUP_ERRORS_TOTAL: Final = "fulcrum_kv_index_lookup_errors_total"
 KV_INDEX_CHANGE_ERRORS_TOTAL: Final = "fulcrum_kv_index_change_errors_total"
+
+HTTP_CONNECTIONS: Final = "fulcrum_http_connections"
+HTTP_REFUSED_TOTAL: Final = "fulcrum_http_refused_total"

@@ -1,0 +1,80 @@
+"""What HTTP clients may send and hold open, and who holds how many connections. No I/O."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from libs.contracts import metric_names as names
+from libs.contracts.errors import FulcrumError, TooManyConnections
+
+MAX_CONNECTIONS = 8192
+MAX_CONNECTIONS_PER_ADDRESS = 4096
+RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HttpBounds:
+    """Limits on every connection of one server. Times are kept to within a second."""
+
+    max_connections: int = MAX_CONNECTIONS
+    max_connections_per_address: int = MAX_CONNECTIONS_PER_ADDRESS
+    max_line_bytes: int = 16 * 1024
+    """Of the request's target, and of each header."""
+    max_head_bytes: int = 64 * 1024
+    """Of all headers together; also what may come without any progress of the request (trailers, chunk extensions)."""
+    max_pipelined: int = 16
+    """Requests that wait on a connection for the answer to an earlier one."""
+    head_s: float = 10.0
+    """From a connection's start, or a request's first byte, to the end of its headers."""
+    body_s: float = 60.0
+    """Between two parts of a body; routes may be stricter about the whole of it."""
+    idle_s: float = 75.0
+    """Between an answer and the next request."""
+    linger_s: float = 2.0
+    """How long what a refused client still sends is thrown away: closing at once would destroy the answer on its way
+    (RFC 9112, 9.6)."""
+
+
+class ConnectionGuard(Collector):
+    """Counts the connections of a server, by address, and says which are too many."""
+
+    def __init__(self, bounds: HttpBounds | None = None) -> None:
+        self.bounds = bounds or HttpBounds()
+        self._open: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+
+    def enter(self, address: str) -> FulcrumError | None:
+        """Count one more connection; the error to refuse it with, if it is one too many. Either way it must `leave`."""
+        self._open[address] += 1
+        if self._open.total() > self.bounds.max_connections:
+            return TooManyConnections(
+                f"{self.bounds.max_connections} connections are open already", retry_after_s=RETRY_AFTER_S
+            )
+        if self._open[address] > self.bounds.max_connections_per_address:
+            message = f"{self.bounds.max_connections_per_address} connections from {address} are open already"
+            return TooManyConnections(message, retry_after_s=RETRY_AFTER_S)
+        return None
+
+    def leave(self, address: str) -> None:
+        """A counted connection has ended."""
+        self._open[address] -= 1
+        if not self._open[address]:
+            del self._open[address]
+
+    def count_refusal(self, error: FulcrumError) -> None:
+        """A client was refused before any route saw its request."""
+        self._refused[error.code] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """Open connections, and refusals by code."""
+        yield GaugeMetricFamily(names.HTTP_CONNECTIONS, "Open HTTP connections.", self._open.total())
+        refused = CounterMetricFamily(
+            names.HTTP_REFUSED_TOTAL, "Requests and connections refused before any route.", labels=["code"]
+        )
+        for code, count in self._refused.items():
+            refused.add_metric([code], count)
+        yield refused

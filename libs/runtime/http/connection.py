@@ -1,0 +1,251 @@
+"""One client's connection: uvicorn's protocol over httptools, within bounds.
+
+What uvicorn 0.54 leaves open and is settled here: a body behind an `Upgrade` that nobody takes up (uvicorn drops it,
+and reads what comes later as another request), heads without end in size or time, any number of pipelined requests,
+chunks for HTTP/1.0 clients, and pipelined requests of a client that has gone.
+"""
+
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from libs.contracts.errors import FulcrumError, HeadersTooLarge, InvalidRequest, RequestTooSlow, TooManyPipelined
+from libs.runtime.http.answers import HeadWithBody, UnframedCycle, refusal
+from libs.runtime.http.bounds import ConnectionGuard
+
+_FRAMING = (b"content-length", b"transfer-encoding")
+
+
+class Connection(HttpToolsProtocol):
+    """Refuses by an answer, in the shape of the API's errors, what is no HTTP or over a bound, and gives up all that a
+    lost client has asked for. `sweep` keeps the bounds on time."""
+
+    def __init__(self, *args: Any, guard: ConnectionGuard, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._guard = guard
+        self._bounds = guard.bounds
+        self._cycles: list[RequestResponseCycle] = []
+        """Those without their whole answer: at most one that runs, and those that wait."""
+        self._refused = False
+        """Nothing that comes is read any more."""
+        self._refusal: FulcrumError | None = None
+        """Answered once what came before it has its answers."""
+        self._lingers_until_s: float | None = None
+        self._in_head = False
+        self._in_body = False
+        """Between the end of a request's headers and its own end."""
+        self._head_bytes = 0
+        self._unmoved_bytes = 0
+        """Read since the last end of headers, part of a body, or end of a request."""
+        self._awaited_s: float | None = None
+        """Since when the end of a head is waited for; None where nothing of one has come."""
+        self._heard_s = 0.0
+        self._framing: list[tuple[bytes, bytes]] = []
+        """Headers that say how long the body behind an ignored upgrade is."""
+        self._replaying = False
+        """Whether the parser reads a head that was read before."""
+
+    # ------------------------------------------------------------ the connection
+
+    def connection_made(self, transport: Any) -> None:
+        """Refused at once where it is one too many."""
+        super().connection_made(transport)
+        self._heard_s = self._awaited_s = self.loop.time()
+        error = self._guard.enter(self._address)
+        if error is not None:
+            self._refused = True
+            self._guard.count_refusal(error)
+            transport.write(refusal(error))
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Whatever the client has asked for is wanted by nobody."""
+        self._guard.leave(self._address)
+        self._give_up()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on, unless the client was refused: then what it still sends is thrown away."""
+        if self._refused:
+            return
+        self._heard_s = self.loop.time()
+        if self._awaited_s is None and not self._in_body:
+            self._awaited_s = self._heard_s
+        self._unset_keepalive_if_required()
+        self._unmoved_bytes += len(data)
+        try:
+            while data:
+                try:
+                    self.parser.feed_data(data)
+                    break
+                except httptools.HttpParserUpgrade as upgrade:
+                    data = self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, FulcrumError):
+                self._refuse(error.__context__)
+            else:
+                self._break_off(InvalidRequest("Invalid HTTP request received."))
+            return
+        if self._unmoved_bytes > self._bounds.max_head_bytes:
+            too_large = HeadersTooLarge(f"headers are over {self._bounds.max_head_bytes} bytes")
+            (self._break_off if self._in_body else self._refuse)(too_large)
+
+    def sweep(self, now_s: float) -> None:
+        """End what has taken too long at `now_s`, the loop's time."""
+        bounds = self._bounds
+        if self._lingers_until_s is not None:
+            if now_s > self._lingers_until_s:
+                self.transport.abort()
+        elif self._answering:
+            if self._in_body and not self.flow.read_paused and now_s > self._heard_s + bounds.body_s:
+                self._break_off(RequestTooSlow(f"nothing of the body came for {bounds.body_s:g} s"))
+        elif self._awaited_s is not None and now_s > self._awaited_s + bounds.head_s:
+            if self._in_head or self._unmoved_bytes:
+                self._refuse(RequestTooSlow(f"the headers did not end within {bounds.head_s:g} s"))
+            else:
+                self.transport.close()
+        elif now_s > self._heard_s + bounds.idle_s:
+            self.transport.close()
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    @property
+    def _answering(self) -> bool:
+        return bool(self.pipeline) or not (self.cycle is None or self.cycle.response_complete)
+
+    # ------------------------------------------------------------ the parser's callbacks
+
+    def on_message_begin(self) -> None:
+        """Raises TooManyPipelined, which ends parsing."""
+        if self._replaying:
+            return
+        if len(self.pipeline) >= self._bounds.max_pipelined:
+            raise TooManyPipelined(
+                f"{self._bounds.max_pipelined} requests wait on this connection already: send the rest on another one"
+            )
+        self._in_head, self._in_body = True, False
+        self._head_bytes = 0
+        if self._awaited_s is None:
+            self._awaited_s = self._heard_s
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Raises HeadersTooLarge."""
+        if self._replaying:
+            return
+        super().on_url(url)
+        if len(self.url) > self._bounds.max_line_bytes:
+            raise HeadersTooLarge(f"the request's target is over {self._bounds.max_line_bytes} bytes")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Raises HeadersTooLarge. Trailers are dropped: nothing here has asked for any."""
+        if self._replaying or self._in_body:
+            return
+        size_bytes = len(name) + len(value)
+        if size_bytes > self._bounds.max_line_bytes:
+            shown = name[:64].decode("latin-1")
+            raise HeadersTooLarge(f"header {shown} is over {self._bounds.max_line_bytes} bytes")
+        self._head_bytes += size_bytes
+        if self._head_bytes > self._bounds.max_head_bytes:
+            raise HeadersTooLarge(f"headers are over {self._bounds.max_head_bytes} bytes")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The request can run, or wait for those before it."""
+        if self._replaying:
+            self._replaying = False
+            return
+        self._unmoved_bytes = 0
+        self._awaited_s = None
+        self._in_head, self._in_body = False, True
+        if self.parser.should_upgrade():
+            self._framing = [(name, value) for name, value in self.headers if name in _FRAMING]
+        super().on_headers_complete()
+        cycle = self.cycle
+        if self.scope["http_version"] == "1.0":
+            cycle.__class__ = UnframedCycle  # it has not run yet, and uvicorn makes no other kind
+        cycle.transport = HeadWithBody(self.transport, self.loop)
+        self._cycles = [each for each in self._cycles if not each.response_complete]
+        self._cycles.append(cycle)
+
+    def on_body(self, body: bytes) -> None:
+        """A part of it."""
+        self._unmoved_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request's end, unless its body is still to be read behind an ignored upgrade."""
+        if self._framing:
+            return
+        self._unmoved_bytes = 0
+        self._in_body = False
+        self._awaited_s = None
+        super().on_message_complete()
+
+    def _ignore_upgrade(self, rest: bytes) -> bytes:
+        """What to read in place of `rest`, to go on in HTTP/1.1 as a server may (RFC 9110, 7.8).
+
+        The parser takes what follows the head for another protocol's. A new one reads the body, for which it is given
+        a head that says how long that is.
+        """
+        framing, self._framing = self._framing, []
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
+        if not framing:
+            return rest
+        self._replaying = True
+        return b"POST / HTTP/1.1\r\n" + b"".join(b"%b: %b\r\n" % header for header in framing) + b"\r\n" + rest
+
+    # ------------------------------------------------------------ answers and refusals
+
+    def on_response_complete(self) -> None:
+        """One answer is whole: the next request's turn, or the refusal that stands behind them all."""
+        super().on_response_complete()
+        self._heard_s = self.loop.time()
+        if self._awaited_s is not None or self._in_body:  # an answer may come before the end of what it answers
+            self._awaited_s = self._heard_s
+        if self._refusal is not None and not self._answering:
+            self._answer_refusal(self._refusal)
+
+    def send_400_response(self, msg: str) -> None:
+        """For uvicorn."""
+        self._break_off(InvalidRequest(msg))
+
+    def _refuse(self, error: FulcrumError) -> None:
+        """Read no more; answer what came before, then this."""
+        self._refused = True
+        self._guard.count_refusal(error)
+        if self._answering:
+            self._refusal = error
+        else:
+            self._answer_refusal(error)
+
+    def _break_off(self, error: FulcrumError) -> None:
+        """Read no more, and give up what came before: the client's bytes make no sense, or do not come."""
+        self._refused = True
+        self._guard.count_refusal(error)
+        begun = any(cycle.response_started and not cycle.response_complete for cycle in self._cycles)
+        self._give_up()
+        if begun:
+            self.transport.close()
+        else:
+            self._answer_refusal(error)
+
+    def _answer_refusal(self, error: FulcrumError) -> None:
+        self._refusal = None
+        if self.transport.is_closing():
+            return
+        self.transport.write(refusal(error))
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._lingers_until_s = self.loop.time() + self._bounds.linger_s
+
+    def _give_up(self) -> None:
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._cycles.clear()
+        self.pipeline.clear()

@@ -1,0 +1,37 @@
+"""Listening sockets for HTTP."""
+
+import errno
+import socket
+
+from libs.contracts.errors import StartupError
+from libs.runtime.keepalive import end_when_vanished
+
+BACKLOG = 2048
+STALL_S = 30
+"""How long a peer may take no byte that waits for it, or leave the network unanswered."""
+SEND_BUFFER_BYTES = 128 * 1024
+"""Of each connection, in the kernel, which would let it grow to megabytes for a peer that does not read."""
+
+
+def bind(host: str, port: int, variable: str, *, stall_s: int = STALL_S) -> socket.socket:
+    """A listening socket; raises StartupError that names the port and the variable that sets it.
+
+    The kernel ends connections whose peer has vanished or reads nothing for `stall_s`, where it knows how to.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    end_when_vanished(sock, stall_s)  # closing alone would wait for ever for a peer that answers but does not read
+    try:
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise StartupError(f"port {port} on {host} is in use: stop what holds it or set {variable}") from None
+        raise StartupError(
+            f"cannot listen on {host}:{port} ({error.strerror}): set {variable} or FULCRUM_HOST"
+        ) from None
+    sock.setblocking(False)
+    return sock

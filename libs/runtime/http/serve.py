@@ -1,0 +1,91 @@
+"""A server on a bound socket."""
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import uvicorn
+
+from libs.contracts.errors import StartupError
+from libs.runtime.http.bounds import ConnectionGuard
+from libs.runtime.http.connection import Connection
+from libs.runtime.tasks import TaskOwner
+
+TICK_S = 1.0
+"""How old the date in answers may be, and by how much a bound on time may be passed."""
+
+
+class _Server(uvicorn.Server):
+    """Is told when to end, where uvicorn's own looks ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Take no more requests, let those that run end."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not await self.on_tick(0):
+            now_s = loop.time()
+            for connection in list(self.server_state.connections):
+                assert isinstance(connection, Connection)
+                connection.sweep(now_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._ending.wait()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:  # the service's own signal handlers stay in place
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serve_http(
+    app: Any, sock: socket.socket, *, tasks: TaskOwner, drain_s: int = 5, guard: ConnectionGuard | None = None
+) -> AsyncIterator[str]:
+    """Serve the ASGI app on a bound socket while the context is open; yields the base URL.
+
+    A server that ends before is a failure of `tasks`. It is not one of them, since it must outlive them to drain.
+    """
+    guard = guard or ConnectionGuard()
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        loop="none",
+        http=partial(Connection, guard=guard),  # type: ignore[arg-type]  # it is only called
+        timeout_graceful_shutdown=drain_s,
+        server_header=False,
+        proxy_headers=False,  # nobody asks who the client is
+        ws="none",
+        timeout_keep_alive=math.ceil(guard.bounds.idle_s + 2 * TICK_S),  # later than the sweep, which knows more
+    )
+    server = _Server(config)
+    task = asyncio.get_running_loop().create_task(server.serve(sockets=[sock]), name="http")
+
+    def ended(done: "asyncio.Task[None]") -> None:
+        if not server.should_exit and not done.cancelled():
+            tasks.fail(done.exception() or RuntimeError("the HTTP server ended by itself"), "http")
+
+    try:
+        while not server.started:
+            if task.done():
+                await task
+                raise StartupError("the HTTP server ended before it started")
+            await asyncio.sleep(0.005)
+        task.add_done_callback(ended)
+        host, port = sock.getsockname()[:2]
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    finally:
+        server.end()
+        await task
+        sock.close()
