@@ -14,6 +14,7 @@ from typing import Literal, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from libs.runtime.http.settings import HttpSettings
 from libs.runtime.settings import CommonSettings, variable_of
 from libs.worker.settings import WorkerSettings
 from services.decode.settings import DecodeSettings
@@ -29,10 +30,11 @@ variable, its value and what is allowed. This page is made from the code by `mak
 """
 SECTIONS: tuple[tuple[str, type[CommonSettings], type[CommonSettings] | None], ...] = (
     ("Every service", CommonSettings, None),
-    ("Gateway", GatewaySettings, CommonSettings),
+    ("Gateway, planner and metrics", HttpSettings, CommonSettings),
+    ("Gateway", GatewaySettings, HttpSettings),
     ("Workers: prefill and decode", WorkerSettings, CommonSettings),
-    ("Planner", PlannerSettings, CommonSettings),
-    ("Metrics", MetricsSettings, CommonSettings),
+    ("Planner", PlannerSettings, HttpSettings),
+    ("Metrics", MetricsSettings, HttpSettings),
 )
 FIRST_ROLES = (PrefillSettings, DecodeSettings)
 

@@ -20,6 +20,7 @@ from libs.contracts.errors import StartupError
 from libs.runtime import status
 from libs.runtime.clock import Clock, SystemClock
 from libs.runtime.log import configure_logging
+from libs.runtime.open_files import raise_open_files
 from libs.runtime.settings import SettingsT, load_settings
 from libs.runtime.slices import LOOP_SLICE_NS, USUAL_SLICE_NS, ask_slice
 from libs.runtime.tasks import TaskOwner
@@ -62,6 +63,7 @@ def run_service(
     except StartupError as error:
         return _refuse(name, error)
     ask_slice(LOOP_SLICE_NS)  # before there are threads, which inherit it
+    raise_open_files()
     configure_logging(name, level=settings.log_level, log_format=settings.log_format)
     collect_seldom()
     try:

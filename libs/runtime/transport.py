@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from libs.runtime.http import serve_http
+from libs.runtime.http import ConnectionGuard, serve_http
 from libs.runtime.rpc import make_channel, make_server
 from libs.runtime.settings import CommonSettings
 from libs.runtime.tasks import TaskOwner
@@ -33,8 +33,10 @@ class Transport(Protocol):
 class SystemTransport:
     """gRPC and uvicorn over the machine's network."""
 
-    def __init__(self, settings: CommonSettings) -> None:
+    def __init__(self, settings: CommonSettings, guard: ConnectionGuard | None = None) -> None:
+        """`guard`: over HTTP connections, where there are any."""
         self._settings = settings
+        self._guard = guard
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """With TLS where the settings say so."""
@@ -48,4 +50,4 @@ class SystemTransport:
         self, app: Any, sock: socket.socket, *, tasks: TaskOwner, drain_s: int
     ) -> AbstractAsyncContextManager[str]:
         """uvicorn inside this event loop."""
-        return serve_http(app, sock, tasks=tasks, drain_s=drain_s)
+        return serve_http(app, sock, tasks=tasks, drain_s=drain_s, guard=self._guard)

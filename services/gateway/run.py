@@ -77,8 +77,11 @@ async def open_gateway(
     transport: Transport | None = None,
 ) -> AsyncIterator[RunningGateway]:
     """Serve on a bound socket while the context is open; running requests then end within `settings.drain_s`."""
-    transport = transport or SystemTransport(settings)
     metrics = GatewayMetrics()
+    if transport is None:
+        guard = settings.http_guard()
+        metrics.registry.register(guard)
+        transport = SystemTransport(settings, guard)
     hello = Hello(gateway_id=settings.id, cluster=settings.cluster)
     fleet = Fleet(
         hello=hello,

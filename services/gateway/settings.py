@@ -7,7 +7,8 @@ from pydantic import BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from libs.model.builtin import BUILTIN_SIM, SIM_NAME
-from libs.runtime.settings import CommonSettings, MemberName, own_name
+from libs.runtime.http.settings import HttpSettings
+from libs.runtime.settings import MemberName, own_name
 from services.gateway.policies import PolicyName
 from services.gateway.silence import MAX_SILENT_MS, SILENT_MS
 
@@ -16,7 +17,7 @@ def _from_json(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
 
 
-class GatewaySettings(CommonSettings):
+class GatewaySettings(HttpSettings):
     """What a gateway reads from the environment as FULCRUM_GATEWAY_<FIELD>."""
 
     model_config = SettingsConfigDict(env_prefix="FULCRUM_GATEWAY_")

@@ -55,7 +55,7 @@ async def main(service: Service[MetricsSettings]) -> None:
         on_failure=service.tasks.fail,
         buffer_records=settings.kafka_buffer_records,
     )
-    registry = CollectorRegistry()
+    registry, guard = CollectorRegistry(), settings.http_guard()
     state = MetricsState(prefill_shares, RequestMetrics(registry), _sharing(settings, bus, began_ns))
     hub, writer = Hub(), TickWriter(window_ns=TICK_NS, settled_ns=lag_ns)
     desk = AlertDesk(state, settings.alert_limits(), lag_ns=live_lag_ns)
@@ -74,6 +74,7 @@ async def main(service: Service[MetricsSettings]) -> None:
         BusCollector(bus),
         LiveCollector(hub, state.history),
         AlertCollector(desk, webhooks),
+        guard,
     ):
         registry.register(collector)
     takers = [state.take, *_traces(service, state, registry)]
@@ -94,7 +95,7 @@ async def main(service: Service[MetricsSettings]) -> None:
         service.tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns))
         await bus.start()
         api = make_api(state, hub, desk.book, clock, registry, lag_ns=lag_ns, live_lag_ns=live_lag_ns)
-        async with serve_http(api, sock, tasks=service.tasks) as url:
+        async with serve_http(api, sock, tasks=service.tasks, guard=guard) as url:
             desk.book.runbook_url = f"{settings.public_url or url}/runbook"
             for webhook in webhooks:
                 webhook.page_url = settings.public_url or url

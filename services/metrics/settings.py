@@ -6,7 +6,8 @@ import httpx
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from libs.runtime.settings import CommonSettings, MemberName, own_name
+from libs.runtime.http.settings import HttpSettings
+from libs.runtime.settings import MemberName, own_name
 from services.metrics.alerts.grade import Threshold
 from services.metrics.alerts.limits import Limits
 
@@ -33,7 +34,7 @@ def _split(text: str) -> list[str]:
 Addresses = Annotated[str, AfterValidator(_addresses)]
 
 
-class MetricsSettings(CommonSettings):
+class MetricsSettings(HttpSettings):
     """Read from the environment once, at start."""
 
     model_config = SettingsConfigDict(env_prefix="FULCRUM_METRICS_", extra="ignore", populate_by_name=True)

@@ -47,13 +47,15 @@ async def main(service: Service[PlannerSettings]) -> None:
     metrics = CollectorRegistry()
     metrics.register(PlannerCollector(state, clock))
     metrics.register(BusCollector(bus))
+    guard = settings.http_guard()
+    metrics.register(guard)
     try:
         tasks.spawn("follow workers", follow_workers(registry, bus, state, clock))
         tasks.spawn("follow telemetry", follow_telemetry(bus, state, clock))
         await bus.start()
         tasks.spawn("decide", decide_forever(bus, state, clock, period_s=settings.period_ms / 1000))
         modes_api = ModeApi(state, modes, bus, clock, token=settings.token.get_secret_value())
-        async with serve_http(make_api(state, clock, metrics, modes_api), sock, tasks=tasks) as url:
+        async with serve_http(make_api(state, clock, metrics, modes_api), sock, tasks=tasks, guard=guard) as url:
             status.emit("ready", http=url)
             await service.stopping.wait()
     finally:

@@ -5,10 +5,11 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from libs.runtime.settings import CommonSettings, MemberName, own_name
+from libs.runtime.http.settings import HttpSettings
+from libs.runtime.settings import MemberName, own_name
 
 
-class PlannerSettings(CommonSettings):
+class PlannerSettings(HttpSettings):
     """Read from the environment once, at start."""
 
     model_config = SettingsConfigDict(env_prefix="FULCRUM_PLANNER_", extra="ignore", populate_by_name=True)
