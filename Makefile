@@ -110,6 +110,9 @@ bench-prefix: setup-dev ## routing by cached prefixes on the Mooncake trace, aga
 bench-gateway: setup-dev ## cost of a request: requests/s, latency, CPU by process; ARGS="--peer dynamo" beside it
 	@$(BIN)/python -m load.bench_gateway $(ARGS)
 
+test-clients: setup-dev ## Java's client, curl, OpenAI's for Python and Node, GuideLLM against a suite, unmodified
+	@$(BIN)/python -m load.clients $(ARGS)
+
 bench-cluster-phase: setup-dev ## occupancy of a cluster of engines as told, against clocks around their model calls
 	@$(BIN)/python -m load.bench_cluster_phase $(ARGS)
 
