@@ -24,8 +24,9 @@ from typing import Any, Final
 
 import httpx
 
+from libs.runtime.ports import held_port
 from libs.testing.real_model import real_model_folder
-from libs.testing.suite import free_port, running_suite
+from libs.testing.suite import running_suite
 
 START_S: Final = 400.0
 CONTEXT_TOKENS: Final = 1024
@@ -74,14 +75,15 @@ def vllm_environment(folder: Path, **more: str) -> dict[str, str]:
 @contextlib.contextmanager
 def vllm_server(model: Path, folder: Path) -> Iterator[str]:
     """vLLM's own server; the address that it answers at. Raises RuntimeError where it does not start."""
-    port, log = free_port(), folder / "vllm.log"
+    log = folder / "vllm.log"
     command = [
         vllm_command(), "serve", str(model), "--served-model-name", model.name, "--host", "127.0.0.1",
-        "--port", str(port), "--dtype", "float32", "--block-size", "32", "--max-model-len", str(CONTEXT_TOKENS),
+        "--dtype", "float32", "--block-size", "32", "--max-model-len", str(CONTEXT_TOKENS),
         "--enforce-eager", "--kv-cache-memory-bytes", str(256 << 20), "--max-num-seqs", "64",
     ]  # fmt: skip
     env = vllm_environment(folder, OMP_NUM_THREADS="2")
-    with log.open("w") as file, subprocess.Popen(command, env=env, stdout=file, stderr=file) as process:
+    with held_port() as port, log.open("w") as file:
+        process = subprocess.Popen([*command, "--port", str(port)], env=env, stdout=file, stderr=file)
         try:
             wait_until_it_serves(process, f"http://127.0.0.1:{port}", log)
             yield f"http://127.0.0.1:{port}"

@@ -89,8 +89,8 @@ class _Run:
         if self._question:
             await self._ask(ready)
         self._out.print("\nCtrl-C stops it. In another terminal:", style="dim")
-        if self._options.gateway_port != DEFAULT_GATEWAY_PORT:
-            self._out.print(f"  export FULCRUM_READY={self._ready_file()}", markup=False)
+        if ready.gateway_port != DEFAULT_GATEWAY_PORT:
+            self._out.print(f"  export FULCRUM_READY={self._ready_file(ready)}", markup=False)
         for command in ('chat "Why is the sky blue?"', "workers", "occupancy"):
             self._out.print(f"  {_program()} {command}", markup=False)
 
@@ -104,7 +104,7 @@ class _Run:
         self._out.print(f"\n[bold]Fulcrum serves {ready.model}[/] ({ready.engine})")
         for name, url, what in rows:
             self._out.print(f"  {name:<11}{url}  [dim]{what}[/]")
-        self._out.print(f"  {'logs':<11}{logs_folder(self._options.gateway_port)}", markup=False)
+        self._out.print(f"  {'logs':<11}{logs_folder(ready.gateway_port)}", markup=False)
 
     async def _ask(self, ready: Ready) -> None:
         """A question that fails is told; the suite is there all the same, to be looked at."""
@@ -125,8 +125,8 @@ class _Run:
         self._out.print()
         self._out.print(answer.served_by(), style="dim", markup=False)
 
-    def _ready_file(self) -> str:
-        return str(self._options.json_ready or default_ready_file(self._options.gateway_port))
+    def _ready_file(self, ready: Ready) -> str:
+        return str(self._options.json_ready or default_ready_file(ready.gateway_port))
 
 
 def _program() -> str:

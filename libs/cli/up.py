@@ -35,7 +35,8 @@ def up(
     ] = None,
     gateways: Annotated[int, typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Gateways.")] = 1,
     gateway_port: Annotated[
-        int, typer.Option(min=1, max=65535, metavar="PORT", help="Of the first gateway; the others pick theirs.")
+        int,
+        typer.Option(min=0, max=65535, metavar="PORT", help="Of the first gateway, 0 for any; the others pick theirs."),
     ] = 8000,
     model: Annotated[
         str | None,

@@ -21,6 +21,7 @@ class SuiteOptions:
     mixed: int = 0
     gateways: int = 1
     gateway_port: int = 8000
+    """0 picks one."""
     kafka: str | None = None
     """HOST:PORT[,HOST:PORT...]; None starts the embedded broker."""
     redis: str | None = None

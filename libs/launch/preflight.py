@@ -1,11 +1,13 @@
 """What is checked before anything is started: each answer that says no is one line that says what to do."""
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import shutil
 import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,6 +15,7 @@ from libs.contracts.errors import StartupError
 from libs.launch.options import SuiteOptions
 from libs.runtime.http import bind
 from libs.runtime.paths import cache_dir
+from libs.runtime.ports import held_port
 
 MIN_FREE_BYTES = 64 * 1024 * 1024
 CONNECT_TIMEOUT_S = 3.0
@@ -43,6 +46,21 @@ def check_writable(folder: Path, what_to_do: str) -> None:
         raise StartupError(f"cannot write to {folder} ({error.strerror}): {what_to_do}") from None
     if free_bytes < MIN_FREE_BYTES:
         raise StartupError(f"the disk of {folder} is full: make room or {what_to_do}")
+
+
+@contextlib.contextmanager
+def gateway_port(options: SuiteOptions, host: str) -> Iterator[int]:
+    """The port that was asked for. For 0 one that is held for the gateway while the context is open: the suite's logs
+    and ready file are named by it, and a gateway that is started again finds it. Raises StartupError."""
+    if options.gateway_port:
+        yield options.gateway_port
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            port = stack.enter_context(held_port(host))
+        except OSError as error:
+            raise StartupError(f"no port of {host} can be had ({error.strerror}): set FULCRUM_HOST") from None
+        yield port
 
 
 def free_port(host: str, wanted: int) -> int:

@@ -3,6 +3,7 @@
 import os
 import secrets
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -29,6 +30,11 @@ class Ready(msgspec.Struct, frozen=True):
     cluster: str
     model: str
     engine: str
+
+    @property
+    def gateway_port(self) -> int:
+        """Of the first gateway: it names the suite's own ready file and the folder of its logs."""
+        return urlsplit(self.gateway).port or 0
 
 
 def default_ready_file(gateway_port: int) -> Path:

@@ -3,6 +3,7 @@
 import os
 import secrets
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,14 +41,17 @@ class Up:
 
     async def run(self, on_ready: OnReady) -> None:
         """Until cancelled; then, and when it raises StartupError, nothing of the suite is left."""
-        options = self._options
+        with preflight.gateway_port(self._options, self._settings.host) as port:
+            await self._run(replace(self._options, gateway_port=port), on_ready)
+
+    async def _run(self, options: SuiteOptions, on_ready: OnReady) -> None:
         await preflight.check(options, self._settings.host)
         launcher = ProcessLauncher(logs_folder(options.gateway_port))
         helper = partial(run_helper, launcher, self._reporter)
         model = await resolve_model(self._model, engine=options.engine, helper=helper)
         files = [default_ready_file(options.gateway_port), *([options.json_ready] if options.json_ready else [])]
         async with suite_folder(*files) as folder:
-            place = self._place(folder)
+            place = self._place(options, folder)
             plan = make_plan(options, model, place)
             suite = self._suite = Suite(plan, launcher, self._reporter, restart=options.restart)
             try:
@@ -65,14 +69,15 @@ class Up:
         if self._suite is not None:
             self._suite.kill()
 
-    def _place(self, folder: Path) -> Place:
-        options, settings = self._options, self._settings
+    def _place(self, options: SuiteOptions, folder: Path) -> Place:
+        settings = self._settings
+        planner_port, metrics_port = self._neighbours(options)
         own_stores = options.kafka is None and options.redis is None
         return Place(
             folder=folder,
             redis_server="" if options.redis else preflight.find_redis_server(),
-            planner_port=preflight.free_port(settings.host, options.gateway_port + 1),
-            metrics_port=preflight.free_port(settings.host, options.gateway_port + 2),
+            planner_port=planner_port,
+            metrics_port=metrics_port,
             worker_threads=settings.threads_of(options.workers),
             worker_drain_s=settings.worker_drain_s,
             gateway_drain_s=settings.gateway_drain_s,
@@ -82,6 +87,13 @@ class Up:
             worker_device=settings.worker_device,
             vllm_arguments=settings.vllm_arguments,
         )
+
+    def _neighbours(self, options: SuiteOptions) -> tuple[int, int]:
+        """The planner's port and that of metrics: the next two, for people to find. 0: the service picks one."""
+        if self._options.gateway_port == 0:
+            return 0, 0
+        first = options.gateway_port + 1
+        return preflight.free_port(self._settings.host, first), preflight.free_port(self._settings.host, first + 1)
 
 
 def logs_folder(gateway_port: int) -> Path:

@@ -4,14 +4,14 @@ import asyncio
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from libs.testing.suite import free_port
+from libs.runtime.ports import held_port
 
 ROOT = Path(__file__).resolve().parents[2]
 UP_S = 1200
@@ -108,11 +108,18 @@ async def eventually(what: str, check: Callable[[], Awaitable[bool]], timeout_s:
         raise AssertionError(f"not within {timeout_s:g} s: {what}") from None
 
 
+def _ports() -> Mapping[str, str]:
+    """Where the services are published: known beforehand, since a container that is started again must keep its port.
+    They are not held meanwhile, as an engine may share its ports with nobody."""
+    with ExitStack() as stack:
+        names = ("GATEWAY", "PLANNER", "METRICS")
+        return {f"FULCRUM_{name}_PORT": str(stack.enter_context(held_port())) for name in names}
+
+
 @asynccontextmanager
 async def running_cluster(profile: str) -> AsyncIterator[Cluster]:
     """Build, start, wait until all is healthy; at the end take down containers, networks and volumes."""
-    ports = {f"FULCRUM_{name}_PORT": str(free_port()) for name in ("GATEWAY", "PLANNER", "METRICS")}
-    environment = {**ports, "FULCRUM_TOKEN": secrets.token_hex(8)}
+    environment = {**_ports(), "FULCRUM_TOKEN": secrets.token_hex(8)}
     cluster = Cluster(KINDS[profile], environment, f"fulcrum-test-{secrets.token_hex(3)}")
     try:
         await cluster.compose("up", "--build", "--wait", "-d", timeout_s=UP_S)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.registry.embedded import embedded_redis_server, redis_command
+from libs.runtime.ports import held_port
 from libs.testing.kafka_install import DEPLOY, KafkaUnavailable, kafka_jars
 from libs.testing.server import Server, ServerFailed
-from libs.testing.suite import free_port
 
 JVM = ("java", "-Xms128m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 FORMAT_TIMEOUT_S = 60.0
@@ -65,22 +65,21 @@ def embedded_kafka() -> Iterator[KafkaServer]:
 def real_kafka(port: int = 0) -> Iterator[KafkaServer]:
     """Apache Kafka, one node; port 0 picks one. Raises KafkaUnavailable where it cannot run."""
     jars = kafka_jars()
-    port = port or free_port()
-    with _folder() as folder:
+    with _port(port) as own_port, held_port() as controller_port, _folder() as folder:
         properties = folder / "server.properties"
         template = string.Template((DEPLOY / "server.properties").read_text())
-        properties.write_text(template.substitute(port=port, controller_port=free_port(), data=folder / "data"))
+        properties.write_text(template.substitute(port=own_port, controller_port=controller_port, data=folder / "data"))
         java = (*JVM, "-cp", f"{jars}/*")
         _format(java, properties)
         command = (*java, "kafka.Kafka", str(properties))
-        with _running(Server("Kafka", command, log=folder / "log", ready=lambda _: _listens(port))) as it:
-            yield KafkaServer(f"127.0.0.1:{port}", it, embedded=False)
+        with _running(Server("Kafka", command, log=folder / "log", ready=lambda _: _listens(own_port))) as it:
+            yield KafkaServer(f"127.0.0.1:{own_port}", it, embedded=False)
 
 
 @contextlib.contextmanager
 def embedded_redis() -> Iterator[RedisServer]:
     """The Redis that `fulcrum up` starts."""
-    with _redis(embedded_redis_server(), free_port()) as it:
+    with _redis(embedded_redis_server(), 0) as it:
         yield it
 
 
@@ -90,16 +89,23 @@ def real_redis(port: int = 0) -> Iterator[RedisServer]:
     binary = shutil.which("redis-server")
     if binary is None:
         raise RedisUnavailable("a real Redis needs redis-server on the PATH")
-    with _redis(Path(binary), port or free_port()) as it:
+    with _redis(Path(binary), port) as it:
         yield it
 
 
 @contextlib.contextmanager
 def _redis(binary: Path, port: int) -> Iterator[RedisServer]:
-    with _folder() as folder:
-        command = redis_command(binary, port=port, folder=folder)
-        with _running(Server("Redis", command, log=folder / "log", ready=lambda _: _answers_ping(port))) as it:
-            yield RedisServer(f"redis://127.0.0.1:{port}/0", it)
+    with _port(port) as own_port, _folder() as folder:
+        command = redis_command(binary, port=own_port, folder=folder)
+        with _running(Server("Redis", command, log=folder / "log", ready=lambda _: _answers_ping(own_port))) as it:
+            yield RedisServer(f"redis://127.0.0.1:{own_port}/0", it)
+
+
+@contextlib.contextmanager
+def _port(port: int) -> Iterator[int]:
+    """The port, or for 0 one that is held, also while a server that was killed has not been started again."""
+    with held_port() if port == 0 else contextlib.nullcontext(port) as found:
+        yield found
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -47,14 +46,6 @@ class Suite:
         )  # fmt: skip
 
 
-def free_port() -> int:
-    """A port that nothing listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextlib.contextmanager
 def running_suite(
     folder: Path, *arguments: str, env: dict[str, str] | None = None, start_s: float = START_TIMEOUT_S
@@ -69,7 +60,7 @@ def running_suite(
     command = [*leash, sys.executable, "-m", "libs.cli.main", "up", "--no-question", "--json-ready", str(ready_file)]
     with (folder / "up.log").open("w") as log:
         process = subprocess.Popen(
-            [*command, "--gateway-port", str(free_port()), *arguments],
+            [*command, "--gateway-port", "0", *arguments],
             env=full_env, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
         try:

@@ -17,6 +17,7 @@ from libs.engine.handles import Held
 from libs.engine.kv_port import KvChunk, KvHandle
 from libs.engine.kv_transfer import MAX_CHUNK_BYTES, BlockExport
 from libs.engine.port import Capabilities
+from libs.runtime.ports import held_port
 from libs.runtime.rpc import make_channel, make_server
 from libs.runtime.settings import CommonSettings
 from libs.testing.wait import until
@@ -41,8 +42,8 @@ class Sender:
         kv_layout=LAYOUT,
     )  # fmt: skip
 
-    def __init__(self) -> None:
-        self.address = ""
+    def __init__(self, address: str = "") -> None:
+        self.address = address
         self.released: Counter[bytes] = Counter()
         self.readers: Counter[bytes] = Counter()
         self.taken: Counter[int] = Counter()
@@ -110,8 +111,8 @@ class Sender:
 class Served:
     """A sender behind gRPC that can go away and come back, and a receiver's end of it."""
 
-    def __init__(self) -> None:
-        self.sender = Sender()
+    def __init__(self, port: int) -> None:
+        self.sender = Sender(f"127.0.0.1:{port}")
         self.connections = 0
         self.ending: Callable[[], None] = lambda: None
         """Called when a connection is being closed, before anybody hears of what stood on it."""
@@ -120,8 +121,7 @@ class Served:
         self.servicer: KvServicer | None = None
 
     async def start(self) -> None:
-        self._server, port = make_server(CommonSettings(), self.sender.address or "127.0.0.1:0")
-        self.sender.address = f"127.0.0.1:{port}"
+        self._server, _ = make_server(CommonSettings(), self.sender.address)
         self.servicer = KvServicer(cast(Any, self.sender), 1)
         self.servicer.add_to(self._server)
         await self._server.start()
@@ -153,12 +153,13 @@ class Served:
 
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
-    served = Served()
-    await served.start()
-    yield served
-    await served.fetcher.close()
-    await until(lambda: not +served.sender.readers, what="no reader left")
-    await served.stop()
+    with held_port() as port:
+        served = Served(port)
+        await served.start()
+        yield served
+        await served.fetcher.close()
+        await until(lambda: not +served.sender.readers, what="no reader left")
+        await served.stop()
 
 
 async def begin(served: Served, handle: KvHandle) -> AsyncGenerator[KvChunk, None]:

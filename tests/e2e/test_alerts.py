@@ -21,9 +21,10 @@ from libs.bus.kafka import KafkaBus
 from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import ALERT_STATE_FIRING, ALERT_STATE_RESOLVED, AlertEvent
 from libs.contracts.topics import ALERTS
 from libs.runtime.http import bind, serve_http
+from libs.runtime.ports import held_port
 from libs.runtime.tasks import TaskOwner
 from libs.testing.processes import pid_of
-from libs.testing.suite import Suite, free_port, running_suite
+from libs.testing.suite import Suite, running_suite
 from libs.testing.wait import until
 
 pytestmark = pytest.mark.suite
@@ -48,8 +49,9 @@ ALERTS_AT_ONCE = {
 
 
 @pytest.fixture(scope="module")
-def webhook_port() -> int:
-    return free_port()
+def webhook_port() -> Iterator[int]:
+    with held_port() as port:
+        yield port
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,14 @@
 """The page beside a service that fails, restarts or loses messages, in a real Chromium."""
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 from playwright.async_api import Route, expect
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute
+from libs.runtime.ports import held_port
 from libs.testing.browser import browser
-from libs.testing.suite import free_port
 from libs.testing.wait import until
 from services.metrics import hub as hub_module
 from tests.e2e.page_rig import (
@@ -96,8 +97,8 @@ async def test_ticks_that_are_left_out_while_windows_load_leave_no_hole() -> Non
 
 
 async def test_a_service_that_is_killed_and_started_again_is_followed_though_its_clock_was_set_back() -> None:
-    port = free_port()
-    async with browser() as running:
+    async with AsyncExitStack() as stack:
+        port, running = stack.enter_context(held_port()), await stack.enter_async_context(browser())
         page = await running.new_page()
         async with serving(*half_busy(), port=port) as service:
             await page.goto(service.url)

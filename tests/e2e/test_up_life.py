@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
 import pytest
 
-from libs.testing.suite import Suite, free_port, running_suite
+from libs.runtime.ports import LOOPBACK, listening_ports
+from libs.testing.suite import Suite, running_suite
 
 pytestmark = pytest.mark.suite
 
@@ -66,10 +68,13 @@ def until(holds: Callable[[], Any], bound_s: float, what: str) -> Any:
     return found
 
 
+def port_of(url: str) -> int:
+    return urlsplit(url).port or 0
+
+
 def listens(url: str) -> bool:
-    host, _, port = url.removeprefix("http://").rpartition(":")
     with socket.socket() as probe:
-        return probe.connect_ex((host, int(port))) == 0
+        return probe.connect_ex((LOOPBACK, port_of(url))) == 0
 
 
 def assert_nothing_left(ready: dict[str, Any], ready_file: Path, env: dict[str, str]) -> None:
@@ -136,7 +141,7 @@ def test_kill_9_of_who_started_it_ends_a_suite_under_test_and_all_that_it_starte
 
 
 def test_a_signal_while_starting_ends_it_all_the_same(tmp_path: Path, env: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "libs.cli.main", "up", "--engine", "sim", "--gateway-port", str(free_port())]
+    command = [sys.executable, "-m", "libs.cli.main", "up", "--engine", "sim", "--gateway-port", "0"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, env={**os.environ, **env}, stdout=log, stderr=log, start_new_session=True)
         until(lambda: pid_of(env, "FULCRUM_WORKER_ID", "decode-1"), RESTART_S, "a first worker")
@@ -155,6 +160,12 @@ def test_two_suites_live_side_by_side(tmp_path: Path, env: dict[str, str]) -> No
         running_suite(folders[1], "--engine", "sim", "--decode", "2", env=env) as two,
     ):
         assert one.ready["token"] != two.ready["token"]
+        ports = [port_of(suite.ready[name]) for suite in (one, two) for name in ("gateway", "planner", "metrics")]
+        assert len(set(ports)) == len(ports) and set(ports) <= set(listening_ports())
+        for suite, folder in zip((one, two), folders, strict=True):
+            number, said = port_of(suite.gateway), (folder / "up.log").read_text()
+            assert (Path(env["FULCRUM_CACHE"]) / "suites" / f"{number}.json").exists()
+            assert f"/logs/{number}\n" in said
         counts = []
         for suite in (one, two):
             assert suite.fulcrum("chat", "hi", "--max-tokens", "4").returncode == 0
@@ -215,7 +226,7 @@ def test_a_port_in_use_is_one_line_that_names_the_option(env: dict[str, str]) ->
 def test_what_cannot_start_says_so_in_one_line_and_leaves_nothing(
     env: dict[str, str], arguments: tuple[str, ...], extra: dict[str, str], words: list[str]
 ) -> None:
-    done = up({**env, **extra}, "--gateway-port", str(free_port()), *arguments)
+    done = up({**env, **extra}, "--gateway-port", "0", *arguments)
     assert done.returncode == 1
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -229,7 +240,7 @@ def test_what_cannot_start_says_so_in_one_line_and_leaves_nothing(
 def test_with_json_stdout_is_the_ready_file_and_nothing_else(env: dict[str, str]) -> None:
     command = [sys.executable, "-m", "libs.cli.main", "up", "--engine", "sim", "--json"]
     process = subprocess.Popen(
-        [*command, "--gateway-port", str(free_port())],
+        [*command, "--gateway-port", "0"],
         env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     assert process.stdout is not None

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from libs.kvindex.port import PrefixQuery
 from libs.kvindex.redis import RedisKvIndex
 from libs.registry.embedded import embedded_redis_server, redis_command
 from libs.registry.redis import RedisRegistry
-from libs.testing.suite import free_port
+from libs.runtime.ports import held_port
 from libs.testing.worker import gateway_probe, submit
 from libs.worker.settings import WorkerSettings
 
@@ -86,11 +86,12 @@ class Remote:
 @asynccontextmanager
 async def stores(folder: Path) -> AsyncIterator[dict[str, str]]:
     """The embedded Redis and broker; what workers need to know of them."""
-    port = free_port()
     broker_file = folder / "kafka.json"
-    redis = redis_command(embedded_redis_server(), port=port, folder=folder)
-    async with child(*redis), child(*module("libs.bus.embedded", "--file", str(broker_file))) as broker:
-        await broker.status("ready")
+    async with AsyncExitStack() as stack:
+        port = stack.enter_context(held_port())
+        await stack.enter_async_context(child(*redis_command(embedded_redis_server(), port=port, folder=folder)))
+        command = module("libs.bus.embedded", "--file", str(broker_file))
+        await (await stack.enter_async_context(child(*command))).status("ready")
         yield {
             "FULCRUM_REDIS": f"redis://127.0.0.1:{port}/0",
             "FULCRUM_KAFKA": f"embedded:{broker_file}",
@@ -180,10 +181,18 @@ async def test_a_killed_worker_is_gone_when_its_lease_ends_and_comes_back_under_
         await registry.close()
 
 
-async def test_a_worker_serves_and_stops_while_redis_and_kafka_are_away() -> None:
+@pytest.fixture
+def nobodys_ports() -> Iterator[tuple[int, int]]:
+    """Where nobody comes to listen."""
+    with held_port() as one, held_port() as other:
+        yield one, other
+
+
+async def test_a_worker_serves_and_stops_while_redis_and_kafka_are_away(nobodys_ports: tuple[int, int]) -> None:
+    redis_port, kafka_port = nobodys_ports
     env = {
-        "FULCRUM_REDIS": f"redis://127.0.0.1:{free_port()}/0",
-        "FULCRUM_KAFKA": f"127.0.0.1:{free_port()}",
+        "FULCRUM_REDIS": f"redis://127.0.0.1:{redis_port}/0",
+        "FULCRUM_KAFKA": f"127.0.0.1:{kafka_port}",
         "FULCRUM_WORKER_ENGINE": "sim",
         "FULCRUM_WORKER_SIM_SPEEDUP": "50",
     }

@@ -5,10 +5,10 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+from libs.runtime.ports import held_port
 from libs.runtime.rpc import KEEPALIVE_MS
 from libs.testing.proxy import VanishingProxy, vanishing_proxy
 from libs.testing.scripted_worker import Plan, expected_text, scripted_worker
-from libs.testing.suite import free_port
 from libs.testing.wait import until
 from libs.testing.worker import LocalWorker, local_worker
 
@@ -82,7 +82,7 @@ async def test_a_source_of_blocks_that_vanishes_costs_one_try(open_gateway_over:
     """Only the decode worker misses it: to the gateway it is there."""
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(vanishing_proxy())
-        port = free_port()
+        port = stack.enter_context(held_port())
         proxy.target = f"127.0.0.1:{port}"
         hidden = {"port": port, "advertise": proxy.address}
         prefill = await stack.enter_async_context(local_worker("p0", "prefill", **hidden))

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Response
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from libs.runtime.http import bind
+from libs.runtime.ports import held_port
 from libs.runtime.rpc import make_server
 from libs.runtime.settings import CommonSettings
 
@@ -57,6 +58,5 @@ async def test_grpc_must_call_itself_serving() -> None:
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
 async def test_nobody_there_is_not_healthy(scheme: str) -> None:
-    with bind("127.0.0.1", 0, "PORT") as sock:
-        port = sock.getsockname()[1]
-    assert await healthcheck(f"{scheme}://127.0.0.1:{port}") == 1
+    with held_port() as port:
+        assert await healthcheck(f"{scheme}://127.0.0.1:{port}") == 1

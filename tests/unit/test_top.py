@@ -29,9 +29,9 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 )
 from libs.contracts.topics import QUEUES, REQUESTS, STEPS
 from libs.runtime.clock import SystemClock
+from libs.runtime.ports import held_port
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.split import prefill_shares
-from libs.testing.suite import free_port
 from libs.testing.telemetry import MS, ORIGIN_NS, step, step_batch
 from services.metrics.hub import Hub
 from services.metrics.live import TICK_NS
@@ -261,13 +261,13 @@ async def test_the_newest_of_thousands_of_steps_are_told() -> None:
 
 
 async def test_a_service_that_is_away_is_told_and_followed_again_whenever_it_is_back() -> None:
-    port = free_port()
-    app = Top(Feed(f"http://127.0.0.1:{port}"))
-    async with app.run_test(size=SIZE) as pilot:
-        for _ in range(2):
-            await seen(pilot, lambda: "does not answer" in text(app, "head"))
-            async with serving(port):
-                await seen(pilot, lambda: len(rows(app)) == 3 and "does not answer" not in text(app, "head"))
+    with held_port() as port:
+        app = Top(Feed(f"http://127.0.0.1:{port}"))
+        async with app.run_test(size=SIZE) as pilot:
+            for _ in range(2):
+                await seen(pilot, lambda: "does not answer" in text(app, "head"))
+                async with serving(port):
+                    await seen(pilot, lambda: len(rows(app)) == 3 and "does not answer" not in text(app, "head"))
 
 
 @pytest.mark.parametrize("arguments", [(), ("--once",), ("--json",)])

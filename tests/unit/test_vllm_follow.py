@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity
 from libs.engine.vllm import follow as following
-from libs.testing.suite import free_port
+from libs.runtime.ports import held_port
 from libs.testing.vanished import vanish
 
 IDENTITY = EngineIdentity("follower", 1, "127.0.0.1:1")
@@ -38,8 +39,15 @@ class Computing:
         self._over.cancel()
 
 
-async def test_it_ends_with_node_0_even_if_that_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    port, computing, connected = free_port(), Computing(), asyncio.Event()
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Where node 0 may come to listen."""
+    with held_port() as found:
+        yield found
+
+
+async def test_it_ends_with_node_0_even_if_that_comes_later(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    computing, connected = Computing(), asyncio.Event()
     monkeypatch.setattr(following, "import_launch", lambda: computing)
 
     async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,10 +68,10 @@ async def test_it_ends_with_node_0_even_if_that_comes_later(monkeypatch: pytest.
     computing.end()
 
 
-async def test_it_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     computing, stopping = Computing(), asyncio.Event()
     monkeypatch.setattr(following, "import_launch", lambda: computing)
-    waiting = asyncio.create_task(following.follow(config(free_port()), IDENTITY, stopping))
+    waiting = asyncio.create_task(following.follow(config(port), IDENTITY, stopping))
     await computing.followed.wait()
     stopping.set()
     async with asyncio.timeout(5):
@@ -71,10 +79,10 @@ async def test_it_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> No
     computing.end()
 
 
-async def test_it_fails_when_what_computes_here_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_fails_when_what_computes_here_has_died(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     computing = Computing()
     monkeypatch.setattr(following, "import_launch", lambda: computing)
-    waiting = asyncio.create_task(following.follow(config(free_port()), IDENTITY, asyncio.Event()))
+    waiting = asyncio.create_task(following.follow(config(port), IDENTITY, asyncio.Event()))
     await computing.followed.wait()
     computing.died.set()
     async with asyncio.timeout(5):

@@ -1,7 +1,6 @@
 """What vLLM's processes are told by their environment, and what they must do before a worker serves with them."""
 
 import os
-import socket
 import subprocess
 import sys
 
@@ -9,9 +8,8 @@ import pytest
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
-from libs.engine.vllm import environment, ports
+from libs.engine.vllm import environment
 from libs.engine.vllm.plugin import HANDSHAKE_FILE, LEASH_VARIABLE
-from libs.engine.vllm.ports import free_port
 from libs.engine.vllm.starting import PLUGINS_VARIABLE, check_plugins, starting
 
 REGISTERS = "from libs.engine.vllm import plugin; plugin.register()"
@@ -23,14 +21,6 @@ def child(code: str) -> int:
     env = {**os.environ, LEASH_VARIABLE: str(os.getpid())}
     with subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.DEVNULL) as process:
         return process.pid
-
-
-def test_ports_for_vllm_are_none_that_linux_gives_to_others_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert free_port("127.0.0.1") < 32_768
-    taken = free_port("127.0.0.1")
-    monkeypatch.setattr(ports, "PORTS", range(taken, taken + 1))
-    with socket.create_server(("127.0.0.1", taken)), pytest.raises(OSError, match="no port"):
-        free_port("127.0.0.1")
 
 
 def test_processes_are_spawned_whatever_a_person_has_set() -> None:

@@ -1,7 +1,9 @@
 """From our configuration to a running EngineCore. Imports vLLM: only ever on the thread that starts it."""
 
+import contextlib
 import os
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import vllm
@@ -22,12 +24,12 @@ from libs.engine.vllm.arguments import check_arguments
 from libs.engine.vllm.board import Board
 from libs.engine.vllm.compute import compute_of, kv_item_bytes
 from libs.engine.vllm.connectors import Connector, Handing, connector_of
-from libs.engine.vllm.ports import free_port
 from libs.engine.vllm.ready import Ready
 from libs.engine.vllm.scheduler import CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
 from libs.engine.vllm.starting import check_plugins, starting
 from libs.model.info import load_model_info
 from libs.perfmodel.utilisation import Compute
+from libs.runtime.ports import held_port
 
 CPU_BLOCK_TOKENS = 32
 """vLLM's attention on CPUs takes blocks of a multiple of this."""
@@ -40,9 +42,9 @@ SOMEBODY = "192.0.2.1"
 
 def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClient, Ready]:
     """Start EngineCore and wait until it serves. Raises StartupError, or what vLLM raises."""
-    vllm_config, connector, bootstrap = _prepared(config, identity)
-    compute = compute_of(config, vllm_config)
-    client, board, handshake = _client(vllm_config)
+    with _prepared(config, identity) as (vllm_config, connector, bootstrap):
+        compute = compute_of(config, vllm_config)
+        client, board, handshake = _client(vllm_config)
     layout = kv_layout(vllm_config, connector, handshake)
     capabilities = _capabilities(config, vllm_config, layout, compute, kv_once=connector.holds)
     handing = Handing(connector, vllm_config.kv_transfer_config.engine_id, bootstrap)
@@ -51,8 +53,7 @@ def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClien
 
 def follow(config: EngineConfig, identity: EngineIdentity) -> None:
     """Start this node's share of an engine and return once it has ended. Raises StartupError, or what vLLM raises."""
-    vllm_config, _, _ = _prepared(config, identity)
-    with starting() as files:
+    with _prepared(config, identity) as (vllm_config, _, _), starting() as files:
         executor = MultiprocExecutor(vllm_config, monitor_workers=False)
         try:
             files.check(worker.proc.pid for worker in executor.workers)
@@ -62,8 +63,12 @@ def follow(config: EngineConfig, identity: EngineIdentity) -> None:
     executor.start_worker_monitor(inline=True)
 
 
-def _prepared(config: EngineConfig, identity: EngineIdentity) -> tuple[VllmConfig, Connector, str]:
-    """Checks what is asked for, sets vLLM's environment; its configuration, and where its connector is asked."""
+@contextlib.contextmanager
+def _prepared(config: EngineConfig, identity: EngineIdentity) -> Iterator[tuple[VllmConfig, Connector, str]]:
+    """Checks what is asked for, sets vLLM's environment; its configuration, and where its connector is asked.
+
+    The connector's ports are held while the context is open: its processes listen there once they have loaded.
+    """
     if not vllm.__version__.startswith(SUPPORTED):
         raise StartupError(
             f"vllm {vllm.__version__} is installed, this engine is written for {SUPPORTED}x: install that"
@@ -72,17 +77,17 @@ def _prepared(config: EngineConfig, identity: EngineIdentity) -> tuple[VllmConfi
     connector = connector_of(config)
     _check_device(config)
     host = _reachable(identity)
-    nixl_port, mooncake_port = free_port(host), free_port(host)
     for name, value in environment.defaults(config, on_cpu=current_platform.is_cpu()).items():
         os.environ.setdefault(name, value)
     assert config.model_path is not None
     revision = load_model_info(config.model_path).revision
-    os.environ.update(
-        environment.own(
-            host=host, nixl_port=nixl_port, mooncake_port=mooncake_port, revision=revision, worker_pid=os.getpid()
+    with held_port(host) as nixl_port, held_port(host) as mooncake_port:
+        os.environ.update(
+            environment.own(
+                host=host, nixl_port=nixl_port, mooncake_port=mooncake_port, revision=revision, worker_pid=os.getpid()
+            )
         )
-    )
-    return configured(config, connector), connector, f"http://{host}:{mooncake_port}"
+        yield configured(config, connector), connector, f"http://{host}:{mooncake_port}"
 
 
 def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, Board, str]:

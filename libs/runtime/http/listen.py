@@ -5,6 +5,7 @@ import socket
 
 from libs.contracts.errors import StartupError
 from libs.runtime.keepalive import end_when_vanished
+from libs.runtime.ports import bind_free
 
 BACKLOG = 2048
 STALL_S = 30
@@ -14,17 +15,21 @@ SEND_BUFFER_BYTES = 128 * 1024
 
 
 def bind(host: str, port: int, variable: str, *, stall_s: int = STALL_S) -> socket.socket:
-    """A listening socket; raises StartupError that names the port and the variable that sets it.
+    """A listening socket; raises StartupError that names the port and the variable that sets it. Port 0 picks one that
+    a restart finds free: no outgoing connection is given it meanwhile.
 
     The kernel ends connections whose peer has vanished or reads nothing for `stall_s`, where it knows how to.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     end_when_vanished(sock, stall_s)  # closing alone would wait for ever for a peer that answers but does not read
     try:
-        sock.bind((host, port))
+        if port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, port))
+        else:
+            bind_free(sock, host)
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from libs.testing.suite import free_port
+from libs.runtime.ports import held_port
 from load.peers.dynamo.install import python
 
 LOOPBACK = "127.0.0.1"
@@ -21,10 +21,11 @@ def running_dynamo(model: Path, name: str) -> Iterator[tuple[int, list[int]]]:
     """The frontend's port and the pids of frontend, prefill and decode mocker; they may not answer yet."""
     if not python().exists():
         raise FileNotFoundError("Dynamo is not installed: run `make peer-dynamo`")
-    port = free_port()
-    frontend = ("dynamo.frontend", "--http-host", LOOPBACK, "--http-port", str(port), "--router-mode", "round-robin")
     served = ("dynamo.mocker", "--model-path", str(model), "--model-name", name, *_MOCKER, "--disaggregation-mode")
     with ExitStack() as stack:
+        port = stack.enter_context(held_port())
+        own_port = ("--http-host", LOOPBACK, "--http-port", str(port))
+        frontend = ("dynamo.frontend", *own_port, "--router-mode", "round-robin")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fulcrum-dynamo-")))
         own = {"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(folder / "kv"), "DYN_LOG": "error"}
         env = {**os.environ, **own, **dict.fromkeys(_HOSTS, LOOPBACK), "HF_HUB_OFFLINE": "1"}

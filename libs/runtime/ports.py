@@ -1,0 +1,76 @@
+"""Ports to listen on that the system gives to no outgoing connection."""
+
+import contextlib
+import errno
+import random
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+LOOPBACK: Final = "127.0.0.1"
+RESERVED: Final = range(20_000, 32_000)
+"""Below what Linux gives to outgoing connections by default (32,768 to 60,999), and what macOS does (from 49,152)."""
+OTHERS: Final = (range(10_000, 20_000), range(61_000, 65_536))
+"""Where outgoing connections have been given the usual ones."""
+MIN_PORTS: Final = 1_000
+"""A range of fewer would soon be used up."""
+_OUTGOING: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def apart_from(first: int, last: int) -> range:
+    """Ports outside `first` to `last`. Where those leave too few, the usual ones, which a connection may then take
+    before they are bound; held, they are safe from it even so."""
+    for ports in (RESERVED, *OTHERS):
+        below, above = range(ports.start, min(ports.stop, first)), range(max(ports.start, last + 1), ports.stop)
+        found = max(below, above, key=len)
+        if len(found) >= MIN_PORTS:
+            return found
+    return RESERVED
+
+
+def listening_ports() -> range:
+    """As this machine is set up now; where the system does not say, the usual ones."""
+    try:
+        first, last = _OUTGOING.read_text().split()
+        return apart_from(int(first), int(last))
+    except (OSError, ValueError):
+        return RESERVED
+
+
+def bind_free(sock: socket.socket, host: str, among: Sequence[int] | None = None) -> int:
+    """Bind to a port that nobody has bound, and nobody holds (`held_port`); its number.
+
+    A server with SO_REUSEADDR can bind it as soon as the socket is closed. Raises OSError where none is free, or the
+    host has not that address.
+    """
+    ports = listening_ports() if among is None else among
+    first = random.randrange(len(ports))  # noqa: S311 - so that those who look at the same time seldom meet
+    for port in chain(ports[first:], ports[:first]):
+        try:
+            sock.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            # After binding: with the option set before, Linux would share a port that somebody holds.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            return port
+    raise OSError(errno.EADDRINUSE, f"no port from {ports[0]} to {ports[-1]} is free on {host}")
+
+
+@contextlib.contextmanager
+def held_port(host: str = LOOPBACK, among: Sequence[int] | None = None) -> Iterator[int]:
+    """A port for a program that can only be given a number: nothing else is given it while the context is open.
+
+    On Linux a bound socket that does not listen holds it, against connections and against all who look for a free port;
+    a server with SO_REUSEADDR, as servers have, can listen there, again and again. Elsewhere no server could: there the
+    port is only looked for. Raises OSError like `bind_free`.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as holder:
+        port = bind_free(holder, host, among)
+        if sys.platform != "linux":
+            holder.close()
+        yield port
