@@ -7,6 +7,8 @@ BIN := .venv/bin
 ARGS ?=
 # How many seeds `make faults` runs.
 SEEDS ?= 20
+# How often `make test-ports` runs its tests.
+RUNS ?= 20
 # Examples that each fuzz test tries.
 EXAMPLES ?= 500
 
@@ -49,6 +51,20 @@ test-compose: setup-dev ## docker compose up, scaled, killed and restarted under
 VLLM_LOOP = -o asyncio_default_test_loop_scope=session -o asyncio_default_fixture_loop_scope=session
 test-vllm: setup-vllm ## the vllm engine: contract suite, exactness over NIXL, killed workers, a whole suite
 	.venv-vllm/bin/python -m pytest -m vllm --timeout 300 $(VLLM_LOOP) tests/contract/test_engine_contract.py tests/vllm $(ARGS)
+
+# Tests in which something is given the number of a port: suites, stores that are killed and started again, services away.
+PORT_TESTS = tests/unit/test_ports.py tests/unit/test_vllm_follow.py tests/unit/test_healthcheck.py \
+	tests/unit/test_top.py::test_a_service_that_is_away_is_told_and_followed_again_whenever_it_is_back \
+	tests/contract/test_registry_contract.py tests/contract/test_kv_pulls.py \
+	tests/contract/test_bus_contract.py::test_a_killed_broker_stops_neither_publisher_nor_subscriber \
+	tests/e2e/test_worker_processes.py::test_a_worker_serves_and_stops_while_redis_and_kafka_are_away \
+	tests/e2e/test_worker_processes.py::test_a_killed_worker_is_gone_when_its_lease_ends_and_comes_back_under_its_name \
+	tests/e2e/test_up_life.py::test_two_suites_live_side_by_side \
+	tests/e2e/test_up_life.py::test_children_that_are_killed_come_back_under_their_names \
+	tests/e2e/test_up_life.py::test_with_json_stdout_is_the_ready_file_and_nothing_else \
+	tests/faults/test_half_open.py
+test-ports: setup-dev ## tests that take ports, RUNS=20 times beside 200 connections a second (half an hour)
+	$(BIN)/python -m libs.testing.connections --times $(RUNS) $(BIN)/python -m pytest $(ARGS) $(PORT_TESTS)
 
 test-faults: setup-dev ## every fault test, the long ones too (minutes)
 	$(BIN)/python -m pytest tests/faults -m "faults or not faults" $(ARGS)

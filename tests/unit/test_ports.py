@@ -5,6 +5,7 @@ import errno
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,13 +18,16 @@ from libs.runtime.http import bind
 from libs.runtime.ports import LOOPBACK, MIN_PORTS, RESERVED, apart_from, bind_free, held_port, listening_ports
 from libs.runtime.rpc import make_server
 from libs.runtime.settings import CommonSettings
+from libs.testing.connections import many_connections
 from libs.testing.stores import embedded_redis
+from libs.testing.wait import until
 
 LINUX = sys.platform == "linux"
 HOLDS = pytest.mark.skipif(not LINUX, reason="ports are held on Linux")
 PROCESSES, EACH = 4, 16
 HOLDER = """
 import sys
+import threading
 from contextlib import ExitStack
 from libs.runtime.ports import held_port
 among = range(int(sys.argv[1]), int(sys.argv[2]))
@@ -145,3 +149,17 @@ def test_a_service_binds_the_port_anew_that_it_had_picked_though_connections_to_
             accepted.close()
             assert client.recv(1) == b""
     bind(LOOPBACK, port, "PORT").close()
+
+
+@pytest.mark.parametrize(("command", "failed"), [("pass", 0), ("raise SystemExit(3)", 2)])
+def test_a_command_is_run_beside_connections_and_its_failures_are_counted(command: str, failed: int) -> None:
+    words = [sys.executable, "-m", "libs.testing.connections", "--times", "2", sys.executable, "-c", command]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == (1 if failed else 0)
+    assert done.stdout.splitlines()[-1].startswith(f"{failed} of 2 failed beside ")
+
+
+async def test_connections_are_opened_while_the_context_is_open() -> None:
+    with many_connections() as connections:
+        await until(lambda: connections.opened >= 50, what="the fiftieth connection")
+    assert "connections" not in {thread.name for thread in threading.enumerate()}
