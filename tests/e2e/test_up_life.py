@@ -162,10 +162,9 @@ def test_two_suites_live_side_by_side(tmp_path: Path, env: dict[str, str]) -> No
         assert one.ready["token"] != two.ready["token"]
         ports = [port_of(suite.ready[name]) for suite in (one, two) for name in ("gateway", "planner", "metrics")]
         assert len(set(ports)) == len(ports) and set(ports) <= set(listening_ports())
-        for suite, folder in zip((one, two), folders, strict=True):
-            number, said = port_of(suite.gateway), (folder / "up.log").read_text()
-            assert (Path(env["FULCRUM_CACHE"]) / "suites" / f"{number}.json").exists()
-            assert f"/logs/{number}\n" in said
+        for suite in (one, two):
+            number, cache = port_of(suite.gateway), Path(env["FULCRUM_CACHE"])
+            assert (cache / "suites" / f"{number}.json").exists() and (cache / "logs" / str(number)).is_dir()
         counts = []
         for suite in (one, two):
             assert suite.fulcrum("chat", "hi", "--max-tokens", "4").returncode == 0
