@@ -138,6 +138,6 @@ async def test_a_drain_ends_with_the_lease_of_kv_that_nobody_pulls() -> None:
     ):
         await gateway.submit(submit(1, pb.PHASE_PREFILL, PROMPT))
         await gateway.event(1, "prefilled")
-        drained = await stub.Drain(pb.DrainRequest(deadline_ms=5000), metadata=AUTH, timeout=3)
+        drained = await stub.Drain(pb.DrainRequest(deadline_ms=60_000), metadata=AUTH, timeout=20)
         assert (drained.finished, drained.aborted) == (0, 0)
         assert worker.host.integrity().leased_handles == 0

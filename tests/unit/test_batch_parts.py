@@ -3,6 +3,8 @@
 import asyncio
 import json
 import tracemalloc
+from contextlib import closing
+from random import Random
 
 import pytest
 from starlette.requests import Request
@@ -12,13 +14,15 @@ from libs.contracts.errors import InvalidRequest, UnknownModel
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
 from libs.testing.clock import ManualClock
 from libs.testing.wait import until
-from services.gateway.batch import upload as upload_module
+from load.chaos.loop import SimLoop
 from services.gateway.batch.answers import MAX_RESULT_BYTES, fitting, refused
 from services.gateway.batch.ask import AWAY_S
 from services.gateway.batch.line import Line, read_line
 from services.gateway.batch.repeats import IdHashes
 from services.gateway.batch.served import FORGET_S, Served
 from services.gateway.batch.slots import Load, Slots
+from services.gateway.batch.upload import MIN_BYTES_PER_S, chunks
+from services.gateway.body import BODY_TIMEOUT_S
 from services.gateway.view import WorkerView
 
 SMALL_BYTES = 20_000
@@ -77,23 +81,25 @@ def test_custom_ids_that_come_again_are_found_in_little_memory_however_long_they
     assert held_bytes < 100_000
 
 
-async def test_an_upload_that_drips_is_ended_and_one_that_flows_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload_module, "BODY_TIMEOUT_S", 0.2)
-
+def test_an_upload_that_drips_is_ended_and_one_that_flows_is_not() -> None:
     async def body(part: bytes, count: int) -> int:
+        """One part a second."""
         parts = iter([part] * count)
 
         async def receive() -> Message:
-            await asyncio.sleep(0.04)
+            await asyncio.sleep(1)
             found = next(parts, b"")
             return {"type": "http.request", "body": found, "more_body": bool(found)}
 
         request = Request({"type": "http", "method": "POST", "headers": []}, receive)
-        return sum([len(part) async for part in upload_module.chunks(request)])
+        return sum([len(part) async for part in chunks(request)])
 
-    assert await body(b"x" * (upload_module.MIN_BYTES_PER_S // 10), 12) > 0
-    with pytest.raises(InvalidRequest, match="bytes a second"):
-        await body(b"x", 100)
+    flowing, seconds = b"x" * MIN_BYTES_PER_S, round(BODY_TIMEOUT_S)
+    with closing(SimLoop(Random(0))) as loop:
+        assert loop.run_until_complete(body(flowing, 2 * seconds)) == 2 * seconds * MIN_BYTES_PER_S
+        assert loop.run_until_complete(body(b"x", seconds - 2)) == seconds - 2
+        with pytest.raises(InvalidRequest, match="bytes a second"):
+            loop.run_until_complete(body(b"x", seconds + 1))
 
 
 async def test_a_line_whose_model_has_no_workers_lets_others_have_its_slot_and_is_given_up_in_the_end() -> None:
