@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from libs.contracts.errors import StartupError
 from libs.launch.options import SuiteOptions
 from libs.launch.plan import Place, make_plan
+from libs.launch.preflight import gateway_port
 from libs.launch.settings import LaunchSettings
 from libs.launch.status import StatusLine, parse_status
 from libs.model.fetch import BUNDLED_MODEL, Model, resolve_model
+from libs.runtime.http import bind
 
 MODEL = Model("sim", "builtin:sim")
 PLACE = Place(
@@ -70,6 +72,17 @@ def test_suites_that_share_given_stores_have_names_of_their_own(monkeypatch: pyt
     assert LaunchSettings().cluster_of(9000, own_stores=False) == "local-9000"
     monkeypatch.setenv("FULCRUM_CLUSTER", "shared")
     assert LaunchSettings().cluster_of(9000, own_stores=False) == "shared"
+
+
+def test_a_suite_has_the_port_that_was_asked_for_or_one_that_is_held_for_it() -> None:
+    with gateway_port(SuiteOptions(gateway_port=9000), "127.0.0.1") as port:
+        assert port == 9000
+    with gateway_port(SuiteOptions(gateway_port=0), "127.0.0.1") as one:
+        with gateway_port(SuiteOptions(gateway_port=0), "127.0.0.1") as other:
+            assert one != other
+        bind("127.0.0.1", one, "FULCRUM_GATEWAY_PORT").close()
+    with pytest.raises(StartupError, match="FULCRUM_HOST"), gateway_port(SuiteOptions(gateway_port=0), "192.0.2.1"):
+        pass
 
 
 def test_cores_are_shared_out_and_every_worker_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
