@@ -66,7 +66,7 @@ def _default(field: FieldInfo) -> str:
     shown = value.get_secret_value() if isinstance(value, SecretStr) else value
     if isinstance(shown, dict):
         shown = json.dumps(shown)
-    return f"`{shown}`".replace(socket.gethostname(), "HOSTNAME") if shown != "" else "empty"
+    return f"`{shown}`".replace(socket.gethostname(), "HOSTNAME") if shown not in ("", None) else "empty"
 
 
 def _allowed(field: FieldInfo) -> str:

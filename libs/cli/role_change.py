@@ -7,6 +7,7 @@ from typing import Any
 from libs.cli.find import find_one_suite, get_json
 from libs.contracts.errors import StartupError
 from libs.contracts.roles import ROLE_NAMES, role_from_name, role_name
+from libs.runtime.access import admin_token
 from libs.runtime.rpc import make_channel
 from libs.runtime.settings import CommonSettings, load_settings
 from libs.worker.admin_client import RoleMove, WorkerAdmin
@@ -31,7 +32,7 @@ async def change_role(
     suite, settings = find_one_suite(ready_file), load_settings(CommonSettings)
     worker = _find(worker_id, get_json(suite.planner, "/v1/workers"))
     async with make_channel(settings, worker["address"]) as channel:
-        admin = WorkerAdmin(channel, worker_id, suite.token or settings.token.get_secret_value())
+        admin = WorkerAdmin(channel, worker_id, admin_token(settings, worker["address"], suite.token))
         described = await admin.describe()
         move = await admin.set_role(
             role,

@@ -13,6 +13,7 @@ from libs.cli.find import find_one_suite, get_json
 from libs.contracts.errors import FulcrumError, StartupError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.launch.ready import Ready
+from libs.runtime.access import admin_token
 from libs.runtime.rpc import make_channel
 from libs.runtime.settings import CommonSettings, load_settings
 from libs.worker.admin_client import WorkerAdmin
@@ -106,7 +107,8 @@ def _ask(suite: Ready, worker: dict[str, Any], ask: Callable[[WorkerAdmin], Awai
     async def call() -> AnswerT:
         settings = load_settings(CommonSettings)
         async with make_channel(settings, worker["address"]) as channel:
-            return await ask(WorkerAdmin(channel, worker["id"], suite.token or settings.token.get_secret_value()))
+            token = admin_token(settings, worker["address"], suite.token)
+            return await ask(WorkerAdmin(channel, worker["id"], token))
 
     return asyncio.run(call())
 

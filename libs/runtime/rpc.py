@@ -1,4 +1,4 @@
-"""gRPC servers and channels: TLS from settings, message bounds, keepalive, the admin token."""
+"""gRPC servers and channels: TLS from settings, message bounds, keepalive, the token of calls."""
 
 import hmac
 from collections.abc import Awaitable, Callable
@@ -10,6 +10,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, StartupError, Unauthenticated
+from libs.runtime.access import AUTHORIZATION, bearer, check_listener, needs_token
 from libs.runtime.settings import CommonSettings
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -39,15 +40,19 @@ def _read(path: str, variable: str) -> bytes:
         raise StartupError(f"{variable}={path!r} cannot be read: {error.strerror}") from None
 
 
-def make_server(settings: CommonSettings, address: str, *, token: str = "") -> tuple[grpc.aio.Server, int]:
-    """A server bound to `address` (port 0 picks one) and its port. Admin services need `token`."""
-    server = grpc.aio.server(options=_OPTIONS, interceptors=(TokenInterceptor(token),))
+def make_server(settings: CommonSettings, address: str) -> tuple[grpc.aio.Server, int]:
+    """A server bound to `address` (port 0 picks one) and its port; raises StartupError."""
+    check_listener(settings, address)
+    guard = TokenInterceptor(
+        settings.token.get_secret_value(), needs_token=lambda method: needs_token(settings, address, method)
+    )
+    server = grpc.aio.server(options=_OPTIONS, interceptors=(guard,))
     try:
         if settings.tls_cert:
             credentials = grpc.ssl_server_credentials(
                 [(_read(settings.tls_key, "FULCRUM_TLS_KEY"), _read(settings.tls_cert, "FULCRUM_TLS_CERT"))],
-                root_certificates=_read(settings.tls_ca, "FULCRUM_TLS_CA") if settings.tls_ca else None,
-                require_client_auth=bool(settings.tls_ca),
+                root_certificates=_read(settings.tls_ca, "FULCRUM_TLS_CA"),
+                require_client_auth=True,
             )
             return server, server.add_secure_port(address, credentials)
         return server, server.add_insecure_port(address)
@@ -59,22 +64,23 @@ def make_server(settings: CommonSettings, address: str, *, token: str = "") -> t
 
 def make_channel(settings: CommonSettings, address: str) -> grpc.aio.Channel:
     """A channel to another process of the suite."""
-    if settings.tls_ca:
-        mutual = bool(settings.tls_cert)
+    if settings.tls_cert:
         credentials = grpc.ssl_channel_credentials(
             root_certificates=_read(settings.tls_ca, "FULCRUM_TLS_CA"),
-            private_key=_read(settings.tls_key, "FULCRUM_TLS_KEY") if mutual else None,
-            certificate_chain=_read(settings.tls_cert, "FULCRUM_TLS_CERT") if mutual else None,
+            private_key=_read(settings.tls_key, "FULCRUM_TLS_KEY"),
+            certificate_chain=_read(settings.tls_cert, "FULCRUM_TLS_CERT"),
         )
         return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
     return grpc.aio.insecure_channel(address, options=_OPTIONS)
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses admin services without the suite's token; other services pass."""
+    """Refuses calls that need the suite's token and do not bring it: once a call, never for its frames."""
 
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}" if token else ""
+    def __init__(self, token: str, *, needs_token: Callable[[str], bool]) -> None:
+        """Without a token none of those calls passes."""
+        self._expected = bearer(token)[0][1] if token else ""
+        self._needs_token = needs_token
 
     async def intercept_service(
         self,
@@ -82,18 +88,18 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         """Let the call through, or answer UNAUTHENTICATED."""
-        if "AdminService/" not in str(handler_call_details.method):
+        if not self._needs_token(str(handler_call_details.method)):
             return await continuation(handler_call_details)
         metadata = dict(handler_call_details.invocation_metadata or ())
-        given = str(metadata.get("authorization", ""))
+        given = str(metadata.get(AUTHORIZATION, ""))
         if self._expected and hmac.compare_digest(given.encode(), self._expected.encode()):
             return await continuation(handler_call_details)
 
-        async def refuse(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            error = Unauthenticated("admin calls need the suite's token as authorization: Bearer TOKEN")
-            await abort_with(context, error)
+        async def refuse(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            await abort_with(context, Unauthenticated("calls need the suite's token as authorization: Bearer TOKEN"))
 
-        return grpc.unary_unary_rpc_method_handler(refuse)
+        # Of whatever kind the method is: a stream may say nothing before it has heard something.
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 async def abort_with(context: "grpc.aio.ServicerContext[Any, Any]", error: FulcrumError) -> None:

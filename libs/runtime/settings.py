@@ -2,10 +2,13 @@
 
 import os
 import re
+import secrets
 import socket
-from typing import Annotated, Any, Literal, TypeVar
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, SecretStr, StringConstraints, ValidationError
+from pydantic import Field, SecretStr, StringConstraints, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from libs.contracts.errors import StartupError
@@ -13,6 +16,8 @@ from libs.contracts.errors import StartupError
 MemberName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 """Of one process in the cluster."""
 ClusterName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
+TOKEN_BYTES = 24
+"""Of randomness, in a token that is made here."""
 
 
 class CommonSettings(BaseSettings):
@@ -30,7 +35,14 @@ class CommonSettings(BaseSettings):
     redis: str = Field("redis://127.0.0.1:6379/0", validation_alias="FULCRUM_REDIS")
     """redis://, rediss:// or unix:// address of Redis, with the password it wants."""
     token: SecretStr = Field(SecretStr(""), validation_alias="FULCRUM_TOKEN")
-    """Bearer token of admin verbs; empty refuses them all."""
+    """Bearer token of admin verbs, and beyond loopback of every gRPC call that shows no certificate; empty refuses
+    them all."""
+    token_file: Path | None = Field(None, validation_alias="FULCRUM_TOKEN_FILE")
+    """File to take the token from where FULCRUM_TOKEN is empty. The first process that finds none there makes it, with
+    a random one."""
+    allow_plaintext_token: bool = Field(False, validation_alias="FULCRUM_ALLOW_PLAINTEXT_TOKEN")
+    """Accept that the token travels over the network readable by whoever listens there; without it gRPC beyond
+    loopback wants TLS."""
     host: str = Field("127.0.0.1", validation_alias="FULCRUM_HOST")
     """Address to listen on."""
     node: str = Field(default_factory=socket.gethostname, validation_alias="FULCRUM_NODE")
@@ -40,11 +52,26 @@ class CommonSettings(BaseSettings):
     log_format: Literal["json", "console"] = Field("json", validation_alias="FULCRUM_LOG_FORMAT")
     """One JSON object a line, or lines for people."""
     tls_cert: str = Field("", validation_alias="FULCRUM_TLS_CERT")
-    """PEM file of this process's gRPC certificate; empty means plaintext."""
+    """PEM file of this process's gRPC certificate; key and authority belong to it, none of the three means
+    plaintext."""
     tls_key: str = Field("", validation_alias="FULCRUM_TLS_KEY")
     """PEM file of the certificate's private key."""
     tls_ca: str = Field("", validation_alias="FULCRUM_TLS_CA")
     """PEM file of the authority that signs every process's certificate; peers must show one (mutual TLS)."""
+
+    @field_validator("token_file", mode="before")
+    @classmethod
+    def _no_file(cls, value: object) -> object:
+        return value or None
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        """Half of it would be plaintext without a word, or a listener that asks nobody who they are."""
+        files = {"FULCRUM_TLS_CERT": self.tls_cert, "FULCRUM_TLS_KEY": self.tls_key, "FULCRUM_TLS_CA": self.tls_ca}
+        missing = [variable for variable, path in files.items() if not path]
+        if 0 < len(missing) < len(files):
+            raise ValueError(f"TLS needs {' and '.join(missing)} as well: set all of {', '.join(files)}, or none")
+        return self
 
 
 SettingsT = TypeVar("SettingsT", bound=CommonSettings)
@@ -59,9 +86,33 @@ def own_name(service: str) -> str:
 def load_settings(settings_class: type[SettingsT]) -> SettingsT:
     """Read the environment; raises StartupError with one line that names variable, value and what is allowed."""
     try:
-        return settings_class()
+        settings = settings_class()
     except ValidationError as error:
         raise StartupError("; ".join(_explain(settings_class, item) for item in error.errors())) from None
+    if settings.token_file is not None and not settings.token.get_secret_value():
+        settings.token = SecretStr(_token_from(settings.token_file))
+    return settings
+
+
+def _token_from(path: Path) -> str:
+    """What the file holds, made if there is none; of several processes that make it at once all have one token."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        if not path.exists():
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_urlsafe(TOKEN_BYTES))
+            try:
+                with suppress(FileExistsError):
+                    path.hardlink_to(part)  # whole once it is there, and never over another's
+            finally:
+                part.unlink()
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no text"
+        raise StartupError(f"FULCRUM_TOKEN_FILE={str(path)!r} cannot be read or made: {reason}") from None
+    if not token:
+        raise StartupError(f"FULCRUM_TOKEN_FILE={str(path)!r} is empty: put a token into it, or remove it")
+    return token
 
 
 def variable_of(settings_class: type[CommonSettings], field_name: str) -> str:
@@ -72,7 +123,7 @@ def variable_of(settings_class: type[CommonSettings], field_name: str) -> str:
 
 def _explain(settings_class: type[CommonSettings], item: Any) -> str:
     if not item["loc"]:  # of several settings together: the message names them
-        return str(item["msg"])
+        return str(item["msg"]).removeprefix("Value error, ")
     name = str(item["loc"][0])
     fields = settings_class.model_fields
     variable = variable_of(settings_class, name) if name in fields else name

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
+from libs.runtime.access import Metadata, call_metadata
 from libs.runtime.http import ConnectionGuard, serve_http
 from libs.runtime.rpc import make_channel, make_server
 from libs.runtime.settings import CommonSettings
@@ -19,8 +20,12 @@ class Transport(Protocol):
         """A channel to another process of the suite."""
         ...
 
-    def server(self, address: str, *, token: str = "") -> tuple[grpc.aio.Server, int]:
-        """A gRPC server bound to `address` and its port; admin services need `token`. Raises StartupError."""
+    def metadata(self, address: str) -> Metadata:
+        """What each call over a channel to `address` brings along: who calls."""
+        ...
+
+    def server(self, address: str) -> tuple[grpc.aio.Server, int]:
+        """A gRPC server bound to `address`, which lets in who may call it, and its port. Raises StartupError."""
         ...
 
     def http(
@@ -42,9 +47,13 @@ class SystemTransport:
         """With TLS where the settings say so."""
         return make_channel(self._settings, address)
 
-    def server(self, address: str, *, token: str = "") -> tuple[grpc.aio.Server, int]:
+    def metadata(self, address: str) -> Metadata:
+        """The token, where the settings have one and let it travel."""
+        return call_metadata(self._settings, address)
+
+    def server(self, address: str) -> tuple[grpc.aio.Server, int]:
         """Port 0 picks one."""
-        return make_server(self._settings, address, token=token)
+        return make_server(self._settings, address)
 
     def http(
         self, app: Any, sock: socket.socket, *, tasks: TaskOwner, drain_s: int

@@ -24,6 +24,7 @@ from libs.model.info import load_model_info
 from libs.perfmodel import FittedModel, StepKind
 from libs.perfmodel.saturation import PrefillCurve
 from libs.registry.port import Registry
+from libs.runtime.access import call_metadata
 from libs.runtime.clock import SystemClock
 from libs.runtime.rpc import make_channel
 from libs.runtime.settings import CommonSettings
@@ -321,7 +322,8 @@ class Reachable(Protocol):
 async def gateway_probe(worker: Reachable, name: str = "gateway-0") -> AsyncIterator[GatewayProbe]:
     """A stream to `worker`, past its first frame; cancelled when the context closes."""
     async with make_channel(worker.settings, worker.address) as channel:
-        call = pb_grpc.WorkerServiceStub(channel).Serve()  # type: ignore[no-untyped-call]
+        metadata = call_metadata(worker.settings, worker.address)
+        call = pb_grpc.WorkerServiceStub(channel).Serve(metadata=metadata)  # type: ignore[no-untyped-call]
         probe = GatewayProbe(call)
         await probe.send(pb.GatewayFrame(hello=pb.Hello(gateway_id=name, cluster=worker.settings.cluster)))
         reading = asyncio.create_task(probe.read(), name=f"read {name}")

@@ -7,15 +7,14 @@ assumes that: the receiver opens the file that the sender's pool would have here
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
-
-import grpc.aio
+from collections.abc import AsyncGenerator
 
 from libs.contracts.errors import KvLost
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.kv_port import KvChunk, KvHandle
 from libs.engine.pool_map import PoolMap, PoolMaps
 from libs.runtime.tasks import OnFailure, TaskOwner
+from libs.runtime.transport import Transport
 from libs.worker import kv_wire
 from libs.worker.kv_link import KvLink
 
@@ -28,14 +27,14 @@ class GrpcKvFetcher:
 
     def __init__(
         self,
-        open_channel: Callable[[str], grpc.aio.Channel],
+        transport: Transport,
         receiver_id: str,
         maps: PoolMaps | None = None,
         *,
         on_failure: OnFailure | None = None,
     ) -> None:
         """Without `maps` all bytes are sent."""
-        self._open_channel = open_channel
+        self._transport = transport
         self._receiver_id = receiver_id
         self._maps = maps
         self._tasks = TaskOwner(on_failure)
@@ -82,7 +81,7 @@ class GrpcKvFetcher:
             spare = next((key for key, (link, _) in self._links.items() if link.idle), None)
             if spare is not None:
                 self._links.pop(spare)[1].cancel()
-        link = KvLink(address, receiver_id=self._receiver_id, open_channel=self._open_channel)
+        link = KvLink(address, receiver_id=self._receiver_id, transport=self._transport)
         self._links[address] = link, self._tasks.spawn(f"KV from {address}", link.run())
         return link
 

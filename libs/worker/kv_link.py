@@ -1,7 +1,6 @@
 """One sender as this worker pulls from it: a stream that is kept up while it is wanted, and the pulls on it."""
 
 import asyncio
-from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -14,6 +13,7 @@ from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.runtime.backoff import Backoff
 from libs.runtime.tasks import until_first
+from libs.runtime.transport import Transport
 from libs.worker import kv_wire
 from libs.worker.kv_pull import MAX_SILENT_TICKS, Pull
 
@@ -30,10 +30,10 @@ then, and nobody else waits for it."""
 class KvLink:
     """The stream to one sender. Everything but `run` is sync: it fills the next frame."""
 
-    def __init__(self, address: str, *, receiver_id: str, open_channel: Callable[[str], grpc.aio.Channel]) -> None:
+    def __init__(self, address: str, *, receiver_id: str, transport: Transport) -> None:
         self._address = address
         self._receiver_id = receiver_id
-        self._open_channel = open_channel
+        self._transport = transport
         self._pulls: dict[int, Pull] = {}
         self._numbers = count(1)
         self._opens: dict[int, pb.PullOpen] = {}
@@ -100,8 +100,8 @@ class KvLink:
 
     async def _connect(self, backoff: Backoff) -> None:
         # A channel of its own for each attempt: gRPC's back-off within a channel is longer than ours.
-        async with self._open_channel(self._address) as channel:
-            stream = _pull_method(channel)()
+        async with self._transport.channel(self._address) as channel:
+            stream = _pull_method(channel)(metadata=self._transport.metadata(self._address))
             try:
                 await until_first(read=self._read(stream, backoff), write=self._write(stream), tick=self._tick())
             finally:

@@ -125,13 +125,13 @@ async def open_worker(
         for close in (ports.kv_index.close, ports.registry.close, ports.step_times.close):
             stack.push_async_callback(close)
         # Bound before the model loads: the engine's KV handles name this address, and a port in use shows at once.
-        server, port = transport.server(settings.listen_address(), token=settings.token.get_secret_value())
+        server, port = transport.server(settings.listen_address())
         stack.push_async_callback(server.stop, None)
         address = settings.advertised_address(port)
         incarnation = clock.now_ns()
         memory = SharedMemory(settings.kv_shared_dir)
         stack.callback(memory.close)
-        fetcher = GrpcKvFetcher(transport.channel, settings.id, memory.maps, on_failure=tasks.fail)
+        fetcher = GrpcKvFetcher(transport, settings.id, memory.maps, on_failure=tasks.fail)
         stack.push_async_callback(fetcher.close)
         stack.push_async_callback(ports.engine.close)
         await ports.engine.start(EngineIdentity(settings.id, incarnation, address), fetcher, status.progress)

@@ -12,6 +12,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import role_from_name
 from libs.engine.factory import make_engine
 from libs.model.info import load_model_info
+from libs.runtime.access import bearer
 from libs.runtime.tasks import TaskOwner
 from libs.testing.worker import RecordingStepTimes
 from libs.worker.drain import drain
@@ -28,7 +29,7 @@ from services.gateway.settings import GatewaySettings
 
 EPOCH_NS = 1_700_000_000_000_000_000
 TOKEN = "simulated"
-_METADATA = (("authorization", f"Bearer {TOKEN}"),)
+_METADATA = bearer(TOKEN)
 ADMIN_S = 2.0
 """For each call of who sets roles."""
 PORT = 50051
@@ -129,7 +130,7 @@ class Cluster:
     async def set_role(self, client: Node, name: str, *roles: str) -> None:
         """As the planner would, through the admin service; a refusal is fine. Of several who go by the same epoch each
         wants its own role, and one at most may have it."""
-        async with SimTransport(self.net, client).channel(f"{name}:{PORT}") as channel:
+        async with SimTransport(self.net, client, TOKEN).channel(f"{name}:{PORT}") as channel:
             stub: Any = pb_grpc.WorkerAdminServiceStub(channel)  # type: ignore[no-untyped-call]
             try:
                 told = await stub.Describe(pb.DescribeRequest(), metadata=_METADATA, timeout=ADMIN_S)
@@ -173,7 +174,8 @@ class Cluster:
             process.gateway = await stack.enter_async_context(
                 open_gateway(
                     settings=settings, ports=ports, catalog=load_catalog(settings.models), sock=None,  # type: ignore[arg-type]
-                    clock=SimClock(self.loop), tasks=process.tasks, transport=SimTransport(self.net, process.node),
+                    clock=SimClock(self.loop), tasks=process.tasks,
+                    transport=SimTransport(self.net, process.node, TOKEN),
                 )
             )  # fmt: skip
             process.spare_tasks = len(process.tasks)
@@ -184,7 +186,7 @@ class Cluster:
         name, store, clock = process.node.name, self.store, SimClock(self.loop)
         settings = WorkerSettings.model_validate(
             {
-                "id": name, "role": role, "host": name, "port": PORT, "node": name, "token": TOKEN,
+                "id": name, "role": role, "host": name, "port": PORT, "node": name,
                 "budget_tokens": BUDGET_TOKENS if role == "mixed" else 0, "drain_s": DRAIN_S,
                 "kv_lease_ms": KV_LEASE_MS, "telemetry_ms": 500, "kv_shared_dir": None, **self.engine,
             }
@@ -197,7 +199,7 @@ class Cluster:
         )  # fmt: skip
         async with AsyncExitStack() as stack:
             stack.push_async_callback(process.tasks.close)
-            opening = open_worker(settings, ports, clock, process.tasks, SimTransport(self.net, process.node))
+            opening = open_worker(settings, ports, clock, process.tasks, SimTransport(self.net, process.node, TOKEN))
             process.worker = await stack.enter_async_context(opening)
             await process.stopping.wait()
             await drain(process.worker.host, DRAIN_S)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import grpc
 import grpc.aio
 
+from libs.runtime.access import Metadata, bearer
 from libs.runtime.rpc import TokenInterceptor
 from load.chaos.loop import Node
 from load.chaos.net import EOF, REFUSED, Net, Pipe
@@ -189,7 +190,7 @@ class SimServer:
 
     def __init__(self, net: Net, node: Node, address: str, token: str) -> None:
         self.net, self.node, self.address = net, node, address
-        self._interceptor = TokenInterceptor(token)
+        self._interceptor = TokenInterceptor(token, needs_token=lambda _method: True)
         self._generic: list[Any] = []
         self._calls: dict[Call, None] = {}
 
@@ -310,16 +311,21 @@ class _Channel:
 class SimTransport:
     """libs.runtime.transport.Transport for one node."""
 
-    def __init__(self, net: Net, node: Node) -> None:
-        self._net, self._node = net, node
+    def __init__(self, net: Net, node: Node, token: str) -> None:
+        """As beyond loopback: every call needs the token."""
+        self._net, self._node, self._token = net, node, token
 
     def channel(self, address: str) -> Any:
         """To whoever listens there."""
         return _Channel(self._net, self._node, address)
 
-    def server(self, address: str, *, token: str = "") -> tuple[Any, int]:
+    def metadata(self, address: str) -> Metadata:
+        """The token."""
+        return bearer(self._token)
+
+    def server(self, address: str) -> tuple[Any, int]:
         """Listens once it is started."""
-        return SimServer(self._net, self._node, address, token), int(address.rpartition(":")[2])
+        return SimServer(self._net, self._node, address, self._token), int(address.rpartition(":")[2])
 
     def http(self, app: Any, sock: Any, *, tasks: Any, drain_s: int) -> Any:
         """The app by the node's name."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 
-import grpc.aio
 import structlog
 
 from libs.contracts.pairing import Unpaired, unpaired
@@ -11,6 +10,7 @@ from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
 from libs.registry.port import Registry
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
+from libs.runtime.transport import Transport
 from services.gateway.link import LinkListener, WorkerLink
 from services.gateway.traffic import Traffic
 from services.gateway.view import WorkerView
@@ -28,14 +28,14 @@ class Fleet:
         self,
         *,
         hello: Hello,
-        open_channel: Callable[[str], grpc.aio.Channel],
+        transport: Transport,
         traffic: Traffic,
         tasks: TaskOwner,
         clock: Clock,
     ) -> None:
         self._hello = hello
         self._clock = clock
-        self._open_channel = open_channel
+        self._transport = transport
         self._traffic = traffic
         self._tasks = tasks
         self._links: dict[Key, WorkerLink] = {}
@@ -105,7 +105,7 @@ class Fleet:
         link = WorkerLink(
             worker,
             hello=self._hello,
-            open_channel=self._open_channel,
+            transport=self._transport,
             traffic=self._traffic,
             listener=listener,
             clock=self._clock,

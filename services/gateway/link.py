@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from libs.contracts.roles import serves
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import until_first
+from libs.runtime.transport import Transport
 from services.gateway.frames import MalformedFrame
 from services.gateway.generation import Generation, Leg
 from services.gateway.outlook import Outlook, Sent
@@ -55,7 +56,7 @@ class WorkerLink:
         worker: common.Worker,
         *,
         hello: pb.Hello,
-        open_channel: Callable[[str], grpc.aio.Channel],
+        transport: Transport,
         traffic: Traffic,
         listener: LinkListener,
         clock: Clock,
@@ -79,7 +80,7 @@ class WorkerLink:
         """Whether its stream was ended for silence, and it has not been heard of since."""
         self._leaving = asyncio.Event()
         self._hello = hello
-        self._open_channel = open_channel
+        self._transport = transport
         self._traffic = traffic
         self._listener = listener
         self._worker: common.Worker | None = None
@@ -238,8 +239,8 @@ class WorkerLink:
 
     async def _connect(self, backoff: Backoff) -> None:
         # A channel of its own for each attempt: gRPC's back-off within a channel is longer than ours.
-        async with self._open_channel(self.address) as channel:
-            stream = self._traffic.open(channel)
+        async with self._transport.channel(self.address) as channel:
+            stream = self._traffic.open(channel, self._transport.metadata(self.address))
             await stream.write(pb.GatewayFrame(hello=self._hello))
             try:
                 await until_first(

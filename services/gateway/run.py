@@ -85,7 +85,7 @@ async def open_gateway(
     hello = Hello(gateway_id=settings.id, cluster=settings.cluster)
     fleet = Fleet(
         hello=hello,
-        open_channel=transport.channel,
+        transport=transport,
         traffic=Traffic(metrics),
         tasks=tasks,
         clock=clock,

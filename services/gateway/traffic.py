@@ -5,6 +5,7 @@ from typing import Any
 import grpc.aio
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.runtime.access import Metadata
 from services.gateway.metrics import GatewayMetrics
 
 SERVE = f"/{pb.DESCRIPTOR.services_by_name['WorkerService'].full_name}/Serve"
@@ -17,9 +18,10 @@ class Traffic:
         self._sent, self._sent_bytes = (m.labels("sent") for m in (metrics.frames, metrics.frame_bytes))
         self._received, self._received_bytes = (m.labels("received") for m in (metrics.frames, metrics.frame_bytes))
 
-    def open(self, channel: grpc.aio.Channel) -> Any:
+    def open(self, channel: grpc.aio.Channel, metadata: Metadata) -> Any:
         """WorkerService.Serve on a channel; its serializers are the only place that sees a frame's bytes."""
-        return channel.stream_stream(SERVE, request_serializer=self._pack, response_deserializer=self._unpack)()
+        serve = channel.stream_stream(SERVE, request_serializer=self._pack, response_deserializer=self._unpack)
+        return serve(metadata=metadata)
 
     def _pack(self, frame: pb.GatewayFrame) -> bytes:
         data = frame.SerializeToString()

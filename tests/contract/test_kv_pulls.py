@@ -17,6 +17,7 @@ from libs.engine.handles import Held
 from libs.engine.kv_port import KvChunk, KvHandle
 from libs.engine.kv_transfer import MAX_CHUNK_BYTES, BlockExport
 from libs.engine.port import Capabilities
+from libs.runtime.access import Metadata
 from libs.runtime.ports import held_port
 from libs.runtime.rpc import make_channel, make_server
 from libs.runtime.settings import CommonSettings
@@ -116,7 +117,7 @@ class Served:
         self.connections = 0
         self.ending: Callable[[], None] = lambda: None
         """Called when a connection is being closed, before anybody hears of what stood on it."""
-        self.fetcher = GrpcKvFetcher(cast(Any, self._open_channel), "decode-0")
+        self.fetcher = GrpcKvFetcher(cast(Any, self), "decode-0")
         self._server: grpc.aio.Server | None = None
         self.servicer: KvServicer | None = None
 
@@ -140,8 +141,11 @@ class Served:
                 found += map(bytes, chunk.data)
         return found
 
+    def metadata(self, _address: str) -> Metadata:
+        return ()
+
     @asynccontextmanager
-    async def _open_channel(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
+    async def channel(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
         self.connections += 1
         try:
             async with make_channel(CommonSettings(), address) as channel:

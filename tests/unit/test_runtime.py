@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from pydantic import SecretStr
 
 from libs.contracts.errors import StartupError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2, worker_pb2_grpc
@@ -149,8 +150,8 @@ class _Admin(worker_pb2_grpc.WorkerAdminServiceServicer):
 
 @pytest.mark.parametrize(("given", "passes"), [("Bearer right", True), ("Bearer wrong", False), ("", False)])
 async def test_admin_calls_need_the_token(given: str, passes: bool) -> None:
-    settings = CommonSettings()
-    server, port = make_server(settings, "127.0.0.1:0", token="right")
+    settings = CommonSettings(token=SecretStr("right"))
+    server, port = make_server(settings, "127.0.0.1:0")
     worker_pb2_grpc.add_WorkerAdminServiceServicer_to_server(_Admin(), server)
     await server.start()
     try:
@@ -171,7 +172,7 @@ async def test_admin_calls_need_the_token(given: str, passes: bool) -> None:
 
 async def test_no_token_set_means_no_admin_call_passes() -> None:
     settings = CommonSettings()
-    server, port = make_server(settings, "127.0.0.1:0", token="")
+    server, port = make_server(settings, "127.0.0.1:0")
     worker_pb2_grpc.add_WorkerAdminServiceServicer_to_server(_Admin(), server)
     await server.start()
     try:

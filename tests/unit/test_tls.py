@@ -6,6 +6,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from pydantic import SecretStr
 
 from libs.contracts.errors import StartupError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2, worker_pb2_grpc
@@ -45,7 +46,7 @@ def make_certificate(folder: Path, name: str) -> CommonSettings:
 
 async def describe(server: CommonSettings, client: CommonSettings) -> None:
     """One call between two processes with these settings; raises AioRpcError when they do not come together."""
-    serving, port = make_server(server, "127.0.0.1:0", token="right")
+    serving, port = make_server(server.model_copy(update={"token": SecretStr("right")}), "127.0.0.1:0")
     worker_pb2_grpc.add_WorkerAdminServiceServicer_to_server(Admin(), serving)
     await serving.start()
     try:
@@ -71,6 +72,7 @@ async def test_a_stranger_and_a_plaintext_client_are_turned_away(tmp_path: Path)
 
 
 async def test_a_missing_file_is_one_line_that_names_the_variable(tmp_path: Path) -> None:
-    settings = CommonSettings(tls_cert=str(tmp_path / "none.pem"), tls_key=str(tmp_path / "none.key"))
+    none = {f"tls_{name}": str(tmp_path / f"none.{name}") for name in ("cert", "key", "ca")}
+    settings = CommonSettings.model_validate(none)
     with pytest.raises(StartupError, match="FULCRUM_TLS_KEY"):
         make_server(settings, "127.0.0.1:0")
