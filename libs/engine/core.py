@@ -1,4 +1,4 @@
-"""The engine core: queue, blocks and batches of one engine. Pure: sync, no clock, no I/O.
+"""The engine core: queue, blocks and batches of one engine. Pure: sync, no clock, no I/O, no chance of its own.
 
 `plan` says what the next step computes, `begin` and `apply` bracket the model call. Whatever came of it, or of anything
 between steps, lies ready for `take_event`.
@@ -12,7 +12,7 @@ from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.engine import batching
 from libs.engine.block_pool import BlockPool
 from libs.engine.config import EngineConfig
-from libs.engine.handles import Held, Received
+from libs.engine.handles import Held, RandomBytes, Received
 from libs.engine.kv_port import KvHandle
 from libs.engine.kv_wait import KvWait
 from libs.engine.offers import Offers
@@ -58,13 +58,16 @@ class Core:
         capabilities: Capabilities,
         eos_token_ids: frozenset[int],
         identity: EngineIdentity,
+        *,
+        random_bytes: RandomBytes,
     ) -> None:
         self._config = config
         self._capabilities = capabilities
         self._eos_token_ids = eos_token_ids
         self._pace = Pace(config.prefill_chunk_tokens)
         self._pool = BlockPool(capabilities.kv_blocks)
-        self._offers = Offers(self._pool, identity, capabilities, lease_ns=config.kv_lease_ms * 1_000_000)
+        lease_ns = config.kv_lease_ms * 1_000_000
+        self._offers = Offers(self._pool, identity, capabilities, lease_ns=lease_ns, random_bytes=random_bytes)
         self._kv_wait = KvWait()
         self._sequences = Roster()
         self._preemptions = 0

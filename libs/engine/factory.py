@@ -1,11 +1,13 @@
 """Engines by name. None imports its heavy packages before it is started: a sim worker needs no torch."""
 
 from collections.abc import Callable, Mapping
+from secrets import token_bytes
 from types import MappingProxyType
 from typing import Final
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
+from libs.engine.handles import RandomBytes
 from libs.engine.local import LocalEngine
 from libs.engine.port import Engine
 from libs.engine.runner import Runner
@@ -21,11 +23,14 @@ RUNNERS: Final[Mapping[str, Callable[[EngineConfig], Runner]]] = MappingProxyTyp
 """Behind the engine core; vllm has a core of its own."""
 
 
-def make_engine(name: str, config: EngineConfig, clock: Clock) -> Engine:
-    """An engine that is not started yet; raises StartupError for an unknown name. `start` tells a missing package."""
+def make_engine(name: str, config: EngineConfig, clock: Clock, *, random_bytes: RandomBytes = token_bytes) -> Engine:
+    """An engine that is not started yet; raises StartupError for an unknown name. `start` tells a missing package.
+
+    `random_bytes`: of KV handles; vllm makes its own.
+    """
     if name == "vllm":
         return VllmEngine(config, clock, VllmCore())
     make_runner = RUNNERS.get(name)
     if make_runner is None:
         raise StartupError(f"engine {name!r} is not one of {', '.join(RUNNERS)}, vllm")
-    return LocalEngine(make_runner(config), config, clock)
+    return LocalEngine(make_runner(config), config, clock, random_bytes=random_bytes)

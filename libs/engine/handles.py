@@ -1,10 +1,18 @@
-"""KV handles under a lease: blocks of prefilled sequences that wait for their receiver. Pure; time is passed in."""
+"""KV handles under a lease: blocks of prefilled sequences that wait for their receiver. Pure.
 
-import struct
+Time and chance are passed in.
+"""
+
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+
+HANDLE_BYTES = 16
+"""Drawn by chance: who has not been given a handle cannot name it, and so cannot pull what is behind it."""
+
+RandomBytes = Callable[[int], bytes]
+"""As many as it is asked for, which nobody can foretell; a simulation's are seeded."""
 
 
 @dataclass(slots=True)
@@ -53,15 +61,14 @@ class HandleTable:
     kind are equally long, so they expire in the order of their last use.
     """
 
-    def __init__(self, *, incarnation: int, lease_ns: int, left_lease_ns: int) -> None:
-        self._incarnation = incarnation
+    def __init__(self, *, random_bytes: RandomBytes, lease_ns: int, left_lease_ns: int) -> None:
+        self._random_bytes = random_bytes
         self._lease_ns = lease_ns
         self._left_lease_ns = min(left_lease_ns, lease_ns)
         self._open: dict[bytes, Held] = {}
         self._held: OrderedDict[bytes, Held] = OrderedDict()
         self._left: OrderedDict[bytes, Held] = OrderedDict()
         self._by_key: dict[int, bytes] = {}
-        self._made = 0
 
     def __len__(self) -> int:
         return len(self._open) + len(self._held) + len(self._left)
@@ -73,9 +80,8 @@ class HandleTable:
         return min((first.expires_ns for first in firsts if first.expires_ns is not None), default=None)
 
     def open(self, key: int, blocks: list[int]) -> Held:
-        """A new handle without a lease, for blocks that are being filled; no other incarnation makes the same."""
-        self._made += 1
-        opaque = struct.pack("<QQ", self._incarnation, self._made)
+        """A new handle without a lease, for blocks that are being filled."""
+        opaque = self._random_bytes(HANDLE_BYTES)
         held = self._open[opaque] = Held(opaque, key, blocks, ready=0)
         self._by_key[key] = opaque
         return held

@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from secrets import token_bytes
 
 from libs.contracts.errors import FulcrumError, KvLost, KvMismatch, QueueFull
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.events import EventQueue
+from libs.engine.handles import RandomBytes
 from libs.engine.kv_copy import BlockCopies, BlockWriter
 from libs.engine.kv_port import KvExport, KvFetcher
 from libs.engine.kv_transfer import BlockExport, receive_blocks
@@ -44,10 +46,14 @@ class PoolFault(RuntimeError):
 class LocalEngine:
     """Runs sequences on one runner in this process."""
 
-    def __init__(self, runner: Runner, config: EngineConfig, clock: Clock) -> None:
+    def __init__(
+        self, runner: Runner, config: EngineConfig, clock: Clock, *, random_bytes: RandomBytes = token_bytes
+    ) -> None:
+        """`random_bytes`: of KV handles; only a simulation, which must replay, has others than the system's."""
         self._runner = runner
         self._config = config
         self._clock = clock
+        self._random_bytes = random_bytes
         self._started: tuple[Core, Capabilities, KvFetcher, BlockCopies] | None = None
         self._events = EventQueue()
         self._tasks = TaskOwner(on_failure=self._events.end)
@@ -93,7 +99,8 @@ class LocalEngine:
     async def start(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
         """Load the runner and start the loop. Raises StartupError."""
         capabilities = await self._runner.load(identity, progress)
-        core = Core(self._config, capabilities, self._runner.eos_token_ids, identity)
+        eos_token_ids = self._runner.eos_token_ids
+        core = Core(self._config, capabilities, eos_token_ids, identity, random_bytes=self._random_bytes)
         copies = BlockCopies(self._runner, capabilities.kv_block_bytes)
         self._started = (core, capabilities, fetcher, copies)
         self._tasks.spawn("engine loop", self._run())

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from libs.contracts.errors import KvLost
 from libs.engine.block_pool import BlockPool
-from libs.engine.handles import HandleTable, Held
+from libs.engine.handles import HandleTable, Held, RandomBytes
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.sequence import Sequence
@@ -17,13 +17,19 @@ loss, or its decode worker comes, well before."""
 class Offers:
     """Handles with references of their own to blocks: a sequence and what it offers end apart."""
 
-    def __init__(self, pool: BlockPool, identity: EngineIdentity, capabilities: Capabilities, *, lease_ns: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        identity: EngineIdentity,
+        capabilities: Capabilities,
+        *,
+        lease_ns: int,
+        random_bytes: RandomBytes,
+    ) -> None:
         self._pool = pool
         self._identity = identity
         self._capabilities = capabilities
-        self._handles = HandleTable(
-            incarnation=identity.incarnation, lease_ns=lease_ns, left_lease_ns=RETRY_MS * 1_000_000
-        )
+        self._handles = HandleTable(random_bytes=random_bytes, lease_ns=lease_ns, left_lease_ns=RETRY_MS * 1_000_000)
         self._to_sum: dict[bytes, Held] = {}
         """Handles some of whose ready blocks may have no checksum yet."""
 

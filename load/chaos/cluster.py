@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
@@ -192,7 +193,9 @@ class Cluster:
             }
         )  # fmt: skip
         model = load_model_info(settings.model_path)
-        engine = make_engine(settings.engine, settings.engine_config(model.name), clock)
+        chance = Random(self.net.random.getrandbits(64))
+        config = settings.engine_config(model.name)
+        engine = make_engine(settings.engine, config, clock, random_bytes=chance.randbytes)
         ports = WorkerPorts(
             engine=engine, registry=SimRegistry(store), kv_index=SimKvIndex(store), step_times=RecordingStepTimes(),
             bus=SimBus(store, process.node), model=model,

@@ -1,6 +1,8 @@
 """A worker that listens beyond loopback: who may call which of its services, and that its peers can."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from struct import pack
 from typing import Any
 
 import grpc
@@ -8,12 +10,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from libs.contracts.errors import KvLost
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.engine.kv_port import KvHandle
 from libs.runtime.rpc import make_channel
 from libs.runtime.settings import CommonSettings
 from libs.runtime.transport import SystemTransport
 from libs.testing.worker import TOKEN, LocalWorker, gateway_probe, local_worker, submit
+from libs.worker.kv_client import GrpcKvFetcher
 
 BEYOND: dict[str, Any] = {"host": "0.0.0.0", "advertise": "127.0.0.1", "allow_plaintext_token": True}
 PROMPT = list(range(100))
@@ -32,17 +36,19 @@ async def stranger(worker: LocalWorker) -> AsyncIterator[grpc.aio.Channel]:
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])
-@pytest.mark.parametrize("stub", [pb_grpc.WorkerServiceStub, pb_grpc.KvServiceStub, None])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "/fulcrum.worker.v1.WorkerService/Serve",
+        "/fulcrum.worker.v1.KvService/Pull",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
 async def test_a_stream_without_the_token_is_refused_before_it_says_anything(
-    stranger: grpc.aio.Channel, stub: Any, token: str
+    stranger: grpc.aio.Channel, method: str, token: str
 ) -> None:
-    """The worker's stream, pulls of KV blocks, and reflection."""
-    method = {
-        pb_grpc.WorkerServiceStub: lambda: stub(stranger).Serve,
-        pb_grpc.KvServiceStub: lambda: stub(stranger).Pull,
-        None: lambda: reflection_pb2_grpc.ServerReflectionStub(stranger).ServerReflectionInfo,
-    }[stub]()
-    call = method(metadata=(("authorization", f"Bearer {token}"),) if token else None, timeout=5)
+    metadata = (("authorization", f"Bearer {token}"),) if token else None
+    call = stranger.stream_stream(method)(metadata=metadata, timeout=5)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -79,3 +85,19 @@ async def test_blocks_are_pulled_by_a_worker_that_has_the_token_and_by_no_other(
             ended = await to_decode.event(1, outcome)
             if outcome == "failed":
                 assert ended.code == pb.FAILURE_CODE_KV_LOST and "token" in ended.detail, ended
+
+
+async def test_blocks_cannot_be_pulled_by_who_was_not_given_their_handle() -> None:
+    """Neither counting handles nor knowing the worker and its incarnation, which the registry tells, is enough."""
+    async with local_worker("prefill-0", "prefill") as worker, gateway_probe(worker) as gateway:
+        await gateway.until(lambda: gateway.prefill_credits > 0)
+        await gateway.submit(submit(1, pb.PHASE_PREFILL, PROMPT))
+        kv = (await gateway.event(1, "prefilled")).kv
+        handle = KvHandle(kv.worker_id, kv.incarnation, kv.address, kv.handle, kv.tokens, kv.blocks, kv.kv_layout)
+        fetcher = GrpcKvFetcher(SystemTransport(worker.settings), "stranger")
+        for guess in (pack("<QQ", kv.incarnation, 1), pack("<QQ", kv.incarnation, 2), bytes(16), b""):
+            with pytest.raises(KvLost):
+                async for _ in fetcher.fetch(replace(handle, opaque=guess), kv.kv_layout, 0):
+                    pass
+        assert [chunk async for chunk in fetcher.fetch(handle, kv.kv_layout, 0)]
+        await fetcher.close()

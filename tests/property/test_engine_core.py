@@ -4,6 +4,7 @@ The device is a checker: it keeps which token's KV lies in which slot, and refus
 """
 
 from dataclasses import dataclass, field, replace
+from random import Random
 
 import numpy as np
 from hypothesis import settings
@@ -79,7 +80,12 @@ class CoreMachine(RuleBasedStateMachine):
         self.now = 1_000
         self.keys = 0
         self.workers = [
-            Worker(Core(CONFIG, CAPABILITIES, EOS, EngineIdentity(f"w{index}", 7, ""))) for index in range(2)
+            Worker(
+                Core(
+                    CONFIG, CAPABILITIES, EOS, EngineIdentity(f"w{index}", 7, ""), random_bytes=Random(index).randbytes
+                )
+            )
+            for index in range(2)
         ]
 
     # ------------------------------------------------------------------ rules

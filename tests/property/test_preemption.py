@@ -1,6 +1,7 @@
 """A pool too small for what runs: the youngest give way and nothing is lost, doubled or stuck."""
 
 from dataclasses import dataclass, replace
+from random import Random
 
 import hypothesis.strategies as st
 import numpy as np
@@ -60,7 +61,9 @@ class Run:
     """One core driven to the end of all its sequences, checked after each step."""
 
     def __init__(self, budget_tokens: int) -> None:
-        self.core = Core(CONFIG, CAPABILITIES, frozenset(), EngineIdentity("w", 1, ""))
+        self.core = Core(
+            CONFIG, CAPABILITIES, frozenset(), EngineIdentity("w", 1, ""), random_bytes=Random(1).randbytes
+        )
         self.core.set_prefill_budget(budget_tokens)
         self.device = CheckingDevice(BLOCKS, BLOCK)
         self.live: dict[int, EngineRequest] = {}
@@ -157,7 +160,7 @@ def test_thrash_is_bounded() -> None:
 
 def test_what_cannot_fit_alone_is_refused_at_submit() -> None:
     small = replace(CAPABILITIES, kv_blocks=4)
-    core = Core(CONFIG, small, frozenset(), EngineIdentity("w", 1, ""))
+    core = Core(CONFIG, small, frozenset(), EngineIdentity("w", 1, ""), random_bytes=Random(1).randbytes)
     fits = Wanted(0, 8, 9, reuse=False, moved=False, after_steps=0)
     core.submit(request(1, fits), NOW)
     with pytest.raises(InvalidRequest, match="5 KV blocks"):

@@ -1,5 +1,7 @@
 """TPOT targets in the engine: prompts beside decodes, and transferred sequences that wait for room in the pace."""
 
+from random import Random
+
 import numpy as np
 import pytest
 
@@ -91,7 +93,13 @@ def engine_bench() -> EngineBench:
 
 def test_every_token_beside_long_prompts_comes_on_its_line() -> None:
     capabilities = Capabilities(16, 2000, 1, 8192, 8, "test")
-    core = Core(EngineConfig(None, "sim", prefill_chunk_tokens=4096), capabilities, frozenset(), IDENTITY)
+    core = Core(
+        EngineConfig(None, "sim", prefill_chunk_tokens=4096),
+        capabilities,
+        frozenset(),
+        IDENTITY,
+        random_bytes=Random(1).randbytes,
+    )
     core.set_step_time(MODEL)
     core.submit(EngineRequest(1, "r", Phase.BOTH, np.ones(8, np.int32), 8, 40, GREEDY, tpot_target_ns=30 * MS), MS)
     core.submit(EngineRequest(2, "r", Phase.BOTH, np.ones(4096, np.int32), 4096, 2, GREEDY), MS)
@@ -130,7 +138,13 @@ async def test_one_measurement_waits_at_a_time_and_a_cancelled_one_frees_its_pla
 
 def test_a_prompt_that_yields_is_computed_only_while_no_other_one_waits() -> None:
     capabilities = Capabilities(16, 2000, 1, 8192, 8, "test")
-    core = Core(EngineConfig(None, "sim", prefill_chunk_tokens=64), capabilities, frozenset(), IDENTITY)
+    core = Core(
+        EngineConfig(None, "sim", prefill_chunk_tokens=64),
+        capabilities,
+        frozenset(),
+        IDENTITY,
+        random_bytes=Random(1).randbytes,
+    )
 
     def ask(key: int, *, yields: bool) -> None:
         request = EngineRequest(key, "r", Phase.BOTH, np.ones(96, np.int32), 96, 1, GREEDY, yields=yields)
