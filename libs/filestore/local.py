@@ -3,6 +3,7 @@
 One folder a file, named by its id, moved to its place by one rename: content and what is known of it appear together,
 and both are on the disk by then. The folder of drafts says that the store is there. It is made once, when a process
 opens the store: where its disk has gone meanwhile, nothing counts as deleted, and nothing is written to what is below.
+Files are prompts and answers: they and their folders are for the user alone whose processes these are.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ import structlog
 from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable
 from libs.filestore.port import FileInfo
 from libs.filestore.room import Room
+from libs.runtime.paths import PRIVATE_FOLDER, create_private, private_folder
 
 log = structlog.get_logger()
 
@@ -48,7 +50,8 @@ class LocalFiles:
         self._unread: frozenset[str] = frozenset()
         """Names whose description could not be read when that was looked at last."""
         with suppress(OSError):  # which is told whenever the store is used
-            (folder / _DRAFTS).mkdir(parents=True, exist_ok=True)
+            private_folder(folder)
+            private_folder(folder / _DRAFTS)
 
     @asynccontextmanager
     async def draft(self, file_id: str, *, max_bytes: int) -> AsyncIterator["LocalDraft"]:
@@ -167,8 +170,8 @@ class LocalDraft:
         self._bytes = 0
         self.held_bytes = 0
         """Of the store's room, beside what has been kept."""
-        home.mkdir()
-        self._file: BinaryIO = (home / _CONTENT).open("wb")
+        home.mkdir(mode=PRIVATE_FOLDER)
+        self._file: BinaryIO = create_private(home / _CONTENT)
 
     async def write(self, part: bytes) -> None:
         """Append; raises FileTooLarge or StoreFull."""
@@ -195,7 +198,7 @@ class LocalDraft:
     def _keep(self, info: FileInfo) -> None:
         with self._file:
             _sync(self._file)
-        with (self._home / _INFO).open("wb") as description:
+        with create_private(self._home / _INFO) as description:
             description.write(msgspec.json.encode(info))
             _sync(description)
         _sync_names(self._home)

@@ -16,6 +16,7 @@ from libs.contracts.errors import StartupError
 from libs.launch import leash
 from libs.launch.port import ChildSpec
 from libs.launch.status import StatusLine, parse_status
+from libs.runtime.paths import private_folder
 
 MAX_LOG_BYTES = 32 * 1024 * 1024
 """A log that has grown over this is put aside, in place of the one before, and started anew."""
@@ -147,7 +148,7 @@ class ProcessLauncher:
 
     def _open_log(self, name: str) -> BinaryIO:
         """Empty at a suite's start; a restarted child goes on in it."""
-        self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self._logs)
         path = Path(self.log_of(name))
         if name not in self._started:
             path.write_bytes(b"")

@@ -7,7 +7,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,7 @@ import numpy as np
 import structlog
 
 from libs.contracts.errors import StartupError
+from libs.runtime.paths import PRIVATE_FILE, PRIVATE_FOLDER
 from libs.telemetry.members import Member
 from libs.telemetry.ring import Tier
 from libs.telemetry.rollups import Kept
@@ -54,7 +55,7 @@ class HistoryFile:
         self._tiers = tiers
         self._members: set[str] = set()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
             self._database = self._open(cluster)
         except (OSError, sqlite3.OperationalError) as error:
             raise StartupError(
@@ -117,6 +118,9 @@ class HistoryFile:
             return self._opened(cluster)
 
     def _opened(self, cluster: str) -> sqlite3.Connection:
+        self._path.touch(mode=PRIVATE_FILE)
+        with suppress(PermissionError):  # another user's, which we may write to
+            self._path.chmod(PRIVATE_FILE)  # SQLite gives what it writes beside it the same mode
         database = sqlite3.connect(self._path, timeout=0, check_same_thread=False)
         try:
             database.execute("PRAGMA locking_mode = EXCLUSIVE")
