@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
+from libs.bus.broker import topic_settings, weak_topics
 from libs.bus.buffer import MAX_BUFFERED_RECORDS
+from libs.bus.clients import open_admin
 from libs.bus.codec import SCHEMA_HEADER
 from libs.bus.kafka import KafkaBus
 from libs.bus.port import Record, Wanted
@@ -226,6 +229,27 @@ async def test_topics_are_made_at_start_with_their_partitions(kafka: KafkaServer
             made = {topic["topic"]: len(topic["partitions"]) for topic in await admin.describe_topics()}
     await admin.close()
     assert {name: made[name] for name in wanted} == wanted
+
+
+@pytest.mark.kafka
+async def test_a_broker_takes_what_a_copied_topic_is_made_with_and_tells_weak_ones_from_it(
+    real_kafka_server: KafkaServer, cluster: str
+) -> None:
+    """By one broker, whose topics have one copy: the settings are those of three."""
+    async with open_admin(real_kafka_server.servers, "test") as admin:
+        made = [
+            NewTopic(f"{cluster}.{copies}", 1, 1, topic_configs=topic_settings(STEPS, copies)) for copies in (1, 2, 3)
+        ]
+        assert [code for _, code, *_ in (await admin.create_topics(made)).topic_errors] == [0, 0, 0]
+        asked = [ConfigResource(ConfigResourceType.TOPIC, topic.name, {"min.insync.replicas": ""}) for topic in made]
+        found: dict[str, str] = {}
+        async with asyncio.timeout(10):
+            while len(found) < len(made):  # a busy broker tells of topics a moment after it has made them
+                (answer,) = await admin.describe_configs(asked)
+                found = {name: settings[0][1] for _, _, _, name, settings in answer.resources if settings}
+        assert found == {f"{cluster}.1": "1", f"{cluster}.2": "1", f"{cluster}.3": "2"}
+        assert weak_topics(answer.resources) == [f"{cluster}.1", f"{cluster}.2"]
+        await admin.delete_topics([topic.name for topic in made])
 
 
 async def test_partitions_that_are_added_later_are_read_from_their_start(

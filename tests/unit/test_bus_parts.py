@@ -11,6 +11,7 @@ from aiokafka.structs import OffsetAndTimestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libs.bus.broker import topic_settings, weak_topics
 from libs.bus.buffer import Buffer, Outgoing
 from libs.bus.codec import decode, encode
 from libs.bus.progress import Progress
@@ -18,12 +19,29 @@ from libs.bus.servers import BrokerAway, Servers
 from libs.bus.subscription import Subscription
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
-from libs.contracts.topics import DECISIONS, STEPS
+from libs.contracts.topics import ALL, DECISIONS, STEPS, Topic
 from libs.runtime.backoff import Backoff
 
 
 def record(number: int, size: int = 1) -> Outgoing:
     return Outgoing("topic", b"key", bytes([number % 256]) * size, b"schema")
+
+
+@pytest.mark.parametrize("topic", ALL, ids=lambda topic: topic.stem)
+@given(copies=st.integers(1, 9))
+def test_of_three_copies_or_more_two_must_have_what_counts_as_written_and_of_fewer_one(
+    topic: Topic, copies: int
+) -> None:
+    """Two of two would stop all writing whenever one broker restarts."""
+    settings = topic_settings(topic, copies)
+    assert settings.get("min.insync.replicas") == ("2" if copies >= 3 else None)
+    assert settings["retention.ms"] == str(topic.retention_ms)
+
+
+def test_a_topic_that_the_broker_does_not_tell_about_is_not_called_weak() -> None:
+    one, two = ("min.insync.replicas", "1", False), ("min.insync.replicas", "2", False)
+    told = [(0, "", 2, "strong", [two]), (0, "", 2, "weak", [one]), (29, "refused", 2, "secret", [])]
+    assert weak_topics(told) == ["weak"]
 
 
 @given(
