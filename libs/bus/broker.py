@@ -1,5 +1,6 @@
 """Questions to the broker itself: which topics and partitions there are, and to make those that are missing."""
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ IN_SYNC = 2
 """Copies that must have a record before it counts as written, of REPLICATION or more: what was acknowledged outlives
 any one broker, and one broker may be away. Of two copies it would take both, and any restart would stop writing."""
 IN_SYNC_SETTING = "min.insync.replicas"
+SEEN_POLLS, SEEN_POLL_S = 10, 0.1
+"""A topic that has not been seen after that long is not there."""
 _TOPIC_EXISTS = 36
 _OK = 0
 
@@ -85,9 +88,17 @@ async def touch_topics(admin: AIOKafkaAdminClient, topics: Sequence[Topic], clus
 
 
 async def named_partitions(admin: AIOKafkaAdminClient, name: str) -> Sequence[int]:
-    """Partition numbers of a topic by its whole name; empty where there is none."""
-    found = (entry for entry in await admin.describe_topics() if entry["topic"] == name)
-    return sorted(partition["partition"] for entry in found for partition in entry["partitions"])
+    """Partition numbers of a topic by its whole name; empty where there is none.
+
+    It is looked for among all topics, since a broker may make what is named, and more than once, since brokers tell of
+    a topic a moment after it has been made.
+    """
+    for again_s in (*(SEEN_POLL_S,) * SEEN_POLLS, 0.0):
+        found = (entry for entry in await admin.describe_topics() if entry["topic"] == name)
+        if numbers := sorted(partition["partition"] for entry in found for partition in entry["partitions"]):
+            return numbers
+        await asyncio.sleep(again_s)
+    return ()
 
 
 async def partitions(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluster: str) -> Mapping[str, Sequence[int]]:

@@ -25,7 +25,6 @@ from libs.bus.port import BusCapabilities, Record
 from libs.bus.servers import Servers
 from libs.bus.span import read_span
 from libs.bus.subscription import Subscription
-from libs.bus.transactions import TOPIC_ERRORS, need_topic
 from libs.bus.work import Handle
 from libs.contracts.errors import BrokerUnavailable, TopicNotFound
 from libs.contracts.topics import Topic
@@ -132,17 +131,17 @@ class KafkaWork:
             raise _unavailable(error) from error
 
     async def check_topic(self, name: str, *, param: str) -> None:
-        """Raises TopicNotFound, that names `param`, when nothing can be written to it; BrokerUnavailable."""
+        """Raises TopicNotFound, that names `param`, when the broker has no such topic; BrokerUnavailable."""
         try:
             async with (
                 asyncio.timeout(ASK_TIMEOUT_S),
-                open_producer(self._servers.address().bootstrap, self._member) as producer,
+                open_admin(self._servers.address().bootstrap, self._member) as admin,
             ):
-                await need_topic(producer, name)
-        except TOPIC_ERRORS as error:
-            raise TopicNotFound(f"the broker has no topic {name!r} to write to", param=param) from error
+                numbers = await named_partitions(admin, name)
         except CONNECTION_ERRORS as error:
             raise _unavailable(error) from error
+        if not numbers:
+            raise TopicNotFound(f"the broker has no topic {name!r} to write to", param=param)
 
     async def work(self, topic: Topic, group: str, handle: Handle) -> None:
         """Be a member of the group until cancelled."""

@@ -20,6 +20,7 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import OffsetAndMetadata
 
+from libs.bus.broker import named_partitions
 from libs.bus.clients import open_transactions
 from libs.bus.codec import SCHEMA_HEADER, encode
 from libs.bus.offsets import NONE, committed_offsets
@@ -36,17 +37,6 @@ TOPIC_ERRORS = (
     UnknownTopicOrPartitionError,
 )
 """What is the fault of a topic, or of what is written to it, rather than of the broker."""
-
-
-async def need_topic(producer: AIOKafkaProducer, name: str) -> None:
-    """Raises one of TOPIC_ERRORS when the broker has no such topic, and another KafkaError when none answers."""
-    try:
-        await producer.partitions_for(name)
-    except UnknownTopicOrPartitionError:
-        # aiokafka says so too when no broker has answered. This raises then.
-        found = await producer.client.fetch_all_metadata()
-        if found.partitions_for_topic(name) is None:
-            raise
 
 
 class Transactions:
@@ -70,6 +60,8 @@ class Transactions:
         self._admin = admin
         self._held = AsyncExitStack()
         self._producer: AIOKafkaProducer
+        self._there: set[str] = set()
+        """Topics of clients that this producer has found."""
         self.committed: OffsetAndMetadata = NONE
 
     @asynccontextmanager
@@ -86,7 +78,7 @@ class Transactions:
         try:
             # Before anything is sent: aiokafka refuses to send once a topic has failed while another was looked for.
             for topic in dict.fromkeys(raw.topic for raw in raws):
-                await need_topic(self._producer, topic)
+                await self._need_topic(topic)
         except TOPIC_ERRORS as error:
             raise _refused(topic, error) from error
         await self._producer.begin_transaction()
@@ -97,6 +89,23 @@ class Transactions:
             await sent  # aiokafka commits without a record that the broker has refused, and does not tell
         await self._producer.commit_transaction()
         self.committed = offset
+
+    async def _need_topic(self, name: str) -> None:
+        """Raises one of TOPIC_ERRORS when the broker has no such topic, and another KafkaError when none answers.
+
+        Looked for before this producer names it for the first time, which could make it.
+        """
+        if name not in self._there:
+            if not await named_partitions(self._admin, name):
+                raise UnknownTopicOrPartitionError(name)
+            self._there.add(name)
+        try:
+            await self._producer.partitions_for(name)
+        except UnknownTopicOrPartitionError:
+            # aiokafka says so too when no broker has answered. This raises then.
+            found = await self._producer.client.fetch_all_metadata()
+            if found.partitions_for_topic(name) is None:
+                raise
 
     async def _send_raw(self, raws: Sequence[Raw]) -> None:
         """All of them, or the transaction is no more: raises TopicRefused."""
@@ -130,6 +139,7 @@ class Transactions:
     async def _take(self) -> OffsetAndMetadata:
         """Open a producer, which ends what another one of the partition has open. What is committed from here on."""
         opening = open_transactions(self._bootstrap, self._client_id, f"{self._group}.{self._partition.partition}")
+        self._there.clear()
         self._producer = await self._held.enter_async_context(opening)
         return (await committed_offsets(self._admin, self._group, [self._partition]))[self._partition]
 

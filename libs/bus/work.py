@@ -109,10 +109,7 @@ class WorkBus(Protocol):
         ...
 
     async def check_topic(self, name: str, *, param: str) -> None:
-        """Raises TopicNotFound, that names `param`, when nothing can be written to a client's topic; BrokerUnavailable.
-
-        A broker that makes topics on first use makes it.
-        """
+        """Raises TopicNotFound, that names `param`, when there is no such topic; BrokerUnavailable. Makes none."""
         ...
 
     async def work(self, topic: Topic, group: str, handle: Handle) -> None:

@@ -113,6 +113,13 @@ class TopicNotFound(InvalidRequest):
     http_status = 404
 
 
+class TopicNotAllowed(InvalidRequest):
+    """Clients may not name this topic: the operator has not allowed it, or it is Kafka's or ours."""
+
+    code = "topic_not_allowed"
+    http_status = 403
+
+
 class TopicRefused(InvalidRequest):
     """A client's topic does not take what is written to it."""
 

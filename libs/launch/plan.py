@@ -31,6 +31,8 @@ class Place:
     gateway_drain_s: int
     token: str
     cluster: str
+    batch_topics: str = ""
+    """That batch jobs may read and write."""
     gpus: tuple[str, ...] = ()
     """Of this machine, for workers."""
     worker_device: str = "auto"
@@ -63,7 +65,7 @@ def make_plan(options: SuiteOptions, model: Model, place: Place) -> Plan:
     }
     return Plan(
         stores=_stores(options, place),
-        gateways=_gateways(options, model, {**shared, "FULCRUM_GATEWAY_DRAIN_S": str(place.gateway_drain_s)}),
+        gateways=_gateways(options, model, place, shared),
         workers=_workers(options, model, place, shared),
         observers=(
             _service("planner", shared, "FULCRUM_PLANNER_PORT", place.planner_port),
@@ -88,12 +90,17 @@ def _stores(options: SuiteOptions, place: Place) -> tuple[ChildSpec, ...]:
     return tuple(specs)
 
 
-def _gateways(options: SuiteOptions, model: Model, shared: Mapping[str, str]) -> tuple[ChildSpec, ...]:
+def _gateways(options: SuiteOptions, model: Model, place: Place, shared: Mapping[str, str]) -> tuple[ChildSpec, ...]:
     """The first has the port that was asked for, the others any."""
+    own = {
+        **shared,
+        "FULCRUM_GATEWAY_DRAIN_S": str(place.gateway_drain_s),
+        "FULCRUM_GATEWAY_BATCH_TOPICS": place.batch_topics,
+    }
     specs = []
     for number in range(1, options.gateways + 1):
         port = options.gateway_port if number == 1 else 0
-        env = {**shared, "FULCRUM_GATEWAY_ID": f"gateway-{number}"}
+        env = {**own, "FULCRUM_GATEWAY_ID": f"gateway-{number}"}
         env["FULCRUM_GATEWAY_MODELS"] = json.dumps({model.name: model.path})
         specs.append(_service("gateway", env, "FULCRUM_GATEWAY_PORT", port, name=f"gateway-{number}"))
     return tuple(specs)

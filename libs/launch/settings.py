@@ -5,7 +5,10 @@ from typing import Any
 
 from pydantic import Field
 
+from libs.runtime.access import is_loopback
 from libs.runtime.settings import CommonSettings
+
+LOOPBACK_BATCH_TOPICS = "batch.*"
 
 
 class LaunchSettings(CommonSettings):
@@ -22,6 +25,16 @@ class LaunchSettings(CommonSettings):
     """What workers compute on; GPUs are dealt out among them unless it names one, or none."""
     vllm_arguments: dict[str, Any] = Field(default_factory=dict, validation_alias="FULCRUM_WORKER_VLLM_ARGUMENTS")
     """Of vLLM's engine, which say how many GPUs a worker computes on."""
+
+    batch_topics: str | None = Field(None, validation_alias="FULCRUM_GATEWAY_BATCH_TOPICS")
+    """Topics that batch jobs may read and write; where nobody says so, LOOPBACK_BATCH_TOPICS on loopback and none
+    beyond."""
+
+    def batch_topics_allowed(self) -> str:
+        """As gateways are told it."""
+        if self.batch_topics is not None:
+            return self.batch_topics
+        return LOOPBACK_BATCH_TOPICS if is_loopback(f"{self.host}:0") else ""
 
     def threads_of(self, workers: int) -> int:
         """Threads that each of `workers` gets."""

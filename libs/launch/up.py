@@ -83,6 +83,7 @@ class Up:
             gateway_drain_s=settings.gateway_drain_s,
             token=secrets.token_urlsafe(TOKEN_BYTES),
             cluster=settings.cluster_of(options.gateway_port, own_stores=own_stores),
+            batch_topics=settings.batch_topics_allowed(),
             gpus=visible_gpus(os.environ) if options.engine != "sim" else (),
             worker_device=settings.worker_device,
             vllm_arguments=settings.vllm_arguments,

@@ -95,5 +95,8 @@ class GatewaySettings(HttpSettings):
     """Of the sequences that workers have room for, as this gateway sees them, how many may be batch lines."""
     batch_order: Literal["prefix", "arrival"] = "prefix"
     """Lines of a share whose prompts begin alike are asked one after the other, or all in the file's order."""
+    batch_topics: str = Field("", pattern=r"^[A-Za-z0-9._*, -]*$")
+    """Kafka topics that jobs may read and write: names, or patterns with *, separated by commas; empty allows none.
+    Never those that begin with fulcrum. or __, whatever is said here. `fulcrum up` on loopback allows batch.*."""
     batch_max_in_flight: int = Field(256, ge=1)
     """Batch lines that this gateway runs at once."""

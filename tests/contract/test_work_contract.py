@@ -173,6 +173,35 @@ async def test_who_has_lost_its_lane_commits_no_more(kafka: KafkaServer, cluster
 
 
 @pytest.mark.usefixtures("topics")
+async def test_neither_looking_for_a_topic_nor_writing_to_it_makes_it(kafka: KafkaServer, cluster: str) -> None:
+    """Also where the broker makes each topic that is named, as the embedded one does."""
+    work, missing = KafkaWork(kafka.servers, cluster, "a"), f"{cluster}-missing"
+    refused: list[str] = []
+
+    async def copies(lane: Lane) -> None:
+        async for batch in lane.batches():
+            for record in batch:
+                with suppress(TopicRefused):
+                    await lane.commit([answer(1), Raw(missing, b"", b"x")], next_offset=record.offset + 1)
+                refused.append(missing)
+
+    for param in ("input_topic", "output_topic"):
+        with pytest.raises(TopicNotFound) as unknown:
+            if param == "input_topic":
+                async for _ in work.values(missing):
+                    pass
+            else:
+                await work.check_topic(missing, param=param)
+        assert unknown.value.param == param
+    await work.send(BATCH_SHARES, Share(share_id="one", number=1))
+    async with member(work, copies):
+        await until(lambda: refused, timeout_s=SETTLE_S)
+    async with open_admin(Servers(kafka.servers).address().bootstrap, "test") as admin:
+        assert missing not in await admin.list_topics()
+    assert not await results(kafka, cluster)
+
+
+@pytest.mark.usefixtures("topics")
 async def test_a_topic_that_takes_no_records_spoils_neither_its_lane_nor_a_transaction(
     kafka: KafkaServer, cluster: str
 ) -> None:

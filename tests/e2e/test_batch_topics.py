@@ -77,7 +77,11 @@ async def test_topics_are_jobs_records_submit_them_and_answers_come_on_topics(
     for number in range(LINES):
         await producer.send(lines_topic, line(number), key=str(number).encode())
     await producer.flush()
-    env = {"FULCRUM_CLUSTER": cluster, "FULCRUM_GATEWAY_FILES_FOLDER": str(tmp_path / "files")}
+    env = {
+        "FULCRUM_GATEWAY_BATCH_TOPICS": f"{cluster}-*",
+        "FULCRUM_CLUSTER": cluster,
+        "FULCRUM_GATEWAY_FILES_FOLDER": str(tmp_path / "files"),
+    }
     shape = ("--engine", "sim", "--prefill", "1", "--decode", "1", "--kafka", servers)
     with running_suite(tmp_path, *shape, env=env) as suite:
         topics = ("--output-topic", good, "--error-topic", bad)
@@ -92,6 +96,9 @@ async def test_topics_are_jobs_records_submit_them_and_answers_come_on_topics(
 
         missing = suite.fulcrum("batch", "submit", "--topic", f"{cluster}-none", "--endpoint", ENDPOINT, "--wait")
         assert (missing.returncode, "topic_not_found" in missing.stderr) == (1, True)
+
+        foreign = suite.fulcrum("batch", "submit", "--topic", "payments", "--endpoint", ENDPOINT, "--wait")
+        assert (foreign.returncode, "FULCRUM_GATEWAY_BATCH_TOPICS" in foreign.stderr) == (1, True), foreign.stderr
 
         asked = {"input_topic": lines_topic, "endpoint": ENDPOINT, "metadata": {"tenant": "ann", "priority": "3"}}
         misspelt = {**asked, "output_topic": typo, "metadata": {"tenant": "typo"}}

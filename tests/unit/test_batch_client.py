@@ -19,6 +19,7 @@ from libs.testing.batch_lanes import created, running, store
 from libs.testing.wait import until
 from libs.testing.work import MemoryWork
 from services.gateway.batch.api import make_batch_router
+from services.gateway.batch.asked import AllowedTopics
 from services.gateway.batch.view import JobView
 from services.gateway.routes import tell_errors
 
@@ -47,7 +48,13 @@ async def serving(tmp_path: Path) -> AsyncIterator[tuple[openai.AsyncOpenAI, Gat
     view = JobView(work)
     app.include_router(
         make_batch_router(
-            bus=work, files=files, view=view, clock=SystemClock(), max_file_bytes=10**6, max_line_bytes=10**6
+            bus=work,
+            files=files,
+            view=view,
+            clock=SystemClock(),
+            topics=AllowedTopics(""),
+            max_file_bytes=10**6,
+            max_line_bytes=10**6,
         )
     )
     tell_errors(app)

@@ -1,6 +1,7 @@
 """What a gateway knows of jobs: nothing is called unknown too soon, none comes twice, and there is a bound."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from fastapi import FastAPI
 from google.protobuf.message import Message
 
 from libs.bus.port import Record
-from libs.contracts.errors import BrokerUnavailable, Conflict, FulcrumError, InvalidRequest, QueueFull
+from libs.contracts.errors import BrokerUnavailable, Conflict, FulcrumError, InvalidRequest, QueueFull, TopicNotAllowed
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_SUBMIT, Topic
 from libs.runtime.clock import SystemClock
@@ -21,12 +22,15 @@ from libs.testing.wait import until
 from libs.testing.work import MemoryWork
 from services.gateway.batch import view as view_module
 from services.gateway.batch.api import make_batch_router
+from services.gateway.batch.asked import AllowedTopics
 from services.gateway.batch.job import Job
 from services.gateway.batch.shown import show_batch, show_page
 from services.gateway.batch.submissions import Submissions
 from services.gateway.batch.view import MAX_TENANT_UNFINISHED, MAX_UNFINISHED, JobView
 
 ASKED = {"endpoint": "/v1/completions", "input_file_id": "file-1", "completion_window": "24h"}
+
+TOPICS = AllowedTopics("batch.*")
 
 
 class Held(MemoryWork):
@@ -57,6 +61,7 @@ async def gateway(work: MemoryWork, tmp_path: Path) -> AsyncIterator[tuple[httpx
             files=await store(tmp_path),
             view=view,
             clock=SystemClock(),
+            topics=TOPICS,
             max_file_bytes=999,
             max_line_bytes=999,
         )
@@ -139,7 +144,9 @@ async def test_what_a_gateway_has_not_read_yet_is_not_called_unknown(
     await work.send(BATCH_JOBS, created(job_id, input_file_id="file-1"))
     app = FastAPI()
     app.include_router(
-        make_batch_router(bus=work, files=files, view=view, clock=SystemClock(), max_file_bytes=999, max_line_bytes=999)
+        make_batch_router(
+            bus=work, files=files, view=view, clock=SystemClock(), topics=TOPICS, max_file_bytes=999, max_line_bytes=999
+        )
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:
         for ask in (http.get(f"/v1/batches/{job_id}"), http.get("/v1/batches"), http.delete("/v1/files/file-1")):
@@ -177,8 +184,8 @@ async def test_a_record_that_asks_for_one_job_too_many_becomes_one_that_has_fail
     view = JobView(records)
     for number in range(MAX_TENANT_UNFINISHED):
         view.apply(created(f"job-{number}"))
-    body = b'{"input_topic": "lines", "endpoint": "/v1/completions", "metadata": {"tenant": "ann"}}'
-    submissions = Submissions(view, SystemClock(), "cluster")
+    body = b'{"input_topic": "batch.lines", "endpoint": "/v1/completions", "metadata": {"tenant": "ann"}}'
+    submissions = Submissions(view, SystemClock(), "cluster", TOPICS)
     await records.send(BATCH_SUBMIT, pb.Submission(body=body))
     async with running(view.follow(), submissions.work(records)):
         await until(lambda: records.next_offset == 1)
@@ -192,7 +199,7 @@ async def test_a_record_that_asks_for_one_job_too_many_becomes_one_that_has_fail
         (b'{"%s": 1, "endpoint": "/v1/completions"}' % (b"x" * 60_000), "invalid_request"),
         (b'{"%s": 1, "endpoint": "/v1/completions"}' % (b"x" * 990_000), "body_too_large"),
         (
-            b'{"endpoint": "/v1/completions", "input_topic": "a", "metadata": {"%s": ""}}' % (b"k" * 65),
+            b'{"endpoint": "/v1/completions", "input_topic": "batch.a", "metadata": {"%s": ""}}' % (b"k" * 65),
             "invalid_request",
         ),
     ],
@@ -201,7 +208,7 @@ async def test_a_record_that_asks_for_too_much_becomes_a_job_that_fits_its_recor
     records = MemoryWork(BATCH_SUBMIT)
     view = JobView(records)
     await records.send(BATCH_SUBMIT, pb.Submission(body=body))
-    async with running(view.follow(), Submissions(view, SystemClock(), "cluster").work(records)):
+    async with running(view.follow(), Submissions(view, SystemClock(), "cluster", TOPICS).work(records)):
         await until(lambda: records.next_offset == 1)
     events = [event for event in told(records) if not event.HasField("look_back")]
     assert events[1].finished.error_code == code
@@ -218,13 +225,30 @@ async def test_a_record_that_a_broker_hands_out_again_makes_no_second_job() -> N
             await super().follow()
 
     records = MemoryWork(BATCH_SUBMIT)
-    body = b'{"input_topic": "lines", "endpoint": "/v1/completions"}'
+    body = b'{"input_topic": "batch.lines", "endpoint": "/v1/completions"}'
     await records.send(BATCH_SUBMIT, pb.Submission(body=body))
     view = JobView(records)
-    async with running(view.follow(), Submissions(view, SystemClock(), "cluster").work(records)):
+    async with running(view.follow(), Submissions(view, SystemClock(), "cluster", TOPICS).work(records)):
         await until(lambda: records.next_offset == 1)
     records.next_offset = 0
     view = Behind(records)
-    async with running(view.follow(), Submissions(view, SystemClock(), "cluster").work(records)):
+    async with running(view.follow(), Submissions(view, SystemClock(), "cluster", TOPICS).work(records)):
         await until(lambda: records.next_offset == 1)
     assert [event.WhichOneof("event") for event in told(records)].count("created") == 1
+
+
+async def test_a_record_is_held_to_the_list_of_topics_as_a_request_is(tmp_path: Path) -> None:
+    records = MemoryWork(BATCH_SUBMIT)
+    view = JobView(records)
+    body = {"endpoint": "/v1/completions", "input_file_id": "file-1", "output_topic": "payments"}
+    await records.send(BATCH_SUBMIT, pb.Submission(body=json.dumps(body).encode()))
+    async with running(view.follow(), Submissions(view, SystemClock(), "cluster", TOPICS).work(records)):
+        await until(lambda: records.next_offset == 1)
+    finished = [event for event in told(records) if not event.HasField("look_back")][1].finished
+    assert (finished.error_code, finished.error_param) == ("topic_not_allowed", "output_topic")
+    assert "FULCRUM_GATEWAY_BATCH_TOPICS" in finished.error_message
+    async with gateway(Held(), tmp_path) as (http, view):
+        with pytest.raises(TopicNotAllowed, match="FULCRUM_GATEWAY_BATCH_TOPICS") as refused:
+            await http.post("/v1/batches", json=body)
+        assert (refused.value.param, refused.value.http_status) == ("output_topic", 403)
+        assert not view.jobs()

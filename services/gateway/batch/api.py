@@ -12,7 +12,14 @@ from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS
 from libs.filestore.port import FileStore
 from libs.runtime.clock import Clock
-from services.gateway.batch.asked import IDEMPOTENCY_HEADER, MAX_BODY_BYTES, job_id, read_request, same_request
+from services.gateway.batch.asked import (
+    IDEMPOTENCY_HEADER,
+    MAX_BODY_BYTES,
+    AllowedTopics,
+    job_id,
+    read_request,
+    same_request,
+)
 from services.gateway.batch.copies import check_topics
 from services.gateway.batch.described import BATCH_BODY, CONTENT_TYPE, ERRORS, UPLOAD_BODY, page_parameters
 from services.gateway.batch.parts import PART_PURPOSE
@@ -36,12 +43,19 @@ BATCHES_PAGE, BATCHES_PAGE_MAX = 20, 100
 
 
 def make_batch_router(
-    *, bus: WorkBus, files: FileStore, view: JobView, clock: Clock, max_file_bytes: int, max_line_bytes: int
+    *,
+    bus: WorkBus,
+    files: FileStore,
+    view: JobView,
+    clock: Clock,
+    topics: AllowedTopics,
+    max_file_bytes: int,
+    max_line_bytes: int,
 ) -> APIRouter:
     """The routes."""
     router = APIRouter(responses=ERRORS)
     _add_files(router, files, view, max_file_bytes=max_file_bytes, max_line_bytes=max_line_bytes)
-    _add_batches(router, bus, files, view, clock)
+    _add_batches(router, bus, files, view, clock, topics=topics)
     return router
 
 
@@ -101,13 +115,15 @@ def _add_files(router: APIRouter, files: FileStore, view: JobView, *, max_file_b
         return {"id": file_id, "object": "file", "deleted": True}
 
 
-def _add_batches(router: APIRouter, bus: WorkBus, files: FileStore, view: JobView, clock: Clock) -> None:
+def _add_batches(
+    router: APIRouter, bus: WorkBus, files: FileStore, view: JobView, clock: Clock, *, topics: AllowedTopics
+) -> None:
     @router.post("/v1/batches", tags=["batches"], summary="Run a file of requests.", openapi_extra=BATCH_BODY)
     async def create(request: Request) -> dict[str, Any]:
         """Run a file of requests."""
         body, now_ns = await small_body(request, MAX_BODY_BYTES), clock.now_ns()
         tenant = read_headers(request.headers.raw).tenant if TENANT_HEADER in request.headers else ""
-        created = read_request(body, tenant=tenant, now_ns=now_ns)
+        created = read_request(body, topics=topics, tenant=tenant, now_ns=now_ns)
         key = request.headers.get(IDEMPOTENCY_HEADER)
         event = pb.JobEvent(job_id=job_id(key, created.tenant), at_unix_ns=now_ns, created=created)
         await view.ready()

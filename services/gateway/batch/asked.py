@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from libs.contracts.batch_terms import check_endpoint, window_s
-from libs.contracts.errors import BodyTooLarge, InvalidRequest
+from libs.contracts.errors import BodyTooLarge, InvalidRequest, TopicNotAllowed
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Created
 from services.gateway.batch.answers import MAX_TOLD_CHARS
 from services.gateway.headers import DEFAULT_TENANT, TENANT_NAME
@@ -19,8 +19,29 @@ MAX_BODY_BYTES = 64 * 1024
 MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 MAX_PRIORITY = 100
 _IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
-_TOPIC = re.compile(r"(?!fulcrum\.)[A-Za-z0-9_-][A-Za-z0-9._-]{0,248}")
-"""Ours begin with fulcrum: no client reads or writes those here."""
+_TOPIC = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,248}")
+_NEVER = ("fulcrum.", "__")
+"""What our topics begin with, and Kafka's own: no client reads or writes those here, whatever is allowed."""
+TOPICS_VARIABLE = "FULCRUM_GATEWAY_BATCH_TOPICS"
+
+
+class AllowedTopics:
+    """Which topics of the broker a job may read and write, by patterns in which * is any text."""
+
+    def __init__(self, patterns: str) -> None:
+        """`patterns`: comma-separated, as the setting has them; without any no topic is allowed."""
+        self._patterns = [
+            re.compile(".*".join(map(re.escape, pattern.split("*"))))
+            for pattern in re.split(r"[ ,]+", patterns)
+            if pattern
+        ]
+
+    def need(self, topic: str, *, param: str) -> None:
+        """Raises TopicNotAllowed that names the field and what would allow it."""
+        if topic.startswith(_NEVER):
+            raise TopicNotAllowed(f"topic {topic!r} is not for jobs: it begins with {' or '.join(_NEVER)}", param=param)
+        if not any(pattern.fullmatch(topic) for pattern in self._patterns):
+            raise TopicNotAllowed(f"topic {topic!r} is not one that {TOPICS_VARIABLE} allows jobs", param=param)
 
 
 _Key = Annotated[str, Meta(max_length=MAX_KEY_CHARS)]
@@ -40,8 +61,8 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     error_topic: str = ""
 
 
-def read_request(body: bytes, *, tenant: str = "", now_ns: int) -> Created:
-    """The job that is asked for; raises InvalidRequest that names the field, BodyTooLarge.
+def read_request(body: bytes, *, topics: AllowedTopics, tenant: str = "", now_ns: int) -> Created:
+    """The job that is asked for; raises InvalidRequest that names the field, TopicNotAllowed, BodyTooLarge.
 
     `tenant`: as the caller's header says; else metadata's `tenant` counts, as its `priority` does, where they can be
     meant so: clients of OpenAI's may have either for something of theirs.
@@ -59,7 +80,9 @@ def read_request(body: bytes, *, tenant: str = "", now_ns: int) -> Created:
     for name in ("input_topic", "output_topic", "error_topic"):
         topic = getattr(asked, name)
         if topic and not _TOPIC.fullmatch(topic):
-            raise InvalidRequest(f"{name} must be the name of a topic that does not begin with fulcrum.", param=name)
+            raise InvalidRequest(f"{name} must be the name of a topic", param=name)
+        if topic:
+            topics.need(topic, param=name)
     metadata = asked.metadata or {}
     return Created(
         input_file_id=asked.input_file_id,

@@ -13,6 +13,7 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from services.gateway.batch.api import make_batch_router
 from services.gateway.batch.ask import Asker
+from services.gateway.batch.asked import AllowedTopics
 from services.gateway.batch.keeper import Keeper
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.runner import Runner
@@ -55,7 +56,8 @@ class Batch:
     def __init__(self, ports: BatchPorts, serving: Serving, settings: GatewaySettings, clock: Clock) -> None:
         self._work = ports.work
         self._view = JobView(ports.work)
-        self._submissions = Submissions(self._view, clock, settings.cluster)
+        topics = AllowedTopics(settings.batch_topics)
+        self._submissions = Submissions(self._view, clock, settings.cluster, topics)
         metrics = BatchMetrics(serving.metrics.registry)
         slots = Slots(lambda: _load(serving), share=settings.batch_share, max_in_flight=settings.batch_max_in_flight)
         served = Served(serving.fleet.views, serving.models, clock)
@@ -83,6 +85,7 @@ class Batch:
             files=ports.files,
             view=self._view,
             clock=clock,
+            topics=topics,
             max_file_bytes=settings.file_max_bytes,
             max_line_bytes=settings.max_body_bytes,
         )

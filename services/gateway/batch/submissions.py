@@ -8,7 +8,7 @@ from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS
 from libs.runtime.clock import Clock
-from services.gateway.batch.asked import read_request
+from services.gateway.batch.asked import AllowedTopics, read_request
 from services.gateway.batch.begin import failed
 from services.gateway.batch.look_back import look_back
 from services.gateway.batch.view import JobView
@@ -19,8 +19,9 @@ DEFAULT_WINDOW = "24h"
 class Submissions:
     """Handles lanes of the topic."""
 
-    def __init__(self, view: JobView, clock: Clock, cluster: str) -> None:
+    def __init__(self, view: JobView, clock: Clock, cluster: str, topics: AllowedTopics) -> None:
         self._view = view
+        self._topics = topics
         self._clock = clock
         self._cluster = cluster
 
@@ -48,7 +49,7 @@ class Submissions:
         now_ns = self._clock.now_ns()
         created: pb.Created | None = None
         try:
-            created = read_request(body, now_ns=now_ns)
+            created = read_request(body, topics=self._topics, now_ns=now_ns)
             self._view.check_room(created.tenant)
         except (InvalidRequest, QueueFull) as error:
             reason = f"{error.param}: {error.message}" if error.param else error.message
