@@ -219,8 +219,9 @@ def test_a_port_in_use_is_one_line_that_names_the_option(env: dict[str, str]) ->
         (("--engine", "sim", "--prefill", "0"), {}, ["--prefill 1"]),
         (("--engine", "sim"), {"FULCRUM_LOG_LEVEL": "loud"}, ["FULCRUM_LOG_LEVEL", "loud"]),
         (("--engine", "sim"), {"FULCRUM_WORKER_SIM_PROFILE": "warp"}, ["cannot start", "warp"]),
+        (("--engine", "sim"), {"FULCRUM_HOST": "0.0.0.0"}, ["cannot start", "FULCRUM_ALLOW_PLAINTEXT_TOKEN"]),
     ],
-    ids=["model", "cache", "kafka", "redis", "numbers", "setting", "child"],
+    ids=["model", "cache", "kafka", "redis", "numbers", "setting", "child", "strangers"],
 )  # fmt: skip
 def test_what_cannot_start_says_so_in_one_line_and_leaves_nothing(
     env: dict[str, str], arguments: tuple[str, ...], extra: dict[str, str], words: list[str]

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -76,3 +77,26 @@ async def test_a_missing_file_is_one_line_that_names_the_variable(tmp_path: Path
     settings = CommonSettings.model_validate(none)
     with pytest.raises(StartupError, match="FULCRUM_TLS_KEY"):
         make_server(settings, "127.0.0.1:0")
+
+
+async def test_beyond_loopback_a_certificate_is_enough_for_what_is_no_admin_verb(tmp_path: Path) -> None:
+    class Worker(worker_pb2_grpc.WorkerServiceServicer):
+        async def Serve(self, _frames: object, context: Any) -> None:  # noqa: N802
+            await context.write(worker_pb2.WorkerFrame())
+
+    ours, theirs = make_certificate(tmp_path, "ours"), make_certificate(tmp_path, "theirs")
+    stranger = theirs.model_copy(update={"tls_ca": ours.tls_ca})
+    serving, port = make_server(ours, "0.0.0.0:0")
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(Worker(), serving)
+    await serving.start()
+    try:
+        for client, served in ((ours, True), (stranger, False), (CommonSettings(), False)):
+            async with make_channel(client, f"127.0.0.1:{port}") as channel:
+                call = worker_pb2_grpc.WorkerServiceStub(channel).Serve(timeout=5)
+                if served:
+                    assert await call.read() == worker_pb2.WorkerFrame()
+                else:
+                    with pytest.raises(grpc.aio.AioRpcError):
+                        await call.read()
+    finally:
+        await serving.stop(None)
