@@ -8,6 +8,15 @@ from typing import ClassVar
 import grpc
 
 
+MAX_QUOTED_CHARS = 80
+"""Of what a client sent, in the message that refuses it."""
+
+
+def quoted(text: str) -> str:
+    """`text` as a message names it: in quotes, and cut where it is long."""
+    return repr(text) if len(text) <= MAX_QUOTED_CHARS else f"{text[:MAX_QUOTED_CHARS]!r}..."
+
+
 class FulcrumError(Exception):
     """Something that a caller is told about in one line. `message` says what to do where there is something to do."""
 
@@ -44,6 +53,13 @@ class ContextTooLong(InvalidRequest):
     """Prompt and output would not fit the model's context."""
 
     code = "context_length_exceeded"
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """A body of another type than the route takes, or a compressed one."""
+
+    code = "unsupported_media_type"
+    http_status = 415
 
 
 class BodyTooLarge(InvalidRequest):

@@ -1,22 +1,25 @@
 """What HTTP services of the control plane answer alike: health, readiness, Prometheus, and errors in one shape."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
 from libs.contracts.errors import FulcrumError, InvalidRequest
+from libs.runtime.media import check_json
 
 _REFUSED: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "The request's fault: the error names the parameter and says what is allowed."}
 }
+_WITH_BODY = ("POST", "PUT", "PATCH")
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 NotReady = Callable[[], str | None]
@@ -24,10 +27,11 @@ NotReady = Callable[[], str | None]
 
 
 def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: CollectorRegistry) -> FastAPI:
-    """An app with /healthz, /readyz and /metrics; FulcrumErrors and bad parameters become {"error": {...}}."""
+    """An app with /healthz (/health to clients of vLLM), /readyz and /metrics; FulcrumErrors and bad parameters become {"error": {...}}."""
     app = FastAPIOffline(title=title, description=description, responses=_REFUSED)
 
     @app.get("/healthz", tags=["operation"])
+    @app.get("/health", tags=["operation"])
     async def healthz() -> dict[str, str]:
         """The process answers."""
         return {"status": "ok"}
@@ -63,6 +67,20 @@ def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: 
         return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)
 
     return app
+
+
+class JsonRoute(APIRoute):
+    """A route whose body FastAPI reads: JSON that says so, as everywhere else, before anything is made of it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def checked(request: Request) -> Response:
+            if request.method in _WITH_BODY:
+                check_json(dict(request.headers.raw))
+            return await handle(request)
+
+        return checked
 
 
 class _Collected(Collector):

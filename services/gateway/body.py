@@ -1,6 +1,6 @@
 """Reading a request's body within bounds of size and time."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from starlette.types import Receive
 
@@ -16,11 +16,11 @@ class ClientGone(Exception):
 
 
 async def read_body(
-    receive: Receive, headers: Iterable[tuple[bytes, bytes]], max_bytes: int, patience: Patience, stalls: Stalls
+    receive: Receive, headers: Mapping[bytes, bytes], max_bytes: int, patience: Patience, stalls: Stalls
 ) -> bytes:
     """The whole body. Raises BodyTooLarge and QueueFull without reading on, ClientGone; `patience` bounds the time,
     `stalls` what all bodies take together."""
-    length = next((value for name, value in headers if name == b"content-length"), b"0")
+    length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > max_bytes:
         raise BodyTooLarge(f"the body is over {max_bytes} bytes", param="body")
     patience.wait(BODY_TIMEOUT_S, _too_slow)

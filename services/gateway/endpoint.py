@@ -1,7 +1,7 @@
 """The two hot routes as plain ASGI callables: read, check, tokenise, queue, answer."""
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from starlette.types import Receive, Scope, Send
@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 from libs.contracts.errors import FulcrumError
 from libs.model.tokenizer import Tokenizer
 from libs.runtime.clock import Clock
+from libs.runtime.media import check_json
 from libs.runtime.tasks import TaskOwner
 from services.gateway import sse
 from services.gateway.body import ClientGone, read_body
@@ -60,13 +61,15 @@ class CompletionEndpoint:
         request_id = uuid.uuid4().hex
         status = 500
         try:
-            headers = read_headers(scope["headers"])
+            raw = dict(scope["headers"])
+            headers = read_headers(raw)
             request_id = headers.request_id or request_id
+            check_json(raw)
             self._stalls.check_room()
             with self._stalls.watched() as patience:
                 arrival, wire = Arrival(request_id, arrival_ns, headers), sse.Wire(send, patience)
                 # No name for body and request here: they may be large, and an answer may take long.
-                await self._serve(self._parse(await self._read(receive, scope, patience)), arrival, receive, wire)
+                await self._serve(self._parse(await self._read(receive, raw, patience)), arrival, receive, wire)
             status = 200
         except (ClientGone, Stalled):
             status = CLIENT_GONE_STATUS
@@ -78,8 +81,8 @@ class CompletionEndpoint:
         finally:
             self._metrics.responses.labels(self._route, str(status)).inc()
 
-    async def _read(self, receive: Receive, scope: Scope, patience: Patience) -> bytes:
-        return await read_body(receive, scope["headers"], self._max_body_bytes, patience, self._stalls)
+    async def _read(self, receive: Receive, headers: Mapping[bytes, bytes], patience: Patience) -> bytes:
+        return await read_body(receive, headers, self._max_body_bytes, patience, self._stalls)
 
     async def _serve(self, asked: Asked, arrival: Arrival, receive: Receive, wire: sse.Wire) -> None:
         model = self._intake.model(asked)

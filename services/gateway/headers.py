@@ -1,7 +1,7 @@
 """What request headers say: identity, tenant, class, targets. Pure."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from libs.contracts.classes import DEFAULT_CLASS
@@ -54,10 +54,9 @@ class Headers:
         )
 
 
-def read_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """From ASGI's pairs; raises InvalidRequest that names the header."""
-    found = {name: value.decode("latin-1") for name, value in raw}
-    traceparent = found.get(b"traceparent", "")
+def read_headers(found: Mapping[bytes, bytes]) -> Headers:
+    """By lowercase name, as ASGI has them; raises InvalidRequest that names the header."""
+    traceparent = found.get(b"traceparent", b"").decode("latin-1")
     return Headers(
         request_id=_matching(found, "x-request-id", _REQUEST_ID, ""),
         tenant=_matching(found, TENANT_HEADER, _NAME, DEFAULT_TENANT),
@@ -66,20 +65,21 @@ def read_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
         tpot_target_ms=_milliseconds(found, "x-fulcrum-tpot-target-ms"),
         # W3C: who cannot read it goes on without.
         traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
-        details=found.get(b"x-fulcrum-details") == "1",
+        details=found.get(b"x-fulcrum-details") == b"1",
     )
 
 
-def _matching(found: dict[bytes, str], name: str, pattern: re.Pattern[str], default: str) -> str:
-    value = found.get(name.encode())
-    if value is None:
+def _matching(found: Mapping[bytes, bytes], name: str, pattern: re.Pattern[str], default: str) -> str:
+    raw = found.get(name.encode())
+    if raw is None:
         return default
+    value = raw.decode("latin-1")
     if not pattern.fullmatch(value):
         raise InvalidRequest(f"header {name} must match {pattern.pattern}", param=name)
     return value
 
 
-def _milliseconds(found: dict[bytes, str], name: str) -> float | None:
+def _milliseconds(found: Mapping[bytes, bytes], name: str) -> float | None:
     value = found.get(name.encode())
     if value is None:
         return None

@@ -60,6 +60,7 @@ def make_routes(
         return _model(catalog, name, started)
 
     @app.get("/healthz", tags=["operation"], summary="Tell whether the process lives.")
+    @app.get("/health", tags=["operation"], summary="Tell whether the process lives, by vLLM's name.")
     async def healthz() -> dict[str, str]:
         """Answers while the process lives."""
         return {"status": "ok"}

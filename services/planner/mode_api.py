@@ -11,6 +11,7 @@ from libs.contracts.errors import Unauthenticated
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Mode
 from libs.contracts.topics import DECISIONS
 from libs.runtime.clock import Clock
+from libs.runtime.web import JsonRoute
 from services.planner.mode import MODES, ModeWord, mode_word
 from services.planner.state import PlannerState
 
@@ -52,7 +53,7 @@ class ModeApi:
 
     def router(self) -> APIRouter:
         """The routes, for the planner's app."""
-        router = APIRouter()
+        router = APIRouter(route_class=JsonRoute)
 
         @router.get("/v1/mode")
         async def mode() -> ModeAnswer:

@@ -239,7 +239,7 @@ def test_a_batch_that_nobody_made_is_not_found(client: openai.OpenAI) -> None:
 
 def test_forms_that_are_none_are_refused(suite: Suite) -> None:
     with httpx.Client(base_url=suite.gateway) as http:
-        assert http.post("/v1/files", content=b"{}").status_code == 400
+        assert http.post("/v1/files", content=b"{}").status_code == 415
         broken = {"content-type": "multipart/form-data; boundary=x"}
         answer = http.post("/v1/files", content=b"--x\r\nno header", headers=broken)
         assert answer.status_code == 400

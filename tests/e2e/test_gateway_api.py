@@ -53,6 +53,7 @@ async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
         yield found
 
 
+JSON = {"content-type": "application/json"}
 CHAT: dict[str, Any] = {"model": "sim", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -63,8 +64,8 @@ CHAT: dict[str, Any] = {"model": "sim", "messages": [{"role": "user", "content":
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
         ("GET", "/v1/models/nope", 404, "model_not_found"),
-        ("POST", "/v1/chat/completions", 400, "invalid_request"),
-        ("POST", "/v1/completions", 400, "invalid_request"),
+        ("POST", "/v1/chat/completions", 415, "unsupported_media_type"),
+        ("POST", "/v1/completions", 415, "unsupported_media_type"),
     ],
 )
 async def test_every_error_has_openais_shape(
@@ -80,7 +81,7 @@ async def test_every_error_has_openais_shape(
 
 async def test_a_huge_body_is_refused_without_being_kept(http: httpx.AsyncClient) -> None:
     huge = b"x" * (50 * 1024 * 1024)
-    answer = await http.post("/v1/chat/completions", content=huge)
+    answer = await http.post("/v1/chat/completions", content=huge, headers=JSON)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
     assert answer.json()["error"]["param"] == "body"
 
@@ -88,9 +89,30 @@ async def test_a_huge_body_is_refused_without_being_kept(http: httpx.AsyncClient
         for _ in range(100):
             yield b"x" * 65536
 
-    answer = await http.post("/v1/chat/completions", content=chunks())
+    answer = await http.post("/v1/chat/completions", content=chunks(), headers=JSON)
     assert answer.status_code == 413
     assert (await http.post("/v1/completions", json={"model": "sim", "prompt": "x"})).status_code == 200
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("content-type", "text/plain"),
+        ("content-encoding", "gzip"),
+        ("content-type", "application/x-www-form-urlencoded"),
+    ],
+)
+async def test_only_plain_json_reaches_a_worker(
+    http: httpx.AsyncClient, worker: ScriptedWorker, route: str, header: str, value: str
+) -> None:
+    content = json.dumps({"model": "sim", "prompt": "x"}).encode()
+    answer = await http.post(f"/v1/{route}", content=content, headers={**JSON, header: value})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (415, "unsupported_media_type", header)
+    assert value in error["message"] and not worker.submits
+    kind = {"content-type": "Application/Json; Charset=UTF-8", "content-encoding": "identity"}
+    assert (await http.post("/v1/completions", content=content, headers=kind)).status_code == 200
 
 
 async def test_an_unknown_model_is_named(http: httpx.AsyncClient) -> None:
@@ -117,7 +139,9 @@ async def test_docs_declare_what_small_routes_answer(http: httpx.AsyncClient) ->
 
 
 async def test_health_readiness_and_metrics(http: httpx.AsyncClient) -> None:
-    assert (await http.get("/healthz")).status_code == 200
+    for path in ("/healthz", "/health"):
+        answer = await http.get(path)
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
     ready = await http.get("/readyz")
     assert (ready.status_code, ready.json()) == (200, {"ready": True, "models": {"sim": True}})
     await http.post("/v1/completions", json={"model": "sim", "prompt": "x", "max_tokens": 4})

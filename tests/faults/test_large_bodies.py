@@ -14,6 +14,7 @@ from services.gateway.parse import Asked
 
 BODY_BYTES = 1024 * 1024
 OPEN = 2
+JSON = {"content-type": "application/json"}
 
 
 def body(tokens: int, size_bytes: int = BODY_BYTES) -> bytes:
@@ -30,7 +31,7 @@ async def test_bodies_over_the_bound_are_refused_until_answers_have_ended(open_g
         gateway = await stack.enter_async_context(open_gateway_over(worker.worker, **bounds))
 
         async def ask(content: bytes) -> tuple[int, str | None]:
-            async with gateway.http.stream("POST", "/v1/completions", content=content) as answer:
+            async with gateway.http.stream("POST", "/v1/completions", content=content, headers=JSON) as answer:
                 await answer.aread()
                 return answer.status_code, answer.headers.get("retry-after")
 

@@ -13,7 +13,15 @@ from fastapi import FastAPI
 from google.protobuf.message import Message
 
 from libs.bus.port import Record
-from libs.contracts.errors import BrokerUnavailable, Conflict, FulcrumError, InvalidRequest, QueueFull, TopicNotAllowed
+from libs.contracts.errors import (
+    BrokerUnavailable,
+    Conflict,
+    FulcrumError,
+    InvalidRequest,
+    QueueFull,
+    TopicNotAllowed,
+    UnsupportedMediaType,
+)
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_SUBMIT, Topic
 from libs.runtime.clock import SystemClock
@@ -121,6 +129,21 @@ async def test_a_job_that_is_asked_for_again_with_its_key_is_the_same(tmp_path: 
         await until(lambda: show_batch(view.jobs()[-1]) == show_batch(other_view.jobs()[-1]))
         first = next(event for event in told(work) if event.job_id == job_id)
         assert all(found.jobs()[-1].created_unix_ns == first.at_unix_ns for found in (view, other_view))
+
+
+async def test_a_job_is_only_made_of_json_that_says_so(tmp_path: Path) -> None:
+    work = Held()
+    async with gateway(work, tmp_path) as (http, _):
+        for headers in ({}, {"content-type": "text/plain"}, {"content-encoding": "gzip"}):
+            with pytest.raises(UnsupportedMediaType):
+                await http.post("/v1/batches", content=json.dumps(ASKED), headers=headers)
+        with pytest.raises(UnsupportedMediaType):
+            await http.post("/v1/files", content=b"{}", headers={"content-type": "application/jsonl"})
+        form = {"files": {"file": ("f", b"{}")}, "data": {"purpose": "batch"}}
+        with pytest.raises(UnsupportedMediaType):
+            await http.post("/v1/files", headers={"content-encoding": "gzip"}, **form)
+        assert (await http.post("/v1/files", **form)).status_code == 200
+    assert not told(work)
 
 
 async def test_clients_do_not_repeat_by_themselves_what_may_have_created_a_job(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ async def test_a_fault_of_the_gateways_own_is_counted_as_500() -> None:
         metrics=metrics, clock=ManualClock(), tasks=TaskOwner(), stalls=Stalls(1, 1024), max_body_bytes=1024,
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="a bug"):
-        await endpoint({"type": "http", "headers": []}, receive, send)
+        await endpoint({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive, send)
     counted = {
         sample.labels["status"]: sample.value
         for metric in metrics.responses.collect()

@@ -40,7 +40,7 @@ def view(worker_id: str = "w", kv_kind: str = "k", **takes: bool) -> WorkerView:
 
 
 def test_headers_have_defaults() -> None:
-    headers = read_headers([])
+    headers = read_headers({})
     context = headers.context(1000, Defaults("g", 5000, 100))
     assert (headers.request_id, context.tenant, context.service_class) == ("", "default", "online")
     assert context.ttft_deadline_unix_ns == 1000 + 5_000_000_000
@@ -63,13 +63,13 @@ def test_headers_have_defaults() -> None:
 )
 def test_a_bad_header_is_refused_by_name(name: bytes, value: bytes) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        read_headers([(name, value)])
+        read_headers({name: value})
     assert caught.value.param == name.decode()
 
 
 def test_a_trace_context_is_carried_or_dropped() -> None:
-    assert read_headers([(b"traceparent", TRACE)]).traceparent == TRACE.decode()
-    assert read_headers([(b"traceparent", b"garbage")]).traceparent == ""
+    assert read_headers({b"traceparent": TRACE}).traceparent == TRACE.decode()
+    assert read_headers({b"traceparent": b"garbage"}).traceparent == ""
 
 
 # ------------------------------------------------------------ credits

@@ -68,7 +68,7 @@ async def read(*parts: bytes, max_bytes: int = 1024, headers: tuple[tuple[bytes,
 
     task = asyncio.current_task()
     assert task is not None
-    return await read_body(receive, headers, max_bytes, Patience(task), Stalls(8, ROOM))
+    return await read_body(receive, dict(headers), max_bytes, Patience(task), Stalls(8, ROOM))
 
 
 async def test_a_body_in_many_parts_is_joined_within_its_bound() -> None:
@@ -87,7 +87,7 @@ async def test_a_body_that_does_not_come_is_told_so() -> None:
 
     async def serve() -> None:
         with stalls.watched() as patience:
-            await read_body(loop.create_future, (), 10, patience, stalls)  # type: ignore[arg-type]
+            await read_body(loop.create_future, {}, 10, patience, stalls)  # type: ignore[arg-type]
 
     task = asyncio.create_task(serve())
     await asyncio.sleep(0)

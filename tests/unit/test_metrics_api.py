@@ -153,7 +153,8 @@ async def test_readiness_says_in_words_whether_figures_are_live(metrics):
     metrics.clock.advance_ms(3500)
     answer = await metrics.http.get("/readyz")
     assert (answer.status_code, "for 3.5 s" in answer.json()["reason"]) == (503, True)
-    assert (await metrics.http.get("/healthz")).status_code == 200
+    for path in ("/healthz", "/health"):
+        assert (await metrics.http.get(path)).json() == {"status": "ok"}
     assert len((await metrics.http.get("/v1/occupancy", params={"window": "10s"})).json()["workers"]) == 1
 
 

@@ -315,6 +315,14 @@ async def test_the_mode_is_set_with_the_token_told_and_kept(planner):
     assert answer == {"mode": "advisory", "kept": False}
 
 
+async def test_a_mode_is_only_set_by_json_that_says_so(planner):
+    token = {"authorization": "Bearer secret"}
+    for headers in ({}, {"content-type": "text/plain"}, {"content-type": "application/json", "content-encoding": "br"}):
+        answer = await planner.http.put("/v1/mode", content=b'{"mode": "off"}', headers={**token, **headers})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+    assert planner.bus.published == []
+
+
 async def test_a_mode_outlives_a_restart_in_redis_and_without_it_is_none(redis, cluster):
     first, second = ModeStore(redis.url, cluster), ModeStore(redis.url, cluster)
     assert await first.load() is None
@@ -344,7 +352,8 @@ async def test_readiness_says_in_words_which_source_is_silent_and_what_was_known
     assert "registry has been silent for 4.0 s" in answer.json()["reason"]
     assert "no telemetry has come for 4.0 s" in answer.json()["reason"]
     assert [each["id"] for each in (await planner.http.get("/v1/workers")).json()] == ["d"]
-    assert (await planner.http.get("/healthz")).status_code == 200
+    for path in ("/healthz", "/health"):
+        assert (await planner.http.get(path)).json() == {"status": "ok"}
 
 
 async def test_planner_metrics_are_named_in_the_one_module(planner):

@@ -12,6 +12,7 @@ from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS
 from libs.filestore.port import FileStore
 from libs.runtime.clock import Clock
+from libs.runtime.media import check_json
 from services.gateway.batch.asked import (
     IDEMPOTENCY_HEADER,
     MAX_BODY_BYTES,
@@ -121,8 +122,10 @@ def _add_batches(
     @router.post("/v1/batches", tags=["batches"], summary="Run a file of requests.", openapi_extra=BATCH_BODY)
     async def create(request: Request) -> dict[str, Any]:
         """Run a file of requests."""
+        headers = dict(request.headers.raw)
+        check_json(headers)
         body, now_ns = await small_body(request, MAX_BODY_BYTES), clock.now_ns()
-        tenant = read_headers(request.headers.raw).tenant if TENANT_HEADER in request.headers else ""
+        tenant = read_headers(headers).tenant if TENANT_HEADER in request.headers else ""
         created = read_request(body, topics=topics, tenant=tenant, now_ns=now_ns)
         key = request.headers.get(IDEMPOTENCY_HEADER)
         event = pb.JobEvent(job_id=job_id(key, created.tenant), at_unix_ns=now_ns, created=created)

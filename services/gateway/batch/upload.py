@@ -8,8 +8,9 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from libs.contracts.errors import BodyTooLarge, InvalidRequest, UnsupportedField
+from libs.contracts.errors import BodyTooLarge, InvalidRequest, UnsupportedField, UnsupportedMediaType
 from libs.filestore.port import Draft, FileInfo, FileStore
+from libs.runtime.media import check_encoding
 from services.gateway.body import BODY_TIMEOUT_S, ClientGone
 
 PURPOSES = ("batch",)
@@ -58,12 +59,15 @@ async def small_body(request: Request, max_bytes: int) -> bytes:
 
 async def receive_file(request: Request, files: FileStore, *, max_bytes: int, max_line_bytes: int) -> FileInfo:
     """Store the form's file; raises InvalidRequest, FileTooLarge or StoreFull, and keeps nothing then."""
+    check_encoding(dict(request.headers.raw))
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > max_bytes + MAX_OVERHEAD_BYTES:
         raise BodyTooLarge(f"a file may have {max_bytes} bytes", param="file")
     kind, options = parse_options_header(request.headers.get("content-type"))
-    if kind != b"multipart/form-data" or not options.get(b"boundary"):
-        raise InvalidRequest("a file is uploaded as multipart/form-data", param="file")
+    if kind != b"multipart/form-data":
+        raise UnsupportedMediaType("a file is uploaded as multipart/form-data", param="content-type")
+    if not options.get(b"boundary"):
+        raise InvalidRequest("multipart/form-data needs a boundary", param="content-type")
     async with files.draft(f"file-{uuid.uuid4().hex}", max_bytes=max_bytes) as draft:
         form = _Form(options[b"boundary"])
         lines = _LineCheck(max_line_bytes)
