@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import grpc
 
-
 MAX_QUOTED_CHARS = 80
 """Of what a client sent, in the message that refuses it."""
 

@@ -1,7 +1,7 @@
 """Which bodies are taken: JSON that says it is JSON, uncompressed. Pure.
 
-A web page can make its reader's browser post text or a form to any address; for JSON the browser asks the address first,
-and is refused. So a body that does not call itself JSON is not read as JSON.
+A web page can make its reader's browser post text or a form to any address; before it posts JSON the browser asks the
+address, and is refused. So a body that does not call itself JSON is not read as JSON.
 """
 
 from collections.abc import Mapping

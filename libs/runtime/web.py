@@ -27,7 +27,8 @@ NotReady = Callable[[], str | None]
 
 
 def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: CollectorRegistry) -> FastAPI:
-    """An app with /healthz (/health to clients of vLLM), /readyz and /metrics; FulcrumErrors and bad parameters become {"error": {...}}."""
+    """An app with /healthz (/health to clients of vLLM), /readyz and /metrics; FulcrumErrors and bad parameters become
+    {"error": {...}}."""
     app = FastAPIOffline(title=title, description=description, responses=_REFUSED)
 
     @app.get("/healthz", tags=["operation"])
@@ -73,6 +74,7 @@ class JsonRoute(APIRoute):
     """A route whose body FastAPI reads: JSON that says so, as everywhere else, before anything is made of it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What FastAPI serves the route with."""
         handle = super().get_route_handler()
 
         async def checked(request: Request) -> Response:

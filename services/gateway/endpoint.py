@@ -114,6 +114,7 @@ def _frame(asked: Asked, arrival: Arrival, shape: Format) -> Frame:
         model=asked.model,
         n=asked.n,
         include_usage=asked.include_usage,
+        continuous_usage=asked.continuous_usage,
         details=arrival.headers.details,
         headers={"x-request-id": arrival.request_id},
     )

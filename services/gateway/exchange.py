@@ -11,7 +11,8 @@ from starlette.types import Receive
 from services.gateway import sse
 from services.gateway.body import ClientGone
 from services.gateway.choice import Choice, first_error
-from services.gateway.formats import Format, details, usage
+from services.gateway.formats import Format, details, usage, usage_so_far
+from services.gateway.generation import Generation
 from services.gateway.replies import ChatChoice, ChatChunkChoice, ChoiceT, CompletionChoice, Envelope
 
 NO_CHOICES = b'"choices":[]'
@@ -28,6 +29,8 @@ class Frame:
     model: str
     n: int
     include_usage: bool
+    continuous_usage: bool
+    """Chunks tell the tokens so far, too."""
     details: bool
     headers: Mapping[str, str]
 
@@ -124,12 +127,18 @@ class Exchange:
                 opened.add(choice.index)
                 opening = self._format.opening(choice.index)
                 if opening is not None:
-                    yield self._chunk(opening)
+                    yield self._chunk(opening, choice.generation)
             shown = self._format.chunk(choice.index, piece)
             last = piece.finish is not None and self._done() and not self._frame.include_usage
-            yield self._chunk(shown, last=last)
+            yield self._chunk(shown, choice.generation, last=last)
 
-    def _chunk(self, choice: ChatChunkChoice | CompletionChoice, *, last: bool = False) -> bytes:
+    def _chunk(
+        self, choice: ChatChunkChoice | CompletionChoice, generation: Generation, *, last: bool = False
+    ) -> bytes:
+        if self._frame.continuous_usage:
+            envelope = self._envelope(self._format.chunk_object, [choice])
+            envelope.usage = usage_so_far(generation)
+            return sse.event(envelope)
         if last and self._frame.details:
             envelope = self._envelope(self._format.chunk_object, [choice])
             self._add_details(envelope)

@@ -72,6 +72,7 @@ class ChatFormat:
         return ChatLogprobs([self._token(entry) for entry in piece.logprobs])
 
     def _token(self, entry: TokenLogprob) -> ChatTokenLogprob:
+        """With as many of the most likely tokens as were asked for; the sampled one need not be among them."""
         top = [ChatTopLogprob(*self._named(token_id, value)) for token_id, value in entry.logprob.top]
         return ChatTokenLogprob(*self._named(entry.token_id, entry.logprob.logprob), top)
 
@@ -107,11 +108,15 @@ class CompletionFormat:
         return CompletionLogprobs(
             tokens=[self._name(entry.token_id) for entry in piece.logprobs],
             token_logprobs=[entry.logprob.logprob for entry in piece.logprobs],
-            top_logprobs=[
-                {self._name(token_id): value for token_id, value in entry.logprob.top} for entry in piece.logprobs
-            ],
+            top_logprobs=[self._top(entry) for entry in piece.logprobs],
             text_offset=[entry.text_offset for entry in piece.logprobs],
         )
+
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        """The most likely tokens, and always the sampled one, which may come on top of as many as were asked for."""
+        top = {self._name(token_id): value for token_id, value in entry.logprob.top}
+        top[self._name(entry.token_id)] = entry.logprob.logprob
+        return top
 
     def _name(self, token_id: int) -> str:
         return self._tokenizer.token_bytes(token_id).decode(errors="replace")
@@ -127,6 +132,13 @@ def usage(generations: Sequence[Generation], n: int) -> Usage:
     prompt_tokens = sum(generation.prompt_tokens for generation in firsts)
     completion_tokens = sum(len(generation.output) for generation in generations)
     cached = PromptTokensDetails(sum(generation.cached_tokens for generation in firsts))
+    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, cached)
+
+
+def usage_so_far(generation: Generation) -> Usage:
+    """Of one choice, while it is streamed."""
+    prompt_tokens, completion_tokens = generation.prompt_tokens, len(generation.output)
+    cached = PromptTokensDetails(generation.cached_tokens)
     return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, cached)
 
 

@@ -41,6 +41,7 @@ class Asked:
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
+    continuous_usage: bool
 
     @property
     def prompt_field(self) -> str:
@@ -89,9 +90,9 @@ def _asked(
     max_tokens: int | None,
     max_tokens_field: str = "max_tokens",
 ) -> Asked:
-    if request.stream_options is not None and not request.stream:
+    stop, options = request.stop, request.stream_options
+    if options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
-    stop = request.stop
     return Asked(
         model=request.model,
         messages=messages,
@@ -104,7 +105,8 @@ def _asked(
         seed=request.seed,
         stops=(stop,) if isinstance(stop, str) else tuple(stop or ()),
         stream=bool(request.stream),
-        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
     )
 
 

@@ -7,6 +7,8 @@ from msgspec import Meta, Struct
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 128
+"""Of one prompt, as in OpenAI's API; a gateway's settings may allow fewer."""
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
@@ -16,6 +18,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(gt=0, le=10)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -24,9 +27,11 @@ Label = Annotated[str, Meta(max_length=512)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """What a stream carries beside text."""
+    """What a stream carries beside text. `continuous_usage_stats` is vLLM's: with `include_usage`, every chunk has the
+    tokens so far of the prompt and of the choice that it is of."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Common(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -36,7 +41,7 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: AtLeastOne | None = None
+    n: Choices | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None

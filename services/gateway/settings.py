@@ -10,6 +10,7 @@ from libs.model.builtin import BUILTIN_SIM, SIM_NAME
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.settings import MemberName, own_name
 from services.gateway.policies import PolicyName
+from services.gateway.schema import MAX_CHOICES
 from services.gateway.silence import MAX_SILENT_MS, SILENT_MS
 
 
@@ -33,7 +34,7 @@ class GatewaySettings(HttpSettings):
 
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)
     """Bound of a request's body; larger ones are refused with 413."""
-    max_n: int = Field(16, ge=1)
+    max_n: int = Field(MAX_CHOICES, ge=1, le=MAX_CHOICES)
     """Bound of a request's `n`."""
     max_choices: int = Field(128, ge=1)
     """Bound of `n` times the number of prompts."""

@@ -170,6 +170,44 @@ async def test_the_wire_is_exact(http: httpx.AsyncClient) -> None:
     assert chunks[-1]["fulcrum"]["decode_worker"] == "m0"
 
 
+@pytest.mark.parametrize("asked", [True, False])
+async def test_chunks_tell_the_tokens_so_far_where_that_is_asked_for(http: httpx.AsyncClient, asked: bool) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": asked}
+    body = {"model": "sim", "prompt": ["xx", "yyy"], "max_tokens": 5, "stream": True, "stream_options": options}
+    answer = await http.post("/v1/completions", json=body)
+    *events, _, _ = answer.text.split("\n\n")
+    *chunks, closing = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert closing["usage"]["prompt_tokens"] == 5 and closing["usage"]["completion_tokens"] == 10
+    if not asked:
+        assert all(chunk["usage"] is None for chunk in chunks)
+        return
+    sent = [0, 0]
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        sent[choice["index"]] += len(choice["text"])
+        usage = chunk["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2 + choice["index"], sent[choice["index"]])
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert sent == [5, 5]
+
+
+async def test_tokens_so_far_are_told_with_usage_alone(http: httpx.AsyncClient) -> None:
+    body = {**CHAT, "max_tokens": 2, "stream": True, "stream_options": {"continuous_usage_stats": True}}
+    assert '"usage"' not in (await http.post("/v1/chat/completions", json=body)).text
+
+
+async def test_as_many_answers_are_given_as_openai_gives(http: httpx.AsyncClient) -> None:
+    body = {"model": "sim", "prompt": "x", "max_tokens": 1}
+    assert len((await http.post("/v1/completions", json={**body, "n": 128})).json()["choices"]) == 128
+    answer = await http.post("/v1/completions", json={**body, "n": 129})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+    assert "128" in answer.json()["error"]["message"]
+    schemas = (await http.get("/openapi.json")).json()["components"]["schemas"]
+    for name in ("ChatRequest", "CompletionRequest"):
+        (bounds, _) = schemas[name]["properties"]["n"]["anyOf"]
+        assert (bounds["minimum"], bounds["maximum"]) == (1, 128)
+
+
 async def test_the_official_client_reads_streams_of_several_choices(client: openai.AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(**CHAT, max_tokens=9, n=3, stream=True)
     texts, reasons = ["", "", ""], []

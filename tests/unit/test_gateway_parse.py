@@ -33,6 +33,7 @@ BAD_CHAT = [
     ({"frequency_penalty": -2.5}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
     ({"n": 1.5}, "n"),
     ({"n": True}, "n"),
     ({"max_tokens": 0}, "max_tokens"),
@@ -107,6 +108,7 @@ HARMLESS = [
     {"tools": None, "tool_choice": None, "response_format": None, "audio": None, "no_such_field": None},
     {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
     {"response_format": {"type": "text"}, "modalities": ["text"]},
+    {"stream": True, "stream_options": {"continuous_usage_stats": False}},
     {"store": False, "service_tier": "auto", "user": "u", "metadata": {"a": "b"}},
     {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
     {"temperature": None, "n": None, "stop": None, "logit_bias": None, "max_tokens": None, "seed": None},
@@ -132,6 +134,7 @@ def test_an_answers_message_can_be_sent_back_as_the_client_library_dumps_it() ->
 
 def test_defaults_are_those_of_openai() -> None:
     asked = chat()
+    assert not asked.continuous_usage
     assert (asked.sampling.temperature, asked.sampling.top_p, asked.sampling.top_k) == (1, 1, 0)
     assert (asked.n, asked.max_tokens, asked.seed, asked.stream) == (1, None, None, False)
     assert completion().max_tokens == 16

@@ -91,6 +91,7 @@ class Asker:
             model=asked.model,
             n=asked.n,
             include_usage=False,
+            continuous_usage=False,
             details=False,
             headers={},
         )
