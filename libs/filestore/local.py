@@ -21,7 +21,7 @@ from typing import BinaryIO
 import msgspec
 import structlog
 
-from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable
+from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable, quoted
 from libs.filestore.port import FileInfo
 from libs.filestore.room import Room
 from libs.runtime.paths import PRIVATE_FOLDER, create_private, private_folder
@@ -273,4 +273,4 @@ def _size(path: Path) -> int:
 
 
 def _not_found(file_id: str) -> FileNotFound:
-    return FileNotFound(f"no file {file_id!r} is kept here", param="file_id")
+    return FileNotFound(f"no file {quoted(file_id)} is kept here", param="file_id")

@@ -20,7 +20,7 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
-from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable
+from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable, quoted
 from libs.filestore.port import FileInfo
 from libs.filestore.room import Room
 
@@ -312,4 +312,4 @@ def _told(what: str) -> Iterator[None]:
 
 
 def _not_found(file_id: str) -> FileNotFound:
-    return FileNotFound(f"no file {file_id!r} is kept here", param="file_id")
+    return FileNotFound(f"no file {quoted(file_id)} is kept here", param="file_id")

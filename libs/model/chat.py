@@ -12,6 +12,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from libs.contracts.errors import InvalidRequest, StartupError
 
+MAX_REASON_CHARS = 200
+"""Of a template's own words, which may have a message's text in them."""
 MAX_RENDERED_CHARS = 16 * 1024 * 1024
 
 ChatMessage = Mapping[str, Any]
@@ -52,7 +54,7 @@ class ChatTemplate:
             text = self._template.render(messages=flat, add_generation_prompt=True, **self._special_tokens)
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise InvalidRequest(
-                f"the model's chat template refuses these messages: {error}", param="messages"
+                f"the model's chat template refuses these messages: {str(error)[:MAX_REASON_CHARS]}", param="messages"
             ) from None
         if len(text) > MAX_RENDERED_CHARS:
             raise InvalidRequest(f"the chat renders to over {MAX_RENDERED_CHARS} characters", param="messages")

@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, ge
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
-from libs.contracts.errors import FulcrumError, InvalidRequest
+from libs.contracts.errors import MAX_QUOTED_CHARS, FulcrumError, InvalidRequest
 from libs.runtime.media import check_json
 
 _REFUSED: dict[int | str, dict[str, Any]] = {
@@ -57,13 +57,13 @@ def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: 
     @app.exception_handler(RequestValidationError)
     async def bad_parameter(_request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        name = str(first["loc"][-1])
+        name = str(first["loc"][-1])[:MAX_QUOTED_CHARS]
         return error_response(InvalidRequest(f"{name}: {first['msg']}", param=name))
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> JSONResponse:
         code = _CODES.get(error.status_code, InvalidRequest.code)
-        message = f"{request.method} {request.url.path}: {error.detail}"
+        message = f"{request.method[:MAX_QUOTED_CHARS]} {request.url.path[:MAX_QUOTED_CHARS]}: {error.detail}"
         body = {"message": message, "type": InvalidRequest.error_type, "code": code, "param": None}
         return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from libs.contracts.errors import UnknownModel
+from libs.contracts.errors import UnknownModel, quoted
 from libs.model.info import ModelInfo, load_model_info
 from libs.model.tokenizer import Tokenizer, load_tokenizer
 
@@ -31,7 +31,9 @@ class Catalog:
         """Raises UnknownModel."""
         model = self._models.get(name)
         if model is None:
-            raise UnknownModel(f"model {name!r} is not served; there are {', '.join(self._models)}", param="model")
+            raise UnknownModel(
+                f"model {quoted(name)} is not served; there are {', '.join(self._models)}", param="model"
+            )
         return model
 
 

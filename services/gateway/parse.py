@@ -1,21 +1,21 @@
 """From a body's bytes to what is asked, checked field by field. Pure; raises InvalidRequest that names the field."""
 
-import re
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from functools import partial
 
-import msgspec
-
-from libs.contracts.errors import InvalidRequest, UnsupportedField
+from libs.contracts.errors import InvalidRequest, quoted
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Sampling
 from libs.model.chat import ChatMessage
 from libs.model.sampling import SamplingDefaults
+from services.gateway.fit import fit
 from services.gateway.schema import ChatRequest, Common, CompletionRequest, Message
 from services.gateway.unserved import drop_harmless
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of max_tokens for text completions; a chat goes on to the end of the context."""
 
+_tidy_chat = partial(drop_harmless, served=frozenset(ChatRequest.__struct_fields__))
+_tidy_completion = partial(drop_harmless, served=frozenset(CompletionRequest.__struct_fields__))
 _ADVISED = tuple(field.name for field in fields(SamplingDefaults))
 
 Prompt = str | list[int]
@@ -56,7 +56,7 @@ class Asked:
 
 def parse_chat(body: bytes) -> Asked:
     """Body of /v1/chat/completions."""
-    request = _decode(body, ChatRequest)
+    request = fit(body, ChatRequest, _tidy_chat)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     newer, older = request.max_completion_tokens, request.max_tokens
@@ -75,7 +75,7 @@ def parse_chat(body: bytes) -> Asked:
 
 def parse_completion(body: bytes) -> Asked:
     """Body of /v1/completions."""
-    request = _decode(body, CompletionRequest)
+    request = fit(body, CompletionRequest, _tidy_completion)
     max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     sampling = _sampling(request, logprobs=request.logprobs)
     return _asked(request, sampling, prompts=_prompts(request.prompt), max_tokens=max_tokens)
@@ -132,9 +132,14 @@ def _or(value: float | None, default: float) -> float:
 
 
 def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
-    if not all(key.isascii() and key.isdigit() and len(key) < 10 for key in biases):
-        raise InvalidRequest("logit_bias must be keyed by token ids", param="logit_bias")
+    if not all(map(_is_token_id, biases)):
+        key = next(key for key in biases if not _is_token_id(key))
+        raise InvalidRequest(f"logit_bias: {quoted(key)} is no token id", param="logit_bias")
     return {int(key): bias for key, bias in biases.items()}
+
+
+def _is_token_id(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) < 10
 
 
 def _message(message: Message, place: int) -> ChatMessage:
@@ -154,65 +159,3 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
     if not prompt or (tokens and len(tokens) < len(prompt)):
         raise InvalidRequest("prompt must be text, token ids, or a list of either", param="prompt")
     return (tokens,) if tokens else tuple(item for item in prompt if not isinstance(item, int))
-
-
-# ------------------------------------------------------------ decoding
-
-_R = TypeVar("_R", bound=Common)
-_PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
-_NOT_FINITE = re.compile(
-    rb'"([a-z_]{1,64})"\s*:\s*(?:\{[^{}]{0,256}:\s*)?(?:NaN|-?Infinity|-?[0-9.]{1,32}[eE]\+?[0-9]{3,})'
-)
-"""A field, or a flat object under one, with a number that is none or too large."""
-_NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_MISSING = re.compile(r"missing required field `([^`]*)`")
-_UNKNOWN = re.compile(r"contains unknown field `([^`]*)`")
-
-
-def _decode(body: bytes, kind: type[_R]) -> _R:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        return _second_look(body, kind, error)
-    except _NO_JSON as error:
-        raise _malformed(body, error) from None
-
-
-def _second_look(body: bytes, kind: type[_R], first: msgspec.ValidationError) -> _R:
-    """Clients send null or a default for fields they do not use: those are dropped before the verdict."""
-    try:
-        plain: Any = msgspec.json.decode(body)
-    except msgspec.ValidationError as error:  # without a type to fit: a number out of range
-        raise _malformed(body, error) from None
-    except _NO_JSON:
-        raise _explain(str(first)) from None
-    if not isinstance(plain, dict):
-        raise InvalidRequest("the body must be a JSON object", param="body")
-    try:
-        return msgspec.convert(drop_harmless(plain, frozenset(kind.__struct_fields__)), kind)
-    except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
-    except RecursionError:
-        raise _explain(str(first)) from None
-
-
-def _malformed(body: bytes, error: Exception) -> InvalidRequest:
-    if not_finite := _NOT_FINITE.search(body):
-        name = not_finite[1].decode()
-        return InvalidRequest(f"{name} is not a finite number", param=name)
-    return InvalidRequest(f"the body is not JSON in UTF-8: {error}", param="body")
-
-
-def _explain(text: str) -> InvalidRequest:
-    place = _PLACE.search(text)
-    path = place[1].removesuffix("[...]") if place else ""
-    unknown, missing = _UNKNOWN.search(text), _MISSING.search(text)
-    named = unknown or missing
-    if named is not None:
-        path = f"{path}.{named[1]}" if path else named[1]
-    if unknown is not None:
-        return UnsupportedField(f"{path or 'a field without a name'} is not served", param=path or "body")
-    if missing is not None:
-        return InvalidRequest(f"{path} is missing", param=path)
-    reason = text[: place.start()] if place else text
-    return InvalidRequest(f"{path or 'body'}: {reason[:1].lower()}{reason[1:]}", param=path or "body")

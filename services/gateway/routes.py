@@ -13,7 +13,7 @@ from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from libs.contracts.errors import FulcrumError
+from libs.contracts.errors import MAX_QUOTED_CHARS, FulcrumError
 from services.gateway.catalog import Catalog
 from services.gateway.fleet import Fleet
 from services.gateway.metrics import GatewayMetrics
@@ -119,7 +119,7 @@ async def _fulcrum_error(_request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
+    message = f"{request.method[:MAX_QUOTED_CHARS]} {request.url.path[:MAX_QUOTED_CHARS]}: {error.detail}"
     code = _CODES.get(error.status_code, "invalid_request")
     reply = ErrorReply(ErrorBody(message, "invalid_request_error", None, code))
     return JSONResponse(to_builtins(reply), error.status_code, error.headers)

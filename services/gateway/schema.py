@@ -23,6 +23,8 @@ AtLeastOne = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[list[Stop], Meta(max_length=MAX_STOPS)]
+Role = Literal["system", "developer", "user", "assistant"]
+PartType = Literal["text"]
 Label = Annotated[str, Meta(max_length=512)]
 
 
@@ -63,14 +65,14 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True):
 class TextPart(Struct, forbid_unknown_fields=True):
     """A piece of a message."""
 
-    type: Literal["text"]
+    type: PartType
     text: str
 
 
 class Message(Struct, forbid_unknown_fields=True):
     """One turn of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Role
     content: str | list[TextPart] | None = None
     name: str | None = None
 

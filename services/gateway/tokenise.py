@@ -26,8 +26,10 @@ async def tokenise(asked: Asked, model: ServedModel, threads: Executor) -> list[
 def check_fit(asked: Asked, prompts: list[list[int]], model: ServedModel, max_context_tokens: int) -> int:
     """How many tokens each choice may have at most; raises what does not fit. Pure."""
     vocab_size = model.info.vocab_size
-    if any(token >= vocab_size for token in asked.sampling.logit_bias):
-        raise InvalidRequest(f"logit_bias names a token beyond the vocabulary's {vocab_size}", param="logit_bias")
+    beyond = next((token for token in asked.sampling.logit_bias if token >= vocab_size), None)
+    if beyond is not None:
+        text = f"logit_bias: '{beyond}' is beyond the vocabulary's {vocab_size} tokens"
+        raise InvalidRequest(text, param="logit_bias")
     longest = max(len(prompt) for prompt in prompts)
     for prompt in prompts:
         if not prompt:

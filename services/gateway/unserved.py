@@ -21,6 +21,10 @@ _COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 """Values, beside null, that say what happens anyway."""
 
+UNSERVED_ROLES: Final = frozenset({"tool", "function"})
+UNSERVED_PARTS: Final = frozenset({"image_url", "input_audio", "file", "refusal"})
+"""Of OpenAI's API: roles of messages, types of their parts."""
+
 _NOTHING: Final[tuple[Any, ...]] = (None, [], {}, "")
 """In messages: what clients echo of fields that an answer had but did not use."""
 

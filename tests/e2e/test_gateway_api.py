@@ -121,6 +121,21 @@ async def test_an_unknown_model_is_named(http: httpx.AsyncClient) -> None:
     assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
 
 
+async def test_an_error_is_short_however_long_what_it_names(http: httpx.AsyncClient) -> None:
+    long = "x" * 10_000
+    answers = [
+        await http.post("/v1/chat/completions", json={**CHAT, "model": long}),
+        await http.get(f"/v1/models/{long}"),
+        await http.get(f"/{long}"),
+        await http.request("DELETE", f"/v1/models/{long}"),
+        await http.post("/v1/completions", content=b"{}", headers={"content-type": long}),
+        await http.post("/v1/completions", json={**CHAT, long: 1}),
+    ]
+    for answer in answers:
+        assert 400 <= answer.status_code < 500
+        assert len(answer.content) < 1000
+
+
 @pytest.mark.parametrize("route", ["chat/completions", "completions"])
 async def test_docs_declare_the_hot_routes_with_schemas(http: httpx.AsyncClient, route: str) -> None:
     document = (await http.get("/openapi.json")).json()

@@ -20,6 +20,7 @@ from libs.contracts.errors import (
     InvalidRequest,
     QueueFull,
     TopicNotAllowed,
+    UnsupportedField,
     UnsupportedMediaType,
 )
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
@@ -146,6 +147,45 @@ async def test_a_job_is_only_made_of_json_that_says_so(tmp_path: Path) -> None:
     assert not told(work)
 
 
+async def test_an_error_of_files_and_batches_is_short_however_long_what_it_names(tmp_path: Path) -> None:
+    long = "x" * 10_000
+    form = {"files": {"file": ("f", b"{}")}, "data": {"purpose": "batch", long[:3000]: "1"}}
+    async with gateway(Held(), tmp_path) as (http, _):
+        for method, path, more in (
+            ("GET", f"/v1/files/{long}", {}),
+            ("DELETE", f"/v1/files/{long}", {}),
+            ("GET", f"/v1/files?after={long}", {}),
+            ("GET", f"/v1/batches/{long}", {}),
+            ("GET", f"/v1/batches?after={long}", {}),
+            ("POST", "/v1/files", form),
+            ("POST", "/v1/batches", {"json": {**ASKED, long: 1}}),
+            ("POST", "/v1/batches", {"json": {**ASKED, "input_file_id": long}}),
+        ):
+            with pytest.raises(FulcrumError) as refused:
+                await http.request(method, path, **more)  # type: ignore[arg-type]
+            assert refused.value.http_status in (400, 404)
+            assert len(refused.value.message) + len(str(refused.value.param)) < 500, path
+
+
+@pytest.mark.parametrize("change", [{"output_expires_after": {"anchor": "created_at", "seconds": 3600}}, {"any": 1}])
+async def test_a_field_of_batches_that_is_not_served_is_refused_by_name(tmp_path: Path, change: dict[str, Any]) -> None:
+    async with gateway(Held(), tmp_path) as (http, _):
+        with pytest.raises(UnsupportedField) as refused:
+            await http.post("/v1/batches", json={**ASKED, **change})
+        (name,) = change
+        assert (refused.value.code, refused.value.param) == ("unsupported_field", name)
+        asked_for_nothing = {**ASKED, **dict.fromkeys(change)}
+        assert (await http.post("/v1/batches", json=asked_for_nothing)).status_code == 200
+
+
+async def test_a_job_that_does_not_fit_names_its_field(tmp_path: Path) -> None:
+    async with gateway(Held(), tmp_path) as (http, _):
+        for change, param in (({"priority": "high"}, "priority"), ({"metadata": {"a": 1}}, "metadata")):
+            with pytest.raises(InvalidRequest) as refused:
+                await http.post("/v1/batches", json={**ASKED, **change})
+            assert refused.value.param == param
+
+
 async def test_clients_do_not_repeat_by_themselves_what_may_have_created_a_job(tmp_path: Path) -> None:
     class Unsure(Held):
         async def send(self, topic: Topic, value: Message) -> None:
@@ -219,7 +259,7 @@ async def test_a_record_that_asks_for_one_job_too_many_becomes_one_that_has_fail
 @pytest.mark.parametrize(
     ("body", "code"),
     [
-        (b'{"%s": 1, "endpoint": "/v1/completions"}' % (b"x" * 60_000), "invalid_request"),
+        (b'{"%s": 1, "endpoint": "/v1/completions"}' % (b"x" * 60_000), "unsupported_field"),
         (b'{"%s": 1, "endpoint": "/v1/completions"}' % (b"x" * 990_000), "body_too_large"),
         (
             b'{"endpoint": "/v1/completions", "input_topic": "batch.a", "metadata": {"%s": ""}}' % (b"k" * 65),

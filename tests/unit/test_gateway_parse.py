@@ -201,3 +201,68 @@ def test_a_body_that_is_no_request_is_refused(body: bytes, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_chat(body)
     assert caught.value.param == param
+
+
+def refusal(body: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(body if isinstance(body, bytes) else json.dumps({**CHAT, **body}).encode())
+    return caught.value
+
+
+def said(content: Any, role: str = "user") -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content}]}
+
+
+WORDS = [
+    ({"logit_bias": {"1": 2, "abc": 1}}, ["logit_bias: 'abc' is no token id"]),
+    ({"logit_bias": {"1": 2, "5": 101}}, ["logit_bias['5']", "100"]),
+    ({"logit_bias": {"1": 2, "5": None}}, ["logit_bias['5']", "null"]),
+    ({"metadata": {"a": "b", "c": 1}}, ["metadata['c']"]),
+    (said("x", "tool"), ["'tool' is not served", "system, developer, user, assistant"]),
+    (said("x", "function"), ["'function' is not served"]),
+    (said("x", "wizard"), ["'wizard' is not known", "system, developer, user, assistant"]),
+    (said([{"type": "image_url", "image_url": {}}]), ["'image_url' is not served", "served is text"]),
+    (said([{"type": "input_audio"}]), ["'input_audio' is not served"]),
+    (said([{"type": "file"}]), ["'file' is not served"]),
+    (said([{"type": "refusal", "refusal": "no"}], "assistant"), ["'refusal' is not served"]),
+    (said([{"type": "smell"}]), ["'smell' is not known", "text"]),
+    (b"", ["the body is empty"]),
+    (b" \r\n", ["the body is empty"]),
+    (b'{"messages":[],"model":"\\ud800"}', ["surrogate"]),
+    (b'{"messages":[],"model":"\\ud83dx"}', ["surrogate"]),
+    (b'{"messages":[],"model":"\\uDC00 \\ud83d\\ude00"}', ["surrogate"]),
+    (b'{"messages":[],"model":"\\\\ud800', ["not JSON"]),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), WORDS, ids=lambda value: str(value)[:60])
+def test_a_refusal_says_what_is_wrong_and_what_is_allowed(body: Any, words: list[str]) -> None:
+    error = refusal(body)
+    for word in words:
+        assert word in error.message
+    assert ("is not served" in error.message) == isinstance(error, UnsupportedField)
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {LONG: 1},
+        {"logit_bias": {LONG: 1}},
+        {"logit_bias": {"1" * 9: 1, LONG: 1000}},
+        {"metadata": {LONG: 1}},
+        {"stream": True, "stream_options": {LONG: 1}},
+        {"messages": [{"role": LONG, "content": "x"}]},
+        {"messages": [{"role": "user", "content": "x", LONG: 1}]},
+        {"messages": [{"role": "user", "content": [{"type": LONG}]}]},
+        {"stop": LONG},
+        {"user": LONG},
+    ],
+    ids=lambda body: str(body)[:40],
+)
+def test_a_refusal_is_short_however_long_what_it_refuses(body: dict[str, Any]) -> None:
+    error = refusal(body)
+    assert len(error.message) < 500
+    assert len(str(error.param)) < 200

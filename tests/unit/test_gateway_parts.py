@@ -222,6 +222,11 @@ def test_what_does_not_fit_the_model_is_refused_by_its_field(
     assert caught.value.param == param
 
 
+def test_a_bias_beyond_the_vocabulary_is_named() -> None:
+    with pytest.raises(InvalidRequest, match="logit_bias: '999' is beyond the vocabulary's 260 tokens"):
+        check_fit(asked(b'{"model":"sim","prompt":[1],"logit_bias":{"9":1,"999":1}}'), [[1]], MODEL, 100)
+
+
 def test_what_fits_exactly_is_taken() -> None:
     assert check_fit(asked(b'{"model":"sim","prompt":[1],"max_tokens":90}'), [[1] * 10], MODEL, 100) == 90
 

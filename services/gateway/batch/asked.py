@@ -3,7 +3,7 @@
 import hashlib
 import re
 import uuid
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -11,7 +11,7 @@ from msgspec import Meta
 from libs.contracts.batch_terms import check_endpoint, window_s
 from libs.contracts.errors import BodyTooLarge, InvalidRequest, TopicNotAllowed
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Created
-from services.gateway.batch.answers import MAX_TOLD_CHARS
+from services.gateway.fit import fit
 from services.gateway.headers import DEFAULT_TENANT, TENANT_NAME
 
 IDEMPOTENCY_HEADER = "idempotency-key"
@@ -69,11 +69,7 @@ def read_request(body: bytes, *, topics: AllowedTopics, tenant: str = "", now_ns
     """
     if len(body) > MAX_BODY_BYTES:
         raise BodyTooLarge(f"the body is over {MAX_BODY_BYTES} bytes", param="body")
-    try:
-        asked = msgspec.json.decode(body, type=BatchRequest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        # It may name a field of the body's length.
-        raise InvalidRequest(f"the body is no batch: {error}"[:MAX_TOLD_CHARS], param="body") from None
+    asked = fit(body, BatchRequest, _without_nulls)
     check_endpoint(asked.endpoint)
     if bool(asked.input_file_id) == bool(asked.input_topic):
         raise InvalidRequest("either input_file_id or input_topic says where the lines are", param="input_file_id")
@@ -96,6 +92,10 @@ def read_request(body: bytes, *, topics: AllowedTopics, tenant: str = "", now_ns
         output_topic=asked.output_topic,
         error_topic=asked.error_topic,
     )
+
+
+def _without_nulls(body: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if value is not None}
 
 
 def job_id(key: str | None, tenant: str) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from libs.contracts.errors import FulcrumError
+from libs.contracts.errors import FulcrumError, quoted
 from services.gateway.batch.reasons import LineRefused, MalformedLine, RepeatedId, WrongUrl
 from services.gateway.batch.repeats import custom_id_of
 
@@ -63,10 +63,10 @@ def _refusal(line: _Line, number: int, endpoint: str, repeated: bool) -> Fulcrum
         text = f"line {number}: custom_id must have 1 to {MAX_CUSTOM_ID_CHARS} characters"
         return LineRefused(text, param="custom_id")
     if repeated:
-        text = f"line {number}: custom_id {line.custom_id!r} is an earlier line's"
+        text = f"line {number}: custom_id {quoted(line.custom_id)} is an earlier line's"
         return RepeatedId(text, param="custom_id")
     if line.method != "POST":
         return LineRefused(f"line {number}: method must be POST", param="method")
     if line.url != endpoint:
-        return WrongUrl(f"line {number}: url is {line.url!r}, the batch is for {endpoint}", param="url")
+        return WrongUrl(f"line {number}: url is {quoted(line.url)}, the batch is for {endpoint}", param="url")
     return None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from libs.contracts.errors import InvalidRequest
+from libs.contracts.errors import InvalidRequest, quoted
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.filestore.port import FileInfo
 from services.gateway.batch.job import Job
@@ -69,7 +69,7 @@ def show_page(
     if after is not None:
         start = next((place + 1 for place, item in enumerate(items) if item.id == after), -1)
         if start < 0:
-            raise InvalidRequest(f"after: no {after!r} in the list", param="after")
+            raise InvalidRequest(f"after: no {quoted(after)} in the list", param="after")
     page = items[start : start + limit]
     return {
         "object": "list",

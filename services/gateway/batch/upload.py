@@ -8,7 +8,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from libs.contracts.errors import BodyTooLarge, InvalidRequest, UnsupportedField, UnsupportedMediaType
+from libs.contracts.errors import MAX_QUOTED_CHARS, BodyTooLarge, InvalidRequest, UnsupportedField, UnsupportedMediaType
 from libs.filestore.port import Draft, FileInfo, FileStore
 from libs.runtime.media import check_encoding
 from services.gateway.body import BODY_TIMEOUT_S, ClientGone
@@ -83,7 +83,7 @@ async def _keep(draft: Draft, form: "_Form", lines: "_LineCheck") -> FileInfo:
     form.finish()
     purpose = form.fields.pop("purpose", "")
     if form.fields:
-        name = min(form.fields)
+        name = min(form.fields)[:MAX_QUOTED_CHARS]
         raise UnsupportedField(f"{name} is not served", param=name)
     if purpose not in PURPOSES:
         raise InvalidRequest(f"purpose must be {' or '.join(PURPOSES)}", param="purpose")

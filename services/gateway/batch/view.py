@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from libs.bus.work import WorkBus
-from libs.contracts.errors import BatchNotFound, BrokerUnavailable, QueueFull
+from libs.contracts.errors import BatchNotFound, BrokerUnavailable, QueueFull, quoted
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent
 from libs.contracts.topics import BATCH_JOBS
 from libs.runtime.backoff import Backoff
@@ -199,5 +199,5 @@ class JobView:
             if job is not None:
                 return job
             if loop.time() > deadline_s:
-                raise BatchNotFound(f"no batch {job_id!r} is known", param="batch_id")
+                raise BatchNotFound(f"no batch {quoted(job_id)} is known", param="batch_id")
             await asyncio.sleep(SEEN_POLL_S)
