@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable, quoted
-from libs.filestore.port import FileInfo
+from libs.filestore.port import FileInfo, youngest_first
 from libs.filestore.room import Room
 from libs.runtime.paths import PRIVATE_FOLDER, create_private, private_folder
 
@@ -102,7 +102,7 @@ class LocalFiles:
         """All of them, the youngest first."""
         with _told():
             found = await asyncio.to_thread(self._scan)
-        return sorted(found, key=lambda info: (-info.created_unix_s, info.id))
+        return youngest_first(found)
 
     async def delete(self, file_id: str) -> None:
         """Forget one."""
@@ -186,7 +186,8 @@ class LocalDraft:
     async def keep(self, *, name: str, purpose: str, file_id: str = "") -> FileInfo:
         """It is whole: from now on others see it. Raises StoreFull."""
         self._target = self._home_of(file_id) if file_id else self._target
-        info = FileInfo(self._target.name, name, purpose, self._bytes, int(time.time()))
+        now_ns = time.time_ns()
+        info = FileInfo(self._target.name, name, purpose, self._bytes, now_ns // 10**9, now_ns)
         with _told():
             await self._room.measure()
             self._room.check()

@@ -21,7 +21,7 @@ from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from libs.contracts.errors import FileNotFound, FileTooLarge, StoreFull, StoreUnavailable, quoted
-from libs.filestore.port import FileInfo
+from libs.filestore.port import FileInfo, youngest_first
 from libs.filestore.room import Room
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class S3Files:
         found = [item for item in await asyncio.gather(*map(find, keys)) if item is not None]
         self._seen = dict(found)
         infos = [info for info in self._seen.values() if info is not None]
-        return sorted(infos, key=lambda info: (-info.created_unix_s, info.id))
+        return youngest_first(infos)
 
     async def delete(self, file_id: str) -> None:
         """Forget one."""
@@ -245,7 +245,8 @@ class S3Draft:
         replaced = ""
         with suppress(FileNotFound):
             replaced = (await self._store.known(file_id)).content_key
-        info = FileInfo(file_id, name, purpose, self._bytes, int(time.time()))
+        now_ns = time.time_ns()
+        info = FileInfo(file_id, name, purpose, self._bytes, now_ns // 10**9, now_ns)
         async with self._room.keeping(self.held_bytes):
             await self._store.put(known_key, msgspec.json.encode(_Known(info, self._content_key)))
             self.held_bytes = 0

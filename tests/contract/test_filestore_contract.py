@@ -84,6 +84,27 @@ async def test_a_file_of_the_same_id_is_replaced(store: FileStore) -> None:
     assert [info.bytes for info in await store.infos()] == [7]
 
 
+async def test_files_are_listed_the_youngest_first_also_those_of_one_second(store: FileStore) -> None:
+    made = [(await put(store, f"file-{number * 7 % 12:02}", b"x")).id for number in range(12)]
+    listed = await store.infos()
+    assert [info.id for info in listed] == made[::-1]
+    assert [info.created_unix_ns // 10**9 for info in listed] == [info.created_unix_s for info in listed]
+    await put(store, made[3], b"again")
+    assert [info.id for info in await store.infos()] == [made[3], *(each for each in made[::-1] if each != made[3])]
+
+
+async def test_files_of_older_versions_are_listed_by_their_second(store: FileStore, tmp_path: Path) -> None:
+    now = await put(store, "file-now", b"x")
+    for file_id, created_s in (("file-b", 5), ("file-a", 5), ("file-c", 6)):
+        old = f'{{"id":"{file_id}","name":"f","purpose":"batch","bytes":1,"created_unix_s":{created_s}}}'.encode()
+        if isinstance(store, S3Files):
+            await store.put(store.known_key(file_id), b'{"info":%s,"content_key":"none"}' % old)
+        else:
+            (tmp_path / "files" / file_id).mkdir()
+            (tmp_path / "files" / file_id / "info.json").write_bytes(old)
+    assert [info.id for info in await store.infos()] == [now.id, "file-c", "file-a", "file-b"]
+
+
 async def test_a_draft_can_be_kept_under_another_id(store: FileStore) -> None:
     async with store.draft("file-1", max_bytes=10) as draft:
         await draft.write(b"half")

@@ -178,6 +178,29 @@ async def test_a_field_of_batches_that_is_not_served_is_refused_by_name(tmp_path
         assert (await http.post("/v1/batches", json=asked_for_nothing)).status_code == 200
 
 
+@pytest.mark.parametrize("order", ["desc", "asc"])
+async def test_files_of_one_second_are_listed_and_paged_in_the_order_they_were_made(tmp_path: Path, order: str) -> None:
+    async with gateway(Held(), tmp_path) as (http, _):
+
+        async def upload(name: str) -> str:
+            answer = await http.post("/v1/files", files={"file": (name, b"{}")}, data={"purpose": "batch"})
+            return str(answer.json()["id"])
+
+        made = [await upload(str(number)) for number in range(6)]
+        listed: list[str] = []
+        after: dict[str, str] = {}
+        while True:
+            page = (await http.get("/v1/files", params={"order": order, "limit": 2, **after})).json()
+            listed += [each["id"] for each in page["data"] if each["id"] in made]
+            assert all(isinstance(each["created_at"], int) and each["created_at"] < 10**11 for each in page["data"])
+            if len(listed) == 2:
+                await upload("one that comes between two pages")
+            if not page["has_more"]:
+                break
+            after = {"after": page["last_id"]}
+        assert listed == (made if order == "asc" else made[::-1])
+
+
 async def test_a_job_that_does_not_fit_names_its_field(tmp_path: Path) -> None:
     async with gateway(Held(), tmp_path) as (http, _):
         for change, param in (({"priority": "high"}, "priority"), ({"metadata": {"a": 1}}, "metadata")):
