@@ -11,6 +11,7 @@ from tokenizers.decoders import DecodeStream
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.model.builtin import CHATML_TEMPLATE, SIM_SPECIAL_TOKENS, byte_alphabet, sim_tokenizer
 from libs.model.chat import ChatMessage, ChatTemplate
+from libs.model.harmony import Channels, find_markers
 from libs.model.info import ModelInfo, read_json
 
 MAX_HELD_TOKENS = 64
@@ -32,6 +33,8 @@ class Tokenizer:
         self._added = inner.get_added_tokens_decoder()
         self._byte_level = "ByteLevel" in repr(inner.decoder)  # alone, or one of a sequence
         self._lead = self._find_lead()
+        special = {str(token.content): token_id for token_id, token in self._added.items() if token.special}
+        self._markers = find_markers(special)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids. `add_special_tokens`: as the model wants raw text to begin and end; a rendered chat has them."""
@@ -53,6 +56,10 @@ class Tokenizer:
     def decoder(self) -> "Decoder":
         """A fresh incremental decoder, for one sequence."""
         return Decoder(self._inner, self._lead)
+
+    def channels(self) -> Channels | None:
+        """What tells the content of one chat's answer from its reasoning; None where the model has no such format."""
+        return Channels(self._markers, self.token_bytes) if self._markers is not None else None
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to the text, also where that is part of a character; empty for an unknown id."""

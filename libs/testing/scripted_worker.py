@@ -76,6 +76,8 @@ class ScriptedWorker:
     """Handles of submits that it took, which it may have begun to read."""
     epochs: list[int] = field(default_factory=list)
     """That gateways said they route by."""
+    script: list[int] = field(default_factory=list)
+    """Token ids by their place in the output, in place of the usual ones; after them it ends."""
     _streamed: dict[int, pb.Submit] = field(default_factory=dict)
     _leaving: dict[int, pb.Submit] = field(default_factory=dict)
     _outboxes: list["asyncio.Queue[pb.WorkerFrame | None]"] = field(default_factory=list)
@@ -193,9 +195,12 @@ class ScriptedWorker:
                 self.pulled.append(submit.kv.handle)
             start = len(unpack_u32(submit.token_ids)) - submit.prompt_tokens
             asked = 1 if submit.phase == pb.PHASE_PREFILL else submit.max_output_tokens - start
+            if self.script:
+                asked = min(asked, len(self.script) - start)
             tokens = asked if plan.tokens is None else plan.tokens
             frame.token_sequences = pack_u32([submit.sequence] * tokens)
-            frame.token_ids = pack_u32(list(expected_text(tokens, start).encode()))
+            usual = expected_text(tokens, start).encode()
+            frame.token_ids = pack_u32(self.script[start : start + tokens] or list(usual))
             self._conclude(submit, plan, event)
             if plan.leaves:
                 self.assign("prefill")

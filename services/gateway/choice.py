@@ -1,10 +1,11 @@
 """One choice as its client sees it: tokens become text, stop strings end it, pieces wait until they can be sent."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from libs.contracts.errors import FulcrumError
 from libs.engine.port import Logprob
+from libs.model.harmony import Channels, Verdict
 from libs.model.tokenizer import Decoder
 from services.gateway.generation import FinishReason, Generation, unmade
 from services.gateway.stops import StopMatcher
@@ -47,9 +48,11 @@ class ChoiceText:
         stops: Sequence[str],
         silent_token_ids: frozenset[int],
         in_pieces: bool,
+        channels: Channels | None = None,
         changed: Callable[[], None],
     ) -> None:
-        """`silent_token_ids`: they end the text and are no part of it. `changed` is called when all is there, and, for
+        """`silent_token_ids`: they end the text and are no part of it. `channels`: of what it does not show, text and
+        logprobs are dropped, and stop strings are not looked for there. `changed` is called when all is there, and, for
         one who takes it `in_pieces`, when there may be a piece."""
         self.error: FulcrumError | None = None
         self.done = False
@@ -59,6 +62,9 @@ class ChoiceText:
         self._has_stops = bool(stops)
         self._silent = silent_token_ids
         self._in_pieces = in_pieces
+        self._channels = channels
+        self._held: list[tuple[int, Logprob | None]] = []
+        """Tokens that `channels` cannot judge yet, a few at most."""
         self._changed = changed
         self._tokens: list[tuple[int, Logprob | None]] = []
         self._chars = 0
@@ -77,6 +83,7 @@ class ChoiceText:
     def finish(self, reason: FinishReason) -> None:
         """The last token was taken."""
         self._decode()
+        self._show(self._held)
         if not self._stopped:
             text, stopped = self._stops.push(self._decoder.flush())
             self._add(text if stopped else text + self._stops.flush())
@@ -102,13 +109,28 @@ class ChoiceText:
         return piece
 
     def _decode(self) -> None:
-        for token_id, logprob in self._tokens:
+        self._show(self._tokens if self._channels is None else self._judged(self._channels))
+        self._tokens.clear()
+
+    def _judged(self, channels: Channels) -> Iterator[tuple[int, Logprob | None]]:
+        """Tokens of the content alone."""
+        for token in self._tokens:
+            verdict = channels.push(token[0])
+            if verdict is Verdict.HOLD:
+                self._held.append(token)
+                continue
+            if verdict is Verdict.SHOW:
+                yield from self._held
+                yield token
+            self._held.clear()
+
+    def _show(self, tokens: Iterable[tuple[int, Logprob | None]]) -> None:
+        for token_id, logprob in tokens:
             if logprob is not None:
                 self._piece.logprobs.append(TokenLogprob(token_id, logprob, self._chars))
             if token_id not in self._silent:
                 text, self._stopped = self._stops.push(self._decoder.push(token_id))
                 self._add(text)
-        self._tokens.clear()
 
     def _add(self, text: str) -> None:
         if text:

@@ -97,6 +97,8 @@ class Intake:
                     stops=asked.stops,
                     silent_token_ids=end_token_ids,
                     in_pieces=asked.stream,
+                    # A prompt that is text or tokens is its client's own, and so is the format of what follows it.
+                    channels=model.tokenizer.channels() if asked.messages else None,
                     changed=changed,
                 )
                 generation = Generation(

@@ -3,20 +3,23 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from libs.model.info import load_model_info
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind
 from libs.runtime.tasks import TaskOwner
+from libs.testing.harmony import sim_with_markers
 from libs.testing.listed_registry import ListedRegistry
 from libs.testing.scripted_worker import Plan, ScriptedWorker, expected_text, scripted_worker
 from libs.testing.wait import until
 from libs.testing.worker import RecordingBus, RecordingKvIndex
-from services.gateway.catalog import load_catalog
+from services.gateway.catalog import Catalog, ServedModel, load_catalog
 from services.gateway.run import GatewayPorts, open_gateway
 from services.gateway.settings import GatewaySettings
 
@@ -27,12 +30,20 @@ async def worker() -> AsyncIterator[ScriptedWorker]:
         yield found
 
 
+def harmony_catalog(_models: object) -> Catalog:
+    """The built-in model, with the markers of gpt-oss's format."""
+    tokenizer = sim_with_markers()
+    ends = frozenset(tokenizer.encode("<|return|><|call|>", add_special_tokens=False))
+    info = replace(load_model_info("builtin:sim"), vocab_size=300, eos_token_ids=ends)
+    return Catalog([ServedModel(info, tokenizer)])
+
+
 @pytest.fixture
-async def url(worker: ScriptedWorker) -> AsyncIterator[str]:
+async def url(worker: ScriptedWorker, request: pytest.FixtureRequest) -> AsyncIterator[str]:
     settings = GatewaySettings.model_validate({"port": 0, "drain_s": 1})
     ports = GatewayPorts(RecordingBus(), ListedRegistry([worker.worker]), RecordingKvIndex())
     sock, tasks = bind(settings.host, 0, "FULCRUM_GATEWAY_PORT"), TaskOwner()
-    catalog = load_catalog(settings.models)
+    catalog = getattr(request, "param", load_catalog)(settings.models)
     async with open_gateway(
         settings=settings, ports=ports, catalog=catalog, sock=sock, clock=SystemClock(), tasks=tasks
     ) as running:
@@ -261,3 +272,61 @@ async def test_many_requests_at_once_are_answered_each_with_its_own(http: httpx.
     for i, answer in enumerate(answers):
         assert answer.json()["choices"][0]["text"] == expected_text(i + 1)
         assert answer.json()["usage"]["prompt_tokens"] == i + 1
+
+
+REASONED = "<|channel|>analysis<|message|>Think STOP.<|end|><|start|>assistant<|channel|>final<|message|>"
+OF_HARMONY = pytest.mark.parametrize("url", [harmony_catalog], indirect=True)
+
+
+def spoken(text: str) -> list[int]:
+    return sim_with_markers().encode(text, add_special_tokens=False)
+
+
+@OF_HARMONY
+@pytest.mark.parametrize("end", ["<|return|>", ""])
+async def test_reasoning_is_no_content_and_counts_as_output(
+    http: httpx.AsyncClient, worker: ScriptedWorker, end: str
+) -> None:
+    worker.script = spoken(f"{REASONED}Paris.{end}")
+    tokens = len(worker.script)
+    body = {**CHAT, "max_tokens": tokens, "logprobs": True, "stop": ["STOP", "final"]}
+    answer = (await http.post("/v1/chat/completions", json=body)).json()
+    (choice,) = answer["choices"]
+    assert (choice["message"]["content"], answer["usage"]["completion_tokens"]) == ("Paris.", tokens)
+    assert choice["finish_reason"] == ("stop" if end else "length")
+    streamed = await http.post(
+        "/v1/chat/completions", json={**body, "stream": True, "stream_options": {"include_usage": True}}
+    )
+    *events, _, _ = streamed.text.split("\n\n")
+    *chunks, closing = [json.loads(event.removeprefix("data: ")) for event in events]
+    text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    assert (text, closing["usage"]["completion_tokens"]) == ("Paris.", tokens)
+    assert chunks[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+
+
+@OF_HARMONY
+@pytest.mark.parametrize(
+    ("script", "content"),
+    [
+        ("Paris.", "Paris."),
+        ("<|channel|>analysis<|message|>Thinking and thinking", ""),
+        ('<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>', ""),
+    ],
+    ids=["no channel", "ends in its reasoning", "a tool call"],
+)
+async def test_other_answers_of_that_format(
+    http: httpx.AsyncClient, worker: ScriptedWorker, script: str, content: str
+) -> None:
+    worker.script = spoken(script)
+    body = {**CHAT, "max_tokens": len(worker.script)}
+    answer = (await http.post("/v1/chat/completions", json=body)).json()
+    assert answer["choices"][0]["message"]["content"] == content
+    assert answer["usage"]["completion_tokens"] == len(worker.script)
+
+
+@OF_HARMONY
+async def test_a_text_completion_is_left_as_its_model_wrote_it(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
+    worker.script = spoken(f"{REASONED}Paris.<|return|>")
+    body = {"model": "sim", "prompt": "x", "max_tokens": len(worker.script)}
+    answer = (await http.post("/v1/completions", json=body)).json()
+    assert answer["choices"][0]["text"] == "analysisThink STOP.assistantfinalParis."

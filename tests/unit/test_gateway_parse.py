@@ -228,10 +228,10 @@ WORDS = [
     (said([{"type": "smell"}]), ["'smell' is not known", "text"]),
     (b"", ["the body is empty"]),
     (b" \r\n", ["the body is empty"]),
-    (b'{"messages":[],"model":"\\ud800"}', ["surrogate"]),
-    (b'{"messages":[],"model":"\\ud83dx"}', ["surrogate"]),
-    (b'{"messages":[],"model":"\\uDC00 \\ud83d\\ude00"}', ["surrogate"]),
-    (b'{"messages":[],"model":"\\\\ud800', ["not JSON"]),
+    (b'{"model":"\\ud800"}', ["surrogate"]),
+    (b'{"model":"\\ud83dx"}', ["surrogate"]),
+    (b'{"model":"\\uDC00 \\ud83d\\ude00"}', ["surrogate"]),
+    (b'{"model":"\\\\ud800', ["not JSON"]),
 ]
 
 
