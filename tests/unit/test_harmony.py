@@ -30,9 +30,8 @@ def shown(tokenizer: Tokenizer, tokens: list[int]) -> str:
 
 
 ANSWER = "The capital of France is Paris. \u00c9l\u00e9gant \U0001f1eb\U0001f1f7 日本語!"
-REASONED = (
-    f"<|channel|>analysis<|message|>They ask for a capital.<|end|><|start|>assistant<|channel|>final<|message|>{ANSWER}"
-)
+THOUGHT = "<|channel|>analysis<|message|>They ask for a capital.<|end|><|start|>assistant"
+REASONED = f"{THOUGHT}<|channel|>final<|message|>{ANSWER}"
 
 
 @pytest.mark.parametrize("end", ["", "<|return|>", "<|end|>"])
