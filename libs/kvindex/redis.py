@@ -6,7 +6,7 @@ next change or renewal, so that the index heals from an outage and from a Redis 
 
 import asyncio
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from redis.exceptions import RedisError
@@ -15,7 +15,7 @@ from libs.contracts import keys
 from libs.kvindex.mirror import Mirror
 from libs.kvindex.port import KvIndexStats, PrefixQuery
 from libs.kvindex.prefix import distinct, leading_blocks
-from libs.runtime.redis import make_redis
+from libs.runtime.redis import is_wrong_type, make_redis
 
 log = structlog.get_logger()
 
@@ -117,16 +117,25 @@ class RedisKvIndex:
         for key, wanted in sets:
             asks.smismember(key, list(wanted))
         try:
-            answers = await _within(self._lookup_timeout_s, asks.execute())
+            answers = await _within(self._lookup_timeout_s, asks.execute(raise_on_error=False))
+            held = [self._answer(wanted, answer) for (_, wanted), answer in zip(sets, answers, strict=True)]
         except (RedisError, OSError, TimeoutError) as error:
             self._paused_until_s = now_s + PAUSE_S
             self._lookup_errors += 1
             self._failed("look-up", error)
             return []
         self._away = False
-        return [
-            dict(zip(wanted, map(bool, answer), strict=True)) for (_, wanted), answer in zip(sets, answers, strict=True)
-        ]
+        return held
+
+    def _answer(self, wanted: Sequence[bytes], answer: Any) -> dict[bytes, bool]:
+        """Which blocks a set holds. A key that is no set holds none: its worker, which writes it anew with its next
+        renewals, keeps no other's look-up from an answer meanwhile."""
+        if is_wrong_type(answer):
+            self._lookup_errors += 1
+            return dict.fromkeys(wanted, False)
+        if isinstance(answer, Exception):
+            raise answer
+        return dict(zip(wanted, map(bool, answer), strict=True))
 
     async def _write(self, key: str, mirror: Mirror, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
         """Bring the store to the mirror: by the change alone, or by all of it when the two may differ."""

@@ -15,6 +15,8 @@ MULTIPLYING, ATTENTION, READING = 0.6, 0.4, 0.75
 model, as between llama-70b-tp4-h100 and a single GPU."""
 _TOGETHER: Final = 0.9
 DECODE_LAUNCHES_NS: Final = 0.6e6
+SPEEDUPS: Final = (1e-6, 1e9)
+"""A simulated device named as any slower or faster is taken for one as it is."""
 
 
 def prior_step_time(engine: str, device: str = "", compute: Compute | None = None, gpus: int = 1) -> StepTimeModel:
@@ -55,4 +57,4 @@ def _simulated(device: str) -> StepTimeModel:
         factor = float(speedup or 1)
     except ValueError:
         return known
-    return known.scaled(1 / factor) if factor > 0 else known
+    return known.scaled(1 / factor) if SPEEDUPS[0] <= factor <= SPEEDUPS[1] else known

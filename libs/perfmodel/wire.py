@@ -1,13 +1,15 @@
 """Step-time models in protobuf and back. Pure."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import fields
+from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.step_row import StepRow
 from libs.perfmodel.learner import FittedModel, KindFit
-from libs.perfmodel.saturation import Point, PrefillCurve, Saturation
+from libs.perfmodel.saturation import MOST_TOKENS, Point, PrefillCurve, Saturation
 from libs.perfmodel.step_time import StepTimeModel, StepWork
 from libs.perfmodel.utilisation import Compute
 
@@ -21,6 +23,11 @@ _TIMES = (
     "decode_sequence_ns",
     "decode_kv_token_ns",
 )
+
+MAX_COEFFICIENT_NS: Final = 1e13
+"""Of a model's each: a single token would take hours, and sums over a prompt stay far from what a float can hold."""
+MAX_POINTS: Final = 256
+"""Of a curve; a measurement has about fifteen."""
 
 
 def step_time_message(fitted: FittedModel) -> common.StepTime:
@@ -39,7 +46,10 @@ def step_time_message(fitted: FittedModel) -> common.StepTime:
 def fitted_model(message: common.StepTime) -> FittedModel | None:
     """The inverse; None for a message that is no model."""
     times = {name: getattr(message, name) for name in _TIMES}
-    if not all(0 <= value < math.inf for value in times.values()) or not 0 <= message.interference <= 1:
+    if not all(0 <= value <= MAX_COEFFICIENT_NS for value in times.values()) or not 0 <= message.interference <= 1:
+        return None
+    kinds = (message.prefill, message.decode, message.mixed)
+    if not _are_amounts(error for kind in kinds for error in (kind.error_p50, kind.error_p90)):
         return None
     model = StepTimeModel(interference=message.interference, **times)
     return FittedModel(model, _kind(message.prefill), _kind(message.decode), _kind(message.mixed))
@@ -61,8 +71,14 @@ def curve_message(curve: PrefillCurve) -> pb.PrefillCurve:
 def prefill_curve(message: pb.PrefillCurve) -> PrefillCurve | None:
     """The inverse; None for a message that is no measurement."""
     fitted = fitted_model(message.step_time)
-    points = tuple(Point(p.tokens, p.measured_tokens_per_s, p.fitted_tokens_per_s) for p in message.curve)
-    if fitted is None or not message.chunk_tokens or not points:
+    points = tuple(Point(p.tokens, p.measured_tokens_per_s, p.fitted_tokens_per_s) for p in message.curve[:MAX_POINTS])
+    if fitted is None or not 1 <= message.chunk_tokens <= MOST_TOKENS or not 1 <= len(message.curve) <= MAX_POINTS:
+        return None
+    sizes = [point.tokens for point in points]
+    if not 1 <= min(sizes) <= max(sizes) <= MOST_TOKENS or sizes != sorted(set(sizes)):
+        return None
+    rates = (rate for point in points for rate in (point.measured_tokens_per_s, point.fitted_tokens_per_s))
+    if not _are_amounts((message.plateau_tokens_per_s, message.scatter, *rates)):
         return None
     saturation = Saturation(message.chunk_tokens, message.plateau_tokens_per_s, points, fitted.model, message.scatter)
     return PrefillCurve(saturation, message.unix_ns)
@@ -88,7 +104,7 @@ def compute_message(compute: Compute) -> common.Compute:
 def compute_of(message: common.Compute) -> Compute | None:
     """The inverse; None for peaks that are no numbers."""
     values = {field.name: getattr(message, field.name) for field in fields(Compute)}
-    return Compute(**values) if all(0 <= value < math.inf for value in values.values()) else None
+    return Compute(**values) if _are_amounts(values.values()) else None
 
 
 def step_work(step: StepRow) -> StepWork:
@@ -101,6 +117,11 @@ def step_work(step: StepRow) -> StepWork:
         decode_kv_tokens=step.decode_kv_tokens,
         prefill_squared_tokens=step.prefill_squared_tokens,
     )
+
+
+def _are_amounts(values: Iterable[float]) -> bool:
+    """Whether none is negative, infinite or no number."""
+    return all(0 <= value < math.inf for value in values)
 
 
 def _kind_message(fit: KindFit) -> common.StepKindFit:

@@ -1,9 +1,20 @@
 """The registry port: which workers exist. A worker is there as long as it renews its lease."""
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryStats:
+    """What was read and could not be used."""
+
+    skipped: int = 0
+    """Different entries so far that are no worker others can connect to."""
+    unusable: int = 0
+    """Those in the last list."""
 
 
 class Registry(Protocol):
@@ -26,6 +37,10 @@ class Registry(Protocol):
 
     def watch(self, *, poll_ms: int = 1000) -> AsyncIterator[list[Worker]]:
         """The list now, then after every pushed change and at least every `poll_ms`; outages are waited out."""
+        ...
+
+    def stats(self) -> RegistryStats:
+        """Counters for metrics."""
         ...
 
     async def close(self) -> None:

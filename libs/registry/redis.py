@@ -1,20 +1,22 @@
 """The registry in Redis: a lease key for each worker, a set of their ids, and a channel that tells of changes."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 import structlog
-from google.protobuf.message import DecodeError
+import xxhash
 from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from libs.contracts import keys
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
-from libs.registry.port import RegistryDown
+from libs.registry.port import RegistryDown, RegistryStats
+from libs.registry.usable import Unusable, read_worker
 from libs.runtime.backoff import Backoff
-from libs.runtime.redis import make_redis
+from libs.runtime.redis import is_wrong_type, make_redis
 
 log = structlog.get_logger()
 
@@ -24,11 +26,26 @@ BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
 MAX_COALESCED_CHANGES = 1000
 """Pushed changes that one list may answer."""
+MAX_PRUNED = 1000
+"""Dead ids that one list removes; the next one goes on."""
+MAX_REMEMBERED = 1024
+"""Skipped values that are known to have been logged; of more, the one that was seen longest ago counts as new."""
+SHOWN_BYTES = 80
+"""Of a skipped id, in the log."""
 
 T = TypeVar("T")
 
 # Incarnations are 20 digits, so that comparing text compares numbers: Lua's own are not exact beyond 2**53.
-_ANNOUNCE = """
+# A key of another type, which only a stranger can have left, would refuse every command on it for ever.
+_OWN = """
+local function own(key, kind)
+  local held = redis.call('TYPE', key).ok
+  if held ~= kind and held ~= 'none' then redis.call('DEL', key) end
+end
+own(KEYS[1], 'hash')
+own(KEYS[2], 'set')
+"""
+_ANNOUNCE = f"""{_OWN}
 local held = redis.call('HMGET', KEYS[1], 'incarnation', 'worker')
 if held[1] and held[1] > ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'worker', ARGV[3])
@@ -37,7 +54,7 @@ redis.call('SADD', KEYS[2], ARGV[1])
 if held[2] ~= ARGV[3] then redis.call('PUBLISH', KEYS[3], ARGV[1]) end
 return 1
 """
-_WITHDRAW = """
+_WITHDRAW = f"""{_OWN}
 local held = redis.call('HGET', KEYS[1], 'incarnation')
 if held and held > ARGV[2] then return 0 end
 if redis.call('DEL', KEYS[1]) + redis.call('SREM', KEYS[2], ARGV[1]) > 0 then
@@ -60,6 +77,7 @@ class RedisRegistry:
         self._announce = self._redis.register_script(_ANNOUNCE)
         self._withdraw = self._redis.register_script(_WITHDRAW)
         self._prune = self._redis.register_script(_PRUNE)
+        self._skipped = _Skipped()
 
     async def announce(self, worker: Worker, *, lease_ms: int) -> None:
         """Register or renew; the change is pushed to `watch` when anything but the lease differs."""
@@ -73,8 +91,15 @@ class RedisRegistry:
         await _bounded(self._withdraw(keys=self._keys(worker_id), args=args))
 
     async def workers(self) -> list[Worker]:
-        """Those whose lease holds, by id: two round trips, and a third when some are dead."""
+        """Those whose lease holds, by id: two round trips, and a third when some are dead.
+
+        Whatever else stands there is skipped, logged and counted.
+        """
         return await _bounded(self._read())
+
+    def stats(self) -> RegistryStats:
+        """Counters for metrics."""
+        return RegistryStats(self._skipped.total, self._skipped.last)
 
     async def watch(self, *, poll_ms: int = 1000) -> AsyncGenerator[list[Worker], None]:
         """The list now, then after every pushed change and at least every `poll_ms`; outages are waited out."""
@@ -104,18 +129,41 @@ class RedisRegistry:
         ]
 
     async def _read(self) -> list[Worker]:
-        reply: Any = await self._redis.smembers(keys.workers(self._cluster))
-        ids = sorted(member.decode() for member in reply)
-        if not ids:
+        members: list[bytes] = sorted(await self._redis.smembers(keys.workers(self._cluster)))
+        if not members:
+            self._skipped.last = 0
             return []
         reads = self._redis.pipeline(transaction=False)
-        for worker_id in ids:
-            reads.hget(keys.worker(self._cluster, worker_id), "worker")
-        values: list[bytes | None] = await reads.execute()
-        dead = [worker_id for worker_id, value in zip(ids, values, strict=True) if value is None]
+        for member in members:
+            reads.hget(self._lease(member), "worker")
+        values: list[Any] = await reads.execute(raise_on_error=False)
+        found: list[Worker] = []
+        dead: list[bytes] = []
+        skipped = 0
+        for member, value in zip(members, values, strict=True):
+            if value is None:
+                dead.append(member)
+                continue
+            try:
+                found.append(read_worker(member, _bytes(value)))
+            except Unusable as error:
+                skipped += 1
+                self._skipped.take(member, value, str(error))
+        self._skipped.last = skipped
+        await self._drop(dead[:MAX_PRUNED])
+        return found
+
+    async def _drop(self, dead: list[bytes]) -> None:
+        """One round trip, over one connection, for all of them."""
         if dead:
-            await asyncio.gather(*(self._prune(keys=self._keys(worker_id)[:2], args=[worker_id]) for worker_id in dead))
-        return [worker for value in values if value is not None and (worker := _decode(value)) is not None]
+            prunes = self._redis.pipeline(transaction=False)
+            for member in dead:
+                await self._prune(keys=[self._lease(member), keys.workers(self._cluster)], args=[member], client=prunes)
+            await prunes.execute()
+
+    def _lease(self, member: bytes) -> bytes:
+        """The lease key of a member, which may be anything."""
+        return keys.worker(self._cluster, "").encode() + member
 
     async def _watch_once(self, poll_ms: int) -> AsyncGenerator[list[Worker], None]:
         """Lists over one connection, until it fails with RegistryDown."""
@@ -172,8 +220,34 @@ async def _bounded(call: Awaitable[T]) -> T:
         raise RegistryDown(str(error) or "no answer in time") from error
 
 
-def _decode(value: bytes) -> Worker | None:
-    try:
-        return Worker.FromString(value)
-    except DecodeError:
-        return None
+def _bytes(value: Any) -> bytes:
+    """What was read; raises Unusable for a key of another type, and whatever else Redis answered."""
+    if is_wrong_type(value):
+        raise Unusable("its key is no hash")
+    if isinstance(value, Exception):
+        raise value
+    return bytes(value)
+
+
+class _Skipped:
+    """Values that were no worker: each is logged and counted once, as long as it is remembered."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.last = 0
+        """In the last list."""
+        self._known: OrderedDict[int, None] = OrderedDict()
+
+    def take(self, member: bytes, value: Any, why: str) -> None:
+        """A value was skipped."""
+        held = value if isinstance(value, bytes) else str(value).encode()
+        which = xxhash.xxh3_64_intdigest(b"%d:%b%b" % (len(member), member, held))
+        known = which in self._known
+        self._known[which] = None
+        self._known.move_to_end(which)
+        if known:
+            return
+        self.total += 1
+        if len(self._known) > MAX_REMEMBERED:
+            self._known.popitem(last=False)
+        log.warning("registry entry is no worker", id=repr(member[:SHOWN_BYTES]), why=why)

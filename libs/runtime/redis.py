@@ -1,13 +1,21 @@
 """Redis connections of which no call outlasts a bound, whatever state the server is in."""
 
+from typing import Any
+
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 
 MAX_CONNECTIONS = 16
 STALE_RETRIES = 1
 """A pooled connection may have died with the last server: the first failure only shows that."""
+
+
+def is_wrong_type(answer: Any) -> bool:
+    """Whether a command failed because its key is of another type: Redis is well, and this key nonsense."""
+    return isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE")
 
 
 def make_redis(url: str, *, timeout_ms: float) -> "Redis":

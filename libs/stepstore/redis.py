@@ -16,7 +16,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.perfmodel import FittedModel, StepKind
 from libs.perfmodel.saturation import PrefillCurve
 from libs.perfmodel.wire import curve_message, fitted_model, prefill_curve, step_time_message
-from libs.runtime.redis import make_redis
+from libs.runtime.redis import is_wrong_type, make_redis
 from libs.stepstore.port import StepTimeKey
 
 log = structlog.get_logger()
@@ -45,28 +45,30 @@ class RedisStepTimes:
 
     async def load(self, key: StepTimeKey) -> Mapping[StepKind, FittedModel]:
         """What is there; nothing while Redis is away."""
-        found: Any = await self._bounded(self._redis.hgetall(self._key(key)))
-        fits = {kind: _decode(found[kind.value.encode()]) for kind in StepKind if kind.value.encode() in (found or {})}
+        kinds = list(StepKind)
+        found: Any = await self._bounded(self._redis.hmget(self._key(key), [kind.value for kind in kinds]))
+        values = zip(kinds, found, strict=True) if isinstance(found, list) else ()
+        fits = {kind: _decode(value) for kind, value in values if value is not None}
         return {kind: fit for kind, fit in fits.items() if fit is not None}
 
     async def save(self, key: StepTimeKey, fits: Mapping[StepKind, FittedModel]) -> None:
         """Write the kinds; lost while Redis is away, since the next save says it again."""
         values: dict[Any, Any] = {kind.value: step_time_message(fit).SerializeToString() for kind, fit in fits.items()}
         if values:
-            await self._bounded(self._redis.hset(self._key(key), mapping=values))
+            await self._put(self._key(key), values)
 
     async def load_curve(self, key: StepTimeKey) -> PrefillCurve | None:
         """What is there; nothing while Redis is away."""
         found: Any = await self._bounded(self._redis.hget(self._key(key), CURVE_FIELD))
         try:
-            return prefill_curve(pb.PrefillCurve.FromString(found)) if found else None
+            return prefill_curve(pb.PrefillCurve.FromString(found)) if isinstance(found, bytes) else None
         except DecodeError:
             return None
 
     async def save_curve(self, key: StepTimeKey, curve: PrefillCurve) -> None:
         """Write it; lost while Redis is away."""
         value: Any = curve_message(curve).SerializeToString()
-        await self._bounded(self._redis.hset(self._key(key), CURVE_FIELD, value))
+        await self._put(self._key(key), {CURVE_FIELD: value})
 
     async def claim(self, key: StepTimeKey, *, lease_s: float) -> bool:
         """By a key that expires; everybody is let while Redis is away."""
@@ -86,11 +88,21 @@ class RedisStepTimes:
     def _key(self, key: StepTimeKey) -> str:
         return keys.step_time(self._cluster, *key.parts)
 
+    async def _put(self, key: str, values: dict[Any, Any]) -> None:
+        """Set fields; a key of another type, which a stranger must have left, makes room for them."""
+        if is_wrong_type(await self._bounded(self._redis.hset(key, mapping=values))):
+            log.warning("step times replace what is no hash", key=key)
+            await self._bounded(self._redis.unlink(key))
+            await self._bounded(self._redis.hset(key, mapping=values))
+
     async def _bounded(self, call: Awaitable[Any]) -> Any:
+        """The answer; None while Redis is away, and the error itself where the key is of another type."""
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 answer = await call
         except (RedisError, OSError, TimeoutError) as error:
+            if is_wrong_type(error):
+                return error
             if not self._away:
                 log.warning("step times are not shared: redis is away", error=str(error))
             self._away = True

@@ -88,7 +88,9 @@ def _scalar(field: Any) -> st.SearchStrategy[Any]:
             return st.sampled_from(_EDGES[field.type]) | st.integers(0, 2**32 - 1)
         case FieldDescriptor.TYPE_UINT64 | FieldDescriptor.TYPE_FIXED64:
             return st.sampled_from(_EDGES[field.type]) | st.integers(0, 2**64 - 1)
-        case FieldDescriptor.TYPE_SINT32:
+        case FieldDescriptor.TYPE_INT64 | FieldDescriptor.TYPE_SINT64:
+            return st.integers(-(2**63), 2**63 - 1)
+        case FieldDescriptor.TYPE_SINT32 | FieldDescriptor.TYPE_INT32:
             return st.integers(-(2**31), 2**31 - 1)
         case FieldDescriptor.TYPE_FLOAT:
             return st.floats(width=32)

@@ -23,7 +23,7 @@ from libs.kvindex.port import KvIndex, KvIndexStats, PrefixQuery
 from libs.model.info import load_model_info
 from libs.perfmodel import FittedModel, StepKind
 from libs.perfmodel.saturation import PrefillCurve
-from libs.registry.port import Registry
+from libs.registry.port import Registry, RegistryStats
 from libs.runtime.access import call_metadata
 from libs.runtime.clock import SystemClock
 from libs.runtime.rpc import make_channel
@@ -96,6 +96,10 @@ class RecordingRegistry:
     def watch(self, *, poll_ms: int = 1000) -> AsyncIterator[list[Worker]]:
         """Not what workers do."""
         raise NotImplementedError
+
+    def stats(self) -> RegistryStats:
+        """Nothing is skipped here."""
+        return RegistryStats()
 
     async def close(self) -> None:
         """Nothing to disconnect."""

@@ -9,7 +9,7 @@ from libs.bus.port import BusCapabilities, BusStats, Wanted
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.topics import Topic
 from libs.kvindex.port import KvIndexStats, PrefixQuery
-from libs.registry.port import RegistryDown
+from libs.registry.port import RegistryDown, RegistryStats
 from load.chaos.loop import Node, SimLoop
 
 ROUND_TRIP_S = 0.0005
@@ -131,6 +131,10 @@ class SimRegistry:
                     continue
         finally:
             self._store.watchers.pop(event, None)
+
+    def stats(self) -> RegistryStats:
+        """Nothing is skipped here."""
+        return RegistryStats()
 
     async def close(self) -> None:
         """Nothing to disconnect."""

@@ -8,6 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from libs.contracts import metric_names as names
 from libs.kvindex.collector import KvIndexCollector
 from libs.kvindex.port import KvIndex
+from libs.registry.collector import RegistryCollector
+from libs.registry.port import Registry
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
@@ -112,6 +114,10 @@ class GatewayMetrics:
         self.registry.register(KvIndexCollector(index))
         gauge = Gauge(names.GATEWAY_LATE_HINTS, "Requests bound before their look-up came", registry=self.registry)
         gauge.set_function(late)
+
+    def watch_registry(self, registry: Registry) -> None:
+        """Read what the registry skipped, when it is asked for."""
+        self.registry.register(RegistryCollector(registry))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"fulcrum_gateway_{name}", text, labels, registry=self.registry)

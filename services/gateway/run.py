@@ -97,6 +97,7 @@ async def open_gateway(
         TOKENISE_THREADS, thread_name_prefix="tokenise", initializer=ask_slice, initargs=(USUAL_SLICE_NS,)
     ) as threads:
         hints = PrefixHints(ports.kv_index, fleet, tasks, threads, max_hold_ms=settings.prefix_wait_ms)
+        metrics.watch_registry(ports.registry)
         metrics.watch_index(ports.kv_index, late=lambda: hints.late)
         intake = Intake(
             catalog=catalog,

@@ -5,6 +5,7 @@ from prometheus_client import CollectorRegistry
 from libs.bus.clients import EMBEDDED_FOLLOW_WAIT_MS
 from libs.bus.collector import BusCollector
 from libs.bus.kafka import KafkaBus
+from libs.registry.collector import RegistryCollector
 from libs.registry.redis import RedisRegistry
 from libs.runtime import status
 from libs.runtime.http import bind, serve_http
@@ -49,6 +50,7 @@ async def main(service: Service[PlannerSettings]) -> None:
     metrics.register(BusCollector(bus))
     guard = settings.http_guard()
     metrics.register(guard)
+    metrics.register(RegistryCollector(registry))
     try:
         tasks.spawn("follow workers", follow_workers(registry, bus, state, clock))
         tasks.spawn("follow telemetry", follow_telemetry(bus, state, clock))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,11 @@ from libs.testing.stores import RedisServer
 from libs.testing.wait import until
 
 LEASE_MS = 60_000
+
+
+def worker(**fields: Any) -> Worker:
+    """With an address, as all have that are listed."""
+    return Worker(address="127.0.0.1:1", **fields)
 
 
 @pytest.fixture
@@ -47,16 +53,16 @@ async def poll(condition: Callable[[], "asyncio.Future[bool]"], timeout_s: float
 
 
 async def test_an_announced_worker_is_listed_whole_and_by_id(registry: Registry) -> None:
-    second = Worker(id="b", incarnation=2**63 + 1, address="127.0.0.1:1", pid=7)
+    second = worker(id="b", incarnation=2**63 + 1, pid=7)
     second.capabilities.kv_layout = "float32/\x00é"
     await registry.announce(second, lease_ms=LEASE_MS)
-    await registry.announce(Worker(id="a", incarnation=1), lease_ms=LEASE_MS)
-    assert await registry.workers() == [Worker(id="a", incarnation=1), second]
+    await registry.announce(worker(id="a", incarnation=1), lease_ms=LEASE_MS)
+    assert await registry.workers() == [worker(id="a", incarnation=1), second]
 
 
 async def test_a_worker_is_gone_when_its_lease_ends(registry: Registry) -> None:
-    await registry.announce(Worker(id="short", incarnation=1), lease_ms=100)
-    await registry.announce(Worker(id="long", incarnation=1), lease_ms=LEASE_MS)
+    await registry.announce(worker(id="short", incarnation=1), lease_ms=100)
+    await registry.announce(worker(id="long", incarnation=1), lease_ms=LEASE_MS)
 
     async def only_long() -> bool:
         return [worker.id for worker in await registry.workers()] == ["long"]
@@ -66,8 +72,8 @@ async def test_a_worker_is_gone_when_its_lease_ends(registry: Registry) -> None:
 
 async def test_renewing_keeps_a_worker_past_its_first_lease(registry: Registry) -> None:
     loop = asyncio.get_running_loop()
-    await registry.announce(Worker(id="a", incarnation=1), lease_ms=200)
-    await registry.announce(Worker(id="a", incarnation=1), lease_ms=LEASE_MS)
+    await registry.announce(worker(id="a", incarnation=1), lease_ms=200)
+    await registry.announce(worker(id="a", incarnation=1), lease_ms=LEASE_MS)
     first_lease_ended_s = loop.time() + 0.3
     while loop.time() < first_lease_ended_s:
         assert len(await registry.workers()) == 1
@@ -75,48 +81,48 @@ async def test_renewing_keeps_a_worker_past_its_first_lease(registry: Registry) 
 
 
 async def test_an_older_incarnation_neither_withdraws_nor_replaces_a_newer_one(registry: Registry) -> None:
-    newer = Worker(id="a", incarnation=2**64 - 1, pid=2)
+    newer = worker(id="a", incarnation=2**64 - 1, pid=2)
     await registry.announce(newer, lease_ms=LEASE_MS)
     await registry.withdraw("a", 2**64 - 2)
-    await registry.announce(Worker(id="a", incarnation=9, pid=1), lease_ms=LEASE_MS)
+    await registry.announce(worker(id="a", incarnation=9, pid=1), lease_ms=LEASE_MS)
     assert await registry.workers() == [newer]
 
 
 async def test_withdrawing_removes_the_worker_and_a_second_time_does_nothing(registry: Registry) -> None:
-    await registry.announce(Worker(id="a", incarnation=5), lease_ms=LEASE_MS)
+    await registry.announce(worker(id="a", incarnation=5), lease_ms=LEASE_MS)
     await registry.withdraw("a", 5)
     await registry.withdraw("a", 5)
     assert await registry.workers() == []
 
 
 async def test_a_newer_incarnation_takes_the_place_of_an_older(registry: Registry) -> None:
-    await registry.announce(Worker(id="a", incarnation=5), lease_ms=LEASE_MS)
-    await registry.announce(Worker(id="a", incarnation=6), lease_ms=LEASE_MS)
+    await registry.announce(worker(id="a", incarnation=5), lease_ms=LEASE_MS)
+    await registry.announce(worker(id="a", incarnation=6), lease_ms=LEASE_MS)
     assert [worker.incarnation for worker in await registry.workers()] == [6]
 
 
 async def test_watch_yields_at_once_and_on_each_change_long_before_it_polls(registry: Registry) -> None:
     async with watching(registry) as lists:
         assert lists == [[]]
-        await registry.announce(Worker(id="a", incarnation=1), lease_ms=LEASE_MS)
+        await registry.announce(worker(id="a", incarnation=1), lease_ms=LEASE_MS)
         await until(lambda: lists[-1] == ["a"])
         await registry.withdraw("a", 1)
         await until(lambda: lists[-1] == [])
 
 
 async def test_a_renewal_that_changes_nothing_is_not_pushed(registry: Registry) -> None:
-    worker = Worker(id="a", incarnation=1)
-    await registry.announce(worker, lease_ms=LEASE_MS)
+    same = worker(id="a", incarnation=1)
+    await registry.announce(same, lease_ms=LEASE_MS)
     async with watching(registry) as lists:
         for _ in range(10):
-            await registry.announce(worker, lease_ms=LEASE_MS)
-        await registry.announce(Worker(id="b", incarnation=1), lease_ms=LEASE_MS)
+            await registry.announce(same, lease_ms=LEASE_MS)
+        await registry.announce(worker(id="b", incarnation=1), lease_ms=LEASE_MS)
         await until(lambda: lists[-1] == ["a", "b"])
     assert lists == [["a"], ["a", "b"]]
 
 
 async def test_watch_notices_an_ended_lease_by_polling(registry: Registry) -> None:
-    await registry.announce(Worker(id="a", incarnation=1), lease_ms=300)
+    await registry.announce(worker(id="a", incarnation=1), lease_ms=300)
     async with watching(registry, poll_ms=50) as lists:
         assert lists[0] == ["a"]
         await until(lambda: lists[-1] == [])
@@ -124,14 +130,14 @@ async def test_watch_notices_an_ended_lease_by_polling(registry: Registry) -> No
 
 async def test_clusters_that_share_a_server_do_not_see_each_other(redis: RedisServer, registry: Registry) -> None:
     other = RedisRegistry(redis.url, "another-cluster")
-    await registry.announce(Worker(id="a", incarnation=1), lease_ms=LEASE_MS)
+    await registry.announce(worker(id="a", incarnation=1), lease_ms=LEASE_MS)
     assert await other.workers() == []
     await other.close()
     await other.close()
 
 
 async def test_a_frozen_server_is_reported_in_bounded_time_and_outlived(redis: RedisServer, registry: Registry) -> None:
-    await registry.announce(Worker(id="a", incarnation=1), lease_ms=LEASE_MS)
+    await registry.announce(worker(id="a", incarnation=1), lease_ms=LEASE_MS)
     async with watching(registry, poll_ms=50) as lists:
         redis.server.freeze()
         try:
@@ -139,18 +145,18 @@ async def test_a_frozen_server_is_reported_in_bounded_time_and_outlived(redis: R
             with pytest.raises(RegistryDown):
                 await registry.workers()
             with pytest.raises(RegistryDown):
-                await registry.announce(Worker(id="b", incarnation=1), lease_ms=LEASE_MS)
+                await registry.announce(worker(id="b", incarnation=1), lease_ms=LEASE_MS)
             assert asyncio.get_running_loop().time() - started_s < 4
         finally:
             redis.server.thaw()
-        await registry.announce(Worker(id="c", incarnation=1), lease_ms=LEASE_MS)
+        await registry.announce(worker(id="c", incarnation=1), lease_ms=LEASE_MS)
         await until(lambda: "c" in lists[-1])
 
 
 async def test_a_killed_server_is_reported_and_watch_goes_on_with_the_next_one(
     redis: RedisServer, registry: Registry
 ) -> None:
-    await registry.announce(Worker(id="a", incarnation=1), lease_ms=LEASE_MS)
+    await registry.announce(worker(id="a", incarnation=1), lease_ms=LEASE_MS)
     async with watching(registry) as lists:
         redis.server.kill()
         try:
@@ -159,7 +165,7 @@ async def test_a_killed_server_is_reported_and_watch_goes_on_with_the_next_one(
         finally:
             redis.server.start()
         await until(lambda: lists[-1] == [], what="a list from the new, empty server")
-        await registry.announce(Worker(id="a", incarnation=1), lease_ms=LEASE_MS)
+        await registry.announce(worker(id="a", incarnation=1), lease_ms=LEASE_MS)
         await until(lambda: lists[-1] == ["a"])
 
 
@@ -173,5 +179,5 @@ async def test_cancelling_a_call_leaves_the_registry_usable(redis: RedisServer, 
         await asyncio.gather(*calls, return_exceptions=True)
     finally:
         redis.server.thaw()
-    await registry.announce(Worker(id="a", incarnation=1), lease_ms=LEASE_MS)
+    await registry.announce(worker(id="a", incarnation=1), lease_ms=LEASE_MS)
     assert [worker.id for worker in await registry.workers()] == ["a"]
