@@ -278,6 +278,18 @@ class SequenceFailed(FulcrumError):
     grpc_status = grpc.StatusCode.UNAVAILABLE
 
 
+class PoisonRequest(FulcrumError):
+    """A request that workers die of: two have, and no other is to.
+
+    A status that nobody repeats by themselves, neither clients nor what stands before a gateway.
+    """
+
+    code = "poison_request"
+    http_status = 422
+    grpc_status = grpc.StatusCode.FAILED_PRECONDITION
+    repeatable = False
+
+
 class AnswerFailed(FulcrumError):
     """What workers generated could not be made an answer: a fault of this service, whose log tells more."""
 

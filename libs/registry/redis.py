@@ -129,7 +129,8 @@ class RedisRegistry:
         ]
 
     async def _read(self) -> list[Worker]:
-        members: list[bytes] = sorted(await self._redis.smembers(keys.workers(self._cluster)))
+        reply: Any = await self._redis.smembers(keys.workers(self._cluster))
+        members: list[bytes] = sorted(reply)
         if not members:
             self._skipped.last = 0
             return []

@@ -59,6 +59,9 @@ class ScriptedWorker:
     plans: deque[Plan] = field(default_factory=deque)
     fails: Callable[[pb.Submit], bool] = lambda _: False
     """What its engine fails at, whatever the plans are."""
+    dies: Callable[[pb.Submit], bool] = lambda _: False
+    """What it dies of, as a process does: its connections break, and its address refuses others."""
+    dead: asyncio.Event = field(default_factory=asyncio.Event)
     submits: list[pb.Submit] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
     demands: list[pb.Demand] = field(default_factory=list)
@@ -133,6 +136,9 @@ class ScriptedWorker:
                 self.demands.append(frame.demand)
             for submit in frame.submits:
                 self.submits.append(submit)
+                if self.dies(submit):
+                    self.dead.set()
+                    return
                 plan = self.plans.popleft() if self.plans else Plan()
                 if self.fails(submit):
                     plan = Plan(tokens=0, fail=pb.FAILURE_CODE_ENGINE)
@@ -235,6 +241,11 @@ class ScriptedWorker:
             event.finished.reason = pb.FINISH_REASON_LENGTH
 
 
+async def _die(worker: ScriptedWorker, server: grpc.aio.Server) -> None:
+    await worker.dead.wait()
+    await server.stop(None)
+
+
 async def _beat(outbox: "asyncio.Queue[pb.WorkerFrame | None]") -> None:
     while True:
         await asyncio.sleep(BEAT_S)
@@ -277,7 +288,9 @@ async def scripted_worker(
     scripted = ScriptedWorker(worker, prefills, slots - prefills, deque(plans))
     pb_grpc.add_WorkerServiceServicer_to_server(_Servicer(scripted.serve), server)  # type: ignore[no-untyped-call]
     await server.start()
+    dying = asyncio.create_task(_die(scripted, server))
     try:
         yield scripted
     finally:
+        dying.cancel()
         await server.stop(None)

@@ -24,7 +24,9 @@ from services.gateway.moves import OTHER_ROLE, Moves, count_reroute
 from services.gateway.outlook import lend_speeds
 from services.gateway.queues import model_queues
 from services.gateway.readiness import serves_decode
+from services.gateway.release import forget_prompt, give_up_blocks, release
 from services.gateway.router import Router
+from services.gateway.suspects import Suspects, poison_error
 from services.gateway.view import Binding
 from services.gateway.waiting import RETRY_AFTER_S, WaitingQueue, expired
 
@@ -52,6 +54,7 @@ class Dispatcher:
         max_wait_ms: int,
         no_workers_wait_ms: int,
         max_reroutes: int,
+        suspects: Suspects,
     ) -> None:
         self._fleet = fleet
         self._router = router
@@ -62,6 +65,7 @@ class Dispatcher:
         self._max_reroutes = max_reroutes
         self._queue = WaitingQueue(max_waiting)
         self._moves = Moves()
+        self._suspects = suspects
         self._live: dict[int, Generation] = {}
         self._turns = count(1)
         self._turn_is_due = False
@@ -101,8 +105,9 @@ class Dispatcher:
         self._queue.check_room(count, self._clock.now_ns())
 
     def submit(self, generations: Sequence[Generation]) -> None:
-        """Take the choices of one request, all or none; raises as `check_room` does."""
+        """Take the choices of one request, all or none; raises as `check_room` does, and PoisonRequest."""
         self.check_room(len(generations))
+        self._suspects.admit(generations)
         for generation in generations:
             self._live[generation.number] = generation
             self._wait(generation)
@@ -140,6 +145,8 @@ class Dispatcher:
             )
             for generation, error in late:
                 self._end(generation, error)
+            for generation in self._suspects.overdue(self._live.values()):
+                self._end(generation, poison_error())
 
     # ------------------------------------------------------------ binding
 
@@ -166,16 +173,34 @@ class Dispatcher:
 
     def _bind(self) -> None:
         """Send what waits to where there is room."""
-        links, views = self._fleet.serving(), self._fleet.views()
-        now_ns = self._clock.now_ns()
-        if self._moves and self._moves.place(links, views, self._router, now_ns, hushed=self._fleet.hushed):
-            views = self._fleet.views()
+        links, now_ns = self._fleet.serving(), self._clock.now_ns()
+        if self._moves:
+            self._moves.place(links, self._fleet.views(), self._router, now_ns, hushed=self._fleet.hushed)
         if len(self._queue):
-            waiting = self._queue.in_order()
-            strand = partial(self._release, keep_kv=False)
-            bindings = self._router.round(waiting, views, now_ns, hushed=self._fleet.hushed, strand=strand)
-            for binding in bindings:
-                self._start(self._live[binding.key], binding, links, now_ns)
+            waiting = [generation for generation in self._queue.in_order() if generation.may_start]
+            if self._suspects:
+                waiting = self._bind_suspects(waiting, links, now_ns)
+            self._bind_these(waiting, links, now_ns)
+
+    def _bind_suspects(self, waiting: list[Generation], links: dict[str, WorkerLink], now_ns: int) -> list[Generation]:
+        """Each of them alone, where it may go; gives the others."""
+        for generation in filter(self._suspects.apart, waiting):
+            if not self._suspects.held_back(generation, self._live.values(), now_ns):
+                self._bind_these([generation], links, now_ns, self._suspects.barred(generation, now_ns))
+        return [generation for generation in waiting if not self._suspects.apart(generation)]
+
+    def _bind_these(
+        self,
+        waiting: Sequence[Generation],
+        links: dict[str, WorkerLink],
+        now_ns: int,
+        barred: frozenset[str] = frozenset(),
+    ) -> None:
+        views, hushed = self._fleet.views(), self._fleet.hushed
+        strand = partial(release, keep_kv=False)
+        bindings = self._router.round(waiting, views, now_ns, hushed=hushed, strand=strand, barred=barred)
+        for binding in bindings:
+            self._start(self._live[binding.key], binding, links, now_ns)
 
     def _start(self, generation: Generation, binding: Binding, links: dict[str, WorkerLink], now_ns: int) -> None:
         self._queue.bound(generation, now_ns)
@@ -209,6 +234,8 @@ class Dispatcher:
 
     def received(self, link: WorkerLink, frame: pb.WorkerFrame) -> None:
         """Tokens first, then events; credits and role news may let waiting choices go."""
+        if frame.HasField("worker"):
+            self._suspects.returned(link)  # and the turn below is for what waited for it
         tokens = read_tokens(frame)
         if tokens:
             self._tokens(link, tokens)
@@ -232,9 +259,11 @@ class Dispatcher:
         generation = leg.generation
         ended = generation.token(token_id, logprob, now_ns)
         leg.tokens += 1
+        if generation.trial is not None and self._suspects.token(generation):
+            self._turn_soon()
         if leg is generation.decode_leg and leg.tokens == 1:
             # Its blocks have arrived and their sender was told so: nothing is left to free there.
-            self._forget_prompt(generation, abort=False)
+            forget_prompt(generation, abort=False)
             generation.kv = None
         if ended is not None:
             self._end(generation, ended)
@@ -322,12 +351,14 @@ class Dispatcher:
         generation.avoid.add(source.worker_id if source else leg.link.id)
         self._restart(generation, f"{code}: {failed.detail}", keep_kv=False)
 
-    def lost(self, link: WorkerLink, legs: list[Leg], reserved: list[Generation], *, silent: bool) -> None:
+    def lost(self, link: WorkerLink, legs: list[Leg], reserved: list[Generation], *, silent: bool, died: bool) -> None:
         """A stream broke. Blocks that still wait at a prefill worker serve another decode worker, if more than one can
         read them.
 
         A pull from a worker that died ends by itself, with or without the blocks. From a silent one it would hang.
         """
+        if died:
+            self._suspects.lost(link, legs)
         for leg in legs:
             generation = leg.generation
             pulled = leg is generation.prompt_leg and generation.decode_leg is not None and not generation.prefilling
@@ -335,7 +366,7 @@ class Dispatcher:
             if pulled and silent:
                 generation.kv = None
             if leg is generation.decode_leg and generation.kv_given:
-                self._give_up_blocks(generation)
+                give_up_blocks(generation)
             leg.drop()
             if generation in self._queue:  # for a decode worker: its blocks are gone
                 generation.kv = None
@@ -345,6 +376,11 @@ class Dispatcher:
             log.info("decode credits lost with a worker", worker=link.id, choices=len(reserved))
         self._fleet.drop_gone()
         self._turn_soon()
+
+    def unreachable(self, link: WorkerLink) -> None:
+        """The worker of a broken stream is not there any more, or another one is in its place."""
+        for generation in self._suspects.died(link, self._live.values()):
+            self._end(generation, poison_error())
 
     # ------------------------------------------------------------ elsewhere, and the end
 
@@ -368,41 +404,16 @@ class Dispatcher:
             return
         log.info("request goes elsewhere", request_id=generation.request_id, why=why, tokens=len(generation.output))
         keep_kv = keep_kv and serves_decode(self._fleet.views(), generation.model, generation.kv_kind)
-        self._release(generation, keep_kv=keep_kv)
+        release(generation, keep_kv=keep_kv)
         self._wait(generation)
-
-    def _release(self, generation: Generation, *, keep_kv: bool) -> None:
-        """Let go of everything on workers, except blocks that are to wait for another decode worker."""
-        if generation.kv_given:
-            self._give_up_blocks(generation)
-        if generation.decode_leg is not None:
-            generation.decode_leg.link.forget(generation.decode_leg, abort=True)
-            generation.decode_leg = None
-        if not keep_kv:
-            self._forget_prompt(generation, abort=True)
-            generation.kv = generation.kv_open = None
-        if generation.reserved is not None:
-            generation.reserved.release(generation)
-
-    def _give_up_blocks(self, generation: Generation) -> None:
-        """Leave blocks that can be read once to the decode worker that has them: whoever else reads them may find
-        another prompt's. Freed at their source they could become that while it reads, and stay in its prefix cache;
-        that it is done with them, or gone, the source learns by itself.
-        """
-        self._forget_prompt(generation, abort=False)
-        generation.kv = None
-
-    def _forget_prompt(self, generation: Generation, *, abort: bool) -> None:
-        if generation.prompt_leg is not None:
-            generation.prompt_leg.link.forget(generation.prompt_leg, abort=abort)
-            generation.prompt_leg = None
 
     def _end(self, generation: Generation, outcome: Ending) -> None:
         if generation.ended:
             return
         generation.ended = True
         self._queue.remove(generation)
-        self._release(generation, keep_kv=False)
+        self._suspects.ended(generation, well=isinstance(outcome, FinishReason))
+        release(generation, keep_kv=False)
         del self._live[generation.number]
         if not self._live and self._draining:
             self._idle.set()

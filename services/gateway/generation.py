@@ -1,6 +1,6 @@
 """One choice of one request, from the queue to its last token: what is asked, what has come, where it runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -14,6 +14,7 @@ from libs.engine.port import Logprob
 
 if TYPE_CHECKING:
     from services.gateway.link import WorkerLink
+    from services.gateway.suspects import Trial
 
 log = structlog.get_logger()
 
@@ -64,6 +65,8 @@ class Leg:
     phase: pb.Phase
     known: int
     """Output tokens that its submit carried."""
+    quiet: bool = False
+    """Whether its worker was overdue with a sign of life as it was sent there."""
     tokens: int = 0
 
     def drop(self) -> None:
@@ -173,6 +176,16 @@ class Generation:
     """Of `kv`: whether only one decode worker can read it."""
     ended: bool = False
 
+    siblings: Sequence["Generation"] = ()
+    """All choices of its request, itself included."""
+    leaders: Sequence["Generation"] = ()
+    """Choices of its request with the same prompt, one of which has to have a token before this one goes to a worker:
+    a prompt that kills workers is not given to more of them at a time than it may take."""
+    fingerprint: bytes = b""
+    """Of model and prompt; empty until somebody wanted it."""
+    trial: "Trial | None" = None
+    """Set while its prompt is suspected of killing workers."""
+
     @property
     def arrival_unix_ns(self) -> int:
         """When the client's request came."""
@@ -188,6 +201,11 @@ class Generation:
         """Whether a prefill worker still computes its prompt, whether or not its decode worker pulls already."""
         leg = self.prompt_leg
         return leg is not None and leg.phase == pb.PHASE_PREFILL and self.kv is None
+
+    @property
+    def may_start(self) -> bool:
+        """Whether it may go to a worker, as far as its request is concerned."""
+        return not self.leaders or any(leader.output or leader.ended for leader in self.leaders)
 
     @property
     def kv_given(self) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from enum import Enum
 from itertools import count
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
+from libs.contracts.liveness import SIGN_OF_LIFE_MS
 from libs.contracts.packing import pack_u32
 from libs.contracts.pairing import kv_kind
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
@@ -35,6 +37,16 @@ MAX_SUBMIT_BYTES = 4 * 1024 * 1024
 """Of submits in one frame; the rest follows in the next, well below gRPC's message bound."""
 
 
+class _End(Enum):
+    """How a stream has ended."""
+
+    BROKEN = "broken"
+    CLOSED = "closed"
+    """By the worker, in good order."""
+    OURS = "ours"
+    """By this gateway, which wants no more of it."""
+
+
 class LinkListener(Protocol):
     """Who hears of what a link brings."""
 
@@ -42,9 +54,15 @@ class LinkListener(Protocol):
         """A frame came; credits, load and assignment are in the link already."""
         ...
 
-    def lost(self, link: "WorkerLink", legs: list[Leg], reserved: list[Generation], *, silent: bool) -> None:
+    def lost(
+        self, link: "WorkerLink", legs: list[Leg], reserved: list[Generation], *, silent: bool, died: bool
+    ) -> None:
         """The stream broke, or was ended because it was silent: what ran there, and what had a decode credit there, has
-        to go elsewhere."""
+        to go elsewhere. `died`: as far as can be seen the worker did not mean to leave."""
+        ...
+
+    def unreachable(self, link: "WorkerLink") -> None:
+        """After its stream broke the worker could not be reached, or another one was in its place."""
         ...
 
 
@@ -152,7 +170,8 @@ class WorkerLink:
         else:
             self.decode.use_reserved()
             self._unreserve(generation)
-        leg = Leg(generation, self, next(self._sequences) & 0xFFFFFFFF, phase, len(generation.output))
+        quiet = self.silent_ms > SIGN_OF_LIFE_MS
+        leg = Leg(generation, self, next(self._sequences) & 0xFFFFFFFF, phase, len(generation.output), quiet)
         self.legs[leg.sequence] = leg
         if phase == pb.PHASE_PREFILL:
             self._prompts[leg.sequence] = leg
@@ -222,17 +241,23 @@ class WorkerLink:
         """Keep the stream up until cancelled."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         while True:
+            end = _End.BROKEN
             try:
                 await self._connect(backoff)
-                reason = "the worker was silent" if self._leaving.is_set() else "the worker closed the stream"
+                end = _End.BROKEN if self._leaving.is_set() else _End.CLOSED
+                reason = "the worker closed the stream" if end is _End.CLOSED else "the worker was silent"
             except grpc.aio.AioRpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
             except asyncio.InvalidStateError:  # a write after the stream's end, before its status was read
                 reason = "the stream ended"
             except (MalformedFrame, DecodeError) as error:
+                end = _End.OURS
                 reason = f"the worker sent what is no frame: {error}"
+            except asyncio.CancelledError:
+                end = _End.OURS
+                raise
             finally:
-                self._reset()
+                self._reset(end)
             wait_s = backoff.next_s()
             log.info("worker link is down", worker=self.id, address=self.address, reason=reason, retry_s=wait_s)
             await asyncio.sleep(wait_s)
@@ -310,8 +335,11 @@ class WorkerLink:
             self.outlook.told(frame, self._worker, self._clock.now_ns())
         self._listener.received(self, frame)
 
-    def _reset(self) -> None:
-        """Forget all that stood on the stream, and say what was lost with it."""
+    def _reset(self, end: _End) -> None:
+        """Forget all that stood on the stream, and say what was lost with it. One that drains ends as it should."""
+        if end is not _End.OURS and not self.connected and not self.left:  # one that was silent may only be frozen
+            self._listener.unreachable(self)
+        died = end is _End.BROKEN and self.serving
         legs, reserved = list(self.legs.values()), list(self.reserved)
         self._worker = None
         self.prefill, self.decode = Purse(), Purse()
@@ -328,4 +356,4 @@ class WorkerLink:
         for generation in reserved:
             generation.reserved = None
         self._leaving.clear()
-        self._listener.lost(self, legs, reserved, silent=self.left)
+        self._listener.lost(self, legs, reserved, silent=self.left, died=died)

@@ -23,8 +23,10 @@ class Router:
         *,
         hushed: frozenset[str],
         strand: Callable[[Generation], None],
+        barred: frozenset[str] = frozenset(),
     ) -> list[Binding]:
-        """Bindings for `waiting`, in its order; `hushed` workers are taken only where there are no others.
+        """Bindings for `waiting`, in its order; `hushed` workers are taken only where there are no others, those of
+        `barred` not at all.
 
         `strand` is called for those whose blocks nobody is left to pull.
         """
@@ -34,7 +36,8 @@ class Router:
                 strand(generation)
             return _ask(generation, hushed)
 
-        return self.bind(map(ask, waiting), views, now_ns)
+        open_to_all = [view for view in views if view.id not in barred] if barred else views
+        return self.bind(map(ask, waiting), open_to_all, now_ns)
 
     def bind(self, asks: Iterable[Ask], views: Sequence[WorkerView], now_ns: int) -> list[Binding]:
         """Bindings in the order of `asks`, as far as there is room."""

@@ -36,6 +36,7 @@ from services.gateway.routes import make_routes
 from services.gateway.settings import GatewaySettings
 from services.gateway.silence import SilenceWatch
 from services.gateway.stalls import Stalls
+from services.gateway.suspects import PoisonCollector, Suspects
 from services.gateway.traffic import Traffic
 
 TOKENISE_THREADS = 2
@@ -90,7 +91,8 @@ async def open_gateway(
         tasks=tasks,
         clock=clock,
     )
-    dispatcher = _dispatcher(settings, fleet, clock, Recorder(ports.bus, metrics))
+    suspects = Suspects(clock, settings.poison_s)
+    dispatcher = _dispatcher(settings, fleet, clock, Recorder(ports.bus, metrics), suspects)
     stalls = Stalls(settings.max_open, max(settings.max_open_body_bytes, settings.max_body_bytes))
     _watch(metrics, dispatcher, fleet, stalls, tasks)
     with ThreadPoolExecutor(
@@ -98,6 +100,7 @@ async def open_gateway(
     ) as threads:
         hints = PrefixHints(ports.kv_index, fleet, tasks, threads, max_hold_ms=settings.prefix_wait_ms)
         metrics.watch_registry(ports.registry)
+        metrics.registry.register(PoisonCollector(suspects))
         metrics.watch_index(ports.kv_index, late=lambda: hints.late)
         intake = Intake(
             catalog=catalog,
@@ -143,7 +146,9 @@ async def open_gateway(
             teller.tell(last=True)
 
 
-def _dispatcher(settings: GatewaySettings, fleet: Fleet, clock: Clock, recorder: Recorder) -> Dispatcher:
+def _dispatcher(
+    settings: GatewaySettings, fleet: Fleet, clock: Clock, recorder: Recorder, suspects: Suspects
+) -> Dispatcher:
     return Dispatcher(
         fleet=fleet,
         router=Router(POLICIES[settings.routing]()),
@@ -153,6 +158,7 @@ def _dispatcher(settings: GatewaySettings, fleet: Fleet, clock: Clock, recorder:
         max_wait_ms=settings.max_wait_ms,
         no_workers_wait_ms=settings.no_workers_wait_ms,
         max_reroutes=settings.max_reroutes,
+        suspects=suspects,
     )
 
 

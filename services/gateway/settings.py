@@ -59,6 +59,9 @@ class GatewaySettings(HttpSettings):
     """How long it may say nothing where no other could take over, or where most are quiet: then it is left anyway."""
     max_reroutes: int = Field(8, ge=0)
     """How often one choice may be sent elsewhere because a worker failed it."""
+    poison_s: float = Field(600.0, ge=0)
+    """How long a prompt that two workers have died of is refused; 0 refuses none, but still ends the request that was
+    the second's."""
 
     routing: PolicyName = "predicted-ttft"
     """How requests are given to workers; the others are baselines."""

@@ -1,0 +1,260 @@
+"""Which prompt has killed the workers that it was on, and which had only been there. Pure; time is passed in.
+
+A prompt that kills its worker kills the next one too, at the same place; whatever ran beside it on the first is
+somewhere else by then. So a prompt is accused when it was being computed on two workers as each was lost, had come no
+further in between, and was the only one of which both are true. It is poison once both workers are known to be dead: a
+connection that broke, or was silent, may come back.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+MAX_LOST_WORKERS: Final = 2
+"""That one request takes with it."""
+FRESH_TOKENS: Final = 4
+"""A choice that has made so many tokens on a worker is past the place at which it was lost, with those that were on
+their way counted; one that has made fewer may be what its worker died of."""
+MAX_SUSPECTS: Final = 4096
+"""Prompts that have lost one worker; of more, those that lost it longest ago are forgotten."""
+MAX_POISON: Final = 1024
+"""Prompts that are refused; likewise."""
+MAX_LOSSES: Final = 256
+"""Latest losses of workers that are looked back on."""
+SUSPECTED_NS: Final = 600_000_000_000
+"""How long a lost worker speaks against the prompts that it had."""
+HOLD_NS: Final = 10_000_000_000
+"""How long an accused prompt waits for news of its workers; one that is not back by then is dead."""
+
+Worker = tuple[str, int]
+"""Id and incarnation: a worker that was started again is another one."""
+Prompt = bytes
+"""Fingerprint of a model and a prompt's tokens."""
+
+
+class Stage(Enum):
+    """What a worker did for a choice."""
+
+    PROMPT = "prompt"
+    TOKENS = "tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A choice that was being computed on a worker as it was lost."""
+
+    prompt: Prompt
+    request: frozenset[Prompt]
+    """All prompts of its request, which stand and fall together."""
+    stage: Stage
+    tokens: int
+    """Made on that worker."""
+
+    @property
+    def exposed(self) -> bool:
+        """Whether the worker may have died of it: it did for it what it had not done before."""
+        return self.stage is Stage.PROMPT or self.tokens < FRESH_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One worker that a prompt has lost."""
+
+    number: int
+    """Of all losses, in order."""
+    stage: Stage
+    exposed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Accusation:
+    """Of one request."""
+
+    prompts: frozenset[Prompt]
+    """Those of its choices that were exposed."""
+    losses: dict[Worker, Loss]
+    since_ns: int
+
+
+@dataclass(slots=True)
+class _LostWorker:
+    number: int
+    dead: bool = False
+    explained: bool = False
+    """Whether a prompt is known that it died of."""
+
+
+@dataclass(slots=True)
+class _Record:
+    seen_ns: int
+    losses: dict[Worker, Loss] = field(default_factory=dict)
+
+
+class Suspicion:
+    """Lost workers go in, verdicts come out."""
+
+    def __init__(self, memory_ns: int) -> None:
+        """`memory_ns`: how long a prompt is refused."""
+        self._memory_ns = memory_ns
+        self._suspects: OrderedDict[Prompt, _Record] = OrderedDict()
+        self._accused: list[_Accusation] = []
+        """As many as there are suspects at most."""
+        self._poison: OrderedDict[Prompt, _Record] = OrderedDict()
+        self._lost: OrderedDict[Worker, _LostWorker] = OrderedDict()
+        self._numbers = 0
+
+    def __bool__(self) -> bool:
+        """Whether anything is remembered."""
+        return bool(self._suspects or self._poison)
+
+    def poison(self, now_ns: int) -> int:
+        """Prompts that are refused now."""
+        _expire(self._poison, now_ns - self._memory_ns)
+        return len(self._poison)
+
+    def is_poison(self, prompt: Prompt, now_ns: int) -> bool:
+        """Whether a prompt is refused."""
+        return bool(self.poison(now_ns)) and prompt in self._poison
+
+    def stage(self, prompt: Prompt, now_ns: int) -> Stage | None:
+        """What a suspected prompt has to get past; None of one that is not suspected."""
+        _expire(self._suspects, now_ns - SUSPECTED_NS)
+        losses = self._losses((prompt,))
+        if not losses:
+            return None
+        return Stage.TOKENS if any(loss.stage is Stage.TOKENS for loss in losses.values()) else Stage.PROMPT
+
+    def is_alone(self, prompt: Prompt) -> bool:
+        """Whether a prompt is to share a worker with no other of its kind until it has got past: it was exposed."""
+        return any(loss.exposed for loss in self._losses((prompt,)).values())
+
+    def is_accused(self, prompt: Prompt) -> bool:
+        """Whether a prompt waits for news of the workers that it has lost."""
+        return any(prompt in accusation.prompts for accusation in self._accused)
+
+    def passed(self, prompt: Prompt, stage: Stage) -> None:
+        """It was computed beyond where it had been lost: those workers did not die of it."""
+        record = self._suspects.get(prompt)
+        if record is None:
+            return
+        for worker, loss in list(record.losses.items()):
+            if stage is Stage.TOKENS or loss.stage is Stage.PROMPT:
+                del record.losses[worker]
+                self._accused = [
+                    each for each in self._accused if prompt not in each.prompts or worker not in each.losses
+                ]
+        if not record.losses:
+            del self._suspects[prompt]
+
+    def returned(self, worker: Worker) -> bool:
+        """A lost worker is there again, so nothing has killed it, and what rested on that falls; whether a prompt
+        waited for it."""
+        if self._lost.pop(worker, None) is None:
+            return False
+        accused = len(self._accused)
+        self._accused = [each for each in self._accused if worker not in each.losses]
+        for prompts, least in ((self._suspects, 1), (self._poison, MAX_LOST_WORKERS)):
+            for prompt, record in list(prompts.items()):
+                record.losses.pop(worker, None)
+                if len(record.losses) < least:
+                    del prompts[prompt]
+        return len(self._accused) < accused
+
+    def lost(self, worker: Worker, held: Sequence[Held], now_ns: int) -> None:
+        """A worker was lost with all of these, dead or not."""
+        self._numbers += 1
+        _expire(self._suspects, now_ns - SUSPECTED_NS)
+        blamed = self._blamed(worker, held)
+        self._lost[worker] = _LostWorker(self._numbers)
+        while len(self._lost) > MAX_LOSSES:
+            self._lost.popitem(last=False)
+        for each in held:
+            self._suspect(worker, each, now_ns)
+        if blamed:
+            prompts = frozenset(each.prompt for each in blamed)
+            accused = frozenset().union(*(each.prompts for each in self._accused))
+            if not prompts <= accused:
+                self._accused.append(_Accusation(prompts, self._losses(blamed[0].request), now_ns))
+
+    def died(self, worker: Worker, now_ns: int) -> set[Prompt]:
+        """A lost worker is dead; the prompts that are poison by that."""
+        lost = self._lost.get(worker)
+        if lost is None or lost.dead:
+            return set()
+        lost.dead = True
+        return self._judge(now_ns)
+
+    def overdue(self, now_ns: int) -> set[Prompt]:
+        """Prompts that are poison since their workers have not come back in time."""
+        return self._judge(now_ns) if self._accused else set()
+
+    def _judge(self, now_ns: int) -> set[Prompt]:
+        found: set[Prompt] = set()
+        for accusation in list(self._accused):
+            lost = (self._lost.get(worker) for worker in accusation.losses)
+            if now_ns - accusation.since_ns >= HOLD_NS or all(each is None or each.dead for each in lost):
+                self._convict(accusation, now_ns)
+                found |= accusation.prompts
+        return found
+
+    def _blamed(self, worker: Worker, held: Sequence[Held]) -> list[Held]:
+        """What the worker died of: choices of one request; none where that cannot be said."""
+        exposed: dict[frozenset[Prompt], list[Held]] = {}
+        for each in held:
+            if each.exposed:
+                exposed.setdefault(each.request, []).append(each)
+        before = {request: self._losses(request, but=worker) for request in exposed}
+        again = [request for request, losses in before.items() if len(losses) >= MAX_LOST_WORKERS - 1]
+        # Those were kept apart from each other, so that one of them at most is here.
+        apart = [request for request in again if any(loss.exposed for loss in before[request].values())]
+        if len(apart or again) != 1:
+            return []
+        (request,) = apart or again
+        return exposed[request] if apart or not self._others_lost(before[request]) else []
+
+    def _others_lost(self, losses: dict[Worker, Loss]) -> bool:
+        """Whether workers have been lost since the first of these that nothing explains: others are being lost now for
+        other reasons."""
+        first = min(loss.number for loss in losses.values())
+        others = (each for worker, each in self._lost.items() if worker not in losses)
+        return any(each.number >= first and not each.explained for each in others)
+
+    def _convict(self, accusation: _Accusation, now_ns: int) -> None:
+        losses = accusation.losses
+        self._accused.remove(accusation)
+        for prompt in accusation.prompts:
+            self._suspects.pop(prompt, None)
+            self._poison[prompt] = _Record(now_ns, dict(losses))
+            self._poison.move_to_end(prompt)
+        while len(self._poison) > MAX_POISON:
+            self._poison.popitem(last=False)
+        # Whatever else was on those workers is not suspected for them any more.
+        for worker in losses.keys() & self._lost.keys():
+            self._lost[worker].explained = True
+        for prompt, record in list(self._suspects.items()):
+            for lost in losses.keys() & record.losses.keys():
+                del record.losses[lost]
+            if not record.losses:
+                del self._suspects[prompt]
+
+    def _suspect(self, worker: Worker, held: Held, now_ns: int) -> None:
+        record = self._suspects.setdefault(held.prompt, _Record(now_ns))
+        record.seen_ns = now_ns
+        before = record.losses.get(worker)
+        if before is None or held.exposed:
+            record.losses[worker] = Loss(self._numbers, held.stage, held.exposed)
+        self._suspects.move_to_end(held.prompt)
+        while len(self._suspects) > MAX_SUSPECTS:
+            self._suspects.popitem(last=False)
+
+    def _losses(self, prompts: Iterable[Prompt], but: Worker | None = None) -> dict[Worker, Loss]:
+        records = (self._suspects[prompt] for prompt in prompts if prompt in self._suspects)
+        return {worker: loss for record in records for worker, loss in record.losses.items() if worker != but}
+
+
+def _expire(records: OrderedDict[Prompt, _Record], before_ns: int) -> None:
+    """They are in the order of their last loss."""
+    while records and next(iter(records.values())).seen_ns <= before_ns:
+        records.popitem(last=False)

@@ -1,0 +1,233 @@
+"""Which prompts are poison, whatever is lost in whatever order."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from services.gateway.suspicion import (
+    FRESH_TOKENS,
+    HOLD_NS,
+    MAX_LOSSES,
+    MAX_POISON,
+    MAX_SUSPECTS,
+    SUSPECTED_NS,
+    Held,
+    Prompt,
+    Stage,
+    Suspicion,
+    Worker,
+)
+
+SECOND_NS = 1_000_000_000
+MEMORY_NS = 600 * SECOND_NS
+POISON = b"poison"
+A, B, C, D = (("a", 1), ("b", 1), ("c", 1), ("d", 1))
+
+innocents = st.sampled_from([b"i%d" % number for number in range(8)])
+stages = st.sampled_from(Stage)
+tokens = st.integers(0, 2 * FRESH_TOKENS)
+
+
+def held(prompt: Prompt, stage: Stage = Stage.PROMPT, made: int = 0, *others: Prompt) -> Held:
+    return Held(prompt, frozenset((prompt, *others)), stage, made)
+
+
+company = st.builds(held, innocents, stages, tokens)
+
+
+def die(suspicion: Suspicion, worker: Worker, on_it: Iterable[Held], now_ns: int = 0) -> set[Prompt]:
+    suspicion.lost(worker, list(on_it), now_ns)
+    return suspicion.died(worker, now_ns)
+
+
+@given(first=st.lists(company), second=st.lists(company), stage=stages)
+def test_a_prompt_that_kills_two_workers_is_the_one_that_is_found(
+    first: list[Held], second: list[Held], stage: Stage
+) -> None:
+    """Whoever was beside it on the first, and whoever on the second that is let there."""
+    suspicion = Suspicion(MEMORY_NS)
+    poison = held(POISON, stage)
+    assert not die(suspicion, A, [*first, poison])
+    assert suspicion.is_alone(POISON)
+    let_in = [each for each in second if not suspicion.is_alone(each.prompt)]
+    assert die(suspicion, B, [*let_in, poison]) == {POISON}
+    assert suspicion.is_poison(POISON, 0)
+    for each in (*first, *let_in):
+        assert suspicion.stage(each.prompt, 0) is None, "the others were only there"
+
+
+@given(on_first=tokens.filter(lambda made: made >= FRESH_TOKENS), beside=st.lists(company))
+def test_a_prompt_whose_late_token_kills_is_found_by_its_second_worker(on_first: int, beside: list[Held]) -> None:
+    suspicion = Suspicion(MEMORY_NS)
+    others = [each for each in beside if not each.exposed]
+    die(suspicion, A, [*others, held(POISON, Stage.TOKENS, on_first)])
+    assert not suspicion.is_alone(POISON), "it ran well, with many others"
+    assert die(suspicion, B, [held(POISON, Stage.TOKENS, 1)]) == {POISON}
+
+
+def test_of_several_that_were_on_both_none_is_found() -> None:
+    suspicion = Suspicion(MEMORY_NS)
+    both = [held(b"one", Stage.TOKENS, 0), held(b"two", Stage.TOKENS, 0)]
+    assert not die(suspicion, A, both)
+    assert not die(suspicion, B, both)
+    assert die(suspicion, C, both[:1]) == {b"one"}
+
+
+def test_one_that_ran_well_is_not_found_while_workers_die_that_it_was_not_on() -> None:
+    suspicion = Suspicion(MEMORY_NS)
+    running = held(POISON, Stage.TOKENS, FRESH_TOKENS)
+    die(suspicion, A, [running])
+    die(suspicion, B, [held(b"other", Stage.TOKENS, FRESH_TOKENS)])
+    assert not die(suspicion, C, [held(POISON)])
+    assert die(suspicion, D, [held(POISON)]) == {POISON}
+
+
+@pytest.mark.parametrize(("stage", "passed"), [(Stage.PROMPT, Stage.PROMPT), (Stage.TOKENS, Stage.TOKENS)])
+def test_one_that_gets_past_the_place_is_suspected_no_more(stage: Stage, passed: Stage) -> None:
+    suspicion = Suspicion(MEMORY_NS)
+    die(suspicion, A, [held(POISON, stage)])
+    suspicion.passed(POISON, passed)
+    assert not suspicion.is_alone(POISON)
+    assert not die(suspicion, B, [held(POISON, stage)])
+
+
+def test_an_accused_prompt_that_others_have_computed_meanwhile_is_no_poison() -> None:
+    suspicion = Suspicion(MEMORY_NS)
+    suspicion.lost(A, [held(POISON)], 0)
+    suspicion.lost(B, [held(POISON)], 0)
+    suspicion.passed(POISON, Stage.PROMPT)
+    assert not suspicion.is_accused(POISON)
+    assert not suspicion.overdue(HOLD_NS)
+
+
+def test_a_computed_prompt_does_not_excuse_what_its_tokens_did() -> None:
+    suspicion = Suspicion(MEMORY_NS)
+    die(suspicion, A, [held(POISON, Stage.TOKENS)])
+    suspicion.passed(POISON, Stage.PROMPT)
+    assert die(suspicion, B, [held(POISON, Stage.TOKENS)]) == {POISON}
+
+
+def test_losses_of_all_prompts_of_a_request_count_for_it() -> None:
+    suspicion = Suspicion(MEMORY_NS)
+    die(suspicion, A, [held(b"one", Stage.PROMPT, 0, b"two")])
+    assert die(suspicion, B, [held(b"two", Stage.PROMPT, 0, b"one")]) == {b"two"}
+
+
+@given(returns=st.sampled_from([A, B]), after=st.booleans())
+def test_a_worker_that_comes_back_was_not_killed(returns: Worker, after: bool) -> None:
+    suspicion = Suspicion(MEMORY_NS)
+    suspicion.lost(A, [held(POISON)], 0)
+    suspicion.lost(B, [held(POISON)], 0)
+    assert suspicion.is_accused(POISON)
+    if after:
+        assert suspicion.overdue(HOLD_NS) == {POISON}
+    assert suspicion.returned(returns) != after
+    assert not suspicion.is_accused(POISON)
+    assert not suspicion.is_poison(POISON, HOLD_NS)
+    assert not suspicion.died(A, HOLD_NS) and not suspicion.died(B, HOLD_NS)
+
+
+def test_a_verdict_waits_until_both_workers_are_dead_but_not_for_ever() -> None:
+    suspicion = Suspicion(MEMORY_NS)
+    suspicion.lost(A, [held(POISON)], 0)
+    suspicion.lost(B, [held(POISON)], 0)
+    assert not suspicion.died(B, 1)
+    assert not suspicion.overdue(HOLD_NS - 1)
+    assert suspicion.overdue(HOLD_NS) == {POISON}
+    assert not suspicion.overdue(HOLD_NS)
+
+
+def test_suspicion_and_verdicts_end() -> None:
+    suspicion = Suspicion(MEMORY_NS)
+    die(suspicion, A, [held(POISON)])
+    assert suspicion.stage(POISON, SUSPECTED_NS) is None
+    assert not die(suspicion, B, [held(POISON)], SUSPECTED_NS)
+    assert die(suspicion, C, [held(POISON)], SUSPECTED_NS) == {POISON}
+    assert suspicion.is_poison(POISON, SUSPECTED_NS + MEMORY_NS - 1)
+    assert not suspicion.is_poison(POISON, SUSPECTED_NS + MEMORY_NS)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    suspicion = Suspicion(MEMORY_NS)
+    for number in range(MAX_POISON + 10):
+        bad, first, second = held(b"bad%d" % number), ("a", number), ("b", number)
+        die(suspicion, first, [bad], number)
+        die(suspicion, second, [bad], number)
+    assert suspicion.poison(MAX_POISON) == MAX_POISON
+    assert not suspicion.is_poison(b"bad0", 0) and suspicion.is_poison(b"bad%d" % MAX_POISON, 0)
+    crowd = [held(b"c%d" % number) for number in range(MAX_SUSPECTS + 10)]
+    for number in range(MAX_LOSSES + 10):
+        suspicion.lost(("c", number), crowd, 0)
+    assert len(suspicion._suspects) == MAX_SUSPECTS
+    assert len(suspicion._lost) == MAX_LOSSES
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Losses, returns and progress of a few prompts on a few workers, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.suspicion = Suspicion(MEMORY_NS)
+        self.now_ns = 0
+        self.exposed: dict[Prompt, set[Worker]] = {}
+        """Workers that each prompt may have killed, and that have not come back."""
+        self.on: dict[Prompt, set[Worker]] = {}
+        self.found: set[Prompt] = set()
+        self.incarnations = 0
+        self.workers: list[Worker] = []
+
+    @rule(on_it=st.lists(company, max_size=5), dies=st.booleans())
+    def lose(self, on_it: list[Held], dies: bool) -> None:
+        self.incarnations += 1
+        worker = ("w", self.incarnations)
+        self.workers.append(worker)
+        for each in on_it:
+            self.on.setdefault(each.prompt, set()).add(worker)
+            if each.exposed:
+                self.exposed.setdefault(each.prompt, set()).add(worker)
+        self.suspicion.lost(worker, on_it, self.now_ns)
+        if dies:
+            self.take(self.suspicion.died(worker, self.now_ns))
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data(), dead=st.booleans())
+    def hear(self, data: st.DataObject, dead: bool) -> None:
+        worker = data.draw(st.sampled_from(self.workers))
+        if dead:
+            self.take(self.suspicion.died(worker, self.now_ns))
+            return
+        self.suspicion.returned(worker)
+        for places in (self.on, self.exposed):
+            for each in places.values():
+                each.discard(worker)
+
+    @rule(prompt=innocents, stage=stages)
+    def get_past(self, prompt: Prompt, stage: Stage) -> None:
+        self.suspicion.passed(prompt, stage)
+
+    @rule(seconds=st.integers(0, 700))
+    def wait(self, seconds: int) -> None:
+        self.now_ns += seconds * SECOND_NS
+        self.take(self.suspicion.overdue(self.now_ns))
+
+    def take(self, found: set[Prompt]) -> None:
+        for prompt in found:
+            assert len(self.on.get(prompt, ())) >= 2, "it was on two workers that are gone"
+            assert self.exposed.get(prompt), "of one of which it was new, at least"
+            assert not self.suspicion.is_accused(prompt)
+        self.found |= found
+
+    @invariant()
+    def only_what_was_found_is_refused(self) -> None:
+        for number in range(8):
+            prompt = b"i%d" % number
+            if self.suspicion.is_poison(prompt, self.now_ns):
+                assert prompt in self.found
+            if self.suspicion.is_accused(prompt):
+                assert len(self.on[prompt]) >= 2
+
+
+TestAnyOrder = AnyOrder.TestCase
