@@ -159,7 +159,7 @@ def takes(workers: list[Worker]) -> None:
     """A gateway's links and a planner's decisions are made of them."""
     tasks = Mock(spec=TaskOwner)
     tasks.spawn.side_effect = lambda _name, coroutine: (coroutine.close(), Mock())[1]
-    fleet = Fleet(hello=Hello(), open_channel=Mock(), traffic=Mock(), tasks=tasks, clock=SystemClock())
+    fleet = Fleet(hello=Hello(), transport=Mock(), traffic=Mock(), tasks=tasks, clock=SystemClock())
     fleet.update(workers, Mock())
     for link in fleet.links:
         link._worker = link._registered  # as if it had said so itself

@@ -6,7 +6,7 @@ import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
@@ -319,8 +319,8 @@ def test_a_client_that_goes_on_sending_a_refused_body_loses_its_connection() -> 
             reader, writer = await asyncio.open_connection(*sock.getsockname())
             writer.write(b"POST / HTTP/1.1\r\ncontent-length: 1000000000\r\n\r\n")
             assert (await reader.read(4096)).startswith(b"HTTP/1.1 413 ")
-            with pytest.raises(ConnectionError):
-                while True:
+            with suppress(ConnectionError):
+                while not (reader.at_eof() or writer.is_closing()):
                     writer.write(b"more")
                     await writer.drain()
                     await asyncio.sleep(0.02)  # a client that drips
