@@ -67,10 +67,13 @@ SHAPE = """
 {%- macro render_message(role, content) -%}
     {{- "<|start|>" + role + "<|message|>" + content + "<|end|>" }}
 {%- endmacro -%}
+{%- macro identity() -%}
+    {%- if model_identity is not defined %}{%- set model_identity = "You are a model." %}{%- endif -%}
+    {%- if reasoning_effort is not defined %}{%- set reasoning_effort = "medium" %}{%- endif -%}
+    {{- model_identity + " Current date: " + strftime_now("%Y-%m-%d") + " " + reasoning_effort }}
+{%- endmacro -%}
 {%- set ns = namespace(developer="") -%}
-{%- if model_identity is not defined %}{%- set model_identity = "You are a model." %}{%- endif -%}
-{%- if not reasoning_effort is defined %}{%- set reasoning_effort = "medium" %}{%- endif -%}
-{{- render_message("system", model_identity + " Current date: " + strftime_now("%Y-%m-%d") + " " + reasoning_effort) }}
+{{- render_message("system", identity()) }}
 {%- if messages[0].role == "developer" or messages[0].role == "system" %}
     {%- set ns.developer = messages[0].content %}{%- set loop_messages = messages[1:] %}
 {%- else %}{%- set loop_messages = messages %}{%- endif %}
