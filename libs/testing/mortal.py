@@ -12,7 +12,7 @@ from libs.engine.runner import Batch, Sampled
 from libs.engine.sim.runner import SimRunner
 
 PROMPT_MARK = "worker, die of this prompt"
-TOKENS_MARK = "worker, die of its answer"
+TOKENS_MARK = "worker, die of a token"
 FATAL_TOKENS = 6
 """Output tokens after which the second kind is fatal."""
 _CUSTOMIZE = """
@@ -37,7 +37,7 @@ def arm() -> None:
     async def mortal(self: SimRunner, batch: Batch) -> dict[int, Sampled]:
         for chunk in batch.chunks:
             text = bytes(token % 256 for token in chunk.history.tolist()).decode(errors="replace")
-            late = len(chunk.history) >= chunk.prompt_tokens + FATAL_TOKENS
+            late = chunk.decodes and len(chunk.history) >= chunk.prompt_tokens + FATAL_TOKENS
             if PROMPT_MARK in text or (TOKENS_MARK in text and late):
                 os.kill(os.getpid(), signal.SIGKILL)
         return await run(self, batch)

@@ -112,8 +112,10 @@ class Suspects:
 
     def ended(self, generation: Generation, *, well: bool) -> None:
         """A choice is over."""
-        if generation.trial is not None and well:
-            self._passed(generation, Stage.TOKENS)
+        if well:
+            self._suspicion.ended_well(_fingerprint(generation), self._clock.now_ns())
+            if generation.trial is not None:
+                self._passed(generation, Stage.TOKENS)
         self._on_trial.pop(generation.number, None)
 
     def apart(self, generation: Generation) -> bool:
@@ -190,7 +192,8 @@ def _held(leg: Leg) -> Held | None:
     waits = leg.phase == pb.PHASE_PREFILL and not generation.prefilling
     if computed_elsewhere or waits or leg.quiet:
         return None
-    stage = Stage.TOKENS if leg.phase == pb.PHASE_DECODE or leg.tokens else Stage.PROMPT
+    first = Stage.AGAIN if generation.output else Stage.PROMPT
+    stage = Stage.TOKENS if leg.phase == pb.PHASE_DECODE or leg.tokens else first
     request = frozenset(map(_fingerprint, generation.siblings or (generation,)))
     return Held(_fingerprint(generation), request, stage, leg.tokens)
 

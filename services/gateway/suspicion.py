@@ -1,9 +1,9 @@
 """Which prompt has killed the workers that it was on, and which had only been there. Pure; time is passed in.
 
 A prompt that kills its worker kills the next one too, at the same place; whatever ran beside it on the first is
-somewhere else by then. So a prompt is accused when it was being computed on two workers as each was lost, had come no
-further in between, and was the only one of which both are true. It is poison once both workers are known to be dead: a
-connection that broke, or was silent, may come back.
+somewhere else by then. So a prompt is accused when it was being computed on two workers as each was lost, at the same
+stage both times, had come no further in between, and was the only one of which all of that is true. It is poison once
+both workers are known to be dead: a connection that broke, or was silent, may come back.
 """
 
 from collections import OrderedDict
@@ -21,6 +21,11 @@ MAX_SUSPECTS: Final = 4096
 """Prompts that have lost one worker; of more, those that lost it longest ago are forgotten."""
 MAX_POISON: Final = 1024
 """Prompts that are refused; likewise."""
+MAX_WELL: Final = 4096
+"""Prompts that were computed lately; likewise."""
+WELL_NS: Final = 60_000_000_000
+"""How long one that was computed is taken for one that can be, once: what is asked again and again is on every worker,
+and on each that is lost."""
 MAX_LOSSES: Final = 256
 """Latest losses of workers that are looked back on."""
 SUSPECTED_NS: Final = 600_000_000_000
@@ -38,6 +43,8 @@ class Stage(Enum):
     """What a worker did for a choice."""
 
     PROMPT = "prompt"
+    AGAIN = "again"
+    """Its prompt once more, with the tokens that it had made elsewhere."""
     TOKENS = "tokens"
 
 
@@ -55,7 +62,7 @@ class Held:
     @property
     def exposed(self) -> bool:
         """Whether the worker may have died of it: it did for it what it had not done before."""
-        return self.stage is Stage.PROMPT or self.tokens < FRESH_TOKENS
+        return self.stage is not Stage.TOKENS or self.tokens < FRESH_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,8 @@ class Suspicion:
         self._accused: list[_Accusation] = []
         """As many as there are suspects at most."""
         self._poison: OrderedDict[Prompt, _Record] = OrderedDict()
+        self._well: OrderedDict[Prompt, int] = OrderedDict()
+        """When each was computed to its end."""
         self._lost: OrderedDict[Worker, _LostWorker] = OrderedDict()
         self._numbers = 0
 
@@ -126,6 +135,13 @@ class Suspicion:
             return None
         return Stage.TOKENS if any(loss.stage is Stage.TOKENS for loss in losses.values()) else Stage.PROMPT
 
+    def ended_well(self, prompt: Prompt, now_ns: int) -> None:
+        """It was computed, and all of its answer."""
+        self._well[prompt] = now_ns
+        self._well.move_to_end(prompt)
+        if len(self._well) > MAX_WELL:
+            self._well.popitem(last=False)
+
     def is_alone(self, prompt: Prompt) -> bool:
         """Whether a prompt is to share a worker with no other of its kind until it has got past: it was exposed."""
         return any(loss.exposed for loss in self._losses((prompt,)).values())
@@ -140,7 +156,7 @@ class Suspicion:
         if record is None:
             return
         for worker, loss in list(record.losses.items()):
-            if stage is Stage.TOKENS or loss.stage is Stage.PROMPT:
+            if stage is Stage.TOKENS or loss.stage is not Stage.TOKENS:
                 del record.losses[worker]
                 self._accused = [
                     each for each in self._accused if prompt not in each.prompts or worker not in each.losses
@@ -166,6 +182,8 @@ class Suspicion:
         """A worker was lost with all of these, dead or not."""
         self._numbers += 1
         _expire(self._suspects, now_ns - SUSPECTED_NS)
+        well = {each.prompt for each in held if now_ns - self._well.pop(each.prompt, -WELL_NS) < WELL_NS}
+        held = [each for each in held if each.stage is not Stage.PROMPT or each.prompt not in well]
         blamed = self._blamed(worker, held)
         self._lost[worker] = _LostWorker(self._numbers)
         while len(self._lost) > MAX_LOSSES:
@@ -176,7 +194,8 @@ class Suspicion:
             prompts = frozenset(each.prompt for each in blamed)
             accused = frozenset().union(*(each.prompts for each in self._accused))
             if not prompts <= accused:
-                self._accused.append(_Accusation(prompts, self._losses(blamed[0].request), now_ns))
+                losses = self._losses(blamed[0].request, stage=blamed[0].stage)
+                self._accused.append(_Accusation(prompts, losses, now_ns))
 
     def died(self, worker: Worker, now_ns: int) -> set[Prompt]:
         """A lost worker is dead; the prompts that are poison by that."""
@@ -201,18 +220,18 @@ class Suspicion:
 
     def _blamed(self, worker: Worker, held: Sequence[Held]) -> list[Held]:
         """What the worker died of: choices of one request; none where that cannot be said."""
-        exposed: dict[frozenset[Prompt], list[Held]] = {}
+        exposed: dict[tuple[frozenset[Prompt], Stage], list[Held]] = {}
         for each in held:
             if each.exposed:
-                exposed.setdefault(each.request, []).append(each)
-        before = {request: self._losses(request, but=worker) for request in exposed}
-        again = [request for request, losses in before.items() if len(losses) >= MAX_LOST_WORKERS - 1]
+                exposed.setdefault((each.request, each.stage), []).append(each)
+        before = {key: self._losses(key[0], but=worker, stage=key[1]) for key in exposed}
+        again = [key for key, losses in before.items() if len(losses) >= MAX_LOST_WORKERS - 1]
         # Those were kept apart from each other, so that one of them at most is here.
-        apart = [request for request in again if any(loss.exposed for loss in before[request].values())]
+        apart = [key for key in again if any(loss.exposed for loss in before[key].values())]
         if len(apart or again) != 1:
             return []
-        (request,) = apart or again
-        return exposed[request] if apart or not self._others_lost(before[request]) else []
+        (key,) = apart or again
+        return exposed[key] if apart or not self._others_lost(before[key]) else []
 
     def _others_lost(self, losses: dict[Worker, Loss]) -> bool:
         """Whether workers have been lost since the first of these that nothing explains: others are being lost now for
@@ -249,9 +268,13 @@ class Suspicion:
         while len(self._suspects) > MAX_SUSPECTS:
             self._suspects.popitem(last=False)
 
-    def _losses(self, prompts: Iterable[Prompt], but: Worker | None = None) -> dict[Worker, Loss]:
+    def _losses(
+        self, prompts: Iterable[Prompt], but: Worker | None = None, stage: Stage | None = None
+    ) -> dict[Worker, Loss]:
+        """Workers that any of these has lost, at one stage or at all."""
         records = (self._suspects[prompt] for prompt in prompts if prompt in self._suspects)
-        return {worker: loss for record in records for worker, loss in record.losses.items() if worker != but}
+        losses = ((worker, loss) for record in records for worker, loss in record.losses.items() if worker != but)
+        return {worker: loss for worker, loss in losses if stage in (None, loss.stage)}
 
 
 def _expire(records: OrderedDict[Prompt, _Record], before_ns: int) -> None:

@@ -108,25 +108,22 @@ async def test_all_choices_of_a_request_count_as_one(open_gateway_over: Any, bod
 
 async def test_a_stream_that_has_begun_ends_with_the_error(open_gateway_over: Any) -> None:
     """The prompt is well, its third token is not: wherever it is made, the worker dies of it."""
-
-    def third_token(worker: ScriptedWorker) -> None:
-        worker.plans.append(Plan(tokens=3, hang=True))
-
-    async with cluster(open_gateway_over, *MIXED, dies=lambda submit: len(submit.token_ids) > 4 * 5) as (
-        gateway,
-        found,
-    ):
+    async with cluster(open_gateway_over, *MIXED, dies=lambda _: False) as (gateway, found):
         for worker in found:
-            third_token(worker)
+            worker.plans.extend((Plan(tokens=3, hang=True), Plan(tokens=1, hang=True)))
         asked = asyncio.create_task(gateway.complete(TOKENS, stream=True))
-        await until(lambda: any(worker.submits for worker in found), what="its first worker")
-        first = next(worker for worker in found if worker.submits)
-        await until(lambda: any(link.legs for link in gateway.running.fleet.links), what="its leg")
-        await until(lambda: [leg.tokens for link in gateway.running.fleet.links for leg in link.legs.values()] == [3])
-        first.dead.set()
+        for number in (1, 2):
+            await until(lambda: [leg.tokens >= 1 for leg in legs(gateway)] == [True], what="its tokens")
+            (leg,) = legs(gateway)
+            next(worker for worker in found if worker.worker.id == leg.link.id).dead.set()
+            await until(lambda leg=leg: asked.done() or not leg.link.connected, what=f"death {number}")
         text = (await asked).text
         assert '"code":"poison_request"' in text and "data: [DONE]" not in text
         assert dead(found) == 2
+
+
+def legs(gateway: Any) -> list[Any]:
+    return [leg for link in gateway.running.fleet.links for leg in link.legs.values()]
 
 
 async def test_what_ran_beside_it_is_answered_whatever_it_was_doing(open_gateway_over: Any) -> None:

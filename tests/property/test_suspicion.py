@@ -68,6 +68,24 @@ def test_a_prompt_whose_late_token_kills_is_found_by_its_second_worker(on_first:
     assert die(suspicion, B, [held(POISON, Stage.TOKENS, 1)]) == {POISON}
 
 
+def test_two_faults_at_different_stages_are_no_verdict_a_third_loss_is() -> None:
+    """Its decode worker is killed, then the one that computes its prompt again: so do the faults of a storm fall."""
+    suspicion = Suspicion(MEMORY_NS)
+    die(suspicion, A, [held(POISON, Stage.TOKENS, 5)])
+    assert not die(suspicion, B, [held(POISON, Stage.AGAIN)])
+    assert suspicion.is_alone(POISON)
+    assert die(suspicion, C, [held(POISON, Stage.AGAIN)]) == {POISON}
+
+
+def test_a_prompt_that_others_ask_all_the_time_is_on_every_worker_that_is_lost() -> None:
+    suspicion = Suspicion(MEMORY_NS)
+    for number in range(10):
+        suspicion.ended_well(POISON, number)
+        assert not die(suspicion, ("w", number), [held(POISON)], number)
+    assert not die(suspicion, A, [held(POISON)], 10)
+    assert die(suspicion, B, [held(POISON)], 10) == {POISON}
+
+
 def test_of_several_that_were_on_both_none_is_found() -> None:
     suspicion = Suspicion(MEMORY_NS)
     both = [held(b"one", Stage.TOKENS, 0), held(b"two", Stage.TOKENS, 0)]
@@ -78,11 +96,10 @@ def test_of_several_that_were_on_both_none_is_found() -> None:
 
 def test_one_that_ran_well_is_not_found_while_workers_die_that_it_was_not_on() -> None:
     suspicion = Suspicion(MEMORY_NS)
-    running = held(POISON, Stage.TOKENS, FRESH_TOKENS)
-    die(suspicion, A, [running])
+    die(suspicion, A, [held(POISON, Stage.TOKENS, FRESH_TOKENS)])
     die(suspicion, B, [held(b"other", Stage.TOKENS, FRESH_TOKENS)])
-    assert not die(suspicion, C, [held(POISON)])
-    assert die(suspicion, D, [held(POISON)]) == {POISON}
+    assert not die(suspicion, C, [held(POISON, Stage.TOKENS)])
+    assert die(suspicion, D, [held(POISON, Stage.TOKENS)]) == {POISON}
 
 
 @pytest.mark.parametrize(("stage", "passed"), [(Stage.PROMPT, Stage.PROMPT), (Stage.TOKENS, Stage.TOKENS)])
