@@ -183,20 +183,26 @@ class Dispatcher:
             self._bind_these(waiting, links, now_ns)
 
     def _bind_suspects(self, waiting: list[Generation], links: dict[str, WorkerLink], now_ns: int) -> list[Generation]:
-        """Each of them alone, where it may go; gives the others."""
-        for generation in filter(self._suspects.apart, waiting):
-            if not self._suspects.held_back(generation, self._live.values(), now_ns):
-                self._bind_these([generation], links, now_ns, self._suspects.barred(generation, now_ns))
-        return [generation for generation in waiting if not self._suspects.apart(generation)]
+        """Each that is to be apart by itself, where it may go, then all others on trial; gives the rest."""
+        suspects = self._suspects
+        for generation in filter(suspects.apart, waiting):
+            if not suspects.held_back(generation, self._live.values(), now_ns):
+                self._bind_these([generation], links, now_ns, barred=suspects.barred(generation, now_ns))
+        on_trial = [each for each in waiting if each.trial is not None and not suspects.apart(each)]
+        self._bind_these(on_trial, links, now_ns, avoided=suspects.taken())
+        return [generation for generation in waiting if generation.trial is None]
 
     def _bind_these(
         self,
         waiting: Sequence[Generation],
         links: dict[str, WorkerLink],
         now_ns: int,
+        *,
+        avoided: frozenset[str] = frozenset(),
         barred: frozenset[str] = frozenset(),
     ) -> None:
-        views, hushed = self._fleet.views(), self._fleet.hushed
+        """Where there is room; on workers of `avoided` only where there is none on others, on those of `barred` not."""
+        views, hushed = self._fleet.views(), self._fleet.hushed | avoided
         strand = partial(release, keep_kv=False)
         bindings = self._router.round(waiting, views, now_ns, hushed=hushed, strand=strand, barred=barred)
         for binding in bindings:

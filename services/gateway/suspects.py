@@ -133,11 +133,20 @@ class Suspects:
         return any(_exposed(other) and _fingerprint(other) == prompt for other in live)
 
     def barred(self, generation: Generation, now_ns: int) -> frozenset[str]:
-        """Workers that a suspect must not go to now: other suspects are there."""
+        """Workers that a suspect which is kept apart must not go to now: other suspects are there."""
         if now_ns - generation.timeline.queued_ns >= APART_NS:
             return frozenset()
         others = (other for other in self._on_trial.values() if other.siblings is not generation.siblings)
-        return frozenset(worker_id for other in others if self.apart(other) for worker_id in _workers(other))
+        return frozenset(worker_id for other in others for worker_id in _workers(other))
+
+    def taken(self) -> frozenset[str]:
+        """Workers on which a suspect is kept apart: others that are suspected do better to go elsewhere."""
+        return frozenset(
+            worker_id
+            for generation in self._on_trial.values()
+            if self.apart(generation)
+            for worker_id in _workers(generation)
+        )
 
     def _try(self, generation: Generation) -> None:
         stage = self._suspicion.stage(_fingerprint(generation), self._clock.now_ns())

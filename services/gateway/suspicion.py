@@ -225,20 +225,23 @@ class Suspicion:
             if each.exposed:
                 exposed.setdefault((each.request, each.stage), []).append(each)
         before = {key: self._losses(key[0], but=worker, stage=key[1]) for key in exposed}
-        again = [key for key, losses in before.items() if len(losses) >= MAX_LOST_WORKERS - 1]
-        # Those were kept apart from each other, so that one of them at most is here.
-        apart = [key for key in again if any(loss.exposed for loss in before[key].values())]
-        if len(apart or again) != 1:
+        again = {key: losses for key, losses in before.items() if len(losses) >= MAX_LOST_WORKERS - 1}
+        # Prompts were kept apart from all others that are suspected, so that one of them at most is here.
+        prompts = [key for key in again if key[1] is not Stage.TOKENS]
+        if prompts:
+            return exposed[prompts[0]] if len(prompts) == 1 else []
+        # Of those that make tokens many may have come from the same worker: who has lost most, if it is one.
+        most = max(map(len, again.values()), default=0)
+        worst = [key for key, losses in again.items() if len(losses) == most]
+        if len(worst) != 1 or (most < MAX_LOST_WORKERS and self._others_died(again[worst[0]])):
             return []
-        (key,) = apart or again
-        return exposed[key] if apart or not self._others_lost(before[key]) else []
+        return exposed[worst[0]]
 
-    def _others_lost(self, losses: dict[Worker, Loss]) -> bool:
-        """Whether workers have been lost since the first of these that nothing explains: others are being lost now for
-        other reasons."""
+    def _others_died(self, losses: dict[Worker, Loss]) -> bool:
+        """Whether workers have died since the first of these that nothing explains: they do now for other reasons."""
         first = min(loss.number for loss in losses.values())
         others = (each for worker, each in self._lost.items() if worker not in losses)
-        return any(each.number >= first and not each.explained for each in others)
+        return any(each.number >= first and each.dead and not each.explained for each in others)
 
     def _convict(self, accusation: _Accusation, now_ns: int) -> None:
         losses = accusation.losses

@@ -43,20 +43,35 @@ def die(suspicion: Suspicion, worker: Worker, on_it: Iterable[Held], now_ns: int
     return suspicion.died(worker, now_ns)
 
 
-@given(first=st.lists(company), second=st.lists(company), stage=stages)
+@given(first=st.lists(company), second=st.lists(company), stage=st.sampled_from((Stage.PROMPT, Stage.AGAIN)))
 def test_a_prompt_that_kills_two_workers_is_the_one_that_is_found(
     first: list[Held], second: list[Held], stage: Stage
 ) -> None:
-    """Whoever was beside it on the first, and whoever on the second that is let there."""
+    """Whoever was beside it on the first, and whoever on the second: of prompts only those that are let there."""
     suspicion = Suspicion(MEMORY_NS)
     poison = held(POISON, stage)
     assert not die(suspicion, A, [*first, poison])
     assert suspicion.is_alone(POISON)
-    let_in = [each for each in second if not suspicion.is_alone(each.prompt)]
+    let_in = [each for each in second if each.stage is Stage.TOKENS or not suspicion.is_alone(each.prompt)]
     assert die(suspicion, B, [*let_in, poison]) == {POISON}
     assert suspicion.is_poison(POISON, 0)
     for each in (*first, *let_in):
         assert suspicion.stage(each.prompt, 0) is None, "the others were only there"
+
+
+@given(crowd=st.sets(innocents), made=st.lists(tokens, min_size=8, max_size=8), on_first=tokens)
+def test_of_a_crowd_that_goes_from_worker_to_worker_the_one_that_stays_is_found(
+    crowd: set[Prompt], made: list[int], on_first: int
+) -> None:
+    """Some come along to the second, none of them to the third: they are kept apart from it, or have got past."""
+    suspicion = Suspicion(MEMORY_NS)
+    others = [held(prompt, Stage.TOKENS, count) for prompt, count in zip(sorted(crowd), made, strict=False)]
+    assert not die(suspicion, A, [*others, held(POISON, Stage.TOKENS, on_first)])
+    found = die(suspicion, B, [*(held(each.prompt, Stage.TOKENS) for each in others), held(POISON, Stage.TOKENS)])
+    assert found == (set() if others else {POISON})
+    if others:
+        newcomer = held(b"new", Stage.TOKENS)
+        assert die(suspicion, C, [newcomer, held(POISON, Stage.TOKENS)]) == {POISON}
 
 
 @given(on_first=tokens.filter(lambda made: made >= FRESH_TOKENS), beside=st.lists(company))
