@@ -18,6 +18,9 @@ from libs.testing.suite import Suite, running_suite
 pytestmark = pytest.mark.suite
 
 WORKERS = ("prefill-1", "prefill-2", "prefill-3", "decode-1", "decode-2", "decode-3")
+DEATHS = (2, 3)
+"""Workers that one prompt takes with it: three where company came along from the first to the second, so that those two
+do not tell which of them it was."""
 INNOCENT = {"model": "sim", "max_tokens": 60, "ignore_eos": True}
 
 
@@ -67,9 +70,8 @@ def is_refused(answer: httpx.Response) -> bool:
     return answer.status_code == 422 and answer.json()["error"]["code"] == "poison_request"
 
 
-@pytest.mark.parametrize(("mark", "most"), [(PROMPT_MARK, 2), (TOKENS_MARK, 3)], ids=["in its prompt", "in mid-stream"])
-async def test_two_processes_die_and_everybody_else_is_answered(mortal_suite: Suite, mark: str, most: int) -> None:
-    """In mid-stream there may be company that came from the first worker to the second: then a third one tells."""
+@pytest.mark.parametrize("mark", [PROMPT_MARK, TOKENS_MARK], ids=["in its prompt", "in mid-stream"])
+async def test_two_processes_die_and_everybody_else_is_answered(mortal_suite: Suite, mark: str) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
         await until_whole(http, mortal_suite)
         before, stop = Deaths(mortal_suite), asyncio.Event()
@@ -77,7 +79,7 @@ async def test_two_processes_die_and_everybody_else_is_answered(mortal_suite: Su
         answer = await complete(http, mortal_suite, f"{mark}, at once")
         assert is_refused(answer), answer.text
         assert answer.headers["x-should-retry"] == "false"
-        assert 2 <= before.count() <= most
+        assert before.count() in DEATHS
         again = await asyncio.gather(*(complete(http, mortal_suite, f"{mark}, at once") for _ in range(4)))
         assert all(map(is_refused, again))
         assert (await complete(http, mortal_suite, "hello")).status_code == 200
@@ -85,7 +87,7 @@ async def test_two_processes_die_and_everybody_else_is_answered(mortal_suite: Su
         stop.set()
         for each in await others:
             assert (each.error, each.finish_reason, each.done) == (None, "length", True)
-        assert before.count() <= most, "nobody died of the second time"
+        assert before.count() in DEATHS, "nobody died of the second time"
         assert not await leftovers(http, mortal_suite)
 
 
@@ -96,9 +98,10 @@ async def test_a_stream_ends_with_the_error_after_what_had_come(mortal_suite: Su
         body = {"model": "sim", "prompt": f"{TOKENS_MARK}, streamed", "max_tokens": 30, "ignore_eos": True}
         await stream(http, mortal_suite.gateway, into=answer, tenant="", **body)
         assert answer.error is not None and answer.error["code"] == "poison_request"
-        assert 0 < len(answer.text) <= FATAL_TOKENS
         assert not answer.done
-        assert before.count() == 2
+        assert before.count() in DEATHS
+        # Each token is a character; whoever prefills it anew samples one more.
+        assert 0 < len(answer.text) <= FATAL_TOKENS + max(DEATHS)
 
 
 async def test_a_batch_line_takes_two_processes_and_its_error_says_so(mortal_suite: Suite, tmp_path: Path) -> None:
@@ -118,7 +121,7 @@ async def test_a_batch_line_takes_two_processes_and_its_error_says_so(mortal_sui
         errors = (await http.get(f"{mortal_suite.gateway}/v1/files/{batch['error_file_id']}/content")).text
         error = json.loads(errors.splitlines()[0])
         assert (error["custom_id"], error["error"]["code"]) == (f"line-{bad}", "poison_request")
-        assert before.count() == 2
+        assert before.count() in DEATHS
         assert not list(unanswered(await answered(http, mortal_suite.gateway, batch), 20))
         assert (await gateway_metrics(http, mortal_suite.gateway))["poison_prompts"] >= 1
         await until_whole(http, mortal_suite)
