@@ -285,6 +285,7 @@ class PoisonRequest(FulcrumError):
     """
 
     code = "poison_request"
+    error_type = "invalid_request_error"
     http_status = 422
     grpc_status = grpc.StatusCode.FAILED_PRECONDITION
     repeatable = False
