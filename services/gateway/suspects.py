@@ -63,16 +63,12 @@ class Suspects:
             if any(self._suspicion.is_poison(prompt, now_ns) for prompt in prompts):
                 self.refused += 1
                 raise PoisonRequest(f"{LOST}, not long ago: it is not given to others for now")
-        leaders: dict[bytes, list[Generation]] = {}
         for generation in generations:
             generation.siblings = generations
-            first = leaders.setdefault(generation.prompt, [])
-            if len(first) < MAX_LOST_WORKERS:
-                first.append(generation)
-            else:
-                generation.leaders = first
             if prompts:
                 self._try(generation)
+        if len(generations) > MAX_LOST_WORKERS:
+            _choose_leaders(generations)
 
     def lost(self, link: WorkerLink, legs: Iterable[Leg]) -> None:
         """The stream to a worker broke with these, for all that can be seen because it died."""
@@ -174,6 +170,17 @@ class PoisonCollector(Collector):
         yield GaugeMetricFamily(names.GATEWAY_POISON_PROMPTS, "Prompts refused now.", self._suspects.remembered)
         yield CounterMetricFamily(names.GATEWAY_POISON_FOUND_TOTAL, "Prompts that two workers died of.", found)
         yield CounterMetricFamily(names.GATEWAY_POISON_REFUSED_TOTAL, "Requests refused for such a prompt.", refused)
+
+
+def _choose_leaders(generations: Sequence[Generation]) -> None:
+    """Of choices with the same prompt as many go first as workers may be lost; the others wait for one of them."""
+    leaders: dict[bytes, list[Generation]] = {}
+    for generation in generations:
+        first = leaders.setdefault(generation.prompt, [])
+        if len(first) < MAX_LOST_WORKERS:
+            first.append(generation)
+        else:
+            generation.leaders = first
 
 
 def poison_error() -> PoisonRequest:
