@@ -4,7 +4,7 @@ clock, one worker of two standing still at a moment that a seed draws."""
 import asyncio
 import io
 import os
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -15,7 +15,7 @@ import structlog
 
 from load.chaos.clients import Ask, Outcome, check, send
 from load.chaos.cluster import Cluster
-from load.chaos.loop import Node, SimLoop
+from load.chaos.loop import Node, SimLoop, Stuck
 from load.chaos.net import Log, Net
 from load.chaos.stores import Store
 
@@ -48,18 +48,31 @@ def run(seed: int, still: str, *, pings: bool) -> Seen:
     structlog.configure(processors=[_drop])
     try:
         with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
-            return loop.run_until_complete(_run(loop, seed, still, pings=pings))
+            net = Net(loop, Random(f"{seed} network"), Log(loop, None))
+            cluster = Cluster(loop, net, Store(loop, Random(f"{seed} stores")))
+            try:
+                return loop.run_until_complete(_run(net, cluster, seed, still, pings=pings))
+            finally:
+                _bury(cluster)
     finally:
+        loop.close()
         structlog.reset_defaults()
+
+
+def _bury(cluster: Cluster) -> None:
+    """End what still runs, or it would be ended by the garbage collector, at a moment that chance draws."""
+    processes = (*cluster.past, *cluster.processes.values())
+    cluster.loop.set_exception_handler(lambda _loop, _context: None)
+    with suppress(Stuck):
+        cluster.loop.run_until_complete(cluster.loop.bury([process.node for process in processes]))
 
 
 def _drop(_logger: Any, _method: str, _event: Any) -> str:
     raise structlog.DropEvent
 
 
-async def _run(loop: SimLoop, seed: int, still: str, *, pings: bool) -> Seen:
-    net = Net(loop, Random(f"{seed} network"), Log(loop, None))
-    cluster = Cluster(loop, net, Store(loop, Random(f"{seed} stores")))
+async def _run(net: Net, cluster: Cluster, seed: int, still: str, *, pings: bool) -> Seen:
+    loop = cluster.loop
     cluster.start_gateway("g0")
     for name, role in ROLES.items():
         cluster.start_worker(name, role)
