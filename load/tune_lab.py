@@ -37,7 +37,12 @@ def ttft_s(
     try:
         with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
             engine = {"engine": "sim", "sim_profile": sim_profile, "prefill_chunk_tokens": chunk_tokens}
-            return loop.run_until_complete(_run(loop, load, engine, late_s))
+            net, store = Net(loop, Random("network"), Log(loop, None)), Store(loop, Random("stores"))
+            cluster = Cluster(loop, net, store, engine=engine)
+            try:
+                return loop.run_until_complete(_run(net, store, cluster, load, late_s))
+            finally:
+                cluster.bury()
     finally:
         structlog.reset_defaults()
         loop.close()
@@ -47,19 +52,18 @@ def _drop(_logger: Any, _method: str, _event: Any) -> str:
     raise structlog.DropEvent
 
 
-async def _run(loop: SimLoop, load: Sequence[tuple[float, int]], engine: dict[str, Any], late_s: float) -> list[float]:
-    net = Net(loop, Random("network"), Log(loop, None))
-    store = Store(loop, Random("stores"))
-    cluster = Cluster(loop, net, store, engine=engine)
+async def _run(
+    net: Net, store: Store, cluster: Cluster, load: Sequence[tuple[float, int]], late_s: float
+) -> list[float]:
     cluster.start_gateway(GATEWAY)
     cluster.start_worker(PREFILL, "prefill")
     cluster.start_worker("d0", "decode")
     await asyncio.sleep(SETTLE_S)
     net.slow_s[PREFILL] = late_s
     client = Node("client")
-    loop.add(client)
+    cluster.loop.add(client)
     asking = (_ask(net, client, number, *arrival) for number, arrival in enumerate(load))
-    await asyncio.gather(*(loop.spawn(client, each) for each in asking))
+    await asyncio.gather(*(cluster.loop.spawn(client, each) for each in asking))
     await asyncio.sleep(TELL_S)
     if cluster.wrong:
         raise AssertionError(cluster.wrong)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -19,7 +19,7 @@ from libs.testing.worker import RecordingStepTimes
 from libs.worker.drain import drain
 from libs.worker.run import RunningWorker, WorkerPorts, open_worker
 from libs.worker.settings import WorkerSettings
-from load.chaos.loop import Node, SimLoop
+from load.chaos.loop import Node, SimLoop, Stuck
 from load.chaos.net import Net
 from load.chaos.rpc import SimTransport
 from load.chaos.stores import SimBus, SimKvIndex, SimRegistry, Store
@@ -207,6 +207,14 @@ class Cluster:
             await process.stopping.wait()
             await drain(process.worker.host, DRAIN_S)
         self._ended(process)
+
+    def bury(self, *others: Node) -> None:
+        """After a run: end what its processes, dead ones too, and `others` left, without a word. The garbage collector
+        would end it otherwise, at a moment that chance draws."""
+        processes = (*self.past, *self.processes.values())
+        self.loop.set_exception_handler(lambda _loop, _context: None)
+        with suppress(Stuck):
+            self.loop.run_until_complete(self.loop.bury([*others, *(each.node for each in processes)]))
 
     def _ended(self, process: Process) -> None:
         """It has left by itself: what it was asked to do before must be over."""

@@ -7,7 +7,7 @@ import os
 import random as global_random
 from collections import Counter
 from collections.abc import Callable, MutableMapping
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -21,7 +21,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, Req
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from load.chaos.clients import Ask, Outcome, check, draw, send
 from load.chaos.cluster import Cluster
-from load.chaos.loop import Node, SimLoop, Stuck, current_node
+from load.chaos.loop import Node, SimLoop, current_node
 from load.chaos.net import CUT, Log, Net
 from load.chaos.rpc import Call
 from load.chaos.schedule import Fault, draw_schedule
@@ -140,10 +140,7 @@ class _World:
     def close(self) -> None:
         """End what dead processes and a broken run left, without a word."""
         wrong = list(self.result.wrong)
-        processes = (*self.cluster.past, *self.cluster.processes.values())
-        self.loop.set_exception_handler(lambda _loop, _context: None)
-        with suppress(Stuck):
-            self.loop.run_until_complete(self.loop.bury([self.client, *(each.node for each in processes)]))
+        self.cluster.bury(self.client)
         self.result.wrong = wrong
 
     # ------------------------------------------------------------ clients

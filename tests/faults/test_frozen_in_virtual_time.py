@@ -4,7 +4,7 @@ clock, one worker of two standing still at a moment that a seed draws."""
 import asyncio
 import io
 import os
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -15,7 +15,7 @@ import structlog
 
 from load.chaos.clients import Ask, Outcome, check, send
 from load.chaos.cluster import Cluster
-from load.chaos.loop import Node, SimLoop, Stuck
+from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
 from load.chaos.stores import Store
 
@@ -53,18 +53,10 @@ def run(seed: int, still: str, *, pings: bool) -> Seen:
             try:
                 return loop.run_until_complete(_run(net, cluster, seed, still, pings=pings))
             finally:
-                _bury(cluster)
+                cluster.bury()
     finally:
         loop.close()
         structlog.reset_defaults()
-
-
-def _bury(cluster: Cluster) -> None:
-    """End what still runs, or it would be ended by the garbage collector, at a moment that chance draws."""
-    processes = (*cluster.past, *cluster.processes.values())
-    cluster.loop.set_exception_handler(lambda _loop, _context: None)
-    with suppress(Stuck):
-        cluster.loop.run_until_complete(cluster.loop.bury([process.node for process in processes]))
 
 
 def _drop(_logger: Any, _method: str, _event: Any) -> str:
