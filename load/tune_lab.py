@@ -39,13 +39,9 @@ def ttft_s(
             engine = {"engine": "sim", "sim_profile": sim_profile, "prefill_chunk_tokens": chunk_tokens}
             net, store = Net(loop, Random("network"), Log(loop, None)), Store(loop, Random("stores"))
             cluster = Cluster(loop, net, store, engine=engine)
-            try:
-                return loop.run_until_complete(_run(net, store, cluster, load, late_s))
-            finally:
-                cluster.bury()
+            return cluster.run(_run(net, store, cluster, load, late_s))
     finally:
         structlog.reset_defaults()
-        loop.close()
 
 
 def _drop(_logger: Any, _method: str, _event: Any) -> str:

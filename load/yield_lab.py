@@ -56,7 +56,12 @@ def run_scene(scene: Scene, *, batch: bool, seed: int) -> Seen:
     structlog.configure(processors=[_drop])
     try:
         with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
-            return loop.run_until_complete(_run(loop, scene, batch=batch, seed=seed))
+            net = Net(loop, Random(f"{seed} network"), Log(loop, None))
+            store = Store(loop, Random(f"{seed} stores"))
+            job: Any = EndlessJob(*scene.line)
+            ports = BatchPorts(job, job) if batch else None
+            cluster = Cluster(loop, net, store, engine={"engine": "sim"}, batch=ports)
+            return cluster.run(_run(net, store, cluster, job, scene, seed=seed))
     finally:
         structlog.reset_defaults()
 
@@ -65,12 +70,8 @@ def _drop(_logger: Any, _method: str, _event: Any) -> str:
     raise structlog.DropEvent
 
 
-async def _run(loop: SimLoop, scene: Scene, *, batch: bool, seed: int) -> Seen:
-    net = Net(loop, Random(f"{seed} network"), Log(loop, None))
-    store = Store(loop, Random(f"{seed} stores"))
-    job: Any = EndlessJob(*scene.line)
-    ports = BatchPorts(job, job) if batch else None
-    cluster = Cluster(loop, net, store, engine={"engine": "sim"}, batch=ports)
+async def _run(net: Net, store: Store, cluster: Cluster, job: EndlessJob, scene: Scene, *, seed: int) -> Seen:
+    loop = cluster.loop
     cluster.start_gateway(GATEWAY)
     cluster.start_worker("p0", "prefill")
     for number in range(scene.decode_workers):

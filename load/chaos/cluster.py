@@ -1,11 +1,11 @@
 """Gateways and workers as they run for real, each wired to the simulated network and stores."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
@@ -28,6 +28,7 @@ from services.gateway.catalog import load_catalog
 from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
 from services.gateway.settings import GatewaySettings
 
+T = TypeVar("T")
 EPOCH_NS = 1_700_000_000_000_000_000
 TOKEN = "simulated"
 _METADATA = bearer(TOKEN)
@@ -207,6 +208,14 @@ class Cluster:
             await process.stopping.wait()
             await drain(process.worker.host, DRAIN_S)
         self._ended(process)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Its result; nothing is left to the garbage collector, and the loop is closed."""
+        try:
+            return self.loop.run_until_complete(work)
+        finally:
+            self.bury()
+            self.loop.close()
 
     def bury(self, *others: Node) -> None:
         """After a run: end what its processes, dead ones too, and `others` left, without a word. The garbage collector

@@ -50,12 +50,8 @@ def run(seed: int, still: str, *, pings: bool) -> Seen:
         with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
             net = Net(loop, Random(f"{seed} network"), Log(loop, None))
             cluster = Cluster(loop, net, Store(loop, Random(f"{seed} stores")))
-            try:
-                return loop.run_until_complete(_run(net, cluster, seed, still, pings=pings))
-            finally:
-                cluster.bury()
+            return cluster.run(_run(net, cluster, seed, still, pings=pings))
     finally:
-        loop.close()
         structlog.reset_defaults()
 
 
