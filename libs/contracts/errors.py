@@ -32,6 +32,21 @@ class FulcrumError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
 
+    @property
+    def http_body(self) -> dict[str, dict[str, str | None]]:
+        """OpenAI's shape."""
+        shown = {"message": self.message, "type": self.error_type, "param": self.param, "code": self.code}
+        return {"error": shown}
+
+    @property
+    def http_headers(self) -> dict[str, str]:
+        """Retry-After where the error says when, in whole seconds; and for OpenAI's clients, which repeat requests by
+        their status, where that would be in vain or worse."""
+        headers = {} if self.repeatable else {"x-should-retry": "false"}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(max(1, round(self.retry_after_s)))
+        return headers
+
 
 class InvalidRequest(FulcrumError):
     """The client's fault; repeating it unchanged cannot succeed."""

@@ -107,5 +107,4 @@ async def _exposed(metrics: Collector) -> bytes:
 
 def error_response(error: FulcrumError) -> JSONResponse:
     """The error with its HTTP status, in the shape that OpenAI's API uses."""
-    body = {"message": error.message, "type": error.error_type, "code": error.code, "param": error.param}
-    return JSONResponse({"error": body}, status_code=error.http_status)
+    return JSONResponse(error.http_body, status_code=error.http_status)

@@ -76,7 +76,7 @@ class CompletionEndpoint:
         except FulcrumError as error:
             status = error.http_status
             with suppress(Stalled), self._stalls.watched() as patience:
-                own = {"x-request-id": request_id, **sse.error_headers(error)}
+                own = {"x-request-id": request_id, **error.http_headers}
                 await sse.Wire(send, patience).json(status, sse.error_reply(error), own)
         finally:
             self._metrics.responses.labels(self._route, str(status)).inc()

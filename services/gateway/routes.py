@@ -20,7 +20,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.openapi import declare
 from services.gateway.readiness import serves
 from services.gateway.replies import ErrorBody, ErrorReply
-from services.gateway.sse import error_headers, error_reply
+from services.gateway.sse import error_reply
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -114,7 +114,7 @@ def _model(catalog: Catalog, name: str, created: int) -> dict[str, object]:
 
 async def _fulcrum_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, FulcrumError)
-    return JSONResponse(to_builtins(error_reply(error)), error.http_status, error_headers(error))
+    return JSONResponse(to_builtins(error_reply(error)), error.http_status, error.http_headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

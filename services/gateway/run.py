@@ -79,28 +79,19 @@ async def open_gateway(
 ) -> AsyncIterator[RunningGateway]:
     """Serve on a bound socket while the context is open; running requests then end within `settings.drain_s`."""
     metrics = GatewayMetrics()
-    if transport is None:
-        guard = settings.http_guard()
-        metrics.registry.register(guard)
-        transport = SystemTransport(settings, guard)
+    transport = transport or _system_transport(settings, metrics)
     hello = Hello(gateway_id=settings.id, cluster=settings.cluster)
-    fleet = Fleet(
-        hello=hello,
-        transport=transport,
-        traffic=Traffic(metrics),
-        tasks=tasks,
-        clock=clock,
-    )
+    fleet = Fleet(hello=hello, transport=transport, traffic=Traffic(metrics), tasks=tasks, clock=clock)
     suspects = Suspects(clock, settings.poison_s)
     dispatcher = _dispatcher(settings, fleet, clock, Recorder(ports.bus, metrics), suspects)
     stalls = Stalls(settings.max_open, max(settings.max_open_body_bytes, settings.max_body_bytes))
     _watch(metrics, dispatcher, fleet, stalls, tasks)
+    metrics.watch_registry(ports.registry)
+    metrics.registry.register(PoisonCollector(suspects))
     with ThreadPoolExecutor(
         TOKENISE_THREADS, thread_name_prefix="tokenise", initializer=ask_slice, initargs=(USUAL_SLICE_NS,)
     ) as threads:
         hints = PrefixHints(ports.kv_index, fleet, tasks, threads, max_hold_ms=settings.prefix_wait_ms)
-        metrics.watch_registry(ports.registry)
-        metrics.registry.register(PoisonCollector(suspects))
         metrics.watch_index(ports.kv_index, late=lambda: hints.late)
         intake = Intake(
             catalog=catalog,
@@ -144,6 +135,12 @@ async def open_gateway(
             # At once: leaving the broker takes its time, of which people's requests must not lose any.
             await asyncio.gather(dispatcher.drain(settings.drain_s), jobs.aclose())
             teller.tell(last=True)
+
+
+def _system_transport(settings: GatewaySettings, metrics: GatewayMetrics) -> SystemTransport:
+    guard = settings.http_guard()
+    metrics.registry.register(guard)
+    return SystemTransport(settings, guard)
 
 
 def _dispatcher(

@@ -25,15 +25,6 @@ def error_reply(error: FulcrumError) -> ErrorReply:
     return ErrorReply(ErrorBody(error.message, error.error_type, error.param, error.code))
 
 
-def error_headers(error: FulcrumError) -> dict[str, str]:
-    """Retry-After where the error says when, in whole seconds; and for OpenAI's clients, which repeat requests by their
-    status, where that would be in vain or worse."""
-    headers = {} if error.repeatable else {"x-should-retry": "false"}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
-    return headers
-
-
 class Wire:
     """One answer on its way to its client."""
 

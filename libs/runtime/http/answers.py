@@ -2,7 +2,6 @@
 
 import asyncio
 import http
-import math
 from typing import Any
 
 import msgspec
@@ -66,10 +65,8 @@ class UnframedCycle(RequestResponseCycle):
 
 def refusal(error: FulcrumError) -> bytes:
     """A whole answer, in the shape of the API's errors, after which the connection ends."""
-    shown = {"message": error.message, "type": error.error_type, "param": error.param, "code": error.code}
-    body = msgspec.json.encode({"error": shown})
-    phrase = http.HTTPStatus(error.http_status).phrase
-    head = f"HTTP/1.1 {error.http_status} {phrase}\r\ncontent-type: application/json\r\n"
-    if error.retry_after_s is not None:
-        head += f"retry-after: {math.ceil(error.retry_after_s)}\r\n"
-    return f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
+    body = msgspec.json.encode(error.http_body)
+    head = f"HTTP/1.1 {error.http_status} {http.HTTPStatus(error.http_status).phrase}\r\n"
+    own = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+    lines = (f"{name}: {value}\r\n" for name, value in (own | error.http_headers).items())
+    return f"{head}{''.join(lines)}\r\n".encode() + body
