@@ -42,9 +42,9 @@ class Moves:
         now_ns: int,
         *,
         hushed: frozenset[str],
-    ) -> bool:
-        """Reserve a place wherever there is one, and have the worker let go; whether any was found. None is taken on a
-        worker of `hushed`: the choice runs where it is."""
+    ) -> None:
+        """Reserve a place wherever there is one, and have the worker let go. None is taken on a worker of `hushed`: the
+        choice runs where it is."""
         takes_decode = {view.id for view in views if view.takes_decode}
         # One whose worker decodes again, or where it has ended, needs none any more.
         self._asked = {
@@ -53,12 +53,10 @@ class Moves:
             if leg.link.legs.get(leg.sequence) is leg and leg.link.id not in takes_decode
         }
         heard = [view for view in views if view.id not in hushed]
-        bindings = router.bind(map(_ask, self._asked.values()), heard, now_ns)
-        for binding in bindings:
+        for binding in router.bind(map(_ask, self._asked.values()), heard, now_ns):
             leg = self._asked.pop(binding.key)
             links[binding.decode_worker].reserve(leg.generation)
             leg.link.hand_over(leg)
-        return bool(bindings)
 
     def handed_over(self, leg: Leg, moved: pb.Moved) -> None:
         """The worker has let go: the leg stands for the blocks it left now, as that of a computed prompt does."""
