@@ -65,9 +65,14 @@ class Leg:
     phase: pb.Phase
     known: int
     """Output tokens that its submit carried."""
-    quiet: bool = False
-    """Whether its worker was overdue with a sign of life as it was sent there."""
+    overdue_at: int | None = None
+    """How many frames had come from its worker, where that was overdue with a sign of life as it was sent there."""
     tokens: int = 0
+
+    @property
+    def quiet(self) -> bool:
+        """Whether its worker may have been dead already when it was sent there: it has said nothing since."""
+        return self.overdue_at == self.link.frames
 
     def drop(self) -> None:
         """Its worker has ended it, or is lost."""

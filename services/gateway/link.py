@@ -90,6 +90,8 @@ class WorkerLink:
         self.reserved: set[Generation] = set()
         self.silent_ms = 0.0
         """Time since the last frame, as far as this process was there to read one; see `silence.py`."""
+        self.frames = 0
+        """That have come."""
         self.kv_kind = ""
         """Equal for workers that can exchange blocks: same weights, same layout."""
         self.kv_once = False
@@ -170,8 +172,8 @@ class WorkerLink:
         else:
             self.decode.use_reserved()
             self._unreserve(generation)
-        quiet = self.silent_ms > SIGN_OF_LIFE_MS
-        leg = Leg(generation, self, next(self._sequences) & 0xFFFFFFFF, phase, len(generation.output), quiet)
+        overdue_at = self.frames if self.silent_ms > SIGN_OF_LIFE_MS else None
+        leg = Leg(generation, self, next(self._sequences) & 0xFFFFFFFF, phase, len(generation.output), overdue_at)
         self.legs[leg.sequence] = leg
         if phase == pb.PHASE_PREFILL:
             self._prompts[leg.sequence] = leg
@@ -279,6 +281,7 @@ class WorkerLink:
             if frame is None:  # what gRPC makes of bytes that do not parse
                 raise MalformedFrame("its bytes do not parse")
             self.silent_ms = 0.0
+            self.frames += 1
             if frame.HasField("worker") and not self._introduced(frame.worker):
                 return
             self._take(frame)

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from libs.bus.kafka_work import KafkaWork
+from libs.contracts.liveness import SIGN_OF_LIFE_MS
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_REJECTED
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
@@ -21,6 +22,7 @@ from libs.testing.scripted_worker import Plan, ScriptedWorker, expected_text, sc
 from libs.testing.stores import KafkaServer
 from libs.testing.wait import until
 from services.gateway.batch.run import BatchPorts
+from services.gateway.link import WorkerLink
 
 TOKENS = 12
 POISON = "kills"
@@ -106,8 +108,14 @@ async def test_all_choices_of_a_request_count_as_one(open_gateway_over: Any, bod
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_a_stream_that_has_begun_ends_with_the_error(open_gateway_over: Any) -> None:
+@pytest.mark.parametrize("overdue", [False, True], ids=["in time", "overdue when it was sent there"])
+async def test_a_stream_that_has_begun_ends_with_the_error(
+    open_gateway_over: Any, monkeypatch: pytest.MonkeyPatch, overdue: bool
+) -> None:
     """The prompt is well, its third token is not: wherever it is made, the worker dies of it."""
+    if overdue:  # a busy machine hears some workers late; what they say afterwards shows that they had lived
+        late_ms = property(lambda _link: 1.5 * SIGN_OF_LIFE_MS, lambda _link, _ms: None)
+        monkeypatch.setattr(WorkerLink, "silent_ms", late_ms, raising=False)
     async with cluster(open_gateway_over, *MIXED, dies=lambda _: False) as (gateway, found):
         for worker in found:
             worker.plans.extend((Plan(tokens=3, hang=True), Plan(tokens=1, hang=True)))
