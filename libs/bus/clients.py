@@ -10,8 +10,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from libs.bus.servers import BrokerAway
-
 REQUEST_TIMEOUT_MS = 3000
 """Bound on each request; a broker that takes longer counts as away."""
 METADATA_AGE_MS = 1000
@@ -32,13 +30,14 @@ OPEN_TIMEOUT_S = 15.0
 """For a producer of transactions: what its predecessor left open is ended first."""
 CLOSE_TIMEOUT_S = 3.0
 FETCH_WAIT_MS = 500
-EMBEDDED_FETCH_WAIT_MS = 40
-"""The embedded broker answers a fetch that found nothing only when its wait is over, whatever has come meanwhile."""
-EMBEDDED_FOLLOW_WAIT_MS = 100
-"""Of those who follow the state of jobs, and of the planner; every fetch costs a reader and the broker half a
-millisecond of CPU."""
-EMBEDDED_MEMBER_WAIT_MS = 250
-"""Nobody waits for work by the millisecond, and asking costs."""
+"""How long a fetch waits at the broker for a first record."""
+GATHER_BYTES = 1024 * 1024
+"""A fetch that gathers is answered earlier when there are so many."""
+
+
+class BrokerAway(Exception):
+    """There is no broker to connect to, or not yet."""
+
 
 CONNECTION_ERRORS = (BrokerAway, KafkaError, OSError, TimeoutError, KeyError)
 """What a broker that is away makes of a call; aiokafka's KeyError when a connection goes while a request times out."""
@@ -108,19 +107,17 @@ async def open_transactions(bootstrap: str, client_id: str, transactional_id: st
 
 
 @asynccontextmanager
-async def open_member(bootstrap: str, client_id: str, group: str, *, embedded: bool) -> AsyncIterator[AIOKafkaConsumer]:
+async def open_member(bootstrap: str, client_id: str, group: str) -> AsyncIterator[AIOKafkaConsumer]:
     """A connected consumer of a group, which has subscribed to nothing yet and commits nothing by itself."""
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap,
         client_id=client_id,
         group_id=group,
-        # Started again, it takes its own place in the group at once; the embedded broker knows no such members.
-        group_instance_id=None if embedded else client_id,
+        group_instance_id=client_id,  # started again, it takes its own place in the group at once
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         isolation_level="read_committed",
-        check_crcs=not embedded,
-        fetch_max_wait_ms=EMBEDDED_MEMBER_WAIT_MS if embedded else FETCH_WAIT_MS,
+        fetch_max_wait_ms=FETCH_WAIT_MS,
         max_partition_fetch_bytes=MEMBER_FETCH_BYTES,
         request_timeout_ms=JOIN_TIMEOUT_MS,
         metadata_max_age_ms=METADATA_AGE_MS,
@@ -141,11 +138,11 @@ async def open_consumer(
     bootstrap: str,
     client_id: str,
     *,
-    embedded: bool,
-    embedded_wait_ms: int = EMBEDDED_FETCH_WAIT_MS,
+    gather_ms: int = 0,
     uncommitted: bool = False,
 ) -> AsyncIterator[AIOKafkaConsumer]:
-    """A connected consumer of no group and, as yet, of no partition; `uncommitted`: of open transactions too."""
+    """A connected consumer of no group and, as yet, of no partition. `gather_ms`: the broker gathers records for so
+    long before it hands them over; 0: it hands over each as it comes. `uncommitted`: of open transactions too."""
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap,
         client_id=client_id,
@@ -153,8 +150,8 @@ async def open_consumer(
         enable_auto_commit=False,
         auto_offset_reset="earliest",  # of what is left, when retention has overtaken the position
         isolation_level="read_uncommitted" if uncommitted else "read_committed",
-        check_crcs=not embedded,
-        fetch_max_wait_ms=embedded_wait_ms if embedded else FETCH_WAIT_MS,
+        fetch_min_bytes=GATHER_BYTES if gather_ms else 1,
+        fetch_max_wait_ms=gather_ms or FETCH_WAIT_MS,
         request_timeout_ms=REQUEST_TIMEOUT_MS,
         metadata_max_age_ms=METADATA_AGE_MS,
     )

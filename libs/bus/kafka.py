@@ -1,4 +1,4 @@
-"""The bus over Kafka: a real cluster, or the embedded broker (libs/bus/embedded.py) with its declared limits.
+"""The bus over Kafka: a cluster, or the embedded broker (libs/bus/embedded.py).
 
 Delivery is at least once: a batch whose confirmation was lost with the broker is sent again, so readers tell repeats
 apart by what the message itself numbers.
@@ -11,11 +11,10 @@ import structlog
 from google.protobuf.message import Message
 
 from libs.bus.buffer import MAX_BUFFERED_RECORDS, Buffer
-from libs.bus.clients import EMBEDDED_FETCH_WAIT_MS, quiet_client_log
+from libs.bus.clients import quiet_client_log
 from libs.bus.codec import encode
-from libs.bus.port import BusCapabilities, BusStats, Record, Wanted
+from libs.bus.port import BusStats, Record, Wanted
 from libs.bus.sender import Sender
-from libs.bus.servers import Servers
 from libs.bus.subscription import Subscription
 from libs.contracts.topics import ALL, Topic
 from libs.runtime.tasks import OnFailure, TaskOwner
@@ -26,42 +25,32 @@ START_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 2.0
 """How long `close` waits for the broker to take what is buffered."""
 
-EMBEDDED = BusCapabilities(
-    name="embedded", creates_topics=False, read_committed=False, durable=False, partition_bytes=5 * 1024 * 1024
-)
-KAFKA = BusCapabilities(name="kafka", creates_topics=True, read_committed=True, durable=True, partition_bytes=None)
-
 
 class KafkaBus:
-    """Bus over `servers`: HOST:PORT[,HOST:PORT...], or embedded:FILE with the file that the embedded broker writes."""
+    """Bus over the broker or brokers at `bootstrap`: HOST:PORT[,HOST:PORT...]."""
 
     def __init__(
         self,
-        servers: str,
+        bootstrap: str,
         cluster: str,
         client_id: str,
         *,
         topics: Sequence[Topic] = ALL,
         on_failure: OnFailure | None = None,
         buffer_records: int = MAX_BUFFERED_RECORDS,
-        embedded_wait_ms: int = EMBEDDED_FETCH_WAIT_MS,
+        gather_ms: int = 0,
     ) -> None:
-        """`buffer_records` may wait for a broker that is away, before the oldest are given up. `embedded_wait_ms`: how
-        late subscriptions may be where the broker is the embedded one, which costs the more the shorter it is."""
-        self._servers = Servers(servers)
+        """`buffer_records` may wait for a broker that is away, before the oldest are given up. `gather_ms`: how much
+        later subscriptions may be for fewer and larger answers; 0: each record wakes its readers."""
+        self._bootstrap = bootstrap
         self._cluster = cluster
         self._client_id = client_id
-        self._sender = Sender(self._servers, cluster, client_id, topics, Buffer(max_records=buffer_records))
-        self._embedded_wait_ms = embedded_wait_ms
+        self._sender = Sender(bootstrap, cluster, client_id, topics, Buffer(max_records=buffer_records))
+        self._gather_ms = gather_ms
         self._undecodable = 0
         self._tasks = TaskOwner(on_failure)
         self._sending: asyncio.Task[None] | None = None
         self._closed = False
-
-    @property
-    def capabilities(self) -> BusCapabilities:
-        """What the broker can do."""
-        return EMBEDDED if self._servers.embedded else KAFKA
 
     async def start(self) -> None:
         """Connect and make topics; returns also when the broker is away, which is then tried in the background."""
@@ -87,7 +76,7 @@ class KafkaBus:
     ) -> AsyncIterator[Record]:
         """All partitions or the wanted ones, without a group; the end is where they end when reading has connected."""
         subscription = Subscription(
-            self._servers,
+            self._bootstrap,
             topics,
             self._cluster,
             self._client_id,
@@ -95,7 +84,7 @@ class KafkaBus:
             since_unix_ns=since_unix_ns,
             wanted=wanted,
             on_undecodable=self._count_undecodable,
-            embedded_wait_ms=self._embedded_wait_ms,
+            gather_ms=self._gather_ms,
         )
         return subscription.records(lambda: self._closed)
 

@@ -1,4 +1,4 @@
-"""Work over Kafka: a real cluster, or the embedded broker, which does not isolate transactions."""
+"""Work over Kafka: a cluster, or the embedded broker."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -11,18 +11,15 @@ from google.protobuf.message import Message
 from libs.bus.broker import named_partitions, partitions
 from libs.bus.clients import (
     CONNECTION_ERRORS,
-    EMBEDDED_FOLLOW_WAIT_MS,
     open_admin,
     open_consumer,
     open_member,
     open_producer,
 )
 from libs.bus.codec import SCHEMA_HEADER, encode
-from libs.bus.kafka import EMBEDDED, KAFKA
 from libs.bus.lanes import LANE_ERRORS, Lanes
 from libs.bus.offsets import committed_offsets
-from libs.bus.port import BusCapabilities, Record
-from libs.bus.servers import Servers
+from libs.bus.port import Record
 from libs.bus.span import read_span
 from libs.bus.subscription import Subscription
 from libs.bus.work import Handle
@@ -40,18 +37,13 @@ ASK_TIMEOUT_S = 6.0
 
 
 class KafkaWork:
-    """WorkBus over `servers`, as KafkaBus takes them; `member`: a name of this process that no other one has."""
+    """WorkBus over the brokers at `bootstrap`; `member`: a name of this process that no other one has."""
 
-    def __init__(self, servers: str, cluster: str, member: str) -> None:
-        self._servers = Servers(servers)
+    def __init__(self, bootstrap: str, cluster: str, member: str) -> None:
+        self._bootstrap = bootstrap
         self._cluster = cluster
         self._member = member
         self._undecodable = 0
-
-    @property
-    def capabilities(self) -> BusCapabilities:
-        """What the broker can do."""
-        return EMBEDDED if self._servers.embedded else KAFKA
 
     async def send(self, topic: Topic, value: Message) -> None:
         """Publish, and wait until the broker has it; raises BrokerUnavailable. Rare: each call has a connection."""
@@ -60,7 +52,7 @@ class KafkaWork:
         try:
             async with (
                 asyncio.timeout(ASK_TIMEOUT_S),
-                open_producer(self._servers.address().bootstrap, self._member) as producer,
+                open_producer(self._bootstrap, self._member) as producer,
             ):
                 await producer.send_and_wait(record.topic, record.value, key=record.key, headers=headers)
         except CONNECTION_ERRORS as error:
@@ -69,11 +61,10 @@ class KafkaWork:
     async def ends(self, topic: Topic) -> list[int]:
         """The offset after the last record of each partition; raises BrokerUnavailable."""
         try:
-            bootstrap = self._servers.address().bootstrap
             async with (
                 asyncio.timeout(ASK_TIMEOUT_S),
-                open_admin(bootstrap, self._member) as admin,
-                open_consumer(bootstrap, self._member, embedded=self._servers.embedded) as consumer,
+                open_admin(self._bootstrap, self._member) as admin,
+                open_consumer(self._bootstrap, self._member) as consumer,
             ):
                 found = await consumer.end_offsets(await self._partitions(admin, topic))
         except CONNECTION_ERRORS as error:
@@ -85,7 +76,7 @@ class KafkaWork:
         try:
             async with (
                 asyncio.timeout(ASK_TIMEOUT_S),
-                open_admin(self._servers.address().bootstrap, self._member) as admin,
+                open_admin(self._bootstrap, self._member) as admin,
             ):
                 parts = await self._partitions(admin, topic)
                 found = await committed_offsets(admin, self._group(group), parts)
@@ -98,14 +89,13 @@ class KafkaWork:
     ) -> AsyncIterator[Record]:
         """Committed records of all partitions, from `since` or else from the start, through outages."""
         subscription = Subscription(
-            self._servers,
+            self._bootstrap,
             [topic],
             self._cluster,
             self._member,
             from_start=True,
             on_undecodable=self._count_undecodable,
             since=since,
-            embedded_wait_ms=EMBEDDED_FOLLOW_WAIT_MS,
             on_replayed=on_replayed,
         )
         return subscription.records(lambda: False)
@@ -113,10 +103,9 @@ class KafkaWork:
     async def values(self, name: str) -> AsyncIterator[bytes]:
         """Committed values of a client's topic, up to where it ended when this was asked."""
         try:
-            bootstrap, embedded = self._servers.address().bootstrap, self._servers.embedded
             async with (
-                open_admin(bootstrap, self._member) as admin,
-                open_consumer(bootstrap, self._member, embedded=embedded) as consumer,
+                open_admin(self._bootstrap, self._member) as admin,
+                open_consumer(self._bootstrap, self._member) as consumer,
             ):
                 async with asyncio.timeout(ASK_TIMEOUT_S):
                     numbers = await named_partitions(admin, name)
@@ -135,7 +124,7 @@ class KafkaWork:
         try:
             async with (
                 asyncio.timeout(ASK_TIMEOUT_S),
-                open_admin(self._servers.address().bootstrap, self._member) as admin,
+                open_admin(self._bootstrap, self._member) as admin,
             ):
                 numbers = await named_partitions(admin, name)
         except CONNECTION_ERRORS as error:
@@ -161,14 +150,13 @@ class KafkaWork:
 
     async def _be_member(self, topic: Topic, group: str, handle: Handle) -> None:
         """Until cancelled, or until a client is of no more use: raises one of LANE_ERRORS."""
-        bootstrap, embedded = self._servers.address().bootstrap, self._servers.embedded
         async with (
-            open_admin(bootstrap, self._member) as admin,
-            open_member(bootstrap, self._member, group, embedded=embedded) as consumer,
-            open_consumer(bootstrap, self._member, embedded=embedded, uncommitted=True) as uncommitted,
+            open_admin(self._bootstrap, self._member) as admin,
+            open_member(self._bootstrap, self._member, group) as consumer,
+            open_consumer(self._bootstrap, self._member, uncommitted=True) as uncommitted,
         ):
             lanes = Lanes(
-                servers=self._servers,
+                bootstrap=self._bootstrap,
                 topic=topic,
                 cluster=self._cluster,
                 group=group,

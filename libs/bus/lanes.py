@@ -9,10 +9,9 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import ConsumerStoppedError, ProducerClosed
 from aiokafka.structs import OffsetAndMetadata
 
-from libs.bus.clients import CONNECTION_ERRORS
+from libs.bus.clients import CONNECTION_ERRORS, BrokerAway
 from libs.bus.codec import decode
 from libs.bus.port import Record
-from libs.bus.servers import BrokerAway, Servers
 from libs.bus.transactions import Transactions
 from libs.bus.work import Handle, Produced
 from libs.contracts.topics import Topic
@@ -26,8 +25,6 @@ STALL_POLLS = 24
 """Empty polls in a row after which it is asked whether there is something that does not come."""
 MAX_POLL_RECORDS = 100
 COMMIT_TIMEOUT_S = 10.0
-CHECK_S = 1.0
-"""How soon it is noticed that another broker has taken the place of the embedded one."""
 
 
 class KafkaLane:
@@ -41,7 +38,6 @@ class KafkaLane:
         consumer: AIOKafkaConsumer,
         transactions: Transactions,
         end: int,
-        embedded: bool,
         on_undecodable: Callable[[], None],
     ) -> None:
         """`end`: where the partition ended when the lane began."""
@@ -50,7 +46,6 @@ class KafkaLane:
         self._consumer = consumer
         self._transactions = transactions
         self.end = end
-        self._embedded = embedded
         self._on_undecodable = on_undecodable
         self.note: str = transactions.committed.metadata
         self.replayed = False
@@ -94,9 +89,6 @@ class KafkaLane:
         # One that fails is not aborted here: whoever opens the lane next has the broker do it.
         async with asyncio.timeout(COMMIT_TIMEOUT_S):
             await self._transactions.commit(produced, offset)
-            if self._embedded:
-                # The embedded broker forgets offsets of transactions: its lanes are at least once, as it declares.
-                await self._consumer.commit({self._partition: offset})
 
     def _record(self, raw: object) -> Record | None:
         value = decode(self._topic, raw.value, raw.headers)  # type: ignore[attr-defined]  # aiokafka has no types
@@ -113,7 +105,7 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
     def __init__(
         self,
         *,
-        servers: Servers,
+        bootstrap: str,
         topic: Topic,
         cluster: str,
         group: str,
@@ -125,8 +117,7 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         on_undecodable: Callable[[], None],
     ) -> None:
         """`uncommitted`: of no partition; it knows where they end when open transactions count."""
-        self._servers = servers
-        self._address = servers.address()
+        self._bootstrap = bootstrap
         self._topic = topic
         self._cluster = cluster
         self._group = group
@@ -140,13 +131,9 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def failed(self) -> None:
-        """Until a lane fails, which is raised, or the broker is another."""
-        while True:
-            done, _ = await asyncio.wait([self._failure], timeout=CHECK_S)
-            if done:
-                self._failure.result()
-            if self._servers.run() != self._address.run:
-                raise BrokerAway("another broker has taken its place")
+        """Until a lane fails, which is raised."""
+        await asyncio.wait([self._failure])
+        self._failure.result()
 
     async def close(self) -> None:
         """End all lanes."""
@@ -171,7 +158,7 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
 
     async def _run(self, partition: TopicPartition) -> None:
         transactions = Transactions(
-            bootstrap=self._address.bootstrap,
+            bootstrap=self._bootstrap,
             client_id=self._client_id,
             cluster=self._cluster,
             group=self._group,
@@ -191,7 +178,6 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
                 consumer=self._consumer,
                 transactions=transactions,
                 end=(await self._uncommitted.end_offsets([partition]))[partition],
-                embedded=self._servers.embedded,
                 on_undecodable=self._on_undecodable,
             )
             log.info("lane is open", topic=self._topic.stem, partition=partition.partition, offset=begins)

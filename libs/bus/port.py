@@ -2,25 +2,11 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from google.protobuf.message import Message
 
 from libs.contracts.topics import Topic
-
-
-@dataclass(frozen=True, slots=True)
-class BusCapabilities:
-    """What the broker behind the bus can do; the embedded one cannot do everything, and says so."""
-
-    name: Literal["embedded", "kafka"]
-    creates_topics: bool
-    read_committed: bool
-    """Transactions' isolation holds: aborted records are never read."""
-    durable: bool
-    """Records survive a restart of the broker."""
-    partition_bytes: int | None
-    """Unread records beyond this are silently lost; None: retention rules alone."""
 
 
 class Record(NamedTuple):
@@ -51,11 +37,6 @@ Wanted = Callable[[Topic, int], bool]
 
 class Bus(Protocol):
     """Publish and subscribe. Publishing never blocks and never raises for a broker that is away."""
-
-    @property
-    def capabilities(self) -> BusCapabilities:
-        """Valid after `start`."""
-        ...
 
     async def start(self) -> None:
         """Connect and make topics. Returns also when the broker is away: it is then tried in the background."""

@@ -8,11 +8,10 @@ import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import InvalidTopicError, MessageSizeTooLargeError, RecordListTooLargeError
 
-from libs.bus.broker import make_topics, touch_topics
+from libs.bus.broker import make_topics
 from libs.bus.buffer import Buffer, Outgoing
-from libs.bus.clients import CONNECTION_ERRORS, REQUEST_TIMEOUT_MS, open_admin, open_producer
+from libs.bus.clients import CONNECTION_ERRORS, REQUEST_TIMEOUT_MS, BrokerAway, open_admin, open_producer
 from libs.bus.codec import SCHEMA_HEADER
-from libs.bus.servers import BrokerAway, Servers
 from libs.contracts.topics import Topic
 from libs.runtime.backoff import Backoff
 
@@ -33,8 +32,8 @@ _NEVER_TAKEN = (MessageSizeTooLargeError, RecordListTooLargeError, InvalidTopicE
 class Sender:
     """Sends in order of publishing, at least once: what is not confirmed is sent again over the next connection."""
 
-    def __init__(self, servers: Servers, cluster: str, client_id: str, topics: Sequence[Topic], buffer: Buffer) -> None:
-        self._servers = servers
+    def __init__(self, bootstrap: str, cluster: str, client_id: str, topics: Sequence[Topic], buffer: Buffer) -> None:
+        self._bootstrap = bootstrap
         self._cluster = cluster
         self._client_id = client_id
         self._topics = topics
@@ -84,11 +83,9 @@ class Sender:
 
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[AIOKafkaProducer]:
-        bootstrap = self._servers.address().bootstrap
-        async with open_admin(bootstrap, self._client_id) as admin:
-            make = touch_topics if self._servers.embedded else make_topics
-            await make(admin, self._topics, self._cluster)
-        async with open_producer(bootstrap, self._client_id) as producer:
+        async with open_admin(self._bootstrap, self._client_id) as admin:
+            await make_topics(admin, self._topics, self._cluster)
+        async with open_producer(self._bootstrap, self._client_id) as producer:
             yield producer
 
     async def _send_queued(self, producer: AIOKafkaProducer) -> None:

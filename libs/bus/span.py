@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from libs.bus.servers import BrokerAway
+from libs.bus.clients import BrokerAway
 
 POLL_MS = 500
 MAX_POLL_RECORDS = 500

@@ -10,11 +10,10 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from libs.bus.broker import partitions
-from libs.bus.clients import CONNECTION_ERRORS, EMBEDDED_FETCH_WAIT_MS, open_admin, open_consumer
+from libs.bus.clients import CONNECTION_ERRORS, BrokerAway, open_admin, open_consumer
 from libs.bus.codec import decode
 from libs.bus.port import Record, Wanted
 from libs.bus.progress import Progress
-from libs.bus.servers import Address, BrokerAway, Servers
 from libs.contracts.topics import Topic
 from libs.runtime.backoff import Backoff
 
@@ -40,7 +39,7 @@ class Subscription:
 
     def __init__(
         self,
-        servers: Servers,
+        bootstrap: str,
         topics: Sequence[Topic],
         cluster: str,
         client_id: str,
@@ -50,12 +49,12 @@ class Subscription:
         since: Sequence[int] = (),
         since_unix_ns: int | None = None,
         wanted: Wanted | None = None,
-        embedded_wait_ms: int = EMBEDDED_FETCH_WAIT_MS,
+        gather_ms: int = 0,
         on_replayed: Callable[[], None] | None = None,
     ) -> None:
-        """`since`: where to begin, by partition, as long as the broker has not forgotten everything; `on_replayed`:
-        called once, when all has been yielded that was there at the beginning."""
-        self._servers = servers
+        """`since`: where to begin, by partition; `on_replayed`: called once, when all has been yielded that was there
+        at the beginning."""
+        self._bootstrap = bootstrap
         self._topics = {topic.name(cluster): topic for topic in topics}
         self._cluster = cluster
         self._client_id = client_id
@@ -66,10 +65,9 @@ class Subscription:
         self._wanted = wanted
         self._unwanted: set[TopicPartition] = set()
         """There, but not to be read for now."""
-        self._embedded_wait_ms = embedded_wait_ms
+        self._gather_ms = gather_ms
         self._on_replayed = on_replayed
         self._replay_ends: Mapping[TopicPartition, int] = {}
-        self._run = servers.run()
         self._positions: dict[TopicPartition, int] = {}
 
     async def records(self, closed: Callable[[], bool]) -> AsyncGenerator[Record, None]:
@@ -79,16 +77,10 @@ class Subscription:
         while not closed():
             started_s = now_s()
             try:
-                address = self._address()
                 async with (
-                    open_admin(address.bootstrap, self._client_id) as admin,
-                    open_consumer(
-                        address.bootstrap,
-                        self._client_id,
-                        embedded=self._servers.embedded,
-                        embedded_wait_ms=self._embedded_wait_ms,
-                    ) as consumer,
-                    aclosing(self._read(address, admin, consumer, closed)) as records,
+                    open_admin(self._bootstrap, self._client_id) as admin,
+                    open_consumer(self._bootstrap, self._client_id, gather_ms=self._gather_ms) as consumer,
+                    aclosing(self._read(admin, consumer, closed)) as records,
                 ):
                     async for record in records:
                         yield record
@@ -100,18 +92,8 @@ class Subscription:
                     log.warning("broker is away, reading waits", error=repr(error))
                 await asyncio.sleep(wait_s)
 
-    def _address(self) -> Address:
-        """Where to connect; a broker that has forgotten everything is read from its start."""
-        address = self._servers.address()
-        if address.run != self._run:
-            self._run = address.run
-            self._positions.clear()
-            self._since = ()
-            self._from_start = True
-        return address
-
     async def _read(
-        self, address: Address, admin: AIOKafkaAdminClient, consumer: AIOKafkaConsumer, closed: Callable[[], bool]
+        self, admin: AIOKafkaAdminClient, consumer: AIOKafkaConsumer, closed: Callable[[], bool]
     ) -> AsyncGenerator[Record, None]:
         """Records over one connection; raises one of CONNECTION_ERRORS when it is of no more use."""
         now_s = asyncio.get_running_loop().time
@@ -121,7 +103,7 @@ class Subscription:
         while not closed():
             if now_s() >= check_at_s:
                 async with asyncio.timeout(CHECK_TIMEOUT_S):
-                    assigned = await self._check(address, admin, consumer, assigned, progress)
+                    assigned = await self._check(admin, consumer, assigned, progress)
                 check_at_s = now_s() + (CHECK_S if self._on_replayed is None else REPLAY_CHECK_S)
             if not assigned:
                 await asyncio.sleep(CHECK_S)
@@ -139,15 +121,12 @@ class Subscription:
 
     async def _check(
         self,
-        address: Address,
         admin: AIOKafkaAdminClient,
         consumer: AIOKafkaConsumer,
         assigned: set[TopicPartition],
         progress: Progress[TopicPartition],
     ) -> set[TopicPartition]:
         """Take up new partitions; raises one of CONNECTION_ERRORS when the clients cannot go on."""
-        if self._servers.run() != address.run:
-            raise BrokerAway("another broker has taken its place")
         found = await self._partitions(admin)
         if found != assigned:
             await self._assign(consumer, found)
@@ -211,10 +190,7 @@ class Subscription:
     async def _offsets_since(
         self, consumer: AIOKafkaConsumer, new: Sequence[TopicPartition], since_unix_ns: int
     ) -> Mapping[TopicPartition, int]:
-        """Of the first records that were published then or later, or earlier where the broker cannot look times up."""
-        if self._servers.embedded:
-            beginning: Mapping[TopicPartition, int] = await consumer.beginning_offsets(new)
-            return beginning
+        """Of the first records that were published then or later."""
         ends: Mapping[TopicPartition, int] = await consumer.end_offsets(new)
         found = await consumer.offsets_for_times(dict.fromkeys(new, since_unix_ns // 1_000_000))
         return {partition: at.offset if (at := found.get(partition)) else ends[partition] for partition in new}

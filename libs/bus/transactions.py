@@ -21,10 +21,9 @@ from aiokafka.errors import (
 from aiokafka.structs import OffsetAndMetadata
 
 from libs.bus.broker import named_partitions
-from libs.bus.clients import open_transactions
+from libs.bus.clients import BrokerAway, open_transactions
 from libs.bus.codec import SCHEMA_HEADER, encode
 from libs.bus.offsets import NONE, committed_offsets
-from libs.bus.servers import BrokerAway
 from libs.bus.work import Produced, Raw
 from libs.contracts.errors import TooLargeForTopic, TopicRefused
 

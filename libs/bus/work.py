@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
-from libs.bus.port import BusCapabilities, Record
+from libs.bus.port import Record
 from libs.contracts.topics import Topic
 
 MAX_NOTE_CHARS = 4096
@@ -73,12 +73,7 @@ Handle = Callable[[Lane], Coroutine[Any, Any, None]]
 
 
 class WorkBus(Protocol):
-    """Work over Kafka. What the broker cannot do is in its capabilities, as with `Bus`."""
-
-    @property
-    def capabilities(self) -> BusCapabilities:
-        """Without `read_committed`, work whose transaction failed may be read twice."""
-        ...
+    """Work over Kafka."""
 
     async def send(self, topic: Topic, value: Message) -> None:
         """Publish, and wait until the broker has it; raises BrokerUnavailable."""

@@ -22,6 +22,10 @@ class Place:
 
     folder: Path
     """For the embedded stores; gone with the suite."""
+    broker: tuple[str, ...]
+    """Command of the embedded broker; empty when one is given."""
+    kafka: str
+    """HOST:PORT of the embedded broker; empty likewise."""
     redis_server: str
     """Program of the embedded Redis; empty when one is given."""
     planner_port: int
@@ -55,7 +59,7 @@ class Plan:
 
 def make_plan(options: SuiteOptions, model: Model, place: Place) -> Plan:
     """Every process with its name, program and settings."""
-    kafka = options.kafka or f"embedded:{place.folder / 'kafka.json'}"
+    kafka = options.kafka or place.kafka
     redis = options.redis or f"unix://{place.folder / 'redis.sock'}"
     shared = {
         "FULCRUM_KAFKA": kafka,
@@ -79,8 +83,7 @@ def make_plan(options: SuiteOptions, model: Model, place: Place) -> Plan:
 def _stores(options: SuiteOptions, place: Place) -> tuple[ChildSpec, ...]:
     specs = []
     if options.kafka is None:
-        command = ("python", "-m", "libs.bus.embedded", "--file", str(place.folder / "kafka.json"))
-        specs.append(ChildSpec("kafka", command, {}))
+        specs.append(ChildSpec("kafka", place.broker, {}))
     if options.redis is None:
         # A socket in a folder of our own: no port to collide on, nobody else's business.
         settings = {"port": "0", "unixsocket": str(place.folder / "redis.sock"), "unixsocketperm": "700"}

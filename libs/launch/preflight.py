@@ -63,6 +63,21 @@ def gateway_port(options: SuiteOptions, host: str) -> Iterator[int]:
         yield port
 
 
+@contextlib.contextmanager
+def broker_port(options: SuiteOptions) -> Iterator[int]:
+    """A port of loopback that is held for the embedded broker while the context is open: one that is started again is
+    found where it was. 0 where a broker is given. Raises StartupError."""
+    if options.kafka is not None:
+        yield 0
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            port = stack.enter_context(held_port())
+        except OSError as error:
+            raise StartupError(f"no port of 127.0.0.1 can be had for the embedded broker ({error.strerror})") from None
+        yield port
+
+
 def free_port(host: str, wanted: int) -> int:
     """`wanted` when nothing listens there, else 0: the service picks one."""
     if wanted > 65535:

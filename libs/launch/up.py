@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from libs.bus.embedded import broker_command, embedded_broker
 from libs.launch import preflight
 from libs.launch.folder import suite_folder
 from libs.launch.gpus import visible_gpus
@@ -23,6 +24,7 @@ from libs.launch.status import StatusLine
 from libs.launch.suite import Suite
 from libs.model.fetch import Model, resolve_model
 from libs.runtime.paths import cache_dir
+from libs.runtime.ports import LOOPBACK
 
 TOKEN_BYTES = 24
 
@@ -41,17 +43,20 @@ class Up:
 
     async def run(self, on_ready: OnReady) -> None:
         """Until cancelled; then, and when it raises StartupError, nothing of the suite is left."""
-        with preflight.gateway_port(self._options, self._settings.host) as port:
-            await self._run(replace(self._options, gateway_port=port), on_ready)
+        with (
+            preflight.gateway_port(self._options, self._settings.host) as port,
+            preflight.broker_port(self._options) as broker_port,
+        ):
+            await self._run(replace(self._options, gateway_port=port), broker_port, on_ready)
 
-    async def _run(self, options: SuiteOptions, on_ready: OnReady) -> None:
+    async def _run(self, options: SuiteOptions, broker_port: int, on_ready: OnReady) -> None:
         await preflight.check(options, self._settings.host)
         launcher = ProcessLauncher(logs_folder(options.gateway_port))
         helper = partial(run_helper, launcher, self._reporter)
         model = await resolve_model(self._model, engine=options.engine, helper=helper)
         files = [default_ready_file(options.gateway_port), *([options.json_ready] if options.json_ready else [])]
         async with suite_folder(*files) as folder:
-            place = self._place(options, folder)
+            place = self._place(options, folder, broker_port)
             plan = make_plan(options, model, place)
             suite = self._suite = Suite(plan, launcher, self._reporter, restart=options.restart)
             try:
@@ -69,12 +74,15 @@ class Up:
         if self._suite is not None:
             self._suite.kill()
 
-    def _place(self, options: SuiteOptions, folder: Path) -> Place:
+    def _place(self, options: SuiteOptions, folder: Path, broker_port: int) -> Place:
         settings = self._settings
         planner_port, metrics_port = self._neighbours(options)
         own_stores = options.kafka is None and options.redis is None
+        own_broker = options.kafka is None
         return Place(
             folder=folder,
+            broker=broker_command(embedded_broker(), port=broker_port, folder=folder / "kafka") if own_broker else (),
+            kafka=f"{LOOPBACK}:{broker_port}" if own_broker else "",
             redis_server="" if options.redis else preflight.find_redis_server(),
             planner_port=planner_port,
             metrics_port=metrics_port,

@@ -28,7 +28,7 @@ class CommonSettings(BaseSettings):
     cluster: ClusterName = Field("local", validation_alias="FULCRUM_CLUSTER")
     """Name in every topic and Redis key, so that clusters can share a broker."""
     kafka: str = Field("127.0.0.1:9092", validation_alias="FULCRUM_KAFKA")
-    """Bootstrap servers HOST:PORT[,...], or embedded:FILE written by the embedded broker."""
+    """Bootstrap servers HOST:PORT[,...]."""
     kafka_buffer_records: int = Field(20_000, ge=1, validation_alias="FULCRUM_KAFKA_BUFFER_RECORDS")
     """Records that wait for a broker that is away; beyond it the oldest are given up, counted, and show as lost
     coverage."""

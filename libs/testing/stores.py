@@ -5,7 +5,6 @@ Also a command, `python -m libs.testing.stores`: a real Kafka and Redis until Ct
 
 import argparse
 import contextlib
-import json
 import shutil
 import signal
 import socket
@@ -17,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from libs.bus.embedded import broker_command, embedded_broker
 from libs.registry.embedded import embedded_redis_server, redis_command
 from libs.runtime.ports import held_port
 from libs.testing.kafka_install import DEPLOY, KafkaUnavailable, kafka_jars
@@ -38,7 +38,6 @@ class KafkaServer:
     servers: str
     """What KafkaBus takes."""
     server: Server
-    embedded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +51,10 @@ class RedisServer:
 @contextlib.contextmanager
 def embedded_kafka() -> Iterator[KafkaServer]:
     """The broker that `fulcrum up` starts."""
-    with _folder() as folder:
-        file = folder / "kafka.json"
-        command = (sys.executable, "-m", "libs.bus.embedded", "--file", str(file))
-        with _running(
-            Server("embedded Kafka", command, log=folder / "log", ready=lambda pid: _written(file, pid))
-        ) as it:
-            yield KafkaServer(f"embedded:{file}", it, embedded=True)
+    with held_port() as port, _folder() as folder:
+        command = broker_command(embedded_broker(), port=port, folder=folder / "data")
+        with _running(Server("embedded Kafka", command, log=folder / "log", ready=lambda _: _listens(port))) as it:
+            yield KafkaServer(f"127.0.0.1:{port}", it)
 
 
 @contextlib.contextmanager
@@ -73,7 +69,7 @@ def real_kafka(port: int = 0) -> Iterator[KafkaServer]:
         _format(java, properties)
         command = (*java, "kafka.Kafka", str(properties))
         with _running(Server("Kafka", command, log=folder / "log", ready=lambda _: _listens(own_port))) as it:
-            yield KafkaServer(f"127.0.0.1:{own_port}", it, embedded=False)
+            yield KafkaServer(f"127.0.0.1:{own_port}", it)
 
 
 @contextlib.contextmanager
@@ -132,13 +128,6 @@ def _format(java: tuple[str, ...], properties: Path) -> None:
         return done.stdout.strip()
 
     tool("format", "--standalone", "--cluster-id", "fulcrum-test-cluster-0", "--config", str(properties))
-
-
-def _written(file: Path, pid: int) -> bool:
-    try:
-        return bool(json.loads(file.read_text())["pid"] == pid)
-    except (OSError, ValueError):
-        return False
 
 
 def _listens(port: int) -> bool:

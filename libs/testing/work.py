@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from google.protobuf.message import Message
 
-from libs.bus.kafka import KAFKA
-from libs.bus.port import BusCapabilities, Record
+from libs.bus.port import Record
 from libs.bus.work import Handle, Produced
 from libs.contracts.topics import Topic
 
@@ -14,7 +13,6 @@ from libs.contracts.topics import Topic
 class MemoryWork:
     """WorkBus and its one Lane: records by topic, in one partition each, and what was committed last."""
 
-    capabilities: BusCapabilities = KAFKA
     partition = 0
     note = ""
     replayed = False

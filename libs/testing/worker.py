@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import grpc.aio
 from google.protobuf.message import Message
 
-from libs.bus.port import BusCapabilities, BusStats, Record, Wanted
+from libs.bus.port import BusStats, Record, Wanted
 from libs.contracts.packing import pack_u32, unpack_u32
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
@@ -40,10 +40,6 @@ WAIT_S = 10.0
 
 class RecordingBus:
     """Remembers what is published."""
-
-    capabilities = BusCapabilities(
-        "embedded", creates_topics=False, read_committed=False, durable=False, partition_bytes=None
-    )
 
     def __init__(self) -> None:
         self.published: list[Message] = []

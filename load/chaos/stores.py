@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from libs.bus.port import BusCapabilities, BusStats, Wanted
+from libs.bus.port import BusStats, Wanted
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.topics import Topic
 from libs.kvindex.port import KvIndexStats, PrefixQuery
@@ -195,11 +195,6 @@ class SimBus:
     def __init__(self, store: Store, node: Node) -> None:
         self._store, self._node = store, node
         self._published = 0
-
-    @property
-    def capabilities(self) -> BusCapabilities:
-        """Everything is kept."""
-        return BusCapabilities("embedded", creates_topics=True, read_committed=True, durable=True, partition_bytes=None)
 
     async def start(self) -> None:
         """Always there."""

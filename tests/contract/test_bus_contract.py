@@ -1,10 +1,9 @@
-"""What the bus keeps to, over the embedded broker and Apache Kafka: limits of the former only as it declares them."""
+"""What the bus keeps to, over the embedded broker and Apache Kafka."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -17,7 +16,6 @@ from libs.bus.clients import open_admin
 from libs.bus.codec import SCHEMA_HEADER
 from libs.bus.kafka import KafkaBus
 from libs.bus.port import Record, Wanted
-from libs.bus.servers import Servers
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
 from libs.contracts.topics import ALL, DECISIONS, REQUESTS, STEPS, Topic
@@ -118,8 +116,7 @@ async def test_a_subscription_can_begin_at_a_moment(bus: KafkaBus) -> None:
         await until(lambda: steps(records)[-1:] == [9])
         publish_steps(bus, range(10, 12))
         await until(lambda: steps(records)[-1:] == [11])
-    wanted = list(range(12)) if bus.capabilities.name == "embedded" else list(range(5, 12))
-    assert steps(records) == wanted
+    assert steps(records) == list(range(5, 12))
 
 
 async def test_a_partition_that_comes_to_be_wanted_is_read_from_before_that_on(bus: KafkaBus) -> None:
@@ -155,7 +152,7 @@ async def test_after_the_last_record_a_subscription_begins_at_the_end(bus: Kafka
                 publish_steps(bus, range(number, number + 1))
                 number += 1
                 await asyncio.sleep(0.05)
-    assert bus.capabilities.name == "embedded" or min(steps(records)) >= 3
+    assert min(steps(records)) >= 3
 
 
 async def test_a_subscription_begins_at_the_end_unless_from_start(bus: KafkaBus) -> None:
@@ -198,7 +195,7 @@ async def test_records_that_are_not_the_topics_message_are_skipped_and_counted(
     kafka: KafkaServer, cluster: str, bus: KafkaBus
 ) -> None:
     schema = (SCHEMA_HEADER, StepBatch.DESCRIPTOR.full_name.encode())
-    producer = AIOKafkaProducer(bootstrap_servers=Servers(kafka.servers).address().bootstrap)
+    producer = AIOKafkaProducer(bootstrap_servers=kafka.servers)
     await producer.start()
     async with reading(bus, [STEPS]) as records:
         for value, headers in (
@@ -220,9 +217,9 @@ async def test_only_the_topics_message_can_be_published(bus: KafkaBus) -> None:
 
 
 async def test_topics_are_made_at_start_with_their_partitions(kafka: KafkaServer, cluster: str, bus: KafkaBus) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=Servers(kafka.servers).address().bootstrap)
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.servers)
     await admin.start()
-    wanted = {topic.name(cluster): topic.partitions if bus.capabilities.creates_topics else 4 for topic in ALL}
+    wanted = {topic.name(cluster): topic.partitions for topic in ALL}
     made: dict[str, int] = {}
     async with asyncio.timeout(10):
         while not made.keys() >= wanted.keys():  # a busy broker tells of topics a moment after it has made them
@@ -255,9 +252,7 @@ async def test_a_broker_takes_what_a_copied_topic_is_made_with_and_tells_weak_on
 async def test_partitions_that_are_added_later_are_read_from_their_start(
     kafka: KafkaServer, cluster: str, bus: KafkaBus
 ) -> None:
-    if not bus.capabilities.creates_topics:
-        pytest.skip("declared: the embedded broker cannot change topics")
-    bootstrap = Servers(kafka.servers).address().bootstrap
+    bootstrap = kafka.servers
     name = DECISIONS.name(cluster)
     async with reading(bus, [DECISIONS]) as records:
         bus.publish(DECISIONS, Decision(planner_id="p", reason="before"))
@@ -324,34 +319,33 @@ async def test_a_frozen_broker_is_outlived(kafka: KafkaServer, bus: KafkaBus) ->
         await until(lambda: set(steps(records)) == set(range(10)), timeout_s=OUTAGE_S)
 
 
-async def test_start_and_close_are_quick_and_publishing_is_bounded_while_the_broker_is_away(
-    tmp_path: Path, cluster: str
-) -> None:
+async def test_start_and_close_are_quick_and_publishing_is_bounded_while_the_broker_is_away(cluster: str) -> None:
     loop = asyncio.get_running_loop()
-    for servers in (f"embedded:{tmp_path / 'none'}", "127.0.0.1:1"):
-        bus = KafkaBus(servers, cluster, "alone")
-        started_s = loop.time()
-        await bus.start()
-        publish_steps(bus, range(MAX_BUFFERED_RECORDS + 10))
-        stats = bus.stats()
-        assert (stats.published, stats.buffered, stats.dropped) == (MAX_BUFFERED_RECORDS + 10, MAX_BUFFERED_RECORDS, 10)
-        await bus.close()
-        await bus.close()
-        assert loop.time() - started_s < 6
-
-
-async def test_a_bus_that_starts_before_its_broker_delivers_once_it_is_there(
-    embedded_kafka_server: KafkaServer, tmp_path: Path, cluster: str
-) -> None:
-    file = tmp_path / "kafka.json"
-    bus = KafkaBus(f"embedded:{file}", cluster, "early")
+    bus = KafkaBus("127.0.0.1:1", cluster, "alone")
+    started_s = loop.time()
     await bus.start()
-    async with reading(bus, [STEPS], from_start=False) as records:
-        publish_steps(bus, range(5))
-        await asyncio.sleep(0)
-        file.write_text(Path(embedded_kafka_server.servers.removeprefix("embedded:")).read_text())
-        await until(lambda: steps(records) == list(range(5)))
+    publish_steps(bus, range(MAX_BUFFERED_RECORDS + 10))
+    stats = bus.stats()
+    assert (stats.published, stats.buffered, stats.dropped) == (MAX_BUFFERED_RECORDS + 10, MAX_BUFFERED_RECORDS, 10)
     await bus.close()
+    await bus.close()
+    assert loop.time() - started_s < 6
+
+
+async def test_a_bus_that_starts_before_its_broker_delivers_once_it_is_there(kafka: KafkaServer, cluster: str) -> None:
+    kafka.server.kill()
+    try:
+        bus = KafkaBus(kafka.servers, cluster, "early")
+        await bus.start()
+        async with reading(bus, [STEPS]) as records:
+            publish_steps(bus, range(5))
+            await asyncio.sleep(0)
+            kafka.server.start()
+            await until(lambda: steps(records) == list(range(5)), timeout_s=OUTAGE_S)
+        await bus.close()
+    finally:
+        if not kafka.server.runs:
+            kafka.server.start()
 
 
 async def test_closing_sends_what_is_buffered_and_ends_subscriptions(kafka: KafkaServer, cluster: str) -> None:
@@ -384,12 +378,8 @@ async def test_cancelling_a_subscription_at_any_moment_leaves_no_task_behind(bus
     await until(lambda: not asyncio.all_tasks() - before)
 
 
-async def test_aborted_records_are_read_only_where_isolation_is_declared_missing(
-    kafka: KafkaServer, cluster: str, bus: KafkaBus
-) -> None:
-    producer = AIOKafkaProducer(
-        bootstrap_servers=Servers(kafka.servers).address().bootstrap, transactional_id=f"{cluster}-tx"
-    )
+async def test_aborted_records_are_not_read(kafka: KafkaServer, cluster: str, bus: KafkaBus) -> None:
+    producer = AIOKafkaProducer(bootstrap_servers=kafka.servers, transactional_id=f"{cluster}-tx")
     await producer.start()
     headers = [(SCHEMA_HEADER, StepBatch.DESCRIPTOR.full_name.encode())]
     await producer.begin_transaction()
@@ -400,20 +390,15 @@ async def test_aborted_records_are_read_only_where_isolation_is_declared_missing
     publish_steps(bus, range(1, 2))
     async with reading(bus, [STEPS]) as records:
         await until(lambda: 1 in steps(records))
-        assert steps(records) == ([1] if bus.capabilities.read_committed else [0, 1])
+        assert steps(records) == [1]
 
 
-async def test_unread_records_are_lost_only_beyond_the_declared_bytes_of_a_partition(bus: KafkaBus) -> None:
+async def test_many_large_records_that_nobody_reads_yet_are_kept(bus: KafkaBus) -> None:
     size_bytes, count = 500_000, 30
     for number in range(count):
         bus.publish(DECISIONS, Decision(planner_id="p", sequence=number, reason="x" * size_bytes))
     await until(lambda: bus.stats().buffered == 0)
-    kept_bytes = bus.capabilities.partition_bytes
     async with reading(bus, [DECISIONS]) as records:
         read = lambda: [record.value.sequence for record in records if isinstance(record.value, Decision)]  # noqa: E731
         await until(lambda: count - 1 in read())
-        if kept_bytes is None:
-            assert read() == list(range(count))
-        else:
-            assert len(read()) <= kept_bytes // size_bytes + 1
-            assert read() == list(range(count - len(read()), count)), "the newest are kept"
+        assert read() == list(range(count))

@@ -7,7 +7,6 @@ import pytest
 
 from libs.bus import clients
 from libs.bus.clients import open_transactions
-from libs.bus.servers import Servers
 from libs.testing.stores import KafkaServer, embedded_kafka
 from libs.testing.wait import until
 
@@ -24,7 +23,7 @@ class DyingBroker:
 
     def __init__(self, kafka: KafkaServer) -> None:
         self._kafka = kafka
-        self._host, port = Servers(kafka.servers).address().bootstrap.split(":")
+        self._host, port = kafka.servers.split(":")
         self._port = int(port)
         self.connections = 0
 

@@ -1,4 +1,4 @@
-"""What work in transactions keeps to, over the embedded broker and Apache Kafka: limits of the former as declared."""
+"""What work in transactions keeps to, over the embedded broker and Apache Kafka."""
 
 import asyncio
 from collections import Counter
@@ -10,14 +10,14 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import GroupCoordinatorNotAvailableError, GroupLoadInProgressError, KafkaError
+from aiokafka.protocol.admin import DescribeGroupsRequest, DescribeGroupsResponse_v0
 from aiokafka.protocol.commit import OffsetFetchResponse_v3
 
-from libs.bus.clients import open_admin, open_producer, open_transactions
+from libs.bus.clients import BrokerAway, open_admin, open_producer, open_transactions
 from libs.bus.codec import SCHEMA_HEADER, encode
 from libs.bus.kafka import KafkaBus
 from libs.bus.kafka_work import KafkaWork
 from libs.bus.offsets import NONE, committed_offsets
-from libs.bus.servers import BrokerAway, Servers
 from libs.bus.work import Lane, Produced, Raw
 from libs.contracts.errors import TooLargeForTopic, TopicNotFound, TopicRefused
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result, Share
@@ -70,10 +70,9 @@ async def results(kafka: KafkaServer, cluster: str) -> Counter[int]:
     """All committed results, read by a client that knows nothing of the bus."""
     consumer = AIOKafkaConsumer(
         BATCH_RESULTS.name(cluster),
-        bootstrap_servers=Servers(kafka.servers).address().bootstrap,
+        bootstrap_servers=kafka.servers,
         auto_offset_reset="earliest",
         isolation_level="read_committed",
-        check_crcs=not kafka.embedded,
     )
     await consumer.start()
     found: Counter[int] = Counter()
@@ -101,15 +100,13 @@ async def test_every_share_has_one_result_whichever_member_works_on_it(kafka: Ka
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(member(a, handle("a")))
         await until(lambda: len(lanes["a"]) >= 4, timeout_s=SETTLE_S)
-        if a.capabilities.durable:  # the embedded broker deals a second member nothing while the first one lives
-            await stack.enter_async_context(member(KafkaWork(kafka.servers, cluster, "b"), handle("b")))
-            await until(lambda: lanes["b"], timeout_s=SETTLE_S, what="partitions for a second member")
+        await stack.enter_async_context(member(KafkaWork(kafka.servers, cluster, "b"), handle("b")))
+        await until(lambda: lanes["b"], timeout_s=SETTLE_S, what="partitions for a second member")
         await publish(kafka, cluster, range(40, 80))
         async with asyncio.timeout(SETTLE_S):
             while (found := await results(kafka, cluster)).keys() != set(range(80)):
                 pass
-    if a.capabilities.read_committed:
-        assert set(found.values()) == {1}
+    assert set(found.values()) == {1}
 
 
 @pytest.mark.usefixtures("topics")
@@ -139,8 +136,6 @@ async def test_a_lane_begins_where_it_was_committed_with_the_note_of_that_commit
 
 @pytest.mark.usefixtures("topics")
 async def test_who_has_lost_its_lane_commits_no_more(kafka: KafkaServer, cluster: str) -> None:
-    if not KafkaWork(kafka.servers, cluster, "a").capabilities.read_committed:
-        pytest.skip("declared: the embedded broker does not isolate transactions")
     stale: dict[int, Lane] = {}
     refused: list[BaseException] = []
     again = asyncio.Event()
@@ -196,7 +191,7 @@ async def test_neither_looking_for_a_topic_nor_writing_to_it_makes_it(kafka: Kaf
     await work.send(BATCH_SHARES, Share(share_id="one", number=1))
     async with member(work, copies):
         await until(lambda: refused, timeout_s=SETTLE_S)
-    async with open_admin(Servers(kafka.servers).address().bootstrap, "test") as admin:
+    async with open_admin(kafka.servers, "test") as admin:
         assert missing not in await admin.list_topics()
     assert not await results(kafka, cluster)
 
@@ -206,8 +201,6 @@ async def test_a_topic_that_takes_no_records_spoils_neither_its_lane_nor_a_trans
     kafka: KafkaServer, cluster: str
 ) -> None:
     work = KafkaWork(kafka.servers, cluster, "a")
-    if not work.capabilities.durable:
-        pytest.skip("the embedded broker makes each topic, and takes what comes")
     missing, small, good = (f"{cluster}-{name}" for name in ("missing", "small", "good"))
     async with open_admin(kafka.servers, "maker") as admin:
         await admin.create_topics([NewTopic(small, 1, 1, topic_configs={"max.message.bytes": "1000"})])
@@ -253,8 +246,6 @@ async def test_a_topic_that_takes_no_records_spoils_neither_its_lane_nor_a_trans
 @pytest.mark.usefixtures("topics")
 async def test_a_killed_broker_neither_loses_nor_repeats_a_result(kafka: KafkaServer, cluster: str) -> None:
     work = KafkaWork(kafka.servers, cluster, "a")
-    if not work.capabilities.durable:
-        pytest.skip("declared: the embedded broker forgets everything")
     await publish(kafka, cluster, range(60))
     begun = 0
 
@@ -282,8 +273,6 @@ async def test_a_killed_broker_neither_loses_nor_repeats_a_result(kafka: KafkaSe
 @pytest.mark.usefixtures("topics")
 async def test_a_broker_that_is_away_is_no_refusal(kafka: KafkaServer, cluster: str) -> None:
     work = KafkaWork(kafka.servers, cluster, "a")
-    if not work.capabilities.durable:
-        pytest.skip("declared: the embedded broker forgets everything")
     good = f"{cluster}-good"
     await work.send(BATCH_SHARES, Share(share_id="one", number=1))
     failures: list[Exception] = []
@@ -356,8 +345,6 @@ async def test_all_is_replayed_only_with_what_was_committed_behind_a_transaction
 ) -> None:
     """Else a lane would begin to act without what its predecessor committed last."""
     work = KafkaWork(kafka.servers, cluster, "a")
-    if not work.capabilities.read_committed:
-        pytest.skip("declared: the embedded broker's readers do not wait for transactions")
     name, record = BATCH_SHARES.name(cluster), encode(BATCH_SHARES, cluster, Share(share_id="behind", number=1))
     replayed: list[bool] = []
     read: list[int] = []
@@ -389,15 +376,16 @@ class _Starting(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no t
     async def find_coordinator(self, group_id: str, coordinator_type: int = 0) -> int:
         return 0
 
-    async def _send_request(self, request: object, node_id: int | None = None) -> OffsetFetchResponse_v3:
-        return OffsetFetchResponse_v3(throttle_time_ms=0, topics=[], error_code=GroupLoadInProgressError.errno)
+    async def _send_request(self, request: object, node_id: int | None = None) -> Any:
+        code = GroupLoadInProgressError.errno
+        if isinstance(request, DescribeGroupsRequest):
+            return DescribeGroupsResponse_v0(groups=[(code, "a-group", "", "", "", [])])
+        return OffsetFetchResponse_v3(throttle_time_ms=0, topics=[], error_code=code)
 
 
-async def test_a_coordinator_that_is_starting_is_not_taken_for_one_that_knows_of_no_work(
-    real_kafka_server: KafkaServer,
-) -> None:
+async def test_a_coordinator_that_is_starting_is_not_taken_for_one_that_knows_of_no_work(kafka: KafkaServer) -> None:
     one = TopicPartition("any", 0)
-    async with open_admin(real_kafka_server.servers, "asks") as admin, asyncio.timeout(SETTLE_S):
+    async with open_admin(kafka.servers, "asks") as admin, asyncio.timeout(SETTLE_S):
         found: dict[TopicPartition, int] = {}
         while not found:  # a broker that nobody has asked before makes its coordinator first
             with suppress(GroupCoordinatorNotAvailableError, BrokerAway):

@@ -184,7 +184,7 @@ async def test_both_outlive_their_stores_keep_what_they_knew_and_say_what_is_awa
 
 
 async def test_both_start_without_their_stores_and_say_that_nothing_has_come(tmp_path, cluster):
-    stores = (f"embedded:{tmp_path / 'no-broker.json'}", "redis://127.0.0.1:1/0")
+    stores = ("127.0.0.1:1", "redis://127.0.0.1:1/0")
     async with control("metrics", *stores, cluster) as metrics, control("planner", *stores, cluster) as planner:
         assert "nothing has come from the broker yet" in (await metrics.http.get("/readyz")).json()["reason"]
         assert "registry has not answered yet" in (await planner.http.get("/readyz")).json()["reason"]
@@ -194,7 +194,7 @@ async def test_both_start_without_their_stores_and_say_that_nothing_has_come(tmp
 
 
 async def test_a_port_in_use_is_one_clear_line_and_exit_code_2(tmp_path, cluster):
-    stores = (f"embedded:{tmp_path / 'no-broker.json'}", "redis://127.0.0.1:1/0")
+    stores = ("127.0.0.1:1", "redis://127.0.0.1:1/0")
     async with control("metrics", *stores, cluster) as metrics:
         port = str(metrics.http.base_url.port)
         env = {**os.environ, "FULCRUM_KAFKA": stores[0], "FULCRUM_REDIS": stores[1]}

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from libs.bus.embedded import broker_command, embedded_broker
 from libs.bus.kafka import KafkaBus
 from libs.contracts.hashing import block_hashes, chain_root
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Worker
@@ -86,15 +87,15 @@ class Remote:
 @asynccontextmanager
 async def stores(folder: Path) -> AsyncIterator[dict[str, str]]:
     """The embedded Redis and broker; what workers need to know of them."""
-    broker_file = folder / "kafka.json"
     async with AsyncExitStack() as stack:
         port = stack.enter_context(held_port())
         await stack.enter_async_context(child(*redis_command(embedded_redis_server(), port=port, folder=folder)))
-        command = module("libs.bus.embedded", "--file", str(broker_file))
+        broker_port = stack.enter_context(held_port())
+        command = broker_command(embedded_broker(), port=broker_port, folder=folder / "kafka")
         await (await stack.enter_async_context(child(*command))).status("ready")
         yield {
             "FULCRUM_REDIS": f"redis://127.0.0.1:{port}/0",
-            "FULCRUM_KAFKA": f"embedded:{broker_file}",
+            "FULCRUM_KAFKA": f"127.0.0.1:{broker_port}",
             "FULCRUM_CLUSTER": "test",
             "FULCRUM_TOKEN": "secret",
             "FULCRUM_WORKER_ENGINE": "sim",

@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 
 from libs.bus.codec import SCHEMA_HEADER, decode
 from libs.bus.port import Record
-from libs.bus.servers import Servers
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepColumns
@@ -191,6 +190,6 @@ async def test_values_from_the_broker(live_suite: Suite, fuzz: Any) -> None:
 async def _publish(suite: Suite, found: list[tuple[str, bytes, list[tuple[str, bytes]]]]) -> None:
     from libs.bus.clients import open_producer
 
-    async with open_producer(Servers(suite.ready["kafka"]).address().bootstrap, "fuzz") as producer:
+    async with open_producer(suite.ready["kafka"], "fuzz") as producer:
         for topic, value, headers in found:
             await producer.send_and_wait(topic, value, key=b"k", headers=headers)

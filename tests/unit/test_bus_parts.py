@@ -1,7 +1,6 @@
 """The bus's pure parts: buffer, record format, progress, addresses."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,7 +14,6 @@ from libs.bus.broker import topic_settings, weak_topics
 from libs.bus.buffer import Buffer, Outgoing
 from libs.bus.codec import decode, encode
 from libs.bus.progress import Progress
-from libs.bus.servers import BrokerAway, Servers
 from libs.bus.subscription import Subscription
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
@@ -108,25 +106,6 @@ def test_a_partition_has_stalled_only_when_it_is_behind_at_one_position_for_the_
     assert progress.stalled(8, {"a": 6, "b": 9}, {"a": 6, "b": 9}) == []
 
 
-def test_addresses_are_fixed_or_read_anew_from_the_embedded_brokers_file(tmp_path: Path) -> None:
-    fixed = Servers("a:1,b:2")
-    assert (fixed.embedded, fixed.address().bootstrap, fixed.run()) == (False, "a:1,b:2", "a:1,b:2")
-    file = tmp_path / "kafka.json"
-    servers = Servers(f"embedded:{file}")
-    assert servers.embedded
-    assert servers.run() is None
-    for broken in ("", "{", "[]", "{}"):
-        file.write_text(broken)
-        with pytest.raises(BrokerAway, match=r"kafka\.json"):
-            servers.address()
-    runs = []
-    for pid in (1, 2):
-        file.write_text(f'{{"bootstrap": "127.0.0.1:9", "pid": {pid}}}')
-        assert servers.address().bootstrap == "127.0.0.1:9"
-        runs.append(servers.run())
-    assert runs[0] != runs[1], "a broker that came back on the same port is another one"
-
-
 class Broker:
     """As a consumer shows it: each partition holds [0, 900), the last ten seconds' records from 800 on."""
 
@@ -162,7 +141,7 @@ async def test_a_partition_whose_taking_over_failed_is_taken_over_at_the_next_tr
     name = STEPS.name("c")
     wanted = {0}
     subscription = Subscription(
-        Servers("127.0.0.1:9092"),
+        "127.0.0.1:9092",
         [STEPS],
         "c",
         "test",

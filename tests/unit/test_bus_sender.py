@@ -11,7 +11,6 @@ from aiokafka.errors import KafkaConnectionError
 from libs.bus import sender
 from libs.bus.buffer import Buffer, Outgoing
 from libs.bus.sender import Sender
-from libs.bus.servers import Servers
 from libs.testing.wait import until
 
 
@@ -49,7 +48,7 @@ async def test_what_one_connection_did_not_get_rid_of_leaves_on_the_next_without
     monkeypatch.setattr(sender, "open_producer", connect)
     monkeypatch.setattr(sender, "open_admin", admin)
     monkeypatch.setattr(sender, "make_topics", lambda *_: asyncio.sleep(0))
-    sending = Sender(Servers("127.0.0.1:1"), "test", "client", (), Buffer())
+    sending = Sender("127.0.0.1:1", "test", "client", (), Buffer())
     sending.put(Outgoing("topic", b"key", b"value", b"schema"))
     task = asyncio.get_running_loop().create_task(sending.run())
     try:

@@ -19,6 +19,8 @@ from libs.runtime.http import bind
 MODEL = Model("sim", "builtin:sim")
 PLACE = Place(
     folder=Path("/tmp/suite"),
+    broker=("fulcrum-broker",),
+    kafka="127.0.0.1:9092",
     redis_server="redis-server",
     planner_port=8001,
     metrics_port=0,

@@ -8,7 +8,7 @@ import msgspec
 from libs.contracts.errors import FulcrumError, TooLargeForTopic
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
 from services.gateway.batch.line import Line
-from services.gateway.batch.reasons import AnswerTooLarge, Cancelled, Expired, NotRun, ResultLost
+from services.gateway.batch.reasons import AnswerTooLarge, Cancelled, Expired, NotRun
 from services.gateway.replies import ChatChoice, CompletionChoice, Envelope, ErrorReply
 from services.gateway.sse import error_reply
 
@@ -76,12 +76,6 @@ def fitting(result: Result, line: Line) -> Result:
     if (size := result.ByteSize()) <= MAX_RESULT_BYTES:
         return result
     return refused(result.job_id, line, AnswerTooLarge(f"the answer's {size} bytes are over {MAX_RESULT_BYTES}"))
-
-
-def lost(job_id: str, place: int) -> bytes:
-    """For the error file, where the broker forgot an answer."""
-    reason = _Error(ResultLost.code, f"the broker forgot the answer to line {place + 1} of the job", place + 1)
-    return _encoder.encode(_Answer(_id(job_id, place), None, None, reason))
 
 
 def stand_in(result: Result, error: TooLargeForTopic) -> bytes:

@@ -4,7 +4,6 @@ Where the broker keeps what it has told, answers are put into files of PART_BYTE
 lines they are of, and an event names them and says up to where: a keeper that takes over goes on from there.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -15,8 +14,6 @@ from libs.contracts.errors import FileNotFound, FulcrumError, StoreUnavailable
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_RESULTS
 from libs.filestore.port import FileStore
-from libs.runtime.tasks import end
-from services.gateway.batch.answers import lost
 from services.gateway.batch.job import Job
 from services.gateway.batch.output import Output
 from services.gateway.batch.parts import Parts
@@ -26,8 +23,6 @@ log = structlog.get_logger()
 
 PART_BYTES = 16 * 1024 * 1024
 """Of both files together: at most so much is read and written again when another keeper takes over."""
-LOST_AFTER_S = 10.0
-"""Where the broker may forget: how long nothing new may come before what is missing counts as lost."""
 
 Save = Callable[[pb.Assembled], Awaitable[None]]
 """Publishes it; raises when it is not known to be there."""
@@ -62,7 +57,6 @@ class Assembly:
         self._parts = Parts(files, job.id)
         self._good = Output(files, self._parts, job.id, "output", self._told.output, max_bytes=max_bytes)
         self._bad = Output(files, self._parts, job.id, "errors", self._told.errors, max_bytes=max_bytes)
-        self._keeps_parts = keeps_parts(bus)
 
     async def run(self) -> pb.Finished:
         """Until every line is there. Raises StoreFull, FileTooLarge or StoreUnavailable, after which a new one goes on
@@ -71,7 +65,7 @@ class Assembly:
         try:
             async with good, bad:
                 await self._recall()
-                await self._collect()
+                await self._read()
                 if self._told.places:
                     # What is copied below is in parts that were told of, so that trying again writes none.
                     await self._keep_parts()
@@ -95,25 +89,6 @@ class Assembly:
             pieces = [piece async for piece in self._parts.read("places", self._told.places)]
             self._places = Places(self._lines, b"".join(pieces))
 
-    async def _collect(self) -> None:
-        reading = asyncio.get_running_loop().create_task(self._read(), name=f"results of {self._job.id}")
-        try:
-            left = self._lines + 1
-            while not reading.done():
-                await asyncio.wait({reading}, timeout=LOST_AFTER_S)
-                quiet, left = left == self._left, self._left
-                if left and quiet and self._job.answered and not self._bus.capabilities.durable:
-                    break
-        finally:
-            await end(reading)
-        if not reading.cancelled():
-            reading.result()
-        if self._left:
-            log.warning("answers were lost by the broker", job=self._job.id, lines=self._left)
-            self._cancelled |= bool(self._job.cancel_unix_ns)
-            for place in self._places.missing():
-                await self._bad.write(lost(self._job.id, place))
-
     async def _read(self) -> None:
         if not self._left:
             return
@@ -121,7 +96,7 @@ class Assembly:
             await self._take(record)
             if not self._left:
                 return
-            if self._keeps_parts and self._good.open_bytes + self._bad.open_bytes >= self._part_bytes:
+            if self._good.open_bytes + self._bad.open_bytes >= self._part_bytes:
                 await self._keep_parts()
 
     async def _take(self, record: Record) -> None:
@@ -167,8 +142,3 @@ class Assembly:
         if self._cancelled:  # of a line at least: one that was asked for after the last answer cancels nothing
             return pb.OUTCOME_CANCELLED
         return pb.OUTCOME_EXPIRED if self._expired else pb.OUTCOME_COMPLETED
-
-
-def keeps_parts(bus: WorkBus) -> bool:
-    """Whether what was read of results need not be read again: the broker forgets nothing of them."""
-    return bus.capabilities.durable and bus.capabilities.read_committed

@@ -27,7 +27,7 @@ from libs.filestore.port import FileStore
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.gateway.batch.answers import MAX_TOLD_CHARS
-from services.gateway.batch.assemble import PART_BYTES, Assembly, keeps_parts
+from services.gateway.batch.assemble import PART_BYTES, Assembly
 from services.gateway.batch.begin import begin, cannot_begin
 from services.gateway.batch.copies import check_topics
 from services.gateway.batch.count import count
@@ -192,7 +192,7 @@ class _LaneJobs:
                 else:
                     await self._tell_waits(job, error.message[:MAX_TOLD_CHARS])
                     await asyncio.sleep(backoff.next_s())
-        if job.started and keeps_parts(self._keeper.bus):
+        if job.started:
             # Whether or not it was told of any: a keeper that was killed may have written some.
             await self.sweep()
 

@@ -1,6 +1,5 @@
 """Which lines of a job have been written to its outputs, one bit a line. Pure."""
 
-from collections.abc import Iterator
 
 
 class Places:
@@ -18,10 +17,6 @@ class Places:
             return False
         self._bits[byte] |= 1 << bit
         return True
-
-    def missing(self) -> Iterator[int]:
-        """Those that are not there, in order."""
-        return (place for place in range(self._lines) if not self._bits[place // 8] >> place % 8 & 1)
 
     @property
     def content(self) -> bytes:

@@ -70,12 +70,6 @@ class NoWorkersForLong(NoWorkers):
     """The line's model has had no workers for as long as other lines can wait."""
 
 
-class ResultLost(FulcrumError):
-    """The broker forgot the answer before it was read."""
-
-    code = "result_lost"
-
-
 class AnswerTooLarge(FulcrumError):
     """The answer does not fit into a record."""
 
