@@ -117,6 +117,9 @@ lint: setup-dev ## the part of check that runs nothing
 bench-kv: setup-dev ## KV hand-off between workers, against memcpy and a raw socket
 	@$(BIN)/python -m load.bench_kv $(ARGS)
 
+bench-first-hour: setup-dev ## whether CPU, coverage and freshness wear out, idle and loaded (80 minutes); ARGS="--hour"
+	@$(BIN)/python -m load.bench_first_hour $(ARGS)
+
 bench-overload: setup-dev ## a suite at 1x and 10x of its capacity: refusals, Retry-After, memory over time
 	@$(BIN)/python -m load.bench_overload $(ARGS)
 

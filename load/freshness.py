@@ -1,8 +1,10 @@
 """Reads a stream of occupancy as a page does, and times when the end of every step of every worker shows."""
 
 import json
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Final
 
 import httpx
@@ -62,19 +64,60 @@ class Reader:
         return {"fresh_p50_ms": p50, "fresh_p99_ms": p99}
 
 
-async def follow(url: str, reader: Reader, seconds: float) -> None:
-    """Read the stream for so long after a warm-up that does not count."""
+class Ages:
+    """How old what a page shows is, by the last moment that each worker's telemetry tells of."""
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        self._shown_ms: dict[str, float] = {}
+        """Of each worker, the last covered moment: of one that is gone too, whose data grows old."""
+
+    def take(self, event: str, data: str) -> None:
+        """Enter a message of the stream."""
+        value = json.loads(data)
+        if event == "members":
+            self._ids = [worker["id"] for worker in value["workers"]]
+            return
+        for start_ms, places, covered, *_ in value["windows"]:
+            for place, covered_ns in zip(range(len(covered)) if places is None else places, covered, strict=True):
+                if covered_ns:
+                    name = self._ids[place]
+                    self._shown_ms[name] = max(self._shown_ms.get(name, 0.0), start_ms + covered_ns / 1e6)
+
+    @property
+    def workers(self) -> int:
+        """Of which something has been shown."""
+        return len(self._shown_ms)
+
+    def newest_s(self, now_ms: float) -> float:
+        """Since the newest moment shown of any worker; NaN before the first."""
+        return (now_ms - max(self._shown_ms.values(), default=math.nan)) / 1e3
+
+    def stalest_s(self, now_ms: float) -> float:
+        """Since the newest moment shown of the worker that is furthest behind; NaN before the first."""
+        return (now_ms - min(self._shown_ms.values(), default=math.nan)) / 1e3
+
+
+async def messages(url: str) -> AsyncGenerator[tuple[str, str, float], None]:
+    """Event, data and Unix ms of arrival of each message of a stream, until it ends. Raises httpx.HTTPError."""
     async with httpx.AsyncClient(timeout=30) as http, http.stream("GET", f"{url}/v1/occupancy/stream") as answer:
-        began_s, event, warm = time.monotonic(), "", False
-        rest = b""
+        event, rest = "", b""
         async for piece in answer.aiter_raw():
-            *messages, rest = (rest + piece).split(b"\n")
+            *lines, rest = (rest + piece).split(b"\n")
             now_ms = time.time_ns() / 1e6
-            for line in messages:
+            for line in lines:
                 if line.startswith(b"event: "):
                     event = line[7:].decode()
                 elif line.startswith(b"data: "):
-                    reader.take(event, line[6:].decode(), now_ms)
+                    yield event, line[6:].decode(), now_ms
+
+
+async def follow(url: str, reader: Reader, seconds: float) -> None:
+    """Read the stream for so long after a warm-up that does not count."""
+    began_s, warm = time.monotonic(), False
+    async with aclosing(messages(url)) as coming:
+        async for event, data, now_ms in coming:
+            reader.take(event, data, now_ms)
             passed_s = time.monotonic() - began_s
             if not warm and passed_s > WARM_UP_S:
                 warm = True

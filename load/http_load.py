@@ -1,11 +1,14 @@
-"""A lean closed-loop HTTP/1.1 load client: C connections, each asks again as soon as its answer is whole.
+"""Lean HTTP/1.1 load clients that parse no headers, so that they are not what limits a bench.
 
-Callbacks on a raw asyncio protocol, no task and no parsed headers per request, so that it is not what limits a bench.
-Every answer's status and token count are checked; a wrong one ends the run.
+`run_load` is a closed loop on a raw asyncio protocol: C connections, each asks again as soon as its answer is whole.
+Every answer's status and token count are checked; a wrong one ends the run. `PacedLoad` asks streams at fixed times,
+and counts failures.
 """
 
 import asyncio
+import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -16,7 +19,9 @@ import msgspec
 PATH = "/v1/chat/completions"
 STALL_S = 20.0
 """No answer at all for so long fails the run."""
+ANSWER_MAX_BYTES = 2**20
 _NUMBER = b"00000000"
+_QUESTION = "what is the answer to this question?"
 
 
 class WrongAnswer(Exception):
@@ -35,14 +40,20 @@ class Shape:
         """For tables."""
         return f"{self.tokens} tokens, {'stream' if self.stream else 'whole'}"
 
+    def is_answered_by(self, answer: bytes | bytearray) -> bool:
+        """Whether a whole answer has this many tokens and no error."""
+        usage = b'"completion_tokens":%d' % self.tokens
+        at = answer.rfind(usage)
+        return answer.startswith(b"HTTP/1.1 200") and at >= 0 and not answer[at + len(usage) :][:1].isdigit()
+
 
 class Requests:
     """Request bytes of one shape; each prompt begins with a number of its own, so none is wholly cached."""
 
-    def __init__(self, model: str, shape: Shape, *, start: int = 0) -> None:
+    def __init__(self, model: str, shape: Shape, *, start: int = 0, question: str = _QUESTION) -> None:
         body: dict[str, object] = {
             "model": model,
-            "messages": [{"role": "user", "content": f"{_NUMBER.decode()}: what is the answer to this question?"}],
+            "messages": [{"role": "user", "content": f"{_NUMBER.decode()}: {question}"}],
             "max_tokens": shape.tokens,
             "ignore_eos": True,
         }
@@ -70,10 +81,7 @@ class Tally:
 
     def take(self, answer: bytes | bytearray, latency_s: float) -> None:
         """Check and count one whole answer."""
-        usage = b'"completion_tokens":%d' % self.shape.tokens
-        at = answer.rfind(usage)
-        good = answer.startswith(b"HTTP/1.1 200") and at >= 0 and not answer[at + len(usage) :][:1].isdigit()
-        if not good and self.error is None:
+        if not self.shape.is_answered_by(answer) and self.error is None:
             self.error = WrongAnswer(f"not {self.shape.name}: {bytes(answer[:2000])!r}")
         self.latencies_s.append(latency_s)
 
@@ -150,3 +158,69 @@ async def run_load(
             connection.close()
     if tally.error is not None:
         raise tally.error
+
+
+def next_due_s(due_s: float, now_s: float, period_s: float) -> tuple[float, int]:
+    """When a client that is free again asks next, and how many of its times have passed meanwhile."""
+    missed = max(math.floor((now_s - due_s) / period_s), 0)
+    return due_s + (missed + 1) * period_s, missed
+
+
+class PacedLoad:
+    """Clients that together ask for `per_s` streams a second at fixed times, each once its last answer is whole."""
+
+    def __init__(self, address: tuple[str, int], requests: Requests, shape: Shape, *, clients: int, per_s: float):
+        self._address = address
+        self._requests = requests
+        self._shape = shape
+        self._clients = clients
+        self._per_s = per_s
+        self.latencies_s: list[float] = []
+        """Of good answers, from sending to the last byte."""
+        self.failures: Counter[str] = Counter()
+        self.not_sent = 0
+        """Times at which a client still awaited its last answer."""
+
+    async def run_forever(self) -> None:
+        """Ask until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for place in range(self._clients):
+                tasks.create_task(self._client(place), name=f"client-{place}")
+
+    async def _client(self, place: int) -> None:
+        now_s = asyncio.get_running_loop().time
+        due_s = now_s() + place / self._per_s
+        writer = None
+        try:
+            while True:
+                await asyncio.sleep(due_s - now_s())
+                sent_s = now_s()
+                try:
+                    async with asyncio.timeout(STALL_S):
+                        if writer is None:
+                            reader, writer = await asyncio.open_connection(*self._address, limit=ANSWER_MAX_BYTES)
+                        failure = await self._ask(reader, writer)
+                except (OSError, EOFError, asyncio.LimitOverrunError) as error:  # TimeoutError is an OSError
+                    failure = type(error).__name__
+                if failure:
+                    self.failures[failure] += 1
+                    if writer is not None:
+                        writer.close()
+                        writer = None
+                else:
+                    self.latencies_s.append(now_s() - sent_s)
+                due_s, missed = next_due_s(due_s, now_s(), self._clients / self._per_s)
+                self.not_sent += missed
+        finally:
+            if writer is not None:
+                writer.close()
+
+    async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+        """What is wrong with the answer; empty where nothing is."""
+        writer.write(self._requests.next())
+        head = await reader.readuntil(b"\r\n\r\n")
+        status = head[9:12].decode(errors="replace")
+        if status != "200":
+            return f"status {status}"
+        body = await reader.readuntil(b"\r\n0\r\n\r\n")
+        return "" if self._shape.is_answered_by(head + body) else "wrong answer"

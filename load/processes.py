@@ -1,7 +1,8 @@
 """CPU time, waits for a core, and memory of a bench's processes, as the kernel counts them."""
 
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,3 +54,60 @@ def _sum(processes: Sequence[psutil.Process]) -> Usage:
         cpu_s += times.user + times.system
         rss_mb += process.memory_info().rss / 2**20
     return Usage(cpu_s, rss_mb)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessKey:
+    """One life of a process: a restarted one has another pid, a pid that is given again another start."""
+
+    name: str
+    pid: int
+    began_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """CPU time and memory of named processes at a moment."""
+
+    at_s: float
+    """Monotonic."""
+    cpu_s: Mapping[ProcessKey, float]
+    """User and system time of all threads since the process began."""
+    rss_mb: Mapping[str, float]
+
+
+def read_named(processes: Iterable[tuple[str, psutil.Process]]) -> Reading:
+    """Processes by name, several of one name added up; those that have ended meanwhile are left out."""
+    at_s, cpu_s, rss_mb = time.monotonic(), {}, dict[str, float]()
+    for name, process in processes:
+        try:
+            with process.oneshot():
+                times = process.cpu_times()
+                cpu_s[ProcessKey(name, process.pid, process.create_time())] = times.user + times.system
+                rss_mb[name] = rss_mb.get(name, 0.0) + process.memory_info().rss / 2**20
+        except psutil.NoSuchProcess:
+            continue
+    return Reading(at_s, cpu_s, rss_mb)
+
+
+def cpu_points(before: Reading, after: Reading) -> dict[str, float]:
+    """By name, hundredths of a core between two readings; of a process that began between them, all of its time."""
+    found = dict.fromkeys((key.name for key in after.cpu_s), 0.0)
+    for key, cpu_s in after.cpu_s.items():
+        found[key.name] += 100 * (cpu_s - before.cpu_s.get(key, 0.0)) / (after.at_s - before.at_s)
+    return found
+
+
+def listener_on(port: int) -> psutil.Process | None:
+    """The process of this user that listens on the TCP port here, if one does."""
+    for connection in psutil.net_connections("tcp"):
+        listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+        if listens and connection.pid:
+            return psutil.Process(connection.pid)
+    return None
+
+
+def machine_busy_s() -> float:
+    """CPU seconds that all processes of this machine and its kernel have taken since it started."""
+    times = psutil.cpu_times()
+    return float(sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq")))

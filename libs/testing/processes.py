@@ -35,18 +35,21 @@ def pid_of(suite: Suite, name: str) -> int | None:
     """The process that now runs under `name` (gateway-1, prefill-2, planner, kafka ...), if one does."""
     for process in psutil.Process(suite.process.pid).children():
         try:
-            if _is(process, name) and process.status() != psutil.STATUS_ZOMBIE:
+            if name_of(process) == name and process.status() != psutil.STATUS_ZOMBIE:
                 return process.pid
         except psutil.NoSuchProcess:
             continue
     return None
 
 
-def _is(process: psutil.Process, name: str) -> bool:
-    if name in _COMMANDS:
-        return any(_COMMANDS[name] in word for word in process.cmdline())
+def name_of(process: psutil.Process) -> str | None:
+    """What the launcher calls this child of its own; None for its helpers. Raises psutil.NoSuchProcess."""
+    words = process.cmdline()
+    for name, command in _COMMANDS.items():
+        if any(command in word for word in words):
+            return name
     environment = process.environ()
-    return name in (environment.get("FULCRUM_GATEWAY_ID"), environment.get("FULCRUM_WORKER_ID"))
+    return environment.get("FULCRUM_GATEWAY_ID") or environment.get("FULCRUM_WORKER_ID")
 
 
 async def kill(suite: Suite, name: str) -> int:
