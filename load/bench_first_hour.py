@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -65,8 +64,8 @@ class Watcher:
         self._newest_s: list[float] = []
         self._stalest_s: list[float] = []
         """Samples of a phase, 460 a minute."""
-        self._told = 0
-        """Samples of the minutes that are over."""
+        self._counted = 0
+        """How many of them belong to minutes that are over."""
 
     async def read_forever(self) -> None:
         """Follow the stream until cancelled, and again wherever it ends."""
@@ -95,16 +94,16 @@ class Watcher:
         """A phase."""
         self._newest_s.clear()
         self._stalest_s.clear()
-        self._told = 0
+        self._counted = 0
 
     def minute(self) -> dict[str, float]:
-        """Ages since the last call, in the words of Minute."""
-        since, self._told = self._told, len(self._newest_s)
+        """Ages since the last call, as fields of Minute."""
+        since, self._counted = self._counted, len(self._newest_s)
         return _ages(self._newest_s[since:], self._stalest_s[since:])
 
     def phase(self) -> dict[str, float]:
-        """Ages up to the last minute, in the words of Phase."""
-        return _ages(self._newest_s[: self._told], self._stalest_s[: self._told])
+        """Ages up to the last minute, as fields of Phase."""
+        return _ages(self._newest_s[: self._counted], self._stalest_s[: self._counted])
 
 
 def _ages(newest_s: Sequence[float], stalest_s: Sequence[float]) -> dict[str, float]:
@@ -112,7 +111,7 @@ def _ages(newest_s: Sequence[float], stalest_s: Sequence[float]) -> dict[str, fl
     return {"fresh_p50_s": p50_s, "fresh_p99_s": p99_s, "stalest_p99_s": float(np.percentile(stalest_s, 99))}
 
 
-class Told:
+class MinuteReports:
     """What the metrics service answers about whole minutes."""
 
     def __init__(self, http: httpx.AsyncClient, url: str, workers: int) -> None:
@@ -153,7 +152,7 @@ class Machine:
         self._last = self._read()
 
     def minute(self) -> dict[str, Any]:
-        """Since the last call, in the words of Minute."""
+        """Since the last call, as fields of Minute."""
         (suite, own, busy_s), self._last = self._last, self._read()
         now, own_now, busy_now_s = self._last
         points = cpu_points(suite, now)
@@ -182,7 +181,7 @@ class Machine:
 
 
 def load_minute(load: PacedLoad) -> dict[str, Any]:
-    """What came back since the last call, in the words of Minute."""
+    """What came back since the last call, as fields of Minute."""
     p50_s, p99_s = np.percentile(load.latencies_s, [50, 99]).tolist() if load.latencies_s else (None, None)
     found = {
         "answers": len(load.latencies_s),
@@ -202,13 +201,15 @@ async def until_unix_s(end_s: float) -> None:
     await asyncio.sleep(max(end_s - time.time(), 0.0))
 
 
-class Observed:
-    """A suite with everything that looks at it."""
+class SuiteObserver:
+    """Takes the figures of one suite, phase by phase."""
 
-    def __init__(self, shape: str, suite: Suite, told: Told, watcher: Watcher, kafka: psutil.Process | None) -> None:
+    def __init__(
+        self, shape: str, suite: Suite, reports: MinuteReports, watcher: Watcher, kafka: psutil.Process | None
+    ) -> None:
         self._shape = shape
         self._suite = suite
-        self._told = told
+        self._reports = reports
         self._watcher = watcher
         self._kafka = kafka
 
@@ -217,25 +218,21 @@ class Observed:
         found: list[Minute] = []
         begun_s = math.ceil(time.time()) + 1
         await until_unix_s(begun_s)
-        loading = asyncio.create_task(load.run_forever()) if load else None
-        machine, watcher = Machine(self._suite, self._kafka), self._watcher
-        watcher.begin()
-        try:
+        async with asyncio.TaskGroup() as tasks:  # a load that fails ends the phase
+            loading = [tasks.create_task(load.run_forever())] if load else []
+            machine, watcher = Machine(self._suite, self._kafka), self._watcher
+            watcher.begin()
             for number in range(1, minutes + 1):
                 end_s = begun_s + number * MINUTE_S
                 await until_unix_s(end_s)
-                if loading is not None and loading.done():
-                    loading.result()
                 figures = machine.minute() | watcher.minute() | (load_minute(load) if load else {})
                 await asyncio.sleep(SETTLE_S)
-                coverage, alerts = await self._told.coverage(end_s), await self._told.alerts()
+                coverage, alerts = await self._reports.coverage(end_s), await self._reports.alerts()
                 ended_s = float(number * MINUTE_S)
                 found.append(Minute(ended_s=ended_s, coverage=coverage, alerts=alerts, **figures))
                 print(progress(f"{self._shape} {name}", number, minutes, found[-1]), file=sys.stderr, flush=True)
-        finally:
-            if loading is not None:
-                loading.cancel()
-                await asyncio.wait([loading])
+            for task in loading:
+                task.cancel()
         return Phase(self._shape, name, found, **watcher.phase())
 
 
@@ -246,17 +243,15 @@ async def observe(shape: str, suite: Suite, kafka: psutil.Process | None, option
     requests = Requests(str(suite.ready["model"] or "sim"), asked, question=PROMPT)
     address = (str(gateway.hostname), int(gateway.port or 0))
     load = PacedLoad(address, requests, asked, clients=options.clients, per_s=options.rate)
-    async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
-        observed = Observed(shape, suite, Told(http, url, suite.workers), watcher, kafka)
-        watching = [asyncio.create_task(watcher.read_forever()), asyncio.create_task(watcher.sample_forever())]
-        try:
-            await watcher.until_shown(suite.workers)
-            asked_for = ((IDLE, options.idle_minutes, None), (LOADED, options.load_minutes, load))
-            return [await observed.phase(name, minutes, its) for name, minutes, its in asked_for if minutes]
-        finally:
-            for task in watching:
-                task.cancel()
-            await asyncio.wait(watching)
+    wanted = ((IDLE, options.idle_minutes, None), (LOADED, options.load_minutes, load))
+    async with httpx.AsyncClient(timeout=30, trust_env=False) as http, asyncio.TaskGroup() as tasks:
+        observer = SuiteObserver(shape, suite, MinuteReports(http, url, suite.workers), watcher, kafka)
+        watching = [tasks.create_task(watcher.read_forever()), tasks.create_task(watcher.sample_forever())]
+        await watcher.until_shown(suite.workers)
+        phases = [await observer.phase(name, minutes, its_load) for name, minutes, its_load in wanted if minutes]
+        for task in watching:
+            task.cancel()
+    return phases
 
 
 def run(shape: str, kafka: psutil.Process | None, options: argparse.Namespace) -> list[Phase]:
@@ -317,11 +312,9 @@ def main() -> int:
             phases.append(phase)
     print("* without the first minute of a phase, in which things start")
     aims = [verdict for phase in phases for verdict in verdicts(phase)]
-    for verdict in aims:
-        print(verdict.text)
+    print("\n".join(verdict.text for verdict in aims))
     settings = {"cores": os.cpu_count(), "kafka": options.kafka, "clients": options.clients, "rate": options.rate}
-    found = {"phases": as_json(phases), "verdicts": [asdict(verdict) for verdict in aims]}
-    print(json.dumps({"bench": "first hour", **settings, **found}, allow_nan=False))
+    print(json.dumps({"bench": "first hour", **settings, **as_json(phases)}, allow_nan=False))
     return int(any(verdict.met is False for verdict in aims))
 
 

@@ -1,8 +1,8 @@
 """What the first-hour bench makes of its minutes: fitted growth, tables, verdicts. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +13,7 @@ SUM: Final = "sum"
 MOST_IDLE_POINTS: Final = {"1+1": 12.0, "3+5": 25.0}
 """By shape: prefill and decode workers."""
 MOST_GROWTH_POINTS_PER_HOUR: Final = 1.0
-LEAST_COVERAGE: Final = 0.99
+LEAST_COVERAGE: Final = 99.0
 MOST_FRESH_P99_S: Final = 1.0
 FRESH_SHAPE: Final = "3+5"
 ORDER: Final = ("kafka", "redis", "gateway", "prefill", "decode", "planner", "metrics", "launcher")
@@ -27,7 +27,7 @@ class Fit:
     slope: float | None
     """None where no line is determined."""
     error: float | None
-    """Standard error of the slope; None for two points, which do not tell it."""
+    """Standard error of the slope; None where only two points determine it."""
 
 
 def fit_line(xs: Sequence[float], ys: Sequence[float]) -> Fit:
@@ -123,6 +123,7 @@ class Verdict:
     shape: str
     phase: str
     aim: str
+    bound: float
     value: float | None
     error: float | None
     met: bool | None
@@ -130,11 +131,14 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """For people; names a value so near to its bound that chance may have decided."""
         if self.met is None or self.value is None:
             return f"not measured: {self.shape} {self.phase}: {self.aim}"
-        error = "" if self.error is None else f" ± {self.error:.2f}"
-        return f"{'met' if self.met else 'not met'}: {self.shape} {self.phase}: {self.aim}: {self.value:.2f}{error}"
+        text = f"{'met' if self.met else 'not met'}: {self.shape} {self.phase}: {self.aim}: {self.value:.2f}"
+        if self.error is None:
+            return text
+        near = ", within two standard errors of the aim" * (abs(self.value - self.bound) < 2 * self.error)
+        return f"{text} ± {self.error:.2f}{near}"
 
 
 def rows(phase: Phase) -> list[Row]:
@@ -154,7 +158,7 @@ def verdicts(phase: Phase) -> list[Verdict]:
 
     def at_most(aim: str, value: float | None, most: float, error: float | None = None) -> Verdict:
         met = None if value is None else value <= most
-        return Verdict(phase.shape, phase.name, f"{aim}, at most {most:g}", value, error, met)
+        return Verdict(phase.shape, phase.name, f"{aim}, at most {most:g}", most, value, error, met)
 
     found = []
     growth = phase.growth()
@@ -163,10 +167,10 @@ def verdicts(phase: Phase) -> list[Verdict]:
     aim = "growth, points of a core an hour"
     found.append(at_most(aim, growth.slope, MOST_GROWTH_POINTS_PER_HOUR, growth.error))
     if phase.name == LOADED:
-        least = min((minute.coverage for minute in phase.minutes), default=None)
-        aim = f"coverage of the worst minute, at least {LEAST_COVERAGE:g}"
+        least = min((100 * minute.coverage for minute in phase.minutes), default=None)
         met = None if least is None else least >= LEAST_COVERAGE
-        found.append(Verdict(phase.shape, phase.name, aim, least, None, met))
+        aim = f"coverage of the worst minute, %, at least {LEAST_COVERAGE:g}"
+        found.append(Verdict(phase.shape, phase.name, aim, LEAST_COVERAGE, least, None, met))
         if phase.shape == FRESH_SHAPE:
             fresh_s = phase.fresh_p99_s if phase.minutes else None
             found.append(at_most("p99 age of the newest data, s", fresh_s, MOST_FRESH_P99_S))
@@ -238,23 +242,28 @@ def summary(phase: Phase) -> str:
     return f"{phase.shape} {phase.name}: " + "; ".join(parts)
 
 
-def as_json(phases: Iterable[Phase]) -> list[dict[str, Any]]:
-    """Every figure of tables and progress."""
-    return [
+def as_json(phases: Sequence[Phase]) -> dict[str, Any]:
+    """Every figure of tables and progress, and the verdicts."""
+    found = [
         {
-            "shape": phase.shape,
-            "phase": phase.name,
-            "fresh_p50_s": phase.fresh_p50_s,
-            "fresh_p99_s": phase.fresh_p99_s,
-            "stalest_p99_s": phase.stalest_p99_s,
-            "processes": [{name: getattr(row, name) for name in Row.__slots__} for row in rows(phase)],
-            "minutes": [
-                {name: getattr(minute, name) for name in Minute.__slots__} | {"sum_points": minute.sum_points}
-                for minute in phase.minutes
-            ],
+            **asdict(phase),
+            "processes": [asdict(row) for row in rows(phase)],
+            "minutes": [asdict(minute) | {"sum_points": minute.sum_points} for minute in phase.minutes],
         }
         for phase in phases
     ]
+    aims = [asdict(verdict) for phase in phases for verdict in verdicts(phase)]
+    rounded: dict[str, Any] = _rounded({"phases": found, "verdicts": aims})
+    return rounded
+
+
+def _rounded(value: Any) -> Any:
+    """With four places after the point in every figure."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return round(value, 4) if isinstance(value, float) else value
 
 
 def _row(phase: Phase, name: str, values: Sequence[tuple[float, float]]) -> Row:

@@ -142,6 +142,12 @@ def test_one_uncovered_minute_is_not_made_up_for_by_the_others() -> None:
     assert met(phase("1+1", LOADED, minutes)) == [True, False]
 
 
+def test_growth_that_chance_may_have_brought_over_its_bound_is_said_to_be_near_it() -> None:
+    noisy = [minute(n, {"kafka": 5.0 + n % 2}) for n in range(1, 12)]
+    assert "within two standard errors" in verdicts(phase("1+1", IDLE, noisy))[1].text
+    assert "within two standard errors" not in verdicts(steady("1+1", IDLE, 5.0, growth=2.0))[1].text
+
+
 def test_shapes_without_an_aim_have_none_and_short_runs_say_that_growth_was_not_measured() -> None:
     assert [verdict.aim for verdict in verdicts(steady("2+2", IDLE, 90.0))] == [
         "growth, points of a core an hour, at most 1"
@@ -165,7 +171,7 @@ def test_tables_summary_progress_and_json_show_failures_restarts_and_alerts() ->
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(process_table(loaded))
     assert "gateway-1" in console.export_text()
-    (told,) = json.loads(json.dumps(as_json([loaded]), allow_nan=False))
+    (told,) = json.loads(json.dumps(as_json([loaded]), allow_nan=False))["phases"]
     assert told["minutes"][1]["failures"] == {"status 503": 2}
     assert [row["process"] for row in told["processes"]] == ["gateway-1", "sum"]
 
