@@ -9,7 +9,6 @@ the fitted growth of CPU by process, aims met or not, and one JSON line. Exits w
 import argparse
 import asyncio
 import json
-import math
 import os
 import re
 import secrets
@@ -18,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -42,8 +42,10 @@ EXAMPLES = """examples:
   python -m load.bench_first_hour --kafka 127.0.0.1:9092                             the same on a real Kafka
 """
 MINUTE_S: Final = 60
+WINDOW_S: Final = 10
+"""Windows of coverage: kept longer than any phase takes."""
 SETTLE_S: Final = 4.0
-"""From the end of a minute until its coverage is read: late telemetry has come by then."""
+"""From the end of a minute until its coverage is first read; it is read again when the phase is over."""
 SAMPLE_S: Final = 0.13
 """Between two looks at the age of the newest data: no multiple of a tick's 100 ms."""
 RETRY_S: Final = 0.5
@@ -123,7 +125,7 @@ class MinuteReports:
 
     async def coverage(self, end_unix_s: int) -> float:
         """Of the minute that ended then, of all workers that were started."""
-        span = {"window": "1s", "span": f"{MINUTE_S}s", "end_unix_ms": end_unix_s * 1000}
+        span = {"window": f"{WINDOW_S}s", "span": f"{MINUTE_S}s", "end_unix_ms": end_unix_s * 1000}
         history = await self._get("/v1/occupancy/history", span)
         return float(sum(history["gpu_ns"]["covered"])) / (self._workers * MINUTE_S * 1e9)
 
@@ -214,9 +216,9 @@ class SuiteObserver:
         self._kafka = kafka
 
     async def phase(self, name: str, minutes: int, load: PacedLoad | None) -> Phase:
-        """So many minutes, which begin on whole seconds, as windows do."""
+        """So many minutes, which begin where windows do."""
         found: list[Minute] = []
-        begun_s = math.ceil(time.time()) + 1
+        begun_s = (int(time.time()) // WINDOW_S + 1) * WINDOW_S
         await until_unix_s(begun_s)
         async with asyncio.TaskGroup() as tasks:  # a load that fails ends the phase
             loading = [tasks.create_task(load.run_forever())] if load else []
@@ -228,12 +230,14 @@ class SuiteObserver:
                 figures = machine.minute() | watcher.minute() | (load_minute(load) if load else {})
                 await asyncio.sleep(SETTLE_S)
                 coverage, alerts = await self._reports.coverage(end_s), await self._reports.alerts()
-                ended_s = float(number * MINUTE_S)
-                found.append(Minute(ended_s=ended_s, coverage=coverage, alerts=alerts, **figures))
+                figures |= {"coverage": coverage, "coverage_soon": coverage, "alerts": alerts}
+                found.append(Minute(ended_s=float(number * MINUTE_S), **figures))
                 print(progress(f"{self._shape} {name}", number, minutes, found[-1]), file=sys.stderr, flush=True)
             for task in loading:
                 task.cancel()
-        return Phase(self._shape, name, found, **watcher.phase())
+        ends_s = [begun_s + int(minute.ended_s) for minute in found]
+        settled = [replace(m, coverage=await self._reports.coverage(s)) for m, s in zip(found, ends_s, strict=True)]
+        return Phase(self._shape, name, settled, **watcher.phase())
 
 
 async def observe(shape: str, suite: Suite, kafka: psutil.Process | None, options: argparse.Namespace) -> list[Phase]:

@@ -57,12 +57,15 @@ class Minute:
     elsewhere_points: float
     """Of all that is neither suite nor bench on this machine."""
     coverage: float
+    """When the phase is over: what is missing then was lost, not late."""
+    coverage_soon: float
+    """Some seconds after the minute."""
     fresh_p50_s: float
     fresh_p99_s: float
     stalest_p99_s: float
     """Of the worker that is furthest behind."""
     alerts: Sequence[str]
-    """That began to fire."""
+    """That began to fire: id and reason."""
     answers: int = 0
     answer_p50_s: float | None = None
     answer_p99_s: float | None = None
@@ -183,7 +186,7 @@ def progress(phase: str, number: int, of: int, minute: Minute) -> str:
         f"{phase}, minute {number} of {of}: suite {minute.sum_points:.1f} % of a core",
         f"bench {minute.bench_points:.1f}, elsewhere {minute.elsewhere_points:.1f}",
         f"{sum(minute.rss_mb.values()):.0f} MB",
-        f"coverage {minute.coverage:.2%}",
+        f"coverage {minute.coverage_soon:.2%}",
         f"age p50 {minute.fresh_p50_s:.2f} s, p99 {minute.fresh_p99_s:.2f} s",
     ]
     if minute.answers or minute.failures or minute.not_sent:
@@ -192,7 +195,7 @@ def progress(phase: str, number: int, of: int, minute: Minute) -> str:
     if minute.restarted:
         parts.append(f"restarted {' '.join(minute.restarted)}")
     if minute.alerts:
-        parts.append(f"alerts {', '.join(minute.alerts)}")
+        parts.append(f"alerts {_alerts([minute])}")
     return "; ".join(parts)
 
 
@@ -219,15 +222,15 @@ def process_table(phase: Phase) -> Table:
 def summary(phase: Phase) -> str:
     """What is not by process, in one line."""
     minutes = phase.minutes
-    alerts = [alert for minute in minutes for alert in minute.alerts]
     restarted = [name for minute in minutes for name in minute.restarted]
     failures: Counter[str] = sum((Counter(minute.failures) for minute in minutes), Counter())
     parts = [
-        f"coverage {min((minute.coverage for minute in minutes), default=float('nan')):.2%} in the worst minute",
+        f"coverage {min((minute.coverage for minute in minutes), default=float('nan')):.2%} in the worst minute, "
+        f"{min((minute.coverage_soon for minute in minutes), default=float('nan')):.2%} seconds after it",
         f"age of the newest data p50 {phase.fresh_p50_s:.2f} s, p99 {phase.fresh_p99_s:.2f} s, "
         f"worst minute's p99 {max((minute.fresh_p99_s for minute in minutes), default=float('nan')):.2f} s, "
         f"of the worker furthest behind p99 {phase.stalest_p99_s:.2f} s",
-        f"alerts: {'; '.join(alerts) or 'none'}",
+        f"alerts: {_alerts(minutes)}",
         f"restarted: {' '.join(restarted) or 'none'}",
         f"elsewhere on this machine {_figure(_mean([minute.elsewhere_points for minute in minutes]))} % of a core",
     ]
@@ -295,6 +298,11 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def _alerts(minutes: Sequence[Minute]) -> str:
+    """How often each kind began to fire; ids and reasons are in the JSON."""
+    return _counts(Counter(alert.partition("{")[0] for minute in minutes for alert in minute.alerts))
 
 
 def _counts(counts: Mapping[str, int]) -> str:

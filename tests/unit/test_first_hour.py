@@ -41,7 +41,8 @@ FINITE = st.floats(-1e4, 1e4)
 def minute(number: int, points: dict[str, float], **more: object) -> Minute:
     plain = Minute(
         ended_s=60.0 * number, cpu_points=points, rss_mb=dict.fromkeys(points, 100.0), restarted=[], bench_points=3.0,
-        elsewhere_points=0.0, coverage=0.999, fresh_p50_s=0.15, fresh_p99_s=0.3, stalest_p99_s=0.4, alerts=[],
+        elsewhere_points=0.0, coverage=0.999, coverage_soon=0.99, fresh_p50_s=0.15, fresh_p99_s=0.3, stalest_p99_s=0.4,
+        alerts=[],
     )  # fmt: skip
     return replace(plain, **more)
 
@@ -159,14 +160,14 @@ def test_shapes_without_an_aim_have_none_and_short_runs_say_that_growth_was_not_
 
 def test_tables_summary_progress_and_json_show_failures_restarts_and_alerts() -> None:
     bad = minute(
-        2, {"gateway-1": 7.0}, restarted=["gateway-1"], alerts=["FulcrumStuck{}: 12 s"], answers=5, answer_p50_s=0.5,
-        answer_p99_s=0.9, failures={"status 503": 2}, not_sent=4,
+        2, {"gateway-1": 7.0}, restarted=["gateway-1"], alerts=["FulcrumStuck{}: 12 s"] * 3, answers=5,
+        answer_p50_s=0.5, answer_p99_s=0.9, failures={"status 503": 2}, not_sent=4,
     )  # fmt: skip
     loaded = phase("1+1", LOADED, [minute(1, {"gateway-1": 7.0}), bad])
     for text in (summary(loaded), progress("1+1 load", 2, 2, bad)):
         assert "2 status 503" in text
         assert "not sent 4" in text
-        assert "FulcrumStuck" in text
+        assert "3 FulcrumStuck" in text
         assert "gateway-1" in text
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(process_table(loaded))
