@@ -168,7 +168,8 @@ def verdicts(phase: Phase) -> list[Verdict]:
     if phase.name == IDLE and phase.shape in MOST_IDLE_POINTS:
         found.append(at_most("mean CPU, % of a core", phase.mean_points(), MOST_IDLE_POINTS[phase.shape]))
     aim = "growth, points of a core an hour"
-    found.append(at_most(aim, growth.slope, MOST_GROWTH_POINTS_PER_HOUR, growth.error))
+    slope = None if growth.error is None else growth.slope  # two minutes tell of no trend
+    found.append(at_most(aim, slope, MOST_GROWTH_POINTS_PER_HOUR, growth.error))
     if phase.name == LOADED:
         least = min((100 * minute.coverage for minute in phase.minutes), default=None)
         met = None if least is None else least >= LEAST_COVERAGE
