@@ -11,6 +11,7 @@ import grpc.aio
 import httpx
 import psutil
 
+from libs.bus.embedded import PROGRAM
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import role_from_name
@@ -21,7 +22,7 @@ from libs.testing.suite import Suite
 _COMMANDS = {
     "planner": "services.planner",
     "metrics": "services.metrics",
-    "kafka": "libs.bus.embedded",
+    "kafka": PROGRAM,
     "redis": "redis-server",
 }
 POLL_S = 0.02

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import httpx
 import pytest
 
+from libs.bus.kafka import KafkaBus
+from libs.bus.kafka_work import KafkaWork
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.kvindex.port import KvIndex, PrefixQuery
@@ -15,6 +17,7 @@ from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind
 from libs.runtime.tasks import TaskOwner
 from libs.testing.listed_registry import ListedRegistry
+from libs.testing.stores import KafkaServer
 from libs.testing.suite import Suite, running_suite
 from libs.testing.wait import until
 from libs.testing.worker import RecordingBus, RecordingKvIndex
@@ -154,3 +157,12 @@ def open_gateway_over() -> OpenGateway:
     return lambda *workers, held=(), kv_index=None, batch=None, **settings: _open(
         list(workers), settings, dict(held), kv_index, batch
     )
+
+
+@pytest.fixture
+async def work(embedded_kafka_server: KafkaServer, cluster: str) -> KafkaWork:
+    """A gateway's, over the embedded broker, with the topics that its bus makes."""
+    bus = KafkaBus(embedded_kafka_server.servers, cluster, "maker")
+    await bus.start()
+    await bus.close()
+    return KafkaWork(embedded_kafka_server.servers, cluster, "gateway")

@@ -11,7 +11,6 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.filestore.local import LocalFiles
 from libs.testing.batch import answered, submit, unanswered, until_answered, write_lines
 from libs.testing.scripted_worker import scripted_worker
-from libs.testing.stores import KafkaServer
 from services.gateway.batch.ask import MAX_ATTEMPTS
 from services.gateway.batch.run import BatchPorts
 
@@ -25,9 +24,8 @@ def is_poison(submit: pb.Submit) -> bool:
 
 
 async def test_a_line_that_the_engine_always_fails_at_has_an_error_in_the_end_and_all_others_their_answers(
-    embedded_kafka_server: KafkaServer, cluster: str, tmp_path: Path, open_gateway_over: Any
+    work: KafkaWork, cluster: str, tmp_path: Path, open_gateway_over: Any
 ) -> None:
-    work = KafkaWork(embedded_kafka_server.servers, cluster, "gateway")
     batch_ports = BatchPorts(work, LocalFiles(tmp_path / "files", max_bytes=10**7))
     write_lines(tmp_path / "lines.jsonl", LINES, max_tokens=2)
     async with scripted_worker("m0", "mixed") as one, scripted_worker("m1", "mixed") as other:

@@ -8,7 +8,6 @@ from libs.bus.kafka_work import KafkaWork
 from libs.filestore.local import LocalFiles
 from libs.testing.batch import ENDPOINT, until_answered
 from libs.testing.scripted_worker import scripted_worker
-from libs.testing.stores import KafkaServer
 from services.gateway.batch.deal import MAX_OPEN_LINES
 from services.gateway.batch.run import BatchPorts
 
@@ -21,9 +20,8 @@ ENDED_S = 200.0
 
 
 async def test_one_tenants_many_jobs_hold_up_neither_anothers_nor_an_urgent_one(
-    embedded_kafka_server: KafkaServer, cluster: str, tmp_path: Path, open_gateway_over: Any
+    work: KafkaWork, cluster: str, tmp_path: Path, open_gateway_over: Any
 ) -> None:
-    work = KafkaWork(embedded_kafka_server.servers, cluster, "gateway")
     ports = BatchPorts(work, LocalFiles(tmp_path / "files", max_bytes=10**8))
     async with (
         scripted_worker("m0", "mixed") as worker,

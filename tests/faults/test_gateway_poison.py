@@ -19,7 +19,6 @@ from libs.filestore.local import LocalFiles
 from libs.testing.batch import answered, submit, unanswered, until_answered, write_lines
 from libs.testing.processes import gateway_metrics
 from libs.testing.scripted_worker import Plan, ScriptedWorker, expected_text, scripted_worker
-from libs.testing.stores import KafkaServer
 from libs.testing.wait import until
 from services.gateway.batch.run import BatchPorts
 from services.gateway.link import WorkerLink
@@ -223,12 +222,10 @@ def links(gateway: Any) -> list[Any]:
 
 
 async def test_a_batch_line_takes_two_workers_in_all_and_its_error_says_so(
-    embedded_kafka_server: KafkaServer, cluster: str, tmp_path: Path, open_gateway_over: Any
+    work: KafkaWork, cluster: str, tmp_path: Path, open_gateway_over: Any
 ) -> None:
     lines, bad = 30, 7
-    batch_ports = BatchPorts(
-        KafkaWork(embedded_kafka_server.servers, cluster, "gateway"), LocalFiles(tmp_path / "files", max_bytes=10**7)
-    )
+    batch_ports = BatchPorts(work, LocalFiles(tmp_path / "files", max_bytes=10**7))
     write_lines(tmp_path / "lines.jsonl", lines, max_tokens=2)
     async with AsyncExitStack() as stack:
         found = [await stack.enter_async_context(scripted_worker(name, "mixed")) for name in MIXED]
