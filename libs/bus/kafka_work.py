@@ -114,8 +114,9 @@ class KafkaWork:
                     parts = [TopicPartition(name, number) for number in numbers]
                     starts, ends = await consumer.beginning_offsets(parts), await consumer.end_offsets(parts)
                 for part in parts:
-                    async for value in read_span(consumer, part, starts[part], ends[part]):
-                        yield value
+                    async for raw in read_span(consumer, part, starts[part], ends[part]):
+                        if raw.value is not None:  # a deletion
+                            yield raw.value
         except CONNECTION_ERRORS as error:
             raise _unavailable(error) from error
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
@@ -13,8 +14,8 @@ STALL_S = 10.0
 """Records that are there and do not come for so long."""
 
 
-async def read_span(consumer: AIOKafkaConsumer, part: TopicPartition, start: int, end: int) -> AsyncIterator[bytes]:
-    """Values of committed records from `start` to before `end`, without deletions; raises BrokerAway."""
+async def read_span(consumer: AIOKafkaConsumer, part: TopicPartition, start: int, end: int) -> AsyncIterator[Any]:
+    """aiokafka's committed records from `start` to before `end`; raises one of CONNECTION_ERRORS."""
     consumer.assign([part])
     consumer.seek(part, start)
     loop = asyncio.get_running_loop()
@@ -22,8 +23,8 @@ async def read_span(consumer: AIOKafkaConsumer, part: TopicPartition, start: int
     while position < end:
         batches = await consumer.getmany(part, timeout_ms=POLL_MS, max_records=MAX_POLL_RECORDS)
         for record in batches.get(part, ()):
-            if record.offset < end and record.value is not None:
-                yield record.value
+            if record.offset < end:
+                yield record
         known, position = position, await consumer.position(part)
         if position > known:
             moved_s = loop.time()

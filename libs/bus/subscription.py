@@ -2,13 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
+from libs.bus.behind import Behind
 from libs.bus.broker import partitions
 from libs.bus.clients import CONNECTION_ERRORS, BrokerAway, open_admin, open_consumer
 from libs.bus.codec import decode
@@ -34,6 +37,27 @@ POLL_MS = 500
 MAX_POLL_RECORDS = 500
 
 
+class Gap(NamedTuple):
+    """Records of a partition that a subscription has left out: offsets [start, end)."""
+
+    topic: Topic
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Jumps:
+    """What a subscription does about partitions on which it is behind."""
+
+    topics: Collection[Topic]
+    """In these it goes to the end."""
+    after_s: float
+    """As `Behind` takes it."""
+    on_gap: Callable[[Gap], None]
+    """Called with what it leaves out, before any record that follows."""
+
+
 class Subscription:
     """Reads topics without a group: positions are kept here, so they last as long as this object."""
 
@@ -51,9 +75,10 @@ class Subscription:
         wanted: Wanted | None = None,
         gather_ms: int = 0,
         on_replayed: Callable[[], None] | None = None,
+        jumps: Jumps | None = None,
     ) -> None:
         """`since`: where to begin, by partition; `on_replayed`: called once, when all has been yielded that was there
-        at the beginning."""
+        at the beginning; `jumps`: None reads everything."""
         self._bootstrap = bootstrap
         self._topics = {topic.name(cluster): topic for topic in topics}
         self._cluster = cluster
@@ -67,6 +92,8 @@ class Subscription:
         """There, but not to be read for now."""
         self._gather_ms = gather_ms
         self._on_replayed = on_replayed
+        self._jumps = jumps
+        self._behind: Behind[TopicPartition] = Behind(jumps.after_s if jumps else 0.0)
         self._replay_ends: Mapping[TopicPartition, int] = {}
         self._positions: dict[TopicPartition, int] = {}
 
@@ -139,7 +166,25 @@ class Subscription:
             if stalled := progress.stalled(asyncio.get_running_loop().time(), positions, ends):
                 raise BrokerAway(f"{len(stalled)} partitions have records that do not come")
             self._look_at_replay(positions)
+            if self._jumps is not None:
+                self._jump(self._jumps, consumer, positions, ends)
         return found
+
+    def _jump(
+        self,
+        jumps: Jumps,
+        consumer: AIOKafkaConsumer,
+        positions: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+    ) -> None:
+        """Go on at the end of partitions that are behind. All that was fetched before `positions` has been yielded."""
+        looked_at = {each: at for each, at in positions.items() if self._topics[each.topic] in jumps.topics}
+        for partition in self._behind.note(asyncio.get_running_loop().time(), looked_at, ends):
+            start, end = positions[partition], ends[partition]
+            consumer.seek(partition, end)
+            self._positions[partition] = end
+            self._behind.forget(partition)
+            jumps.on_gap(Gap(self._topics[partition.topic], partition.partition, start, end))
 
     def _look_at_replay(self, positions: Mapping[TopicPartition, int]) -> None:
         ends = self._replay_ends
@@ -158,6 +203,7 @@ class Subscription:
 
     async def _assign(self, consumer: AIOKafkaConsumer, found: set[TopicPartition]) -> None:
         """Read exactly these partitions, the known ones on from where they are."""
+        self._behind.note(0.0, {}, {})  # what it knows of others is past
         taken_over = sorted(found & self._unwanted)
         new = sorted(found - self._positions.keys() - self._unwanted)
         if taken_over:

@@ -85,6 +85,22 @@ class Fleet:
             self.settle()
         return Taken.COUNTED
 
+    def add_late(self, batch: StepBatch, now_ns: int) -> Taken:
+        """Enter a batch that was left out when its time was the present. It says nothing of who is heard now, nor of
+        clocks."""
+        if batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS:
+            return self._count(Taken.MALFORMED)
+        taken = self._sort_in_time(batch, batch.worker_id)
+        if taken is Taken.COUNTED:
+            self.roll.heard(batch.worker_id, batch.covered_to_unix_ns)
+            self.add_late_transfers(batch)
+        return self._count(taken)
+
+    def add_late_transfers(self, batch: StepBatch) -> None:
+        """Count a late batch's hand-offs: those of an earlier process of its worker too, whose time is void here."""
+        if batch.worker_id not in self.roll.relayed:
+            self._asides.note_transfers([batch])
+
     @property
     def batches(self) -> Counter[Taken]:
         """How many there were, by what became of them."""

@@ -48,6 +48,8 @@ class History:
         self._resumed_ns = 0
         self._listing: Listing | None = None
         """Whom the members were told of last."""
+        self._filled_to_ns = 0
+        """Windows that begin before may hold more than the fleet knows."""
         self._revised: dict[int, set[str]] = defaultdict(set)
         self._waiting = 0
         self.unrevised_windows = 0
@@ -66,6 +68,23 @@ class History:
     def resume(self, written_to_ns: int) -> None:
         """Go on from there: what came before is in the roll-ups already, whole, and is not revised any more."""
         self._written_to_ns = self._resumed_ns = written_to_ns
+
+    @property
+    def filled_ns(self) -> int:
+        """How long a window is that `fill` takes."""
+        return self._rollups.tiers[1].window_ns
+
+    def fill(self, start_ns: int, worker_ids: Sequence[str], known: Fleet) -> bool:
+        """Take what another fleet knows of workers in a window of the second tier, as far as it covers no less than
+        what is known here. False for one that is no longer kept; one that is not written yet is left to `advance`."""
+        end_ns = start_ns + self.filled_ns
+        if self._written_to_ns is None or end_ns > self._written_to_ns:
+            return True
+        self._filled_to_ns = max(self._filled_to_ns, end_ns)
+        starts = range(start_ns, end_ns, self._window_ns)
+        return self._rollups.fill(
+            start_ns, [known.cells(worker_ids, low_ns, low_ns + self._window_ns) for low_ns in starts]
+        )
 
     def _note(self, worker_ids: Sequence[str], lows_ns: Ints, highs_ns: Ints) -> None:
         """Something else is known of what they did in [low, high): windows written before are written again."""
@@ -106,4 +125,5 @@ class History:
 
     def _write(self, start_ns: int, worker_ids: Sequence[str], *, revised: bool) -> WrittenWindow:
         known = self._fleet.cells(worker_ids, start_ns, start_ns + self._window_ns)
-        return WrittenWindow(start_ns, self._rollups.enter(start_ns, known, fuller=self._shared), revised)
+        fuller = self._shared or start_ns < self._filled_to_ns
+        return WrittenWindow(start_ns, self._rollups.enter(start_ns, known, fuller=fuller), revised)

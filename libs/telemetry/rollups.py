@@ -128,6 +128,41 @@ class RollUps:
                 ring.changed.add(start_ns - start_ns % ring.tier.window_ns)
         return written
 
+    def fill(self, start_ns: int, finest: Sequence[Cells]) -> bool:
+        """What workers did in the second tier's window at `start_ns`, by its windows of the first tier, in place of
+        what was known of it: of workers of which that covers no less. It may lie further back than the first tier
+        reaches. False for one that is no longer kept."""
+        if not self._rings[1].reaches(start_ns):
+            return False
+        ids = sorted({worker_id for cells in finest for worker_id in cells.worker_ids})
+        if not ids:
+            return True
+        slots, row = self._slots_of(ids), self._rings[1].row(start_ns)
+        assert row is not None  # it reaches back so far
+        times, roles = _side_by_side(ids, finest)
+        whole, known = times.sum(axis=0), self._rings[1].get(row, slots)
+        fits = whole[:, COVERED] >= known[:, COVERED]
+        slots, times, roles, change = slots[fits], times[:, fits], roles[:, fits], (whole - known)[fits]
+        for number, (time, role) in enumerate(zip(times, roles, strict=True)):
+            at_ns = start_ns + number * self._rings[0].tier.window_ns
+            row = self._rings[0].row(at_ns)
+            if row is not None:
+                self._rings[0].put(row, slots, time)
+                told = role != NO_ROLE
+                self._rings[0].set_roles(row, slots[told], role[told])
+        # The last role that is known of each.
+        latest = (roles[::-1] != NO_ROLE).argmax(axis=0)
+        last = roles[::-1][latest, np.arange(len(slots))] % np.uint8(PROVISIONAL)
+        never = np.zeros(len(slots), np.bool_)
+        self._newest_ns[slots] = np.maximum(self._newest_ns[slots], start_ns)
+        for ring in self._rings[1:]:
+            row = ring.row(start_ns)
+            if row is not None:
+                ring.add(row, slots, change)
+                ring.set_roles(row, slots, last, over=never)
+                ring.changed.add(start_ns - start_ns % ring.tier.window_ns)
+        return True
+
     def phases(self, worker_id: str, low_ns: int, high_ns: int) -> PhaseTime:
         """How a worker spent [low, high), both ends moved back to where a window begins: the finest that reach so far
         back."""
@@ -243,6 +278,17 @@ class RollUps:
             for ring in self._rings:
                 ring.grow(self._size)
         return used
+
+
+def _side_by_side(worker_ids: Sequence[str], finest: Sequence[Cells]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """(times [windows, workers, 4], roles [windows, workers]); zeros where a window tells nothing of a worker."""
+    places = {worker_id: place for place, worker_id in enumerate(worker_ids)}
+    times = np.zeros((len(finest), len(worker_ids), 4), np.int64)
+    roles = np.full((len(finest), len(worker_ids)), NO_ROLE, np.uint8)
+    for number, cells in enumerate(finest):
+        at = [places[worker_id] for worker_id in cells.worker_ids]
+        times[number, at], roles[number, at] = cells.times_ns, cells.roles
+    return times, roles
 
 
 def by_phase(times_ns: NDArray[np.int64], gpus: Mapping[str, int], worker_ids: Sequence[str]) -> NDArray[np.int64]:

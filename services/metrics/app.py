@@ -7,7 +7,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from libs.bus.collector import BusCollector
-from libs.bus.kafka import KafkaBus
+from libs.bus.live import LiveBus
 from libs.bus.port import Bus, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import ALERTS, WINDOWS
@@ -30,6 +30,9 @@ from services.metrics.keeping import Keeper
 from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.prometheus import LiveCollector, OccupancyCollector, RequestMetrics
 from services.metrics.queue_collector import QueueCollector
+from services.metrics.refill.gaps import Gaps
+from services.metrics.refill.prometheus import GapCollector
+from services.metrics.refill.refill import Refill
 from services.metrics.settings import MetricsSettings
 from services.metrics.sharing.prometheus import SharingCollector
 from services.metrics.sharing.shares import Shares
@@ -50,7 +53,7 @@ async def main(service: Service[MetricsSettings]) -> None:
     began_ns = clock.now_ns()
     lag_ns, live_lag_ns = settings.lag_ms * MS_NS, settings.live_lag_ms * MS_NS
     sock = bind(settings.host, settings.port, "FULCRUM_METRICS_PORT")
-    bus = KafkaBus(
+    bus = LiveBus(
         settings.kafka,
         settings.cluster,
         "metrics",
@@ -60,6 +63,8 @@ async def main(service: Service[MetricsSettings]) -> None:
     )
     registry, guard = CollectorRegistry(), settings.http_guard()
     state = MetricsState(prefill_shares, RequestMetrics(registry), _sharing(settings, bus, began_ns))
+    gaps = Gaps()
+    refill = Refill(state, gaps, prefill_shares, clock)
     hub, writer = Hub(), TickWriter(window_ns=TICK_NS, settled_ns=lag_ns)
     desk = AlertDesk(state, settings.alert_limits(), lag_ns=live_lag_ns)
     webhooks = _webhooks(settings, desk, clock)
@@ -76,6 +81,7 @@ async def main(service: Service[MetricsSettings]) -> None:
         QueueCollector(state, clock),
         BusCollector(bus),
         LiveCollector(hub, state.history),
+        GapCollector(gaps),
         AlertCollector(desk, webhooks),
         guard,
     ):
@@ -94,7 +100,9 @@ async def main(service: Service[MetricsSettings]) -> None:
             service.tasks.spawn("history", keeper.run())
         since_unix_ns = read_from_ns(kept_from_ns, began_ns, shared=settings.shared)
         state.requests.begin(began_ns if since_unix_ns is None else since_unix_ns)
-        service.tasks.spawn("ingest", ingest(bus, takers, clock, since_unix_ns=since_unix_ns, shares=shares))
+        reading = ingest(bus, takers, clock, on_gap=refill.note, since_unix_ns=since_unix_ns, shares=shares)
+        service.tasks.spawn("ingest", reading)
+        service.tasks.spawn("refill", refill.run(bus.back_reader))
         service.tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns))
         await bus.start()
         api = make_api(state, hub, desk.book, clock, registry, lag_ns=lag_ns, live_lag_ns=live_lag_ns)

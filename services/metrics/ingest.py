@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from libs.bus.port import Bus, Record
-from libs.bus.subscription import TAKEN_OVER_NS
+from libs.bus.live import LiveBus
+from libs.bus.port import Record
+from libs.bus.subscription import TAKEN_OVER_NS, Gap
 from libs.contracts.topics import DECISIONS, QUEUES, REQUESTS, STEPS, WINDOWS, Topic
 from libs.runtime.clock import Clock
 from services.metrics.sharing.shares import Shares
@@ -25,22 +26,25 @@ def read_from_ns(kept_from_ns: int | None, now_ns: int, *, shared: bool) -> int 
 
 
 async def ingest(
-    bus: Bus,
+    bus: LiveBus,
     takers: Sequence[Take],
     clock: Clock,
     *,
+    on_gap: Callable[[Gap], None],
     since_unix_ns: int | None = None,
     shares: Shares | None = None,
 ) -> None:
     """Give every record from now on, or since a moment, to each taker; ends with the bus. With `shares` step telemetry
-    is read of the partitions that are this instance's, and what others tell of theirs."""
+    is read of the partitions that are this instance's, and what others tell of theirs. Step telemetry that is read too
+    late is jumped over, and `on_gap` called."""
 
     def wanted(topic: Topic, partition: int) -> bool:
         return shares is None or topic is not STEPS or shares.mine(partition, clock.now_ns())
 
     topics = (STEPS, QUEUES, REQUESTS, DECISIONS, *(() if shares is None else (WINDOWS,)))
     taken = 0
-    async for record in bus.subscribe(topics, since_unix_ns=since_unix_ns, wanted=wanted):
+    records = bus.subscribe_live(topics, jumping=(STEPS,), on_gap=on_gap, since_unix_ns=since_unix_ns, wanted=wanted)
+    async for record in records:
         taken += 1
         if taken % RECORDS_A_TURN == 0:  # many come at a time, and ticks and readers wait meanwhile
             await asyncio.sleep(0)

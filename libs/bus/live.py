@@ -1,0 +1,85 @@
+"""A bus for those who show the present: a subscription that jumps to the end where it is behind, and a second reader
+for what it left out."""
+
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from libs.bus.clients import open_consumer
+from libs.bus.codec import decode
+from libs.bus.kafka import KafkaBus
+from libs.bus.port import Record, Wanted
+from libs.bus.span import read_span
+from libs.bus.subscription import Gap, Jumps, Subscription
+from libs.contracts.topics import Topic
+
+BEHIND_S: Final = 3.0
+"""A reader that has not come in so long to where a partition ended before it jumps to the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Offsets of one partition that the broker holds, [start, end)."""
+
+    start: int
+    end: int
+
+
+class BackReader:
+    """Reads parts of partitions that lie behind, over a connection of its own."""
+
+    def __init__(self, consumer: AIOKafkaConsumer, cluster: str) -> None:
+        self._consumer = consumer
+        self._cluster = cluster
+
+    async def held(self, topic: Topic, partition: int) -> Span:
+        """What the broker holds now; raises one of CONNECTION_ERRORS."""
+        part = TopicPartition(topic.name(self._cluster), partition)
+        start, end = await self._consumer.beginning_offsets([part]), await self._consumer.end_offsets([part])
+        return Span(start[part], end[part])
+
+    async def between(self, topic: Topic, partition: int, start: int, end: int) -> AsyncIterator[Record]:
+        """Records from `start` to before `end`, both of what is held; raises one of CONNECTION_ERRORS."""
+        part = TopicPartition(topic.name(self._cluster), partition)
+        async for raw in read_span(self._consumer, part, start, end):
+            value = decode(topic, raw.value, raw.headers)
+            if value is not None:  # unreadable ones count where they are read for the first time
+                yield Record(topic, (raw.key or b"").decode(errors="replace"), value, partition, raw.offset)
+
+
+class LiveBus(KafkaBus):
+    """KafkaBus for a reader to whom the present matters most."""
+
+    def subscribe_live(
+        self,
+        topics: Sequence[Topic],
+        *,
+        jumping: Collection[Topic],
+        on_gap: Callable[[Gap], None],
+        since_unix_ns: int | None = None,
+        wanted: Wanted | None = None,
+    ) -> AsyncIterator[Record]:
+        """`subscribe`; in topics of `jumping` a partition that is behind for `BEHIND_S` goes on at its end, and
+        `on_gap` is called with what it left out."""
+        subscription = Subscription(
+            self._bootstrap,
+            topics,
+            self._cluster,
+            self._client_id,
+            from_start=False,
+            since_unix_ns=since_unix_ns,
+            wanted=wanted,
+            on_undecodable=self._count_undecodable,
+            gather_ms=self._gather_ms,
+            jumps=Jumps(jumping, BEHIND_S, on_gap),
+        )
+        return subscription.records(lambda: self._closed)
+
+    @asynccontextmanager
+    async def back_reader(self) -> AsyncIterator[BackReader]:
+        """Connected; raises one of CONNECTION_ERRORS when the broker is away."""
+        async with open_consumer(self._bootstrap, f"{self._client_id}-back") as consumer:
+            yield BackReader(consumer, self._cluster)

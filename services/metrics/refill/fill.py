@@ -1,0 +1,59 @@
+"""From the telemetry of a chunk into what the service knows. Pure."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, TypeVar
+
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.telemetry.fleet import Fleet
+from libs.telemetry.members import member_of
+from libs.telemetry.timeline import PrefillShares, Taken
+from services.metrics.state import MetricsState
+
+ItemT = TypeVar("ItemT")
+A_TURN: Final = 50
+"""Batches: a few ms."""
+WORKERS_A_TURN: Final = 20
+LONGEST_NS: Final = 600 * 1_000_000_000
+"""Of a batch: one that covers more is left to the live reader's bounds."""
+
+
+def fill(
+    state: MetricsState,
+    prefill_shares: PrefillShares,
+    batches: Sequence[StepBatch],
+    own: slice,
+    now_ns: int,
+) -> Iterator[None]:
+    """Enter `own` of `batches`, which are those of a chunk with its margins, in order; yields after each part of the
+    work, for others to have a turn. To be gone through to its end, once.
+
+    They go into the live timelines, as far as those reach back, and into windows by a fleet of their own: it knows a
+    worker's earlier incarnations too, and does not forget them for want of room.
+    """
+    fleet, known = Fleet(prefill_shares), []
+    for part in _parts(batches, A_TURN):
+        known += [fleet.add(batch, now_ns) for batch in part]
+        yield
+    seconds: dict[int, set[str]] = {}
+    length_ns = state.history.filled_ns
+    for part in _parts(list(zip(batches[own], known[own], strict=True)), A_TURN):
+        for batch, counted in part:
+            low_ns, high_ns = batch.covered_from_unix_ns, batch.covered_to_unix_ns
+            taken = state.fleet.add_late(batch, now_ns)
+            if taken is Taken.VOID and counted is Taken.COUNTED:
+                state.fleet.add_late_transfers(batch)
+            if taken is Taken.MALFORMED or high_ns - low_ns > LONGEST_NS:
+                continue
+            for start_ns in range(low_ns - low_ns % length_ns, high_ns, length_ns):
+                seconds.setdefault(start_ns, set()).add(batch.worker_id)
+        yield
+    listed = fleet.roll.listing(now_ns).workers
+    state.members.enter(member_of(each) for each in listed if state.members.get(each.worker_id) is None)
+    for start_ns in sorted(seconds, reverse=True):
+        for workers in _parts(sorted(seconds[start_ns]), WORKERS_A_TURN):
+            state.history.fill(start_ns, workers, fleet)
+            yield
+
+
+def _parts(items: Sequence[ItemT], size: int) -> Iterator[Sequence[ItemT]]:
+    return (items[first : first + size] for first in range(0, len(items), size))

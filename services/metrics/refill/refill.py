@@ -1,0 +1,114 @@
+"""The owned task that reads afterwards what the live reader has left out."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+import structlog
+
+from libs.bus.clients import CONNECTION_ERRORS
+from libs.bus.live import BackReader
+from libs.bus.port import Record
+from libs.bus.subscription import Gap
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.runtime.backoff import Backoff
+from libs.runtime.clock import Clock
+from libs.telemetry.timeline import PrefillShares
+from services.metrics.refill.fill import fill
+from services.metrics.refill.gaps import MARGIN_NS, MAX_CHUNK, Chunk, Gaps
+from services.metrics.state import MetricsState
+
+log = structlog.get_logger()
+
+CPU_SHARE: Final = 0.2
+"""Of a core that entering what lies behind may take: the present comes first."""
+LOOK_S: Final = 0.5
+"""How soon a gap is found due."""
+BACKOFF_FIRST_S: Final = 0.5
+BACKOFF_MAX_S: Final = 10.0
+MARGIN_AT_LEAST_NS: Final = MARGIN_NS * 2 // 3
+Connect = Callable[[], AbstractAsyncContextManager[BackReader]]
+
+
+class Refill:
+    """Between the gaps of the live reader and the state."""
+
+    def __init__(self, state: MetricsState, gaps: Gaps, prefill_shares: PrefillShares, clock: Clock) -> None:
+        self._state = state
+        self._gaps = gaps
+        self._prefill_shares = prefill_shares
+        self._clock = clock
+
+    def note(self, gap: Gap) -> None:
+        """The live reader has jumped."""
+        log.warning("telemetry is read from now on, and what lies before afterwards", records=gap.end - gap.start)
+        self._gaps.add(gap, self._clock.now_ns())
+
+    async def run(self, connect: Connect) -> None:
+        """Fill gaps as they come, until cancelled; outages of the broker are waited out."""
+        backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._gaps.next(self._clock.now_ns()) is None:
+                continue
+            try:
+                async with connect() as reader:
+                    while chunk := self._gaps.next(self._clock.now_ns()):
+                        await self._take(reader, chunk)
+                        backoff.reset()
+            except CONNECTION_ERRORS as error:
+                wait_s = backoff.next_s()
+                log.info("what lies behind cannot be read now", error=repr(error))
+                await asyncio.sleep(wait_s)
+
+    async def _take(self, reader: BackReader, chunk: Chunk) -> None:
+        """Count one chunk, or find that it must be cut otherwise."""
+        gap = chunk.gap
+        held = await reader.held(gap.topic, gap.partition)
+        if held.start > gap.start:
+            self._gaps.held_from(gap, held.start)
+            return
+        low, high = max(chunk.read_from, held.start), min(chunk.read_to, held.end)
+        records = [record async for record in reader.between(gap.topic, gap.partition, low, high)]
+        own = [record for record in records if chunk.start <= record.offset < chunk.end]
+        if not own:
+            self._gaps.filled(chunk, None)
+            return
+        span_s = max(_told_ns(records[-1]) - _told_ns(records[0]), 1) / 1e9
+        before_ns, after_ns = _told_ns(own[0]) - _told_ns(records[0]), _told_ns(records[-1]) - _told_ns(own[-1])
+        short = (before_ns < MARGIN_AT_LEAST_NS and low > held.start) or (
+            after_ns < MARGIN_AT_LEAST_NS and high < held.end
+        )
+        margin = max(chunk.start - low, high - chunk.end, 1)
+        if short and margin < MAX_CHUNK:
+            # At least twice as many, so that this ends.
+            self._gaps.seen(gap, max(len(records) / span_s, 2e9 * margin / MARGIN_NS))
+            return
+        self._gaps.seen(gap, len(records) / span_s)
+        first = records.index(own[0])
+        await self._enter(_batches(records), slice(first, first + len(own)))
+        self._gaps.filled(chunk, _told_ns(own[0]))
+
+    async def _enter(self, batches: list[StepBatch], own: slice) -> None:
+        work: Iterator[None] = fill(self._state, self._prefill_shares, batches, own, self._clock.now_ns())
+        while True:
+            began_s = time.thread_time()
+            if next(work, _DONE) is _DONE:
+                return
+            spent_s = time.thread_time() - began_s
+            await asyncio.sleep(spent_s * (1 / CPU_SHARE - 1))
+
+
+_DONE: Final = object()
+
+
+def _told_ns(record: Record) -> int:
+    """The moment until which it tells."""
+    assert isinstance(record.value, StepBatch)
+    return record.value.covered_to_unix_ns
+
+
+def _batches(records: list[Record]) -> list[StepBatch]:
+    return [record.value for record in records if isinstance(record.value, StepBatch)]
