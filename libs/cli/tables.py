@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from rich.text import Text
 from libs.cli.find import find_suite, get_json
 
 BAR_CELLS = 24
+BEHIND_MS = 2_000
+"""Data that are older are not shown without saying so."""
 PIPE_COLUMNS = 200
 """Where there is no terminal to fit into."""
 ROLE_STYLES = {"prefill": "cyan", "decode": "green", "mixed": "yellow", "standby": "dim"}
@@ -79,7 +82,14 @@ def show_occupancy_of(found: dict[str, Any]) -> None:
     for worker in found["workers"]:
         table.add_row(f"{worker['id']}", *_cells(worker))
     legend = Text(" ").join(Text(f"{cell} {_title(phase)}", style=style) for phase, (cell, style) in PHASES.items())
-    _console().print(Group(table, Text(), legend))
+    _console().print(Group(table, Text(), legend, *_age(found["age_ms"])))
+
+
+def _age(age_ms: int | None) -> Iterator[Text]:
+    """How old the data are; nothing without any worker."""
+    if age_ms is not None:
+        behind = age_ms > BEHIND_MS
+        yield Text(f"{age_ms / 1000:.1f} s {'behind' if behind else 'old'}", style="bold red" if behind else "dim")
 
 
 def last_move(worker: dict[str, Any], now_ns: int) -> Text:

@@ -60,6 +60,7 @@ TRACE_SPANS_TOTAL: Final = "fulcrum_trace_spans_total"
 TRACE_DROPPED_REQUESTS_TOTAL: Final = "fulcrum_trace_dropped_requests_total"
 
 ALERTS_FIRING: Final = "fulcrum_alerts_firing"
+ALERTS_HELD_BACK: Final = "fulcrum_alerts_held_back"
 ALERT_CHANGES_TOTAL: Final = "fulcrum_alert_changes_total"
 ALERT_UNFOLLOWED_TOTAL: Final = "fulcrum_alert_unfollowed_signs_total"
 ALERT_POSTS_TOTAL: Final = "fulcrum_alert_posts_total"

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
+from services.metrics.age import MS_NS
 from services.metrics.alerts.api import alerts_router
 from services.metrics.alerts.book import AlertBook
 from services.metrics.efficiency import Efficiency, RecentOccupancy, efficiency
@@ -64,8 +65,10 @@ def make_api(
         live = end_unix_ms is None  # queues are not kept
         fleet = state.fleet
         queues = phase_queues(fleet.roll.loads(now_ns), fleet.clocks, state.gateways, now_ns) if live else []
+        aged_ns = state.age_ns(now_ns) if live else None
+        age_ms = None if aged_ns is None else aged_ns // MS_NS
         told = await cluster_occupancy_in_turns(
-            state.fleet, state.rollups, state.members, end_ns, window_ns, queues=queues
+            fleet, state.rollups, state.members, end_ns, window_ns, queues=queues, age_ms=age_ms
         )
         # FastAPI would check each of a thousand workers again: 0.2 s.
         return Response(msgspec.json.encode(told), media_type="application/json")

@@ -80,7 +80,7 @@ async def main(service: Service[MetricsSettings]) -> None:
         ),
         QueueCollector(state, clock),
         BusCollector(bus),
-        LiveCollector(hub, state.history),
+        LiveCollector(hub, state.history, lambda: state.age_ns(clock.now_ns())),
         GapCollector(gaps),
         AlertCollector(desk, webhooks),
         guard,

@@ -5,6 +5,7 @@ import asyncio
 from typing import Final
 
 from libs.runtime.clock import Clock
+from services.metrics.age import MS_NS, age_ns
 from services.metrics.alerts.book import Alert
 from services.metrics.alerts.desk import AlertDesk
 from services.metrics.hub import Hub
@@ -73,4 +74,7 @@ def tick(
     loads = state.fleet.roll.loads(now_ns)
     members = writer.members(loads.listing)
     queues = phase_queues(loads, state.fleet.clocks, state.gateways, now_ns)
-    hub.publish(writer.tick(now_ns, written, loads, state.untold_events(), alerts, queues=queues), members)
+    aged_ns = age_ns(loads, state.history.written_to_ns, now_ns)
+    age_ms = None if aged_ns is None else aged_ns // MS_NS
+    events = state.untold_events()
+    hub.publish(writer.tick(now_ns, written, loads, events, alerts, queues=queues, age_ms=age_ms), members)

@@ -188,6 +188,9 @@ class ClusterOccupancy(Occupancy):
     """What was asked for, rounded up to whole windows of those kept for that time."""
     as_of_unix_ns: int
     """The end of the window."""
+    age_ms: int | None
+    """How old the newest data are that the service shows: now, less the instant until which half of its workers have
+    told what they did. Null without any worker, and of a time in the past."""
     workers: list[WorkerOccupancy]
     models: list[ModelOccupancy]
     pools: list[PoolOccupancy]
@@ -215,23 +218,31 @@ async def cluster_occupancy_in_turns(
     window_ns: int,
     *,
     queues: Sequence[PhaseQueue] = (),
+    age_ms: int | None = None,
 ) -> ClusterOccupancy:
     """The same, with a turn for others every `WORKERS_A_TURN`."""
     span, workers = spent_in(fleet, rollups, members, end_ns, window_ns), []
     for first in range(0, len(span.workers), WORKERS_A_TURN):
         workers += [_worker(fleet, each, span) for each in span.workers[first : first + WORKERS_A_TURN]]
         await asyncio.sleep(0)
-    return _cluster(fleet, span, workers, end_ns, queues)
+    return _cluster(fleet, span, workers, end_ns, queues, age_ms=age_ms)
 
 
 def _cluster(
-    fleet: Fleet, span: Span, workers: list[WorkerOccupancy], end_ns: int, queues: Sequence[PhaseQueue] = ()
+    fleet: Fleet,
+    span: Span,
+    workers: list[WorkerOccupancy],
+    end_ns: int,
+    queues: Sequence[PhaseQueue] = (),
+    *,
+    age_ms: int | None = None,
 ) -> ClusterOccupancy:
     offsets_ns = fleet.clocks.offsets_ns(span.high_ns)
     return ClusterOccupancy.of(
         total(span.workers),
         window_ms=(span.high_ns - span.low_ns) // 1_000_000,
         as_of_unix_ns=span.high_ns,
+        age_ms=age_ms,
         workers=workers,
         models=[
             ModelOccupancy.of(part, model=model)

@@ -148,14 +148,20 @@ class OccupancyCollector(Collector):
 
 
 class LiveCollector(Collector):
-    """The stream's readers, and what did not reach them or the history."""
+    """How old the data are that are shown, the stream's readers, and what did not reach them or the history."""
 
-    def __init__(self, hub: Hub, history: History) -> None:
+    def __init__(self, hub: Hub, history: History, age_ns: Callable[[], int | None]) -> None:
         self._hub = hub
         self._history = history
+        self._age_ns = age_ns
 
     def collect(self) -> Iterator[Metric]:
         """As of this scrape."""
+        aged_ns = self._age_ns()
+        if aged_ns is not None:  # without any worker there is nothing that is old
+            yield GaugeMetricFamily(
+                names.TELEMETRY_AGE_SECONDS, "Since the newest instant that the shown data stand for.", aged_ns / 1e9
+            )
         yield GaugeMetricFamily(names.STREAM_READERS, "Readers of the live stream.", self._hub.readers)
         yield CounterMetricFamily(
             names.STREAM_SKIPPED_TICKS_TOTAL, "Ticks that readers were too slow for.", self._hub.skipped_ticks

@@ -12,6 +12,7 @@ from libs.telemetry.history import History
 from libs.telemetry.members import Members
 from libs.telemetry.rollups import RollUps
 from libs.telemetry.timeline import PrefillShares, Taken
+from services.metrics.age import age_ns
 from services.metrics.alerts.burn import BurnLog
 from services.metrics.alerts.verdict import verdicts
 from services.metrics.events import Event, EventLog
@@ -77,6 +78,10 @@ class MetricsState:
         events = self.events.after(self._told_events)
         self._told_events = self.events.count
         return events
+
+    def age_ns(self, now_ns: int) -> int | None:
+        """How old the data are that are shown."""
+        return age_ns(self.fleet.roll.loads(now_ns), self.history.written_to_ns, now_ns)
 
     def not_live(self, now_ns: int) -> str | None:
         """Why figures are not live, in words; None when they are."""

@@ -72,6 +72,9 @@ class Tick(msgspec.Struct):
     queues: list[PhaseQueue] | None
     """What waits at workers and gateways; None where depths are."""
     events: list[Event]
+    age_ms: int | None
+    """How old the data were at `now_unix_ms` (see services/metrics/age.py); None without any worker, and where depths
+    are None."""
     alerts: list[Alert]
     """Changes: alerts that fire now, and that are over."""
 
@@ -111,11 +114,12 @@ class TickWriter:
         alerts: list[Alert],
         *,
         queues: list[PhaseQueue],
+        age_ms: int | None = None,
     ) -> bytes:
         """What has been written; `loads` are of the workers of the last `members`."""
         told = (loads.running, loads.waiting, loads.waiting_prefill_tokens, loads.awaiting_kv)
         depths = Depths(*(each.tolist() for each in told))
-        return self._message(now_ns, written, events, alerts, depths=depths, queues=queues)
+        return self._message(now_ns, written, events, alerts, depths=depths, queues=queues, age_ms=age_ms)
 
     def knows(self, written: Sequence[WrittenWindow]) -> bool:
         """Whether all of whom something was written are in the last `members`."""
@@ -134,10 +138,11 @@ class TickWriter:
         *,
         depths: Depths | None = None,
         queues: list[PhaseQueue] | None = None,
+        age_ms: int | None = None,
     ) -> bytes:
         self.number += 1
         windows = [self._window(window) for window in written]
-        message = Tick(self.number, self.version, now_ns // MS_NS, windows, depths, queues, events, alerts)
+        message = Tick(self.number, self.version, now_ns // MS_NS, windows, depths, queues, events, age_ms, alerts)
         return b"id: %d\nevent: tick\ndata: %b\n\n" % (self.number, msgspec.json.encode(message))
 
     def _window(self, window: WrittenWindow) -> Window:

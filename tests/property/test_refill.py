@@ -68,9 +68,7 @@ def chunks_of(gap: Gap, size: int) -> Iterator[Chunk]:
 
 def tiers(state: MetricsState, until_ms: int) -> list[list[list[list[int]]]]:
     """By tier, what is known of every worker in every window."""
-    return [
-        state.rollups.read(tier.window_ns, at(0), at(until_ms), WORKERS).times_ns.tolist() for tier in TIERS[1:3]
-    ]
+    return [state.rollups.read(tier.window_ns, at(0), at(until_ms), WORKERS).times_ns.tolist() for tier in TIERS[1:3]]
 
 
 @settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
@@ -104,8 +102,8 @@ def test_a_filled_gap_leaves_the_windows_of_a_reader_that_missed_nothing(until_m
     state.history.advance(at(until_ms))
     assert tiers(state, until_ms) == tiers(whole, until_ms)
     assert state.fleet.kv_bytes == whole.fleet.kv_bytes
-    lost = [state.fleet.roll.lost_batches(worker) for worker in WORKERS]
-    assert lost == [0, 0, 0]
+    if reborn_at_ms <= start // len(WORKERS) * BATCH_MS:  # else what came of the earlier process counts as lost
+        assert not any(state.fleet.roll.lost_batches(worker) for worker in WORKERS)
 
 
 def test_before_it_is_filled_a_gap_is_a_hole_in_coverage():

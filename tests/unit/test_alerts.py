@@ -1,5 +1,7 @@
 """What each alert fires on and what it says, over real snapshots."""
 
+from collections import deque
+
 import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
@@ -26,7 +28,7 @@ from services.metrics.alerts.grade import Grade
 from services.metrics.alerts.hearing import Hearing
 from services.metrics.alerts.machine import Machine
 from services.metrics.alerts.pools import advice, amount
-from services.metrics.alerts.rules import make_rules
+from services.metrics.alerts.rules import ON_TELEMETRY, make_rules
 from services.metrics.alerts.snapshot import Burn, Count, Pool, Snapshot, Worker
 from services.metrics.alerts.verdict import verdicts
 from services.metrics.prometheus import RequestMetrics
@@ -49,11 +51,14 @@ class Cluster:
         self.desk = AlertDesk(self.state, settings.alert_limits(), lag_ns=0)
         self.now_ms = 0
         self.sequences = {}
+        self.under_way = deque()
+        """(when it comes, record) of what the reader has not come to."""
         self.told = []
         self.desk.tell.append(self.told.extend)
 
-    def run(self, seconds, *workers, gateways=()):
-        """Each worker is (id, role, busy share, load) and what else `step_batch` takes; returns what changed."""
+    def run(self, seconds, *workers, gateways=(), behind_ms=0):
+        """Each worker is (id, role, busy share, load) and what else `step_batch` takes; returns what changed. The
+        reader comes to telemetry so late as is said."""
         before = len(self.told)
         for _ in range(round(seconds * 10)):
             start_ms, self.now_ms = self.now_ms, self.now_ms + 100
@@ -69,7 +74,11 @@ class Cluster:
                         batch.kv_waits.extend(value(start_ms))
                     else:
                         setattr(batch, key, value)
-                self.state.take(Record(STEPS, worker_id, batch, 0, 0), at(self.now_ms))
+                self.under_way.append((self.now_ms + behind_ms, Record(STEPS, worker_id, batch, 0, 0)))
+            if not behind_ms:  # it has caught up
+                self.under_way = deque((self.now_ms, record) for _, record in self.under_way)
+            while self.under_way and self.under_way[0][0] <= self.now_ms:
+                self.state.take(self.under_way.popleft()[1], at(self.now_ms))
             for message in gateways:
                 message.told_unix_ns = at(self.now_ms)
                 self.state.take(Record(QUEUES, message.gateway_id, message, 0, 0), at(self.now_ms))
@@ -278,6 +287,46 @@ def test_what_was_told_of_a_worker_before_nobody_was_heard_goes_on_until_it_is_h
     assert cluster.run(4, *both) == [
         ("FulcrumTelemetryStale", "resolved", {"model": "sim", "node": "node-a", "worker": "decode-1"})
     ]
+
+
+def test_a_reader_that_is_behind_raises_one_alert_for_all_its_workers():
+    cluster = Cluster()
+    many = [decode(0.9, f"decode-{number}", running=1) for number in range(6)] + [prefill(0.97, 3, 1200)]
+    cluster.run(2, *many)
+    told = cluster.run(40, *many, behind_ms=12_000)
+    assert told == [("FulcrumTelemetryStale", "firing", {"scope": "cluster"})]
+    assert cluster.desk.book.held_back == ON_TELEMETRY
+    assert cluster.reasons["FulcrumTelemetryStale"].endswith("alerts that stand on it are held back")
+
+
+def test_alerts_that_fired_before_neither_end_nor_fire_anew_on_old_telemetry():
+    cluster = Cluster()
+    starved = [prefill(0.99, 5, 4_000), decode(0.05), decode(0.05, "decode-1")]
+    calm = [prefill(0.2), decode(0.2), decode(0.2, "decode-1")]
+    assert [name for name, *_ in cluster.run(20, *starved)] == ["FulcrumImbalance"]
+    told = cluster.run(40, *calm, behind_ms=8_000)
+    assert {(name, state) for name, state, _ in told} == {("FulcrumTelemetryStale", "firing")}
+    over = cluster.run(30, *calm)
+    assert cluster.desk.book.held_back == ()
+    assert {(name, state) for name, state, _ in over} == {
+        ("FulcrumImbalance", "resolved"),
+        ("FulcrumTelemetryStale", "resolved"),
+    }
+
+
+def test_when_most_workers_go_at_once_one_alert_counts_them():
+    cluster = Cluster()
+    many = [decode(0.5, f"decode-{number}", running=1) for number in range(8)]
+    cluster.run(2, *many)
+    assert cluster.run(10, *many[:3]) == [("FulcrumTelemetryStale", "firing", {"scope": "cluster"})]
+    assert "5 of 8 workers are silent" in cluster.reasons["FulcrumTelemetryStale"]
+
+
+def test_when_few_workers_go_at_once_each_is_named():
+    cluster = Cluster()
+    many = [decode(0.5, f"decode-{number}", running=1) for number in range(8)]
+    cluster.run(2, *many)
+    assert [labels.get("worker") for *_, labels in cluster.run(10, *many[:6])] == ["decode-6", "decode-7"]
 
 
 def test_workers_of_a_reader_that_has_gone_get_time_to_be_taken_over():

@@ -29,7 +29,7 @@ from libs.testing.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.alerts.book import AlertBook
 from services.metrics.api import make_api
 from services.metrics.hub import Hub
-from services.metrics.prometheus import MAX_MODELS, OTHER_MODEL, OccupancyCollector, RequestMetrics
+from services.metrics.prometheus import MAX_MODELS, OTHER_MODEL, LiveCollector, OccupancyCollector, RequestMetrics
 from services.metrics.request_table import RequestTable, percentiles
 from services.metrics.requests import MAX_REQUESTS, REPORT_NS, RequestLog
 from services.metrics.state import MetricsState
@@ -104,6 +104,35 @@ async def test_occupancy_answers_every_field_with_its_window_ending_a_lag_before
     named = {"id": "decode-0", "node": "node-a", "model": "sim", "role": "decode"}
     assert {**worker, **shares, **depths, **named, "gpus": 1} == worker
     assert [model["model"] for model in body["models"]] == ["sim"]
+
+
+async def age_ms(metrics, **query):
+    return (await metrics.http.get("/v1/occupancy", params=query)).json()["age_ms"]
+
+
+async def test_the_age_is_since_the_instant_until_which_half_of_the_workers_have_told(metrics):
+    assert await age_ms(metrics) is None
+
+    def tell(worker, number):
+        metrics.take(STEPS, step_batch(number, (100 * number, 100 * number + 100), worker=worker))
+
+    for worker in ("decode-0", "decode-1", "decode-2"):
+        tell(worker, 12)  # until 1300 ms, and now it is 1400
+    assert await age_ms(metrics) == 100
+    metrics.clock.advance_ms(3_600)
+    tell("decode-0", 48)
+    assert await age_ms(metrics) == 3_700  # of most nothing newer is known
+    tell("decode-1", 48)
+    assert await age_ms(metrics) == 100  # that the third is silent makes the others' data no older
+    assert await age_ms(metrics, end_unix_ms=at(1_000) // MS) is None
+
+
+async def test_prometheus_has_the_age_as_long_as_there_are_workers(metrics):
+    age_ns = lambda: metrics.state.age_ns(metrics.clock.now_ns())  # noqa: E731
+    metrics.registry.register(LiveCollector(metrics.hub, metrics.state.history, age_ns))
+    assert (metric_names.TELEMETRY_AGE_SECONDS,) not in await metrics.samples()
+    metrics.take(STEPS, step_batch(11, (1100, 1200)))
+    assert (await metrics.samples())[metric_names.TELEMETRY_AGE_SECONDS,] == 0.2
 
 
 def cluster_rule() -> tuple[float, int]:

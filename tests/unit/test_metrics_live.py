@@ -105,6 +105,17 @@ def _fields(found):
     return {name: getattr(found, name) for name in found.__dataclass_fields__}
 
 
+async def test_the_stream_tells_with_each_window_how_old_the_data_are(live):
+    live.take(step_batch(0, (0, 100)), now_ms=100)
+    with live.hub.reader() as messages:
+        live.tick(100)
+        (_, (_, first)) = await next_messages(messages, 2)
+        live.tick(2_600)
+        ((_, second),) = await next_messages(messages, 1)
+    assert (first["age_ms"], second["age_ms"]) == (0, 2_500)
+    assert json.loads(live.writer.changes(at(2_610), [], []).split(b"data: ")[1])["age_ms"] is None
+
+
 def test_a_worker_that_moves_counts_for_the_pool_it_was_in_however_late_its_telemetry_comes(live):
     def batch(number, role, **steps):
         start = 100 * number

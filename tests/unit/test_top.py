@@ -270,6 +270,18 @@ async def test_a_service_that_is_away_is_told_and_followed_again_whenever_it_is_
                     await seen(pilot, lambda: len(rows(app)) == 3 and "does not answer" not in text(app, "head"))
 
 
+async def test_data_that_are_old_are_shown_with_their_age() -> None:
+    async with serving() as service:
+        app = Top(Feed(service.url))
+        async with app.run_test(size=SIZE) as pilot:
+            await seen(pilot, lambda: "covered 100%" in text(app, "head"))
+            assert "behind" not in text(app, "head")
+            service.busy.clear()
+            await seen(pilot, lambda: " 3 s behind " in text(app, "head"))
+        done = await asyncio.to_thread(CliRunner().invoke, cli, ["top", "--metrics", service.url, "--once"])
+        assert "s behind" in done.stdout
+
+
 @pytest.mark.parametrize("arguments", [(), ("--once",), ("--json",)])
 def test_a_service_that_is_not_there_is_one_line(arguments: tuple[str, ...]) -> None:
     done = CliRunner().invoke(cli, ["top", "--metrics", "http://127.0.0.1:9", *arguments])
@@ -287,7 +299,7 @@ async def test_once_prints_one_snapshot_as_json_or_for_people() -> None:
         following.cancel()
         done = await asyncio.to_thread(CliRunner().invoke, cli, ["top", "--metrics", service.url, "--json", "--once"])
         snapshot = json.loads(done.stdout)
-        assert set(snapshot) == {"unix_ms", "ratio", "occupancy", "requests", "alerts"}
+        assert set(snapshot) == {"unix_ms", "age_ms", "ratio", "occupancy", "requests", "alerts"}
         assert len(snapshot["occupancy"]["workers"]) == 3
         done = await asyncio.to_thread(CliRunner().invoke, cli, ["top", "--metrics", service.url, "--once"])
         assert "prefill-0" in done.stdout

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from rich.text import Text
 
+from libs.cli.tables import BEHIND_MS
 from libs.cli.top import draw
 from libs.cli.top.model import FIGURE, WINDOW_NS, Model
 
@@ -33,6 +34,8 @@ def head(model: Model, problem: str, wide: int, *, paused: bool) -> Text:
     text.append(f"  {_count(gpus, 'GPU')}  covered {draw.percent(times[0], gpus * FIGURE * WINDOW_NS)}  ")
     if model.firing:
         text.append(f" {_count(len(model.firing), 'alert')} ", ALARM)
+    if model.age_ms is not None and model.age_ms > BEHIND_MS:
+        text.append(f" {model.age_ms // 1000} s behind ", ALARM)
     if paused:
         text.append(" paused ", "reverse")
     text.append("\n")

@@ -66,6 +66,8 @@ class Model:
         """What `/v1/requests/summary` says of all; empty before it has."""
         self.queues: list[dict[str, Any]] = []
         """What waits by model and phase, at workers and gateways."""
+        self.age_ms: int | None = None
+        """How old the data were at the last tick that said so; None without any worker."""
         self.last_ms = 0
         """Start of the newest settled window."""
         self._sums: dict[int, Times] = {}
@@ -104,6 +106,7 @@ class Model:
         if message["depths"] is not None:
             self._depths(message["depths"])
             self.queues = message["queues"]
+            self.age_ms = message["age_ms"]
         for event in message["events"]:
             what = f"{event['worker']} → {event['role']}" if event["worker"] else event["action"]
             self.lines.append((event["unix_ms"], f"{what}  {event['reason']}".strip()))

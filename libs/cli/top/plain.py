@@ -31,6 +31,7 @@ def take(url: str) -> dict[str, Any]:
     occupancy = get_json(url, "/v1/occupancy", window=WINDOW)
     return {
         "unix_ms": occupancy["as_of_unix_ns"] // 1_000_000,
+        "age_ms": occupancy["age_ms"],
         "ratio": occupancy["ratio"],
         "occupancy": occupancy,
         "requests": get_json(url, "/v1/requests/summary", window="1m")["total"],

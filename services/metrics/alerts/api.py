@@ -16,6 +16,8 @@ class Alerts:
 
     firing: list[Alert]
     recent: list[Alert]
+    held_back: list[str]
+    """Names of alerts that neither fire nor end now, since the telemetry that they stand on is old."""
 
 
 def alerts_router(book: AlertBook) -> APIRouter:
@@ -25,6 +27,6 @@ def alerts_router(book: AlertBook) -> APIRouter:
     @router.get("/alerts")
     async def alerts(limit: Limit = 100) -> Alerts:
         """What fires, and the last changes; the stream brings further ones."""
-        return Alerts(book.firing(), book.newest(limit))
+        return Alerts(book.firing(), book.newest(limit), list(book.held_back))
 
     return router

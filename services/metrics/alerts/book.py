@@ -1,7 +1,7 @@
 """Alerts as they are told: those that fire, and the last changes. Pure."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -39,6 +39,8 @@ class AlertBook:
     def __init__(self) -> None:
         self.runbook_url = "/runbook"
         """Where its pages are."""
+        self.held_back: Sequence[str] = ()
+        """Names of alerts that neither fire nor end now, since the telemetry that they stand on is old."""
         self._firing: dict[str, Alert] = {}
         self._recent: deque[Alert] = deque(maxlen=MAX_RECENT)
         self.count = 0

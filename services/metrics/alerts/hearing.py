@@ -1,4 +1,5 @@
-"""Whose silence is a worker's own: not while nobody is heard, nor just after, nor while its reader is not. Pure."""
+"""Whose silence is a worker's own: not while nobody is heard or what comes is old, nor just after, nor while its reader
+is not heard. Pure."""
 
 from typing import Final
 
@@ -18,7 +19,7 @@ class Hearing:
     def __init__(self, limits: Limits) -> None:
         self._long_ns = ALL_SILENT_SHARE * limits.stale_s.fire * 1e9
         self.all_silent = False
-        """Nobody at all has been heard for a while."""
+        """Of most workers nothing is known of the last moment, so that nothing is to be judged by it."""
         self._again_ns: int | None = None
         """When somebody was first heard again after that."""
         self._silent_readers: frozenset[str] = frozenset()
@@ -26,7 +27,7 @@ class Hearing:
     def note(self, snapshot: Snapshot) -> None:
         """Enter a moment."""
         staying = [worker for worker in snapshot.workers if not worker.left]
-        silent = bool(staying) and (snapshot.silent_ns or 0) >= self._long_ns
+        silent = bool(staying) and max(snapshot.silent_ns or 0, snapshot.behind_ns) >= self._long_ns
         if self.all_silent and not silent:
             self._again_ns = snapshot.at_ns
         self.all_silent = silent

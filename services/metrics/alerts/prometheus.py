@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
 from services.metrics.alerts.desk import AlertDesk
-from services.metrics.alerts.rules import Name
+from services.metrics.alerts.rules import ON_TELEMETRY, Name
 from services.metrics.alerts.webhook import Webhook
 
 
@@ -27,6 +27,12 @@ class AlertCollector(Collector):
         for name in Name:
             gauge.add_metric((name,), firing[name])
         yield gauge
+        held_back = GaugeMetricFamily(
+            names.ALERTS_HELD_BACK, "1 while it neither fires nor ends, its telemetry being old.", labels=("alert",)
+        )
+        for name in ON_TELEMETRY:
+            held_back.add_metric((name,), name in self._desk.book.held_back)
+        yield held_back
         yield CounterMetricFamily(names.ALERT_CHANGES_TOTAL, "Alerts that fired or ended.", self._desk.book.count)
         yield CounterMetricFamily(
             names.ALERT_UNFOLLOWED_TOTAL, "Signs of subjects for which there was no room.", self._desk.unfollowed_signs

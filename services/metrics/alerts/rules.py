@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from services.metrics.alerts.limits import Limits
 
@@ -16,6 +17,17 @@ class Name(StrEnum):
     SLO_BURN = "FulcrumSloBurn"
     WORKER_STUCK = "FulcrumWorkerStuck"
     TELEMETRY_STALE = "FulcrumTelemetryStale"
+
+
+ON_TELEMETRY: Final = (
+    Name.IMBALANCE,
+    Name.QUEUE_GROWING,
+    Name.KV_TRANSFER_BOUND,
+    Name.KV_CACHE_FULL,
+    Name.WORKER_STUCK,
+)
+"""What is judged by step telemetry: held back while that is old, as is what accuses single workers of silence. One
+alert says so in their place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What a rule says of a subject at a moment. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from services.metrics.alerts.grade import Grade
@@ -21,3 +21,8 @@ class Sign:
     """None: nothing is known now, so nothing changes."""
     reason: str
     severity: Severity = "warning"
+
+
+def held_back(sign: Sign) -> Sign:
+    """The same, of which nothing is known now."""
+    return replace(sign, grade=None)

@@ -91,3 +91,10 @@ class Snapshot:
     burns: list[Burn]
     silent_ns: int | None
     """Since telemetry of any worker came; None before the first."""
+
+    @property
+    def behind_ns(self) -> int:
+        """For so long or longer more than half of the workers that have not left are silent: what came meanwhile, if
+        anything did, told of time before. 0 without any."""
+        silent_ns = sorted(worker.silent_ns for worker in self.workers if not worker.left)
+        return silent_ns[(len(silent_ns) - 1) // 2] if silent_ns else 0

@@ -9,8 +9,8 @@ from services.metrics.alerts.limits import Limits
 from services.metrics.alerts.machine import Machine
 from services.metrics.alerts.pools import pool_signs
 from services.metrics.alerts.queues import QueueLog
-from services.metrics.alerts.rules import make_rules
-from services.metrics.alerts.sign import Sign
+from services.metrics.alerts.rules import ON_TELEMETRY, make_rules
+from services.metrics.alerts.sign import Sign, held_back
 from services.metrics.alerts.snapshot import Snapshot
 from services.metrics.alerts.workers import AtHand, worker_signs
 
@@ -28,14 +28,16 @@ class AlertWatch:
 
     def look(self, snapshot: Snapshot) -> list[Alert]:
         """What changes with this moment."""
+        self._hearing.note(snapshot)
         for pool in snapshot.pools:
-            if pool.waiting is not None:
+            if pool.waiting is not None and not self._hearing.all_silent:
                 self._queues.add((pool.model, pool.phase), snapshot.at_ns, pool.waiting)
         self._at_hand.note(snapshot)
-        self._hearing.note(snapshot)
+        self.book.held_back = ON_TELEMETRY if self._hearing.all_silent else ()
         return self.book.enter(self.machine.step(snapshot.at_ns, self._signs(snapshot)))
 
     def _signs(self, snapshot: Snapshot) -> Iterator[Sign]:
-        yield from pool_signs(snapshot.pools, self._queues, self.limits)
+        pools = pool_signs(snapshot.pools, self._queues, self.limits)
+        yield from map(held_back, pools) if self._hearing.all_silent else pools
         yield from worker_signs(snapshot, self._at_hand, self._hearing, self.limits, self.machine.followed("worker"))
         yield from burn_signs(snapshot.burns, self.limits)

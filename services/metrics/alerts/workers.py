@@ -32,15 +32,9 @@ class AtHand:
 def worker_signs(
     snapshot: Snapshot, at_hand: AtHand, hearing: Hearing, limits: Limits, followed: Container[str] | None = None
 ) -> Iterator[Sign]:
-    """Of every worker, but for those not among `followed` of which nothing fires; None: all are followed. While nobody
-    at all is heard, nothing is said of single workers."""
-    silent_s = (snapshot.silent_ns or 0) / 1e9
-    staying = sum(not worker.left for worker in snapshot.workers)
-    grade = limits.stale_s.grade(silent_s) if staying else Grade.CLEAR
-    reason = f"no telemetry has come from any of {staying} workers for {silent_s:.1f} s"
-    # Those that were heard last are forgotten in time; that ends no silence.
-    known = snapshot.workers or not silent_s
-    yield Sign(Name.TELEMETRY_STALE, CLUSTER, grade if known else None, reason, "critical")
+    """Of every worker, but for those not among `followed` of which nothing fires; None: all are followed. While most
+    are not heard, nothing is said of single workers."""
+    yield _all_stale(snapshot, limits)
     for worker in snapshot.workers:
         busy_ns = at_hand.for_ns(worker.id, snapshot.at_ns)
         if followed is not None and worker.id not in followed and not _fires(worker, busy_ns, limits):
@@ -49,6 +43,23 @@ def worker_signs(
         yield _stuck(worker, busy_ns, limits)
         if worker.kv_used is not None:
             yield _kv_full(worker, worker.kv_used, limits)
+
+
+def _all_stale(snapshot: Snapshot, limits: Limits) -> Sign:
+    """One sign for one cause: nothing comes, or what comes is old, or most workers have gone at once."""
+    silent_s, behind_s = (snapshot.silent_ns or 0) / 1e9, snapshot.behind_ns / 1e9
+    staying = [worker for worker in snapshot.workers if not worker.left]
+    grade = limits.stale_s.grade(max(silent_s, behind_s)) if staying else Grade.CLEAR
+    if silent_s >= limits.stale_s.clear:
+        reason = f"no telemetry has come from any of {len(staying)} workers for {silent_s:.1f} s"
+    else:
+        silent = sum(worker.silent_ns / 1e9 >= limits.stale_s.fire for worker in staying)
+        reason = f"telemetry is {behind_s:.1f} s behind: {silent} of {len(staying)} workers are silent or read too late"
+    if grade is Grade.FIRE:
+        reason += "; alerts that stand on it are held back"
+    # Those that were heard last are forgotten in time; that ends no silence.
+    known = snapshot.workers or not silent_s
+    return Sign(Name.TELEMETRY_STALE, CLUSTER, grade if known else None, reason, "critical")
 
 
 def _fires(worker: Worker, busy_ns: int, limits: Limits) -> bool:

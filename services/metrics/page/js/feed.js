@@ -25,6 +25,7 @@ export class Feed extends EventTarget {
     this.events = [];
     this.alerts = new Alerts();
     this.settledMs = 400;
+    this.ageMs = null; // how old the data were when that was told; null: nobody is there
     this.connected = false;
     this.problem = "";
     this.latestMs = Date.now(); // of the service, whatever is shown
@@ -35,6 +36,7 @@ export class Feed extends EventTarget {
   #members;
   #byId;
   #number = null;
+  #agedAt = 0; // when that was
   #coarse = null; // aborts the loading and polling of coarse windows
   #coarseLoading = false; // what is polled later is no loading
   #whole = -1; // the coarse window up to which all are shown as they will stay
@@ -65,6 +67,11 @@ export class Feed extends EventTarget {
   /** Whether windows of the time shown are still to come. */
   get loading() {
     return this.#live.loads || this.#coarseLoading;
+  }
+
+  /** How far what is live lies behind now, in ms. */
+  get behindMs() {
+    return this.ageMs === null ? 0 : this.ageMs + performance.now() - this.#agedAt;
   }
 
   get paused() {
@@ -129,6 +136,7 @@ export class Feed extends EventTarget {
     this.#number = tick.number;
     for (const event of tick.events) this.#addEvent(event);
     this.alerts.take(tick.alerts);
+    if (tick.depths) [this.ageMs, this.#agedAt] = [tick.age_ms, performance.now()];
     if (gap !== 0) this.#refreshEvents();
     if (this.paused) {
       if (tick.events.length || tick.alerts.length) this.#changed(); // alerts fire and end all the same

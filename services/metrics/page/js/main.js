@@ -24,6 +24,7 @@ import { View } from "./view.js";
 
 const FIGURE_MS = 2000; // what the figures at the top and in the tables are of
 const TABLES_MS = 500; // how often tables are filled
+const BEHIND_MS = 2000; // data that are older are not called live
 const DRAW_MS = 50; // between two pictures at least: changes come more often than anybody sees
 
 const NOBODY = "No worker is heard of. Figures come as soon as one sends telemetry.";
@@ -152,9 +153,11 @@ function draw(now) {
 }
 
 function drawStatus() {
-  const said = feed.problem || (!feed.connected ? "connecting" : feed.loading ? "loading" : feed.paused ? "paused" : "live");
+  const behind = feed.behindMs > BEHIND_MS ? `${Math.floor(feed.behindMs / 1000)} s behind` : "";
+  const said = feed.problem || (!feed.connected ? "connecting" : feed.loading ? "loading" : feed.paused ? "paused" : behind || "live");
   if ($("status").textContent !== said) $("status").textContent = said;
-  $("status").className = feed.problem ? "poor" : said === "live" ? "good" : "";
+  $("status").title = feed.ageMs === null ? "" : "how long ago the newest instant is that half of the workers have told of";
+  $("status").className = feed.problem || said === behind ? "poor" : said === "live" ? "good" : "";
 }
 
 /** Why nothing is shown. */
