@@ -4,14 +4,24 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from libs.bus import live
 from libs.bus.live import LiveBus
+from libs.bus.port import Record
 from libs.bus.subscription import Gap
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
 from libs.contracts.topics import REQUESTS, STEPS
+from libs.runtime.clock import SystemClock
+from libs.runtime.tasks import TaskOwner
+from libs.telemetry.split import prefill_shares
 from libs.testing.stores import KafkaServer
+from libs.testing.telemetry import MS, ORIGIN_NS, step, step_batch
 from libs.testing.wait import until
+from services.metrics.prometheus import RequestMetrics
+from services.metrics.refill.gaps import Fate, Gaps
+from services.metrics.refill.refill import Refill
+from services.metrics.state import MetricsState
 
 BEHIND_S = 0.5
 SLOW_S = 0.01
@@ -101,3 +111,54 @@ async def test_a_reader_that_keeps_up_never_jumps(bus: LiveBus) -> None:
         await asyncio.gather(task, return_exceptions=True)
     assert gaps == []
     assert steps == list(range(60))
+
+
+async def test_what_was_jumped_over_is_read_back_from_the_broker_into_history(bus: LiveBus) -> None:
+    """Forty seconds of two workers, of which the live reader has the first five and the last."""
+    clock, seconds = SystemClock(), 40
+    state, gaps, tasks = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry())), Gaps(), TaskOwner()
+    end_ms = (clock.now_ns() - ORIGIN_NS) // MS // 1000 * 1000
+    begin_ms, workers = end_ms - 1000 * seconds, ("decode-0", "decode-1")
+
+    def batches(worker: str) -> list[StepBatch]:
+        lows = range(begin_ms, end_ms, 100)
+        return [
+            step_batch(number, (low, low + 100), [step(low + 20, low + 70, decode=1)], worker=worker)
+            for number, low in enumerate(lows)
+        ]
+
+    told = [batch for pair in zip(*map(batches, workers), strict=True) for batch in pair]
+    records: list[Record] = []
+
+    async def read() -> None:
+        async for record in bus.subscribe([STEPS], since_unix_ns=0):
+            records.append(record)  # noqa: PERF401  (it never ends)
+
+    tasks.spawn("reading", read())
+    try:
+        for batch in told:
+            bus.publish(STEPS, batch)
+        await until(lambda: len(records) == len(told))
+        held_back: dict[int, list[int]] = {}
+        state.history.resume(begin_ms * MS + ORIGIN_NS)
+        for second in range(seconds):
+            at_ns = (begin_ms + 1000 * second) * MS + ORIGIN_NS
+            for record in records:
+                assert isinstance(record.value, StepBatch)
+                if at_ns <= record.value.covered_from_unix_ns < at_ns + 1000 * MS:
+                    if 5 <= second < seconds - 5:
+                        held_back.setdefault(record.partition, []).append(record.offset)
+                    else:
+                        state.take(record, clock.now_ns())
+            state.history.advance(at_ns + 1000 * MS)
+        refill = Refill(state, gaps, prefill_shares, clock)
+        for partition, offsets in held_back.items():
+            assert max(offsets) - min(offsets) + 1 == len(offsets)
+            refill.note(Gap(STEPS, partition, min(offsets), max(offsets) + 1, bus.run))
+        tasks.spawn("refill", refill.run(bus.back_reader))
+        await until(lambda: not gaps.records)
+    finally:
+        await tasks.close()
+    assert gaps.fates[Fate.FILLED] == (seconds - 10) * 10 * len(workers)
+    series = state.rollups.read(10**9, begin_ms * MS + ORIGIN_NS, end_ms * MS + ORIGIN_NS, workers)
+    assert series.times_ns.tolist() == [[[1000 * MS, 0, 500 * MS, 0]] * 2] * seconds
