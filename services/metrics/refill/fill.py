@@ -30,14 +30,15 @@ def fill(
     They go into the live timelines, as far as those reach back, and into windows by a fleet of their own: it knows a
     worker's earlier incarnations too, and does not forget them for want of room.
     """
-    fleet, known = Fleet(prefill_shares), []
+    fleet = Fleet(prefill_shares)
+    known: list[Taken] = []
     for part in _parts(batches, A_TURN):
         known += [fleet.add(batch, now_ns) for batch in part]
         yield
     seconds: dict[int, set[str]] = {}
     length_ns = state.history.filled_ns
-    for part in _parts(list(zip(batches[own], known[own], strict=True)), A_TURN):
-        for batch, counted in part:
+    for pairs in _parts(list(zip(batches[own], known[own], strict=True)), A_TURN):
+        for batch, counted in pairs:
             low_ns, high_ns = batch.covered_from_unix_ns, batch.covered_to_unix_ns
             taken = state.fleet.add_late(batch, now_ns)
             if taken is Taken.VOID and counted is Taken.COUNTED:
