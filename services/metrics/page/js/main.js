@@ -156,7 +156,6 @@ function drawStatus() {
   const behind = feed.behindMs > BEHIND_MS ? `${Math.floor(feed.behindMs / 1000)} s behind` : "";
   const said = feed.problem || (!feed.connected ? "connecting" : feed.loading ? "loading" : feed.paused ? "paused" : behind || "live");
   if ($("status").textContent !== said) $("status").textContent = said;
-  $("status").title = feed.ageMs === null ? "" : "how long ago the newest instant is that half of the workers have told of";
   $("status").className = feed.problem || said === behind ? "poor" : said === "live" ? "good" : "";
 }
 
