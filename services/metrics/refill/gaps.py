@@ -17,7 +17,7 @@ FIRST_RATE: Final = 100.0
 """Records a second of a partition, before anything of it has been read."""
 MIN_CHUNK: Final = 100
 MAX_CHUNK: Final = 20_000
-"""Records, margins not counted: some tens of MB."""
+"""Records; each margin too has no more. Some tens of MB."""
 
 
 class Fate(StrEnum):
@@ -84,7 +84,7 @@ class Gaps:
             return None
         found = max(due, key=lambda each: each.newest_ns)
         records = min(max(round(found.rate * CHUNK_NS / 1e9), MIN_CHUNK), MAX_CHUNK)
-        margin = max(round(found.rate * MARGIN_NS / 1e9), MIN_CHUNK)
+        margin = min(max(round(found.rate * MARGIN_NS / 1e9), MIN_CHUNK), MAX_CHUNK)
         start = max(found.gap.start, found.end - records)
         return Chunk(found.gap, start, found.end, max(start - margin, 0), found.end + margin)
 
