@@ -6,8 +6,8 @@ Images install packages alone (`image-control` and the like) and the project in 
 
 A second run with the same locks returns at once. Packages are kept in the user's cache, outside the clone.
 
-Environments in which suites run get the embedded broker too (deploy/broker), built by Go: the machine's own where that is
-new enough, else the one of locks/go.txt, which is gone afterwards.
+Environments in which suites run get the embedded broker too (deploy/broker), built by Go: the machine's own where that
+is new enough, else the one of locks/go.txt, which is gone afterwards.
 """
 
 from __future__ import annotations

@@ -78,11 +78,6 @@ class LiveBus(KafkaBus):
         )
         return subscription.records(lambda: self._closed)
 
-    @property
-    def run(self) -> str:
-        """What tells this run of the broker from others, as in `Gap`; empty while there is none."""
-        return self._servers.run() or ""
-
     @asynccontextmanager
     async def back_reader(self) -> AsyncIterator[BackReader]:
         """Connected; raises one of CONNECTION_ERRORS when the broker is away."""

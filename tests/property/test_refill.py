@@ -94,7 +94,7 @@ def test_a_filled_gap_leaves_the_windows_of_a_reader_that_missed_nothing(until_m
     whole, state = new_state(), new_state()
     live(whole, all_of, 0, until_ms)
     live(state, all_of[:start] + all_of[end:], 0, until_ms)
-    gap = Gap(STEPS, 0, start, end, "")
+    gap = Gap(STEPS, 0, start, end)
     for each in chunks_of(gap, chunk):
         read, own = all_of[each.read_from : each.read_to], slice(each.start - each.read_from, each.end - each.read_from)
         for _ in fill(state, prefill_shares, read, own, at(until_ms)):
@@ -118,7 +118,7 @@ def test_every_record_that_was_jumped_over_has_one_fate(jumps, rate):
     """And the chunks of a gap are next to each other, the newest first."""
     gaps, at_offset, total = Gaps(), [0] * 4, 0
     for number, (partition, length) in enumerate(jumps):
-        gap = Gap(STEPS, partition, at_offset[partition], at_offset[partition] + length, "r")
+        gap = Gap(STEPS, partition, at_offset[partition], at_offset[partition] + length)
         at_offset[partition] = gap.end + 1
         total += length
         gaps.add(gap, number)
@@ -141,7 +141,7 @@ def test_every_record_that_was_jumped_over_has_one_fate(jumps, rate):
 def test_the_newest_of_several_partitions_is_read_first():
     gaps = Gaps()
     for partition in range(2):
-        gaps.add(Gap(STEPS, partition, 0, 1_000, "r"), 0)
+        gaps.add(Gap(STEPS, partition, 0, 1_000), 0)
     read = []
     while chunk := gaps.next(10**12):
         read.append((chunk.gap.partition, chunk.start))
@@ -153,14 +153,14 @@ def test_the_newest_of_several_partitions_is_read_first():
 
 
 def test_a_gap_is_read_once_telemetry_after_it_has_come_and_without_what_the_broker_forgot():
-    gaps, gap = Gaps(), Gap(STEPS, 0, 100, 1_000, "r")
+    gaps, gap = Gaps(), Gap(STEPS, 0, 100, 1_000)
     gaps.add(gap, 0)
     assert gaps.next(MARGIN_NS - 1) is None
     gaps.held_from(gap, 700)
     chunk = gaps.next(MARGIN_NS)
     assert chunk is not None
     assert (chunk.gap.start, chunk.end) == (700, 1_000)
-    gaps.forget_others("another")
+    gaps.held_from(chunk.gap, 1_000)
     assert gaps.next(MARGIN_NS) is None
     assert gaps.fates[Fate.FORGOTTEN] == 900
 

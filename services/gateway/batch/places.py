@@ -1,7 +1,6 @@
 """Which lines of a job have been written to its outputs, one bit a line. Pure."""
 
 
-
 class Places:
     """Of a job of so many lines."""
 
