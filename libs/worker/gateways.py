@@ -21,6 +21,8 @@ from libs.worker.wire import load_message
 log = structlog.get_logger()
 
 MAX_GATEWAYS = 64
+TIMER_S = 0.002
+"""A loop's timers are as exact: what is due so soon is due now, and wakes nobody once more."""
 
 
 class Gateways:
@@ -126,7 +128,7 @@ class Gateways:
         link.told_speed = self._speed.tell(frame, link.told_speed)
         link.outbox.take(frame)
         link.assignment_news = link.load_news = False
-        link.told = True
+        link.told_s = asyncio.get_running_loop().time()
         link.told_load = frame.load
         return frame
 
@@ -144,13 +146,17 @@ class Gateways:
                 link.load_news = True
                 link.wake.set()
 
-    def beat(self) -> None:
-        """Have the load told to gateways that were told nothing since the last beat: silence would look like death."""
+    def beat(self, now_s: float, beat_s: float) -> float:
+        """Have the load told to gateways whose last frame is `beat_s` old: silence would look like death. The answer is
+        when the next one will be, in the loop's time, if no frame is made until then."""
+        due_s = now_s + beat_s
         for link in self:
-            if not link.told:
+            if link.told_s + beat_s - now_s < TIMER_S:
                 link.load_news = True
                 link.wake.set()
-            link.told = False
+            else:
+                due_s = min(due_s, link.told_s + beat_s)
+        return due_s
 
     def bound(self, link: Link) -> None:
         """End the stream of one that does not read."""

@@ -5,12 +5,12 @@ import asyncio
 from libs.contracts.liveness import SIGN_OF_LIFE_MS
 from libs.worker.host import WorkerHost
 
-BEAT_S = SIGN_OF_LIFE_MS / 1000 / 2
-"""A frame may come at any moment between two beats: twice as often, the gap is at most a sign of life's."""
+BEAT_S = SIGN_OF_LIFE_MS / 1000
 
 
 async def beat(host: WorkerHost) -> None:
-    """Until cancelled."""
+    """Until cancelled: a sign of life to each gateway just when its last frame is so old."""
+    loop = asyncio.get_running_loop()
     while True:
-        await asyncio.sleep(BEAT_S)
-        host.gateways.beat()
+        due_s = host.gateways.beat(loop.time(), BEAT_S)
+        await asyncio.sleep(due_s - loop.time())

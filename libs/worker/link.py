@@ -30,8 +30,8 @@ class Link:
     told_speed: Speed | None = None
     assignment_news: bool = True
     load_news: bool = True
-    told: bool = False
-    """Whether a frame was made since the last beat."""
+    told_s: float = 0.0
+    """When the last frame was made, by the loop's time."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     epoch: int = 0
