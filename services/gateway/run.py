@@ -134,7 +134,7 @@ async def open_gateway(
             yield RunningGateway(url, dispatcher, fleet, metrics, stalls)
             # At once: leaving the broker takes its time, of which people's requests must not lose any.
             await asyncio.gather(dispatcher.drain(settings.drain_s), jobs.aclose())
-            teller.tell(last=True)
+            teller.leave()
 
 
 def _system_transport(settings: GatewaySettings, metrics: GatewayMetrics) -> SystemTransport:

@@ -14,7 +14,7 @@ from libs.telemetry.listing import Listing, Loads
 PHASE_ROLES: Final = {"prefill": ("prefill",), "decode": ("decode", "mixed")}
 """Whose time and queue stand for a phase."""
 FRESH_NS: Final = 2_000_000_000
-"""Workers tell ten times a second: what one said longer ago is not what it has now."""
+"""Workers tell at least three times a second: what one said longer ago is not what it has now."""
 FRESH_SHARE: Final = 0.5
 """Of a pool's GPUs: with fewer that are heard its queue is not known."""
 MAX_COUNT: Final = 2**53

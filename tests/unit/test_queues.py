@@ -123,9 +123,9 @@ def test_a_choice_waits_for_the_phase_that_has_no_room(workers, phase):
 def test_a_gateway_tells_until_it_has_left():
     bus, waiting = RecordingBus(), [ModelQueue(model="m", prefill_requests=1)]
     teller = QueueTeller(bus, lambda: waiting, "gw", ManualClock(at(0)))
-    teller.tell()
-    teller.tell(last=True)
-    teller.tell()
+    teller.tell(waiting)
+    teller.leave()
+    teller.tell(waiting)
     assert [(message.gateway_id, len(message.queues), message.last) for message in bus.published] == [
         ("gw", 1, False),
         ("gw", 0, True),
