@@ -32,6 +32,11 @@ class GpuSampler:
         self._path = folder / LOCK_NAME
         self._fresh: Sequence[GpuReading] = ()
 
+    @property
+    def fresh(self) -> bool:
+        """Whether there are readings that nobody took yet."""
+        return bool(self._fresh)
+
     def take(self) -> Sequence[GpuReading]:
         """Readings that nobody took yet."""
         fresh, self._fresh = self._fresh, ()

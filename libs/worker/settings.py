@@ -49,7 +49,7 @@ class WorkerSettings(CommonSettings):
     drain_s: float = Field(20.0, ge=0)
     """How long running sequences may go on after SIGTERM."""
     telemetry_ms: int = Field(100, ge=10)
-    """Time that one telemetry batch covers."""
+    """Time that one telemetry batch covers; of a worker at rest three times it, at most 300 ms where that is longer."""
 
     engine: Literal["torch", "sim", "vllm"] = "torch"
     """What computes: torch on CPU or CUDA, a simulation of a GPU's step times, or vLLM."""

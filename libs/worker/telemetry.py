@@ -42,6 +42,11 @@ class StepBatchBuilder:
         self._waits: list[tuple[int, int]] = []
         self._transfers: list[KvTransfer] = []
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing that happened waits to be told."""
+        return not (self._steps or self._waits or self._transfers)
+
     def add(self, event: EngineEvent, epoch: int) -> None:
         """Take an event in, with the epoch its step ran under."""
         if event.step is not None:

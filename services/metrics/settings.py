@@ -42,8 +42,9 @@ class MetricsSettings(HttpSettings):
     port: int = Field(8002, ge=0, le=65535)
     """HTTP port; 0 picks one."""
     lag_ms: int = Field(400, ge=0, le=10_000)
-    """How long before now windows end. A worker sends every 100 ms, holds back a step of up to 100 ms before it
-    announces it, and the broker takes some milliseconds: with less, the end of a window is often not covered yet."""
+    """How long before now windows end. A worker sends every 100 ms, at rest every 300, and holds back a step of
+    up to 100 ms before it announces it, and the broker takes some milliseconds: with less, the end of a window is often
+    not covered yet."""
     live_lag_ms: int = Field(50, ge=0, le=10_000)
     """How long after its end a window of history and stream is written. What comes later revises it: a small lag shows
     sooner, a large one is revised less often."""

@@ -21,7 +21,7 @@ from services.metrics.requests import RequestLog
 from services.metrics.sharing.sharing import Sharing
 
 STALE_NS: Final = 3_000_000_000
-"""Without a record for this long, figures are not live: workers send ten a second, the planner some."""
+"""Without a record for this long, figures are not live: workers send three or ten a second, the planner some."""
 
 
 class MetricsState:

@@ -1,0 +1,190 @@
+"""What a suite costs that nobody asks anything: wake-ups and records of a gateway and workers in virtual time."""
+
+import asyncio
+import io
+import itertools
+import os
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import redirect_stdout
+from random import Random
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import pytest
+import structlog
+
+from libs.contracts.liveness import SIGN_OF_LIFE_MS
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, StepBatch
+from libs.contracts.step_row import step_count
+from load.chaos.clients import Ask, check, send
+from load.chaos.cluster import PROFILE, Cluster
+from load.chaos.loop import Node, SimLoop, current_node
+from load.chaos.net import Log, Net
+from load.chaos.stores import Store
+
+T = TypeVar("T")
+
+SETTLE_S = 3.0
+WATCHED_S = 10.0
+MS_NS = 1_000_000
+
+
+class WatchedLoop(SimLoop):
+    """Notes when each node's timers fire; those of one moment wake a process once."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self.woken: defaultdict[str, set[float]] = defaultdict(set)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        """As it is, with a note."""
+        node = current_node()
+
+        def fire(*given: Any) -> None:
+            if node is not None:
+                self.woken[node.name].add(self.time())
+            callback(*given)
+
+        return super().call_at(when, fire, *args, context=context)
+
+
+class Rig:
+    """A gateway, a prefill worker and a decode worker."""
+
+    def __init__(self) -> None:
+        self.loop = WatchedLoop(Random("turns"))
+        self.net = Net(self.loop, Random("network"), Log(self.loop, None))
+        self.store = Store(self.loop, Random("stores"))
+        engine = {**PROFILE, "telemetry_ms": 100, "sim_speedup": 1.0}
+        self.cluster = Cluster(self.loop, self.net, self.store, engine=engine)
+
+    def run(self, work: Callable[["Rig"], Awaitable[T]]) -> T:
+        """What comes of it once the three have found each other."""
+
+        async def settled() -> T:
+            self.cluster.start_gateway("g0")
+            for name, role in (("p0", "prefill"), ("d0", "decode")):
+                self.cluster.start_worker(name, role)
+            await asyncio.sleep(SETTLE_S)
+            return await work(self)
+
+        structlog.configure(processors=[_drop])
+        try:
+            with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
+                return self.cluster.run(settled())
+        finally:
+            structlog.reset_defaults()
+
+    async def watch(self) -> tuple[Counter[str], list[Any]]:
+        """Wake-ups by node, and records, of some idle seconds."""
+        self.loop.woken.clear()
+        first = len(self.store.broker.kept)
+        await asyncio.sleep(WATCHED_S)
+        woken = Counter({name: len(moments) for name, moments in self.loop.woken.items()})
+        return woken, self.store.broker.kept[first:]
+
+    async def ask(self, tokens: int) -> None:
+        """One request, answered."""
+        client = Node("client")
+        self.loop.add(client)
+        ask = Ask(1, (97, 98, 99), tokens, temperature=0.8, seed=1, n=1, stream=True, stop="", leaves_after_s=None)
+        outcome = await self.loop.spawn(client, send(self.net, client, "g0", ask))
+        assert outcome is not None and check(outcome) == []
+
+    def batches(self, worker: str) -> list[StepBatch]:
+        """Its telemetry so far."""
+        return [each for each in self.store.broker.kept if isinstance(each, StepBatch) and each.worker_id == worker]
+
+
+def _drop(_logger: Any, _method: str, _event: Any) -> str:
+    raise structlog.DropEvent
+
+
+@pytest.mark.parametrize(("name", "most_a_second"), [("p0", 30), ("d0", 30), ("g0", 60)])
+def test_an_idle_process_is_woken_by_its_timers_no_more_often_than_this(name: str, most_a_second: int) -> None:
+    woken, _ = Rig().run(Rig.watch)
+    assert 0 < woken[name] <= most_a_second * WATCHED_S
+
+
+def test_a_worker_at_rest_tells_its_time_thrice_a_second_and_all_of_it() -> None:
+    _, records = Rig().run(Rig.watch)
+    for worker in ("p0", "d0"):
+        batches = [each for each in records if isinstance(each, StepBatch) and each.worker_id == worker]
+        assert len(batches) > 30
+        for earlier, later in itertools.pairwise(batches):
+            assert later.covered_from_unix_ns == earlier.covered_to_unix_ns
+            assert 290 * MS_NS <= later.covered_to_unix_ns - later.covered_from_unix_ns <= 310 * MS_NS
+
+
+def test_a_worker_that_has_work_tells_its_time_every_period() -> None:
+    rig = Rig()
+
+    async def work(rig: Rig) -> None:
+        first = len(rig.batches("d0"))
+        await rig.ask(200)
+        told = rig.batches("d0")[first:]
+        busy = [place for place, each in enumerate(told) if step_count(each.steps)]
+        assert len(busy) > 5
+        for each in told[busy[0] + 1 : busy[-1] + 1]:
+            assert each.covered_to_unix_ns - each.covered_from_unix_ns <= 110 * MS_NS
+
+    rig.run(work)
+
+
+def test_what_a_worker_at_rest_begins_is_told_within_a_period() -> None:
+    rig = Rig()
+
+    async def work(rig: Rig) -> None:
+        asking = asyncio.ensure_future(rig.ask(200))
+        while not any(step_count(each.steps) for each in rig.batches("d0")):
+            await asyncio.sleep(0.001)
+        now_ns = rig.cluster.loop.time() * 1e9
+        batch = rig.batches("d0")[-1]
+        began_ns = min(memoryview(batch.steps.start_unix_ns).cast("Q")) - (batch.covered_to_unix_ns - now_ns)
+        assert now_ns - began_ns <= 105 * MS_NS
+        await asking
+
+    rig.run(work)
+
+
+def test_a_role_that_is_set_is_told_within_a_period() -> None:
+    rig = Rig()
+
+    async def work(rig: Rig) -> None:
+        client = Node("admin")
+        rig.loop.add(client)
+        await rig.loop.spawn(client, rig.cluster.set_role(client, "d0", "prefill"))
+        set_s = rig.loop.time()
+        while rig.batches("d0")[-1].assignment.epoch != 2:
+            await asyncio.sleep(0.001)
+        assert rig.loop.time() - set_s <= 0.105
+
+    rig.run(work)
+
+
+def test_an_idle_worker_gives_each_gateway_a_sign_of_life_just_in_time() -> None:
+    rig = Rig()
+
+    async def work(rig: Rig) -> None:
+        gateway = rig.cluster.processes["g0"].gateway
+        assert gateway is not None
+        longest_ms = 0.0
+        until_s = rig.loop.time() + WATCHED_S
+        heard = 0
+        while rig.loop.time() < until_s:
+            await asyncio.sleep(0.005)
+            links = list(gateway.fleet.links)
+            longest_ms = max([longest_ms, *(link.silent_ms for link in links)])
+            heard += sum(link.silent_ms == 0.0 for link in links)
+        assert heard
+        assert longest_ms < 1.5 * SIGN_OF_LIFE_MS
+
+    rig.run(work)
+
+
+def test_an_idle_gateway_says_at_most_twice_a_second_that_nothing_waits() -> None:
+    _, records = Rig().run(Rig.watch)
+    told = [each.told_unix_ns for each in records if isinstance(each, GatewayQueues)]
+    assert told
+    assert all(500 * MS_NS <= later - earlier <= 750 * MS_NS for earlier, later in itertools.pairwise(told))
