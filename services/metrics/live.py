@@ -1,5 +1,5 @@
-"""The owned task that writes history, looks for alerts and tells readers: of new windows every 100 ms, and of what has
-changed in those that were told more often."""
+"""The owned task that writes history, looks for alerts and tells readers: of new windows every 100 ms, and more often,
+as long as there are readers, of what has changed in those that were told."""
 
 import asyncio
 from typing import Final
@@ -18,6 +18,8 @@ TICK_NS: Final = 100_000_000
 ROUND_NS: Final = 25_000_000
 """How often is told what has changed meanwhile, of whom it has. A worker's telemetry comes at any moment between two
 ticks and mostly tells more of a window that has been told: it waits for a round, and no longer for the next tick."""
+TIMER_NS: Final = 1_000_000
+"""The loop's timers are as exact: one that came too early would have to be waited for twice."""
 REPLAY_NS: Final = 5_000_000_000
 """How long a service that goes on with kept history waits at most for what the broker held meanwhile."""
 YOUNG_NS: Final = 1_000_000_000
@@ -26,8 +28,8 @@ YOUNG_NS: Final = 1_000_000_000
 async def tick_forever(
     state: MetricsState, hub: Hub, writer: TickWriter, desk: AlertDesk, clock: Clock, *, lag_ns: int
 ) -> None:
-    """Write each window `lag_ns` after its end, and every `ROUND_NS` what has changed in those before. A late round
-    writes what it has missed.
+    """Write each window `lag_ns` after its end, and what has changed in those before: every `ROUND_NS` while anybody
+    reads, else with the next window. A late round writes what it has missed.
 
     With kept history the first round waits until telemetry has come that is nearly as young as this call: windows
     written before it would all be written again.
@@ -37,7 +39,8 @@ async def tick_forever(
     alerts: list[Alert] = []
     told_number = -1
     while True:
-        await asyncio.sleep((ROUND_NS - (clock.now_ns() - lag_ns) % ROUND_NS) / 1e9)
+        round_ns = ROUND_NS if hub.readers else TICK_NS
+        await asyncio.sleep((round_ns - (clock.now_ns() - lag_ns) % round_ns + TIMER_NS) / 1e9)
         now_ns = clock.now_ns()
         told_to_ns = state.fleet.roll.newest_cover_ns
         replayed = replayed or told_to_ns >= started_ns - YOUNG_NS or now_ns > started_ns + REPLAY_NS

@@ -1,6 +1,7 @@
 """What a suite costs that nobody asks anything: wake-ups and records of a gateway and workers in virtual time."""
 
 import asyncio
+import contextlib
 import io
 import itertools
 import os
@@ -13,15 +14,24 @@ from unittest.mock import patch
 
 import pytest
 import structlog
+from prometheus_client import CollectorRegistry
 
 from libs.contracts.liveness import SIGN_OF_LIFE_MS
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, StepBatch
 from libs.contracts.step_row import step_count
+from libs.telemetry.split import prefill_shares
 from load.chaos.clients import Ask, check, send
-from load.chaos.cluster import PROFILE, Cluster
+from load.chaos.cluster import PROFILE, Cluster, SimClock
 from load.chaos.loop import Node, SimLoop, current_node
 from load.chaos.net import Log, Net
 from load.chaos.stores import Store
+from services.metrics.alerts.desk import AlertDesk
+from services.metrics.hub import Hub
+from services.metrics.live import TICK_NS, tick_forever
+from services.metrics.prometheus import RequestMetrics
+from services.metrics.settings import MetricsSettings
+from services.metrics.state import MetricsState
+from services.metrics.ticks import TickWriter
 
 T = TypeVar("T")
 
@@ -181,6 +191,31 @@ def test_an_idle_worker_gives_each_gateway_a_sign_of_life_just_in_time() -> None
         assert longest_ms < 1.5 * SIGN_OF_LIFE_MS
 
     rig.run(work)
+
+
+@pytest.mark.parametrize(("readers", "a_second"), [(0, 10), (1, 40)])
+def test_the_metrics_service_looks_more_often_than_windows_end_only_for_readers(readers: int, a_second: int) -> None:
+    loop = WatchedLoop(Random("turns"))
+    node = Node("metrics")
+    loop.add(node)
+    state, hub = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry())), Hub()
+    writer = TickWriter(window_ns=TICK_NS, settled_ns=400 * MS_NS)
+    desk = AlertDesk(state, MetricsSettings().alert_limits(), lag_ns=0)
+
+    async def watch() -> None:
+        with contextlib.ExitStack() as reading:
+            for _ in range(readers):
+                reading.enter_context(hub.reader())
+            ticking = loop.spawn(node, tick_forever(state, hub, writer, desk, SimClock(loop), lag_ns=50 * MS_NS))
+            await asyncio.sleep(WATCHED_S)
+            ticking.cancel()
+
+    try:
+        loop.run_until_complete(watch())
+        assert len(loop.woken["metrics"]) == pytest.approx(a_second * WATCHED_S, abs=2)
+    finally:
+        loop.run_until_complete(loop.bury([node]))
+        loop.close()
 
 
 def test_an_idle_gateway_says_at_most_twice_a_second_that_nothing_waits() -> None:
