@@ -21,7 +21,7 @@ class PlannerSettings(HttpSettings):
     mode: Literal["off", "advisory"] = "advisory"
     """off decides nothing; advisory publishes what it would weigh and acts on nothing."""
     period_ms: int = Field(200, ge=20, le=60_000)
-    """A decision every so often."""
+    """A decision every so often; one a second while nothing runs and all workers say so."""
     window_ms: int = Field(2_000, ge=100, le=600_000)
     """How far back a decision looks."""
     lag_ms: int = Field(400, ge=0, le=10_000)

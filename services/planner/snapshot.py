@@ -50,6 +50,14 @@ class ClusterSnapshot:
     coverage: float
     """Share of all registered GPU time in the window that telemetry tells of, 0..1; 0 without workers."""
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether all that is known of the window is that nothing ran or waited, and all of it is known."""
+        return all(
+            pool.coverage == 1 and not (pool.busy or pool.running or pool.waiting or pool.waiting_prefill_tokens)
+            for pool in self.pools
+        )
+
 
 def build_snapshot(workers: Iterable[Worker], fleet: Fleet, end_ns: int, window_ns: int) -> ClusterSnapshot:
     """The cluster over the window that ends at `end_ns`."""

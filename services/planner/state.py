@@ -16,6 +16,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Mode,
     PoolSummary,
 )
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import role_name
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.timeline import PrefillShares
@@ -63,6 +64,8 @@ class PlannerState:
         self._lag_ns = lag_ns
         self._window_ns = window_ns
         self._registry_ns: int | None = None
+        self.at_rest = False
+        """Whether the last decision was about a cluster in which nothing happened, and nothing has since."""
 
     def take_workers(self, workers: Sequence[Worker], now_ns: int) -> list[Decision]:
         """The registry's list, as it came at `now_ns`; the role moves that it shows, kept like decisions.
@@ -70,6 +73,7 @@ class PlannerState:
         A worker that is seen for the first time has not moved; of several moves between two lists the last one shows.
         """
         known = {(worker.id, worker.incarnation): worker.assignment.epoch for worker in self.workers}
+        self.at_rest = self.at_rest and list(workers) == list(self.workers)
         self.workers = workers
         self._registry_ns = now_ns
         return [
@@ -78,9 +82,18 @@ class PlannerState:
             if worker.assignment.epoch > known.get((worker.id, worker.incarnation), worker.assignment.epoch)
         ]
 
+    def take_batch(self, batch: StepBatch, now_ns: int) -> None:
+        """Telemetry of a worker that came at `now_ns`."""
+        self.fleet.add(batch, now_ns)
+        load = batch.load
+        self.at_rest = self.at_rest and not (
+            batch.steps.start_unix_ns or load.running or load.waiting or load.awaiting_kv
+        )
+
     def set_mode(self, mode: Mode, actor: str, now_ns: int) -> Decision:
         """Decide from now on in this mode, or not at all; the change is kept like a decision."""
         self.identity = replace(self.identity, mode=mode)
+        self.at_rest = False
         word = mode_word(mode)
         return self._tell(Decision(action=ACTION_SET_MODE, actor=actor, reason=f"{actor} set the mode: {word}"), now_ns)
 
@@ -99,6 +112,7 @@ class PlannerState:
     def decide(self, now_ns: int) -> Decision:
         """Decide, and keep the decision."""
         snapshot = self.snapshot(now_ns)
+        self.at_rest = snapshot.at_rest
         return self._tell(decision_message(snapshot, decide(snapshot, self._limits)), now_ns)
 
     def _tell(self, decision: Decision, now_ns: int) -> Decision:

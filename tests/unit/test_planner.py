@@ -262,6 +262,48 @@ async def test_decisions_are_answered_newest_first_and_kept_to_a_bound(planner):
     assert [(pool["role"], pool["busy"]) for pool in newest["pools"]] == [("prefill", None), ("decode", 0.25)]
 
 
+@pytest.mark.parametrize(
+    ("told_ms", "load", "rests"),
+    [
+        (0, None, True),
+        (100, None, False),
+        (0, Load(running=1), False),
+        (0, Load(waiting=1), False),
+        (None, None, False),
+    ],
+    ids=["all idle", "a step ran", "a sequence runs", "one waits", "one is not heard"],
+)
+def test_a_cluster_rests_while_every_worker_says_that_nothing_happens(planner, told_ms, load, rests):
+    prefill, decode = worker("p", "prefill"), worker("d", "decode")
+    planner.state.take_workers([prefill, decode], at(0))
+    planner.state.take_batch(told(prefill, 0), at(WINDOW_MS))
+    if told_ms is not None:
+        planner.state.take_batch(told(decode, told_ms, load=load), at(WINDOW_MS))
+    assert not planner.state.at_rest  # nothing has been decided yet
+    planner.state.decide(at(WINDOW_MS))
+    assert planner.state.at_rest is rests
+
+
+@pytest.mark.parametrize("news", ["work", "role", "worker", "mode"])
+def test_news_end_the_rest_of_a_cluster_before_the_next_decision(planner, news):
+    prefill, decode = worker("p", "prefill"), worker("d", "decode")
+    planner.state.take_workers([prefill, decode], at(0))
+    for each in (prefill, decode):
+        planner.state.take_batch(told(each, 0), at(WINDOW_MS))
+    planner.state.decide(at(WINDOW_MS))
+    planner.state.take_workers([prefill, decode], at(WINDOW_MS))
+    assert planner.state.at_rest
+    if news == "work":
+        batch = step_batch(2, (WINDOW_MS, WINDOW_MS + 100), [step(WINDOW_MS, WINDOW_MS + 9, decode=1)], worker="d")
+        planner.state.take_batch(batch, at(WINDOW_MS + 100))
+    elif news == "mode":
+        planner.state.set_mode(MODE_ADVISORY, "me", at(WINDOW_MS))
+    else:
+        other = worker("d", "prefill") if news == "role" else worker("new", "decode")
+        planner.state.take_workers([prefill, other], at(WINDOW_MS))
+    assert not planner.state.at_rest
+
+
 def test_sums_beyond_what_a_decision_carries_are_cut_there():
     most = 2**32 - 1
     workers = [worker(name, "decode", gpus=most) for name in ("a", "b")]
