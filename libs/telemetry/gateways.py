@@ -6,7 +6,8 @@ from typing import Final, NamedTuple
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
 
 SILENT_NS: Final = 2_000_000_000
-"""Gateways tell five times a second, idle ones nearly twice: one that says nothing for so long while others do is gone, with what it held."""
+"""Gateways tell five times a second, idle ones nearly twice: one that says nothing for so long while others do is gone,
+with what it held."""
 GONE_NS: Final = 60_000_000_000
 """When no gateway at all is heard what waits is not known; after so long nobody is thought to be there."""
 OLD_NS: Final = 30_000_000_000

@@ -81,11 +81,12 @@ class HistoryApi:
         """Role moves and changes of the planner's mode, the newest first."""
         return self._state.events.newest(limit)
 
-    async def stream(self) -> EventStream:
+    async def stream(self, *, between: bool = True) -> EventStream:
         """Server-sent events: `members`, then a `tick` every 100 ms and wherever something changes between (see
-        services/metrics/ticks.py)."""
+        services/metrics/ticks.py). `between=false` is for readers to whom every 100 ms is enough: what changes between
+        comes with the next tick, unless other readers want it sooner."""
         self._hub.check_room()
-        return EventStream(self._hub)
+        return EventStream(self._hub, between=between)
 
     def _told_to_ns(self) -> int:
         """Windows are written up to there."""

@@ -26,6 +26,8 @@ class Hub:
         self._news = asyncio.Event()
         self._closed = False
         self.readers = 0
+        self.close_readers = 0
+        """Of them, those that want to know between two windows what has changed."""
         self.skipped_ticks = 0
         """That readers did not get because they were slow."""
 
@@ -48,14 +50,17 @@ class Hub:
             raise QueueFull(f"{MAX_READERS} readers hold the stream already", retry_after_s=RETRY_AFTER_S)
 
     @contextmanager
-    def reader(self) -> Iterator[AsyncIterator[bytes]]:
-        """Messages from the newest on, until `close`; holds a place while the context is open."""
+    def reader(self, *, between: bool = True) -> Iterator[AsyncIterator[bytes]]:
+        """Messages from the newest on, until `close`; holds a place while the context is open. `between`: what changes
+        between two windows is wanted before the next one; without such readers it is told with that."""
         self.check_room()
         self.readers += 1
+        self.close_readers += between
         try:
             yield self._read()
         finally:
             self.readers -= 1
+            self.close_readers -= between
 
     async def _read(self) -> AsyncIterator[bytes]:
         told_members, following = -1, max(self._written - 1, 0)

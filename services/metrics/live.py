@@ -1,5 +1,5 @@
 """The owned task that writes history, looks for alerts and tells readers: of new windows every 100 ms, and more often,
-as long as there are readers, of what has changed in those that were told."""
+as long as there are readers who want it, of what has changed in those that were told."""
 
 import asyncio
 from typing import Final
@@ -29,7 +29,7 @@ async def tick_forever(
     state: MetricsState, hub: Hub, writer: TickWriter, desk: AlertDesk, clock: Clock, *, lag_ns: int
 ) -> None:
     """Write each window `lag_ns` after its end, and what has changed in those before: every `ROUND_NS` while anybody
-    reads, else with the next window. A late round writes what it has missed.
+    wants it so soon, else with the next window. A late round writes what it has missed.
 
     With kept history the first round waits until telemetry has come that is nearly as young as this call: windows
     written before it would all be written again.
@@ -39,7 +39,7 @@ async def tick_forever(
     alerts: list[Alert] = []
     told_number = -1
     while True:
-        round_ns = ROUND_NS if hub.readers else TICK_NS
+        round_ns = ROUND_NS if hub.close_readers else TICK_NS
         await asyncio.sleep((round_ns - (clock.now_ns() - lag_ns) % round_ns + TIMER_NS) / 1e9)
         now_ns = clock.now_ns()
         told_to_ns = state.fleet.roll.newest_cover_ns

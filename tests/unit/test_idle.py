@@ -199,8 +199,10 @@ def test_an_idle_worker_gives_each_gateway_a_sign_of_life_just_in_time() -> None
     rig.run(work)
 
 
-@pytest.mark.parametrize(("readers", "a_second"), [(0, 10), (1, 40)])
-def test_the_metrics_service_looks_more_often_than_windows_end_only_for_readers(readers: int, a_second: int) -> None:
+@pytest.mark.parametrize(("readers", "a_second"), [((), 10), ((False,), 10), ((False, True), 40)])
+def test_the_metrics_service_looks_more_often_than_windows_end_only_for_readers_who_want_it(
+    readers: tuple[bool, ...], a_second: int
+) -> None:
     loop = WatchedLoop(Random("turns"))
     node = Node("metrics")
     loop.add(node)
@@ -210,8 +212,8 @@ def test_the_metrics_service_looks_more_often_than_windows_end_only_for_readers(
 
     async def watch() -> None:
         with contextlib.ExitStack() as reading:
-            for _ in range(readers):
-                reading.enter_context(hub.reader())
+            for between in readers:
+                reading.enter_context(hub.reader(between=between))
             ticking = loop.spawn(node, tick_forever(state, hub, writer, desk, SimClock(loop), lag_ns=50 * MS_NS))
             await asyncio.sleep(WATCHED_S)
             ticking.cancel()

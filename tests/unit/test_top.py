@@ -20,6 +20,8 @@ from libs.cli.top.detail import Detail
 from libs.cli.top.feed import Feed, Refusal
 from libs.cli.top.requests import HEADS
 from libs.cli.top.screen import Top
+from libs.cli.top.workers import Workers
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_ROLE_MOVED, Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     OUTCOME_CLIENT_GONE,
     OUTCOME_OK,
@@ -27,7 +29,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     ModelQueue,
     RequestEvent,
 )
-from libs.contracts.topics import QUEUES, REQUESTS, STEPS
+from libs.contracts.topics import DECISIONS, QUEUES, REQUESTS, STEPS
 from libs.runtime.clock import SystemClock
 from libs.runtime.ports import held_port
 from libs.telemetry.fleet import Fleet
@@ -310,3 +312,42 @@ def test_a_bar_is_always_full_and_unknown_time_is_no_phase() -> None:
     assert draw.bar((3, 1, 1, 0), 10).plain.count("·") == 3
     assert draw.bar((0, 0, 0, 0), 4).plain == draw.UNKNOWN * 4
     assert draw.sparkline([None, 0, 1, 2]) == " ▁▅█"
+
+
+async def test_a_frame_renders_the_table_anew_only_where_a_figure_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = []
+
+    def update_cell(self: Workers, row: str, column: str, value: Any) -> None:
+        changed.append((row, column))
+        DataTable.update_cell(self, row, column, value)
+
+    monkeypatch.setattr(Workers, "update_cell", update_cell)
+    async with serving() as service, Top(Feed(service.url)).run_test(size=SIZE) as pilot:
+        app = pilot.app
+        assert isinstance(app, Top)
+        await seen(pilot, lambda: len(rows(app)) == 3)
+        app.action_pause()
+        table, workers = app.query_one(Workers), list(app.feed.model.workers.values())
+        table.fill(workers, app.feed.model.last_ms)
+        changed.clear()
+        table.fill(workers, app.feed.model.last_ms)
+        assert changed == []
+        app.feed.model.workers["decode-0"].running += 1
+        table.fill(workers, app.feed.model.last_ms)
+        assert changed == [("decode-0", "run")]
+
+
+async def test_what_happens_is_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draw, "REFRESH_S", 3600.0)
+    async with serving() as service:
+        app = Top(Feed(service.url))
+        async with app.run_test(size=SIZE) as pilot:
+            await seen(pilot, lambda: len(rows(app)) == 3)
+            moved = Decision(
+                action=ACTION_ROLE_MOVED, worker_id="decode-0", reason="a spike", planner_id="p", sequence=1,
+                incarnation=1, decided_unix_ns=service.clock.now_ns(),
+            )  # fmt: skip
+            service.state.take(Record(DECISIONS, "p", moved, 0, 0), service.clock.now_ns())
+            await seen(pilot, lambda: "a spike" in text(app, "events"))
+            service.busy["decode-2"] = 0.5
+            await seen(pilot, lambda: len(rows(app)) == 4)

@@ -2,15 +2,19 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 from rich.text import Text
 
 from libs.cli.top.model import Times, WorkerView, ratio
 
-REFRESH_S: Final = 0.25
+REFRESH_S: Final = 0.5
+"""People read no faster, and a frame costs milliseconds; what happens is drawn at once."""
 COLORS: Final = {"prefill": "#e8870e", "decode": "#4a98ee", "kv wait": "#b65cd0", "idle": "#8a96a5"}
 """As on the page; the last of them also stands for faint."""
+BUSY: Final = ("prefill", "decode", "kv wait")
 STEPS: Final = " ▁▂▃▄▅▆▇█"
 UNKNOWN: Final = "░"
 
@@ -34,18 +38,21 @@ def bar(times: Times, cells: int) -> Text:
 
 def history(worker: WorkerView, last_ms: int, cells: int, windows: int) -> Text:
     """The last cells of `windows` each: as high as busy, in the colour of what it did most."""
+    drawn = (_cell(worker.spent(last_ms - 100 * windows * cell, windows)) for cell in range(cells - 1, -1, -1))
     text = Text()
-    for cell in range(cells - 1, -1, -1):
-        times = worker.spent(last_ms - 100 * windows * cell, windows)
-        covered, *busy = times
-        if not covered:
-            text.append(UNKNOWN, COLORS["idle"])
-            continue
-        most = max(("prefill", "decode", "kv wait"), key=lambda phase: parts(times)[phase])
-        text.append(
-            STEPS[min(round(8 * sum(busy) / covered), 8)] if any(busy) else "▁", COLORS[most if any(busy) else "idle"]
-        )
+    for phase, run in groupby(drawn, itemgetter(1)):  # a terminal draws stretches of one colour, however long
+        text.append("".join(sign for sign, _ in run), COLORS[phase])
     return text
+
+
+def _cell(times: Times) -> tuple[str, str]:
+    """Its sign, and the phase whose colour it has."""
+    covered, *busy = times
+    if not covered:
+        return UNKNOWN, "idle"
+    if not any(busy):
+        return "▁", "idle"
+    return STEPS[min(round(8 * sum(busy) / covered), 8)], BUSY[busy.index(max(busy))]
 
 
 def sparkline(values: Sequence[float | None]) -> str:

@@ -39,6 +39,10 @@ class Feed:
         self.model = Model()
         self.problem = "connecting"
         self.reconnects = 0
+        self._others = False
+        """Whether others are there than were drawn."""
+        self.on_news: Callable[[], None] = lambda: None
+        """Called when something happened: an event, an alert, an outage or its end, a worker that came or went."""
 
     async def follow(self) -> None:
         """Read the stream until cancelled, and open it again whenever it ends."""
@@ -51,11 +55,12 @@ class Feed:
                 except (httpx.HTTPError, KeyError, ValueError) as error:
                     self.problem = f"{self.url} does not answer: {error or type(error).__name__}"
                 self.reconnects += 1
+                self.on_news()
                 await asyncio.sleep(backoff.next_s())
 
     async def _read(self, http: httpx.AsyncClient, backoff: Backoff) -> None:
         event = ""
-        async with http.stream("GET", "/v1/occupancy/stream") as answer:
+        async with http.stream("GET", "/v1/occupancy/stream", params={"between": "false"}) as answer:
             answer.raise_for_status()
             alerts = (await http.get("/v1/alerts", params={"limit": 0})).json()["firing"]
             self.model.firing = {alert["id"]: alert for alert in alerts}
@@ -63,9 +68,19 @@ class Feed:
                 if line.startswith("event: "):
                     event = line[7:]
                 elif line.startswith("data: "):
-                    (self.model.members if event == "members" else self.model.tick)(json.loads(line[6:]))
-                    self.problem = ""
+                    self._take(event, json.loads(line[6:]))
                     backoff.reset()
+
+    def _take(self, event: str, message: dict[str, Any]) -> None:
+        if event == "members":
+            self.model.members(message)
+            self._others = True  # a tick follows, with what they do
+            return
+        self.model.tick(message)
+        happened = self._others or self.problem or message["events"] or message["alerts"]
+        self._others, self.problem = False, ""
+        if happened:
+            self.on_news()
 
     async def poll(self) -> None:
         """Ask once a second until cancelled; what fails is asked again."""

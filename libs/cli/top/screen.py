@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import ClassVar, Final
 
 import httpx
+from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.css.query import NoMatches
@@ -20,6 +21,18 @@ from libs.cli.top.workers import Workers
 
 LEAST_HIGH: Final = 20
 """Lines of a terminal below which what happened is left out."""
+
+
+class Part(Static):
+    """Text above or below the table, drawn anew only where it differs, and laid out anew only where its height may."""
+
+    shown = Text()
+
+    def show(self, text: Text) -> None:
+        """This from now on."""
+        before, self.shown = self.shown, text
+        if text != before:
+            self.update(text, layout=text.plain.count("\n") != before.plain.count("\n") or not before.plain)
 
 
 class Top(App[None]):
@@ -47,12 +60,12 @@ class Top(App[None]):
 
     def compose(self) -> ComposeResult:
         """From top to bottom."""
-        yield Static(id="head")
-        yield Static(id="pools")
+        yield Part(id="head")
+        yield Part(id="pools")
         yield Input(placeholder="part of a worker's, node's, role's or model's name", id="filter")
         yield Workers()
-        yield Static(id="alerts")
-        yield Static(id="events")
+        yield Part(id="alerts")
+        yield Part(id="events")
         yield Footer()
 
     def on_mount(self) -> None:
@@ -61,6 +74,7 @@ class Top(App[None]):
         self.run_worker(self.feed.follow(), exit_on_error=True)
         self.run_worker(self.feed.poll(), exit_on_error=True)
         self.set_interval(draw.REFRESH_S, self.show)
+        self.feed.on_news = self.show
 
     def show(self) -> None:
         """Draw what the model holds now; nothing once the app closes, whose widgets go before its timers."""
@@ -70,14 +84,14 @@ class Top(App[None]):
 
     def _draw(self) -> None:
         model, wide = self.feed.model, self.size.width - 2
-        self.query_one("#head", Static).update(head(model, self.feed.problem, wide, paused=self.paused))
-        self.query_one("#pools", Static).update(pools(model, wide))
+        self.query_one("#head", Part).show(head(model, self.feed.problem, wide, paused=self.paused))
+        self.query_one("#pools", Part).show(pools(model, wide))
         self.query_one(Workers).fill(self._wanted(), model.last_ms)
-        firing, happened = self.query_one("#alerts", Static), self.query_one("#events", Static)
+        firing, happened = self.query_one("#alerts", Part), self.query_one("#events", Part)
         firing.display = bool(model.firing)
-        firing.update(alerts(model))
+        firing.show(alerts(model))
         happened.display = self.size.height >= LEAST_HIGH and bool(model.lines)
-        happened.update(events(model))
+        happened.show(events(model))
 
     def _wanted(self) -> list[WorkerView]:
         wanted = self.query_one("#filter", Input).value.casefold()

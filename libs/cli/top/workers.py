@@ -13,7 +13,7 @@ from libs.cli.top.model import FIGURE, WINDOW_NS, WorkerView
 
 MAX_ROWS: Final = 200
 """Shown at a time; the filter finds the others."""
-ORDERED_EVERY: Final = 4
+ORDERED_EVERY: Final = 2
 """Rows are put in order anew so seldom, in refreshes: they are to be read."""
 HISTORY_WIDE: Final = 110
 """Cells from which the history has twice its cells."""
@@ -79,7 +79,8 @@ class Workers(DataTable[Any]):
             return
         for worker_id, row in rows.items():
             for name in names:
-                self.update_cell(worker_id, name, row[name])
+                if row[name] != self.get_cell(worker_id, name):  # each change has the table render all of its cells
+                    self.update_cell(worker_id, name, row[name])
 
     def _lay_out(self) -> bool:
         """Make the columns anew where others fit or the order is another; whether it is."""
