@@ -12,7 +12,7 @@ from aiokafka.errors import KafkaError
 
 REQUEST_TIMEOUT_MS = 3000
 """Bound on each request; a broker that takes longer counts as away."""
-METADATA_AGE_MS = 1000
+METADATA_AGE_MS = 5000
 BATCH_BYTES = 512 * 1024
 MAX_RECORD_BYTES = 1024 * 1024
 MEMBER_FETCH_BYTES = 128 * 1024
@@ -138,11 +138,9 @@ async def open_consumer(
     bootstrap: str,
     client_id: str,
     *,
-    gather_ms: int = 0,
     uncommitted: bool = False,
 ) -> AsyncIterator[AIOKafkaConsumer]:
-    """A connected consumer of no group and, as yet, of no partition. `gather_ms`: the broker gathers records for so
-    long before it hands them over; 0: it hands over each as it comes. `uncommitted`: of open transactions too."""
+    """A connected consumer of no group and, as yet, of no partition; `uncommitted`: of open transactions too."""
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap,
         client_id=client_id,
@@ -150,8 +148,7 @@ async def open_consumer(
         enable_auto_commit=False,
         auto_offset_reset="earliest",  # of what is left, when retention has overtaken the position
         isolation_level="read_uncommitted" if uncommitted else "read_committed",
-        fetch_min_bytes=GATHER_BYTES if gather_ms else 1,
-        fetch_max_wait_ms=gather_ms or FETCH_WAIT_MS,
+        fetch_max_wait_ms=FETCH_WAIT_MS,
         request_timeout_ms=REQUEST_TIMEOUT_MS,
         metadata_max_age_ms=METADATA_AGE_MS,
     )
@@ -160,6 +157,19 @@ async def open_consumer(
         yield consumer
     finally:
         await _stop(consumer)
+
+
+def at_once() -> int:
+    """Let the broker gather nothing."""
+    return 0
+
+
+def gather(consumer: AIOKafkaConsumer, gather_ms: int) -> None:
+    """From the next fetch on the broker gathers records for so long before it hands them over; 0: it hands over each as
+    it comes."""
+    fetcher = consumer._fetcher  # aiokafka has no other way to change these
+    fetcher._fetch_min_bytes = GATHER_BYTES if gather_ms else 1
+    fetcher._fetch_max_wait_ms = gather_ms or FETCH_WAIT_MS
 
 
 async def _start(starting: Coroutine[Any, Any, None]) -> None:

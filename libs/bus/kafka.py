@@ -5,13 +5,13 @@ apart by what the message itself numbers.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import structlog
 from google.protobuf.message import Message
 
 from libs.bus.buffer import MAX_BUFFERED_RECORDS, Buffer
-from libs.bus.clients import quiet_client_log
+from libs.bus.clients import at_once, quiet_client_log
 from libs.bus.codec import encode
 from libs.bus.port import BusStats, Record, Wanted
 from libs.bus.sender import Sender
@@ -38,10 +38,11 @@ class KafkaBus:
         topics: Sequence[Topic] = ALL,
         on_failure: OnFailure | None = None,
         buffer_records: int = MAX_BUFFERED_RECORDS,
-        gather_ms: int = 0,
+        gather_ms: Callable[[], int] = at_once,
     ) -> None:
-        """`buffer_records` may wait for a broker that is away, before the oldest are given up. `gather_ms`: how much
-        later subscriptions may be for fewer and larger answers; 0: each record wakes its readers."""
+        """`buffer_records` may wait for a broker that is away, before the oldest are given up. `gather_ms`: how
+        much later subscriptions may be for fewer and larger answers, asked again and again; 0: each record wakes its
+        readers."""
         self._bootstrap = bootstrap
         self._cluster = cluster
         self._client_id = client_id

@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from libs.bus.behind import Behind
 from libs.bus.broker import partitions
-from libs.bus.clients import CONNECTION_ERRORS, BrokerAway, open_admin, open_consumer
+from libs.bus.clients import CONNECTION_ERRORS, BrokerAway, at_once, gather, open_admin, open_consumer
 from libs.bus.codec import decode
 from libs.bus.port import Record, Wanted
 from libs.bus.progress import Progress
@@ -73,7 +73,7 @@ class Subscription:
         since: Sequence[int] = (),
         since_unix_ns: int | None = None,
         wanted: Wanted | None = None,
-        gather_ms: int = 0,
+        gather_ms: Callable[[], int] = at_once,
         on_replayed: Callable[[], None] | None = None,
         jumps: Jumps | None = None,
     ) -> None:
@@ -106,7 +106,7 @@ class Subscription:
             try:
                 async with (
                     open_admin(self._bootstrap, self._client_id) as admin,
-                    open_consumer(self._bootstrap, self._client_id, gather_ms=self._gather_ms) as consumer,
+                    open_consumer(self._bootstrap, self._client_id) as consumer,
                     aclosing(self._read(admin, consumer, closed)) as records,
                 ):
                     async for record in records:
@@ -132,6 +132,7 @@ class Subscription:
                 async with asyncio.timeout(CHECK_TIMEOUT_S):
                     assigned = await self._check(admin, consumer, assigned, progress)
                 check_at_s = now_s() + (CHECK_S if self._on_replayed is None else REPLAY_CHECK_S)
+            gather(consumer, self._gather_ms())
             if not assigned:
                 await asyncio.sleep(CHECK_S)
                 continue

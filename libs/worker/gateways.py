@@ -10,6 +10,7 @@ from itertools import count
 import structlog
 
 from libs.contracts.errors import InvalidRequest, QueueFull
+from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Engine
@@ -21,6 +22,8 @@ from libs.worker.wire import load_message
 log = structlog.get_logger()
 
 MAX_GATEWAYS = 64
+BEAT_S = SIGN_OF_LIFE_MS / 1000
+RESTING_BEAT_S = RESTING_SIGN_OF_LIFE_MS / 1000
 TIMER_S = 0.002
 """A loop's timers are as exact: what is due so soon is due now, and wakes nobody once more."""
 
@@ -38,6 +41,8 @@ class Gateways:
         self._link_ids = count(1)
         self.credits = Credits()
         self._epoch_told = asyncio.Event()
+        self.stirred = asyncio.Event()
+        """Set when a gateway that the worker had no work of submits some: it is owed a sign of life sooner now."""
 
     def __len__(self) -> int:
         return len(self._links)
@@ -146,14 +151,16 @@ class Gateways:
                 link.load_news = True
                 link.wake.set()
 
-    def beat(self, now_s: float, beat_s: float) -> float:
-        """Have the load told to gateways whose last frame is `beat_s` old: silence would look like death. The answer is
-        when the next one will be, in the loop's time, if no frame is made until then."""
-        due_s = now_s + beat_s
+    def beat(self, now_s: float) -> float:
+        """Have the load told to gateways whose last frame is too old: silence would look like death. The answer is
+        when the next one will be, in the loop's time, if no frame is made and nothing stirs until then."""
+        due_s = now_s + RESTING_BEAT_S
         for link in self:
+            beat_s = BEAT_S if link.keys else RESTING_BEAT_S
             if link.told_s + beat_s - now_s < TIMER_S:
                 link.load_news = True
                 link.wake.set()
+                due_s = min(due_s, now_s + beat_s)
             else:
                 due_s = min(due_s, link.told_s + beat_s)
         return due_s

@@ -1,16 +1,17 @@
 """Signs of life: a gateway that is told nothing else is told the load, so that silence means trouble."""
 
 import asyncio
+from contextlib import suppress
 
-from libs.contracts.liveness import SIGN_OF_LIFE_MS
 from libs.worker.host import WorkerHost
-
-BEAT_S = SIGN_OF_LIFE_MS / 1000
 
 
 async def beat(host: WorkerHost) -> None:
-    """Until cancelled: a sign of life to each gateway just when its last frame is so old."""
-    loop = asyncio.get_running_loop()
+    """Until cancelled: a sign of life to each gateway just when its last frame is too old."""
+    gateways, now_s = host.gateways, asyncio.get_running_loop().time
     while True:
-        due_s = host.gateways.beat(loop.time(), BEAT_S)
-        await asyncio.sleep(due_s - loop.time())
+        due_s = gateways.beat(now_s())
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(due_s):
+                await gateways.stirred.wait()
+        gateways.stirred.clear()

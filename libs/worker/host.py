@@ -163,6 +163,8 @@ class WorkerHost:
     def receive(self, link: Link, frame: pb.GatewayFrame) -> None:
         """Act on a gateway's frame; raises InvalidRequest when it breaks the protocol, not for a bad submit."""
         self.gateways.returned(link, frame)
+        if frame.submits and not link.keys:
+            self.gateways.stirred.set()
         for submit in frame.submits:
             link.submits += 1
             self._submit(link, submit)

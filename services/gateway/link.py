@@ -12,7 +12,7 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
-from libs.contracts.liveness import SIGN_OF_LIFE_MS
+from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
 from libs.contracts.packing import pack_u32
 from libs.contracts.pairing import kv_kind
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
@@ -157,6 +157,11 @@ class WorkerLink:
             batch_prompts=sum(leg.generation.batch for leg in prompts),
         )
 
+    @property
+    def overdue_ms(self) -> float:
+        """Time since its last frame, as one that has work counts it: one that has none says less."""
+        return self.silent_ms * (1.0 if self.legs else SIGN_OF_LIFE_MS / RESTING_SIGN_OF_LIFE_MS)
+
     def leave(self) -> None:
         """End the stream of a silent worker. Should it come back it finds it cancelled, and aborts what ran there."""
         self.left = True
@@ -172,7 +177,9 @@ class WorkerLink:
         else:
             self.decode.use_reserved()
             self._unreserve(generation)
-        overdue_at = self.frames if self.silent_ms > SIGN_OF_LIFE_MS else None
+        overdue_at = self.frames if self.overdue_ms > SIGN_OF_LIFE_MS else None
+        if not self.legs:
+            self.silent_ms = 0.0  # from here on it owes a sign of life more often
         leg = Leg(generation, self, next(self._sequences) & 0xFFFFFFFF, phase, len(generation.output), overdue_at)
         self.legs[leg.sequence] = leg
         if phase == pb.PHASE_PREFILL:

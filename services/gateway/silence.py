@@ -36,7 +36,7 @@ for ever in a process whose connections live is not waited for without end."""
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One connected worker, and how long it has said nothing."""
+    """One connected worker, and how long it has said nothing; a fifth of it where it has no work."""
 
     place: int
     """Tells it from others."""
@@ -103,8 +103,8 @@ class SilenceWatch:
         for link in links:
             link.silent_ms += heard_ms
         hushed_ms = HUSHED_SHARE * self._silent_after_ms
-        self._fleet.hushed = frozenset(link.id for link in links if link.silent_ms >= hushed_ms)
-        if any(link.silent_ms >= self._silent_after_ms for link in links):
+        self._fleet.hushed = frozenset(link.id for link in links if link.overdue_ms >= hushed_ms)
+        if any(link.overdue_ms >= self._silent_after_ms for link in links):
             self._leave()
 
     def _leave(self) -> None:
@@ -112,7 +112,7 @@ class SilenceWatch:
         still_away = {(link.id, link.incarnation) for link in links if link.left}
         self._away = {key: model for key, model in self._away.items() if key in still_away}
         heard = [
-            Heard(place, link.model, link.silent_ms, link.view())
+            Heard(place, link.model, link.overdue_ms, link.view())
             for place, link in enumerate(links)
             if link.connected and not link.left
         ]

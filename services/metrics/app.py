@@ -43,8 +43,9 @@ from services.metrics.traces.book import TraceBook
 from services.metrics.traces.otlp import TraceExporter
 
 MS_NS = 1_000_000
-GATHER_MS = 30
-"""Of the 200 within which a step is shown; every fetch costs this process and the broker half a millisecond."""
+GATHER_MS, UNREAD_GATHER_MS = 30, 90
+"""Of the 200 within which a step is shown, and while nobody reads the stream; every fetch costs this process and the
+broker half a millisecond."""
 
 
 async def main(service: Service[MetricsSettings]) -> None:
@@ -53,19 +54,20 @@ async def main(service: Service[MetricsSettings]) -> None:
     began_ns = clock.now_ns()
     lag_ns, live_lag_ns = settings.lag_ms * MS_NS, settings.live_lag_ms * MS_NS
     sock = bind(settings.host, settings.port, "FULCRUM_METRICS_PORT")
+    hub = Hub()
     bus = LiveBus(
         settings.kafka,
         settings.cluster,
         "metrics",
         on_failure=service.tasks.fail,
         buffer_records=settings.kafka_buffer_records,
-        gather_ms=GATHER_MS,
+        gather_ms=lambda: GATHER_MS if hub.readers else UNREAD_GATHER_MS,
     )
     registry, guard = CollectorRegistry(), settings.http_guard()
     state = MetricsState(prefill_shares, RequestMetrics(registry), _sharing(settings, bus, began_ns))
     gaps = Gaps()
     refill = Refill(state, gaps, prefill_shares, clock)
-    hub, writer = Hub(), TickWriter(window_ns=TICK_NS, settled_ns=lag_ns)
+    writer = TickWriter(window_ns=TICK_NS, settled_ns=lag_ns)
     desk = AlertDesk(state, settings.alert_limits(), lag_ns=live_lag_ns)
     webhooks = _webhooks(settings, desk, clock)
     desk.tell += [_publisher(bus, settings.id, began_ns), *(webhook.tell for webhook in webhooks)]

@@ -15,6 +15,9 @@ from services.metrics.ticks import TickWriter
 
 TICK_NS: Final = 100_000_000
 """A window: what one tick tells for the first time, of everybody."""
+UNREAD_NS: Final = 400_000_000
+"""How often windows are written that nobody reads as they come: four at a time cost little more than one, and less of
+what comes late is entered anew."""
 ROUND_NS: Final = 25_000_000
 """How often is told what has changed meanwhile, of whom it has. A worker's telemetry comes at any moment between two
 ticks and mostly tells more of a window that has been told: it waits for a round, and no longer for the next tick."""
@@ -29,7 +32,8 @@ async def tick_forever(
     state: MetricsState, hub: Hub, writer: TickWriter, desk: AlertDesk, clock: Clock, *, lag_ns: int
 ) -> None:
     """Write each window `lag_ns` after its end, and what has changed in those before: every `ROUND_NS` while anybody
-    wants it so soon, else with the next window. A late round writes what it has missed.
+    wants it so soon, else with the next window, or with four of them while nobody reads the stream. A late round writes
+    what it has missed.
 
     With kept history the first round waits until telemetry has come that is nearly as young as this call: windows
     written before it would all be written again.
@@ -39,7 +43,8 @@ async def tick_forever(
     alerts: list[Alert] = []
     told_number = -1
     while True:
-        round_ns = ROUND_NS if hub.close_readers else TICK_NS
+        read = hub.readers or state.sharing is not None  # by pages, or by other instances
+        round_ns = ROUND_NS if hub.close_readers else TICK_NS if read else UNREAD_NS
         await asyncio.sleep((round_ns - (clock.now_ns() - lag_ns) % round_ns + TIMER_NS) / 1e9)
         now_ns = clock.now_ns()
         told_to_ns = state.fleet.roll.newest_cover_ns

@@ -33,7 +33,7 @@ async def main(service: Service[PlannerSettings]) -> None:
         settings.id,
         on_failure=tasks.fail,
         buffer_records=settings.kafka_buffer_records,
-        gather_ms=GATHER_MS,
+        gather_ms=lambda: GATHER_MS,
     )
     registry = RedisRegistry(settings.redis, settings.cluster)
     modes = ModeStore(settings.redis, settings.cluster)

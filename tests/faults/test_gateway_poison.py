@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from libs.bus.kafka_work import KafkaWork
-from libs.contracts.liveness import SIGN_OF_LIFE_MS
+from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_REJECTED
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
@@ -113,7 +113,7 @@ async def test_a_stream_that_has_begun_ends_with_the_error(
 ) -> None:
     """The prompt is well, its third token is not: wherever it is made, the worker dies of it."""
     if overdue:  # a busy machine hears some workers late; what they say afterwards shows that they had lived
-        late_ms = property(lambda _link: 1.5 * SIGN_OF_LIFE_MS, lambda _link, _ms: None)
+        late_ms = property(lambda _link: 1.5 * RESTING_SIGN_OF_LIFE_MS, lambda _link, _ms: None)
         monkeypatch.setattr(WorkerLink, "silent_ms", late_ms, raising=False)
     async with cluster(open_gateway_over, *MIXED, dies=lambda _: False) as (gateway, found):
         for worker in found:

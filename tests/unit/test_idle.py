@@ -16,7 +16,7 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from libs.contracts.liveness import SIGN_OF_LIFE_MS
+from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, StepBatch
@@ -179,27 +179,53 @@ def test_a_role_that_is_set_is_told_within_a_period() -> None:
     rig.run(work)
 
 
-def test_an_idle_worker_gives_each_gateway_a_sign_of_life_just_in_time() -> None:
+@pytest.mark.parametrize(("busy", "bound_ms"), [(False, RESTING_SIGN_OF_LIFE_MS), (True, SIGN_OF_LIFE_MS)])
+def test_a_worker_gives_each_gateway_a_sign_of_life_just_in_time(busy: bool, bound_ms: int) -> None:
+    rig = Rig()
+
+    async def work(rig: Rig) -> None:
+        asking = asyncio.ensure_future(rig.ask(2_000)) if busy else None
+        await asyncio.sleep(1.0)
+        assert asking is None or not asking.done()
+        gateway = rig.cluster.processes["g0"].gateway
+        assert gateway is not None
+        longest_ms, heard = 0.0, 0
+        until_s = rig.loop.time() + WATCHED_S
+        while rig.loop.time() < until_s and not (asking and asking.done()):
+            await asyncio.sleep(0.005)
+            links = [link for link in gateway.fleet.links if bool(link.legs) == busy]
+            longest_ms = max([longest_ms, *(link.silent_ms for link in links)])
+            heard += sum(link.silent_ms == 0.0 for link in links)
+        assert heard
+        assert longest_ms < bound_ms + 50
+        assert busy or longest_ms > bound_ms / 2
+        if asking is not None:
+            await asking
+
+    rig.run(work)
+
+
+def test_work_for_a_worker_at_rest_has_it_give_a_sign_of_life_at_once() -> None:
     rig = Rig()
 
     async def work(rig: Rig) -> None:
         gateway = rig.cluster.processes["g0"].gateway
         assert gateway is not None
-        longest_ms = 0.0
-        until_s = rig.loop.time() + WATCHED_S
-        heard = 0
-        while rig.loop.time() < until_s:
-            await asyncio.sleep(0.005)
-            links = list(gateway.fleet.links)
-            longest_ms = max([longest_ms, *(link.silent_ms for link in links)])
-            heard += sum(link.silent_ms == 0.0 for link in links)
-        assert heard
-        assert longest_ms < 1.5 * SIGN_OF_LIFE_MS
+        for _ in range(7):  # at moments of its beat that differ
+            await asyncio.sleep(0.57)
+            asking = asyncio.ensure_future(rig.ask(2))
+            while not (busy := [link for link in gateway.fleet.links if link.legs]):
+                await asyncio.sleep(0.0005)
+            frames, since_s = {link.id: link.frames for link in busy}, rig.loop.time()
+            while any(link.frames == frames[link.id] for link in busy):
+                await asyncio.sleep(0.0005)
+            assert rig.loop.time() - since_s < SIGN_OF_LIFE_MS / 1e3
+            await asking
 
     rig.run(work)
 
 
-@pytest.mark.parametrize(("readers", "a_second"), [((), 10), ((False,), 10), ((False, True), 40)])
+@pytest.mark.parametrize(("readers", "a_second"), [((), 2.5), ((False,), 10), ((False, True), 40)])
 def test_the_metrics_service_looks_more_often_than_windows_end_only_for_readers_who_want_it(
     readers: tuple[bool, ...], a_second: int
 ) -> None:
