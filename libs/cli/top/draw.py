@@ -10,8 +10,8 @@ from rich.text import Text
 
 from libs.cli.top.model import Times, WorkerView, ratio
 
-REFRESH_S: Final = 0.5
-"""People read no faster, and a frame costs milliseconds; what happens is drawn at once."""
+REFRESH_S: Final = 1.0
+"""People read no faster, and a frame of a busy cluster costs 30 ms; what happens is drawn at once."""
 COLORS: Final = {"prefill": "#e8870e", "decode": "#4a98ee", "kv wait": "#b65cd0", "idle": "#8a96a5"}
 """As on the page; the last of them also stands for faint."""
 BUSY: Final = ("prefill", "decode", "kv wait")

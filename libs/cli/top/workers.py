@@ -13,8 +13,6 @@ from libs.cli.top.model import FIGURE, WINDOW_NS, WorkerView
 
 MAX_ROWS: Final = 200
 """Shown at a time; the filter finds the others."""
-ORDERED_EVERY: Final = 2
-"""Rows are put in order anew so seldom, in refreshes: they are to be read."""
 HISTORY_WIDE: Final = 110
 """Cells from which the history has twice its cells."""
 
@@ -47,8 +45,6 @@ class Workers(DataTable[Any]):
         self.by = COLUMNS[0].name
         self.reverse = False
         self._laid_out: tuple[Any, ...] = ()
-        self._order: list[str] = []
-        self._refreshes = 0
 
     @property
     def fitting(self) -> list[Column]:
@@ -59,7 +55,6 @@ class Workers(DataTable[Any]):
         """By this column, or the other way round where it is so already."""
         self.reverse = not self.reverse if name == self.by else False
         self.by = name
-        self._order = []
 
     def sort_by_next(self, step: int) -> None:
         """By the next column there is room for, or that before."""
@@ -94,12 +89,7 @@ class Workers(DataTable[Any]):
         return before[:2] != self._laid_out[:2]
 
     def _ordered(self, workers: Sequence[WorkerView], last_ms: int) -> list[WorkerView]:
-        self._refreshes += 1
-        by_id = {worker.id: worker for worker in workers}
-        if self._refreshes % ORDERED_EVERY == 0 or set(self._order) != set(by_id):
-            found = sorted(workers, key=lambda worker: _order(worker, last_ms, self.by), reverse=self.reverse)
-            self._order = [worker.id for worker in found]
-        return [by_id[worker_id] for worker_id in self._order[:MAX_ROWS]]
+        return sorted(workers, key=lambda worker: _order(worker, last_ms, self.by), reverse=self.reverse)[:MAX_ROWS]
 
     def _pointed(self) -> str | None:
         """The worker under the cursor."""
