@@ -9,6 +9,7 @@ import pytest
 
 from libs.perfmodel import PROFILES, FittedModel, KindFit, StepKind
 from libs.perfmodel.saturation import Point, PrefillCurve, Saturation
+from libs.stepstore import redis as redis_store
 from libs.stepstore.files import FileStepTimes
 from libs.stepstore.layered import LayeredStepTimes
 from libs.stepstore.port import StepTimeKey, StepTimeStore
@@ -16,6 +17,7 @@ from libs.stepstore.redis import RedisStepTimes
 from libs.testing.stores import RedisServer
 from libs.testing.worker import RecordingStepTimes
 
+PATIENT_S = 20
 KEY = StepTimeKey("torch", "org/model: a/b", "cuda:NVIDIA H200")
 FIRST = FittedModel(PROFILES["llama-8b-h100"].step_time, prefill=KindFit(20, 0.25, 0.5))
 SECOND = FittedModel(PROFILES["smollm2-135m-cpu"].step_time, decode=KindFit(40, 0.125, 0.25))
@@ -25,8 +27,15 @@ OTHER_CURVE = PrefillCurve(Saturation(704, 9e4, (Point(704, 8.8e4, 8.9e4),), FIR
 
 @pytest.fixture(params=["redis", "files", "layered", "recording"])
 async def store(
-    request: pytest.FixtureRequest, redis: RedisServer, cluster: str, tmp_path: Path
+    request: pytest.FixtureRequest,
+    redis: RedisServer,
+    cluster: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[StepTimeStore]:
+    # A Redis that a busy machine lets wait for half a second counts as away, and what is saved then as lost.
+    monkeypatch.setattr(redis_store, "SOCKET_TIMEOUT_MS", PATIENT_S * 1000)
+    monkeypatch.setattr(redis_store, "CALL_TIMEOUT_S", PATIENT_S)
     files, shared = FileStepTimes(tmp_path / "not" / "yet"), RedisStepTimes(redis.url, cluster)
     stores: dict[str, StepTimeStore] = {
         "redis": shared,
