@@ -120,12 +120,7 @@ class RollUps:
         roles = written.roles % np.uint8(PROVISIONAL)
         newest = start_ns >= self._newest_ns[slots]
         self._newest_ns[slots[newest]] = start_ns
-        for ring in self._rings[1:]:
-            row = ring.row(start_ns)
-            if row is not None:
-                ring.add(row, slots, change)
-                ring.set_roles(row, slots, roles, over=newest)
-                ring.changed.add(start_ns - start_ns % ring.tier.window_ns)
+        self._add_coarser(start_ns, slots, change, roles, over=newest)
         return written
 
     def fill(self, start_ns: int, finest: Sequence[Cells]) -> bool:
@@ -155,13 +150,25 @@ class RollUps:
         last = roles[::-1][latest, np.arange(len(slots))] % np.uint8(PROVISIONAL)
         never = np.zeros(len(slots), np.bool_)
         self._newest_ns[slots] = np.maximum(self._newest_ns[slots], start_ns)
+        self._add_coarser(start_ns, slots, change, last, over=never)
+        return True
+
+    def _add_coarser(
+        self,
+        start_ns: int,
+        slots: NDArray[np.int64],
+        change: NDArray[np.int64],
+        roles: NDArray[np.uint8],
+        *,
+        over: NDArray[np.bool_],
+    ) -> None:
+        """Change the windows of all tiers but the first around `start_ns`; `roles` replace known ones where `over`."""
         for ring in self._rings[1:]:
             row = ring.row(start_ns)
             if row is not None:
                 ring.add(row, slots, change)
-                ring.set_roles(row, slots, last, over=never)
+                ring.set_roles(row, slots, roles, over=over)
                 ring.changed.add(start_ns - start_ns % ring.tier.window_ns)
-        return True
 
     def phases(self, worker_id: str, low_ns: int, high_ns: int) -> PhaseTime:
         """How a worker spent [low, high), both ends moved back to where a window begins: the finest that reach so far
