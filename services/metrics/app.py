@@ -55,14 +55,7 @@ async def main(service: Service[MetricsSettings]) -> None:
     lag_ns, live_lag_ns = settings.lag_ms * MS_NS, settings.live_lag_ms * MS_NS
     sock = bind(settings.host, settings.port, "FULCRUM_METRICS_PORT")
     hub = Hub()
-    bus = LiveBus(
-        settings.kafka,
-        settings.cluster,
-        "metrics",
-        on_failure=service.tasks.fail,
-        buffer_records=settings.kafka_buffer_records,
-        gather_ms=lambda: GATHER_MS if hub.readers else UNREAD_GATHER_MS,
-    )
+    bus = _bus(service, hub)
     registry, guard = CollectorRegistry(), settings.http_guard()
     state = MetricsState(prefill_shares, RequestMetrics(registry), _sharing(settings, bus, began_ns))
     gaps = Gaps()
@@ -122,6 +115,17 @@ async def main(service: Service[MetricsSettings]) -> None:
             await keeper.close()
         sock.close()
         await bus.close()
+
+
+def _bus(service: Service[MetricsSettings], hub: Hub) -> LiveBus:
+    return LiveBus(
+        service.settings.kafka,
+        service.settings.cluster,
+        "metrics",
+        on_failure=service.tasks.fail,
+        buffer_records=service.settings.kafka_buffer_records,
+        gather_ms=lambda: GATHER_MS if hub.readers else UNREAD_GATHER_MS,
+    )
 
 
 def _sharing(settings: MetricsSettings, bus: Bus, began_ns: int) -> Sharing | None:
