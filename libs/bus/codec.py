@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
 from libs.bus.buffer import Outgoing
+from libs.bus.port import Record
 from libs.contracts.topics import Topic
 
 SCHEMA_HEADER = "schema"
@@ -33,6 +35,14 @@ def decode(topic: Topic, value: bytes | None, headers: Iterable[tuple[str, bytes
         return topic.value.FromString(value)
     except DecodeError:
         return None
+
+
+def to_record(topic: Topic, raw: Any) -> Record | None:
+    """What aiokafka read, as a record of its topic; None where `decode` has none."""
+    value = decode(topic, raw.value, raw.headers)
+    if value is None:
+        return None
+    return Record(topic, (raw.key or b"").decode(errors="replace"), value, raw.partition, raw.offset)
 
 
 @cache

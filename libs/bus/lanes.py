@@ -10,7 +10,7 @@ from aiokafka.errors import ConsumerStoppedError, ProducerClosed
 from aiokafka.structs import OffsetAndMetadata
 
 from libs.bus.clients import CONNECTION_ERRORS, BrokerAway
-from libs.bus.codec import decode
+from libs.bus.codec import to_record
 from libs.bus.port import Record
 from libs.bus.transactions import Transactions
 from libs.bus.work import Handle, Produced
@@ -91,12 +91,10 @@ class KafkaLane:
             await self._transactions.commit(produced, offset)
 
     def _record(self, raw: object) -> Record | None:
-        value = decode(self._topic, raw.value, raw.headers)  # type: ignore[attr-defined]  # aiokafka has no types
-        if value is None:
+        record = to_record(self._topic, raw)
+        if record is None:
             self._on_undecodable()
-            return None
-        key = (raw.key or b"").decode(errors="replace")  # type: ignore[attr-defined]
-        return Record(self._topic, key, value, self.partition, raw.offset)  # type: ignore[attr-defined]
+        return record
 
 
 class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types

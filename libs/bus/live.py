@@ -9,7 +9,7 @@ from typing import Final
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from libs.bus.clients import open_consumer
-from libs.bus.codec import decode
+from libs.bus.codec import to_record
 from libs.bus.kafka import KafkaBus
 from libs.bus.port import Record, Wanted
 from libs.bus.span import read_span
@@ -45,9 +45,8 @@ class BackReader:
         """Records from `start` to before `end`, both of what is held; raises one of CONNECTION_ERRORS."""
         part = TopicPartition(topic.name(self._cluster), partition)
         async for raw in read_span(self._consumer, part, start, end):
-            value = decode(topic, raw.value, raw.headers)
-            if value is not None:  # unreadable ones count where they are read for the first time
-                yield Record(topic, (raw.key or b"").decode(errors="replace"), value, partition, raw.offset)
+            if (record := to_record(topic, raw)) is not None:  # unreadable ones count where they are read first
+                yield record
 
 
 class LiveBus(KafkaBus):

@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from libs.bus.behind import Behind
 from libs.bus.broker import partitions
 from libs.bus.clients import CONNECTION_ERRORS, BrokerAway, at_once, gather, open_admin, open_consumer
-from libs.bus.codec import decode
+from libs.bus.codec import to_record
 from libs.bus.port import Record, Wanted
 from libs.bus.progress import Progress
 from libs.contracts.topics import Topic
@@ -140,12 +140,11 @@ class Subscription:
                 topic = self._topics[partition.topic]
                 for raw in batch:
                     self._positions[partition] = raw.offset + 1
-                    value = decode(topic, raw.value, raw.headers)
-                    if value is None:
+                    record = to_record(topic, raw)
+                    if record is None:
                         self._on_undecodable()
                         continue
-                    key = (raw.key or b"").decode(errors="replace")
-                    yield Record(topic, key, value, partition.partition, raw.offset)
+                    yield record
 
     async def _check(
         self,
