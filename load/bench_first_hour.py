@@ -12,12 +12,13 @@ import json
 import os
 import re
 import secrets
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -55,6 +56,13 @@ TOKENS: Final = 64
 PROMPT: Final = "Tell me once more what you know of prefill and decode, and of how they share a device. " * 4
 """A token a letter on the sim engine."""
 HELPERS: Final = "helpers"
+CONTROL_PROGRAM: Final = """
+import time
+while True:
+    time.sleep(0.02)
+    sum(range(2000))
+"""
+"""Wakes fifty times a second, as idle processes do, and does the same each time."""
 
 
 class Watcher:
@@ -144,13 +152,22 @@ class MinuteReports:
         return (await self._http.get(self._url + path, params=query)).raise_for_status().json()
 
 
-class Machine:
-    """CPU and memory of a suite's processes, of this one, and of all others here."""
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Processes beside the suite whose CPU is read too."""
 
-    def __init__(self, suite: Suite, kafka: psutil.Process | None) -> None:
+    kafka: psutil.Process | None
+    """A broker that is not of the suite, where it runs on this machine."""
+    control: psutil.Process
+
+
+class Machine:
+    """CPU and memory of a suite's processes, of this one, of the control, and of all others here."""
+
+    def __init__(self, suite: Suite, beside: Beside) -> None:
         self._launcher = psutil.Process(suite.process.pid)
         self._own = psutil.Process()
-        self._kafka = kafka
+        self._beside = beside
         self._last = self._read()
 
     def minute(self) -> dict[str, Any]:
@@ -158,24 +175,29 @@ class Machine:
         (suite, own, busy_s), self._last = self._last, self._read()
         now, own_now, busy_now_s = self._last
         points = cpu_points(suite, now)
-        bench_points = sum(cpu_points(own, own_now).values())
+        bench = cpu_points(own, own_now)
         busy_points = 100 * (busy_now_s - busy_s) / (now.at_s - suite.at_s)
         return {
             "cpu_points": points,
             "rss_mb": now.rss_mb,
             "restarted": sorted({key.name for key in now.cpu_s.keys() - suite.cpu_s.keys()}),
-            "bench_points": bench_points,
-            "elsewhere_points": max(busy_points - sum(points.values()) - bench_points, 0.0),
+            "bench_points": bench["bench"],
+            "control_points": bench["control"],
+            "elsewhere_points": max(busy_points - sum(points.values()) - sum(bench.values()), 0.0),
         }
 
     def _read(self) -> tuple[Reading, Reading, float]:
-        return read_named(self._named()), read_named([("bench", self._own)]), machine_busy_s()
+        return (
+            read_named(self._named()),
+            read_named([("bench", self._own), ("control", self._beside.control)]),
+            machine_busy_s(),
+        )
 
     def _named(self) -> Iterator[tuple[str, psutil.Process]]:
         """Each process under the name of the launcher's child that it is or comes from."""
         yield "launcher", self._launcher
-        if self._kafka is not None:
-            yield "kafka", self._kafka
+        if self._beside.kafka is not None:
+            yield "kafka", self._beside.kafka
         for child in self._launcher.children():
             with suppress(psutil.NoSuchProcess):
                 name = name_of(child) or HELPERS
@@ -206,14 +228,12 @@ async def until_unix_s(end_s: float) -> None:
 class SuiteObserver:
     """Takes the figures of one suite, phase by phase."""
 
-    def __init__(
-        self, shape: str, suite: Suite, reports: MinuteReports, watcher: Watcher, kafka: psutil.Process | None
-    ) -> None:
+    def __init__(self, shape: str, suite: Suite, reports: MinuteReports, watcher: Watcher, beside: Beside) -> None:
         self._shape = shape
         self._suite = suite
         self._reports = reports
         self._watcher = watcher
-        self._kafka = kafka
+        self._beside = beside
 
     async def phase(self, name: str, minutes: int, load: PacedLoad | None) -> Phase:
         """So many minutes, which begin where windows do."""
@@ -222,7 +242,7 @@ class SuiteObserver:
         await until_unix_s(begun_s)
         async with asyncio.TaskGroup() as tasks:  # a load that fails ends the phase
             loading = [tasks.create_task(load.run_forever())] if load else []
-            machine, watcher = Machine(self._suite, self._kafka), self._watcher
+            machine, watcher = Machine(self._suite, self._beside), self._watcher
             watcher.begin()
             for number in range(1, minutes + 1):
                 end_s = begun_s + number * MINUTE_S
@@ -240,7 +260,7 @@ class SuiteObserver:
         return Phase(self._shape, name, settled, **watcher.phase())
 
 
-async def observe(shape: str, suite: Suite, kafka: psutil.Process | None, options: argparse.Namespace) -> list[Phase]:
+async def observe(shape: str, suite: Suite, beside: Beside, options: argparse.Namespace) -> list[Phase]:
     """Both phases of one suite, as far as they are asked for."""
     url, gateway = str(suite.ready["metrics"]), urlsplit(suite.gateway)
     watcher, asked = Watcher(url), Shape(TOKENS, stream=True)
@@ -249,7 +269,7 @@ async def observe(shape: str, suite: Suite, kafka: psutil.Process | None, option
     load = PacedLoad(address, requests, asked, clients=options.clients, per_s=options.rate)
     wanted = ((IDLE, options.idle_minutes, None), (LOADED, options.load_minutes, load))
     async with httpx.AsyncClient(timeout=30, trust_env=False) as http, asyncio.TaskGroup() as tasks:
-        observer = SuiteObserver(shape, suite, MinuteReports(http, url, suite.workers), watcher, kafka)
+        observer = SuiteObserver(shape, suite, MinuteReports(http, url, suite.workers), watcher, beside)
         watching = [tasks.create_task(watcher.read_forever()), tasks.create_task(watcher.sample_forever())]
         await watcher.until_shown(suite.workers)
         phases = [await observer.phase(name, minutes, its_load) for name, minutes, its_load in wanted if minutes]
@@ -258,7 +278,7 @@ async def observe(shape: str, suite: Suite, kafka: psutil.Process | None, option
     return phases
 
 
-def run(shape: str, kafka: psutil.Process | None, options: argparse.Namespace) -> list[Phase]:
+def run(shape: str, beside: Beside, options: argparse.Namespace) -> list[Phase]:
     """Start a suite of the shape, observe it, stop it."""
     prefill, decode = shape.split("+")
     arguments = ["--engine", "sim", "--prefill", prefill, "--decode", decode]
@@ -267,7 +287,7 @@ def run(shape: str, kafka: psutil.Process | None, options: argparse.Namespace) -
         # A cluster of its own: on a real Kafka nothing of an earlier suite is read.
         env = {"FULCRUM_CLUSTER": f"first-hour-{secrets.token_hex(4)}", "FULCRUM_CACHE": str(Path(folder) / "cache")}
         with running_suite(Path(folder), *arguments, env=env) as suite:
-            return uvloop.run(observe(shape, suite, kafka, options))
+            return uvloop.run(observe(shape, suite, beside, options))
 
 
 def shapes(text: str) -> list[str]:
@@ -309,11 +329,15 @@ def main() -> int:
     options = parse(None)
     kafka, phases = broker(options.kafka), list[Phase]()
     console = Console(width=120)
-    for shape in options.shapes:
-        for phase in run(shape, kafka, options):
-            console.print(process_table(phase))
-            print(summary(phase), end="\n\n", flush=True)
-            phases.append(phase)
+    with subprocess.Popen([sys.executable, "-c", CONTROL_PROGRAM]) as control:
+        try:
+            for shape in options.shapes:
+                for phase in run(shape, Beside(kafka, psutil.Process(control.pid)), options):
+                    console.print(process_table(phase))
+                    print(summary(phase), end="\n\n", flush=True)
+                    phases.append(phase)
+        finally:
+            control.kill()
     print("* without the first minute of a phase, in which things start")
     aims = [verdict for phase in phases for verdict in verdicts(phase)]
     print("\n".join(verdict.text for verdict in aims))

@@ -10,6 +10,7 @@ from rich.table import Table
 
 IDLE, LOADED = "idle", "load"
 SUM: Final = "sum"
+CONTROL: Final = "(control)"
 MOST_IDLE_POINTS: Final = {"1+1": 12.0, "3+5": 25.0}
 """By shape: prefill and decode workers."""
 MOST_GROWTH_POINTS_PER_HOUR: Final = 1.0
@@ -71,6 +72,8 @@ class Minute:
     answer_p99_s: float | None = None
     failures: Mapping[str, int] = field(default_factory=dict)
     not_sent: int = 0
+    control_points: float = 0.0
+    """Of a process that does the same in every minute: what it grows by is the machine's doing."""
 
     @property
     def sum_points(self) -> float:
@@ -102,6 +105,13 @@ class Phase:
     def growth(self) -> Fit:
         """Of the suite, in points an hour."""
         return _growth(self.counted, [minute.sum_points for minute in self.counted])
+
+    def growth_beside_control(self) -> Fit:
+        """The same at the speed that the machine had on average: each minute's points over those of the control."""
+        mean = _mean([minute.control_points for minute in self.counted])
+        if not mean or not all(minute.control_points for minute in self.counted):
+            return Fit(None, None)
+        return _growth(self.counted, [minute.sum_points * mean / minute.control_points for minute in self.counted])
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +163,8 @@ def rows(phase: Phase) -> list[Row]:
         _row(phase, name, [(m.cpu_points.get(name, 0.0), m.rss_mb.get(name, 0.0)) for m in phase.minutes])
         for name in names
     ]
-    return [*found, _row(phase, SUM, [(m.sum_points, sum(m.rss_mb.values())) for m in phase.minutes])]
+    control = [_row(phase, CONTROL, [(m.control_points, 0.0) for m in phase.minutes])] * _has_control(phase)
+    return [*found, _row(phase, SUM, [(m.sum_points, sum(m.rss_mb.values())) for m in phase.minutes]), *control]
 
 
 def verdicts(phase: Phase) -> list[Verdict]:
@@ -164,12 +175,15 @@ def verdicts(phase: Phase) -> list[Verdict]:
         return Verdict(phase.shape, phase.name, f"{aim}, at most {most:g}", most, value, error, met)
 
     found = []
-    growth = phase.growth()
     if phase.name == IDLE and phase.shape in MOST_IDLE_POINTS:
         found.append(at_most("mean CPU, % of a core", phase.mean_points(), MOST_IDLE_POINTS[phase.shape]))
-    aim = "growth, points of a core an hour"
-    slope = None if growth.error is None else growth.slope  # two minutes tell of no trend
-    found.append(at_most(aim, slope, MOST_GROWTH_POINTS_PER_HOUR, growth.error))
+    fits = {"": phase.growth()}
+    if _has_control(phase):
+        fits[" beside the control"] = phase.growth_beside_control()
+    for beside, growth in fits.items():
+        slope = None if growth.error is None else growth.slope  # two minutes tell of no trend
+        aim = f"growth{beside}, points of a core an hour"
+        found.append(at_most(aim, slope, MOST_GROWTH_POINTS_PER_HOUR, growth.error))
     if phase.name == LOADED:
         least = min((100 * minute.coverage for minute in phase.minutes), default=None)
         met = None if least is None else least >= LEAST_COVERAGE
@@ -268,6 +282,10 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [_rounded(each) for each in value]
     return round(value, 4) if isinstance(value, float) else value
+
+
+def _has_control(phase: Phase) -> bool:
+    return any(minute.control_points for minute in phase.minutes)
 
 
 def _row(phase: Phase, name: str, values: Sequence[tuple[float, float]]) -> Row:

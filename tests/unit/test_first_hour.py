@@ -61,6 +61,15 @@ def steady(shape: str, name: str, points: float, growth: float = 0.0, **more: ob
     )
 
 
+def test_growth_that_the_control_shares_is_the_machines() -> None:
+    shape, minutes = "3+5", [minute(n + 1, {"planner": 20 + 0.1 * n}, control_points=1 + 0.005 * n) for n in range(11)]
+    raw, beside = [v for v in verdicts(phase(shape, IDLE, minutes)) if v.aim.startswith("growth")]
+    assert raw.met is False
+    assert beside.met is True
+    assert beside.value == pytest.approx(0.0, abs=1e-6)
+    assert [row.process for row in rows(phase(shape, IDLE, minutes))] == ["planner", "sum", "(control)"]
+
+
 @given(FINITE, FINITE, st.lists(st.integers(0, 10_000), min_size=3, max_size=60, unique=True))
 def test_points_on_a_line_give_its_slope_without_error(slope: float, start: float, xs: list[int]) -> None:
     fit = fit_line(xs, [start + slope * x for x in xs])
