@@ -5,6 +5,7 @@ from typing import Final
 
 from libs.contracts.errors import StartupError
 from libs.perfmodel.profiles import PROFILES, profile
+from libs.perfmodel.speed import Speed
 from libs.perfmodel.step_time import StepTimeModel
 from libs.perfmodel.utilisation import Compute
 
@@ -30,6 +31,11 @@ def prior_step_time(engine: str, device: str = "", compute: Compute | None = Non
         return _roofline(compute, gpus)
     on_gpu = device.startswith("cuda") or (not device and engine != "torch")
     return PROFILES[DATACENTER_PROFILE if on_gpu else LAPTOP_PROFILE].step_time
+
+
+def prior_speed(engine: str, device: str, chunk_tokens: int, compute: Compute | None = None, gpus: int = 1) -> Speed:
+    """What to believe of a worker before it has said anything."""
+    return Speed(prior_step_time(engine, device, compute, gpus), max(chunk_tokens, 1))
 
 
 def _roofline(compute: Compute, gpus: int) -> StepTimeModel:

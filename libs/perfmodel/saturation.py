@@ -1,14 +1,9 @@
 """The smallest prefill batch that saturates a device: the knee of tokens a second against tokens in a step. Pure."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
-from libs.perfmodel.fit import MIN_STEPS, fit_steps
-from libs.perfmodel.samples import Rows
 from libs.perfmodel.step_time import StepTimeModel, StepWork, chunks_work
 
 KNEE: Final = 0.97
@@ -120,28 +115,11 @@ def calibrated(prior: StepTimeModel, trial: Trial) -> StepTimeModel:
     return prior.scaled(min(max(trial.duration_ns / expected_ns, least), most))
 
 
-def find_knee(prior: StepTimeModel, trials: Sequence[Trial]) -> Saturation | None:
-    """The knee of a curve fitted to the trials; None where there are too few to fit one."""
-    if len(trials) < MIN_STEPS:
-        return None
-    by_size: defaultdict[int, list[int]] = defaultdict(list)
-    for trial in trials:
-        by_size[trial.tokens].append(trial.duration_ns)
-    model = fit_steps(prior, _rows(trials))
-    chunk_tokens, plateau = knee_of(model, max(by_size))
-    points = tuple(
-        Point(size, size / float(np.median(durations)) * 1e9, _rate(model, size))
-        for size, durations in sorted(by_size.items())
-    )
-    scatter = float(np.median([max(durations) / min(durations) - 1 for durations in by_size.values()]))
-    return Saturation(chunk_tokens, plateau, points, model, scatter)
-
-
 def knee_of(model: StepTimeModel, most_tokens: int) -> tuple[int, float]:
     """(smallest size within 3 % of the plateau, the plateau in tokens a second) of sizes up to `most_tokens`."""
-    rates = {size: _rate(model, size) for size in range(CHUNK_MULTIPLE, most_tokens + 1, CHUNK_MULTIPLE)}
+    rates = {size: prefill_tokens_per_s(model, size) for size in range(CHUNK_MULTIPLE, most_tokens + 1, CHUNK_MULTIPLE)}
     if not rates:
-        return most_tokens, _rate(model, most_tokens)
+        return most_tokens, prefill_tokens_per_s(model, most_tokens)
     plateau = max(rates.values())
     return next(size for size, rate in rates.items() if rate >= KNEE * plateau), plateau
 
@@ -174,12 +152,6 @@ def ttft_under_load_ns(model: StepTimeModel, tokens: int, chunk_tokens: int) -> 
     return model.prefill_ns(StepWork(chunk_tokens, 1, chunk_tokens)) / 2 + prompt_ns(model, tokens, chunk_tokens)
 
 
-def _rate(model: StepTimeModel, tokens: int) -> float:
+def prefill_tokens_per_s(model: StepTimeModel, tokens: int) -> float:
     """Tokens a second in steps of `tokens`."""
     return tokens / max(model.prefill_ns(trial_work(tokens)), 1.0) * 1e9
-
-
-def _rows(trials: Sequence[Trial]) -> Rows:
-    table = np.array([(trial.tokens, trial_work(trial.tokens).squared, trial.duration_ns) for trial in trials], float)
-    nothing, everything = np.zeros(len(trials)), np.ones(len(trials))
-    return Rows(table[:, 0], table[:, 1], nothing, nothing, table[:, 2], everything)

@@ -1,10 +1,9 @@
 """How fast one worker is, as far as a router needs to know: prompts, decode steps, KV on its way. Pure."""
 
 from dataclasses import dataclass
+from typing import Final
 
-from libs.perfmodel.priors import prior_step_time
 from libs.perfmodel.step_time import MATRIX_ROWS, StepTimeModel
-from libs.perfmodel.utilisation import Compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +44,5 @@ class Speed:
         return model.reading_ns(sequences) + sequences * model.decode_sequence_ns + kv_tokens * model.decode_kv_token_ns
 
 
-def prior(engine: str, device: str, chunk_tokens: int, compute: Compute | None = None, gpus: int = 1) -> Speed:
-    """What to believe of a worker before it has said anything."""
-    return Speed(prior_step_time(engine, device, compute, gpus), max(chunk_tokens, 1))
+UNKNOWN_SPEED: Final = Speed(StepTimeModel(*[0.0] * 7), chunk_tokens=1)
+"""Of which nothing can be foretold: everything takes no time, so that only load and turns decide."""

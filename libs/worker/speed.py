@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import WorkerFrame
 from libs.engine.port import Engine, EngineEvent
-from libs.perfmodel.speed import Speed, prior
+from libs.perfmodel.priors import prior_speed
+from libs.perfmodel.speed import Speed
 from libs.perfmodel.speed_wire import speed_message
 from libs.perfmodel.step_time import StepTimeModel
 
@@ -22,7 +23,7 @@ class WorkerSpeed:
     def __init__(self, engine: Engine, gpus: int) -> None:
         can = engine.capabilities
         self._block_size_tokens = can.block_size_tokens
-        self._prior = prior(engine.name, engine.device, can.chunk_tokens, can.compute, gpus)
+        self._prior = prior_speed(engine.name, engine.device, can.chunk_tokens, can.compute, gpus)
         self._speed = self._prior
         self._kv_token_ns = 0.0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.roles import serves
-from libs.perfmodel.speed import prior
+from libs.perfmodel.priors import prior_speed
 from libs.perfmodel.speed_wire import speed_of
 from libs.perfmodel.wire import compute_of
 from services.gateway.view import WorkerView
@@ -42,7 +42,7 @@ class Outlook:
         self.device = worker.device
         can = worker.capabilities
         compute = compute_of(can.compute) if can.HasField("compute") else None
-        self.speed = prior(worker.engine, worker.device, can.chunk_tokens, compute, max(worker.gpus, 1))
+        self.speed = prior_speed(worker.engine, worker.device, can.chunk_tokens, compute, max(worker.gpus, 1))
         self.turn = 0
         """Of the gateway's bindings, the last one that went there."""
         self._load = common.Load(free_kv_blocks=worker.capabilities.kv_blocks)

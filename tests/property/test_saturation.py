@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from libs.perfmodel import PROFILES, StepTimeModel, chunks_work
+from libs.perfmodel.knee import find_knee
 from libs.perfmodel.saturation import (
     CHUNK_MULTIPLE,
     GROWTH,
@@ -15,7 +16,6 @@ from libs.perfmodel.saturation import (
     MOST_TOKENS,
     Trial,
     calibrated,
-    find_knee,
     knee_of,
     plan_trials,
     prompt_ns,

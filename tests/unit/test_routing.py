@@ -10,8 +10,9 @@ import pytest
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import EngineEvent, KvTransferReport
+from libs.perfmodel.priors import prior_speed
 from libs.perfmodel.profiles import PROFILES
-from libs.perfmodel.speed import Speed, prior
+from libs.perfmodel.speed import Speed
 from libs.perfmodel.speed_wire import speed_message, speed_of
 from libs.testing.worker import local_worker
 from services.gateway.binding import bind
@@ -19,7 +20,7 @@ from services.gateway.outlook import Outlook, Sent, lend_speeds
 from services.gateway.policies import LeastLoaded, PredictedTtft, RoundRobin
 from services.gateway.view import Ask, WorkerView
 
-SPEED = replace(prior("sim", "sim:llama-8b-h100", 2048), kv_token_ns=10_000.0)
+SPEED = replace(prior_speed("sim", "sim:llama-8b-h100", 2048), kv_token_ns=10_000.0)
 PROMPT = 20_000
 
 
@@ -185,11 +186,11 @@ def test_a_submit_counts_until_the_worker_counts_it_itself() -> None:
     outlook.sent(1, Sent.of(1000, {"w": 400}, "w", pb.PHASE_PREFILL))
     outlook.sent(2, Sent.of(1000, {}, "w", pb.PHASE_PREFILL))
     both = backlog_ns()
-    assert both == prior("sim", "sim:llama-8b-h100", 2048).prompt_ns(1600, 2 * 1000**2 - 400**2)
+    assert both == prior_speed("sim", "sim:llama-8b-h100", 2048).prompt_ns(1600, 2 * 1000**2 - 400**2)
     outlook.told(told(1, tokens=600), who, 0)
     view = outlook.view(who, "k", prefill_credits=1, decode_credits=0)
     assert (view.load, view.free_kv_tokens) == (2, 16_000 - 1000)
-    assert view.unseen_ns == prior("sim", "sim:llama-8b-h100", 2048).prompt_ns(1000, 1000**2)
+    assert view.unseen_ns == prior_speed("sim", "sim:llama-8b-h100", 2048).prompt_ns(1000, 1000**2)
     outlook.ended(2)
     outlook.ended(2)
     outlook.told(told(2), who, 0)
