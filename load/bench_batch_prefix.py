@@ -19,7 +19,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from libs.perfmodel import profile
+from libs.perfmodel.profiles import profile
 from libs.testing.batch import ENDED, ENDPOINT, submit
 from libs.testing.processes import gateway_metrics, until_whole
 from libs.testing.suite import Suite, running_suite

@@ -21,7 +21,7 @@ import numpy as np
 from libs.engine.config import EngineConfig
 from libs.engine.local import LocalEngine
 from libs.engine.port import EngineIdentity, EngineRequest, Phase, SamplingParams
-from libs.perfmodel import StepKind
+from libs.perfmodel.learner import StepKind
 from libs.runtime.clock import SystemClock
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.history import History

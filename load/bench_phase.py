@@ -25,7 +25,8 @@ import numpy as np
 from libs.engine.config import EngineConfig
 from libs.engine.local import LocalEngine
 from libs.engine.port import Engine, EngineIdentity, EngineRequest, Phase, SamplingParams
-from libs.perfmodel import StepKind, split_step_ns
+from libs.perfmodel.learner import StepKind
+from libs.policy.step_time import split_step_ns
 from libs.runtime.clock import SystemClock
 from libs.telemetry.phase_time import PhaseTime
 from libs.testing.engine import DirectFetcher, EventReader

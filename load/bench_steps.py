@@ -24,7 +24,9 @@ from libs.engine.config import EngineConfig
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.runner import Runner
 from libs.engine.torch.runner import TorchRunner
-from libs.perfmodel import StepKind, StepTimeLearner, StepTimeModel, prior_step_time, split_step_ns
+from libs.perfmodel.learner import StepKind, StepTimeLearner
+from libs.perfmodel.priors import prior_step_time
+from libs.policy.step_time import StepTimeModel, split_step_ns
 from libs.testing.real_model import real_model_folder
 from load import decode_target
 from load.decode_target import HeldTarget

@@ -25,7 +25,7 @@ import httpx
 import numpy as np
 
 from libs.perfmodel.profiles import profile
-from libs.perfmodel.saturation import MOST_TOKENS, knee_of
+from libs.policy.worker.saturation import MOST_TOKENS, knee_of
 from libs.testing.real_model import real_model_folder
 from libs.testing.suite import Suite, running_suite
 from load.tune_lab import ttft_s

@@ -9,7 +9,8 @@ from libs.engine.config import EngineConfig
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sim.runner import SimRunner
 from libs.engine.torch.runner import TorchRunner
-from libs.perfmodel import StepKind, StepWork
+from libs.perfmodel.learner import StepKind
+from libs.policy.step_time import StepWork
 
 MAX_KEPT_BATCHES: Final = 64
 

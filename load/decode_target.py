@@ -7,8 +7,8 @@ from typing import Any
 
 from libs.engine.port import Capabilities
 from libs.engine.runner import Runner
-from libs.perfmodel import StepTimeModel, StepWork
-from libs.perfmodel.slack import largest_batch
+from libs.policy.step_time import StepTimeModel, StepWork
+from libs.policy.worker.slack import largest_batch
 from load.step_grid import Cell, batch_of
 
 CONTEXT_TOKENS = 384

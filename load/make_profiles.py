@@ -22,10 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from libs.perfmodel import PROFILES, StepKind, StepTimeModel, StepWork, chunks_work
 from libs.perfmodel.fit import fit_steps, predict
+from libs.perfmodel.learner import StepKind
+from libs.perfmodel.profiles import PROFILES
 from libs.perfmodel.samples import Rows
 from libs.perfmodel.shipped import SHIPPED_FILE
+from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
 from load.profile_sources import AIC_PAIRS, AIC_VERSION, GPU_MEMORY_GB, MODELS, ModelFacts, gpu_count
 
 CSV_STEP_TOKENS = 4096

@@ -19,10 +19,10 @@ from prometheus_client import CollectorRegistry
 
 from libs.bus.port import Record
 from libs.contracts.topics import STEPS
+from libs.policy.alerts.book import Alert
 from libs.runtime.service import collect_seldom
 from libs.telemetry.split import prefill_shares
 from load.synthetic_fleet import ARRIVAL_NS, PERIOD_NS, synthetic_fleet
-from services.metrics.alerts.book import Alert
 from services.metrics.alerts.desk import AlertDesk
 from services.metrics.hub import Hub
 from services.metrics.live import ROUND_NS, TICK_NS, tick

@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 
 from libs.engine.port import Engine, EngineRequest, Phase, SamplingParams, StepReport
-from libs.perfmodel import StepKind, StepTimeModel
+from libs.perfmodel.learner import StepKind
+from libs.policy.step_time import StepTimeModel
 from libs.testing.engine import EventReader
 from libs.worker.step_times import work_of
 

@@ -7,7 +7,8 @@ import numpy as np
 
 from libs.engine.port import Capabilities, SamplingParams
 from libs.engine.runner import Batch, Chunk
-from libs.perfmodel import StepKind, StepWork, chunks_work
+from libs.perfmodel.learner import StepKind
+from libs.policy.step_time import StepWork, chunks_work
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 FOLDS = 4

@@ -3,7 +3,7 @@
 import statistics
 from pathlib import Path
 
-from libs.perfmodel import StepKind
+from libs.perfmodel.learner import StepKind
 from load.step_grid import Cell
 
 COLOURS = {StepKind.PREFILL: "tab:cyan", StepKind.DECODE: "tab:green", StepKind.MIXED: "tab:orange"}

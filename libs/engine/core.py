@@ -16,7 +16,6 @@ from libs.engine.handles import Held, RandomBytes, Received
 from libs.engine.kv_port import KvHandle
 from libs.engine.kv_wait import KvWait
 from libs.engine.offers import Offers
-from libs.engine.pace import Pace
 from libs.engine.port import (
     BlockEvents,
     Capabilities,
@@ -38,7 +37,8 @@ from libs.engine.runner import Batch, Sampled
 from libs.engine.sequence import Sequence, Stage
 from libs.engine.trial import blocks_for
 from libs.engine.validation import check_request
-from libs.perfmodel import StepTimeModel
+from libs.policy.step_time import StepTimeModel
+from libs.policy.worker.pace import Pace
 
 RETRY_AFTER_S = 1.0
 

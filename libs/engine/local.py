@@ -27,7 +27,7 @@ from libs.engine.port import (
 from libs.engine.runner import Batch, Runner, Sampled
 from libs.engine.sequence import Sequence
 from libs.engine.trial import trial_batch
-from libs.perfmodel import StepTimeModel
+from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.engine.kv_port import KvExport, KvFetcher, KvHandle
-from libs.perfmodel import StepTimeModel
 from libs.perfmodel.utilisation import Compute
+from libs.policy.step_time import StepTimeModel
 
 
 class Phase(Enum):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.engine.port import Capabilities, EngineIdentity, Logprob, Progress, SamplingParams
-from libs.perfmodel import StepWork, chunks_work
+from libs.policy.step_time import StepWork, chunks_work
 
 
 @dataclass(slots=True)

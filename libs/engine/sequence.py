@@ -10,7 +10,7 @@ from libs.engine.block_pool import BlockPool
 from libs.engine.handles import Held
 from libs.engine.port import EngineRequest, FinishReason, Phase
 from libs.engine.runner import Chunk
-from libs.perfmodel.slack import TokenLine
+from libs.policy.worker.slack import TokenLine
 
 
 class Stage(IntEnum):

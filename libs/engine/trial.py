@@ -6,7 +6,7 @@ import numpy as np
 
 from libs.engine.port import Capabilities, SamplingParams
 from libs.engine.runner import Batch, Chunk
-from libs.perfmodel.saturation import trial_prompts
+from libs.policy.worker.saturation import trial_prompts
 
 _GREEDY: Final = SamplingParams(temperature=0.0)
 

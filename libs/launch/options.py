@@ -6,7 +6,7 @@ from typing import Literal
 
 from libs.contracts.errors import StartupError
 from libs.launch.profile import load_profile
-from libs.perfmodel import profile
+from libs.perfmodel.profiles import profile
 
 EngineName = Literal["torch", "sim", "vllm"]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from libs.perfmodel.least_squares import robust_weights, with_prior
 from libs.perfmodel.samples import Rows
-from libs.perfmodel.step_time import MATRIX_ROWS, StepTimeModel
+from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
 
 MIN_STEPS: Final = 16
 """A phase with fewer steps keeps its prior's shape."""

@@ -7,8 +7,8 @@ import numpy as np
 
 from libs.perfmodel.fit import MIN_STEPS, fit_steps
 from libs.perfmodel.samples import Rows
-from libs.perfmodel.saturation import Point, Saturation, Trial, knee_of, prefill_tokens_per_s, trial_work
-from libs.perfmodel.step_time import StepTimeModel
+from libs.policy.step_time import StepTimeModel
+from libs.policy.worker.saturation import Point, Saturation, Trial, knee_of, prefill_tokens_per_s, trial_work
 
 
 def find_knee(prior: StepTimeModel, trials: Sequence[Trial]) -> Saturation | None:

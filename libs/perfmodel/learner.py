@@ -10,7 +10,7 @@ import numpy as np
 
 from libs.perfmodel.fit import fit_steps, predict
 from libs.perfmodel.samples import Rows, StepSamples
-from libs.perfmodel.step_time import StepTimeModel, StepWork
+from libs.policy.step_time import StepTimeModel, StepWork
 
 KEPT_ERRORS: Final = 256
 """Of each kind of step: what the told errors are of."""

@@ -5,9 +5,9 @@ from typing import Final
 
 from libs.contracts.errors import StartupError
 from libs.perfmodel.profiles import PROFILES, profile
-from libs.perfmodel.speed import Speed
-from libs.perfmodel.step_time import StepTimeModel
 from libs.perfmodel.utilisation import Compute
+from libs.policy.speed import Speed
+from libs.policy.step_time import StepTimeModel
 
 DATACENTER_PROFILE: Final = "llama-8b-h100"
 LAPTOP_PROFILE: Final = "smollm2-135m-cpu"

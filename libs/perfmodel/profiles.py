@@ -13,7 +13,7 @@ from typing import Final
 
 from libs.contracts.errors import StartupError
 from libs.perfmodel.shipped import shipped_entries
-from libs.perfmodel.step_time import StepTimeModel
+from libs.policy.step_time import StepTimeModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.perfmodel.step_time import StepWork
+from libs.policy.step_time import StepWork
 
 MAX_CELLS: Final = 96
 """Sizes of steps, by powers of two, that are remembered; the one not seen for longest goes."""

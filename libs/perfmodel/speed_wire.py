@@ -4,8 +4,8 @@ import math
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.perfmodel.learner import FittedModel
-from libs.perfmodel.speed import Speed
 from libs.perfmodel.wire import fitted_model, step_time_message
+from libs.policy.speed import Speed
 
 
 def speed_message(speed: Speed) -> pb.Speed:

@@ -9,7 +9,7 @@ writes or computes beyond that: they say how near a step comes to the least that
 
 from dataclasses import dataclass
 
-from libs.perfmodel.step_time import StepWork
+from libs.policy.step_time import StepWork
 
 
 @dataclass(frozen=True, slots=True)

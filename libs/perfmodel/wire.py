@@ -9,9 +9,9 @@ from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.step_row import StepRow
 from libs.perfmodel.learner import FittedModel, KindFit
-from libs.perfmodel.saturation import MOST_TOKENS, Point, PrefillCurve, Saturation
-from libs.perfmodel.step_time import StepTimeModel, StepWork
 from libs.perfmodel.utilisation import Compute
+from libs.policy.step_time import StepTimeModel, StepWork
+from libs.policy.worker.saturation import MOST_TOKENS, Point, PrefillCurve, Saturation
 
 _TIMES = (
     "prefill_floor_ns",

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from libs.perfmodel import FittedModel, StepKind
-from libs.perfmodel.saturation import PrefillCurve
+from libs.perfmodel.learner import FittedModel, StepKind
+from libs.policy.worker.saturation import PrefillCurve
 from libs.stepstore.port import StepTimeKey, StepTimeStore
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from libs.perfmodel import FittedModel, StepKind
-from libs.perfmodel.saturation import PrefillCurve
+from libs.perfmodel.learner import FittedModel, StepKind
+from libs.policy.worker.saturation import PrefillCurve
 
 
 @dataclass(frozen=True, slots=True)

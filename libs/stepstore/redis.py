@@ -13,9 +13,9 @@ from redis.exceptions import RedisError
 from libs.contracts import keys
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import StepTime
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.perfmodel import FittedModel, StepKind
-from libs.perfmodel.saturation import PrefillCurve
+from libs.perfmodel.learner import FittedModel, StepKind
 from libs.perfmodel.wire import curve_message, fitted_model, prefill_curve, step_time_message
+from libs.policy.worker.saturation import PrefillCurve
 from libs.runtime.redis import is_wrong_type, make_redis
 from libs.stepstore.port import StepTimeKey
 

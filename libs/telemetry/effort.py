@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from libs.perfmodel import StepWork
 from libs.perfmodel.utilisation import Compute, Effort, effort_of
+from libs.policy.step_time import StepWork
 from libs.telemetry.steps import FinishedSteps
 
 

@@ -5,8 +5,10 @@ from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.engine.port import Engine, EngineEvent
-from libs.perfmodel import FittedModel, StepTimeLearner, StepTimeModel, prior_step_time
+from libs.perfmodel.learner import FittedModel, StepTimeLearner
+from libs.perfmodel.priors import prior_step_time
 from libs.perfmodel.wire import step_time_message
+from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import Clock
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.phase_time import PhaseTime

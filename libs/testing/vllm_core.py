@@ -9,7 +9,7 @@ from libs.engine.port import EngineIdentity, Progress
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.ready import Ready
 from libs.engine.vllm.report import Command, Report
-from libs.perfmodel import StepTimeModel
+from libs.policy.step_time import StepTimeModel
 
 ALL_TOKENS = 1 << 30
 DRAIN_S = 60.0

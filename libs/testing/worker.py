@@ -21,8 +21,8 @@ from libs.contracts.topics import Topic
 from libs.engine.factory import make_engine
 from libs.kvindex.port import KvIndex, KvIndexStats, PrefixQuery
 from libs.model.info import load_model_info
-from libs.perfmodel import FittedModel, StepKind
-from libs.perfmodel.saturation import PrefillCurve
+from libs.perfmodel.learner import FittedModel, StepKind
+from libs.policy.worker.saturation import PrefillCurve
 from libs.registry.port import Registry, RegistryStats
 from libs.runtime.access import call_metadata
 from libs.runtime.clock import SystemClock

@@ -14,7 +14,7 @@ from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Engine
-from libs.worker.credits import CreditPool, Credits, Waiting
+from libs.policy.worker.credits import CreditPool, Credits, Waiting
 from libs.worker.link import Link
 from libs.worker.speed import WorkerSpeed
 from libs.worker.wire import load_message

@@ -8,7 +8,7 @@ from libs.contracts.errors import InvalidRequest, QueueFull, StaleRole
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Engine, EngineEvent, FinishReason, SequenceOutput
-from libs.perfmodel.saturation import trial_work
+from libs.policy.worker.saturation import trial_work
 from libs.runtime.clock import Clock
 from libs.worker.admission import Roles, admit
 from libs.worker.assignment import AssignmentState

@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineEvent
-from libs.perfmodel.moving import MoveTime, Staying, sooner_moved
+from libs.policy.worker.moving import MoveTime, Staying, sooner_moved
 from libs.worker.hosted import Hosted
 
 WEIGHT = 0.2

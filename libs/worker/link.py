@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from libs.contracts.errors import FulcrumError
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
-from libs.perfmodel.speed import Speed
-from libs.worker.credits import Waiting
+from libs.policy.speed import Speed
+from libs.policy.worker.credits import Waiting
 from libs.worker.outbox import Outbox
 
 MAX_HELD_HANDLES = 1024

@@ -8,7 +8,7 @@ from typing import Final
 from libs.contracts.errors import QueueFull
 from libs.engine.port import Engine
 from libs.perfmodel.knee import find_knee
-from libs.perfmodel.saturation import MOST_TOKENS, PrefillCurve
+from libs.policy.worker.saturation import MOST_TOKENS, PrefillCurve
 from libs.runtime.clock import Clock
 from libs.worker.step_times import StepTimes
 from libs.worker.trials import room_tokens, run_trials

@@ -27,7 +27,7 @@ from libs.counters.sampler import GpuSampler
 from libs.engine.port import Engine, EngineEvent, EngineIdentity
 from libs.kvindex.port import KvIndex
 from libs.model.info import ModelInfo
-from libs.perfmodel import prior_step_time
+from libs.perfmodel.priors import prior_step_time
 from libs.registry.port import Registry
 from libs.runtime import status
 from libs.runtime.clock import Clock

@@ -5,9 +5,9 @@ from dataclasses import replace
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import WorkerFrame
 from libs.engine.port import Engine, EngineEvent
 from libs.perfmodel.priors import prior_speed
-from libs.perfmodel.speed import Speed
 from libs.perfmodel.speed_wire import speed_message
-from libs.perfmodel.step_time import StepTimeModel
+from libs.policy.speed import Speed
+from libs.policy.step_time import StepTimeModel
 
 NOTICEABLE = 0.05
 """A link that changes by a smaller share is not worth telling anyone."""

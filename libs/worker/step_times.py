@@ -9,9 +9,10 @@ import structlog
 
 from libs.engine.port import Engine, EngineEvent, StepReport
 from libs.model.info import ModelInfo
-from libs.perfmodel import FittedModel, StepKind, StepTimeLearner, StepTimeModel, StepWork, combine
 from libs.perfmodel.fit import MIN_STEPS
-from libs.perfmodel.saturation import PrefillCurve
+from libs.perfmodel.learner import FittedModel, StepKind, StepTimeLearner, combine
+from libs.policy.step_time import StepTimeModel, StepWork
+from libs.policy.worker.saturation import PrefillCurve
 from libs.stepstore.port import StepTimeKey, StepTimeStore
 
 log = structlog.get_logger()

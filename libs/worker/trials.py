@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Final
 
 from libs.engine.port import Engine
-from libs.perfmodel import StepTimeModel
-from libs.perfmodel.saturation import Trial, calibrated, plan_trials
+from libs.policy.step_time import StepTimeModel
+from libs.policy.worker.saturation import Trial, calibrated, plan_trials
 
 GUESS_TOKENS: Final = 64
 """Of the steps that tell how much a measurement may hope for."""

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.perfmodel import FittedModel, StepTimeModel, StepWork
-from libs.perfmodel.saturation import TRIAL_PROMPT_TOKENS, PrefillCurve, ttft_under_load_ns
-from libs.perfmodel.slack import largest_batch
+from libs.perfmodel.learner import FittedModel
 from libs.perfmodel.wire import point_message
+from libs.policy.step_time import StepTimeModel, StepWork
+from libs.policy.worker.saturation import TRIAL_PROMPT_TOKENS, PrefillCurve, ttft_under_load_ns
+from libs.policy.worker.slack import largest_batch
 
 DECODE_CONTEXT_TOKENS: Final = 1024
 """Of each sequence, where the largest decode batch is told beside a curve."""

@@ -10,8 +10,8 @@ from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_PREFILL, Role
 from libs.engine.config import DEFAULT_CHUNK_TOKENS
 from libs.engine.port import Engine
-from libs.perfmodel import StepKind
-from libs.perfmodel.saturation import MOST_TOKENS, PrefillCurve, knee_of
+from libs.perfmodel.learner import StepKind
+from libs.policy.worker.saturation import MOST_TOKENS, PrefillCurve, knee_of
 from libs.runtime.clock import Clock
 from libs.worker.measurement import POLL_S, Measurement
 from libs.worker.step_times import StepTimes

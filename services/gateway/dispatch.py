@@ -15,6 +15,8 @@ from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, Seque
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import ModelQueue
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Logprob
+from libs.policy.gateway.readiness import serves_decode
+from libs.policy.gateway.view import Binding
 from libs.runtime.clock import Clock
 from services.gateway.fleet import Fleet
 from services.gateway.frames import Tokens, read_tokens
@@ -23,11 +25,9 @@ from services.gateway.link import WorkerLink
 from services.gateway.moves import OTHER_ROLE, Moves, count_reroute
 from services.gateway.outlook import lend_speeds
 from services.gateway.queues import model_queues
-from services.gateway.readiness import serves_decode
 from services.gateway.release import forget_prompt, give_up_blocks, release
 from services.gateway.router import Router
 from services.gateway.suspects import Suspects, poison_error
-from services.gateway.view import Binding
 from services.gateway.waiting import RETRY_AFTER_S, WaitingQueue, expired
 
 log = structlog.get_logger()

@@ -7,13 +7,13 @@ import structlog
 from libs.contracts.pairing import Unpaired, unpaired
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
+from libs.policy.gateway.view import WorkerView
 from libs.registry.port import Registry
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport
 from services.gateway.link import LinkListener, WorkerLink
 from services.gateway.traffic import Traffic
-from services.gateway.view import WorkerView
 
 log = structlog.get_logger()
 

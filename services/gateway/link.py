@@ -18,6 +18,8 @@ from libs.contracts.pairing import kv_kind
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.roles import serves
+from libs.policy.gateway.purse import Purse
+from libs.policy.gateway.view import WorkerView
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import until_first
@@ -25,9 +27,7 @@ from libs.runtime.transport import Transport
 from services.gateway.frames import MalformedFrame
 from services.gateway.generation import Generation, Leg
 from services.gateway.outlook import Outlook, Sent
-from services.gateway.purse import Purse
 from services.gateway.traffic import Traffic
-from services.gateway.view import WorkerView
 
 log = structlog.get_logger()
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.policy.gateway.view import Ask, WorkerView
 from services.gateway.generation import Generation, Leg
 from services.gateway.link import WorkerLink
 from services.gateway.router import Router
-from services.gateway.view import Ask, WorkerView
 
 MAX_MOVES = 32
 """Of one choice; a worker that would hand it over once more keeps it to its end."""

@@ -10,7 +10,7 @@ from libs.contracts.roles import serves
 from libs.perfmodel.priors import prior_speed
 from libs.perfmodel.speed_wire import speed_of
 from libs.perfmodel.wire import compute_of
-from services.gateway.view import WorkerView
+from libs.policy.gateway.view import WorkerView
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from typing import Final
 from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
 from libs.contracts.topics import QUEUES
+from libs.policy.gateway.view import WorkerView
 from libs.runtime.clock import Clock
 from services.gateway.generation import Generation
-from services.gateway.view import WorkerView
 
 EVERY_S: Final = 0.2
 EMPTY_EVERY_NS: Final = 500_000_000

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from services.gateway.binding import bind
+from libs.policy.gateway.binding import bind
+from libs.policy.gateway.readiness import serves_decode
+from libs.policy.gateway.routing import Policy
+from libs.policy.gateway.view import Ask, Binding, WorkerView
 from services.gateway.generation import Generation
-from services.gateway.policies import Policy
-from services.gateway.readiness import serves_decode
-from services.gateway.view import Ask, Binding, WorkerView
 
 
 class Router:

@@ -14,11 +14,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from libs.contracts.errors import MAX_QUOTED_CHARS, FulcrumError
+from libs.policy.gateway.readiness import serves
 from services.gateway.catalog import Catalog
 from services.gateway.fleet import Fleet
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openapi import declare
-from services.gateway.readiness import serves
 from services.gateway.replies import ErrorBody, ErrorReply
 from services.gateway.sse import error_reply
 

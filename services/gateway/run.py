@@ -12,6 +12,7 @@ from importlib.metadata import version
 from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
 from libs.kvindex.port import KvIndex
+from libs.policy.gateway.routing import POLICIES
 from libs.registry.port import Registry
 from libs.runtime.clock import Clock
 from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
@@ -28,7 +29,6 @@ from services.gateway.hints import PrefixHints
 from services.gateway.intake import Intake, Limits
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.parse import parse_chat, parse_completion
-from services.gateway.policies import POLICIES
 from services.gateway.queues import QueueTeller
 from services.gateway.recorder import Recorder
 from services.gateway.router import Router

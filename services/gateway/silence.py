@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import structlog
 
 from libs.contracts.liveness import SIGN_OF_LIFE_MS
+from libs.policy.gateway.readiness import serves
+from libs.policy.gateway.view import WorkerView
 from services.gateway.fleet import Fleet
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.readiness import serves
-from services.gateway.view import WorkerView
 
 log = structlog.get_logger()
 

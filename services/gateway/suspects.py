@@ -12,10 +12,10 @@ from prometheus_client.registry import Collector
 from libs.contracts import metric_names as names
 from libs.contracts.errors import PoisonRequest
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.policy.gateway.suspicion import FRESH_TOKENS, MAX_LOST_WORKERS, Held, Prompt, Stage, Suspicion
 from libs.runtime.clock import Clock
 from services.gateway.generation import Generation, Leg
 from services.gateway.link import WorkerLink
-from services.gateway.suspicion import FRESH_TOKENS, MAX_LOST_WORKERS, Held, Prompt, Stage, Suspicion
 
 log = structlog.get_logger()
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Demand
+from libs.policy.gateway.order import order
+from libs.policy.gateway.outflow import Outflow, retry_after_s
+from libs.policy.gateway.readiness import serves, why_not
+from libs.policy.gateway.view import WorkerView
 from services.gateway.generation import Generation
-from services.gateway.order import order
-from services.gateway.outflow import Outflow, retry_after_s
-from services.gateway.readiness import serves, why_not
-from services.gateway.view import WorkerView
 
 RETRY_AFTER_S = 1.0
 """Where it is not for the queue that a client has to wait."""

@@ -6,11 +6,11 @@ import msgspec
 from fastapi import FastAPI, Query, Response
 from prometheus_client import CollectorRegistry
 
+from libs.policy.alerts.book import AlertBook
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
 from services.metrics.age import MS_NS
 from services.metrics.alerts.api import alerts_router
-from services.metrics.alerts.book import AlertBook
 from services.metrics.efficiency import Efficiency, RecentOccupancy, efficiency
 from services.metrics.history_api import End, HistoryApi, ScopeText, asked_end_ns
 from services.metrics.hub import Hub

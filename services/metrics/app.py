@@ -11,13 +11,13 @@ from libs.bus.live import LiveBus
 from libs.bus.port import Bus, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import ALERTS, WINDOWS
+from libs.policy.alerts.book import Alert
 from libs.runtime import status
 from libs.runtime.clock import Clock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.service import Service
 from libs.telemetry.rollups import TIERS
 from libs.telemetry.split import prefill_shares
-from services.metrics.alerts.book import Alert
 from services.metrics.alerts.desk import AlertDesk
 from services.metrics.alerts.prometheus import AlertCollector
 from services.metrics.alerts.webhook import Webhook

@@ -4,9 +4,9 @@ as long as there are readers who want it, of what has changed in those that were
 import asyncio
 from typing import Final
 
+from libs.policy.alerts.book import Alert
 from libs.runtime.clock import Clock
 from services.metrics.age import MS_NS, age_ns
-from services.metrics.alerts.book import Alert
 from services.metrics.alerts.desk import AlertDesk
 from services.metrics.hub import Hub
 from services.metrics.queues import phase_queues

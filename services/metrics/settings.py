@@ -6,10 +6,10 @@ import httpx
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from libs.policy.alerts.grade import Threshold
+from libs.policy.alerts.limits import Limits
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.settings import MemberName, own_name
-from services.metrics.alerts.grade import Threshold
-from services.metrics.alerts.limits import Limits
 
 MS_NS = 1_000_000
 MAX_PORT: Final = 65_535

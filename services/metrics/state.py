@@ -6,6 +6,7 @@ from typing import Final
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Action, Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, RequestEvent, SharedWindows, StepBatch
+from libs.policy.alerts.burn import BurnLog
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.gateways import Gateways
 from libs.telemetry.history import History
@@ -13,7 +14,6 @@ from libs.telemetry.members import Members
 from libs.telemetry.rollups import RollUps
 from libs.telemetry.timeline import PrefillShares, Taken
 from services.metrics.age import age_ns
-from services.metrics.alerts.burn import BurnLog
 from services.metrics.alerts.verdict import verdicts
 from services.metrics.events import Event, EventLog
 from services.metrics.prometheus import RequestMetrics

@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 
 from libs.contracts.roles import ROLE_NAMES
+from libs.policy.alerts.book import Alert
 from libs.telemetry.history import WrittenWindow
 from libs.telemetry.listing import Listing, Loads
-from services.metrics.alerts.book import Alert
 from services.metrics.events import Event
 from services.metrics.queues import PhaseQueue
 

@@ -13,7 +13,7 @@ from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.roles import role_from_name
-from libs.perfmodel.moving import MoveTime
+from libs.policy.worker.moving import MoveTime
 from libs.registry.redis import RedisRegistry
 from libs.runtime.rpc import make_channel
 from libs.testing.stores import embedded_redis

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from libs.perfmodel import PROFILES, FittedModel, KindFit, StepKind
-from libs.perfmodel.saturation import Point, PrefillCurve, Saturation
+from libs.perfmodel.learner import FittedModel, KindFit, StepKind
+from libs.perfmodel.profiles import PROFILES
+from libs.policy.worker.saturation import Point, PrefillCurve, Saturation
 from libs.stepstore import redis as redis_store
 from libs.stepstore.files import FileStepTimes
 from libs.stepstore.layered import LayeredStepTimes

@@ -1,8 +1,10 @@
 """A worker learns its step times, tells them, and leaves them to the next one."""
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.perfmodel import StepKind, StepWork, prior_step_time
+from libs.perfmodel.learner import StepKind
+from libs.perfmodel.priors import prior_step_time
 from libs.perfmodel.wire import fitted_model
+from libs.policy.step_time import StepWork
 from libs.stepstore.port import StepTimeKey
 from libs.testing.worker import RecordingStepTimes, eventually, gateway_probe, local_worker, submit
 from libs.worker.step_times import StepTimes

@@ -10,7 +10,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREF
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.perfmodel.profiles import profile
-from libs.perfmodel.saturation import MIN_SIZES, Point, PrefillCurve, Saturation
+from libs.policy.worker.saturation import MIN_SIZES, Point, PrefillCurve, Saturation
 from libs.runtime.rpc import make_channel
 from libs.stepstore.port import StepTimeKey
 from libs.testing.worker import (

@@ -6,9 +6,9 @@ from typing import Any
 
 from libs.bus.kafka_work import KafkaWork
 from libs.filestore.local import LocalFiles
+from libs.policy.batch.deal import MAX_OPEN_LINES
 from libs.testing.batch import ENDPOINT, until_answered
 from libs.testing.scripted_worker import scripted_worker
-from services.gateway.batch.deal import MAX_OPEN_LINES
 from services.gateway.batch.run import BatchPorts
 
 LINES = 2_000

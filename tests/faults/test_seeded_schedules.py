@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from libs.policy.worker.credits import CreditPool
 from libs.worker.assignment import AssignmentState
-from libs.worker.credits import CreditPool
 from libs.worker.outbox import Outbox
 from load.chaos.run import Plan, run_seed
 

@@ -28,10 +28,10 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY, Mode
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello, PrefillCurve
 from libs.kvindex.port import PrefixQuery
 from libs.kvindex.redis import RedisKvIndex
-from libs.perfmodel import PROFILES, StepKind
-from libs.perfmodel.learner import combine
-from libs.perfmodel.saturation import MOST_TOKENS, knee_of
-from libs.perfmodel.step_time import StepWork
+from libs.perfmodel.learner import StepKind, combine
+from libs.perfmodel.profiles import PROFILES
+from libs.policy.step_time import StepWork
+from libs.policy.worker.saturation import MOST_TOKENS, knee_of
 from libs.registry.collector import RegistryCollector
 from libs.registry.redis import RedisRegistry
 from libs.registry.usable import Unusable, faults, read_worker
@@ -291,7 +291,7 @@ async def test_step_times_that_are_kept_are_finite_whatever_stood_there(
 
 
 async def _saved(store: RedisStepTimes, raw: Any, key: str) -> bool:
-    from libs.perfmodel import FittedModel, KindFit
+    from libs.perfmodel.learner import FittedModel, KindFit
 
     await store.save(KEY, {StepKind.DECODE: FittedModel(PROFILES["llama-8b-h100"].step_time, decode=KindFit(9))})
     return StepKind.DECODE not in await store.load(KEY)

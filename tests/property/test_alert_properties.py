@@ -5,11 +5,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.metrics.alerts.burn import BUCKET_S, WINDOWS_S, BurnLog
-from services.metrics.alerts.grade import Grade, Threshold
-from services.metrics.alerts.machine import FLAP_NS, GAP_NS, Machine
-from services.metrics.alerts.rules import Name, Rule
-from services.metrics.alerts.sign import Sign
+from libs.policy.alerts.burn import BUCKET_S, WINDOWS_S, BurnLog
+from libs.policy.alerts.grade import Grade, Threshold
+from libs.policy.alerts.machine import FLAP_NS, GAP_NS, Machine
+from libs.policy.alerts.rules import Name, Rule
+from libs.policy.alerts.sign import Sign
 
 S = 10**9
 NAME = Name.IMBALANCE

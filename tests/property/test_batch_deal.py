@@ -6,11 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
-from services.gateway.batch.deal import AHEAD_S, LEAST_OPEN_LINES, MAX_OPEN_LINES, Standing, deal, queues_of, room_for
+from libs.policy.batch.deal import (
+    AHEAD_S,
+    LEAST_OPEN_LINES,
+    MAX_OPEN_LINES,
+    SHARE_LINES,
+    Standing,
+    deal,
+    queues_of,
+    room_for,
+)
 from services.gateway.batch.foretell import LineRate, ends_s, news
 from services.gateway.batch.kin import by_prefix
 from services.gateway.batch.line import Line
-from services.gateway.batch.shares import SHARE_LINES
 
 S = 1_000_000_000
 NOW_NS = 1_000 * S

@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
+from libs.policy.batch.capacity import LOOK_AHEAD, Load, allowed
+from libs.policy.batch.deal import SHARE_LINES
+from libs.policy.gateway.order import order
 from services.gateway.batch.jobs import MAX_EARLY, JobBook
 from services.gateway.batch.line import read_line
 from services.gateway.batch.note import ShareNote
 from services.gateway.batch.repeats import IdHashes, custom_id_of
-from services.gateway.batch.shares import SHARE_LINES, Cutter, after
-from services.gateway.batch.slots import LOOK_AHEAD, Load, allowed
+from services.gateway.batch.shares import Cutter, after
 from services.gateway.batch.snapshot import snapshot
-from services.gateway.order import order
 
 LINES = st.lists(
     st.one_of(

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.binding import bind
-from services.gateway.policies import POLICIES, LeastLoaded, Policy
-from services.gateway.purse import Purse
+from libs.policy.gateway.binding import bind
+from libs.policy.gateway.purse import Purse
+from libs.policy.gateway.routing import POLICIES, LeastLoaded, Policy
+from libs.policy.gateway.view import Ask, Binding, WorkerView
 from services.gateway.stops import StopMatcher
-from services.gateway.view import Ask, Binding, WorkerView
 
 MODELS = ("a", "b")
 KINDS = ("k", "l")

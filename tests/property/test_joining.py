@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.perfmodel import StepTimeModel, StepWork
-from libs.perfmodel.joining import AnswerLengths, Decoding, beside, joins
-from libs.perfmodel.slack import MAX_HOLD_NS, TokenLine
+from libs.policy.step_time import StepTimeModel, StepWork
+from libs.policy.worker.joining import AnswerLengths, Decoding, beside, joins
+from libs.policy.worker.slack import MAX_HOLD_NS, TokenLine
 
 MS = 1_000_000
 MODEL = StepTimeModel(0, 0, 0, 60 * MS, 5 * MS, 0, 1.0)

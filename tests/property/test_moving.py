@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.perfmodel.moving import PRIOR, MoveTime, Staying, expected_tokens_left, sooner_moved
+from libs.policy.worker.moving import PRIOR, MoveTime, Staying, expected_tokens_left, sooner_moved
 
 sizes = st.integers(0, 10**10)
 seconds = st.floats(0, 100)

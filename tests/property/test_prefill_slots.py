@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_PREFILL, Assignment
-from libs.perfmodel import StepTimeModel, chunks_work
 from libs.perfmodel.profiles import profile
-from libs.perfmodel.saturation import MOST_TOKENS, knee_of
-from libs.perfmodel.slack import first_chunks
+from libs.policy.step_time import StepTimeModel, chunks_work
+from libs.policy.worker.saturation import MOST_TOKENS, knee_of
+from libs.policy.worker.slack import first_chunks
 from libs.worker.role import Room
 from services.prefill.role import FILLED_STEPS, HAND_OVER_S, MAX_PROMPTS, MIN_PROMPTS, PrefillRole
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from libs.perfmodel import PROFILES, StepTimeModel, chunks_work
 from libs.perfmodel.knee import find_knee
-from libs.perfmodel.saturation import (
+from libs.perfmodel.profiles import PROFILES
+from libs.policy.step_time import StepTimeModel, chunks_work
+from libs.policy.worker.saturation import (
     CHUNK_MULTIPLE,
     GROWTH,
     KNEE,

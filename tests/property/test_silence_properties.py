@@ -6,9 +6,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.readiness import serves
+from libs.policy.gateway.readiness import serves
+from libs.policy.gateway.view import WorkerView
 from services.gateway.silence import HUSHED_SHARE, MAX_AWAY_SHARE, MAX_SILENT_MS, SILENT_MS, Heard, whom_to_leave
-from services.gateway.view import WorkerView
 
 HUSHED_MS = HUSHED_SHARE * SILENT_MS
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.perfmodel import StepTimeModel, StepWork, chunks_work
-from libs.perfmodel.slack import (
+from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
+from libs.policy.worker.slack import (
     MAX_HOLD_NS,
     MAX_STEP_NS,
     TokenLine,

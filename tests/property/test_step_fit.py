@@ -9,22 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.perfmodel import (
-    PROFILES,
-    FittedModel,
-    KindFit,
-    StepKind,
-    StepTimeLearner,
-    StepTimeModel,
-    StepWork,
-    chunks_work,
-    combine,
-)
 from libs.perfmodel.fit import MIN_SCALED, MIN_STEPS, fit_steps, loss
+from libs.perfmodel.learner import FittedModel, KindFit, StepKind, StepTimeLearner, combine
 from libs.perfmodel.least_squares import MIN_KIND_ROWS, nonnegative, robust_weights
+from libs.perfmodel.profiles import PROFILES
 from libs.perfmodel.samples import MAX_CELLS, STEPS_PER_CELL, StepSamples
-from libs.perfmodel.step_time import MATRIX_ROWS
 from libs.perfmodel.wire import fitted_model, step_time_message
+from libs.policy.step_time import MATRIX_ROWS, StepTimeModel, StepWork, chunks_work
 
 GPU = StepTimeModel(2e6, 22_000, 0.5, 6e6, 15_000, 60, 0.6, prefill_floor_ns=9e6)
 CPU = StepTimeModel(20e6, 3_000_000, 300, 40e6, 2_000_000, 4_000, 0.9, decode_matrix_ns=15e6)

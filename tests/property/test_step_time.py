@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.errors import StartupError
-from libs.perfmodel import PROFILES, StepTimeModel, StepWork, profile, split_step_ns
+from libs.perfmodel.profiles import PROFILES, profile
 from libs.perfmodel.shipped import shipped_entries
+from libs.policy.step_time import StepTimeModel, StepWork, split_step_ns
 
 models = st.builds(
     StepTimeModel,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.gateway.suspicion import (
+from libs.policy.gateway.suspicion import (
     FRESH_TOKENS,
     HOLD_NS,
     MAX_LOSSES,

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from libs.worker.credits import CreditPool, Waiting
+from libs.policy.worker.credits import CreditPool, Waiting
 
 MAX_ROUNDS = 400
 

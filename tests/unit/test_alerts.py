@@ -18,18 +18,18 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     RequestEvent,
 )
 from libs.contracts.topics import QUEUES, REQUESTS, STEPS
+from libs.policy.alerts.burn import WINDOWS_S, burn_signs, duration
+from libs.policy.alerts.grade import Grade
+from libs.policy.alerts.hearing import Hearing
+from libs.policy.alerts.machine import Machine
+from libs.policy.alerts.pools import advice, amount
+from libs.policy.alerts.rules import ON_TELEMETRY, make_rules
+from libs.policy.alerts.snapshot import Burn, Count, Pool, Snapshot, Worker
 from libs.telemetry.split import prefill_shares
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from libs.testing.turns import at_once
-from services.metrics.alerts.burn import WINDOWS_S, burn_signs, duration
 from services.metrics.alerts.collect import take_snapshot
 from services.metrics.alerts.desk import AlertDesk, every_ns
-from services.metrics.alerts.grade import Grade
-from services.metrics.alerts.hearing import Hearing
-from services.metrics.alerts.machine import Machine
-from services.metrics.alerts.pools import advice, amount
-from services.metrics.alerts.rules import ON_TELEMETRY, make_rules
-from services.metrics.alerts.snapshot import Burn, Count, Pool, Snapshot, Worker
 from services.metrics.alerts.verdict import verdicts
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings

@@ -10,14 +10,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import ALERT_STATE_FIRING, ALERT_STATE_RESOLVED
+from libs.policy.alerts.book import AlertBook
+from libs.policy.alerts.machine import Transition
+from libs.policy.alerts.rules import Name
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
 from libs.testing.clock import ManualClock
 from libs.testing.wait import until
 from services.metrics.alerts import webhook as webhook_module
-from services.metrics.alerts.book import AlertBook
-from services.metrics.alerts.machine import Transition
-from services.metrics.alerts.rules import Name
 from services.metrics.alerts.webhook import Webhook
 from services.metrics.alerts.wire import alert_event, postable
 

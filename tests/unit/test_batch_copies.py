@@ -13,6 +13,7 @@ from libs.contracts.errors import TooLargeForTopic, TopicRefused
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES
 from libs.filestore.local import LocalFiles
+from libs.policy.batch.capacity import Load
 from libs.runtime.clock import SystemClock
 from libs.testing.batch_lanes import HOUR_NS, created, running
 from libs.testing.wait import until
@@ -21,7 +22,7 @@ from services.gateway.batch.copies import MAX_TOO_LARGE
 from services.gateway.batch.line import Line
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.runner import Runner
-from services.gateway.batch.slots import Load, Slots
+from services.gateway.batch.slots import Slots
 from services.gateway.batch.view import JobView
 from services.gateway.replies import CompletionChoice, Envelope
 

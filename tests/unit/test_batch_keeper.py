@@ -15,19 +15,19 @@ from libs.contracts.errors import BrokerUnavailable, FileNotFound, StoreUnavaila
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES, Topic
 from libs.filestore.local import LocalFiles
+from libs.policy.batch.deal import LEAST_OPEN_LINES, SHARE_LINES
 from libs.runtime.clock import Clock, SystemClock
 from libs.testing.batch_lanes import created, running, store
 from libs.testing.clock import ManualClock
 from libs.testing.wait import until
 from libs.testing.work import MemoryWork
 from services.gateway.batch.begin import Begun, begin
-from services.gateway.batch.deal import LEAST_OPEN_LINES
 from services.gateway.batch.dealer import Dealer
 from services.gateway.batch.job import Job
 from services.gateway.batch.keeper import MAX_ASSEMBLED, Keeper
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.parts import Parts
-from services.gateway.batch.shares import SHARE_LINES, Span
+from services.gateway.batch.shares import Span
 from services.gateway.batch.shown import show_batch
 from services.gateway.batch.sweep import sweep
 from services.gateway.batch.view import JobView

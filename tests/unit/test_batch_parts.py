@@ -12,6 +12,8 @@ from starlette.types import Message
 
 from libs.contracts.errors import InvalidRequest, UnknownModel
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
+from libs.policy.batch.capacity import Load
+from libs.policy.gateway.view import WorkerView
 from libs.testing.clock import ManualClock
 from libs.testing.wait import until
 from load.chaos.loop import SimLoop
@@ -20,10 +22,9 @@ from services.gateway.batch.ask import AWAY_S
 from services.gateway.batch.line import Line, read_line
 from services.gateway.batch.repeats import IdHashes
 from services.gateway.batch.served import FORGET_S, Served
-from services.gateway.batch.slots import Load, Slots
+from services.gateway.batch.slots import Slots
 from services.gateway.batch.upload import MIN_BYTES_PER_S, chunks
 from services.gateway.body import BODY_TIMEOUT_S
-from services.gateway.view import WorkerView
 
 SMALL_BYTES = 20_000
 

@@ -14,6 +14,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES, Topic
 from libs.filestore.local import LocalFiles
+from libs.policy.batch.capacity import Load
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import end
 from libs.testing.wait import until
@@ -24,7 +25,7 @@ from services.gateway.batch.jobs import JobBook
 from services.gateway.batch.line import Line
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.runner import Runner
-from services.gateway.batch.slots import Load, Slots
+from services.gateway.batch.slots import Slots
 from services.gateway.batch.snapshot import snapshot
 from services.gateway.batch.view import JobView
 

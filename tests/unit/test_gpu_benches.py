@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from libs.engine.port import Capabilities
-from libs.perfmodel import StepKind, StepWork
+from libs.perfmodel.learner import StepKind
+from libs.policy.step_time import StepWork
 from load import bench_phase, bench_steps, bench_tune, gpu_engine
 from load.clocked import Call
 from load.step_grid import CPU_SIZES, GPU_SIZES, Cell, batch_of, folds, grid

@@ -6,9 +6,9 @@ from itertools import count
 
 import numpy as np
 
-from libs.engine.pace import Pace
-from libs.perfmodel import StepTimeModel, StepWork
-from libs.perfmodel.slack import TokenLine
+from libs.policy.step_time import StepTimeModel, StepWork
+from libs.policy.worker.pace import Pace
+from libs.policy.worker.slack import TokenLine
 
 MS = 1_000_000
 MODEL = StepTimeModel(0, 0, 0, 36 * MS, 6 * MS, 0, 1.0, decode_matrix_ns=18 * MS)

@@ -22,11 +22,11 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     RequestEvent,
 )
 from libs.contracts.topics import DECISIONS, REQUESTS, STEPS
+from libs.policy.alerts.book import AlertBook
 from libs.telemetry.cells import PROVISIONAL
 from libs.telemetry.split import prefill_shares
 from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, at, step, step_batch, write_windows
-from services.metrics.alerts.book import AlertBook
 from services.metrics.api import make_api
 from services.metrics.hub import Hub
 from services.metrics.prometheus import MAX_MODELS, OTHER_MODEL, LiveCollector, OccupancyCollector, RequestMetrics

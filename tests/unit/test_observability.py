@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from libs.contracts import metric_names
-from services.metrics.alerts.rules import Name
+from libs.policy.alerts.rules import Name
 from services.metrics.runbook import FOLDER
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

@@ -10,7 +10,6 @@ from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.factory import make_engine
 from libs.engine.kv_port import KvHandle
-from libs.engine.pace import PEOPLE_STAY_NS, YIELDING_PART, Pace
 from libs.engine.port import (
     Capabilities,
     Engine,
@@ -21,8 +20,9 @@ from libs.engine.port import (
 )
 from libs.engine.runner import Sampled
 from libs.engine.sequence import Sequence
-from libs.perfmodel import StepTimeModel
-from libs.perfmodel.slack import MAX_HOLD_NS
+from libs.policy.step_time import StepTimeModel
+from libs.policy.worker.pace import PEOPLE_STAY_NS, YIELDING_PART, Pace
+from libs.policy.worker.slack import MAX_HOLD_NS
 from libs.runtime.clock import SystemClock
 from libs.testing.engine import EngineBench
 

@@ -19,9 +19,9 @@ from libs.engine.port import Capabilities, EngineEvent, EngineIdentity, EngineRe
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sim.runner import SimRunner
 from libs.model.info import load_model_info
-from libs.perfmodel import prior_step_time
+from libs.perfmodel.priors import prior_step_time
 from libs.perfmodel.profiles import profile
-from libs.perfmodel.saturation import (
+from libs.policy.worker.saturation import (
     GROWTH,
     KNEE,
     MOST_TOKENS,
@@ -31,7 +31,7 @@ from libs.perfmodel.saturation import (
     knee_of,
     trial_work,
 )
-from libs.perfmodel.slack import MAX_STEP_NS
+from libs.policy.worker.slack import MAX_STEP_NS
 from libs.stepstore.port import StepTimeKey
 from libs.testing.engine import DirectFetcher
 from libs.testing.worker import RecordingStepTimes

@@ -6,6 +6,7 @@ import pytest
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
+from libs.policy.gateway.view import WorkerView
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.gateways import GONE_NS, MAX_GATEWAYS, MAX_MODELS, OLD_NS, SILENT_NS, Gateways, Waiting
 from libs.telemetry.split import prefill_shares
@@ -13,7 +14,6 @@ from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, at, step_batch
 from libs.testing.worker import RecordingBus
 from services.gateway.queues import QueueTeller, model_queues
-from services.gateway.view import WorkerView
 from services.metrics.queues import FRESH_NS, phase_queues
 
 

@@ -12,13 +12,13 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import EngineEvent, KvTransferReport
 from libs.perfmodel.priors import prior_speed
 from libs.perfmodel.profiles import PROFILES
-from libs.perfmodel.speed import Speed
 from libs.perfmodel.speed_wire import speed_message, speed_of
+from libs.policy.gateway.binding import bind
+from libs.policy.gateway.routing import LeastLoaded, PredictedTtft, RoundRobin
+from libs.policy.gateway.view import Ask, WorkerView
+from libs.policy.speed import Speed
 from libs.testing.worker import local_worker
-from services.gateway.binding import bind
 from services.gateway.outlook import Outlook, Sent, lend_speeds
-from services.gateway.policies import LeastLoaded, PredictedTtft, RoundRobin
-from services.gateway.view import Ask, WorkerView
 
 SPEED = replace(prior_speed("sim", "sim:llama-8b-h100", 2048), kv_token_ns=10_000.0)
 PROMPT = 20_000

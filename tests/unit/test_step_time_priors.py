@@ -4,10 +4,11 @@ from dataclasses import fields, replace
 
 import pytest
 
-from libs.perfmodel import StepTimeModel, StepWork, prior_step_time
 from libs.perfmodel.peaks import gpu_peaks
+from libs.perfmodel.priors import prior_step_time
 from libs.perfmodel.profiles import PROFILES, profile
 from libs.perfmodel.utilisation import Compute
+from libs.policy.step_time import StepTimeModel, StepWork
 
 BF16 = 2
 

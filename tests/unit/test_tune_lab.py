@@ -5,7 +5,7 @@ from statistics import mean
 import pytest
 
 from libs.perfmodel.profiles import profile
-from libs.perfmodel.saturation import MOST_TOKENS, knee_of
+from libs.policy.worker.saturation import MOST_TOKENS, knee_of
 from load.bench_tune import CASES, SIM_PROFILE, arrivals
 from load.tune_lab import ttft_s
 

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.engine.kv_wait import KvWait
-from libs.engine.pace import Pace
 from libs.engine.vllm.board import NOBODY, Board, Running
 from libs.engine.vllm.books import Steps
 from libs.engine.vllm.pacing import PacedRequest, Queues, StepPlan, begins_ns, plan_step
 from libs.engine.vllm.trial import Trial, trial_tokens
-from libs.perfmodel import StepTimeModel, StepWork
-from libs.perfmodel.slack import MAX_HOLD_NS
+from libs.policy.step_time import StepTimeModel, StepWork
+from libs.policy.worker.pace import Pace
+from libs.policy.worker.slack import MAX_HOLD_NS
 
 MS = 1_000_000
 MODEL = StepTimeModel(0, 0.1 * MS, 0, 5 * MS, 5 * MS, 0, 1.0)

@@ -22,7 +22,7 @@ from libs.engine.vllm.live import Sequences
 from libs.engine.vllm.rehash import Rehash
 from libs.engine.vllm.report import Command, Report, Step, decode_command, decode_report, encode
 from libs.engine.vllm.work import scheduled_work
-from libs.perfmodel import StepWork
+from libs.policy.step_time import StepWork
 
 BLOCK = 4
 ROOT = b"root of a tenant"

@@ -1,6 +1,6 @@
 """Who gets a credit, case by case."""
 
-from libs.worker.credits import CreditPool, Waiting
+from libs.policy.worker.credits import CreditPool, Waiting
 
 
 def pool_with(slots: int, gateways: int) -> CreditPool:

@@ -22,7 +22,7 @@ from libs.engine.sim.pacing import Pacer
 from libs.engine.sim.tokens import TokenSource
 from libs.model.builtin import BUILTIN_SIM
 from libs.model.info import ModelInfo, load_model_info, read_json
-from libs.perfmodel import profile
+from libs.perfmodel.profiles import profile
 
 
 class SimRunner:

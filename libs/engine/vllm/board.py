@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from libs.perfmodel import StepWork
+from libs.policy.step_time import StepWork
 
 BODY: Final = struct.Struct("<9q")
 """Number, start, KV wait not told yet, six figures of the work; a version stands before and after."""

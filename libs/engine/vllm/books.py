@@ -5,7 +5,7 @@ from collections import deque
 from libs.engine.kv_wait import KvWait
 from libs.engine.vllm.board import NOBODY, Board, Running
 from libs.engine.vllm.report import Pulled, Step, step_of
-from libs.perfmodel import StepWork
+from libs.policy.step_time import StepWork
 
 
 class News:

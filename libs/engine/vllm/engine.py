@@ -40,7 +40,7 @@ from libs.engine.vllm.ready import Ready
 from libs.engine.vllm.report import Command, Report
 from libs.engine.vllm.trial import trial_tokens
 from libs.model.info import load_model_info
-from libs.perfmodel import StepTimeModel
+from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 

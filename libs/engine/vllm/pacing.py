@@ -1,12 +1,12 @@
-"""What the next step of vLLM's takes on, by the rules of our own core (libs/engine/pace.py). Pure, without vLLM."""
+"""What the next step of vLLM's takes on, by our own core's rules (libs/policy/worker/pace.py). Pure, without vLLM."""
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
-from libs.engine.pace import Pace
-from libs.perfmodel import StepTimeModel, StepWork
-from libs.perfmodel.slack import TokenLine
+from libs.policy.step_time import StepTimeModel, StepWork
+from libs.policy.worker.pace import Pace
+from libs.policy.worker.slack import TokenLine
 
 
 class PacedRequest:

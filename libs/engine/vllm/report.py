@@ -6,7 +6,7 @@ Commands travel as requests that are never scheduled: in order with the requests
 
 import msgspec
 
-from libs.perfmodel import StepTimeModel, StepWork
+from libs.policy.step_time import StepTimeModel, StepWork
 
 REPORT_KEY = "fulcrum"
 """Of the report in vLLM's statistics."""

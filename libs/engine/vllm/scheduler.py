@@ -20,7 +20,6 @@ from vllm.v1.metrics.stats import KV_FETCH_COMPLETED_WAITING, KV_FETCH_IN_PROGRE
 from vllm.v1.request import Request, RequestStatus
 
 from libs.engine.kv_wait import KvWait
-from libs.engine.pace import Pace
 from libs.engine.vllm.board import Board
 from libs.engine.vllm.books import Held, News, Steps
 from libs.engine.vllm.kv_events import Rehasher, whole_context_group
@@ -40,7 +39,8 @@ from libs.engine.vllm.report import (
 )
 from libs.engine.vllm.trial import Trial
 from libs.engine.vllm.work import scheduled_work
-from libs.perfmodel import StepWork
+from libs.policy.step_time import StepWork
+from libs.policy.worker.pace import Pace
 
 SUPPORTED = "0.32."
 QUIET_NS = 20_000_000

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from libs.perfmodel.saturation import trial_prompts
+from libs.policy.worker.saturation import trial_prompts
 
 
 def trial_tokens(tokens: int, vocab_size: int) -> list[list[int]]:

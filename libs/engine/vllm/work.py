@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from libs.perfmodel import StepWork, chunks_work
+from libs.policy.step_time import StepWork, chunks_work
 
 
 def scheduled_work(parts: Iterable[tuple[int, int, int]]) -> StepWork:

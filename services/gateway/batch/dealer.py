@@ -9,8 +9,9 @@ from dataclasses import replace
 from libs.contracts.errors import FileNotFound, StoreUnavailable
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.filestore.port import FileStore
+from libs.policy.batch.deal import SHARE_LINES
 from services.gateway.batch.job import Job
-from services.gateway.batch.shares import SHARE_LINES, Cutter, Span, after
+from services.gateway.batch.shares import Cutter, Span, after
 
 WINDOW_BYTES = 1024 * 1024
 """Of a file that are read at once, twice as many where they hold no whole share."""

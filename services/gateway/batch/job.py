@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
+from libs.policy.batch.deal import Standing
 from services.gateway.batch.counts import Counts
-from services.gateway.batch.deal import Standing
 from services.gateway.batch.reasons import NotRun, stopped
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]

@@ -24,6 +24,7 @@ from libs.contracts.errors import (
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_SHARES
 from libs.filestore.port import FileStore
+from libs.policy.batch.deal import deal
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.gateway.batch.answers import MAX_TOLD_CHARS
@@ -31,7 +32,6 @@ from services.gateway.batch.assemble import PART_BYTES, Assembly
 from services.gateway.batch.begin import begin, cannot_begin
 from services.gateway.batch.copies import check_topics
 from services.gateway.batch.count import count
-from services.gateway.batch.deal import deal
 from services.gateway.batch.dealer import Dealer
 from services.gateway.batch.foretell import ends_s, news
 from services.gateway.batch.job import Job

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from libs.bus.work import WorkBus
 from libs.contracts.topics import BATCH_JOBS, BATCH_SHARES, BATCH_SUBMIT
 from libs.filestore.port import FileStore
+from libs.policy.batch.capacity import Load
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from services.gateway.batch.api import make_batch_router
@@ -18,7 +19,7 @@ from services.gateway.batch.keeper import Keeper
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.runner import Runner
 from services.gateway.batch.served import Served
-from services.gateway.batch.slots import Load, Slots
+from services.gateway.batch.slots import Slots
 from services.gateway.batch.submissions import Submissions
 from services.gateway.batch.view import KEEPERS, JobView
 from services.gateway.dispatch import Dispatcher

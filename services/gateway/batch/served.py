@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+from libs.policy.gateway.readiness import serves
+from libs.policy.gateway.view import WorkerView
 from libs.runtime.clock import Clock
-from services.gateway.readiness import serves
-from services.gateway.view import WorkerView
 
 LOOK_S = 0.25
 """How old what is known may be."""

@@ -4,8 +4,8 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-SHARE_LINES = 256
-"""Lines of a share: few enough that the answered ones of it fit into the note of an offset."""
+from libs.policy.batch.deal import SHARE_LINES
+
 SHARE_BYTES = 1024 * 1024
 """A share ends with the line that reaches this."""
 

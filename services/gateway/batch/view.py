@@ -10,8 +10,8 @@ from libs.bus.work import WorkBus
 from libs.contracts.errors import BatchNotFound, BrokerUnavailable, QueueFull, quoted
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent
 from libs.contracts.topics import BATCH_JOBS
+from libs.policy.batch.deal import Standing
 from libs.runtime.backoff import Backoff
-from services.gateway.batch.deal import Standing
 from services.gateway.batch.foretell import LineRate
 from services.gateway.batch.job import Job
 from services.gateway.batch.jobs import JobBook

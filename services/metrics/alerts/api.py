@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from services.metrics.alerts.book import MAX_RECENT, Alert, AlertBook
+from libs.policy.alerts.book import MAX_RECENT, Alert, AlertBook
 
 Limit = Annotated[int, Query(ge=0, le=MAX_RECENT, description="How many of the last changes, the newest first.")]
 

@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from libs.policy.alerts.burn import BurnLog
+from libs.policy.alerts.snapshot import Pool, Snapshot, Worker
 from libs.telemetry.cells import COVERED, DECODE, KV_WAIT, PREFILL, ROLE_NUMBERS
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.gateways import Gateways, Waiting
 from libs.telemetry.gathered import Ints
 from libs.telemetry.listing import Loads
 from libs.telemetry.rollups import RollUps
-from services.metrics.alerts.burn import BurnLog
-from services.metrics.alerts.snapshot import Pool, Snapshot, Worker
 from services.metrics.occupancy import kv_used
 from services.metrics.queues import PHASE_ROLES, are_heard, at_gateways, pool_places
 

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from services.metrics.alerts.book import Alert, AlertBook
+from libs.policy.alerts.book import Alert, AlertBook
+from libs.policy.alerts.limits import Limits
+from libs.policy.alerts.snapshot import Snapshot
+from libs.policy.alerts.watch import AlertWatch
 from services.metrics.alerts.collect import take_snapshot
-from services.metrics.alerts.limits import Limits
-from services.metrics.alerts.snapshot import Snapshot
-from services.metrics.alerts.watch import AlertWatch
 from services.metrics.state import MetricsState
 
 EVERY_NS: Final = 200_000_000

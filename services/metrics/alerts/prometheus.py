@@ -8,8 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
+from libs.policy.alerts.rules import ON_TELEMETRY, Name
 from services.metrics.alerts.desk import AlertDesk
-from services.metrics.alerts.rules import ON_TELEMETRY, Name
 from services.metrics.alerts.webhook import Webhook
 
 

@@ -12,9 +12,9 @@ from typing import Final
 import httpx
 import structlog
 
+from libs.policy.alerts.book import MS_NS, Alert, AlertBook
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
-from services.metrics.alerts.book import MS_NS, Alert, AlertBook
 from services.metrics.alerts.wire import postable
 
 RESEND_S: Final = 60.0

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import ALERT_STATE_FIRING, ALERT_STATE_RESOLVED, AlertEvent
-from services.metrics.alerts.book import MS_NS, Alert
+from libs.policy.alerts.book import MS_NS, Alert
 
 FIRING_FOR_MS: Final = 240_000
 """An alert that fires is over for Alertmanager when it has not been told of again for so long."""

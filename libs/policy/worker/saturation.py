@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from libs.perfmodel.step_time import StepTimeModel, StepWork, chunks_work
+from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
 
 KNEE: Final = 0.97
 """A batch saturates that reaches so much of the plateau."""

@@ -5,7 +5,7 @@ second token waits for what of the KV transfer does not hide behind the prompt, 
 the network, the gateway, sequences that decode only later, and room for KV that comes free in time.
 """
 
-from services.gateway.view import Ask, Prediction, Room
+from libs.policy.gateway.view import Ask, Prediction, Room
 
 NO_KV_ROOM_NS = 10e9
 """A worker whose KV is full makes others' sequences end first, or preempts them: worse than any queue worth joining."""

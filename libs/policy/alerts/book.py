@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from services.metrics.alerts.machine import Transition
-from services.metrics.alerts.sign import Severity
+from libs.policy.alerts.machine import Transition
+from libs.policy.alerts.sign import Severity
 
 MAX_RECENT: Final = 1_000
 MS_NS: Final = 1_000_000

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from services.metrics.alerts.grade import Grade
-from services.metrics.alerts.rules import Name
+from libs.policy.alerts.grade import Grade
+from libs.policy.alerts.rules import Name
 
 Severity = Literal["warning", "critical"]
 Labels = tuple[tuple[str, str], ...]

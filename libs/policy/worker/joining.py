@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from libs.perfmodel.slack import MAX_HOLD_NS, TokenLine
-from libs.perfmodel.step_time import StepTimeModel, StepWork
+from libs.policy.step_time import StepTimeModel, StepWork
+from libs.policy.worker.slack import MAX_HOLD_NS, TokenLine
 
 KEPT_LENGTHS: Final = 128
 """Answers whose length is remembered."""

@@ -10,11 +10,11 @@ from typing import Final
 
 import numpy as np
 
-from services.metrics.alerts.grade import Grade
-from services.metrics.alerts.limits import Limits
-from services.metrics.alerts.rules import Name
-from services.metrics.alerts.sign import Severity, Sign
-from services.metrics.alerts.snapshot import Burn, Count
+from libs.policy.alerts.grade import Grade
+from libs.policy.alerts.limits import Limits
+from libs.policy.alerts.rules import Name
+from libs.policy.alerts.sign import Severity, Sign
+from libs.policy.alerts.snapshot import Burn, Count
 
 SLOS: Final = ("ttft", "tpot")
 BUCKET_S: Final = 30

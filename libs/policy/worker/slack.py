@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from libs.perfmodel.step_time import StepTimeModel, StepWork, chunks_work
+from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
 
 MAX_STEP_NS: Final = 400_000_000
 """Prompts make no step longer than this while a sequence with a TPOT target decodes, however far ahead of their lines

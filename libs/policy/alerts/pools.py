@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from services.metrics.alerts.grade import Grade
-from services.metrics.alerts.limits import Limits
-from services.metrics.alerts.queues import QueueLog
-from services.metrics.alerts.rules import Name
-from services.metrics.alerts.sign import Labels, Sign
-from services.metrics.alerts.snapshot import Pool
+from libs.policy.alerts.grade import Grade
+from libs.policy.alerts.limits import Limits
+from libs.policy.alerts.queues import QueueLog
+from libs.policy.alerts.rules import Name
+from libs.policy.alerts.sign import Labels, Sign
+from libs.policy.alerts.snapshot import Pool
 
 OTHER = {"prefill": "decode", "decode": "prefill"}
 

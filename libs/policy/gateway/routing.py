@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
-from services.gateway.prediction import first_token_ns, hidden_ns, second_token_ns
-from services.gateway.view import Ask, Room
+from libs.policy.gateway.prediction import first_token_ns, hidden_ns, second_token_ns
+from libs.policy.gateway.view import Ask, Room
 
 PolicyName = Literal["predicted-ttft", "least-loaded", "round-robin"]
 

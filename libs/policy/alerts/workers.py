@@ -3,12 +3,12 @@
 from collections.abc import Container, Iterator
 from typing import Final
 
-from services.metrics.alerts.grade import Grade
-from services.metrics.alerts.hearing import Hearing
-from services.metrics.alerts.limits import Limits
-from services.metrics.alerts.rules import Name
-from services.metrics.alerts.sign import Labels, Sign
-from services.metrics.alerts.snapshot import Snapshot, Worker
+from libs.policy.alerts.grade import Grade
+from libs.policy.alerts.hearing import Hearing
+from libs.policy.alerts.limits import Limits
+from libs.policy.alerts.rules import Name
+from libs.policy.alerts.sign import Labels, Sign
+from libs.policy.alerts.snapshot import Snapshot, Worker
 
 CLUSTER: Final[Labels] = (("scope", "cluster"),)
 

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 
-from services.metrics.alerts.book import Alert, AlertBook
-from services.metrics.alerts.burn import burn_signs
-from services.metrics.alerts.hearing import Hearing
-from services.metrics.alerts.limits import Limits
-from services.metrics.alerts.machine import Machine
-from services.metrics.alerts.pools import pool_signs
-from services.metrics.alerts.queues import QueueLog
-from services.metrics.alerts.rules import ON_TELEMETRY, make_rules
-from services.metrics.alerts.sign import Sign, held_back
-from services.metrics.alerts.snapshot import Snapshot
-from services.metrics.alerts.workers import AtHand, worker_signs
+from libs.policy.alerts.book import Alert, AlertBook
+from libs.policy.alerts.burn import burn_signs
+from libs.policy.alerts.hearing import Hearing
+from libs.policy.alerts.limits import Limits
+from libs.policy.alerts.machine import Machine
+from libs.policy.alerts.pools import pool_signs
+from libs.policy.alerts.queues import QueueLog
+from libs.policy.alerts.rules import ON_TELEMETRY, make_rules
+from libs.policy.alerts.sign import Sign, held_back
+from libs.policy.alerts.snapshot import Snapshot
+from libs.policy.alerts.workers import AtHand, worker_signs
 
 
 class AlertWatch:

@@ -6,9 +6,9 @@ is computed only where its tokens have somewhere to go.
 
 from collections.abc import Iterable, Sequence
 
-from services.gateway.policies import Policy
-from services.gateway.prediction import predict, take
-from services.gateway.view import Ask, Binding, Room, WorkerView
+from libs.policy.gateway.prediction import predict, take
+from libs.policy.gateway.routing import Policy
+from libs.policy.gateway.view import Ask, Binding, Room, WorkerView
 
 
 class _Market:

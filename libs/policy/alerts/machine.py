@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.metrics.alerts.grade import Grade
-from services.metrics.alerts.rules import Name, Rule
-from services.metrics.alerts.sign import Labels, Severity, Sign
+from libs.policy.alerts.grade import Grade
+from libs.policy.alerts.rules import Name, Rule
+from libs.policy.alerts.sign import Labels, Severity, Sign
 
 MAX_SUBJECTS: Final = 16_384
 """Followed at a time; signs of further ones are counted and do nothing."""

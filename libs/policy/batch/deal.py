@@ -8,8 +8,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from services.gateway.batch.shares import SHARE_LINES
-
+SHARE_LINES = 256
+"""Lines of a share: few enough that the answered ones of it fit into the note of an offset."""
 MAX_OPEN_LINES = 16 * SHARE_LINES
 """Lines dealt and not answered, of all jobs: two shares for each partition of them."""
 LEAST_OPEN_LINES = 4 * SHARE_LINES

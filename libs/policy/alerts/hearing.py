@@ -3,8 +3,8 @@ is not heard. Pure."""
 
 from typing import Final
 
-from services.metrics.alerts.limits import Limits
-from services.metrics.alerts.snapshot import Snapshot, Worker
+from libs.policy.alerts.limits import Limits
+from libs.policy.alerts.snapshot import Snapshot, Worker
 
 ALL_SILENT_SHARE: Final = 0.5
 """Of the time after which a worker counts as silent: when nobody was heard for so long, it is not the workers."""

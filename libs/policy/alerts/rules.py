@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from services.metrics.alerts.limits import Limits
+from libs.policy.alerts.limits import Limits
 
 
 class Name(StrEnum):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.metrics.alerts.grade import Threshold
+from libs.policy.alerts.grade import Threshold
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from libs.perfmodel.speed import UNKNOWN_SPEED, Speed
+from libs.policy.speed import UNKNOWN_SPEED, Speed
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """How much one step takes on: which transferred sequences join the decodes, how many prompt tokens go beside them.
 
-Pure. The rules are in libs/perfmodel/joining.py and slack.py; here they meet the sequences of an engine, ours or
+Pure. The rules are in libs/policy/worker/joining.py and slack.py; here they meet the sequences of an engine, ours or
 vLLM's.
 """
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from typing import Final, Protocol, TypeVar
 
-from libs.perfmodel import StepTimeModel, StepWork
-from libs.perfmodel.joining import AnswerLengths, Decoding, beside, joins
-from libs.perfmodel.saturation import trial_work
-from libs.perfmodel.slack import TokenLine, prefill_chunk, step_limit_ns
+from libs.policy.step_time import StepTimeModel, StepWork
+from libs.policy.worker.joining import AnswerLengths, Decoding, beside, joins
+from libs.policy.worker.saturation import trial_work
+from libs.policy.worker.slack import TokenLine, prefill_chunk, step_limit_ns
 
 YIELDING_PART: Final = 4
 """Prompts that yield get one part of so many of a chunk, as a step that has begun keeps a person waiting to its end."""
@@ -86,7 +86,7 @@ class Pace:
 
     def __init__(self, chunk_tokens: int) -> None:
         self.chunk_tokens = chunk_tokens
-        """Prompt tokens that a step computes at most, whatever the budget: see libs/perfmodel/saturation.py."""
+        """Prompt tokens that a step computes at most, whatever the budget: see libs/policy/worker/saturation.py."""
         self.budget_tokens = chunk_tokens
         self.step_time: StepTimeModel | None = None
         self._prompts_stand_since_ns = 0

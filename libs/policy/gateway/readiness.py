@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from services.gateway.view import WorkerView
+from libs.policy.gateway.view import WorkerView
 
 
 def serves_decode(workers: Iterable[WorkerView], model: str, kv_kind: str) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from libs.perfmodel.step_time import MATRIX_ROWS, StepTimeModel
+from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
 
 
 @dataclass(frozen=True, slots=True)
