@@ -9,11 +9,9 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     Assignment,
     Role,
 )
-from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import PHASE_BOTH, PHASE_DECODE, PHASE_PREFILL, Phase
+from libs.policy.roles import MAX_BUDGET_TOKENS
 
 ROLE_NAMES: Final = ("prefill", "decode", "mixed", "standby")
-MAX_BUDGET_TOKENS: Final = 1_000_000
-"""Of role mixed, a step."""
 
 
 def role_name(assignment: Assignment) -> str:
@@ -38,12 +36,3 @@ def role_from_name(name: str, budget_tokens: int = 0) -> tuple[Role, int]:
     if name == "standby":
         return ROLE_STANDBY, 0
     raise ValueError(f"role {name!r} is not one of {', '.join(ROLE_NAMES)}")
-
-
-def serves(assignment: Assignment, phase: Phase) -> bool:
-    """Whether new work of `phase` fits the assignment; the worker refuses what does not with STALE_ROLE."""
-    if phase == PHASE_PREFILL:
-        return assignment.role == ROLE_PREFILL
-    if phase == PHASE_DECODE:
-        return assignment.role == ROLE_MIXED
-    return phase == PHASE_BOTH and assignment.role == ROLE_MIXED and assignment.budget_tokens > 0

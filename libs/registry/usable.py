@@ -8,7 +8,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute, FirstToken, Role, Worker, WorkerState
-from libs.contracts.roles import MAX_BUDGET_TOKENS
+from libs.policy.roles import MAX_BUDGET_TOKENS
 
 MAX_WORKER_BYTES: Final = 65_536
 """Of one worker, serialized: a hundred times what one needs."""

@@ -15,7 +15,7 @@ from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import (
     Phase,
     RefusalCode,
 )
-from libs.contracts.roles import MAX_BUDGET_TOKENS, serves
+from libs.policy.roles import MAX_BUDGET_TOKENS, serves
 
 FIRST_EPOCH = 1
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from libs.contracts.hashing import block_hashes, chain_root
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import PHASE_BOTH, PHASE_DECODE, PHASE_PREFILL
-from libs.contracts.roles import serves
 from libs.kvindex.port import KvIndex, PrefixQuery
 from libs.kvindex.prefix import probes
+from libs.policy.roles import serves
 from libs.runtime.tasks import TaskOwner
 from services.gateway.fleet import Fleet
 

@@ -17,9 +17,9 @@ from libs.contracts.packing import pack_u32
 from libs.contracts.pairing import kv_kind
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.contracts.roles import serves
 from libs.policy.gateway.purse import Purse
 from libs.policy.gateway.view import WorkerView
+from libs.policy.roles import serves
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import until_first

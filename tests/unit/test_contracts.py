@@ -9,9 +9,13 @@ from hypothesis import strategies as st
 from libs.contracts import errors, topics
 from libs.contracts.hashing import HASH_BYTES, block_hashes, chain_root
 from libs.contracts.packing import pack_f32, pack_u32, unpack_f32, unpack_u32
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, ROLE_STANDBY, Assignment
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import PHASE_BOTH, PHASE_DECODE, PHASE_PREFILL, Phase
-from libs.contracts.roles import ROLE_NAMES, role_from_name, role_name, serves
+from libs.contracts.roles import ROLE_NAMES, role_from_name, role_name
+from libs.policy.roles import Phase as PolicyPhase
+from libs.policy.roles import Refusal, Role, serves
 
 U32 = st.integers(0, 2**32 - 1)
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=80)
@@ -104,3 +108,13 @@ def test_each_error_has_a_code_of_its_own_and_fitting_statuses() -> None:
         assert error.grpc_status is not grpc.StatusCode.OK
         client_fault = error.error_type in {"invalid_request_error", "authentication_error", "rate_limit_error"}
         assert client_fault == (error.http_status < 500) or error is errors.StaleRole
+
+
+def test_decisions_and_messages_number_roles_phases_and_refusals_alike() -> None:
+    for ours, wire, prefix in (
+        (Role, common_pb2.Role, "ROLE_"),
+        (PolicyPhase, worker_pb2.Phase, "PHASE_"),
+        (Refusal, worker_pb2.RefusalCode, "REFUSAL_CODE_"),
+    ):
+        known = {name.removeprefix(prefix): number for name, number in wire.items() if number}
+        assert {each.name: each.value for each in ours} == known
