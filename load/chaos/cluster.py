@@ -268,7 +268,7 @@ class Cluster:
 def _gateway_left(process: Process, gateway: RunningGateway) -> Iterator[str]:
     links = list(gateway.fleet.links)
     dispatcher = gateway.dispatcher
-    legs, reserved = sum(len(link.legs) for link in links), sum(link.decode.reserved for link in links)
+    legs, reserved = sum(len(link.running) for link in links), sum(link.decode.reserved for link in links)
     if dispatcher.live or dispatcher.waiting or legs or reserved:
         yield f"{process.node}: live {dispatcher.live}, waiting {dispatcher.waiting}, legs {legs}, reserved {reserved}"
     if len(process.tasks) != process.spare_tasks + len(links):

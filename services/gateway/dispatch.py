@@ -1,43 +1,64 @@
-"""From the queue to workers and back: binds choices, follows them through both phases, sends them elsewhere on loss.
+"""From the queue to workers and back: binds choices, has what workers say of them decided, carries it out.
 
-All sync and on the event loop: what is decided here leaves with the links' next frames.
+All sync: what is decided here leaves with the links' next frames. Where a choice is, its placement alone knows.
 """
 
-import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 import structlog
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, SequenceFailed
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import ModelQueue
-from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Logprob
+from libs.policy.gateway.placement import Effects, End, EndReason, Partner, Stay, Wait, WorkerKey
 from libs.policy.gateway.readiness import serves_decode
 from libs.policy.gateway.view import Binding
 from libs.runtime.clock import Clock
-from services.gateway.fleet import Fleet
-from services.gateway.frames import Tokens, read_tokens
-from services.gateway.generation import Ending, FinishReason, Generation, Leg
-from services.gateway.link import WorkerLink
-from services.gateway.moves import OTHER_ROLE, Moves, count_reroute
+from libs.runtime.scheduler import Call, Scheduler
+from services.gateway.generation import Ending, FinishReason, Generation
+from services.gateway.moves import Moves
 from services.gateway.outlook import lend_speeds
-from services.gateway.queues import model_queues
-from services.gateway.release import forget_prompt, give_up_blocks, release
+from services.gateway.ports import Demand, Link, Links
+from services.gateway.queues import Queue, model_queues
 from services.gateway.router import Router
+from services.gateway.stays import Stays
 from services.gateway.suspects import Suspects, poison_error
 from services.gateway.waiting import RETRY_AFTER_S, WaitingQueue, expired
+from services.gateway.worker_news import (
+    Failed,
+    Finished,
+    Happened,
+    Leaving,
+    Moved,
+    Opened,
+    Prefilled,
+    Refused,
+    Tokens,
+    WorkerNews,
+)
 
 log = structlog.get_logger()
 
-EXPIRY_INTERVAL_S = 0.1
+EXPIRY_INTERVAL_NS = 100_000_000
 STOPPING = "this gateway is stopping"
-_FINISHED = {pb.FINISH_REASON_STOP: FinishReason.STOP, pb.FINISH_REASON_LENGTH: FinishReason.LENGTH}
+SEQUENCE_IDS = 1 << 32
+"""They wrap, being uint32 on the wire: no gateway has four billion alive."""
 
 Ended = Callable[[Generation, Ending], None]
 """Called once for every choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of every choice, and of all that wait."""
+
+    max_waiting: int
+    max_wait_ms: int
+    no_workers_wait_ms: int
+    """How long one waits whose model no worker serves."""
+    max_reroutes: int
+    """How often one goes elsewhere because workers fail it."""
 
 
 class Dispatcher:
@@ -46,31 +67,32 @@ class Dispatcher:
     def __init__(
         self,
         *,
-        fleet: Fleet,
+        links: Links,
         router: Router,
         clock: Clock,
+        scheduler: Scheduler,
         ended: Ended,
-        max_waiting: int,
-        max_wait_ms: int,
-        no_workers_wait_ms: int,
-        max_reroutes: int,
         suspects: Suspects,
+        bounds: Bounds,
     ) -> None:
-        self._fleet = fleet
+        self.max_reroutes = bounds.max_reroutes
+        self.suspects = suspects
+        self._links = links
         self._router = router
         self._clock = clock
+        self._scheduler = scheduler
         self._ended = ended
-        self._max_wait_ms = max_wait_ms
-        self._no_workers_wait_ms = no_workers_wait_ms
-        self._max_reroutes = max_reroutes
-        self._queue = WaitingQueue(max_waiting)
+        self._bounds = bounds
+        self._queue = WaitingQueue(bounds.max_waiting)
         self._moves = Moves()
-        self._suspects = suspects
-        self._live: dict[int, Generation] = {}
-        self._turns = count(1)
+        self._stays = Stays(links)
+        self._live: dict[Generation, None] = {}
+        """In the order in which they came."""
+        self._sequence_ids = count(1)
+        self._turn_number = 1
         self._turn_is_due = False
-        self._draining = False
-        self._idle = asyncio.Event()
+        self._on_idle: Call | None = None
+        """Set once no more are taken."""
 
     # ------------------------------------------------------------ for those who ask
 
@@ -84,9 +106,9 @@ class Dispatcher:
         """Choices in the queue that are no lines of batch jobs."""
         return len(self._queue) - self._queue.batch
 
-    def queues(self) -> list[ModelQueue]:
+    def queues(self) -> list[Queue]:
         """What waits, by model and phase."""
-        return model_queues(self._queue, self._fleet.views()) if len(self._queue) else []
+        return model_queues(self._queue, self._links.views()) if len(self._queue) else []
 
     @property
     def live(self) -> int:
@@ -94,22 +116,27 @@ class Dispatcher:
         return len(self._live)
 
     @property
+    def stays(self) -> Stays:
+        """Which choices are on which workers."""
+        return self._stays
+
+    @property
     def draining(self) -> bool:
         """Whether it takes no more."""
-        return self._draining
+        return self._on_idle is not None
 
     def check_room(self, count: int) -> None:
         """Raises QueueFull when the queue cannot take `count` more choices, NoWorkers when this gateway stops."""
-        if self._draining:
+        if self.draining:
             raise NoWorkers(STOPPING, retry_after_s=RETRY_AFTER_S)
         self._queue.check_room(count, self._clock.now_ns())
 
     def submit(self, generations: Sequence[Generation]) -> None:
         """Take the choices of one request, all or none; raises as `check_room` does, and PoisonRequest."""
         self.check_room(len(generations))
-        self._suspects.admit(generations)
+        self.suspects.admit(generations)
         for generation in generations:
-            self._live[generation.number] = generation
+            self._live[generation] = None
             self._wait(generation)
 
     def cancel(self, generation: Generation, because: FulcrumError | None) -> None:
@@ -117,76 +144,81 @@ class Dispatcher:
 
         Does nothing when it has ended, or was never submitted.
         """
-        if generation.number in self._live:
+        if generation in self._live:
             self._end(generation, because)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Take no more, let what is alive end, and fail what has not ended in time."""
-        self._draining = True
-        if self._live:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._idle.wait()
-        for generation in list(self._live.values()):
+    def drain(self, on_idle: Call) -> None:
+        """Take no more; `on_idle` is called once what is alive has ended."""
+        self._on_idle = on_idle
+        if not self._live:
+            on_idle()
+
+    def stop(self) -> None:
+        """Fail what has not ended."""
+        for generation in list(self._live):
             self._end(generation, NoWorkers(STOPPING, retry_after_s=RETRY_AFTER_S))
 
-    async def expire(self) -> None:
-        """End those that have waited too long, until cancelled."""
-        while True:
-            await asyncio.sleep(EXPIRY_INTERVAL_S)
-            now_ns = self._clock.now_ns()
-            late = expired(
-                self._queue,
-                self._fleet.views() if len(self._queue) else [],
-                now_ns=now_ns,
-                drain_s=self._queue.drain_s(now_ns),
-                max_wait_ms=self._max_wait_ms,
-                no_workers_wait_ms=self._no_workers_wait_ms,
-            )
-            for generation, error in late:
-                self._end(generation, error)
-            for generation in self._suspects.overdue(self._live.values()):
-                self._end(generation, poison_error())
+    def watch_time(self) -> None:
+        """End those that have waited too long, from now on."""
+        now_ns = self._clock.now_ns()
+        late = expired(
+            self._queue,
+            self._links.views() if len(self._queue) else [],
+            now_ns=now_ns,
+            drain_s=self._queue.drain_s(now_ns),
+            max_wait_ms=self._bounds.max_wait_ms,
+            no_workers_wait_ms=self._bounds.no_workers_wait_ms,
+        )
+        for generation, error in late:
+            self._end(generation, error)
+        for generation in self.suspects.overdue(self._live):
+            self._end(generation, poison_error())
+        self._scheduler.at(now_ns + EXPIRY_INTERVAL_NS, self.watch_time)
 
     # ------------------------------------------------------------ binding
 
+    def _next_id(self) -> int:
+        return next(self._sequence_ids) % SEQUENCE_IDS
+
     def _wait(self, generation: Generation) -> None:
+        generation.placement.queued(self._next_id())
         generation.timeline.queued_ns = now_ns = self._clock.now_ns()
         self._queue.add(generation, now_ns)
         self._turn_soon()
 
     def _turn_soon(self) -> None:
-        """Bind once for all that happens in this turn of the loop."""
+        """Bind once for all that happens in this turn."""
         if not self._turn_is_due:
             self._turn_is_due = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._scheduler.soon(self._turn)
 
     def _turn(self) -> None:
         self._turn_is_due = False
         if len(self._queue) or self._moves:
             self._bind()
-        demands: dict[str, pb.Demand] = {}
-        for link in self._fleet.links:
+        demands: dict[str, Demand] = {}
+        for link in self._links.links:
             if link.model not in demands:
                 demands[link.model] = self._queue.demand(link.model)
             link.set_demand(demands[link.model])
 
     def _bind(self) -> None:
         """Send what waits to where there is room."""
-        links, now_ns = self._fleet.serving(), self._clock.now_ns()
+        links, now_ns = self._links.serving(), self._clock.now_ns()
         if self._moves:
-            self._moves.place(links, self._fleet.views(), self._router, now_ns, hushed=self._fleet.hushed)
+            for generation, stay, binding in self._moves.places(self._links, self._router, now_ns):
+                self._do(generation, generation.placement.place_found(stay, links[binding.decode_worker].key))
         if len(self._queue):
             waiting = [generation for generation in self._queue.in_order() if generation.may_start]
-            if self._suspects:
+            if self.suspects:
                 waiting = self._bind_suspects(waiting, links, now_ns)
             self._bind_these(waiting, links, now_ns)
 
-    def _bind_suspects(self, waiting: list[Generation], links: dict[str, WorkerLink], now_ns: int) -> list[Generation]:
+    def _bind_suspects(self, waiting: list[Generation], links: Mapping[str, Link], now_ns: int) -> list[Generation]:
         """Each that is to be apart by itself, where it may go, then all others on trial; gives the rest."""
-        suspects = self._suspects
+        suspects = self.suspects
         for generation in filter(suspects.apart, waiting):
-            if not suspects.held_back(generation, self._live.values(), now_ns):
+            if not suspects.held_back(generation, self._live, now_ns):
                 self._bind_these([generation], links, now_ns, barred=suspects.barred(generation, now_ns))
         on_trial = [each for each in waiting if each.trial is not None and not suspects.apart(each)]
         self._bind_these(on_trial, links, now_ns, avoided=suspects.taken())
@@ -195,233 +227,158 @@ class Dispatcher:
     def _bind_these(
         self,
         waiting: Sequence[Generation],
-        links: dict[str, WorkerLink],
+        links: Mapping[str, Link],
         now_ns: int,
         *,
         avoided: frozenset[str] = frozenset(),
         barred: frozenset[str] = frozenset(),
     ) -> None:
         """Where there is room; on workers of `avoided` only where there is none on others, on those of `barred` not."""
-        views, hushed = self._fleet.views(), self._fleet.hushed | avoided
-        strand = partial(release, keep_kv=False)
-        bindings = self._router.round(waiting, views, now_ns, hushed=hushed, strand=strand, barred=barred)
+        views, hushed = self._links.views(), self._links.hushed | avoided
+        bindings = self._router.round(waiting, views, now_ns, hushed=hushed, strand=self._strand, barred=barred)
         for binding in bindings:
-            self._start(self._live[binding.key], binding, links, now_ns)
+            self._start(self._queue[binding.sequence_id], binding, links, now_ns)
 
-    def _start(self, generation: Generation, binding: Binding, links: dict[str, WorkerLink], now_ns: int) -> None:
+    def _strand(self, generation: Generation) -> None:
+        self._do(generation, generation.placement.stranded())
+
+    def _start(self, generation: Generation, binding: Binding, links: Mapping[str, Link], now_ns: int) -> None:
         self._queue.bound(generation, now_ns)
         generation.timeline.bound(now_ns, binding.predicted.ttft_ns)
-        decode_link = links[binding.decode_worker]
-        decode_link.outlook.turn = turn = next(self._turns)
-        decode_link.reserve(generation)
-        if binding.prompt_worker is None:
-            self._decode(generation)
-            return
-        generation.recomputes += bool(generation.output)
-        links[binding.prompt_worker].outlook.turn = turn
-        generation.prefill_worker = binding.prompt_worker
-        if binding.prompt_worker == binding.decode_worker:
-            generation.decode_worker = binding.decode_worker
-            generation.prompt_leg = decode_link.submit(generation, pb.PHASE_BOTH)
-        else:
-            generation.prompt_leg = links[binding.prompt_worker].submit(generation, pb.PHASE_PREFILL)
-
-    def _decode(self, generation: Generation) -> None:
-        """Second phase, on the worker whose credit is held; back to the queue for another one if there is none."""
-        link = generation.reserved
-        if link is None or not link.takes(pb.PHASE_DECODE) or link.kv_kind != generation.kv_kind:
-            has_left = link is not None and not link.takes(pb.PHASE_DECODE)
-            self._reroute(generation, "its decode worker takes no more work", keep_kv=True, bounced=has_left)
-            return
-        generation.decode_worker = link.id
-        generation.decode_leg = link.submit(generation, pb.PHASE_DECODE)
+        decode = links[binding.decode_worker]
+        prompt = links[binding.prompt_worker] if binding.prompt_worker is not None else None
+        for link in (decode, prompt):
+            if link is not None:
+                link.outlook.turn = self._turn_number
+        self._turn_number += 1
+        prompt_key = prompt.key if prompt is not None else None
+        self._do(generation, generation.placement.bound(prompt_key, decode.key, len(generation.output)))
 
     # ------------------------------------------------------------ what workers say
 
-    def received(self, link: WorkerLink, frame: pb.WorkerFrame) -> None:
+    def received(self, link: Link, news: WorkerNews) -> None:
         """Tokens first, then events; credits and role news may let waiting choices go."""
-        if frame.HasField("worker"):
-            self._suspects.returned(link)  # and the turn below is for what waited for it
-        tokens = read_tokens(frame)
-        if tokens:
-            self._tokens(link, tokens)
-        for event in frame.events:
-            leg = link.legs.get(event.sequence)
-            if leg is not None:
-                self._event(leg, event)
-        if frame.HasField("speed"):
-            lend_speeds(each.outlook for each in self._fleet.links)
-        if len(self._queue) or self._moves or frame.HasField("worker"):
+        if news.introduced:
+            self.suspects.returned(link.key)  # and the turn below is for what waited for it
+        if news.tokens:
+            self._tokens(link.key, news.tokens)
+        for happened in news.happened:
+            found = self._stays.find(link.key, happened.sequence_id)
+            if found is not None:
+                self._hear(*found, happened)
+        if news.speed:
+            lend_speeds(each.outlook for each in self._links.links)
+        if len(self._queue) or self._moves or news.introduced:
             self._turn_soon()
 
-    def _tokens(self, link: WorkerLink, tokens: Tokens) -> None:
-        now_ns = self._clock.now_ns()
-        for index, (sequence, token_id) in enumerate(zip(tokens.sequences, tokens.ids, strict=True)):
-            leg = link.legs.get(sequence)
-            if leg is not None:
-                self._token(leg, token_id, tokens.logprobs.get(index), now_ns)
+    def _tokens(self, worker: WorkerKey, tokens: Tokens) -> None:
+        now_ns, there = self._clock.now_ns(), self._stays.at(worker)
+        for index, (sequence_id, token_id) in enumerate(zip(tokens.sequence_ids, tokens.ids, strict=True)):
+            found = there.get(sequence_id)
+            if found is not None:
+                self._token(*found, token_id, tokens.logprobs.get(index), now_ns)
 
-    def _token(self, leg: Leg, token_id: int, logprob: Logprob | None, now_ns: int) -> None:
-        generation = leg.generation
+    def _token(self, generation: Generation, stay: Stay, token_id: int, logprob: Logprob | None, now_ns: int) -> None:
         ended = generation.token(token_id, logprob, now_ns)
-        leg.tokens += 1
-        if generation.trial is not None and self._suspects.token(generation):
+        stay.tokens += 1
+        if generation.trial is not None and self.suspects.token(generation):
             self._turn_soon()
-        if leg is generation.decode_leg and leg.tokens == 1:
-            # Its blocks have arrived and their sender was told so: nothing is left to free there.
-            forget_prompt(generation, abort=False)
-            generation.kv = None
+        if stay.tokens == 1 and stay is generation.placement.decode:
+            self._do(generation, generation.placement.first_decoded())
         if ended is not None:
             self._end(generation, ended)
 
-    def _event(self, leg: Leg, event: pb.SequenceEvent) -> None:
-        match event.WhichOneof("event"):
-            case "kv_opened":
-                self._opened(leg, event.kv_opened.kv)
-            case "prefilled":
-                self._prefilled(leg, event.prefilled)
-            case "leaving":
-                self._moves.ask(leg)
-            case "moved":
-                self._moves.handed_over(leg, event.moved)
-                self._decode(leg.generation)
-            case "finished":
-                self._finished(leg, event.finished)
-            case "refused":
-                self._refused(leg, event.refused)
-            case "failed":
-                self._failed(leg, event.failed)
-            case _:  # kv_pulling fixes the decode worker, which only changes on refusal or loss anyway
-                pass
+    def _hear(self, generation: Generation, stay: Stay, happened: Happened) -> None:
+        """Have it decided what becomes of a choice."""
+        placement, output = generation.placement, len(generation.output)
+        whole = generation.complete()
+        is_whole = whole is not None
+        match happened:
+            case Opened(_, blocks):
+                left = 0 if is_whole else generation.max_output_tokens - stay.known
+                self._do(generation, placement.opened_blocks(stay, blocks, self, output, left))
+            case Prefilled(_, blocks, cached_tokens):
+                if not placement.resumed:
+                    generation.cached_tokens = cached_tokens
+                self._do(generation, placement.prefilled(blocks, self, output, whole=is_whole))
+            case Leaving():
+                self._moves.ask(generation, stay, self._next_id())
+            case Moved(_, blocks, cached_tokens):
+                if stay is placement.prompt and not placement.resumed:
+                    generation.cached_tokens = cached_tokens
+                self._moves.forget(generation)
+                self._do(generation, placement.handed_over(stay, blocks, self, output, whole=is_whole))
+            case Finished(_, reason, cached_tokens):
+                if stay is placement.prompt and not placement.resumed:
+                    generation.cached_tokens = cached_tokens
+                effects = placement.finished(stay, self, well=reason is not None, whole=is_whole)
+                self._do(generation, effects, reason)
+            case Refused(_, why, detail):
+                self._do(generation, placement.refused(stay, why, detail, self, whole=is_whole))
+            case Failed(_, code, detail, blocks_lost):
+                log.info("sequence failed", request_id=generation.request_id, worker=stay.worker[0], code=code)
+                detail = f"{code}: {detail}"
+                self._do(generation, placement.failed(stay, detail, self, blocks_lost=blocks_lost, whole=is_whole))
 
-    def _opened(self, leg: Leg, source: pb.KvSource) -> None:
-        """Let the decode worker pull blocks while the prompt is computed; one that cannot is asked afterwards."""
-        generation = leg.generation
-        link = generation.reserved
-        worker = link.worker if link else None
-        if link is None or worker is None or not generation.prefilling:
-            return
-        streams = link.takes(pb.PHASE_DECODE) and worker.capabilities.streams_kv
-        fits = streams and link.kv_kind == leg.link.kv_kind and not leg.link.kv_once
-        ends_with_first = generation.max_output_tokens - leg.known <= 1 or generation.complete() is not None
-        if not fits or ends_with_first:
-            return
-        generation.kv_open = source
-        generation.decode_worker = link.id
-        generation.decode_leg = link.submit(generation, pb.PHASE_DECODE)
-
-    def _prefilled(self, leg: Leg, prefilled: pb.Prefilled) -> None:
-        generation = leg.generation
-        if not generation.resumed:
-            generation.cached_tokens = prefilled.cached_tokens
-        reason = generation.complete()
-        if reason is not None:
-            self._end(generation, reason)
-            return
-        generation.left(prefilled.kv, leg.link)
-        pulling = generation.decode_leg
-        if pulling is None:
-            self._decode(generation)
-        else:
-            pulling.link.proceed(pulling, generation.output[pulling.known :])
-
-    def _finished(self, leg: Leg, finished: pb.Finished) -> None:
-        generation = leg.generation
-        if leg is generation.prompt_leg and not generation.resumed:
-            generation.cached_tokens = finished.cached_tokens
-        leg.drop()
-        reason = _FINISHED.get(finished.reason)
-        if reason is None:
-            self._restart(generation, "its worker ended it", keep_kv=False)
-        else:
-            self._end(generation, reason)
-
-    def _refused(self, leg: Leg, refused: pb.Refused) -> None:
-        generation = leg.generation
-        leg.drop()
-        if refused.code == pb.REFUSAL_CODE_INVALID:
-            self._end(generation, InvalidRequest(f"worker {leg.link.id} refused: {refused.detail}"))
-            return
-        generation.avoid.add(leg.link.id)
-        bounced = refused.code in OTHER_ROLE
-        self._restart(generation, refused.detail, keep_kv=leg.phase == pb.PHASE_DECODE, bounced=bounced)
-
-    def _failed(self, leg: Leg, failed: pb.Failed) -> None:
-        generation = leg.generation
-        known = failed.code in pb.FailureCode.values()
-        code = pb.FailureCode.Name(failed.code) if known else f"failure code {failed.code}"
-        log.info("sequence failed", request_id=generation.request_id, worker=leg.link.id, code=code)
-        leg.drop()
-        # Blocks that do not come are their source's fault: computed there again, they might never come.
-        source = (generation.kv or generation.kv_open) if failed.code == pb.FAILURE_CODE_KV_LOST else None
-        generation.avoid.add(source.worker_id if source else leg.link.id)
-        self._restart(generation, f"{code}: {failed.detail}", keep_kv=False)
-
-    def lost(self, link: WorkerLink, legs: list[Leg], reserved: list[Generation], *, silent: bool, died: bool) -> None:
-        """A stream broke. Blocks that still wait at a prefill worker serve another decode worker, if more than one can
-        read them.
-
-        A pull from a worker that died ends by itself, with or without the blocks. From a silent one it would hang.
-        """
+    def lost(self, link: Link, *, silent: bool, died: bool) -> None:
+        """A stream broke: what was on it goes elsewhere."""
+        there, reserved = self._stays.leave(link.key)
         if died:
-            self._suspects.lost(link, legs)
-        for leg in legs:
-            generation = leg.generation
-            pulled = leg is generation.prompt_leg and generation.decode_leg is not None and not generation.prefilling
-            carries_on = pulled and not silent
-            if pulled and silent:
-                generation.kv = None
-            if leg is generation.decode_leg and generation.kv_given:
-                give_up_blocks(generation)
-            leg.drop()
-            if generation in self._queue:  # for a decode worker: its blocks are gone
-                generation.kv = None
-            elif not carries_on:
-                self._restart(generation, f"worker {link.id} was lost", keep_kv=generation.kv is not None)
+            self.suspects.lost(link.key, there)
+        for generation in reserved:
+            generation.placement.reservation_lost()
+        for generation, stay in there:
+            whole = generation.complete() is not None
+            self._do(generation, generation.placement.lost(stay, self, silent=silent, whole=whole))
         if reserved:
             log.info("decode credits lost with a worker", worker=link.id, choices=len(reserved))
-        self._fleet.drop_gone()
+        self._links.drop_gone()
         self._turn_soon()
 
-    def unreachable(self, link: WorkerLink) -> None:
+    def unreachable(self, link: Link) -> None:
         """The worker of a broken stream is not there any more, or another one is in its place."""
-        for generation in self._suspects.died(link, self._live.values()):
+        for generation in self.suspects.died(link.key, self._live):
             self._end(generation, poison_error())
 
-    # ------------------------------------------------------------ elsewhere, and the end
+    # ------------------------------------------------------------ what placements ask of the cluster, and of this
 
-    def _restart(self, generation: Generation, why: str, *, keep_kv: bool, bounced: bool = False) -> None:
-        """A leg has ended before its time. While the other one computes the prompt nothing is lost: it decides."""
-        if not generation.prefilling:
-            self._reroute(generation, why, keep_kv=keep_kv, bounced=bounced)
+    def partner(self, worker: WorkerKey) -> Partner | None:
+        """The worker as sequences that are to decode there see it; None while it cannot be reached."""
+        link = self._links.link(worker)
+        return None if link is None else link.partner()
 
-    def _reroute(self, generation: Generation, why: str, *, keep_kv: bool, bounced: bool = False) -> None:
-        """Back to the head of the queue, with prompt and tokens so far; `bounced`: off another role."""
-        if generation.ended or generation in self._queue:
-            return
-        whole = generation.complete()
-        if whole is not None:  # only the news of its end was lost
-            self._end(generation, whole)
-            return
-        count_reroute(generation, bounced=bounced)
-        if generation.reroutes > self._max_reroutes:
-            message = f"gave up after {self._max_reroutes} attempts elsewhere: {why}"
-            self._end(generation, SequenceFailed(message, retry_after_s=RETRY_AFTER_S))
-            return
-        log.info("request goes elsewhere", request_id=generation.request_id, why=why, tokens=len(generation.output))
-        keep_kv = keep_kv and serves_decode(self._fleet.views(), generation.model, generation.kv_kind)
-        release(generation, keep_kv=keep_kv)
-        self._wait(generation)
+    def decodes(self, model: str, kv_kind: str) -> bool:
+        """Whether some worker of the model could take over blocks of this kind, credits aside."""
+        return serves_decode(self._links.views(), model, kv_kind)
+
+    def _do(self, generation: Generation, effects: Effects, reason: FinishReason | None = None) -> None:
+        """Carry effects out; `reason`: how a worker says that it has ended."""
+        for effect in effects:
+            match effect:
+                case Wait(why):
+                    tokens = len(generation.output)
+                    log.info("request goes elsewhere", request_id=generation.request_id, why=why, tokens=tokens)
+                    self._wait(generation)
+                case End(why, detail):
+                    self._end(generation, self._outcome(generation, why, detail, reason))
+                case _:
+                    self._stays.do(generation, effect)
+
+    def _outcome(self, generation: Generation, why: EndReason, detail: str, reason: FinishReason | None) -> Ending:
+        if why is EndReason.REFUSED:
+            return InvalidRequest(detail)
+        if why is EndReason.GAVE_UP:
+            return SequenceFailed(detail, retry_after_s=RETRY_AFTER_S)
+        return reason or generation.complete()
 
     def _end(self, generation: Generation, outcome: Ending) -> None:
-        if generation.ended:
+        if generation.placement.ended:
             return
-        generation.ended = True
         self._queue.remove(generation)
-        self._suspects.ended(generation, well=isinstance(outcome, FinishReason))
-        release(generation, keep_kv=False)
-        del self._live[generation.number]
-        if not self._live and self._draining:
-            self._idle.set()
+        self.suspects.ended(generation, well=isinstance(outcome, FinishReason))
+        self._do(generation, generation.placement.over())
+        del self._live[generation]
+        if not self._live and self._on_idle is not None:
+            self._on_idle()
         self._ended(generation, generation.conclude(outcome))
         self._turn_soon()

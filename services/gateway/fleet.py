@@ -7,18 +7,17 @@ import structlog
 from libs.contracts.pairing import Unpaired, unpaired
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
+from libs.policy.gateway.placement import WorkerKey
 from libs.policy.gateway.view import WorkerView
 from libs.registry.port import Registry
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport
-from services.gateway.link import LinkListener, WorkerLink
+from services.gateway.link import WorkerLink
+from services.gateway.ports import LinkListener
 from services.gateway.traffic import Traffic
 
 log = structlog.get_logger()
-
-Key = tuple[str, int]
-"""Worker id and incarnation."""
 
 
 class Fleet:
@@ -38,9 +37,9 @@ class Fleet:
         self._transport = transport
         self._traffic = traffic
         self._tasks = tasks
-        self._links: dict[Key, WorkerLink] = {}
-        self._stop: dict[Key, Callable[[], object]] = {}
-        self._registered: set[Key] = set()
+        self._links: dict[WorkerKey, WorkerLink] = {}
+        self._stop: dict[WorkerKey, Callable[[], object]] = {}
+        self._registered: set[WorkerKey] = set()
         self.unpaired: dict[str, Unpaired] = {}
         """Registered workers that no request can be bound to for the kind of their KV, by id."""
         self.hushed: frozenset[str] = frozenset()
@@ -50,6 +49,10 @@ class Fleet:
     def links(self) -> Iterable[WorkerLink]:
         """All of them, also those that are being connected."""
         return self._links.values()
+
+    def link(self, key: WorkerKey) -> WorkerLink | None:
+        """To one incarnation of a worker; None where it is known no more."""
+        return self._links.get(key)
 
     def serving(self) -> dict[str, WorkerLink]:
         """Links to workers that take work now, by id; of two incarnations the newer, whose credits are its own."""
@@ -101,7 +104,7 @@ class Fleet:
                 del self._links[key]
                 self._stop.pop(key)()
 
-    def _open(self, key: Key, worker: Worker, listener: LinkListener) -> None:
+    def _open(self, key: WorkerKey, worker: Worker, listener: LinkListener) -> None:
         link = WorkerLink(
             worker,
             hello=self._hello,

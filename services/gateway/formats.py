@@ -147,8 +147,8 @@ def details(generation: Generation) -> Details:
     timeline = generation.timeline
     later_tokens = len(generation.output) - 1
     return Details(
-        prefill_worker=generation.prefill_worker,
-        decode_worker=generation.decode_worker or None,
+        prefill_worker=generation.placement.prefill_worker,
+        decode_worker=generation.placement.decode_worker or None,
         ttft_ms=round(timeline.ttft_ns / 1e6, 3),
         tpot_ms=round(timeline.decode_ns / later_tokens / 1e6, 3) if later_tokens > 0 else None,
         queue_ms=round(timeline.queue_ns / 1e6, 3),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Final, Protocol, cast
 
 import structlog
 
@@ -11,12 +11,13 @@ from libs.contracts.errors import AnswerFailed, FulcrumError
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Logprob
-
-if TYPE_CHECKING:
-    from services.gateway.link import WorkerLink
-    from services.gateway.suspects import Trial
+from libs.policy.gateway.placement import Blocks, Placement, Stay
+from libs.policy.gateway.suspicion import Trial
+from libs.policy.roles import Phase
 
 log = structlog.get_logger()
+
+_PHASES: Final = {Phase.PREFILL: pb.PHASE_PREFILL, Phase.DECODE: pb.PHASE_DECODE, Phase.BOTH: pb.PHASE_BOTH}
 
 
 class FinishReason(Enum):
@@ -53,34 +54,6 @@ class Sink(Protocol):
     def fail(self, error: FulcrumError) -> None:
         """No more tokens will come."""
         ...
-
-
-@dataclass(eq=False, slots=True)
-class Leg:
-    """A choice's stay on one worker: one submit."""
-
-    generation: "Generation"
-    link: "WorkerLink"
-    sequence: int
-    phase: pb.Phase
-    known: int
-    """Output tokens that its submit carried."""
-    overdue_at: int | None = None
-    """How many frames had come from its worker, where that was overdue with a sign of life as it was sent there."""
-    tokens: int = 0
-
-    @property
-    def quiet(self) -> bool:
-        """Whether its worker may have been dead already when it was sent there: it has said nothing since."""
-        return self.overdue_at == self.link.frames
-
-    def drop(self) -> None:
-        """Its worker has ended it, or is lost."""
-        self.link.forget(self, abort=False)
-        if self.generation.prompt_leg is self:
-            self.generation.prompt_leg = None
-        if self.generation.decode_leg is self:
-            self.generation.decode_leg = None
 
 
 @dataclass(slots=True)
@@ -133,8 +106,6 @@ class Timeline:
 class Generation:
     """One choice. The tokens in `output` are the truth that a worker continues from, whichever worker that is."""
 
-    number: int
-    """Unique in this gateway."""
     request_id: str
     model: str
     prompt: bytes
@@ -155,32 +126,7 @@ class Generation:
     """Prompt tokens that workers are thought to hold, by worker id."""
     cached_tokens: int = 0
     """Prompt tokens that the first prefill found cached."""
-    reroutes: int = 0
-    """How often it went elsewhere because a worker failed it."""
-    bounces: int = 0
-    """How often it went elsewhere because a worker had another role by then, which is nobody's failure."""
-    moves: int = 0
-    """How often it went on elsewhere with its KV because its worker took another role."""
-    recomputes: int = 0
-    """How often its prompt was computed again although its first token had come."""
-    avoid: set[str] = field(default_factory=set)
-    prefill_worker: str = ""
-    decode_worker: str = ""
-    """Empty until the second phase was sent to one."""
-
-    prompt_leg: Leg | None = None
-    decode_leg: Leg | None = None
-    reserved: "WorkerLink | None" = None
-    """Holds a decode credit for this choice."""
-    kv: pb.KvSource | None = None
-    """Its blocks, while they wait for a decode worker."""
-    kv_open: pb.KvSource | None = None
-    """Where its blocks are pulled from while its prompt is still being computed."""
-    kv_kind: str = ""
-    kv_once: bool = False
-    """Of `kv`: whether only one decode worker can read it."""
-    ended: bool = False
-
+    placement: Placement = field(init=False)
     siblings: Sequence["Generation"] = ()
     """All choices of its request, itself included."""
     leaders: Sequence["Generation"] = ()
@@ -188,8 +134,11 @@ class Generation:
     a prompt that kills workers is not given to more of them at a time than it may take."""
     fingerprint: bytes = b""
     """Of model and prompt; empty until somebody wanted it."""
-    trial: "Trial | None" = None
+    trial: Trial | None = None
     """Set while its prompt is suspected of killing workers."""
+
+    def __post_init__(self) -> None:
+        self.placement = Placement(self.model)
 
     @property
     def arrival_unix_ns(self) -> int:
@@ -202,31 +151,14 @@ class Generation:
         return self.prompt_tokens + len(self.output)
 
     @property
-    def prefilling(self) -> bool:
-        """Whether a prefill worker still computes its prompt, whether or not its decode worker pulls already."""
-        leg = self.prompt_leg
-        return leg is not None and leg.phase == pb.PHASE_PREFILL and self.kv is None
-
-    @property
     def may_start(self) -> bool:
         """Whether it may go to a worker, as far as its request is concerned."""
-        return not self.leaders or any(leader.output or leader.ended for leader in self.leaders)
-
-    @property
-    def kv_given(self) -> bool:
-        """Whether blocks that can be read once are a decode worker's, which may read them any time until it says that
-        the sequence has ended there."""
-        return self.kv_once and self.kv is not None and self.decode_leg is not None
-
-    def left(self, kv: pb.KvSource, link: "WorkerLink") -> None:
-        """Its blocks wait at the worker of `link`."""
-        self.kv, self.kv_open = kv, None
-        self.kv_kind, self.kv_once = link.kv_kind, link.kv_once
+        return not self.leaders or any(leader.output or leader.placement.ended for leader in self.leaders)
 
     @property
     def resumed(self) -> bool:
         """Whether it was bound already and lost its worker."""
-        return self.reroutes > 0 or self.bounces > 0
+        return self.placement.resumed
 
     def token(self, token_id: int, logprob: Logprob | None, now_ns: int) -> FinishReason | FulcrumError | None:
         """Take the next token; how the choice ends, None while it does not."""
@@ -254,18 +186,18 @@ class Generation:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.output) >= self.max_output_tokens else None
 
-    def submit(self, sequence: int, phase: pb.Phase, epoch: int) -> pb.Submit:
+    def message(self, stay: Stay, blocks: Blocks | None, epoch: int) -> pb.Submit:
         """What a worker is asked: to go on from all tokens so far."""
         return pb.Submit(
-            sequence=sequence,
+            sequence=stay.sequence_id,
             request_id=self.request_id,
             epoch=epoch,
-            phase=phase,
+            phase=_PHASES[stay.phase],
             token_ids=self.prompt + pack_u32(self.output) if self.output else self.prompt,
             prompt_tokens=self.prompt_tokens,
             max_output_tokens=self.max_output_tokens,
             sampling=self.sampling,
             context=self.context,
-            kv=(self.kv or self.kv_open) if phase == pb.PHASE_DECODE else None,
+            kv=cast(pb.KvSource, blocks.source) if blocks is not None and stay.phase is Phase.DECODE else None,
             model=self.model,
         )

@@ -5,7 +5,6 @@ import secrets
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from itertools import count
 
 from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import InvalidRequest, QueueFull
@@ -63,7 +62,6 @@ class Intake:
         self._threads = threads
         self._defaults = defaults
         self._limits = limits
-        self._numbers = count(1)
         self._arriving = 0
 
     def model(self, asked: Asked) -> ServedModel:
@@ -102,7 +100,6 @@ class Intake:
                     changed=changed,
                 )
                 generation = Generation(
-                    number=next(self._numbers),
                     request_id=request_id,
                     model=asked.model,
                     prompt=packed,

@@ -4,8 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
-from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -17,17 +16,18 @@ from libs.contracts.packing import pack_u32
 from libs.contracts.pairing import kv_kind
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.policy.gateway.placement import Blocks, Partner, Stay
 from libs.policy.gateway.purse import Purse
 from libs.policy.gateway.view import WorkerView
-from libs.policy.roles import serves
+from libs.policy.roles import Phase, serves
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import until_first
 from libs.runtime.transport import Transport
-from services.gateway.frames import MalformedFrame
-from services.gateway.generation import Generation, Leg
 from services.gateway.outlook import Outlook, Sent
+from services.gateway.ports import Demand, LinkListener, Work
 from services.gateway.traffic import Traffic
+from services.gateway.worker_news import MalformedFrame, Prefilled, read_news
 
 log = structlog.get_logger()
 
@@ -47,25 +47,6 @@ class _End(Enum):
     """By this gateway, which wants no more of it."""
 
 
-class LinkListener(Protocol):
-    """Who hears of what a link brings."""
-
-    def received(self, link: "WorkerLink", frame: pb.WorkerFrame) -> None:
-        """A frame came; credits, load and assignment are in the link already."""
-        ...
-
-    def lost(
-        self, link: "WorkerLink", legs: list[Leg], reserved: list[Generation], *, silent: bool, died: bool
-    ) -> None:
-        """The stream broke, or was ended because it was silent: what ran there, and what had a decode credit there, has
-        to go elsewhere. `died`: as far as can be seen the worker did not mean to leave."""
-        ...
-
-    def unreachable(self, link: "WorkerLink") -> None:
-        """After its stream broke the worker could not be reached, or another one was in its place."""
-        ...
-
-
 class WorkerLink:
     """The stream to one incarnation of one worker. Everything but `run` is sync: it fills the next frame."""
 
@@ -81,17 +62,18 @@ class WorkerLink:
     ) -> None:
         self.id = worker.id
         self.incarnation = worker.incarnation
+        self.key = worker.id, worker.incarnation
         self.address = worker.address
         self.prefill = Purse()
         self.decode = Purse()
-        self.legs: dict[int, Leg] = {}
-        self._prompts: dict[int, Leg] = {}
-        """Of them, those of the prompt phase."""
-        self.reserved: set[Generation] = set()
+        self.running: set[int] = set()
+        """Ids of sequences that are there, or have left blocks there."""
+        self._prompts: dict[int, bool] = {}
+        """Of them, those whose prompt is computed for another worker, and whether each is a batch line."""
+        self._unheard: set[int] = set()
+        """Those that were sent while the worker was overdue with a sign of life, which has not come since."""
         self.silent_ms = 0.0
         """Time since the last frame, as far as this process was there to read one; see `silence.py`."""
-        self.frames = 0
-        """That have come."""
         self.kv_kind = ""
         """Equal for workers that can exchange blocks: same weights, same layout."""
         self.kv_once = False
@@ -112,8 +94,7 @@ class WorkerLink:
         self._proceeds: list[pb.Proceed] = []
         self._aborts: list[int] = []
         self._hand_overs: list[int] = []
-        self._demand = pb.Demand()
-        self._sequences = count(1)
+        self._demand = Demand()
         self._wake = asyncio.Event()
 
     # ------------------------------------------------------------ what is known
@@ -138,29 +119,38 @@ class WorkerLink:
         """Whether the worker takes work now."""
         return self._worker is not None and self._worker.state == common.WORKER_STATE_READY
 
-    def takes(self, phase: pb.Phase) -> bool:
+    def takes(self, phase: int) -> bool:
         """Whether the worker takes work of `phase` now, credits aside."""
         return self._worker is not None and self.serving and serves(self._worker.assignment, phase)
+
+    def partner(self) -> Partner | None:
+        """As sequences that are to decode there see it; None while the stream is down."""
+        if self._worker is None:
+            return None
+        return Partner(self.takes(Phase.DECODE), self.kv_kind, self._worker.capabilities.streams_kv)
+
+    def quiet(self, sequence_id: int) -> bool:
+        """Whether the worker may have been dead already when a sequence was sent there: it has said nothing since."""
+        return sequence_id in self._unheard
 
     def view(self) -> WorkerView | None:
         """For binding; None while the worker takes no work."""
         worker = self._worker
         if worker is None or not self.serving:
             return None
-        prompts = [leg for leg in self._prompts.values() if leg.generation.prefilling]
         return self.outlook.view(
             worker,
             self.kv_kind,
             prefill_credits=self.prefill.free,
             decode_credits=self.decode.free,
-            prompts=len(prompts),
-            batch_prompts=sum(leg.generation.batch for leg in prompts),
+            prompts=len(self._prompts),
+            batch_prompts=sum(self._prompts.values()),
         )
 
     @property
     def overdue_ms(self) -> float:
         """Time since its last frame, as one that has work counts it: one that has none says less."""
-        return self.silent_ms * (1.0 if self.legs else SIGN_OF_LIFE_MS / RESTING_SIGN_OF_LIFE_MS)
+        return self.silent_ms * (1.0 if self.running else SIGN_OF_LIFE_MS / RESTING_SIGN_OF_LIFE_MS)
 
     def leave(self) -> None:
         """End the stream of a silent worker. Should it come back it finds it cancelled, and aborts what ran there."""
@@ -169,70 +159,62 @@ class WorkerLink:
 
     # ------------------------------------------------------------ what goes into the next frame
 
-    def submit(self, generation: Generation, phase: pb.Phase) -> Leg:
-        """Send a choice there against a credit; a decode against the one reserved for it."""
+    def submit(self, stay: Stay, work: Work, blocks: Blocks | None) -> None:
+        """Send work there against a prompt credit, or against the decode credit that is set aside for it."""
         assert self._worker is not None
-        if phase == pb.PHASE_PREFILL:
+        sequence_id, phase = stay.sequence_id, stay.phase
+        if self.overdue_ms > SIGN_OF_LIFE_MS:
+            self._unheard.add(sequence_id)
+        if not self.running:
+            self.silent_ms = 0.0  # from here on it owes a sign of life more often
+        self.running.add(sequence_id)
+        if phase is Phase.PREFILL:
             self.prefill.use()
+            self._prompts[sequence_id] = work.batch
         else:
             self.decode.use_reserved()
-            self._unreserve(generation)
-        overdue_at = self.frames if self.overdue_ms > SIGN_OF_LIFE_MS else None
-        if not self.legs:
-            self.silent_ms = 0.0  # from here on it owes a sign of life more often
-        leg = Leg(generation, self, next(self._sequences) & 0xFFFFFFFF, phase, len(generation.output), overdue_at)
-        self.legs[leg.sequence] = leg
-        if phase == pb.PHASE_PREFILL:
-            self._prompts[leg.sequence] = leg
-        self.outlook.sent(leg.sequence, Sent.of(generation.tokens, generation.cached_hints, self.id, phase))
-        self._submits.append(generation.submit(leg.sequence, phase, self._worker.assignment.epoch))
-        self._wake.set()
-        return leg
-
-    def proceed(self, leg: Leg, token_ids: Sequence[int]) -> None:
-        """The prompt of a streamed leg is computed, and these tokens were sampled there."""
-        self._proceeds.append(pb.Proceed(sequence=leg.sequence, token_ids=pack_u32(token_ids)))
+            self.outlook.reserved(work.prompt_tokens, -1)
+        self.outlook.sent(sequence_id, Sent.of(work.tokens, work.cached_hints, self.id, phase))
+        self._submits.append(work.message(stay, blocks, self._worker.assignment.epoch))
         self._wake.set()
 
-    def hand_over(self, leg: Leg) -> None:
-        """Let the worker hand a running leg over: its place elsewhere is reserved."""
-        self._hand_overs.append(leg.sequence)
+    def proceed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
+        """The prompt of a streamed sequence is computed, and these tokens were sampled there."""
+        self._proceeds.append(pb.Proceed(sequence=sequence_id, token_ids=pack_u32(token_ids)))
         self._wake.set()
 
-    def forget(self, leg: Leg, *, abort: bool) -> None:
-        """Listen to a leg no more; `abort` also ends it there, or frees the blocks it left."""
-        self.legs.pop(leg.sequence, None)
-        self._prompts.pop(leg.sequence, None)
-        self.outlook.ended(leg.sequence)
+    def hand_over(self, sequence_id: int) -> None:
+        """Let the worker hand a running sequence over: its place elsewhere is reserved."""
+        self._hand_overs.append(sequence_id)
+        self._wake.set()
+
+    def forget(self, sequence_id: int, *, abort: bool) -> None:
+        """Listen to a sequence no more; `abort` also ends it there, or frees the blocks it left."""
+        self.running.discard(sequence_id)
+        self._prompts.pop(sequence_id, None)
+        self._unheard.discard(sequence_id)
+        self.outlook.ended(sequence_id)
         if abort and self.connected:
-            self._aborts.append(leg.sequence)
+            self._aborts.append(sequence_id)
             self._wake.set()
 
-    def reserve(self, generation: Generation) -> None:
-        """Set a decode credit aside for a choice, which has none."""
-        assert generation.reserved is None
+    def reserve(self, prompt_tokens: int) -> None:
+        """Set a decode credit aside for a sequence with such a prompt."""
         self.decode.reserve()
-        self.reserved.add(generation)
-        self.outlook.reserved(generation.prompt_tokens)
-        generation.reserved = self
+        self.outlook.reserved(prompt_tokens)
 
-    def release(self, generation: Generation) -> None:
-        """The choice does not need its reserved credit."""
-        self._unreserve(generation)
+    def release(self, prompt_tokens: int) -> None:
+        """Such a sequence does not need its reserved credit."""
+        self.outlook.reserved(prompt_tokens, -1)
         self.decode.release()
         self._return_credits()
 
-    def _unreserve(self, generation: Generation) -> None:
-        self.reserved.discard(generation)
-        self.outlook.reserved(generation.prompt_tokens, -1)
-        generation.reserved = None
-
-    def set_demand(self, demand: pb.Demand) -> None:
+    def set_demand(self, demand: Demand) -> None:
         """Tell the worker what waits: at once where that changes who gets credits, else with whatever is sent next."""
         if demand == self._demand or not self.connected:
             return
         told, self._demand = self._demand, demand
-        self._next.demand.CopyFrom(demand)
+        self._next.demand.CopyFrom(pb.Demand(**demand._asdict()))
         grown = demand.waiting >= 2 * told.waiting or not demand.waiting
         if grown or demand.head_deadline_unix_ns < told.head_deadline_unix_ns:
             self._wake.set()
@@ -288,7 +270,7 @@ class WorkerLink:
             if frame is None:  # what gRPC makes of bytes that do not parse
                 raise MalformedFrame("its bytes do not parse")
             self.silent_ms = 0.0
-            self.frames += 1
+            self._unheard.clear()
             if frame.HasField("worker") and not self._introduced(frame.worker):
                 return
             self._take(frame)
@@ -343,27 +325,28 @@ class WorkerLink:
             self.decode.grant(credit.decode_grant)
         if self._worker is not None:
             self.outlook.told(frame, self._worker, self._clock.now_ns())
-        self._listener.received(self, frame)
+        news = read_news(frame, self.kv_kind, kv_once=self.kv_once)
+        for each in news.happened:
+            if isinstance(each, Prefilled):
+                self._prompts.pop(each.sequence_id, None)
+        self._listener.received(self, news)
 
     def _reset(self, end: _End) -> None:
         """Forget all that stood on the stream, and say what was lost with it. One that drains ends as it should."""
         if end is not _End.OURS and not self.connected and not self.left:  # one that was silent may only be frozen
             self._listener.unreachable(self)
         died = end is _End.BROKEN and self.serving
-        legs, reserved = list(self.legs.values()), list(self.reserved)
         self._worker = None
         self.prefill, self.decode = Purse(), Purse()
-        self.legs.clear()
+        self.running.clear()
         self._prompts.clear()
-        self.reserved.clear()
         self._submits.clear()
         self._proceeds.clear()
         self._hand_overs.clear()
         self._aborts.clear()
         self._next = pb.GatewayFrame()
-        self._demand = pb.Demand()
+        self._demand = Demand()
         self.outlook = Outlook(self._registered)
-        for generation in reserved:
-            generation.reserved = None
         self._leaving.clear()
-        self._listener.lost(self, legs, reserved, silent=self.left, died=died)
+        self._listener.lost(self, silent=self.left, died=died)
+        self._unheard.clear()

@@ -1,91 +1,62 @@
 """Running choices that their worker would hand over, until a place is found for each or it ends where it is."""
 
-from collections.abc import Mapping, Sequence
-
-from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.policy.gateway.view import Ask, WorkerView
-from services.gateway.generation import Generation, Leg
-from services.gateway.link import WorkerLink
+from libs.policy.gateway.placement import Stay
+from libs.policy.gateway.view import Ask, Binding
+from services.gateway.generation import Generation
+from services.gateway.ports import Links
 from services.gateway.router import Router
-
-MAX_MOVES = 32
-"""Of one choice; a worker that would hand it over once more keeps it to its end."""
-MAX_BOUNCES = 256
-"""Of one choice, off workers that had another role by then: far more than roles change while it lives. Any more count
-as failures, so that a worker that refuses for ever does not keep it going for ever."""
-OTHER_ROLE = (pb.REFUSAL_CODE_STALE_ROLE, pb.REFUSAL_CODE_DRAINING)
-"""What a worker refuses that has another role than its gateway knew, or leaves."""
 
 
 class Moves:
-    """Legs whose worker leaves the token phase. A place is a decode credit elsewhere; only then does the worker let go,
-    so a choice never waits between two workers."""
+    """Stays whose worker leaves the token phase. A place is a decode credit elsewhere; only then does the worker let
+    go, so a choice never waits between two workers."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, Leg] = {}
-        """By choice, so no more than those that live."""
+        self._asked: dict[int, tuple[Generation, Stay]] = {}
+        """By sequence id; of each choice the latest alone counts, so there are no more than live."""
 
     def __bool__(self) -> bool:
         return bool(self._asked)
 
-    def ask(self, leg: Leg) -> None:
-        """The worker of `leg` would hand it over. It says so again with every role that it takes until then: what
-        has its place already is on its way."""
-        if leg.generation.reserved is None and leg.generation.moves < MAX_MOVES:
-            self._asked[leg.generation.number] = leg
+    def ask(self, generation: Generation, stay: Stay, sequence_id: int) -> None:
+        """The worker of `stay` would hand it over; from now on its next stay has this id."""
+        before = generation.placement.sequence_id
+        if generation.placement.leaves(stay, sequence_id):
+            self._asked.pop(before, None)
+            self._asked[sequence_id] = generation, stay
 
-    def place(
-        self,
-        links: Mapping[str, WorkerLink],
-        views: Sequence[WorkerView],
-        router: Router,
-        now_ns: int,
-        *,
-        hushed: frozenset[str],
-    ) -> None:
-        """Reserve a place wherever there is one, and have the worker let go. None is taken on a worker of `hushed`: the
-        choice runs where it is."""
+    def forget(self, generation: Generation) -> None:
+        """It needs no place any more."""
+        self._asked.pop(generation.placement.sequence_id, None)
+
+    def places(self, links: Links, router: Router, now_ns: int) -> list[tuple[Generation, Stay, Binding]]:
+        """Whose place is where. None is taken on a worker that is silent for now: the choice runs where it is."""
+        views = links.views()
         takes_decode = {view.id for view in views if view.takes_decode}
         # One whose worker decodes again, or where it has ended, needs none any more.
         self._asked = {
-            number: leg
-            for number, leg in self._asked.items()
-            if leg.link.legs.get(leg.sequence) is leg and leg.link.id not in takes_decode
+            sequence_id: (generation, stay)
+            for sequence_id, (generation, stay) in self._asked.items()
+            if stay in (generation.placement.prompt, generation.placement.decode)
+            and generation.placement.sequence_id == sequence_id
+            and stay.worker[0] not in takes_decode
         }
-        heard = [view for view in views if view.id not in hushed]
-        for binding in router.bind(map(_ask, self._asked.values()), heard, now_ns):
-            leg = self._asked.pop(binding.key)
-            links[binding.decode_worker].reserve(leg.generation)
-            leg.link.hand_over(leg)
-
-    def handed_over(self, leg: Leg, moved: pb.Moved) -> None:
-        """The worker has let go: the leg stands for the blocks it left now, as that of a computed prompt does."""
-        generation = leg.generation
-        self._asked.pop(generation.number, None)
-        if leg is generation.prompt_leg:
-            generation.cached_tokens = generation.cached_tokens if generation.resumed else moved.cached_tokens
-        elif generation.prompt_leg is not None:
-            generation.prompt_leg.link.forget(generation.prompt_leg, abort=True)
-        generation.prompt_leg, generation.decode_leg = leg, None
-        generation.left(moved.kv, leg.link)
-        generation.moves += 1
+        asks = [
+            _ask(generation, partner.kv_kind)
+            for generation, stay in self._asked.values()
+            if (link := links.link(stay.worker)) is not None and (partner := link.partner()) is not None
+        ]
+        heard = [view for view in views if view.id not in links.hushed]
+        return [(*self._asked.pop(binding.sequence_id), binding) for binding in router.bind(asks, heard, now_ns)]
 
 
-def count_reroute(generation: Generation, *, bounced: bool) -> None:
-    """It goes elsewhere: a worker failed it, or had another role by then (`bounced`)."""
-    if bounced and generation.bounces < MAX_BOUNCES:
-        generation.bounces += 1
-    else:
-        generation.reroutes += 1
-
-
-def _ask(leg: Leg) -> Ask:
-    generation = leg.generation
+def _ask(generation: Generation, kv_kind: str) -> Ask:
+    placement = generation.placement
     return Ask(
-        key=generation.number,
+        sequence_id=placement.sequence_id,
         model=generation.model,
         tokens=generation.tokens,
-        kv_kind=leg.link.kv_kind,
+        kv_kind=kv_kind,
         cached_tokens=generation.cached_hints,
-        avoid=frozenset(generation.avoid),
+        avoid=frozenset(placement.avoid),
     )

@@ -27,7 +27,7 @@ class Sent:
     """Its tokens are made there."""
 
     @classmethod
-    def of(cls, tokens: int, cached: Mapping[str, int], worker_id: str, phase: pb.Phase) -> "Sent":
+    def of(cls, tokens: int, cached: Mapping[str, int], worker_id: str, phase: int) -> "Sent":
         """A submit of so many tokens, of whose start workers are thought to hold `cached`."""
         held = min(cached.get(worker_id, 0), tokens)
         if phase == pb.PHASE_DECODE:

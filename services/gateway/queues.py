@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from libs.bus.port import Bus
@@ -20,10 +21,21 @@ MAX_UNSENT: Final = 256
 requests keep their room in the buffer."""
 
 
+@dataclass(slots=True)
+class Queue:
+    """What waits for a model, by the phase that has no room."""
+
+    model: str
+    prefill_requests: int = 0
+    prefill_tokens: int = 0
+    decode_requests: int = 0
+    decode_prompt_tokens: int = 0
+
+
 class QueueTeller:
     """One gateway's voice."""
 
-    def __init__(self, bus: Bus, queues: Callable[[], list[ModelQueue]], gateway_id: str, clock: Clock) -> None:
+    def __init__(self, bus: Bus, queues: Callable[[], list[Queue]], gateway_id: str, clock: Clock) -> None:
         self._bus = bus
         self._queues = queues
         self._gateway_id = gateway_id
@@ -46,7 +58,7 @@ class QueueTeller:
         """Say that nothing comes after this."""
         self.tell([], last=True)
 
-    def tell(self, queues: list[ModelQueue], *, last: bool = False) -> None:
+    def tell(self, queues: list[Queue], *, last: bool = False) -> None:
         """What waits now, unless the broker is away."""
         if self._left or self._bus.stats().buffered > MAX_UNSENT:
             return
@@ -56,26 +68,26 @@ class QueueTeller:
             gateway_id=self._gateway_id,
             incarnation=self._began_ns,
             told_unix_ns=self._told_ns,
-            queues=queues[:MAX_MODELS],
+            queues=[ModelQueue(**asdict(queue)) for queue in queues[:MAX_MODELS]],
             last=last,
         )
         self._bus.publish(QUEUES, message)
 
 
-def model_queues(waiting: Iterable[Generation], workers: Sequence[WorkerView]) -> list[ModelQueue]:
+def model_queues(waiting: Iterable[Generation], workers: Sequence[WorkerView]) -> list[Queue]:
     """By model, for which phase choices wait. Pure.
 
     Choices are bound in order: what holds up the first of a model holds up all whose prompt is yet to be computed.
     """
-    found: dict[str, ModelQueue] = {}
+    found: dict[str, Queue] = {}
     lacks_decode: dict[str, bool] = {}
     for generation in waiting:
         model = generation.model
         if model not in found:
-            found[model] = ModelQueue(model=model)
+            found[model] = Queue(model)
             lacks_decode[model] = lacks_decode_only([view for view in workers if view.model == model])
         queue = found[model]
-        if generation.kv is not None:
+        if generation.placement.blocks is not None:
             queue.decode_requests += 1
         elif lacks_decode[model]:
             queue.decode_requests += 1

@@ -32,10 +32,10 @@ class Recorder:
         metrics.prompt_tokens.inc(generation.prompt_tokens)
         metrics.cached_tokens.inc(generation.cached_tokens)
         metrics.output_tokens.inc(len(generation.output))
-        metrics.reroutes.inc(generation.reroutes)
-        metrics.bounces.inc(generation.bounces)
-        metrics.moves.inc(generation.moves)
-        metrics.recomputes.inc(generation.recomputes)
+        metrics.reroutes.inc(generation.placement.reroutes)
+        metrics.bounces.inc(generation.placement.bounces)
+        metrics.moves.inc(generation.placement.moves)
+        metrics.recomputes.inc(generation.placement.recomputes)
         if generation.output and timeline.predicted_ttft_ns and not generation.resumed:
             metrics.ttft_predicted.observe(timeline.predicted_ttft_ns / timeline.ttft_ns)
         if timeline.bound_ns:
@@ -62,18 +62,18 @@ def request_event(generation: Generation, outcome: FinishReason | FulcrumError |
         queue_ns=timeline.queue_ns,
         ttft_ns=timeline.ttft_ns,
         decode_ns=timeline.decode_ns,
-        prefill_worker=generation.prefill_worker,
-        decode_worker=generation.decode_worker,
+        prefill_worker=generation.placement.prefill_worker,
+        decode_worker=generation.placement.decode_worker,
         outcome=_outcome(outcome),
         finish_reason=outcome.value if isinstance(outcome, FinishReason) else "",
         error_code=outcome.code if isinstance(outcome, FulcrumError) else "",
         traceparent=context.traceparent,
         ttft_deadline_unix_ns=context.ttft_deadline_unix_ns,
         tpot_target_us=context.tpot_target_us,
-        reroutes=generation.reroutes + generation.bounces,
-        moves=generation.moves,
+        reroutes=generation.placement.reroutes + generation.placement.bounces,
+        moves=generation.placement.moves,
         predicted_ttft_ns=timeline.predicted_ttft_ns,
-        recomputes=generation.recomputes,
+        recomputes=generation.placement.recomputes,
     )
 
 

@@ -32,7 +32,8 @@ class Router:
         """
 
         def ask(generation: Generation) -> Ask:
-            if generation.kv and not serves_decode(views, generation.model, generation.kv_kind):
+            blocks = generation.placement.blocks
+            if blocks is not None and not serves_decode(views, generation.model, blocks.kind):
                 strand(generation)
             return _ask(generation, hushed)
 
@@ -47,12 +48,13 @@ class Router:
 
 
 def _ask(generation: Generation, hushed: frozenset[str]) -> Ask:
+    placement = generation.placement
     return Ask(
-        key=generation.number,
+        sequence_id=placement.sequence_id,
         model=generation.model,
         tokens=generation.tokens,
-        kv_kind=generation.kv_kind if generation.kv else None,
+        kv_kind=placement.blocks.kind if placement.blocks is not None else None,
         cached_tokens=generation.cached_hints,
-        avoid=hushed.union(generation.avoid),
+        avoid=hushed.union(placement.avoid),
         batch=generation.batch,
     )

@@ -12,15 +12,18 @@ from importlib.metadata import version
 from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
 from libs.kvindex.port import KvIndex
+from libs.policy.gateway.placement import Stay
 from libs.policy.gateway.routing import POLICIES
 from libs.registry.port import Registry
 from libs.runtime.clock import Clock
+from libs.runtime.scheduler import LoopScheduler
 from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import SystemTransport, Transport
 from services.gateway.batch.run import Batch, BatchPorts, Serving
 from services.gateway.catalog import Catalog
-from services.gateway.dispatch import Dispatcher
+from services.gateway.dispatch import Bounds, Dispatcher
+from services.gateway.drain import drain
 from services.gateway.endpoint import CompletionEndpoint
 from services.gateway.fleet import Fleet
 from services.gateway.formats import ChatFormat, CompletionFormat
@@ -82,12 +85,25 @@ async def open_gateway(
     transport = transport or _system_transport(settings, metrics)
     hello = Hello(gateway_id=settings.id, cluster=settings.cluster)
     fleet = Fleet(hello=hello, transport=transport, traffic=Traffic(metrics), tasks=tasks, clock=clock)
-    suspects = Suspects(clock, settings.poison_s)
-    dispatcher = _dispatcher(settings, fleet, clock, Recorder(ports.bus, metrics), suspects)
+    scheduler = LoopScheduler(clock, tasks, "expiry")
+    dispatcher = Dispatcher(
+        links=fleet,
+        router=Router(POLICIES[settings.routing]()),
+        clock=clock,
+        scheduler=scheduler,
+        ended=Recorder(ports.bus, metrics).ended,
+        suspects=Suspects(clock, settings.poison_s, quiet=partial(_quiet, fleet)),
+        bounds=Bounds(
+            max_waiting=settings.max_waiting,
+            max_wait_ms=settings.max_wait_ms,
+            no_workers_wait_ms=settings.no_workers_wait_ms,
+            max_reroutes=settings.max_reroutes,
+        ),
+    )
     stalls = Stalls(settings.max_open, max(settings.max_open_body_bytes, settings.max_body_bytes))
     _watch(metrics, dispatcher, fleet, stalls, tasks)
     metrics.watch_registry(ports.registry)
-    metrics.registry.register(PoisonCollector(suspects))
+    metrics.registry.register(PoisonCollector(dispatcher.suspects))
     with ThreadPoolExecutor(
         TOKENISE_THREADS, thread_name_prefix="tokenise", initializer=ask_slice, initargs=(USUAL_SLICE_NS,)
     ) as threads:
@@ -123,7 +139,7 @@ async def open_gateway(
             version=version("fulcrum"),
         )
         tasks.spawn("fleet", fleet.follow(ports.registry, dispatcher))
-        tasks.spawn("expiry", dispatcher.expire())
+        scheduler.at(clock.now_ns(), dispatcher.watch_time)
         tasks.spawn("stalls", stalls.sweep())
         teller = QueueTeller(ports.bus, dispatcher.queues, settings.id, clock)
         tasks.spawn("queues", teller.run())
@@ -133,7 +149,7 @@ async def open_gateway(
                 await jobs.enter_async_context(batch.running(tasks))
             yield RunningGateway(url, dispatcher, fleet, metrics, stalls)
             # At once: leaving the broker takes its time, of which people's requests must not lose any.
-            await asyncio.gather(dispatcher.drain(settings.drain_s), jobs.aclose())
+            await asyncio.gather(drain(dispatcher, settings.drain_s), jobs.aclose())
             teller.leave()
 
 
@@ -143,20 +159,9 @@ def _system_transport(settings: GatewaySettings, metrics: GatewayMetrics) -> Sys
     return SystemTransport(settings, guard)
 
 
-def _dispatcher(
-    settings: GatewaySettings, fleet: Fleet, clock: Clock, recorder: Recorder, suspects: Suspects
-) -> Dispatcher:
-    return Dispatcher(
-        fleet=fleet,
-        router=Router(POLICIES[settings.routing]()),
-        clock=clock,
-        ended=recorder.ended,
-        max_waiting=settings.max_waiting,
-        max_wait_ms=settings.max_wait_ms,
-        no_workers_wait_ms=settings.no_workers_wait_ms,
-        max_reroutes=settings.max_reroutes,
-        suspects=suspects,
-    )
+def _quiet(fleet: Fleet, stay: Stay) -> bool:
+    link = fleet.link(stay.worker)
+    return link is not None and link.quiet(stay.sequence_id)
 
 
 def _watch(metrics: GatewayMetrics, dispatcher: Dispatcher, fleet: Fleet, stalls: Stalls, tasks: TaskOwner) -> None:
@@ -166,7 +171,7 @@ def _watch(metrics: GatewayMetrics, dispatcher: Dispatcher, fleet: Fleet, stalls
         live=lambda: dispatcher.live,
         workers=lambda: sum(link.connected for link in fleet.links),
         unpaired=lambda: len(fleet.unpaired),
-        legs=lambda: sum(len(link.legs) + len(link.reserved) for link in fleet.links),
+        legs=lambda: sum(len(link.running) + link.decode.reserved for link in fleet.links),
         tasks=lambda: len(tasks),
         open_requests=lambda: len(stalls),
         body_bytes=lambda: stalls.body_bytes,

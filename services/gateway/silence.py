@@ -118,7 +118,8 @@ class SilenceWatch:
         ]
         for each in whom_to_leave(heard, Counter(self._away.values()), self._silent_after_ms, self._max_silent_ms):
             link = links[each.place]
-            log.warning("worker is silent", worker=link.id, silent_ms=round(each.silent_ms), sequences=len(link.legs))
+            running, silent_ms = len(link.running), round(each.silent_ms)
+            log.warning("worker is silent", worker=link.id, silent_ms=silent_ms, sequences=running)
             self._metrics.silences.inc()
             self._away[link.id, link.incarnation] = each.model
             link.leave()

@@ -1,7 +1,6 @@
 """Choices whose prompts may have killed a worker: kept apart, let go once they are past, ended when it is sure."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import structlog
 import xxhash
@@ -11,11 +10,11 @@ from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
 from libs.contracts.errors import PoisonRequest
-from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.policy.gateway.suspicion import FRESH_TOKENS, MAX_LOST_WORKERS, Held, Prompt, Stage, Suspicion
+from libs.policy.gateway.placement import Stay, WorkerKey
+from libs.policy.gateway.suspicion import FRESH_TOKENS, MAX_LOST_WORKERS, Held, Prompt, Stage, Suspicion, Trial
+from libs.policy.roles import Phase
 from libs.runtime.clock import Clock
-from services.gateway.generation import Generation, Leg
-from services.gateway.link import WorkerLink
+from services.gateway.generation import Generation
 
 log = structlog.get_logger()
 
@@ -24,22 +23,16 @@ APART_NS = 5_000_000_000
 LOST = f"{MAX_LOST_WORKERS} workers were lost while they computed this prompt"
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What a suspected choice has to get past."""
-
-    stage: Stage
-    until: int
-    """Output tokens that show it."""
-
-
 class Suspects:
     """Follows the choices of one gateway; `Suspicion` decides."""
 
-    def __init__(self, clock: Clock, memory_s: float) -> None:
+    def __init__(self, clock: Clock, memory_s: float, quiet: Callable[[Stay], bool]) -> None:
+        """`quiet`: whether the worker of a stay may have been dead already when the choice was sent there."""
         self._clock = clock
+        self._quiet = quiet
         self._suspicion = Suspicion(round(memory_s * 1e9))
-        self._on_trial: dict[int, Generation] = {}
+        self._on_trial: dict[Generation, None] = {}
+        """In the order in which they came."""
         self.found = 0
         """Prompts that were found to be poison."""
         self.refused = 0
@@ -70,24 +63,24 @@ class Suspects:
         if len(generations) > MAX_LOST_WORKERS:
             _choose_leaders(generations)
 
-    def lost(self, link: WorkerLink, legs: Iterable[Leg]) -> None:
+    def lost(self, worker: WorkerKey, stays: Iterable[tuple[Generation, Stay]]) -> None:
         """The stream to a worker broke with these, for all that can be seen because it died."""
-        held = [(leg, seen) for leg in legs if (seen := _held(leg)) is not None]
-        self._suspicion.lost(_key(link), [seen for _, seen in held], self._clock.now_ns())
-        for leg, _ in held:
-            self._try(leg.generation)
+        held = [(generation, seen) for generation, stay in stays if (seen := self._held(generation, stay)) is not None]
+        self._suspicion.lost(worker, [seen for _, seen in held], self._clock.now_ns())
+        for generation, _ in held:
+            self._try(generation)
 
-    def died(self, link: WorkerLink, live: Iterable[Generation]) -> list[Generation]:
+    def died(self, worker: WorkerKey, live: Iterable[Generation]) -> list[Generation]:
         """The worker of a broken stream cannot be reached any more; the choices that end by that."""
-        return self._condemned(self._suspicion.died(_key(link), self._clock.now_ns()), live)
+        return self._condemned(self._suspicion.died(worker, self._clock.now_ns()), live)
 
     def overdue(self, live: Iterable[Generation]) -> list[Generation]:
         """Choices that end since no more of the workers that they have lost has been heard."""
         return self._condemned(self._suspicion.overdue(self._clock.now_ns()), live)
 
-    def returned(self, link: WorkerLink) -> bool:
+    def returned(self, worker: WorkerKey) -> bool:
         """A worker has said who it is: if it had been lost, it was not killed; whether a choice waited for that."""
-        return self._suspicion.returned(_key(link))
+        return self._suspicion.returned(worker)
 
     def _condemned(self, poison: set[Prompt], live: Iterable[Generation]) -> list[Generation]:
         if not poison:
@@ -112,7 +105,7 @@ class Suspects:
             self._suspicion.ended_well(_fingerprint(generation), self._clock.now_ns())
             if generation.trial is not None:
                 self._passed(generation, Stage.TOKENS)
-        self._on_trial.pop(generation.number, None)
+        self._on_trial.pop(generation, None)
 
     def apart(self, generation: Generation) -> bool:
         """Whether a choice is to be kept from other suspects."""
@@ -126,22 +119,19 @@ class Suspects:
             return True
         if now_ns - generation.timeline.queued_ns >= APART_NS:
             return False
-        return any(_exposed(other) and _fingerprint(other) == prompt for other in live)
+        return any(self._exposed(other) and _fingerprint(other) == prompt for other in live)
 
     def barred(self, generation: Generation, now_ns: int) -> frozenset[str]:
         """Workers that a suspect which is kept apart must not go to now: other suspects are there."""
         if now_ns - generation.timeline.queued_ns >= APART_NS:
             return frozenset()
-        others = (other for other in self._on_trial.values() if other.siblings is not generation.siblings)
+        others = (other for other in self._on_trial if other.siblings is not generation.siblings)
         return frozenset(worker_id for other in others for worker_id in _workers(other))
 
     def taken(self) -> frozenset[str]:
         """Workers on which a suspect is kept apart: others that are suspected do better to go elsewhere."""
         return frozenset(
-            worker_id
-            for generation in self._on_trial.values()
-            if self.apart(generation)
-            for worker_id in _workers(generation)
+            worker_id for generation in self._on_trial if self.apart(generation) for worker_id in _workers(generation)
         )
 
     def _try(self, generation: Generation) -> None:
@@ -150,12 +140,30 @@ class Suspects:
             return
         more = 1 if stage is Stage.PROMPT else FRESH_TOKENS
         generation.trial = Trial(stage, len(generation.output) + more)
-        self._on_trial[generation.number] = generation
+        self._on_trial[generation] = None
+
+    def _held(self, generation: Generation, stay: Stay) -> Held | None:
+        """What a choice was doing on a worker; None where nothing of it was computed there: its blocks wait, or are on
+        their way, or it was sent to a worker that may have been dead by then."""
+        placement = generation.placement
+        computed_elsewhere = placement.prefilling and stay is not placement.prompt
+        waits = stay.phase is Phase.PREFILL and not placement.prefilling
+        if computed_elsewhere or waits or self._quiet(stay):
+            return None
+        first = Stage.AGAIN if generation.output else Stage.PROMPT
+        stage = Stage.TOKENS if stay.phase is Phase.DECODE or stay.tokens else first
+        request = frozenset(map(_fingerprint, generation.siblings or (generation,)))
+        return Held(_fingerprint(generation), request, stage, stay.tokens)
+
+    def _exposed(self, generation: Generation) -> bool:
+        """Whether a choice is on a worker which may die of it."""
+        held = (self._held(generation, stay) for stay in _stays(generation))
+        return any(seen is not None and seen.exposed for seen in held)
 
     def _passed(self, generation: Generation, stage: Stage) -> None:
         self._suspicion.passed(_fingerprint(generation), stage)
         generation.trial = None
-        self._on_trial.pop(generation.number, None)
+        self._on_trial.pop(generation, None)
 
 
 class PoisonCollector(Collector):
@@ -188,10 +196,6 @@ def poison_error() -> PoisonRequest:
     return PoisonRequest(f"{LOST}: it is not given to others")
 
 
-def _key(link: WorkerLink) -> tuple[str, int]:
-    return link.id, link.incarnation
-
-
 def _fingerprint(generation: Generation) -> Prompt:
     """Of what the prompt's computation depends on, sampling left out."""
     if not generation.fingerprint:
@@ -200,28 +204,13 @@ def _fingerprint(generation: Generation) -> Prompt:
     return generation.fingerprint
 
 
-def _held(leg: Leg) -> Held | None:
-    """What a leg was doing; None where nothing of it was computed there: its blocks wait, or are on their way, or it
-    was sent to a worker that may have been dead by then."""
-    generation = leg.generation
-    computed_elsewhere = generation.prefilling and leg is not generation.prompt_leg
-    waits = leg.phase == pb.PHASE_PREFILL and not generation.prefilling
-    if computed_elsewhere or waits or leg.quiet:
-        return None
-    first = Stage.AGAIN if generation.output else Stage.PROMPT
-    stage = Stage.TOKENS if leg.phase == pb.PHASE_DECODE or leg.tokens else first
-    request = frozenset(map(_fingerprint, generation.siblings or (generation,)))
-    return Held(_fingerprint(generation), request, stage, leg.tokens)
-
-
-def _exposed(generation: Generation) -> bool:
-    """Whether a choice is on a worker which may die of it."""
-    legs = (generation.prompt_leg, generation.decode_leg)
-    return any(leg is not None and (seen := _held(leg)) is not None and seen.exposed for leg in legs)
+def _stays(generation: Generation) -> list[Stay]:
+    """Where a choice is."""
+    placement = generation.placement
+    return [stay for stay in (placement.prompt, placement.decode) if stay is not None]
 
 
 def _workers(generation: Generation) -> set[str]:
     """Where a choice is, or will be next."""
-    links = [leg.link for leg in (generation.prompt_leg, generation.decode_leg) if leg is not None]
-    links += [generation.reserved] if generation.reserved is not None else []
-    return {link.id for link in links}
+    reserved = generation.placement.reserved
+    return {stay.worker[0] for stay in _stays(generation)} | ({reserved[0]} if reserved is not None else set())

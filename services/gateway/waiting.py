@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull
-from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Demand
 from libs.policy.gateway.order import order
 from libs.policy.gateway.outflow import Outflow, retry_after_s
 from libs.policy.gateway.readiness import serves, why_not
 from libs.policy.gateway.view import WorkerView
 from services.gateway.generation import Generation
+from services.gateway.ports import Demand
 
 RETRY_AFTER_S = 1.0
 """Where it is not for the queue that a client has to wait."""
@@ -33,10 +33,13 @@ class WaitingQueue:
         return len(self._waiting)
 
     def __contains__(self, generation: Generation) -> bool:
-        return generation.number in self._waiting
+        return generation.placement.sequence_id in self._waiting
 
     def __iter__(self) -> Iterator[Generation]:
         return iter(list(self._waiting.values()))
+
+    def __getitem__(self, sequence_id: int) -> Generation:
+        return self._waiting[sequence_id]
 
     def check_room(self, count: int, now_ns: int) -> None:
         """Raises QueueFull when `count` more would pass the bound."""
@@ -52,14 +55,14 @@ class WaitingQueue:
         """Let it wait."""
         if not self._waiting:
             self._outflow.resume(now_ns)
-        self._waiting[generation.number] = generation
+        self._waiting[generation.placement.sequence_id] = generation
         self._requests[generation.model] += 1
         self.batch += generation.batch
         self._tokens[generation.model] += generation.prompt_tokens
 
     def remove(self, generation: Generation) -> bool:
         """Whether it was waiting; it is not any more."""
-        if self._waiting.pop(generation.number, None) is None:
+        if self._waiting.pop(generation.placement.sequence_id, None) is None:
             return False
         self._requests[generation.model] -= 1
         self.batch -= generation.batch

@@ -107,7 +107,7 @@ class LocalGateway:
         """Whether nothing is left of any request: no choice, no leg, no reserved credit, no task of one."""
         links = list(self.running.fleet.links)
         reserved = sum(link.prefill.reserved + link.decode.reserved for link in links)  # counted twice if held twice
-        left = self.live + self.waiting + sum(len(link.legs) + len(link.reserved) for link in links) + reserved
+        left = self.live + self.waiting + sum(len(link.running) + link.decode.reserved for link in links) + reserved
         # Tasks: fleet, expiry, silence, stalls, queues, and one for each link.
         return left == 0 and len(self.tasks) == 5 + len(links)
 

@@ -16,6 +16,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.testing.scripted_worker import Plan, expected_text, scripted_worker
 from libs.testing.wait import until
 from libs.testing.worker import LocalWorker, local_worker
+from services.gateway.drain import drain
 from services.gateway.link import MAX_SUBMIT_BYTES
 
 AT_ONCE_S = 5.0
@@ -276,7 +277,7 @@ async def test_a_stop_lets_requests_end_for_a_bounded_time_and_answers_the_rest(
         body = {"model": "sim", "prompt": "x", "max_tokens": 3}
         ended, cut = [asyncio.ensure_future(http.post(f"{gateway.url}/v1/completions", json=body)) for _ in range(2)]
         await until(lambda: len(worker.submits) == 2 and gateway.live == 2)
-        draining = asyncio.ensure_future(gateway.running.dispatcher.drain(1))
+        draining = asyncio.ensure_future(drain(gateway.running.dispatcher, 1))
         refused = await http.post(f"{gateway.url}/v1/completions", json=body)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_workers")
         sequence = worker.submits[0].sequence

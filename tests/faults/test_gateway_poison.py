@@ -120,17 +120,19 @@ async def test_a_stream_that_has_begun_ends_with_the_error(
             worker.plans.extend((Plan(tokens=3, hang=True), Plan(tokens=1, hang=True)))
         asked = asyncio.create_task(gateway.complete(TOKENS, stream=True))
         for number in (1, 2):
-            await until(lambda: [leg.tokens >= 1 for leg in legs(gateway)] == [True], what="its tokens")
-            (leg,) = legs(gateway)
-            next(worker for worker in found if worker.worker.id == leg.link.id).dead.set()
-            await until(lambda leg=leg: asked.done() or not leg.link.connected, what=f"death {number}")
+            await until(lambda: [stay.tokens >= 1 for stay in stays(gateway)] == [True], what="its tokens")
+            (stay,) = stays(gateway)
+            worker = next(worker for worker in found if worker.worker.id == stay.worker[0])
+            worker.dead.set()
+            gone = worker.worker.id
+            await until(lambda gone=gone: asked.done() or gone not in gateway.connected, what=f"death {number}")
         text = (await asked).text
         assert '"code":"poison_request"' in text and "data: [DONE]" not in text
         assert dead(found) == 2
 
 
-def legs(gateway: Any) -> list[Any]:
-    return [leg for link in gateway.running.fleet.links for leg in link.legs.values()]
+def stays(gateway: Any) -> list[Any]:
+    return [stay for _, stay in gateway.running.dispatcher.stays]
 
 
 async def test_what_ran_beside_it_is_answered_whatever_it_was_doing(open_gateway_over: Any) -> None:

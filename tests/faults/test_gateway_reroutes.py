@@ -136,7 +136,7 @@ async def test_a_decode_worker_lost_in_mid_stream_costs_no_second_prefill(open_g
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
         asked = asyncio.create_task(gateway.complete(TOKENS))
         await until(lambda: first.submits)
-        await until(lambda: not any(link.legs for link in gateway.running.fleet.links if link.id == "d0"))
+        await until(lambda: not any(link.running for link in gateway.running.fleet.links if link.id == "d0"))
         prefill.gate.set()
         assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
         assert phases(prefill) == ["prefill"]

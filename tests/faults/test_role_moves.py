@@ -10,11 +10,11 @@ import pytest
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_CLIENT_GONE, OUTCOME_OK
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.policy.gateway import placement
 from libs.testing.role_moves import Mover, Traffic, open_admins, request_bodies
 from libs.testing.scripted_worker import Plan, ScriptedWorker, expected_text, scripted_worker
 from libs.testing.wait import until
 from libs.testing.worker import TOKEN, LocalWorker, local_worker
-from services.gateway import moves as gateway_moves
 
 TOKENS = 12
 LEAVES = Plan(leaves=True, tokens=4)
@@ -107,7 +107,7 @@ async def test_a_place_whose_worker_changes_its_role_meanwhile_is_no_failure(ope
 async def test_a_worker_that_refuses_for_its_role_without_end_is_a_failure_at_last(
     open_gateway_over: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_moves, "MAX_BOUNCES", 3)
+    monkeypatch.setattr(placement, "MAX_BOUNCES", 3)
     refusals = (Plan(refuse=pb.REFUSAL_CODE_STALE_ROLE),) * 10
     async with AsyncExitStack() as stack:
         worker = await stack.enter_async_context(scripted_worker("m0", "mixed", plans=refusals))

@@ -39,7 +39,7 @@ def views(draw: st.DrawFn) -> list[WorkerView]:
 def asks(draw: st.DrawFn) -> list[Ask]:
     return [
         Ask(
-            key=key,
+            sequence_id=key,
             model=draw(st.sampled_from(MODELS)),
             tokens=draw(st.integers(1, 5000)),
             kv_kind=draw(st.sampled_from([None, None, *KINDS])),
@@ -65,13 +65,13 @@ def test_a_binding_is_covered_by_credits_and_fits_roles_model_and_blocks(
     waiting: list[Ask], workers: list[WorkerView], policy: Policy
 ) -> None:
     bindings = bind(waiting, workers, policy)
-    by_id, by_key = {view.id: view for view in workers}, {ask.key: ask for ask in waiting}
+    by_id, by_key = {view.id: view for view in workers}, {ask.sequence_id: ask for ask in waiting}
     for (worker, kind), count in spent(bindings).items():
         held = by_id[worker].prefill_credits if kind == "prefill" else by_id[worker].decode_credits
         assert count <= held
-    assert len({binding.key for binding in bindings}) == len(bindings)
+    assert len({binding.sequence_id for binding in bindings}) == len(bindings)
     for binding in bindings:
-        ask, decode = by_key[binding.key], by_id[binding.decode_worker]
+        ask, decode = by_key[binding.sequence_id], by_id[binding.decode_worker]
         assert decode.model == ask.model
         if binding.prompt_worker is None:
             assert decode.takes_decode
@@ -89,16 +89,16 @@ def test_a_binding_is_covered_by_credits_and_fits_roles_model_and_blocks(
 
 @given(asks(), views(), policies)
 def test_nobody_is_overtaken_within_a_model(waiting: list[Ask], workers: list[WorkerView], policy: Policy) -> None:
-    bound = {binding.key for binding in bind(waiting, workers, policy)}
+    bound = {binding.sequence_id for binding in bind(waiting, workers, policy)}
     for model in MODELS:
-        keys = [ask.key for ask in waiting if ask.model == model]
+        keys = [ask.sequence_id for ask in waiting if ask.model == model]
         taken = [key in bound for key in keys]
         assert taken == sorted(taken, reverse=True)
 
 
 @given(asks(), views(), policies)
 def test_a_head_that_could_be_bound_is_bound(waiting: list[Ask], workers: list[WorkerView], policy: Policy) -> None:
-    bound = {binding.key for binding in bind(waiting, workers, policy)}
+    bound = {binding.sequence_id for binding in bind(waiting, workers, policy)}
     for model in MODELS:
         head = next((ask for ask in waiting if ask.model == model), None)
         if head is None:
@@ -112,7 +112,7 @@ def test_a_head_that_could_be_bound_is_bound(waiting: list[Ask], workers: list[W
             possible = any(view.takes_both for view in rooms) or any(
                 prompt.kv_kind == room.kv_kind for prompt in prompts for room in rooms
             )
-        assert (head.key in bound) is possible
+        assert (head.sequence_id in bound) is possible
 
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=4), st.integers(1, 8))

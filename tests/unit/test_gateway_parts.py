@@ -14,6 +14,7 @@ from services.gateway.catalog import load_catalog
 from services.gateway.generation import FinishReason, Generation, Timeline
 from services.gateway.headers import Defaults, read_headers
 from services.gateway.parse import Asked, parse_completion
+from services.gateway.ports import Demand
 from services.gateway.settings import GatewaySettings
 from services.gateway.stops import StopMatcher
 from services.gateway.tokenise import check_fit
@@ -24,11 +25,14 @@ TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def generation(number: int, *, arrival_ns: int = 0, queued_ns: int = 0, reroutes: int = 0) -> Generation:
-    return Generation(
-        number=number, request_id=str(number), model="sim", prompt=b"\1\0\0\0", prompt_tokens=1, max_output_tokens=3,
+    found = Generation(
+        request_id=str(number), model="sim", prompt=b"\1\0\0\0", prompt_tokens=1, max_output_tokens=3,
         sampling=pb.Sampling(), context=pb.RequestContext(ttft_deadline_unix_ns=arrival_ns + 1),
-        end_token_ids=frozenset({9}), sink=None, timeline=Timeline(arrival_ns, queued_ns), reroutes=reroutes,  # type: ignore[arg-type]
+        end_token_ids=frozenset({9}), sink=None, timeline=Timeline(arrival_ns, queued_ns),  # type: ignore[arg-type]
     )  # fmt: skip
+    found.placement.queued(number)
+    found.placement.reroutes = reroutes
+    return found
 
 
 def view(worker_id: str = "w", kv_kind: str = "k", **takes: bool) -> WorkerView:
@@ -106,7 +110,7 @@ def test_a_recall_is_settled_by_use() -> None:
 def test_resumed_requests_come_first_then_first_come_first_served() -> None:
     queue = WaitingQueue(10)
     late, early, resumed = generation(1, arrival_ns=20), generation(2, arrival_ns=10), generation(3, arrival_ns=30)
-    resumed.reroutes = 1
+    resumed.placement.reroutes = 1
     for item in (late, early, resumed):
         queue.add(item, 0)
     assert queue.in_order() == [resumed, early, late]
@@ -115,7 +119,7 @@ def test_resumed_requests_come_first_then_first_come_first_served() -> None:
     for item in (late, early, resumed):
         assert queue.remove(item)
     assert not queue.remove(late)
-    assert queue.demand("sim") == pb.Demand()
+    assert queue.demand("sim") == Demand()
 
 
 def test_the_queue_takes_back_what_ran_already_beyond_its_bound() -> None:
@@ -134,8 +138,9 @@ def test_waiting_ends_sooner_when_there_is_no_worker_at_all() -> None:
     bounds: Any = {"max_wait_ms": 10_000, "no_workers_wait_ms": 1_000, "drain_s": 7.0}
     both = [view(both=True)]
     assert expired(waited, both, now_ns=int(9e9 - 1), **bounds) == []
-    assert [(g.number, type(e)) for g, e in expired(waited, [], now_ns=int(8.5e9), **bounds)] == [(1, NoWorkers)]
-    assert [(g.number, type(e)) for g, e in expired(waited, both, now_ns=int(11e9), **bounds)] == [(1, QueueFull)]
+    for views, now_ns, error in (([], int(8.5e9), NoWorkers), (both, int(11e9), QueueFull)):
+        ended = expired(waited, views, now_ns=now_ns, **bounds)
+        assert [(g.placement.sequence_id, type(e)) for g, e in ended] == [(1, error)]
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_a_worker_gives_each_gateway_a_sign_of_life_just_in_time(busy: bool, bou
         until_s = rig.loop.time() + WATCHED_S
         while rig.loop.time() < until_s and not (asking and asking.done()):
             await asyncio.sleep(0.005)
-            links = [link for link in gateway.fleet.links if bool(link.legs) == busy]
+            links = [link for link in gateway.fleet.links if bool(link.running) == busy]
             longest_ms = max([longest_ms, *(link.silent_ms for link in links)])
             heard += sum(link.silent_ms == 0.0 for link in links)
         assert heard
@@ -214,7 +214,7 @@ def test_work_for_a_worker_at_rest_has_it_give_a_sign_of_life_at_once() -> None:
         for _ in range(7):  # at moments of its beat that differ
             await asyncio.sleep(0.57)
             asking = asyncio.ensure_future(rig.ask(2))
-            while not (busy := [link for link in gateway.fleet.links if link.legs]):
+            while not (busy := [link for link in gateway.fleet.links if link.running]):
                 await asyncio.sleep(0.0005)
             frames, since_s = {link.id: link.frames for link in busy}, rig.loop.time()
             while any(link.frames == frames[link.id] for link in busy):

@@ -13,7 +13,7 @@ from libs.telemetry.split import prefill_shares
 from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, at, step_batch
 from libs.testing.worker import RecordingBus
-from services.gateway.queues import QueueTeller, model_queues
+from services.gateway.queues import Queue, QueueTeller, model_queues
 from services.metrics.queues import FRESH_NS, phase_queues
 
 
@@ -111,8 +111,8 @@ def view(prefill=0, decode=0, *, role="prefill"):
 )
 def test_a_choice_waits_for_the_phase_that_has_no_room(workers, phase):
     waiting = [
-        SimpleNamespace(model="m", kv=None, tokens=100),
-        SimpleNamespace(model="m", kv=object(), tokens=70),
+        SimpleNamespace(model="m", placement=SimpleNamespace(blocks=None), tokens=100),
+        SimpleNamespace(model="m", placement=SimpleNamespace(blocks=object()), tokens=70),
     ]
     (queue,) = model_queues(waiting, workers)
     fits = {"prefill": (1, 100, 1, 0), "decode": (0, 0, 2, 100)}[phase]
@@ -121,7 +121,7 @@ def test_a_choice_waits_for_the_phase_that_has_no_room(workers, phase):
 
 
 def test_a_gateway_tells_until_it_has_left():
-    bus, waiting = RecordingBus(), [ModelQueue(model="m", prefill_requests=1)]
+    bus, waiting = RecordingBus(), [Queue("m", prefill_requests=1)]
     teller = QueueTeller(bus, lambda: waiting, "gw", ManualClock(at(0)))
     teller.tell(waiting)
     teller.leave()

@@ -66,7 +66,7 @@ def bind(asks: Iterable[Ask], workers: Sequence[WorkerView], policy: Policy, now
         market.drop_spent(room)
         if source is not None and source is not room:
             market.drop_spent(source)
-        bindings.append(Binding(ask.key, source.view.id if source else None, room.view.id, predicted))
+        bindings.append(Binding(ask.sequence_id, source.view.id if source else None, room.view.id, predicted))
     return bindings
 
 

@@ -99,6 +99,15 @@ class _Record:
     losses: dict[Worker, Loss] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a suspected choice has to get past."""
+
+    stage: Stage
+    until: int
+    """Output tokens that show it."""
+
+
 class Suspicion:
     """Lost workers go in, verdicts come out."""
 

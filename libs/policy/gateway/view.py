@@ -52,7 +52,7 @@ class WorkerView:
 class Ask:
     """What one waiting request needs."""
 
-    key: int
+    sequence_id: int
     model: str
     tokens: int = 0
     """To be computed or pulled: the prompt, and what was generated before."""
@@ -80,7 +80,7 @@ class Prediction:
 class Binding:
     """Who serves a request."""
 
-    key: int
+    sequence_id: int
     prompt_worker: str | None
     """None: the prompt is computed already."""
     decode_worker: str

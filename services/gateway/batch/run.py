@@ -116,7 +116,7 @@ def _load(serving: Serving) -> Load:
     links, dispatcher = serving.fleet.links, serving.dispatcher
     return Load(
         free=sum(link.decode.free for link in links),
-        bound=sum(len(link.legs) + len(link.reserved) for link in links),
+        bound=sum(len(link.running) + link.decode.reserved for link in links),
         people_waiting=dispatcher.people_waiting,
         lines_waiting=dispatcher.waiting - dispatcher.people_waiting,
     )

@@ -1,0 +1,409 @@
+"""Where one sequence is: in the queue, on a worker for its prompt, on one for its tokens, on its way between. Pure.
+
+What happened goes in, what is to be done comes out: the gateway carries effects out in their order. Nobody else changes
+where a sequence is. At most one stay computes its prompt, or holds the blocks of it, and at most one decodes; a decode
+credit is set aside from binding until it decodes there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, NamedTuple, Protocol
+
+from libs.policy.roles import Phase, Refusal
+
+MAX_MOVES: Final = 32
+"""Of one sequence; a worker that would hand it over once more keeps it to its end."""
+MAX_BOUNCES: Final = 256
+"""Of one sequence, off workers that had another role by then: far more than roles change while it lives. Any more count
+as failures, so that a worker that refuses for ever does not keep it going for ever."""
+OTHER_ROLE: Final = (Refusal.STALE_ROLE, Refusal.DRAINING)
+"""What a worker refuses that has another role than its gateway knew, or leaves."""
+
+WorkerKey = tuple[str, int]
+"""Id and incarnation: a worker that was started again is another one."""
+
+
+@dataclass(eq=False, slots=True)
+class Stay:
+    """A sequence on a worker: one submit."""
+
+    worker: WorkerKey
+    sequence_id: int
+    phase: Phase
+    known: int
+    """Output tokens that its submit carried."""
+    tokens: int = 0
+    """Made there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """KV blocks of a sequence that its worker leaves, or lets be read as it computes them."""
+
+    source: object
+    """What a decode worker needs to find them."""
+    worker_id: str
+    """Where they are."""
+    kind: str
+    """Workers of equal kind can exchange blocks."""
+    once: bool
+    """They are good for one reader only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partner:
+    """A worker, as far as sequences that are to decode there are concerned."""
+
+    takes_decode: bool
+    kv_kind: str
+    streams_kv: bool
+
+
+class Cluster(Protocol):
+    """What is known of the workers now."""
+
+    max_reroutes: int
+    """How often a sequence may go elsewhere."""
+
+    def partner(self, worker: WorkerKey) -> Partner | None:
+        """None: it cannot be reached."""
+        ...
+
+    def decodes(self, model: str, kv_kind: str) -> bool:
+        """Whether some worker of the model could take over blocks of this kind, credits aside."""
+        ...
+
+
+class Submit(NamedTuple):
+    """Send it there, against a prompt credit, or against the decode credit that is set aside there."""
+
+    stay: Stay
+    blocks: Blocks | None
+    """That its tokens go on from."""
+
+
+class Forget(NamedTuple):
+    """Listen to a stay no more; `abort` also ends it there, or frees the blocks that it left."""
+
+    stay: Stay
+    abort: bool
+
+
+class Proceed(NamedTuple):
+    """Tell a stay that pulls blocks while they are computed that all are there, and which tokens it does not know."""
+
+    stay: Stay
+
+
+class HandOver(NamedTuple):
+    """Let the worker hand a running stay over: its place elsewhere is reserved."""
+
+    stay: Stay
+
+
+class Reserve(NamedTuple):
+    """Set a decode credit of a worker aside."""
+
+    worker: WorkerKey
+
+
+class Release(NamedTuple):
+    """A decode credit that was set aside is free again."""
+
+    worker: WorkerKey
+
+
+class Wait(NamedTuple):
+    """Back to the queue."""
+
+    why: str
+
+
+class End(NamedTuple):
+    """It is over."""
+
+    why: "EndReason"
+    detail: str = ""
+
+
+class EndReason(Enum):
+    """Why a sequence is over."""
+
+    WHOLE = auto()
+    """Its output is complete."""
+    REFUSED = auto()
+    """No worker would take it."""
+    GAVE_UP = auto()
+    """It went elsewhere too often."""
+
+
+WorkerEffect = Submit | Forget | Proceed | HandOver | Reserve | Release
+"""To be carried out on a worker; `Submit` and `Forget` also tell what is there."""
+Effect = WorkerEffect | Wait | End
+Effects = Sequence[Effect]
+NOTHING: Final[Effects] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Placement:
+    """One sequence's. Its methods take what happened, with what its output is by then."""
+
+    model: str
+    sequence_id: int = 0
+    """Of its next stays: another one each time it waits or is to move, so that a worker never gets one twice."""
+    prompt: Stay | None = None
+    """Computes its prompt, or holds the blocks that it left."""
+    decode: Stay | None = None
+    reserved: WorkerKey | None = None
+    """Has a decode credit set aside for it."""
+    blocks: Blocks | None = None
+    """That wait, at its prompt's worker, for whoever decodes."""
+    opened: Blocks | None = None
+    """That can be read while its prompt is computed."""
+    waiting: bool = False
+    ended: bool = False
+    reroutes: int = 0
+    """How often it went elsewhere because a worker failed it."""
+    bounces: int = 0
+    """How often it went elsewhere because a worker had another role by then, which is nobody's failure."""
+    moves: int = 0
+    """How often it went on elsewhere with its KV because its worker took another role."""
+    recomputes: int = 0
+    """How often its prompt was computed again although its first token had come."""
+    avoid: set[str] = field(default_factory=set)
+    """Ids of workers that have failed it."""
+    prefill_worker: str = ""
+    """Id of the one that computed its prompt last."""
+    decode_worker: str = ""
+    """Empty until its second phase was sent to one."""
+
+    # ------------------------------------------------------------ what is known
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether a worker computes its prompt for another one, whether or not that pulls already."""
+        return self.prompt is not None and self.prompt.phase is Phase.PREFILL and self.blocks is None
+
+    @property
+    def blocks_given(self) -> bool:
+        """Whether blocks that can be read once are a decode worker's, which may read them any time until it says that
+        the sequence has ended there."""
+        return self.blocks is not None and self.blocks.once and self.decode is not None
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it was bound already and lost its worker."""
+        return self.reroutes > 0 or self.bounces > 0
+
+    # ------------------------------------------------------------ to workers
+
+    def queued(self, sequence_id: int) -> None:
+        """It waits for workers; its next stays have this id."""
+        self.sequence_id, self.waiting = sequence_id, True
+
+    def bound(self, prompt: WorkerKey | None, decode: WorkerKey, output_tokens: int) -> Effects:
+        """Workers have room for it; `prompt` None: its prompt is computed and its blocks wait."""
+        self.waiting = False
+        self.reserved = decode
+        if prompt is None:
+            return [Reserve(decode), self._submit_decode(decode, self.blocks, output_tokens)]
+        self.recomputes += output_tokens > 0
+        self.prefill_worker = prompt[0]
+        phase = Phase.PREFILL
+        if prompt == decode:
+            phase, self.reserved, self.decode_worker = Phase.BOTH, None, decode[0]
+        self.prompt = Stay(prompt, self.sequence_id, phase, output_tokens)
+        return [Reserve(decode), Submit(self.prompt, None)]
+
+    def _submit_decode(self, worker: WorkerKey, blocks: Blocks | None, output_tokens: int) -> Submit:
+        """Against the credit that is set aside."""
+        self.reserved, self.decode_worker = None, worker[0]
+        self.decode = Stay(worker, self.sequence_id, Phase.DECODE, output_tokens)
+        return Submit(self.decode, blocks)
+
+    def opened_blocks(self, stay: Stay, blocks: Blocks, cluster: Cluster, output_tokens: int, left: int) -> Effects:
+        """Blocks can be read while the prompt is computed; `left`: tokens that may still come. A decode worker that
+        cannot read them so is asked afterwards."""
+        worker = self.reserved
+        partner = cluster.partner(worker) if worker is not None else None
+        if worker is None or partner is None or not self.prefilling or stay is not self.prompt:
+            return NOTHING
+        reads = partner.takes_decode and partner.streams_kv and partner.kv_kind == blocks.kind and not blocks.once
+        if not reads or left <= 1:
+            return NOTHING
+        self.opened = blocks
+        return [self._submit_decode(worker, blocks, output_tokens)]
+
+    def prefilled(self, blocks: Blocks, cluster: Cluster, output_tokens: int, *, whole: bool) -> Effects:
+        """Its prompt is computed and its blocks wait; `whole`: with its first token the output is complete."""
+        if whole:
+            return self.end(EndReason.WHOLE)
+        self.blocks, self.opened = blocks, None
+        if self.decode is not None:
+            return [Proceed(self.decode)]
+        return self._go_on(cluster, output_tokens, whole=False)
+
+    def _go_on(self, cluster: Cluster, output_tokens: int, *, whole: bool) -> Effects:
+        """Second phase, on the worker whose credit is set aside; back to the queue for another one if there is none."""
+        worker, blocks = self.reserved, self.blocks
+        partner = cluster.partner(worker) if worker is not None else None
+        takes = partner is not None and partner.takes_decode
+        if worker is None or partner is None or blocks is None or not takes or partner.kv_kind != blocks.kind:
+            has_left = worker is not None and not takes
+            why = "its decode worker takes no more work"
+            return self._reroute(why, cluster, keep_blocks=True, bounced=has_left, whole=whole)
+        return [self._submit_decode(worker, blocks, output_tokens)]
+
+    def first_decoded(self) -> Effects:
+        """The first token has come from where it decodes: blocks have arrived there and their sender knows."""
+        self.blocks = None
+        return self._forget_prompt(abort=False)
+
+    # ------------------------------------------------------------ moves
+
+    def leaves(self, stay: Stay, sequence_id: int) -> bool:
+        """Its worker would hand it over, and says so again with every role that it takes until then; whether a place is
+        to be sought, under a new id. What has its place already is on its way."""
+        runs = stay in (self.prompt, self.decode) and self.blocks is None
+        if not runs or self.reserved is not None or self.moves >= MAX_MOVES:
+            return False
+        self.sequence_id = sequence_id
+        return True
+
+    def place_found(self, stay: Stay, worker: WorkerKey) -> Effects:
+        """A worker has room to take it over from the one of `stay`."""
+        self.reserved = worker
+        return [Reserve(worker), HandOver(stay)]
+
+    def handed_over(self, stay: Stay, blocks: Blocks, cluster: Cluster, output_tokens: int, *, whole: bool) -> Effects:
+        """The worker has let go: the stay stands for the blocks it left now, as that of a computed prompt does."""
+        forget = self._forget_prompt(abort=True) if stay is not self.prompt else NOTHING
+        self.prompt, self.decode = stay, None
+        self.blocks, self.opened = blocks, None
+        self.moves += 1
+        return [*forget, *self._go_on(cluster, output_tokens, whole=whole)]
+
+    # ------------------------------------------------------------ what workers end
+
+    def finished(self, stay: Stay, cluster: Cluster, *, well: bool, whole: bool) -> Effects:
+        """The worker has ended it, `well` or in a way that nobody asked for."""
+        drop = self._drop(stay)
+        if well:
+            return [*drop, *self.end(EndReason.WHOLE)]
+        return [*drop, *self._restart("its worker ended it", cluster, keep_blocks=False, whole=whole)]
+
+    def refused(self, stay: Stay, why: Refusal | None, detail: str, cluster: Cluster, *, whole: bool) -> Effects:
+        """The worker has not taken it; `why` None: for a reason that is not known here."""
+        drop = self._drop(stay)
+        if why is Refusal.INVALID:
+            return [*drop, *self.end(EndReason.REFUSED, f"worker {stay.worker[0]} refused: {detail}")]
+        self.avoid.add(stay.worker[0])
+        keep, bounced = stay.phase is Phase.DECODE, why in OTHER_ROLE
+        return [*drop, *self._restart(detail, cluster, keep_blocks=keep, bounced=bounced, whole=whole)]
+
+    def failed(self, stay: Stay, detail: str, cluster: Cluster, *, blocks_lost: bool, whole: bool) -> Effects:
+        """The worker cannot go on with it. Blocks that do not come are their source's fault: computed there again, they
+        might never come."""
+        drop = self._drop(stay)
+        source = (self.blocks or self.opened) if blocks_lost else None
+        self.avoid.add(source.worker_id if source is not None else stay.worker[0])
+        return [*drop, *self._restart(detail, cluster, keep_blocks=False, whole=whole)]
+
+    def reservation_lost(self) -> None:
+        """The worker is gone that had a credit set aside; seen to when the credit would be used."""
+        self.reserved = None
+
+    def lost(self, stay: Stay, cluster: Cluster, *, silent: bool, whole: bool) -> Effects:
+        """The stream to a worker broke, or was left because it was silent.
+
+        Blocks that still wait at a prefill worker serve another decode worker, if more than one can read them. A pull
+        from a worker that died ends by itself, with or without the blocks. From a silent one it would hang.
+        """
+        if stay not in (self.prompt, self.decode):
+            return NOTHING
+        pulled = stay is self.prompt and self.decode is not None and not self.prefilling
+        if pulled and silent:
+            self.blocks = None
+        give_up = self._give_up_blocks() if stay is self.decode and self.blocks_given else NOTHING
+        drop = [*give_up, *self._drop(stay)]
+        if self.waiting:  # for a decode worker: its blocks are gone
+            self.blocks = None
+            return drop
+        if pulled and not silent:
+            return drop
+        why, keep = f"worker {stay.worker[0]} was lost", self.blocks is not None
+        return [*drop, *self._restart(why, cluster, keep_blocks=keep, whole=whole)]
+
+    # ------------------------------------------------------------ elsewhere, and the end
+
+    def stranded(self) -> Effects:
+        """While it waits nobody is left who could pull its blocks."""
+        return self._release(keep_blocks=False)
+
+    def end(self, why: EndReason, detail: str = "") -> Effects:
+        """It is over, for one of these reasons."""
+        return NOTHING if self.ended else [End(why, detail)]
+
+    def over(self) -> Effects:
+        """It is over, for whatever reason: all that it has on workers is let go."""
+        self.ended, self.waiting = True, False
+        return self._release(keep_blocks=False)
+
+    def _restart(self, why: str, cluster: Cluster, *, keep_blocks: bool, whole: bool, bounced: bool = False) -> Effects:
+        """A stay has ended before its time. While the other one computes the prompt nothing is lost: it decides."""
+        if self.prefilling:
+            return NOTHING
+        return self._reroute(why, cluster, keep_blocks=keep_blocks, bounced=bounced, whole=whole)
+
+    def _reroute(self, why: str, cluster: Cluster, *, keep_blocks: bool, bounced: bool, whole: bool) -> Effects:
+        """Back to the head of the queue, with prompt and tokens so far; `bounced`: off another role. One whose output
+        is whole has lost only the news of its end."""
+        if self.ended or self.waiting:
+            return NOTHING
+        if whole:
+            return self.end(EndReason.WHOLE)
+        if bounced and self.bounces < MAX_BOUNCES:
+            self.bounces += 1
+        else:
+            self.reroutes += 1
+        if self.reroutes > cluster.max_reroutes:
+            return self.end(EndReason.GAVE_UP, f"gave up after {cluster.max_reroutes} attempts elsewhere: {why}")
+        blocks = self.blocks
+        keep_blocks = keep_blocks and blocks is not None and cluster.decodes(self.model, blocks.kind)
+        return [*self._release(keep_blocks=keep_blocks), Wait(why)]
+
+    def _drop(self, stay: Stay) -> Effects:
+        """Its worker has ended a stay, or is lost."""
+        if self.prompt is stay:
+            self.prompt = None
+        if self.decode is stay:
+            self.decode = None
+        return [Forget(stay, abort=False)]
+
+    def _release(self, *, keep_blocks: bool) -> list[Effect]:
+        """Let go of everything on workers, except blocks that are to wait for another decode worker."""
+        effects: list[Effect] = []
+        if self.blocks_given:
+            effects += self._give_up_blocks()
+        if self.decode is not None:
+            effects.append(Forget(self.decode, abort=True))
+            self.decode = None
+        if not keep_blocks:
+            effects += self._forget_prompt(abort=True)
+            self.blocks = self.opened = None
+        if self.reserved is not None:
+            effects.append(Release(self.reserved))
+            self.reserved = None
+        return effects
+
+    def _give_up_blocks(self) -> Effects:
+        """Leave blocks that can be read once to the decode worker that has them: whoever else reads them may find
+        another prompt's. Freed at their source they could become that while it reads, and stay in its prefix cache;
+        that it is done with them, or gone, the source learns by itself."""
+        self.blocks = None
+        return self._forget_prompt(abort=False)
+
+    def _forget_prompt(self, *, abort: bool) -> Effects:
+        stay, self.prompt = self.prompt, None
+        return NOTHING if stay is None else [Forget(stay, abort)]
