@@ -52,14 +52,15 @@ class Placed(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.placement = Placement("m")
-        self.cluster = AnyCluster()
+        self.cluster = AnyCluster(partners=dict.fromkeys(WORKERS, Partner(True, "k", True)))
         self.ids = count(1)
         self.output = 0
         self.open: list[Stay] = []
         self.reserved: list[WorkerKey] = []
         self.ever: set[tuple[WorkerKey, int]] = set()
         self.ends: list[EndReason] = []
-        self.bounces = 0
+        self.readers: dict[int, Stay | None] = {}
+        """Of blocks that can be read once: where they come from, by the identity of the stay that reads them."""
         self.placement.queued(next(self.ids))
 
     # ------------------------------------------------------------ what a gateway does
@@ -74,16 +75,18 @@ class Placed(RuleBasedStateMachine):
                     assert (blocks is not None) == (stay.phase is Phase.DECODE)
                     if stay.phase is not Phase.PREFILL:
                         self.reserved.remove(stay.worker)
+                    if blocks is not None and blocks.once:
+                        assert self.placement.prompt not in self.readers.values(), "read a second time"
+                        self.readers[id(stay)] = self.placement.prompt
                 case Forget(stay, abort):
                     self.open.remove(stay)
-                    given = self.placement.blocks
-                    reads = any(other.phase is Phase.DECODE and not other.tokens for other in self.open)
-                    assert not (abort and given is not None and given.once and reads), "freed under its only reader"
+                    assert not (abort and stay in self.readers.values()), "freed under its only reader"
                 case Reserve(worker):
                     self.reserved.append(worker)
                 case Release(worker):
                     self.reserved.remove(worker)
                 case Wait():
+                    assert not self.placement.waiting
                     self.placement.queued(next(self.ids))
                 case End(why):
                     self.ends.append(why)
@@ -145,6 +148,7 @@ class Placed(RuleBasedStateMachine):
         assert stay is not None
         self.output, stay.tokens = self.output + 1, stay.tokens + 1
         if stay.tokens == 1:
+            self.readers.pop(id(stay), None)
             self.carry_out(self.placement.first_decoded())
         if self.whole():
             self.carry_out(self.placement.finished(stay, self.cluster, well=True, whole=True))
@@ -166,18 +170,21 @@ class Placed(RuleBasedStateMachine):
     @rule(data=st.data(), well=FLAG)
     def worker_ends_it(self, data: st.DataObject, well: bool) -> None:
         stay = data.draw(st.sampled_from(self.open))
+        self.readers.pop(id(stay), None)
         self.carry_out(self.placement.finished(stay, self.cluster, well=well, whole=self.whole()))
 
     @precondition(lambda self: self.alive and self.open)
     @rule(data=st.data(), why=st.sampled_from([*Refusal, None]))
     def worker_refuses_it(self, data: st.DataObject, why: Refusal | None) -> None:
         stay = data.draw(st.sampled_from(self.open))
+        self.readers.pop(id(stay), None)
         self.carry_out(self.placement.refused(stay, why, "", self.cluster, whole=self.whole()))
 
     @precondition(lambda self: self.alive and self.open)
     @rule(data=st.data(), blocks_lost=FLAG)
     def worker_fails_it(self, data: st.DataObject, blocks_lost: bool) -> None:
         stay = data.draw(st.sampled_from(self.open))
+        self.readers.pop(id(stay), None)
         effects = self.placement.failed(stay, "", self.cluster, blocks_lost=blocks_lost, whole=self.whole())
         self.carry_out(effects)
 
@@ -192,7 +199,7 @@ class Placed(RuleBasedStateMachine):
             if stay in self.open:
                 self.carry_out(self.placement.lost(stay, self.cluster, silent=silent, whole=self.whole()))
 
-    @precondition(lambda self: self.alive)
+    @precondition(lambda self: self.alive and self.output)
     @rule()
     def client_leaves(self) -> None:
         self.carry_out(self.placement.over())
@@ -225,3 +232,21 @@ class Placed(RuleBasedStateMachine):
 
 TestPlaced = Placed.TestCase
 TestPlaced.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+
+
+def test_a_sequence_that_moves_there_and_back_has_another_id_each_time() -> None:
+    partners = {worker: Partner(takes_decode=True, kv_kind="k", streams_kv=True) for worker in WORKERS}
+    cluster, ids, placement = AnyCluster(partners=partners), count(1), Placement("m")
+    placement.queued(next(ids))
+    placement.bound(WORKERS[0], WORKERS[0], 0)
+    found = []
+    for number in range(1, 6):
+        stay = placement.decode or placement.prompt
+        assert stay is not None
+        found.append(stay.sequence_id)
+        assert placement.leaves(stay, next(ids))
+        placement.place_found(stay, WORKERS[number % 2])
+        placement.handed_over(stay, Blocks(object(), stay.worker[0], "k", once=False), cluster, number, whole=False)
+        placement.first_decoded()
+    assert len(set(found)) == len(found)
+    assert placement.moves == 5
