@@ -250,3 +250,16 @@ def test_a_sequence_that_moves_there_and_back_has_another_id_each_time() -> None
         placement.first_decoded()
     assert len(set(found)) == len(found)
     assert placement.moves == 5
+
+
+def test_blocks_that_a_lost_worker_may_still_read_are_neither_freed_nor_read_by_another() -> None:
+    cluster, placement = AnyCluster(partners=dict.fromkeys(WORKERS, Partner(True, "k", True))), Placement("m")
+    placement.queued(1)
+    placement.bound(WORKERS[0], WORKERS[2], 0)
+    source = placement.prompt
+    placement.prefilled(Blocks(object(), "a", "k", once=True), cluster, 1, whole=False)
+    reader = placement.decode
+    assert source is not None and reader is not None
+    effects = placement.lost(reader, cluster, silent=False, whole=False)
+    assert Forget(source, abort=False) in effects
+    assert placement.blocks is None
