@@ -3,7 +3,6 @@ for what it left out."""
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -11,24 +10,16 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from libs.bus.clients import open_consumer
 from libs.bus.codec import to_record
 from libs.bus.kafka import KafkaBus
-from libs.bus.port import Record, Wanted
+from libs.bus.port import Gap, Record, Span, Wanted
 from libs.bus.span import read_span
-from libs.bus.subscription import Gap, Jumps, Subscription
+from libs.bus.subscription import Jumps, Subscription
 from libs.contracts.topics import Topic
 
 BEHIND_S: Final = 3.0
 """A reader that has not come in so long to where a partition ended before it jumps to the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Offsets of one partition that the broker holds, [start, end)."""
-
-    start: int
-    end: int
-
-
-class BackReader:
+class KafkaBackReader:
     """Reads parts of partitions that lie behind, over a connection of its own."""
 
     def __init__(self, consumer: AIOKafkaConsumer, cluster: str) -> None:
@@ -49,7 +40,7 @@ class BackReader:
                 yield record
 
 
-class LiveBus(KafkaBus):
+class KafkaLiveBus(KafkaBus):
     """KafkaBus for a reader to whom the present matters most."""
 
     def subscribe_live(
@@ -78,7 +69,7 @@ class LiveBus(KafkaBus):
         return subscription.records(lambda: self._closed)
 
     @asynccontextmanager
-    async def back_reader(self) -> AsyncIterator[BackReader]:
+    async def back_reader(self) -> AsyncIterator[KafkaBackReader]:
         """Connected; raises one of CONNECTION_ERRORS when the broker is away."""
         async with open_consumer(self._bootstrap, f"{self._client_id}-back") as consumer:
-            yield BackReader(consumer, self._cluster)
+            yield KafkaBackReader(consumer, self._cluster)

@@ -1,12 +1,16 @@
 """The bus port: what services ask of Kafka. One contract suite runs over the embedded broker and a real one."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from google.protobuf.message import Message
 
 from libs.contracts.topics import Topic
+
+TAKEN_OVER_NS: Final = 10_000_000_000
+"""A partition that comes to be wanted is read from so long ago: whoever had it may have been gone for some seconds."""
 
 
 class Record(NamedTuple):
@@ -29,6 +33,23 @@ class BusStats:
     buffered: int
     undecodable: int
     """Records skipped because they are not the topic's message."""
+
+
+class Gap(NamedTuple):
+    """Records of a partition that a subscription has left out: offsets [start, end)."""
+
+    topic: Topic
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Offsets of one partition that the broker holds, [start, end)."""
+
+    start: int
+    end: int
 
 
 Wanted = Callable[[Topic, int], bool]
@@ -68,4 +89,37 @@ class Bus(Protocol):
 
     async def close(self) -> None:
         """Send what is buffered, for a bounded time, and disconnect. Idempotent."""
+        ...
+
+
+class BackReader(Protocol):
+    """Reads parts of partitions that lie behind. A broker that is away is one of libs.bus.clients.CONNECTION_ERRORS."""
+
+    async def held(self, topic: Topic, partition: int) -> Span:
+        """What the broker holds now."""
+        ...
+
+    def between(self, topic: Topic, partition: int, start: int, end: int) -> AsyncIterator[Record]:
+        """Records from `start` to before `end`, both of what is held; unreadable ones are left out."""
+        ...
+
+
+class LiveBus(Bus, Protocol):
+    """A bus for who shows the present."""
+
+    def subscribe_live(
+        self,
+        topics: Sequence[Topic],
+        *,
+        jumping: Collection[Topic],
+        on_gap: Callable[[Gap], None],
+        since_unix_ns: int | None = None,
+        wanted: Wanted | None = None,
+    ) -> AsyncIterator[Record]:
+        """`subscribe`; in topics of `jumping` a partition that stays behind goes on at its end, and `on_gap` is called
+        with what it left out."""
+        ...
+
+    def back_reader(self) -> AbstractAsyncContextManager[BackReader]:
+        """For what was left out, over a connection of its own; raises as `BackReader` does."""
         ...

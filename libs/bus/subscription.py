@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -15,7 +14,7 @@ from libs.bus.behind import Behind
 from libs.bus.broker import partitions
 from libs.bus.clients import CONNECTION_ERRORS, BrokerAway, at_once, gather, open_admin, open_consumer
 from libs.bus.codec import to_record
-from libs.bus.port import Record, Wanted
+from libs.bus.port import TAKEN_OVER_NS, Gap, Record, Wanted
 from libs.bus.progress import Progress
 from libs.contracts.topics import Topic
 from libs.runtime.backoff import Backoff
@@ -31,19 +30,8 @@ REPLAY_CHECK_S = 0.1
 CHECK_TIMEOUT_S = 10.0
 STALL_S = 3.0
 """Records that are there but do not come for this long mean that the client is of no more use."""
-TAKEN_OVER_NS = 10_000_000_000
-"""A partition that comes to be wanted is read from so long ago: whoever had it may have been gone for some seconds."""
 POLL_MS = 500
 MAX_POLL_RECORDS = 500
-
-
-class Gap(NamedTuple):
-    """Records of a partition that a subscription has left out: offsets [start, end)."""
-
-    topic: Topic
-    partition: int
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from libs.bus.collector import BusCollector
-from libs.bus.live import LiveBus
+from libs.bus.live import KafkaLiveBus
 from libs.bus.port import Bus, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import ALERTS, WINDOWS
@@ -117,8 +117,8 @@ async def main(service: Service[MetricsSettings]) -> None:
         await bus.close()
 
 
-def _bus(service: Service[MetricsSettings], hub: Hub) -> LiveBus:
-    return LiveBus(
+def _bus(service: Service[MetricsSettings], hub: Hub) -> KafkaLiveBus:
+    return KafkaLiveBus(
         service.settings.kafka,
         service.settings.cluster,
         "metrics",

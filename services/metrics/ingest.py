@@ -4,9 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from libs.bus.live import LiveBus
-from libs.bus.port import Record
-from libs.bus.subscription import TAKEN_OVER_NS, Gap
+from libs.bus.port import TAKEN_OVER_NS, Gap, LiveBus, Record
 from libs.contracts.topics import DECISIONS, QUEUES, REQUESTS, STEPS, WINDOWS, Topic
 from libs.runtime.clock import Clock
 from services.metrics.sharing.shares import Shares

@@ -7,9 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from libs.bus import live
-from libs.bus.live import LiveBus
-from libs.bus.port import Record
-from libs.bus.subscription import Gap
+from libs.bus.live import KafkaLiveBus
+from libs.bus.port import Gap, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
 from libs.contracts.topics import REQUESTS, STEPS
 from libs.runtime.clock import SystemClock
@@ -29,9 +28,9 @@ SLOW_S = 0.01
 
 
 @pytest.fixture
-async def bus(kafka: KafkaServer, cluster: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LiveBus]:
+async def bus(kafka: KafkaServer, cluster: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KafkaLiveBus]:
     monkeypatch.setattr(live, "BEHIND_S", BEHIND_S)
-    bus = LiveBus(kafka.servers, cluster, "test")
+    bus = KafkaLiveBus(kafka.servers, cluster, "test")
     await bus.start()
     try:
         yield bus
@@ -39,7 +38,7 @@ async def bus(kafka: KafkaServer, cluster: str, monkeypatch: pytest.MonkeyPatch)
         await bus.close()
 
 
-async def test_a_reader_that_is_too_slow_jumps_and_every_record_is_read_once_here_or_there(bus: LiveBus) -> None:
+async def test_a_reader_that_is_too_slow_jumps_and_every_record_is_read_once_here_or_there(bus: KafkaLiveBus) -> None:
     """And topics that do not jump lose nothing to it."""
     gaps: list[Gap] = []
     steps: list[tuple[int, int]] = []
@@ -90,7 +89,7 @@ async def test_a_reader_that_is_too_slow_jumps_and_every_record_is_read_once_her
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_reader_that_keeps_up_never_jumps(bus: LiveBus) -> None:
+async def test_a_reader_that_keeps_up_never_jumps(bus: KafkaLiveBus) -> None:
     gaps: list[Gap] = []
     steps: list[int] = []
 
@@ -112,7 +111,7 @@ async def test_a_reader_that_keeps_up_never_jumps(bus: LiveBus) -> None:
     assert steps == list(range(60))
 
 
-async def test_what_was_jumped_over_is_read_back_from_the_broker_into_history(bus: LiveBus) -> None:
+async def test_what_was_jumped_over_is_read_back_from_the_broker_into_history(bus: KafkaLiveBus) -> None:
     """Forty seconds of two workers, of which the live reader has the first five and the last."""
     clock, seconds = SystemClock(), 40
     state, gaps, tasks = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry())), Gaps(), TaskOwner()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from libs.bus.behind import Behind
-from libs.bus.subscription import Gap
+from libs.bus.port import Gap
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
 from libs.contracts.topics import STEPS
 from libs.telemetry.rollups import TIERS

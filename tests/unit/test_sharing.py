@@ -8,8 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from structlog.testing import capture_logs
 
 from libs.bus.clients import MAX_RECORD_BYTES
-from libs.bus.port import Record
-from libs.bus.subscription import TAKEN_OVER_NS
+from libs.bus.port import TAKEN_OVER_NS, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, RequestEvent, SharedWindows, StepBatch
 from libs.contracts.topics import STEPS, WINDOWS
 from libs.telemetry.history import WrittenWindow

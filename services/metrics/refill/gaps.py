@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from libs.bus.subscription import Gap
+from libs.bus.port import Gap
 
 MAX_GAPS: Final = 64
 """Sixteen jumps of four partitions. With more the one that lies furthest back is given up."""

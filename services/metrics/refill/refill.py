@@ -9,9 +9,7 @@ from typing import Final
 import structlog
 
 from libs.bus.clients import CONNECTION_ERRORS
-from libs.bus.live import BackReader
-from libs.bus.port import Record
-from libs.bus.subscription import Gap
+from libs.bus.port import BackReader, Gap, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
