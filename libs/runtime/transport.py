@@ -5,9 +5,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 import grpc.aio
+from prometheus_client import CollectorRegistry
 
 from libs.runtime.access import Metadata, call_metadata
 from libs.runtime.http import ConnectionGuard, serve_http
+from libs.runtime.http.settings import HttpSettings
 from libs.runtime.rpc import make_channel, make_server
 from libs.runtime.settings import CommonSettings
 from libs.runtime.tasks import TaskOwner
@@ -60,3 +62,10 @@ class SystemTransport:
     ) -> AbstractAsyncContextManager[str]:
         """uvicorn inside this event loop."""
         return serve_http(app, sock, tasks=tasks, drain_s=drain_s, guard=self._guard)
+
+
+def guarded_transport(settings: HttpSettings, metrics: CollectorRegistry) -> SystemTransport:
+    """For a service with an HTTP port; its connections are bounded, and counted among `metrics`."""
+    guard = settings.http_guard()
+    metrics.register(guard)
+    return SystemTransport(settings, guard)

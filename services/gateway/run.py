@@ -19,7 +19,7 @@ from libs.runtime.clock import Clock
 from libs.runtime.scheduler import LoopScheduler
 from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
 from libs.runtime.tasks import TaskOwner
-from libs.runtime.transport import SystemTransport, Transport
+from libs.runtime.transport import Transport, guarded_transport
 from services.gateway.batch.run import Batch, BatchPorts, Serving
 from services.gateway.catalog import Catalog
 from services.gateway.dispatch import Bounds, Dispatcher
@@ -82,7 +82,7 @@ async def open_gateway(
 ) -> AsyncIterator[RunningGateway]:
     """Serve on a bound socket while the context is open; running requests then end within `settings.drain_s`."""
     metrics = GatewayMetrics()
-    transport = transport or _system_transport(settings, metrics)
+    transport = transport or guarded_transport(settings, metrics.registry)
     hello = Hello(gateway_id=settings.id, cluster=settings.cluster)
     fleet = Fleet(hello=hello, transport=transport, traffic=Traffic(metrics), tasks=tasks, clock=clock)
     scheduler = LoopScheduler(clock, tasks, "expiry")
@@ -151,12 +151,6 @@ async def open_gateway(
             # At once: leaving the broker takes its time, of which people's requests must not lose any.
             await asyncio.gather(drain(dispatcher, settings.drain_s), jobs.aclose())
             teller.leave()
-
-
-def _system_transport(settings: GatewaySettings, metrics: GatewayMetrics) -> SystemTransport:
-    guard = settings.http_guard()
-    metrics.registry.register(guard)
-    return SystemTransport(settings, guard)
 
 
 def _quiet(fleet: Fleet, stay: Stay) -> bool:

@@ -1,22 +1,12 @@
-"""The planner's mode in words, and where it outlives a restart."""
+"""The planner's mode in words, and the port to where it outlives a restart."""
 
-import asyncio
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Final, Literal, Protocol
 
-import structlog
-from redis.exceptions import RedisError
-
-from libs.contracts import keys
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY, MODE_OFF, Mode
-from libs.runtime.redis import make_redis
-
-log = structlog.get_logger()
 
 ModeWord = Literal["off", "advisory"]
 MODES: Final = MappingProxyType({"off": MODE_OFF, "advisory": MODE_ADVISORY})
-TIMEOUT_MS = 500
-CALL_TIMEOUT_S = 1.5
 
 
 def mode_word(mode: Mode) -> str:
@@ -24,33 +14,13 @@ def mode_word(mode: Mode) -> str:
     return Mode.Name(mode).removeprefix("MODE_").lower()
 
 
-class ModeStore:
-    """Remembers the mode in Redis. Without Redis a mode holds until the planner restarts."""
-
-    def __init__(self, url: str, cluster: str) -> None:
-        self._redis = make_redis(url, timeout_ms=TIMEOUT_MS)
-        self._key = keys.planner_mode(cluster)
+class ModeStore(Protocol):
+    """Remembers the mode. Without it a mode holds until the planner restarts."""
 
     async def load(self) -> Mode | None:
-        """What was last kept; None when nothing was, or Redis is away."""
-        try:
-            async with asyncio.timeout(CALL_TIMEOUT_S):
-                word: Any = await self._redis.get(self._key)
-        except (RedisError, OSError, TimeoutError) as error:
-            log.warning("the planner's mode cannot be read: that of its settings holds", error=str(error))
-            return None
-        return MODES.get(word.decode(errors="replace")) if word else None
+        """What was last kept; None when nothing was, or the store is away."""
+        ...
 
     async def keep(self, mode: Mode) -> bool:
         """Remember a mode; whether that worked."""
-        try:
-            async with asyncio.timeout(CALL_TIMEOUT_S):
-                await self._redis.set(self._key, mode_word(mode))
-        except (RedisError, OSError, TimeoutError) as error:
-            log.warning("the planner's mode could not be kept", error=str(error))
-            return False
-        return True
-
-    async def close(self) -> None:
-        """Disconnect. Idempotent."""
-        await self._redis.aclose()
+        ...

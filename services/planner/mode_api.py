@@ -2,26 +2,17 @@
 
 import hmac
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from fastapi import APIRouter, Header
 
 from libs.bus.port import Bus
 from libs.contracts.errors import Unauthenticated
-from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Mode
 from libs.contracts.topics import DECISIONS
 from libs.runtime.clock import Clock
 from libs.runtime.web import JsonRoute
-from services.planner.mode import MODES, ModeWord, mode_word
+from services.planner.mode import MODES, ModeStore, ModeWord, mode_word
 from services.planner.state import PlannerState
-
-
-class ModeKeeper(Protocol):
-    """Where a mode outlives a restart."""
-
-    async def keep(self, mode: Mode) -> bool:
-        """Remember a mode; whether that worked."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +34,9 @@ class ModeAnswer:
 class ModeApi:
     """GET and PUT /v1/mode."""
 
-    def __init__(self, state: PlannerState, keeper: ModeKeeper, bus: Bus, clock: Clock, *, token: str) -> None:
+    def __init__(self, state: PlannerState, store: ModeStore | None, bus: Bus, clock: Clock, *, token: str) -> None:
         self._state = state
-        self._keeper = keeper
+        self._store = store
         self._bus = bus
         self._clock = clock
         self._expected = f"Bearer {token}" if token else ""
@@ -67,7 +58,7 @@ class ModeApi:
                 raise Unauthenticated("setting the mode needs the suite's token as authorization: Bearer TOKEN")
             wanted = MODES[request.mode]
             self._bus.publish(DECISIONS, self._state.set_mode(wanted, request.actor, self._clock.now_ns()))
-            self._kept = await self._keeper.keep(wanted)
+            self._kept = self._store is not None and await self._store.keep(wanted)
             return self._answer()
 
         return router

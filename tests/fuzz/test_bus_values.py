@@ -37,8 +37,8 @@ from services.metrics.ticks import TickWriter
 from services.planner.api import PlannerCollector
 from services.planner.api import make_api as make_planner_api
 from services.planner.core import Limits
-from services.planner.mode import ModeStore
 from services.planner.mode_api import ModeApi
+from services.planner.mode_store import RedisModeStore
 from services.planner.state import Identity, PlannerState
 
 NOW_NS = 1_700_000_000_000_000_000
@@ -145,7 +145,7 @@ def test_planner_takes_any_values(fuzz: Any) -> None:
         state = PlannerState(identity, Limits(), prefill_shares, lag_ns=0, window_ns=2 * SECOND_NS, kept_decisions=8)
         registry = CollectorRegistry()
         registry.register(PlannerCollector(state, clock))
-        modes = ModeApi(state, ModeStore(NO_REDIS, "fuzz"), RecordingBus(), clock, token="")
+        modes = ModeApi(state, RedisModeStore(NO_REDIS, "fuzz"), RecordingBus(), clock, token="")
         client = TestClient(make_planner_api(state, clock, registry, modes))
         state.take_workers(workers, clock.now_ns())
         for record in records(found):

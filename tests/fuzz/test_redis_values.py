@@ -49,8 +49,9 @@ from services.gateway.fleet import Fleet
 from services.planner.api import PlannerCollector
 from services.planner.api import make_api as make_planner_api
 from services.planner.core import Limits
-from services.planner.mode import MODES, ModeStore
+from services.planner.mode import MODES
 from services.planner.mode_api import ModeApi
+from services.planner.mode_store import RedisModeStore
 from services.planner.state import Identity, PlannerState
 
 LEASE_MS = 600_000
@@ -171,7 +172,7 @@ def takes(workers: list[Worker]) -> None:
     identity = Identity("planner", NOW_NS, MODE_ADVISORY)
     state = PlannerState(identity, Limits(), prefill_shares, lag_ns=0, window_ns=10**9, kept_decisions=8)
     registry.register(PlannerCollector(state, clock))
-    modes = ModeApi(state, ModeStore("redis://127.0.0.1:1/0", "fuzz"), RecordingBus(), clock, token="")
+    modes = ModeApi(state, RedisModeStore("redis://127.0.0.1:1/0", "fuzz"), RecordingBus(), clock, token="")
     state.take_workers(workers, clock.now_ns())
     state.decide(clock.now_ns())
     client = TestClient(make_planner_api(state, clock, registry, modes))
@@ -300,7 +301,7 @@ async def _saved(store: RedisStepTimes, raw: Any, key: str) -> bool:
 async def test_any_mode_that_was_kept_is_a_mode_or_none(
     raw: Any, embedded_redis_server: RedisServer, cluster: str, fuzz: Any
 ) -> None:
-    modes = ModeStore(embedded_redis_server.url, cluster)
+    modes = RedisModeStore(embedded_redis_server.url, cluster)
     for word in collected(fuzz, st.binary(max_size=32) | st.sampled_from([b"off", b"advisory", b"OFF"]), 2):
         await raw.set(keys.planner_mode(cluster), word)
         assert await modes.load() in (*MODES.values(), None)

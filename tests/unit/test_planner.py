@@ -31,8 +31,8 @@ from libs.testing.telemetry import MS, at, step, step_batch
 from libs.testing.worker import RecordingBus
 from services.planner.api import PlannerCollector, make_api
 from services.planner.core import KEEP, MAX_ALTERNATIVES, Limits, decide
-from services.planner.mode import ModeStore
 from services.planner.mode_api import ModeApi
+from services.planner.mode_store import RedisModeStore
 from services.planner.snapshot import build_snapshot
 from services.planner.state import Identity, PlannerState
 
@@ -366,11 +366,11 @@ async def test_a_mode_is_only_set_by_json_that_says_so(planner):
 
 
 async def test_a_mode_outlives_a_restart_in_redis_and_without_it_is_none(redis, cluster):
-    first, second = ModeStore(redis.url, cluster), ModeStore(redis.url, cluster)
+    first, second = RedisModeStore(redis.url, cluster), RedisModeStore(redis.url, cluster)
     assert await first.load() is None
     assert await first.keep(MODE_OFF)
     assert await second.load() == MODE_OFF
-    away = ModeStore("redis://127.0.0.1:1/0", cluster)
+    away = RedisModeStore("redis://127.0.0.1:1/0", cluster)
     assert (await away.load(), await away.keep(MODE_OFF)) == (None, False)
     for store in (first, second, away):
         await store.close()
