@@ -51,9 +51,10 @@ class KafkaLiveBus(KafkaBus):
         on_gap: Callable[[Gap], None],
         since_unix_ns: int | None = None,
         wanted: Wanted | None = None,
+        gather_ms: Callable[[], int] | None = None,
     ) -> AsyncIterator[Record]:
         """`subscribe`; in topics of `jumping` a partition that is behind for `BEHIND_S` goes on at its end, and
-        `on_gap` is called with what it left out."""
+        `on_gap` is called with what it left out. `gather_ms`: of this subscription alone."""
         subscription = Subscription(
             self._bootstrap,
             topics,
@@ -63,7 +64,7 @@ class KafkaLiveBus(KafkaBus):
             since_unix_ns=since_unix_ns,
             wanted=wanted,
             on_undecodable=self._count_undecodable,
-            gather_ms=self._gather_ms,
+            gather_ms=gather_ms or self._gather_ms,
             jumps=Jumps(jumping, BEHIND_S, on_gap),
         )
         return subscription.records(lambda: self._closed)

@@ -115,9 +115,11 @@ class LiveBus(Bus, Protocol):
         on_gap: Callable[[Gap], None],
         since_unix_ns: int | None = None,
         wanted: Wanted | None = None,
+        gather_ms: Callable[[], int] | None = None,
     ) -> AsyncIterator[Record]:
         """`subscribe`; in topics of `jumping` a partition that stays behind goes on at its end, and `on_gap` is called
-        with what it left out."""
+        with what it left out. `gather_ms`: how much later records may come for fewer and larger answers, asked again
+        and again."""
         ...
 
     def back_reader(self) -> AbstractAsyncContextManager[BackReader]:

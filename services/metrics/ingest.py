@@ -31,17 +31,20 @@ async def ingest(
     on_gap: Callable[[Gap], None],
     since_unix_ns: int | None = None,
     shares: Shares | None = None,
+    gather_ms: Callable[[], int] | None = None,
 ) -> None:
     """Give every record from now on, or since a moment, to each taker; ends with the bus. With `shares` step telemetry
     is read of the partitions that are this instance's, and what others tell of theirs. Step telemetry that is read too
-    late is jumped over, and `on_gap` called."""
+    late is jumped over, and `on_gap` called. `gather_ms`: as `LiveBus` takes it."""
 
     def wanted(topic: Topic, partition: int) -> bool:
         return shares is None or topic is not STEPS or shares.mine(partition, clock.now_ns())
 
     topics = (STEPS, QUEUES, REQUESTS, DECISIONS, *(() if shares is None else (WINDOWS,)))
     taken = 0
-    records = bus.subscribe_live(topics, jumping=(STEPS,), on_gap=on_gap, since_unix_ns=since_unix_ns, wanted=wanted)
+    records = bus.subscribe_live(
+        topics, jumping=(STEPS,), on_gap=on_gap, since_unix_ns=since_unix_ns, wanted=wanted, gather_ms=gather_ms
+    )
     async for record in records:
         taken += 1
         if taken % RECORDS_A_TURN == 0:  # many come at a time, and ticks and readers wait meanwhile

@@ -16,6 +16,7 @@ from libs.policy.alerts.book import MS_NS, Alert, AlertBook
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.metrics.alerts.wire import postable
+from services.metrics.outgoing import MakeClient
 
 RESEND_S: Final = 60.0
 TIMEOUT_S: Final = 5.0
@@ -32,11 +33,14 @@ log = structlog.get_logger()
 class Webhook:
     """One receiver."""
 
-    def __init__(self, url: str, book: AlertBook, clock: Clock, *, cluster: str) -> None:
+    def __init__(
+        self, url: str, book: AlertBook, clock: Clock, *, cluster: str, make_client: MakeClient = httpx.AsyncClient
+    ) -> None:
         self._url = url
         self._book = book
         self._clock = clock
         self._cluster = cluster
+        self._make_client = make_client
         self._ended: dict[str, Alert] = {}
         self._news = asyncio.Event()
         self.page_url = ""
@@ -57,7 +61,7 @@ class Webhook:
     async def run(self) -> None:
         """Post until cancelled."""
         backoff = Backoff(first_s=FIRST_RETRY_S, max_s=MAX_RETRY_S)
-        async with httpx.AsyncClient(timeout=TIMEOUT_S, headers={"content-type": "application/json"}) as http:
+        async with self._make_client(timeout=TIMEOUT_S, headers={"content-type": "application/json"}) as http:
             while True:
                 await self._wait_for_news()
                 while error := await self._post(http):

@@ -33,11 +33,20 @@ Connect = Callable[[], AbstractAsyncContextManager[BackReader]]
 class Refill:
     """Between the gaps of the live reader and the state."""
 
-    def __init__(self, state: MetricsState, gaps: Gaps, prefill_shares: PrefillShares, clock: Clock) -> None:
+    def __init__(
+        self,
+        state: MetricsState,
+        gaps: Gaps,
+        prefill_shares: PrefillShares,
+        clock: Clock,
+        thread_s: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`thread_s`: CPU time that the calling thread has taken."""
         self._state = state
         self._gaps = gaps
         self._prefill_shares = prefill_shares
         self._clock = clock
+        self._thread_s = thread_s
 
     def note(self, gap: Gap) -> None:
         """The live reader has jumped."""
@@ -92,10 +101,10 @@ class Refill:
     async def _enter(self, batches: list[StepBatch], own: slice) -> None:
         work: Iterator[None] = fill(self._state, self._prefill_shares, batches, own, self._clock.now_ns())
         while True:
-            began_s = time.thread_time()
+            began_s = self._thread_s()
             if next(work, _DONE) is _DONE:
                 return
-            spent_s = time.thread_time() - began_s
+            spent_s = self._thread_s() - began_s
             await asyncio.sleep(spent_s * (1 / CPU_SHARE - 1))
 
 

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
 from libs.runtime.clock import Clock
+from services.metrics.outgoing import MakeClient
 from services.metrics.traces.book import TraceBook
 from services.metrics.traces.spans import GATEWAY, Attribute, Span
 
@@ -33,18 +34,19 @@ RETRIED: Final = frozenset({429, 502, 503, 504})
 class TraceExporter(Collector):
     """Posts what the book has. Spans that no try delivers are dropped, counted and logged once a spell."""
 
-    def __init__(self, book: TraceBook, url: str, clock: Clock) -> None:
-        self._book = book
+    def __init__(self, book: TraceBook, url: str, clock: Clock, make_client: MakeClient = httpx.AsyncClient) -> None:
+        self.book = book
         self._url = url
         self._clock = clock
+        self._make_client = make_client
         self._failing = False
         self._sent = self._lost = 0
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
+        async with self._make_client(timeout=TIMEOUT_S, trust_env=False) as client:
             while True:
-                spans = self._book.take(self._clock.now_ns(), MAX_REQUESTS_A_POST)
+                spans = self.book.take(self._clock.now_ns(), MAX_REQUESTS_A_POST)
                 if spans:
                     await self._post(client, spans)
                 else:
@@ -80,7 +82,7 @@ class TraceExporter(Collector):
         spans.add_metric(("lost",), self._lost)
         yield spans
         yield CounterMetricFamily(
-            names.TRACE_DROPPED_REQUESTS_TOTAL, "Requests left out of traces.", self._book.dropped_requests
+            names.TRACE_DROPPED_REQUESTS_TOTAL, "Requests left out of traces.", self.book.dropped_requests
         )
 
 

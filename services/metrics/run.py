@@ -1,0 +1,199 @@
+"""The metrics service over its ports: what it reads, shows and tells. `app.py` gives it its adapters."""
+
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+
+from libs.bus.collector import BusCollector
+from libs.bus.port import Bus, LiveBus, Record
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
+from libs.contracts.topics import ALERTS, WINDOWS
+from libs.policy.alerts.book import Alert
+from libs.runtime.clock import Clock
+from libs.runtime.tasks import TaskOwner
+from libs.runtime.transport import Transport, guarded_transport
+from libs.telemetry.split import prefill_shares
+from services.metrics.alerts.desk import AlertDesk
+from services.metrics.alerts.prometheus import AlertCollector
+from services.metrics.alerts.webhook import Webhook
+from services.metrics.alerts.wire import alert_event
+from services.metrics.api import make_api
+from services.metrics.history_file import HistoryFile
+from services.metrics.hub import Hub
+from services.metrics.ingest import Take, ingest, read_from_ns
+from services.metrics.keeping import Keeper
+from services.metrics.live import TICK_NS, tick_forever
+from services.metrics.outgoing import MakeClient
+from services.metrics.prometheus import LiveCollector, OccupancyCollector, RequestMetrics
+from services.metrics.queue_collector import QueueCollector
+from services.metrics.refill.gaps import Gaps
+from services.metrics.refill.prometheus import GapCollector
+from services.metrics.refill.refill import Refill
+from services.metrics.settings import MetricsSettings
+from services.metrics.sharing.prometheus import SharingCollector
+from services.metrics.sharing.shares import Shares
+from services.metrics.sharing.sharing import Sharing
+from services.metrics.state import MetricsState
+from services.metrics.ticks import TickWriter
+from services.metrics.traces.book import TraceBook
+from services.metrics.traces.otlp import TraceExporter
+
+MS_NS: Final = 1_000_000
+GATHER_MS, UNREAD_GATHER_MS = 30, 90
+"""Of the 200 within which a step is shown, and while nobody reads the stream; every fetch costs this process and the
+broker half a millisecond."""
+CLOSE_S: Final = 5
+"""How long answers may take to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsPorts:
+    """What the metrics service needs from outside."""
+
+    bus: LiveBus
+    history: HistoryFile | None = None
+    """None: in memory alone. It is closed with the service."""
+    make_client: MakeClient | None = None
+    """What webhooks and traces are posted with; None: neither is, whatever the settings say."""
+    thread_s: Callable[[], float] = time.thread_time
+    """CPU time of the loop's thread, by which reading what lies behind is slowed down; where work takes no time it
+    stands still."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningMetrics:
+    """A metrics service that serves."""
+
+    url: str
+    state: MetricsState
+    desk: AlertDesk
+    gaps: Gaps
+    hub: Hub
+
+
+@asynccontextmanager
+async def open_metrics(
+    *,
+    settings: MetricsSettings,
+    ports: MetricsPorts,
+    sock: socket.socket,
+    clock: Clock,
+    tasks: TaskOwner,
+    transport: Transport | None = None,
+) -> AsyncIterator[RunningMetrics]:
+    """Serve on a bound socket while the context is open. At its end `tasks` are closed, since history is kept last."""
+    began_ns, bus = clock.now_ns(), ports.bus
+    lag_ns, live_lag_ns = settings.lag_ms * MS_NS, settings.live_lag_ms * MS_NS
+    registry = CollectorRegistry()
+    transport = transport or guarded_transport(settings, registry)
+    state = MetricsState(prefill_shares, RequestMetrics(registry), _sharing(settings, bus, began_ns))
+    hub, gaps, desk = Hub(), Gaps(), AlertDesk(state, settings.alert_limits(), lag_ns=live_lag_ns)
+    refill = Refill(state, gaps, prefill_shares, clock, ports.thread_s)
+    webhooks = list(_webhooks(settings, ports, desk, clock))
+    desk.tell += [_publisher(bus, settings.id, began_ns), *(webhook.tell for webhook in webhooks)]
+    for collector in (
+        _occupancy(settings, state, clock),
+        QueueCollector(state, clock),
+        BusCollector(bus),
+        LiveCollector(hub, state.history, lambda: state.age_ns(clock.now_ns())),
+        GapCollector(gaps),
+        AlertCollector(desk, webhooks),
+        *([] if state.sharing is None else [SharingCollector(state.sharing)]),
+    ):
+        registry.register(collector)
+    exporter = _trace_exporter(settings, ports, clock)
+    keeper = None if ports.history is None else Keeper(state, ports.history)
+    try:
+        takers: list[Take] = [state.take]
+        if exporter is not None:
+            registry.register(exporter)
+            takers.append(_traced(exporter.book, state))
+            tasks.spawn("traces", exporter.run())
+        kept_from_ns = None
+        if keeper is not None:
+            registry.register(keeper)
+            kept_from_ns = await keeper.restore()
+            tasks.spawn("history", keeper.run())
+        since_unix_ns = read_from_ns(kept_from_ns, began_ns, shared=settings.shared)
+        state.requests.begin(began_ns if since_unix_ns is None else since_unix_ns)
+        gather_ms = partial(_gather_ms, hub)
+        shares = None if state.sharing is None else state.sharing.shares
+        reading = ingest(
+            bus, takers, clock, on_gap=refill.note, since_unix_ns=since_unix_ns, shares=shares, gather_ms=gather_ms
+        )
+        tasks.spawn("ingest", reading)
+        tasks.spawn("refill", refill.run(bus.back_reader))
+        writer = TickWriter(window_ns=TICK_NS, settled_ns=lag_ns)
+        tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns))
+        await bus.start()
+        api = make_api(state, hub, desk.book, clock, registry, lag_ns=lag_ns, live_lag_ns=live_lag_ns)
+        async with transport.http(api, sock, tasks=tasks, drain_s=CLOSE_S) as url:
+            desk.book.runbook_url = f"{settings.public_url or url}/runbook"
+            for webhook in webhooks:
+                webhook.page_url = settings.public_url or url
+                tasks.spawn("webhook", webhook.run())
+            yield RunningMetrics(url, state, desk, gaps, hub)
+            hub.close()  # or its readers would hold up the end of serving
+    finally:
+        await tasks.close()
+        if keeper is not None:
+            await keeper.close()
+
+
+def _gather_ms(hub: Hub) -> int:
+    return GATHER_MS if hub.readers else UNREAD_GATHER_MS
+
+
+def _occupancy(settings: MetricsSettings, state: MetricsState, clock: Clock) -> OccupancyCollector:
+    return OccupancyCollector(
+        state.fleet,
+        state.rollups,
+        state.members,
+        decisions=state.decisions,
+        end_ns=lambda: clock.now_ns() - settings.lag_ms * MS_NS,
+        window_ns=settings.gauge_window_ms * MS_NS,
+    )
+
+
+def _sharing(settings: MetricsSettings, bus: Bus, began_ns: int) -> Sharing | None:
+    if not settings.shared:
+        return None
+    publish = partial(bus.publish, WINDOWS)
+    return Sharing(Shares(settings.id), publish, began_ns=began_ns, unsent=lambda: bus.stats().buffered)
+
+
+def _webhooks(settings: MetricsSettings, ports: MetricsPorts, desk: AlertDesk, clock: Clock) -> Iterator[Webhook]:
+    if ports.make_client is None:
+        return
+    for url in settings.webhooks():
+        yield Webhook(url, desk.book, clock, cluster=settings.cluster, make_client=ports.make_client)
+
+
+def _trace_exporter(settings: MetricsSettings, ports: MetricsPorts, clock: Clock) -> TraceExporter | None:
+    """Where traces are wanted."""
+    if not settings.traces_url or ports.make_client is None:
+        return None
+    return TraceExporter(TraceBook(settings.traces_share), settings.traces_url, clock, ports.make_client)
+
+
+def _traced(book: TraceBook, state: MetricsState) -> Take:
+    def enter(record: Record, now_ns: int) -> None:
+        value, sharing = record.value, state.sharing
+        if sharing is None or not isinstance(value, RequestEvent) or sharing.tells_of(value, state.fleet, now_ns):
+            book.enter(record, now_ns)
+
+    return enter
+
+
+def _publisher(bus: Bus, metrics_id: str, incarnation: int) -> Callable[[list[Alert]], None]:
+    def publish(changed: list[Alert]) -> None:
+        for alert in changed:
+            bus.publish(ALERTS, alert_event(alert, metrics_id, incarnation))
+
+    return publish
