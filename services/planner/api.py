@@ -20,7 +20,7 @@ from libs.runtime.web import make_web_app
 from services.planner.core import ROLE_WORDS
 from services.planner.mode import mode_word
 from services.planner.mode_api import ModeApi
-from services.planner.snapshot import WorkerView, gpus_of
+from services.planner.observe import ObservedWorker, gpus_of
 from services.planner.state import PlannerState, action_word
 
 MAX_LIMIT = 1_000
@@ -119,7 +119,7 @@ def make_api(state: PlannerState, clock: Clock, registry: CollectorRegistry, mod
     async def workers() -> list[WorkerAnswer]:
         """Registered workers, by id, with their latest depths."""
         alone = unpaired(state.workers)
-        return [_worker(view, alone.get(view.worker.id)) for view in state.views(clock.now_ns())]
+        return [_worker(each, alone.get(each.worker.id)) for each in state.observed(clock.now_ns())]
 
     @app.get("/v1/decisions")
     async def decisions(limit: Limit = 20) -> list[DecisionAnswer]:
@@ -153,8 +153,8 @@ class PlannerCollector(Collector):
         yield GaugeMetricFamily(names.PLANNER_REGISTRY_AGE_SECONDS, "Since the registry answered.", age_s)
 
 
-def _worker(view: WorkerView, alone: Unpaired | None) -> WorkerAnswer:
-    worker, assignment = view.worker, view.worker.assignment
+def _worker(observed: ObservedWorker, alone: Unpaired | None) -> WorkerAnswer:
+    worker, assignment = observed.worker, observed.worker.assignment
     known = worker.state in WorkerState.values()
     return WorkerAnswer(
         id=worker.id,
@@ -173,13 +173,13 @@ def _worker(view: WorkerView, alone: Unpaired | None) -> WorkerAnswer:
         moved_because=worker.role_change.reason,
         state=WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower() if known else "unknown",
         unpaired=str(alone) if alone else "",
-        running=view.load.running if view.load else None,
-        waiting=view.load.waiting if view.load else None,
-        preemptions=view.load.preemptions if view.load else None,
-        recomputed_tokens=view.load.recomputed_tokens if view.load else None,
-        pool_faults=view.load.pool_faults if view.load else None,
+        running=observed.load.running if observed.load else None,
+        waiting=observed.load.waiting if observed.load else None,
+        preemptions=observed.load.preemptions if observed.load else None,
+        recomputed_tokens=observed.load.recomputed_tokens if observed.load else None,
+        pool_faults=observed.load.pool_faults if observed.load else None,
         address=worker.address,
-        coverage=view.coverage,
+        coverage=observed.coverage,
     )
 
 

@@ -9,12 +9,10 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import DECISIONS, STEPS
 from libs.registry.port import Registry
 from libs.runtime.clock import Clock
+from services.planner.core import is_due
 from services.planner.state import PlannerState
 
 REGISTRY_POLL_MS: Final = 1_000
-REST_S: Final = 1.0
-"""From one decision about a cluster at rest to the next, which says the same; those who read them know by it that the
-planner lives."""
 
 
 async def follow_workers(registry: Registry, bus: Bus, state: PlannerState, clock: Clock) -> None:
@@ -32,13 +30,13 @@ async def follow_telemetry(bus: Bus, state: PlannerState, clock: Clock) -> None:
 
 
 async def decide_forever(bus: Bus, state: PlannerState, clock: Clock, *, period_s: float) -> None:
-    """Decide and publish every period, except while the mode is off, and of a cluster at rest every `REST_S`. A late
+    """Decide and publish every period, except while the mode is off, and of a cluster at rest less often. A late
     round is not made up for."""
     loop = asyncio.get_running_loop()
     due_s = decided_s = loop.time()
     while True:
-        # Rounds come on a beat of periods: half of one is what they may be off.
-        if state.identity.mode != MODE_OFF and not (state.at_rest and loop.time() < decided_s + REST_S - period_s / 2):
+        since_s = loop.time() - decided_s
+        if state.identity.mode != MODE_OFF and is_due(at_rest=state.at_rest, since_s=since_s, period_s=period_s):
             bus.publish(DECISIONS, state.decide(clock.now_ns()))
             decided_s = loop.time()
         due_s = max(due_s + period_s, loop.time())

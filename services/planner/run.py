@@ -17,7 +17,7 @@ from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
 from libs.telemetry.split import prefill_shares
 from services.planner.api import PlannerCollector, make_api
-from services.planner.core import Limits
+from services.planner.core import MoveLimits
 from services.planner.loop import decide_forever, follow_telemetry, follow_workers
 from services.planner.mode import MODES, ModeStore
 from services.planner.mode_api import ModeApi
@@ -63,7 +63,7 @@ async def open_planner(
     mode = await ports.modes.load() if ports.modes else None
     state = PlannerState(
         Identity(settings.id, clock.now_ns(), mode or MODES[settings.mode]),
-        Limits(),
+        MoveLimits(),
         prefill_shares,
         lag_ns=settings.lag_ms * MS_NS,
         window_ns=settings.window_ms * MS_NS,

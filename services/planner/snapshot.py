@@ -1,36 +1,50 @@
-"""The cluster as a decision sees it: registered workers with what their telemetry tells of a window. Pure."""
+"""The cluster as a decision sees it: workers, and the pools of those that have one model and role. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Load, Role, Worker
-from libs.telemetry.fleet import Fleet
-from libs.telemetry.phase_time import PhaseTime
+from libs.policy.roles import Role
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerView:
-    """A registered worker; `time` is empty and `load` None while its present incarnation has sent nothing."""
+class WorkerLoad:
+    """What a worker held at its last report."""
 
-    worker: Worker
-    load: Load | None
-    time: PhaseTime
-    coverage: float
-    """Share of the window that its telemetry tells of, 0..1."""
-
-    @property
-    def movable(self) -> bool:
-        """Whether it takes new work and so could take another role."""
-        return self.worker.state == WORKER_STATE_READY
+    running: int
+    waiting: int
+    waiting_prefill_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PlannedWorker:
+    """A worker that could be moved, as it was over a window."""
+
+    id: str
+    incarnation: int
+    model: str
+    role: Role | None
+    """None: it has none that is known here."""
+    epoch: int
+    """Of its assignment; a move is compare-and-set on it."""
+    gpus: int
+    """Its weight: a CPU worker counts 1."""
+    movable: bool
+    """Whether it takes new work, and so could take another role."""
+    load: WorkerLoad | None
+    """None while its present incarnation has sent nothing."""
+    covered_ns: int
+    """Of the window, what its telemetry tells of."""
+    busy_ns: int
+    """Of that, what it spent in steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolePool:
     """The workers of one model in one role. Depths are sums over those that report them."""
 
     model: str
-    role: Role
-    workers: tuple[WorkerView, ...]
+    role: Role | None
+    workers: tuple[PlannedWorker, ...]
     gpus: int
     busy: float | None
     """Share of covered GPU time in steps; None without coverage."""
@@ -46,7 +60,7 @@ class ClusterSnapshot:
     """All pools, by model and role."""
 
     window_ms: int
-    pools: tuple[Pool, ...]
+    pools: tuple[RolePool, ...]
     coverage: float
     """Share of all registered GPU time in the window that telemetry tells of, 0..1; 0 without workers."""
 
@@ -59,57 +73,35 @@ class ClusterSnapshot:
         )
 
 
-def build_snapshot(workers: Iterable[Worker], fleet: Fleet, end_ns: int, window_ns: int) -> ClusterSnapshot:
-    """The cluster over the window that ends at `end_ns`."""
-    views = [view_worker(worker, fleet, end_ns, window_ns) for worker in workers]
-    keys = sorted({(view.worker.assignment.model, view.worker.assignment.role) for view in views})
-    pools = tuple(
-        _pool(
-            model,
-            role,
-            tuple(
-                view for view in views if (view.worker.assignment.model, view.worker.assignment.role) == (model, role)
-            ),
-            window_ns,
-        )
-        for model, role in keys
-    )
-    return ClusterSnapshot(window_ms=window_ns // 1_000_000, pools=pools, coverage=_coverage(views, window_ns))
+def cluster_snapshot(workers: Sequence[PlannedWorker], window_ns: int) -> ClusterSnapshot:
+    """Workers as they were over a window, in pools."""
+    by_key: dict[tuple[str, int], list[PlannedWorker]] = {}
+    for worker in workers:
+        by_key.setdefault((worker.model, worker.role or 0), []).append(worker)
+    pools = tuple(_pool(tuple(members), window_ns) for _, members in sorted(by_key.items()))
+    return ClusterSnapshot(window_ms=window_ns // 1_000_000, pools=pools, coverage=_coverage(workers, window_ns))
 
 
-def view_worker(worker: Worker, fleet: Fleet, end_ns: int, window_ns: int) -> WorkerView:
-    """One worker with its telemetry; that of an older incarnation says nothing about it."""
-    facts = fleet.roll.facts(worker.id)
-    if facts is None or facts.incarnation != worker.incarnation:
-        return WorkerView(worker, None, PhaseTime(), 0.0)
-    time = fleet.phases(worker.id, end_ns - window_ns, end_ns)
-    return WorkerView(worker, facts.load, time, time.covered_ns / window_ns)
-
-
-def gpus_of(worker: Worker) -> int:
-    """Its weight: a CPU worker counts 1."""
-    return max(worker.gpus, 1)
-
-
-def _pool(model: str, role: Role, views: tuple[WorkerView, ...], window_ns: int) -> Pool:
-    time = sum((view.time.times(gpus_of(view.worker)) for view in views), PhaseTime())
-    loads = [view.load for view in views if view.load is not None]
-    return Pool(
-        model=model,
-        role=role,
-        workers=views,
-        gpus=sum(gpus_of(view.worker) for view in views),
-        busy=(time.prefill_ns + time.decode_ns) / time.covered_ns if time.covered_ns else None,
-        coverage=_coverage(views, window_ns),
+def _pool(workers: tuple[PlannedWorker, ...], window_ns: int) -> RolePool:
+    covered_ns = sum(worker.covered_ns * worker.gpus for worker in workers)
+    busy_ns = sum(worker.busy_ns * worker.gpus for worker in workers)
+    loads = [worker.load for worker in workers if worker.load is not None]
+    return RolePool(
+        model=workers[0].model,
+        role=workers[0].role,
+        workers=workers,
+        gpus=sum(worker.gpus for worker in workers),
+        busy=busy_ns / covered_ns if covered_ns else None,
+        coverage=_coverage(workers, window_ns),
         running=sum(load.running for load in loads),
         waiting=sum(load.waiting for load in loads),
         waiting_prefill_tokens=sum(load.waiting_prefill_tokens for load in loads),
     )
 
 
-def _coverage(views: Iterable[WorkerView], window_ns: int) -> float:
+def _coverage(workers: Iterable[PlannedWorker], window_ns: int) -> float:
     covered_ns = gpus = 0
-    for view in views:
-        covered_ns += view.time.covered_ns * gpus_of(view.worker)
-        gpus += gpus_of(view.worker)
+    for worker in workers:
+        covered_ns += worker.covered_ns * worker.gpus
+        gpus += worker.gpus
     return covered_ns / (gpus * window_ns) if gpus else 0.0

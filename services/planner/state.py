@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_UNSPECIFIED, Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     ACTION_ROLE_MOVED,
     ACTION_SET_MODE,
@@ -20,9 +20,10 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import role_name
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.timeline import PrefillShares
-from services.planner.core import Limits, Plan, decide
+from services.planner.core import MoveLimits, MovePlan, decide
 from services.planner.mode import mode_word
-from services.planner.snapshot import ClusterSnapshot, WorkerView, build_snapshot, view_worker
+from services.planner.observe import ObservedWorker, observe_cluster, observe_worker
+from services.planner.snapshot import ClusterSnapshot
 
 STALE_NS: Final = 3_000_000_000
 """Without news for this long, a source is taken to be away; what it said last stays in use."""
@@ -46,7 +47,7 @@ class PlannerState:
     def __init__(
         self,
         identity: Identity,
-        limits: Limits,
+        limits: MoveLimits,
         prefill_shares: PrefillShares,
         *,
         lag_ns: int,
@@ -101,13 +102,13 @@ class PlannerState:
         """Since the registry answered; since the start when it never has."""
         return now_ns - (self.started_ns if self._registry_ns is None else self._registry_ns)
 
-    def views(self, now_ns: int) -> list[WorkerView]:
+    def observed(self, now_ns: int) -> list[ObservedWorker]:
         """Each registered worker with its telemetry."""
-        return [view_worker(worker, self.fleet, now_ns - self._lag_ns, self._window_ns) for worker in self.workers]
+        return [observe_worker(worker, self.fleet, now_ns - self._lag_ns, self._window_ns) for worker in self.workers]
 
     def snapshot(self, now_ns: int) -> ClusterSnapshot:
         """The cluster over the last window."""
-        return build_snapshot(self.workers, self.fleet, now_ns - self._lag_ns, self._window_ns)
+        return observe_cluster(self.workers, self.fleet, now_ns - self._lag_ns, self._window_ns)
 
     def decide(self, now_ns: int) -> Decision:
         """Decide, and keep the decision."""
@@ -153,10 +154,10 @@ def _role_moved(worker: Worker) -> Decision:
     )
 
 
-def decision_message(snapshot: ClusterSnapshot, plan: Plan) -> Decision:
+def decision_message(snapshot: ClusterSnapshot, plan: MovePlan) -> Decision:
     """What was decided from what, before it is signed."""
     return Decision(
-        action=plan.action,
+        action=f"ACTION_{plan.action.name}",
         reason=plan.reason,
         inputs=ClusterSummary(
             coverage=snapshot.coverage,
@@ -164,7 +165,7 @@ def decision_message(snapshot: ClusterSnapshot, plan: Plan) -> Decision:
             pools=[
                 PoolSummary(
                     model=pool.model,
-                    role=pool.role,
+                    role=ROLE_UNSPECIFIED if pool.role is None else f"ROLE_{pool.role.name}",
                     workers=len(pool.workers),
                     gpus=min(pool.gpus, MAX_UINT32),
                     busy=pool.busy,

@@ -36,7 +36,7 @@ from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter
 from services.planner.api import PlannerCollector
 from services.planner.api import make_api as make_planner_api
-from services.planner.core import Limits
+from services.planner.core import MoveLimits
 from services.planner.mode_api import ModeApi
 from services.planner.mode_store import RedisModeStore
 from services.planner.state import Identity, PlannerState
@@ -142,7 +142,9 @@ def test_planner_takes_any_values(fuzz: Any) -> None:
     def holds(found: list[tuple[Topic, bytes]], workers: list[Worker]) -> None:
         clock = ManualClock(NOW_NS)
         identity = Identity("planner", NOW_NS, MODE_ADVISORY)
-        state = PlannerState(identity, Limits(), prefill_shares, lag_ns=0, window_ns=2 * SECOND_NS, kept_decisions=8)
+        state = PlannerState(
+            identity, MoveLimits(), prefill_shares, lag_ns=0, window_ns=2 * SECOND_NS, kept_decisions=8
+        )
         registry = CollectorRegistry()
         registry.register(PlannerCollector(state, clock))
         modes = ModeApi(state, RedisModeStore(NO_REDIS, "fuzz"), RecordingBus(), clock, token="")

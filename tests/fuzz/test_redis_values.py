@@ -48,7 +48,7 @@ from libs.testing.worker import RecordingBus
 from services.gateway.fleet import Fleet
 from services.planner.api import PlannerCollector
 from services.planner.api import make_api as make_planner_api
-from services.planner.core import Limits
+from services.planner.core import MoveLimits
 from services.planner.mode import MODES
 from services.planner.mode_api import ModeApi
 from services.planner.mode_store import RedisModeStore
@@ -170,7 +170,7 @@ def takes(workers: list[Worker]) -> None:
             assert math.isfinite(view.speed.decode_ns(100, 100_000))
     clock, registry = ManualClock(NOW_NS), CollectorRegistry()
     identity = Identity("planner", NOW_NS, MODE_ADVISORY)
-    state = PlannerState(identity, Limits(), prefill_shares, lag_ns=0, window_ns=10**9, kept_decisions=8)
+    state = PlannerState(identity, MoveLimits(), prefill_shares, lag_ns=0, window_ns=10**9, kept_decisions=8)
     registry.register(PlannerCollector(state, clock))
     modes = ModeApi(state, RedisModeStore("redis://127.0.0.1:1/0", "fuzz"), RecordingBus(), clock, token="")
     state.take_workers(workers, clock.now_ns())

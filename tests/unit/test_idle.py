@@ -35,7 +35,7 @@ from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter
-from services.planner.core import Limits
+from services.planner.core import MoveLimits
 from services.planner.loop import decide_forever
 from services.planner.state import Identity, PlannerState
 
@@ -257,7 +257,7 @@ def test_a_planner_decides_once_a_second_about_a_cluster_at_rest(rests: bool, de
     loop = SimLoop(Random("turns"))
     bus, clock = RecordingBus(), SimClock(loop)
     identity = Identity("planner", clock.now_ns(), MODE_ADVISORY)
-    state = PlannerState(identity, Limits(), prefill_shares, lag_ns=0, window_ns=MS_NS, kept_decisions=9)
+    state = PlannerState(identity, MoveLimits(), prefill_shares, lag_ns=0, window_ns=MS_NS, kept_decisions=9)
     state.take_workers([] if rests else [Worker(id="silent")], clock.now_ns())
 
     async def watch() -> None:

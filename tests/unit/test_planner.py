@@ -9,6 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from libs.contracts import metric_names
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
+    ROLE_MIXED,
+    ROLE_PREFILL,
+    ROLE_UNSPECIFIED,
     WORKER_STATE_DRAINING,
     WORKER_STATE_READY,
     Assignment,
@@ -16,6 +19,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     RoleChange,
     Worker,
 )
+from libs.contracts.pb.fulcrum.planner.v1 import planner_pb2
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     ACTION_KEEP,
     ACTION_ROLE_MOVED,
@@ -24,17 +28,18 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     MODE_OFF,
 )
 from libs.contracts.roles import role_from_name
+from libs.policy.roles import Role
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.split import prefill_shares
 from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, at, step, step_batch
 from libs.testing.worker import RecordingBus
 from services.planner.api import PlannerCollector, make_api
-from services.planner.core import KEEP, MAX_ALTERNATIVES, Limits, decide
+from services.planner.core import KEEP, MAX_ALTERNATIVES, Action, MoveLimits, decide, is_due
 from services.planner.mode_api import ModeApi
 from services.planner.mode_store import RedisModeStore
-from services.planner.snapshot import build_snapshot
-from services.planner.state import Identity, PlannerState
+from services.planner.observe import observe_cluster
+from services.planner.state import Identity, PlannerState, decision_message
 
 WINDOW_MS = 1000
 
@@ -68,17 +73,29 @@ def snapshot_of(*workers_and_busy):
     for registered, busy_ms in workers_and_busy:
         if busy_ms is not None:
             fleet.add(told(registered, busy_ms), at(WINDOW_MS))
-    return build_snapshot([registered for registered, _ in workers_and_busy], fleet, at(WINDOW_MS), WINDOW_MS * MS)
+    return observe_cluster([registered for registered, _ in workers_and_busy], fleet, at(WINDOW_MS), WINDOW_MS * MS)
+
+
+def test_decisions_and_messages_number_actions_alike():
+    known = {name.removeprefix("ACTION_"): number for name, number in planner_pb2.Action.items() if number}
+    assert {each.name: each.value for each in Action} == known
+
+
+@pytest.mark.parametrize(
+    ("at_rest", "since_s", "due"), [(False, 0.0, True), (True, 0.2, False), (True, 0.85, False), (True, 0.95, True)]
+)
+def test_a_decision_is_due_every_period_and_of_a_cluster_at_rest_once_a_second(at_rest, since_s, due):
+    assert is_due(at_rest=at_rest, since_s=since_s, period_s=0.2) is due
 
 
 def test_without_workers_it_keeps_and_says_so():
-    plan = decide(snapshot_of(), Limits())
-    assert (plan.action, plan.alternatives) == (ACTION_KEEP, ())
+    plan = decide(snapshot_of(), MoveLimits())
+    assert (plan.action, plan.alternatives) == (Action.KEEP, ())
     assert "no workers" in plan.reason
 
 
 def test_one_worker_a_pool_leaves_nothing_to_move():
-    plan = decide(snapshot_of((worker("p", "prefill"), 900), (worker("d", "decode"), 100)), Limits())
+    plan = decide(snapshot_of((worker("p", "prefill"), 900), (worker("d", "decode"), 100)), MoveLimits())
     assert [(each.name, round(each.score, 6)) for each in plan.alternatives] == [(KEEP, 0.8)]
     assert "90% busy" in plan.reason
     assert "10% busy" in plan.reason
@@ -89,17 +106,17 @@ def test_each_single_move_is_scored_by_the_imbalance_it_would_leave():
     snapshot = snapshot_of(
         (worker("p", "prefill"), 900), (worker("d0", "decode"), 300), (worker("d1", "decode", gpus=2), 300)
     )
-    plan = decide(snapshot, Limits())
+    plan = decide(snapshot, MoveLimits())
     scores = {each.name: round(each.score, 6) for each in plan.alternatives}
     # Work in busy GPUs: prefill 0.9, decode 0.9. Pools of (1, 3) become (2, 2) or (3, 1).
     assert scores == {KEEP: 0.6, "d0 to prefill": 0.0, "d1 to prefill": 0.6}
-    assert plan.action == ACTION_KEEP
+    assert plan.action is Action.KEEP
     assert "worth weighing: d0 to prefill, which would leave 0.00" in plan.reason
 
 
 def test_no_move_is_called_worth_it_for_a_small_gain():
     snapshot = snapshot_of((worker("p0", "prefill"), 500), (worker("p1", "prefill"), 500), (worker("d", "decode"), 500))
-    assert "no single move" in decide(snapshot, Limits()).reason
+    assert "no single move" in decide(snapshot, MoveLimits()).reason
 
 
 def test_workers_that_drain_or_stand_by_are_not_moved():
@@ -109,11 +126,11 @@ def test_workers_that_drain_or_stand_by_are_not_moved():
         (worker("d", "decode"), 100),
         (worker("s", "standby"), 0),
     )
-    assert [each.name for each in decide(snapshot, Limits()).alternatives] == [KEEP]
+    assert [each.name for each in decide(snapshot, MoveLimits()).alternatives] == [KEEP]
 
 
 def test_nothing_is_weighed_on_telemetry_that_is_not_there():
-    plan = decide(snapshot_of((worker("p", "prefill"), None), (worker("d", "decode"), 100)), Limits())
+    plan = decide(snapshot_of((worker("p", "prefill"), None), (worker("d", "decode"), 100)), MoveLimits())
     assert plan.alternatives == ()
     assert "busy unknown" in plan.reason
     assert "it tells of 50%" in plan.reason
@@ -133,8 +150,27 @@ def test_telemetry_of_an_older_incarnation_says_nothing_about_a_worker():
     fleet = Fleet(prefill_shares)
     restarted = worker("d", "decode", incarnation=2)
     fleet.add(told(restarted, 500, load=Load(running=5), incarnation=1), at(WINDOW_MS))
-    (pool,) = build_snapshot([restarted], fleet, at(WINDOW_MS), WINDOW_MS * MS).pools
+    (pool,) = observe_cluster([restarted], fleet, at(WINDOW_MS), WINDOW_MS * MS).pools
     assert (pool.busy, pool.coverage, pool.running) == (None, 0, 0)
+
+
+def test_a_worker_without_a_role_is_in_a_pool_of_its_own_and_never_moved():
+    odd = worker("x", "prefill")
+    odd.assignment.role = ROLE_UNSPECIFIED
+    snapshot = snapshot_of((odd, 100), (worker("p", "prefill"), 500), (worker("d", "decode"), 100))
+    assert [pool.role for pool in snapshot.pools] == [None, Role.PREFILL, Role.MIXED]
+    plan = decide(snapshot, MoveLimits())
+    assert [each.name for each in plan.alternatives] == [KEEP]
+    assert "sim no role: 1 workers" in plan.reason
+    message = decision_message(snapshot, plan)
+    assert [pool.role for pool in message.inputs.pools] == [ROLE_UNSPECIFIED, ROLE_PREFILL, ROLE_MIXED]
+    assert message.action == ACTION_KEEP
+
+
+def test_a_snapshot_names_the_life_and_the_assignment_that_it_saw():
+    registered = worker("d", "decode", incarnation=7)
+    ((seen,),) = (pool.workers for pool in snapshot_of((registered, 500)).pools)
+    assert (seen.id, seen.incarnation, seen.epoch) == ("d", 7, 3)
 
 
 clusters = st.lists(
@@ -153,8 +189,8 @@ def test_whatever_the_cluster_it_keeps_first_and_moves_follow_from_best_to_worst
     snapshot = snapshot_of(
         *((worker(f"w{i}", role, gpus=gpus, model=model), busy) for i, (role, gpus, model, busy) in enumerate(cluster))
     )
-    plan = decide(snapshot, Limits())
-    assert plan.action == ACTION_KEEP
+    plan = decide(snapshot, MoveLimits())
+    assert plan.action is Action.KEEP
     assert plan.reason.startswith("keep: ")
     assert len(plan.alternatives) <= MAX_ALTERNATIVES + 1
     if plan.alternatives:
@@ -184,7 +220,7 @@ class Planner:
         self.clock = ManualClock(at(0))
         self.state = PlannerState(
             Identity("planner-0", at(0), MODE_ADVISORY),
-            Limits(),
+            MoveLimits(),
             prefill_shares,
             lag_ns=0,
             window_ns=WINDOW_MS * MS,
@@ -308,7 +344,7 @@ def test_sums_beyond_what_a_decision_carries_are_cut_there():
     most = 2**32 - 1
     workers = [worker(name, "decode", gpus=most) for name in ("a", "b")]
     state = PlannerState(
-        Identity("planner", at(0), MODE_ADVISORY), Limits(), prefill_shares, lag_ns=0, window_ns=WINDOW_MS * MS,
+        Identity("planner", at(0), MODE_ADVISORY), MoveLimits(), prefill_shares, lag_ns=0, window_ns=WINDOW_MS * MS,
         kept_decisions=3,
     )  # fmt: skip
     state.take_workers(workers, at(0))

@@ -1,0 +1,61 @@
+"""From registered workers and their telemetry to what is decided from, and to what is shown. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Load, Worker
+from libs.policy.roles import Role
+from libs.telemetry.fleet import Fleet
+from libs.telemetry.phase_time import PhaseTime
+from services.planner.snapshot import ClusterSnapshot, PlannedWorker, WorkerLoad, cluster_snapshot
+
+_ROLES: Final[frozenset[int]] = frozenset(Role)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedWorker:
+    """A registered worker; `time` is empty and `load` None while its present incarnation has sent nothing."""
+
+    worker: Worker
+    load: Load | None
+    time: PhaseTime
+    coverage: float
+    """Share of the window that its telemetry tells of, 0..1."""
+
+
+def observe_worker(worker: Worker, fleet: Fleet, end_ns: int, window_ns: int) -> ObservedWorker:
+    """One worker with its telemetry; that of an older incarnation says nothing about it."""
+    facts = fleet.roll.facts(worker.id)
+    if facts is None or facts.incarnation != worker.incarnation:
+        return ObservedWorker(worker, None, PhaseTime(), 0.0)
+    time = fleet.phases(worker.id, end_ns - window_ns, end_ns)
+    return ObservedWorker(worker, facts.load, time, time.covered_ns / window_ns)
+
+
+def observe_cluster(workers: Iterable[Worker], fleet: Fleet, end_ns: int, window_ns: int) -> ClusterSnapshot:
+    """The cluster over the window that ends at `end_ns`."""
+    observed = (observe_worker(worker, fleet, end_ns, window_ns) for worker in workers)
+    return cluster_snapshot([_planned(each) for each in observed], window_ns)
+
+
+def gpus_of(worker: Worker) -> int:
+    """Its weight: a CPU worker counts 1."""
+    return max(worker.gpus, 1)
+
+
+def _planned(observed: ObservedWorker) -> PlannedWorker:
+    worker, load, time = observed.worker, observed.load, observed.time
+    assignment = worker.assignment
+    return PlannedWorker(
+        id=worker.id,
+        incarnation=worker.incarnation,
+        model=assignment.model,
+        role=Role(assignment.role) if assignment.role in _ROLES else None,
+        epoch=assignment.epoch,
+        gpus=gpus_of(worker),
+        movable=worker.state == WORKER_STATE_READY,
+        load=None if load is None else WorkerLoad(load.running, load.waiting, load.waiting_prefill_tokens),
+        covered_ns=time.covered_ns,
+        busy_ns=time.prefill_ns + time.decode_ns,
+    )
