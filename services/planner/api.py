@@ -15,9 +15,9 @@ from libs.contracts.pairing import Unpaired, unpaired
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WorkerState
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, Decision
 from libs.contracts.roles import role_name
+from libs.policy.planner.moves import ROLE_WORDS
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
-from services.planner.core import ROLE_WORDS
 from services.planner.mode import mode_word
 from services.planner.mode_api import ModeApi
 from services.planner.observe import ObservedWorker, gpus_of

@@ -7,9 +7,9 @@ from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_OFF
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import DECISIONS, STEPS
+from libs.policy.planner.moves import is_due
 from libs.registry.port import Registry
 from libs.runtime.clock import Clock
-from services.planner.core import is_due
 from services.planner.state import PlannerState
 
 REGISTRY_POLL_MS: Final = 1_000

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Load, Worker
+from libs.policy.planner.snapshot import ClusterSnapshot, PlannedWorker, WorkerLoad, cluster_snapshot
 from libs.policy.roles import Role
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.phase_time import PhaseTime
-from services.planner.snapshot import ClusterSnapshot, PlannedWorker, WorkerLoad, cluster_snapshot
 
 _ROLES: Final[frozenset[int]] = frozenset(Role)
 

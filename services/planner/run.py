@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from libs.bus.collector import BusCollector
 from libs.bus.port import Bus
+from libs.policy.planner.moves import MoveLimits
 from libs.registry.collector import RegistryCollector
 from libs.registry.port import Registry
 from libs.runtime.clock import Clock
@@ -17,7 +18,6 @@ from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
 from libs.telemetry.split import prefill_shares
 from services.planner.api import PlannerCollector, make_api
-from services.planner.core import MoveLimits
 from services.planner.loop import decide_forever, follow_telemetry, follow_workers
 from services.planner.mode import MODES, ModeStore
 from services.planner.mode_api import ModeApi

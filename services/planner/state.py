@@ -18,12 +18,12 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
 )
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.roles import role_name
+from libs.policy.planner.moves import MoveLimits, MovePlan, decide
+from libs.policy.planner.snapshot import ClusterSnapshot
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.timeline import PrefillShares
-from services.planner.core import MoveLimits, MovePlan, decide
 from services.planner.mode import mode_word
 from services.planner.observe import ObservedWorker, observe_cluster, observe_worker
-from services.planner.snapshot import ClusterSnapshot
 
 STALE_NS: Final = 3_000_000_000
 """Without news for this long, a source is taken to be away; what it said last stays in use."""

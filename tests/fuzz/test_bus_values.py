@@ -17,6 +17,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepColumns
 from libs.contracts.step_row import COLUMN_NAMES, StepRow, step_columns
 from libs.contracts.topics import ALL, DECISIONS, QUEUES, REQUESTS, STEPS, WINDOWS, Topic
+from libs.policy.planner.moves import MoveLimits
 from libs.telemetry.split import prefill_shares
 from libs.testing.clock import ManualClock
 from libs.testing.messages import messages, spoiled
@@ -36,7 +37,6 @@ from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter
 from services.planner.api import PlannerCollector
 from services.planner.api import make_api as make_planner_api
-from services.planner.core import MoveLimits
 from services.planner.mode_api import ModeApi
 from services.planner.mode_store import RedisModeStore
 from services.planner.state import Identity, PlannerState

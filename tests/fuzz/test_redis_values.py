@@ -30,6 +30,7 @@ from libs.kvindex.port import PrefixQuery
 from libs.kvindex.redis import RedisKvIndex
 from libs.perfmodel.learner import StepKind, combine
 from libs.perfmodel.profiles import PROFILES
+from libs.policy.planner.moves import MoveLimits
 from libs.policy.step_time import StepWork
 from libs.policy.worker.saturation import MOST_TOKENS, knee_of
 from libs.registry.collector import RegistryCollector
@@ -48,7 +49,6 @@ from libs.testing.worker import RecordingBus
 from services.gateway.fleet import Fleet
 from services.planner.api import PlannerCollector
 from services.planner.api import make_api as make_planner_api
-from services.planner.core import MoveLimits
 from services.planner.mode import MODES
 from services.planner.mode_api import ModeApi
 from services.planner.mode_store import RedisModeStore

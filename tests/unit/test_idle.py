@@ -21,6 +21,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, StepBatch
 from libs.contracts.step_row import step_count
+from libs.policy.planner.moves import MoveLimits
 from libs.telemetry.split import prefill_shares
 from libs.testing.worker import RecordingBus
 from load.chaos.clients import Ask, check, send
@@ -35,7 +36,6 @@ from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter
-from services.planner.core import MoveLimits
 from services.planner.loop import decide_forever
 from services.planner.state import Identity, PlannerState
 

@@ -28,6 +28,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     MODE_OFF,
 )
 from libs.contracts.roles import role_from_name
+from libs.policy.planner.moves import KEEP, MAX_ALTERNATIVES, Action, MoveLimits, decide, is_due
 from libs.policy.roles import Role
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.split import prefill_shares
@@ -35,7 +36,6 @@ from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, at, step, step_batch
 from libs.testing.worker import RecordingBus
 from services.planner.api import PlannerCollector, make_api
-from services.planner.core import KEEP, MAX_ALTERNATIVES, Action, MoveLimits, decide, is_due
 from services.planner.mode_api import ModeApi
 from services.planner.mode_store import RedisModeStore
 from services.planner.observe import observe_cluster

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from libs.policy.planner.snapshot import ClusterSnapshot, RolePool
 from libs.policy.roles import Role
-from services.planner.snapshot import ClusterSnapshot, RolePool
 
 MAX_ALTERNATIVES: Final = 32
 """Moves listed in a decision, the best first."""
