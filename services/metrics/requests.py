@@ -5,9 +5,10 @@ from itertools import islice
 from sys import intern
 from typing import Final
 
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import Outcome, RequestEvent
+from libs.contracts.errors import NoWorkers, QueueFull
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_FAILED, OUTCOME_REJECTED, Outcome, RequestEvent
 from libs.telemetry.timeline import HISTORY_NS
-from services.metrics.alerts.verdict import verdicts
+from services.metrics.alerts.verdict import JudgedRequest, missed_levels
 from services.metrics.request_table import RequestTable
 from services.metrics.requests_wire import Finished, ModelRequests, RequestsReport
 
@@ -19,6 +20,8 @@ MAX_REPORTS: Final = 8
 """Windows whose report is held."""
 MAX_ID: Final = 100
 """Characters of a request's id that are kept."""
+SHED: Final = frozenset((QueueFull.code, NoWorkers.code))
+"""Refusals that are not the client's doing."""
 _OUTCOME_PREFIX: Final = "OUTCOME_"
 
 
@@ -88,7 +91,7 @@ class RequestLog:
 
 
 def _finished(event: RequestEvent) -> Finished:
-    missed = dict(verdicts(event))
+    missed = missed_levels(_judged(event))
     deadline_ns = max(event.ttft_deadline_unix_ns - event.arrival_unix_ns, 0)
     return Finished(
         id=event.request_id[:MAX_ID],
@@ -105,8 +108,21 @@ def _finished(event: RequestEvent) -> Finished:
         tpot_ns=event.decode_ns // (event.output_tokens - 1) if event.output_tokens > 1 else None,
         ttft_target_ns=deadline_ns if event.ttft_deadline_unix_ns else None,
         tpot_target_ns=event.tpot_target_us * 1_000 or None,
-        ttft_missed=missed.get("ttft"),
-        tpot_missed=missed.get("tpot"),
+        ttft_missed=missed.ttft,
+        tpot_missed=missed.tpot,
+    )
+
+
+def _judged(event: RequestEvent) -> JudgedRequest:
+    return JudgedRequest(
+        failed=event.outcome == OUTCOME_FAILED,
+        shed=event.outcome == OUTCOME_REJECTED and event.error_code in SHED,
+        arrival_unix_ns=event.arrival_unix_ns,
+        ttft_ns=event.ttft_ns,
+        ttft_deadline_unix_ns=event.ttft_deadline_unix_ns,
+        decode_ns=event.decode_ns,
+        output_tokens=event.output_tokens,
+        tpot_target_ns=event.tpot_target_us * 1_000,
     )
 
 

@@ -14,7 +14,6 @@ from libs.telemetry.members import Members
 from libs.telemetry.rollups import RollUps
 from libs.telemetry.timeline import PrefillShares, Taken
 from services.metrics.age import age_ns
-from services.metrics.alerts.verdict import verdicts
 from services.metrics.events import Event, EventLog
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.requests import RequestLog
@@ -65,9 +64,10 @@ class MetricsState:
             finished = self.requests.add(value, now_ns)
             if finished is not None:
                 self._request_metrics.observe(finished)
-                for slo, bad in verdicts(value):
-                    self.burns.add(finished.model, slo, now_ns, bad=bad)
-                    self._request_metrics.judge(finished.model, slo, bad=bad)
+                for slo, bad in (("ttft", finished.ttft_missed), ("tpot", finished.tpot_missed)):
+                    if bad is not None:
+                        self.burns.add(finished.model, slo, now_ns, bad=bad)
+                        self._request_metrics.judge(finished.model, slo, bad=bad)
         elif isinstance(value, Decision):
             self.events.add(value)
             known = value.action in Action.values()

@@ -1,24 +1,41 @@
 """Whether a finished request kept its service levels. Pure."""
 
-from collections.abc import Iterator
-from typing import Final
-
-from libs.contracts.errors import NoWorkers, QueueFull
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_FAILED, OUTCOME_REJECTED, RequestEvent
-
-SHED: Final = frozenset((QueueFull.code, NoWorkers.code))
-"""Refusals that are not the client's doing."""
+from dataclasses import dataclass
+from typing import NamedTuple
 
 
-def verdicts(event: RequestEvent) -> Iterator[tuple[str, bool]]:
-    """(service level, whether it was missed) of those that the request says anything about.
+@dataclass(frozen=True, slots=True)
+class JudgedRequest:
+    """What a request is judged by. Targets are its own; one that is 0 was not set."""
 
-    Targets are the request's own; one that failed or was refused for lack of room missed its first token.
-    """
-    refused = event.outcome == OUTCOME_REJECTED
-    if event.outcome == OUTCOME_FAILED or (refused and event.error_code in SHED):
-        yield "ttft", True
-    elif event.ttft_ns and event.ttft_deadline_unix_ns:
-        yield "ttft", event.arrival_unix_ns + event.ttft_ns > event.ttft_deadline_unix_ns
-    if event.output_tokens > 1 and event.tpot_target_us:
-        yield "tpot", event.decode_ns > event.tpot_target_us * 1000 * (event.output_tokens - 1)
+    failed: bool
+    """A fault of ours ended it."""
+    shed: bool
+    """It was refused, and not for what its client asked: there was no room, or no worker."""
+    arrival_unix_ns: int
+    ttft_ns: int
+    """0: no token was sent."""
+    ttft_deadline_unix_ns: int
+    decode_ns: int
+    """First token until the last."""
+    output_tokens: int
+    tpot_target_ns: int
+
+
+class MissedLevels(NamedTuple):
+    """Whether each service level was missed; None where the request says nothing about it."""
+
+    ttft: bool | None
+    tpot: bool | None
+
+
+def missed_levels(request: JudgedRequest) -> MissedLevels:
+    """One that failed or was shed missed its first token, target or not."""
+    ttft = tpot = None
+    if request.failed or request.shed:
+        ttft = True
+    elif request.ttft_ns and request.ttft_deadline_unix_ns:
+        ttft = request.arrival_unix_ns + request.ttft_ns > request.ttft_deadline_unix_ns
+    if request.output_tokens > 1 and request.tpot_target_ns:
+        tpot = request.decode_ns > request.tpot_target_ns * (request.output_tokens - 1)
+    return MissedLevels(ttft, tpot)
