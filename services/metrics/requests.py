@@ -7,8 +7,8 @@ from typing import Final
 
 from libs.contracts.errors import NoWorkers, QueueFull
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_FAILED, OUTCOME_REJECTED, Outcome, RequestEvent
+from libs.policy.alerts.verdict import JudgedRequest, missed_levels
 from libs.telemetry.timeline import HISTORY_NS
-from services.metrics.alerts.verdict import JudgedRequest, missed_levels
 from services.metrics.request_table import RequestTable
 from services.metrics.requests_wire import Finished, ModelRequests, RequestsReport
 
