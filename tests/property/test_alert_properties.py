@@ -1,6 +1,7 @@
 """Alerts over any course of signs: fire once, end once, never flap."""
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from libs.policy.alerts.grade import Grade, Threshold
 from libs.policy.alerts.machine import FLAP_NS, GAP_NS, Machine
 from libs.policy.alerts.rules import Name, Rule
 from libs.policy.alerts.sign import Sign
+from libs.policy.alerts.verdict import JudgedRequest, missed_levels
 
 S = 10**9
 NAME = Name.IMBALANCE
@@ -118,3 +120,32 @@ def test_burn_windows_count_what_ended_in_them_to_a_bucket(requests, after_s):
             inside = [bad for bucket, bad in ends if now_s // BUCKET_S - bucket < window_s // BUCKET_S]
             counted = burn.windows[window_s]
             assert (counted.total, counted.bad) == (len(inside), Counter(inside)[True])
+
+
+REQUESTS = st.builds(
+    JudgedRequest,
+    failed=st.booleans(),
+    shed=st.booleans(),
+    arrival_unix_ns=st.integers(0, 10**18),
+    ttft_ns=st.integers(0, 10**12),
+    ttft_deadline_unix_ns=st.integers(0, 10**18 + 10**12),
+    decode_ns=st.integers(0, 10**12),
+    output_tokens=st.integers(0, 1_000),
+    tpot_target_ns=st.integers(0, 10**9),
+)
+
+
+@given(REQUESTS, st.integers(1, 10**12))
+def test_a_slower_request_never_keeps_a_level_that_a_faster_one_missed(request, more_ns):
+    slower = replace(
+        request, ttft_ns=request.ttft_ns and request.ttft_ns + more_ns, decode_ns=request.decode_ns + more_ns
+    )
+    for faster_missed, slower_missed in zip(missed_levels(request), missed_levels(slower), strict=True):
+        assert (faster_missed is None) == (slower_missed is None)
+        assert not faster_missed or slower_missed
+
+
+@given(REQUESTS)
+def test_a_level_is_judged_only_by_a_target_of_the_request_unless_it_failed_or_was_shed(request):
+    judged = missed_levels(replace(request, ttft_deadline_unix_ns=0, tpot_target_ns=0))
+    assert judged == (True if request.failed or request.shed else None, None)
