@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindows
 from libs.contracts.topics import STEPS, WINDOWS, Topic
+from libs.policy.metrics.shares import Shares
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.service import collect_seldom
@@ -34,7 +35,6 @@ from services.metrics.hub import Hub
 from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
-from services.metrics.sharing.shares import Shares
 from services.metrics.sharing.sharing import Sharing
 from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter

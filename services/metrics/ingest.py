@@ -6,8 +6,8 @@ from typing import Final
 
 from libs.bus.port import TAKEN_OVER_NS, Gap, LiveBus, Record
 from libs.contracts.topics import DECISIONS, QUEUES, REQUESTS, STEPS, WINDOWS, Topic
+from libs.policy.metrics.shares import Shares
 from libs.runtime.clock import Clock
-from services.metrics.sharing.shares import Shares
 
 RECORDS_A_TURN: Final = 100
 """2 to 3 ms."""

@@ -15,6 +15,7 @@ from libs.bus.port import Bus, LiveBus, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import ALERTS, WINDOWS
 from libs.policy.alerts.book import Alert
+from libs.policy.metrics.shares import Shares
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
@@ -37,7 +38,6 @@ from services.metrics.refill.prometheus import GapCollector
 from services.metrics.refill.refill import Refill
 from services.metrics.settings import MetricsSettings
 from services.metrics.sharing.prometheus import SharingCollector
-from services.metrics.sharing.shares import Shares
 from services.metrics.sharing.sharing import Sharing
 from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter

@@ -17,6 +17,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepColumns
 from libs.contracts.step_row import COLUMN_NAMES, StepRow, step_columns
 from libs.contracts.topics import ALL, DECISIONS, QUEUES, REQUESTS, STEPS, WINDOWS, Topic
+from libs.policy.metrics.shares import Shares
 from libs.policy.planner.moves import MoveLimits
 from libs.telemetry.split import prefill_shares
 from libs.testing.clock import ManualClock
@@ -31,7 +32,6 @@ from services.metrics.hub import Hub
 from services.metrics.live import TICK_NS, tick
 from services.metrics.prometheus import OccupancyCollector, RequestMetrics
 from services.metrics.settings import MetricsSettings
-from services.metrics.sharing.shares import Shares
 from services.metrics.sharing.sharing import Sharing
 from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter

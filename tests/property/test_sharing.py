@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindow, SharedWindows, SharedWorker, StepBatch
 from libs.contracts.topics import STEPS, WINDOWS
+from libs.policy.metrics.shares import ALIVE_NS, Shares
 from libs.telemetry.fleet import BEHIND_NS
 from libs.telemetry.split import prefill_shares
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.live import TICK_NS
 from services.metrics.occupancy import cluster_occupancy
 from services.metrics.prometheus import RequestMetrics
-from services.metrics.sharing.shares import ALIVE_NS, Shares
 from services.metrics.sharing.sharing import MAX_UNSENT, LeftOut, Sharing
 from services.metrics.sharing.wire import MAX_WORKERS_A_RECORD, messages
 from services.metrics.state import MetricsState

@@ -11,6 +11,7 @@ from libs.bus.clients import MAX_RECORD_BYTES
 from libs.bus.port import TAKEN_OVER_NS, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, RequestEvent, SharedWindows, StepBatch
 from libs.contracts.topics import STEPS, WINDOWS
+from libs.policy.metrics.shares import Shares
 from libs.telemetry.history import WrittenWindow
 from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.roll import LISTED_NS
@@ -25,7 +26,6 @@ from services.metrics.scope import parse_scope
 from services.metrics.series import history, sums
 from services.metrics.sharing.overdue import OVERDUE_NS
 from services.metrics.sharing.prometheus import SharingCollector
-from services.metrics.sharing.shares import Shares
 from services.metrics.sharing.sharing import MAX_APART_NS, MAX_HEARD, MAX_UNSENT, LeftOut, Sharing
 from services.metrics.sharing.wire import messages, shared_worker
 from services.metrics.state import STALE_NS, MetricsState

@@ -9,6 +9,7 @@ from typing import Final
 import structlog
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, SharedWindows, StepBatch
+from libs.policy.metrics.shares import ALIVE_NS, Shares
 from libs.telemetry.cells import Cells
 from libs.telemetry.fleet import MAX_WORKERS, Fleet
 from libs.telemetry.history import WrittenWindow
@@ -16,7 +17,6 @@ from libs.telemetry.roll import LISTED_NS
 from libs.telemetry.rollups import RollUps
 from services.metrics.sharing.again import Again
 from services.metrics.sharing.overdue import Overdue
-from services.metrics.sharing.shares import ALIVE_NS, Shares
 from services.metrics.sharing.wire import messages, shared_worker, written
 
 log = structlog.get_logger()
