@@ -35,7 +35,7 @@ from services.metrics.prometheus import LiveCollector, OccupancyCollector, Reque
 from services.metrics.queue_collector import QueueCollector
 from services.metrics.refill.gaps import Gaps
 from services.metrics.refill.prometheus import GapCollector
-from services.metrics.refill.refill import Refill
+from services.metrics.refill.refill import Partition, Refill
 from services.metrics.settings import MetricsSettings
 from services.metrics.sharing.prometheus import SharingCollector
 from services.metrics.sharing.sharing import Sharing
@@ -73,7 +73,7 @@ class RunningMetrics:
     url: str
     state: MetricsState
     desk: AlertDesk
-    gaps: Gaps
+    gaps: Gaps[Partition]
     hub: Hub
 
 
@@ -93,7 +93,8 @@ async def open_metrics(
     registry = CollectorRegistry()
     transport = transport or guarded_transport(settings, registry)
     state = MetricsState(prefill_shares, RequestMetrics(registry), _sharing(settings, bus, began_ns))
-    hub, gaps, desk = Hub(), Gaps(), AlertDesk(state, settings.alert_limits(), lag_ns=live_lag_ns)
+    gaps: Gaps[Partition] = Gaps()
+    hub, desk = Hub(), AlertDesk(state, settings.alert_limits(), lag_ns=live_lag_ns)
     refill = Refill(state, gaps, prefill_shares, clock, ports.thread_s)
     webhooks = list(_webhooks(settings, ports, desk, clock))
     desk.tell += [_publisher(bus, settings.id, began_ns), *(webhook.tell for webhook in webhooks)]

@@ -1,5 +1,6 @@
 """Telemetry that the live reader jumped over, filled in afterwards, against a service that read all of it."""
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -8,15 +9,23 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from libs.bus.behind import Behind
-from libs.bus.port import Gap
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
-from libs.contracts.topics import STEPS
 from libs.telemetry.rollups import TIERS
 from libs.telemetry.split import prefill_shares
 from libs.testing.telemetry import at, step, step_batch
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.refill.fill import fill
-from services.metrics.refill.gaps import MARGIN_NS, MAX_CHUNK, MAX_GAPS, Chunk, Fate, Gaps
+from services.metrics.refill.gaps import (
+    MARGIN_AT_LEAST_NS,
+    MARGIN_NS,
+    MAX_CHUNK,
+    MAX_GAPS,
+    Chunk,
+    ChunkRead,
+    Fate,
+    Gaps,
+    Stretch,
+)
 from services.metrics.state import MetricsState
 
 WORKERS = ("a", "b", "c")
@@ -60,7 +69,7 @@ def live(state: MetricsState, batches: list[StepBatch], since_ms: int, until_ms:
         state.history.advance(at(now))
 
 
-def chunks_of(gap: Gap, size: int) -> Iterator[Chunk]:
+def chunks_of(gap: Stretch[int], size: int) -> Iterator[Chunk[int]]:
     for end in range(gap.end, gap.start, -size):
         start = max(gap.start, end - size)
         yield Chunk(gap, start, end, max(start - MARGIN, 0), end + MARGIN)
@@ -94,7 +103,7 @@ def test_a_filled_gap_leaves_the_windows_of_a_reader_that_missed_nothing(until_m
     whole, state = new_state(), new_state()
     live(whole, all_of, 0, until_ms)
     live(state, all_of[:start] + all_of[end:], 0, until_ms)
-    gap = Gap(STEPS, 0, start, end)
+    gap = Stretch(0, start, end)
     for each in chunks_of(gap, chunk):
         read, own = all_of[each.read_from : each.read_to], slice(each.start - each.read_from, each.end - each.read_from)
         for _ in fill(state, prefill_shares, read, own, at(until_ms)):
@@ -118,7 +127,7 @@ def test_every_record_that_was_jumped_over_has_one_fate(jumps, rate):
     """And the chunks of a gap are next to each other, the newest first."""
     gaps, at_offset, total = Gaps(), [0] * 4, 0
     for number, (partition, length) in enumerate(jumps):
-        gap = Gap(STEPS, partition, at_offset[partition], at_offset[partition] + length)
+        gap = Stretch(partition, at_offset[partition], at_offset[partition] + length)
         at_offset[partition] = gap.end + 1
         total += length
         gaps.add(gap, number)
@@ -141,7 +150,7 @@ def test_every_record_that_was_jumped_over_has_one_fate(jumps, rate):
 def test_the_newest_of_several_partitions_is_read_first():
     gaps = Gaps()
     for partition in range(2):
-        gaps.add(Gap(STEPS, partition, 0, 1_000), 0)
+        gaps.add(Stretch(partition, 0, 1_000), 0)
     read = []
     while chunk := gaps.next(10**12):
         read.append((chunk.gap.partition, chunk.start))
@@ -153,7 +162,7 @@ def test_the_newest_of_several_partitions_is_read_first():
 
 
 def test_a_gap_is_read_once_telemetry_after_it_has_come_and_without_what_the_broker_forgot():
-    gaps, gap = Gaps(), Gap(STEPS, 0, 100, 1_000)
+    gaps, gap = Gaps(), Stretch(0, 100, 1_000)
     gaps.add(gap, 0)
     assert gaps.next(MARGIN_NS - 1) is None
     gaps.held_from(gap, 700)
@@ -163,6 +172,37 @@ def test_a_gap_is_read_once_telemetry_after_it_has_come_and_without_what_the_bro
     gaps.held_from(chunk.gap, 1_000)
     assert gaps.next(MARGIN_NS) is None
     assert gaps.fates[Fate.FORGOTTEN] == 900
+
+
+@given(st.integers(1, 10**6), st.integers(0, MARGIN_NS // 2))
+def test_a_chunk_with_short_margins_is_cut_with_twice_as_many_until_they_suffice(records, before_ns):
+    """Telemetry that comes too thick for the margins that were read: each try reads more, and there is a last one."""
+    gaps: Gaps[int] = Gaps()
+    gaps.add(Stretch(0, 10**9, 10**9 + 5_000_000), 0)
+    margins = []
+    while chunk := gaps.next(MARGIN_NS):
+        margins.append(chunk.read_to - chunk.end)
+        read = ChunkRead(
+            low=chunk.read_from, high=chunk.read_to, begins=False, ends=False, records=records,
+            first_ns=0, own_first_ns=before_ns, own_last_ns=10**10, last_ns=10**10 + MARGIN_NS,
+        )  # fmt: skip
+        if gaps.suffices(chunk, read):
+            break
+    assert margins[-1] == MAX_CHUNK
+    assert all(later >= min(2 * earlier, MAX_CHUNK) for earlier, later in itertools.pairwise(margins))
+
+
+@given(st.booleans(), st.booleans(), st.integers(0, 2 * MARGIN_NS), st.integers(0, 2 * MARGIN_NS))
+def test_a_margin_may_be_short_only_where_the_broker_holds_no_more(begins, ends, before_ns, after_ns):
+    gaps: Gaps[int] = Gaps()
+    gaps.add(Stretch(0, 10**9, 10**9 + 1_000), 0)
+    chunk = gaps.next(MARGIN_NS)
+    read = ChunkRead(
+        low=chunk.read_from, high=chunk.read_to, begins=begins, ends=ends, records=1_000,
+        first_ns=0, own_first_ns=before_ns, own_last_ns=before_ns + 10**9, last_ns=before_ns + 10**9 + after_ns,
+    )  # fmt: skip
+    enough = (begins or before_ns >= MARGIN_AT_LEAST_NS) and (ends or after_ns >= MARGIN_AT_LEAST_NS)
+    assert gaps.suffices(chunk, read) is enough
 
 
 def test_a_reader_is_behind_when_it_has_not_come_to_where_a_partition_ended_before_the_bound():

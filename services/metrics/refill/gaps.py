@@ -1,11 +1,12 @@
 """What the live reader has left out, and in which order it is read afterwards. Pure."""
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from libs.bus.port import Gap
+PartitionT = TypeVar("PartitionT", bound=Hashable)
 
 MAX_GAPS: Final = 64
 """Sixteen jumps of four partitions. With more the one that lies furthest back is given up."""
@@ -13,6 +14,8 @@ CHUNK_NS: Final = 10_000_000_000
 """Read in one go: the newest chunk first, forward within it."""
 MARGIN_NS: Final = 3_000_000_000
 """Telemetry before and after a chunk that is read with it, so that steps over its edges and whole seconds are known."""
+MARGIN_AT_LEAST_NS: Final = MARGIN_NS * 2 // 3
+"""With less the chunk is read again with more, where there is more."""
 FIRST_RATE: Final = 100.0
 """Records a second of a partition, before anything of it has been read."""
 MIN_CHUNK: Final = 100
@@ -31,21 +34,49 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class Stretch(Generic[PartitionT]):
+    """Records of a partition that were left out: offsets [start, end)."""
+
+    partition: PartitionT
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk(Generic[PartitionT]):
     """Offsets to read: [start, end) are to be counted, the margins are only to be known."""
 
-    gap: Gap
+    gap: Stretch[PartitionT]
     start: int
     end: int
     read_from: int
     read_to: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkRead:
+    """What there was of a chunk: which offsets were read, and until when their records tell."""
+
+    low: int
+    high: int
+    """[low, high), margins included."""
+    begins: bool
+    """The broker holds nothing before `low` ..."""
+    ends: bool
+    """... nor from `high` on."""
+    records: int
+    first_ns: int
+    own_first_ns: int
+    """Of those that are to be counted."""
+    own_last_ns: int
+    last_ns: int
+
+
 @dataclass(slots=True)
-class _Open:
+class _Open(Generic[PartitionT]):
     """A gap, as far as it is still to be filled: [gap.start, end)."""
 
-    gap: Gap
+    gap: Stretch[PartitionT]
     end: int
     newest_ns: int
     """About when its newest record was published."""
@@ -54,11 +85,11 @@ class _Open:
     rate: float = FIRST_RATE
 
 
-class Gaps:
+class Gaps(Generic[PartitionT]):
     """Of all partitions."""
 
     def __init__(self) -> None:
-        self._open: list[_Open] = []
+        self._open: list[_Open[PartitionT]] = []
         self.jumps = 0
         self.fates = Counter(dict.fromkeys(Fate, 0))
         """Records by what became of them."""
@@ -68,7 +99,7 @@ class Gaps:
         """That are still to be read."""
         return sum(each.end - each.gap.start for each in self._open)
 
-    def add(self, gap: Gap, now_ns: int) -> None:
+    def add(self, gap: Stretch[PartitionT], now_ns: int) -> None:
         """The live reader has jumped over it."""
         self.jumps += 1
         if gap.end <= gap.start:
@@ -77,7 +108,7 @@ class Gaps:
         if len(self._open) > MAX_GAPS:
             self._close(min(self._open, key=lambda each: each.newest_ns), Fate.DROPPED)
 
-    def next(self, now_ns: int) -> Chunk | None:
+    def next(self, now_ns: int) -> Chunk[PartitionT] | None:
         """The newest that is to be read; None while there is none, or it is too young."""
         due = [each for each in self._open if each.due_ns <= now_ns]
         if not due:
@@ -88,12 +119,27 @@ class Gaps:
         start = max(found.gap.start, found.end - records)
         return Chunk(found.gap, start, found.end, max(start - margin, 0), found.end + margin)
 
-    def seen(self, gap: Gap, records_a_second: float) -> None:
+    def suffices(self, chunk: Chunk[PartitionT], read: ChunkRead) -> bool:
+        """Whether a chunk can be counted as it was read. If not, its margins are too short: `next` cuts it anew."""
+        rate = read.records * 1e9 / max(read.last_ns - read.first_ns, 1)
+        before_ns, after_ns = read.own_first_ns - read.first_ns, read.last_ns - read.own_last_ns
+        short = (before_ns < MARGIN_AT_LEAST_NS and not read.begins) or (
+            after_ns < MARGIN_AT_LEAST_NS and not read.ends
+        )
+        margin = max(chunk.start - read.low, read.high - chunk.end, 1)
+        if short and margin < MAX_CHUNK:
+            # At least twice as many, so that this ends.
+            self.seen(chunk.gap, max(rate, 2e9 * margin / MARGIN_NS))
+            return False
+        self.seen(chunk.gap, rate)
+        return True
+
+    def seen(self, gap: Stretch[PartitionT], records_a_second: float) -> None:
         """So many come in a second: chunks are cut by that."""
         for each in self._of(gap):
             each.rate = records_a_second
 
-    def filled(self, chunk: Chunk, oldest_ns: int | None) -> None:
+    def filled(self, chunk: Chunk[PartitionT], oldest_ns: int | None) -> None:
         """A chunk has been counted, of which the first record is of that time; None: there was none to be read."""
         for each in self._of(chunk.gap):
             self.fates[Fate.FILLED] += each.end - chunk.start
@@ -102,21 +148,21 @@ class Gaps:
             if each.end <= each.gap.start:
                 self._open.remove(each)
 
-    def held_from(self, gap: Gap, offset: int) -> None:
+    def held_from(self, gap: Stretch[PartitionT], offset: int) -> None:
         """The broker has forgotten what lies before."""
         for each in self._of(gap):
             forgotten = min(offset, each.end) - each.gap.start
             if forgotten > 0:
                 self.fates[Fate.FORGOTTEN] += forgotten
-                each.gap = each.gap._replace(start=each.gap.start + forgotten)
+                each.gap = replace(each.gap, start=each.gap.start + forgotten)
             if each.end <= each.gap.start:
                 self._open.remove(each)
 
-    def _close(self, gap: _Open, fate: Fate) -> None:
+    def _close(self, gap: _Open[PartitionT], fate: Fate) -> None:
         self.fates[fate] += gap.end - gap.gap.start
         self._open.remove(gap)
 
-    def _of(self, gap: Gap) -> list[_Open]:
+    def _of(self, gap: Stretch[PartitionT]) -> list[_Open[PartitionT]]:
         """The one it is, whatever part of it has been forgotten since."""
-        same = (gap.topic, gap.partition, gap.end)
-        return [each for each in self._open if (each.gap.topic, each.gap.partition, each.gap.end) == same]
+        same = (gap.partition, gap.end)
+        return [each for each in self._open if (each.gap.partition, each.gap.end) == same]

@@ -8,12 +8,13 @@ from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
 from services.metrics.refill.gaps import Gaps
+from services.metrics.refill.refill import Partition
 
 
 class GapCollector(Collector):
     """Reads `Gaps` at each scrape."""
 
-    def __init__(self, gaps: Gaps) -> None:
+    def __init__(self, gaps: Gaps[Partition]) -> None:
         self._gaps = gaps
 
     def collect(self) -> Iterator[Metric]:

@@ -11,11 +11,12 @@ import structlog
 from libs.bus.clients import CONNECTION_ERRORS
 from libs.bus.port import BackReader, Gap, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.contracts.topics import Topic
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.telemetry.timeline import PrefillShares
 from services.metrics.refill.fill import fill
-from services.metrics.refill.gaps import MARGIN_NS, MAX_CHUNK, Chunk, Gaps
+from services.metrics.refill.gaps import Chunk, ChunkRead, Gaps, Stretch
 from services.metrics.state import MetricsState
 
 log = structlog.get_logger()
@@ -26,7 +27,7 @@ LOOK_S: Final = 0.5
 """How soon a gap is found due."""
 BACKOFF_FIRST_S: Final = 0.5
 BACKOFF_MAX_S: Final = 10.0
-MARGIN_AT_LEAST_NS: Final = MARGIN_NS * 2 // 3
+Partition = tuple[Topic, int]
 Connect = Callable[[], AbstractAsyncContextManager[BackReader]]
 
 
@@ -36,7 +37,7 @@ class Refill:
     def __init__(
         self,
         state: MetricsState,
-        gaps: Gaps,
+        gaps: Gaps[Partition],
         prefill_shares: PrefillShares,
         clock: Clock,
         thread_s: Callable[[], float] = time.thread_time,
@@ -51,7 +52,7 @@ class Refill:
     def note(self, gap: Gap) -> None:
         """The live reader has jumped."""
         log.warning("telemetry is read from now on, and what lies before afterwards", records=gap.end - gap.start)
-        self._gaps.add(gap, self._clock.now_ns())
+        self._gaps.add(Stretch((gap.topic, gap.partition), gap.start, gap.end), self._clock.now_ns())
 
     async def run(self, connect: Connect) -> None:
         """Fill gaps as they come, until cancelled; outages of the broker are waited out."""
@@ -70,30 +71,32 @@ class Refill:
                 log.info("what lies behind cannot be read now", error=repr(error))
                 await asyncio.sleep(wait_s)
 
-    async def _take(self, reader: BackReader, chunk: Chunk) -> None:
+    async def _take(self, reader: BackReader, chunk: Chunk[Partition]) -> None:
         """Count one chunk, or find that it must be cut otherwise."""
-        gap = chunk.gap
-        held = await reader.held(gap.topic, gap.partition)
+        gap, (topic, partition) = chunk.gap, chunk.gap.partition
+        held = await reader.held(topic, partition)
         if held.start > gap.start:
             self._gaps.held_from(gap, held.start)
             return
         low, high = max(chunk.read_from, held.start), min(chunk.read_to, held.end)
-        records = [record async for record in reader.between(gap.topic, gap.partition, low, high)]
+        records = [record async for record in reader.between(topic, partition, low, high)]
         own = [record for record in records if chunk.start <= record.offset < chunk.end]
         if not own:
             self._gaps.filled(chunk, None)
             return
-        span_s = max(_told_ns(records[-1]) - _told_ns(records[0]), 1) / 1e9
-        before_ns, after_ns = _told_ns(own[0]) - _told_ns(records[0]), _told_ns(records[-1]) - _told_ns(own[-1])
-        short = (before_ns < MARGIN_AT_LEAST_NS and low > held.start) or (
-            after_ns < MARGIN_AT_LEAST_NS and high < held.end
+        read = ChunkRead(
+            low=low,
+            high=high,
+            begins=low <= held.start,
+            ends=high >= held.end,
+            records=len(records),
+            first_ns=_told_ns(records[0]),
+            own_first_ns=_told_ns(own[0]),
+            own_last_ns=_told_ns(own[-1]),
+            last_ns=_told_ns(records[-1]),
         )
-        margin = max(chunk.start - low, high - chunk.end, 1)
-        if short and margin < MAX_CHUNK:
-            # At least twice as many, so that this ends.
-            self._gaps.seen(gap, max(len(records) / span_s, 2e9 * margin / MARGIN_NS))
+        if not self._gaps.suffices(chunk, read):
             return
-        self._gaps.seen(gap, len(records) / span_s)
         first = records.index(own[0])
         await self._enter(_batches(records), slice(first, first + len(own)))
         self._gaps.filled(chunk, _told_ns(own[0]))
