@@ -10,13 +10,13 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
-from libs.bus.behind import Behind
 from libs.bus.broker import partitions
 from libs.bus.clients import CONNECTION_ERRORS, BrokerAway, at_once, gather, open_admin, open_consumer
 from libs.bus.codec import to_record
 from libs.bus.port import TAKEN_OVER_NS, Gap, Record, Wanted
 from libs.bus.progress import Progress
 from libs.contracts.topics import Topic
+from libs.policy.metrics.behind import Behind
 from libs.runtime.backoff import Backoff
 
 log = structlog.get_logger()

@@ -15,6 +15,7 @@ from libs.bus.port import Bus, LiveBus, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import ALERTS, WINDOWS
 from libs.policy.alerts.book import Alert
+from libs.policy.metrics.gaps import Gaps
 from libs.policy.metrics.shares import Shares
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
@@ -33,7 +34,6 @@ from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.outgoing import MakeClient
 from services.metrics.prometheus import LiveCollector, OccupancyCollector, RequestMetrics
 from services.metrics.queue_collector import QueueCollector
-from services.metrics.refill.gaps import Gaps
 from services.metrics.refill.prometheus import GapCollector
 from services.metrics.refill.refill import Partition, Refill
 from services.metrics.settings import MetricsSettings

@@ -11,6 +11,7 @@ from libs.bus.live import KafkaLiveBus
 from libs.bus.port import Gap, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
 from libs.contracts.topics import REQUESTS, STEPS
+from libs.policy.metrics.gaps import Fate, Gaps
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
 from libs.telemetry.split import prefill_shares
@@ -18,7 +19,6 @@ from libs.testing.stores import KafkaServer
 from libs.testing.telemetry import MS, ORIGIN_NS, step, step_batch
 from libs.testing.wait import until
 from services.metrics.prometheus import RequestMetrics
-from services.metrics.refill.gaps import Fate, Gaps
 from services.metrics.refill.refill import Refill
 from services.metrics.state import MetricsState
 

@@ -8,14 +8,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from libs.bus.behind import Behind
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
-from libs.telemetry.rollups import TIERS
-from libs.telemetry.split import prefill_shares
-from libs.testing.telemetry import at, step, step_batch
-from services.metrics.prometheus import RequestMetrics
-from services.metrics.refill.fill import fill
-from services.metrics.refill.gaps import (
+from libs.policy.metrics.behind import Behind
+from libs.policy.metrics.gaps import (
     MARGIN_AT_LEAST_NS,
     MARGIN_NS,
     MAX_CHUNK,
@@ -26,6 +21,11 @@ from services.metrics.refill.gaps import (
     Gaps,
     Stretch,
 )
+from libs.telemetry.rollups import TIERS
+from libs.telemetry.split import prefill_shares
+from libs.testing.telemetry import at, step, step_batch
+from services.metrics.prometheus import RequestMetrics
+from services.metrics.refill.fill import fill
 from services.metrics.state import MetricsState
 
 WORKERS = ("a", "b", "c")

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
-from services.metrics.refill.gaps import Gaps
+from libs.policy.metrics.gaps import Gaps
 from services.metrics.refill.refill import Partition
 
 

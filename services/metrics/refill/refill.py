@@ -12,11 +12,11 @@ from libs.bus.clients import CONNECTION_ERRORS
 from libs.bus.port import BackReader, Gap, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import Topic
+from libs.policy.metrics.gaps import Chunk, ChunkRead, Gaps, Stretch
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.telemetry.timeline import PrefillShares
 from services.metrics.refill.fill import fill
-from services.metrics.refill.gaps import Chunk, ChunkRead, Gaps, Stretch
 from services.metrics.state import MetricsState
 
 log = structlog.get_logger()
