@@ -25,11 +25,12 @@ from libs.policy.alerts.machine import Machine
 from libs.policy.alerts.pools import advice, amount
 from libs.policy.alerts.rules import ON_TELEMETRY, make_rules
 from libs.policy.alerts.snapshot import Burn, Count, Pool, Snapshot, Worker
+from libs.policy.alerts.watch import every_ns
 from libs.telemetry.split import prefill_shares
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from libs.testing.turns import at_once
 from services.metrics.alerts.collect import take_snapshot
-from services.metrics.alerts.desk import AlertDesk, every_ns
+from services.metrics.alerts.desk import AlertDesk
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.requests import RequestLog
 from services.metrics.settings import MetricsSettings

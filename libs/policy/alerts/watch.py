@@ -1,6 +1,7 @@
 """Looks at the cluster from moment to moment and keeps the book of alerts. Pure; time is passed in."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from libs.policy.alerts.book import Alert, AlertBook
 from libs.policy.alerts.burn import burn_signs
@@ -13,6 +14,16 @@ from libs.policy.alerts.rules import ON_TELEMETRY, make_rules
 from libs.policy.alerts.sign import Sign, held_back
 from libs.policy.alerts.snapshot import Snapshot
 from libs.policy.alerts.workers import AtHand, worker_signs
+
+EVERY_NS: Final = 200_000_000
+"""Two ticks, for up to `WORKERS_A_STEP` workers."""
+WORKERS_A_STEP: Final = 500
+"""For as many more the next look comes `EVERY_NS` later: at 3,000 workers, of which one takes 20 ms, every 1.2 s."""
+
+
+def every_ns(workers: int) -> int:
+    """How long it is from one look to the next over so many."""
+    return EVERY_NS * max(-(-workers // WORKERS_A_STEP), 1)
 
 
 class AlertWatch:

@@ -2,24 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
 
 from libs.policy.alerts.book import Alert, AlertBook
 from libs.policy.alerts.limits import Limits
 from libs.policy.alerts.snapshot import Snapshot
-from libs.policy.alerts.watch import AlertWatch
+from libs.policy.alerts.watch import AlertWatch, every_ns
 from services.metrics.alerts.collect import take_snapshot
 from services.metrics.state import MetricsState
-
-EVERY_NS: Final = 200_000_000
-"""Two ticks, for up to `WORKERS_A_STEP` workers."""
-WORKERS_A_STEP: Final = 500
-"""For as many more the next look comes `EVERY_NS` later: at 3,000 workers, of which one takes 20 ms, every 1.2 s."""
-
-
-def every_ns(workers: int) -> int:
-    """How long it is from one look to the next over so many."""
-    return EVERY_NS * max(-(-workers // WORKERS_A_STEP), 1)
 
 
 class AlertDesk:
