@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, SharedWindows, StepBatch
-from libs.policy.metrics.shares import ALIVE_NS, Shares
+from libs.policy.metrics.shares import Shares
 from libs.telemetry.cells import Cells
 from libs.telemetry.fleet import MAX_WORKERS, Fleet
 from libs.telemetry.history import WrittenWindow
@@ -160,11 +160,10 @@ class Sharing:
         return heard + self._overdue.write(fleet, rollups, now_ns)
 
     def tells_of(self, event: RequestEvent, fleet: Fleet, now_ns: int) -> bool:
-        """Whether this instance makes the request's trace: the one that reads the worker that told of its hand-off; all
-        of them while nobody seems to, since a trace that is made twice is the same; of requests that no worker saw, the
-        first of those who live."""
+        """Whether this instance makes the request's trace."""
         worker_id = event.decode_worker or event.prefill_worker
         if not worker_id:
-            return self.shares.alive(now_ns)[0] == self.shares.own_id
+            return self.shares.leads(now_ns)
         facts = fleet.roll.facts(worker_id)
-        return fleet.roll.is_own(worker_id) or facts is None or facts.covered_to_unix_ns < now_ns - ALIVE_NS
+        told_to_ns = None if facts is None else facts.covered_to_unix_ns
+        return self.shares.traces(own=fleet.roll.is_own(worker_id), told_to_ns=told_to_ns, now_ns=now_ns)
