@@ -161,6 +161,25 @@ def test_partitions_go_round_among_those_who_live() -> None:
     assert [one.mine(partition, ALIVE_NS) for partition in range(4)] == [True] * 4
 
 
+@given(
+    names=st.sets(st.text("abc-", min_size=1, max_size=4), min_size=1, max_size=5),
+    gone=st.sets(st.text("xyz", min_size=1, max_size=2), max_size=3),
+    partition=st.integers(0, 7),
+)
+def test_a_partition_has_one_reader_of_those_who_live_once_all_have_heard_of_each_other_and_one_leads(
+    names: set[str], gone: set[str], partition: int
+) -> None:
+    ordered = sorted(names)
+    shares = [Shares(name) for name in ordered]
+    for hearer in shares:
+        for name in gone:
+            hearer.hear(name, 0)
+        for name in ordered:
+            hearer.hear(name, 1)
+    assert sum(each.mine(partition, ALIVE_NS) for each in shares) == 1
+    assert [each.own_id for each in shares if each.leads(ALIVE_NS)] == ordered[:1]
+
+
 def test_what_cannot_be_is_not_taken() -> None:
     hearer = Instance("a")
     worker = SharedWorker(newest=step_batch(1, (0, 100)), arrived_unix_ns=at(100))
