@@ -1,23 +1,30 @@
 """Planner and metrics opened over their ports, on a virtual clock: no broker, no Redis, no socket."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
+import pytest
 
 from libs.bus.port import BackReader, BusStats, Record
+from libs.contracts.errors import StartupError
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, ACTION_SET_MODE, Decision
 from libs.contracts.topics import STEPS, Topic
 from libs.runtime.tasks import TaskOwner
+from libs.telemetry.rollups import TIERS
 from libs.testing.listed_registry import ListedRegistry
 from libs.testing.telemetry import step, step_batch
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
 from load.chaos.rpc import SimTransport
+from services.metrics.history_file import HistoryFile
 from services.metrics.run import MetricsPorts, RunningMetrics, open_metrics
 from services.metrics.settings import MetricsSettings
 from services.planner.run import PlannerPorts, RunningPlanner, open_planner
@@ -26,6 +33,7 @@ from services.planner.settings import PlannerSettings
 ORIGIN_NS = 1_700_000_000_000_000_000
 TELEMETRY_MS = 100
 RUN_S = 5.0
+SILENT_S = 30.0
 
 
 class LoopClock:
@@ -78,7 +86,9 @@ class MemoryBus:
 class Plane:
     """Both services, beside a worker that is busy for a quarter of its time."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, **ports: Any) -> None:
+        """`ports`: further ones of the metrics service."""
+        self.ports = ports
         self.loop = SimLoop(Random(seed))
         self.clock = LoopClock(self.loop)
         self.net = Net(self.loop, Random(seed), Log(self.loop, None))
@@ -86,6 +96,7 @@ class Plane:
         self.tasks = TaskOwner()
         self.planner: RunningPlanner
         self.metrics: RunningMetrics
+        self.worker: asyncio.Task[None]
 
     def run(self, work: Callable[["Plane"], Awaitable[Any]]) -> Any:
         with closing(self.loop):
@@ -102,7 +113,7 @@ class Plane:
                     settings=MetricsSettings.model_validate(
                         {"id": "metrics", "alert_webhooks": "http://127.0.0.1:9", "traces_url": "http://127.0.0.1:9"}
                     ),
-                    ports=MetricsPorts(self.bus, thread_s=lambda: 0.0),
+                    ports=MetricsPorts(self.bus, thread_s=lambda: 0.0, **self.ports),
                     transport=SimTransport(self.net, Node("metrics"), "secret"),
                     **common,
                 )
@@ -115,7 +126,7 @@ class Plane:
                     **common,
                 )
             )
-            self.tasks.spawn("worker", self._tell())
+            self.worker = self.tasks.spawn("worker", self._tell())
             await asyncio.sleep(RUN_S)
             result = await work(self)
         assert self.tasks.error is None
@@ -180,3 +191,49 @@ def test_a_mode_without_a_store_holds_and_is_said_not_to_be_kept():
     decisions = [each for each in plane.bus.published if isinstance(each, Decision)]
     assert {each.action for each in decisions[:-1]} == {ACTION_KEEP}
     assert decisions[-1].action == ACTION_SET_MODE
+
+
+def open_history(path: Path) -> HistoryFile:
+    return HistoryFile(path, "local", TIERS[1:])
+
+
+def test_history_is_kept_and_its_file_given_back_at_the_end(tmp_path):
+    path = tmp_path / "history"
+    Plane(1, history=open_history(path)).run(look)
+    again = open_history(path)
+    assert again.written_to_ns() is not None
+    assert [member.worker_id for member in again.members()] == ["decode-0"]
+    again.close()
+
+
+def test_a_service_that_cannot_open_leaves_no_task_and_gives_its_file_back(tmp_path, monkeypatch):
+    @asynccontextmanager
+    async def refused(*_args: Any, **_more: Any) -> AsyncIterator[str]:
+        raise StartupError("nobody may listen")
+        yield ""
+
+    path = tmp_path / "history"
+    plane = Plane(1, history=open_history(path))
+    monkeypatch.setattr(SimTransport, "http", refused)
+    with pytest.raises(StartupError, match="nobody may listen"):
+        plane.run(look)
+    assert len(plane.tasks) == 0
+    open_history(path).close()
+
+
+def test_alerts_are_posted_with_the_client_that_was_given():
+    posts: list[list[dict[str, Any]]] = []
+
+    def receive(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/":
+            posts.append(json.loads(request.content))
+        return httpx.Response(200)
+
+    async def fall_silent(plane: Plane) -> set[str]:
+        plane.worker.cancel()
+        await asyncio.sleep(SILENT_S)
+        return {alert.name for alert in plane.metrics.desk.book.firing()}
+
+    network = httpx.MockTransport(receive)
+    firing = Plane(1, make_client=partial(httpx.AsyncClient, transport=network)).run(fall_silent)
+    assert firing and firing == {alert["labels"]["alertname"] for alert in posts[-1]}
