@@ -8,7 +8,7 @@ from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import EngineRequest
 from libs.worker.assignment import AssignmentState
-from libs.worker.role import Role
+from libs.worker.roles.port import Role
 
 PHASES = (pb.PHASE_PREFILL, pb.PHASE_DECODE, pb.PHASE_BOTH)
 

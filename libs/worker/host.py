@@ -16,8 +16,8 @@ from libs.worker.gateways import Gateways
 from libs.worker.hosted import Hosted
 from libs.worker.leaving import Leaving
 from libs.worker.link import Link
-from libs.worker.role import Room
 from libs.worker.role_change import LastChange
+from libs.worker.roles.port import Room
 from libs.worker.speed import WorkerSpeed
 from libs.worker.wire import numbers
 

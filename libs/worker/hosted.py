@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import EngineRequest
 from libs.worker.link import Link
-from libs.worker.role import Role
+from libs.worker.roles.port import Role
 
 PROMPT_PHASES = (pb.PHASE_PREFILL, pb.PHASE_BOTH)
 

@@ -45,7 +45,7 @@ from libs.worker.kv_client import GrpcKvFetcher
 from libs.worker.kv_server import KvServicer
 from libs.worker.publish_telemetry import TelemetryPublisher
 from libs.worker.registration import Registration
-from libs.worker.role import load_role
+from libs.worker.roles.port import load_role
 from libs.worker.serve import WorkerServicer
 from libs.worker.settings import WorkerSettings
 from libs.worker.shared_memory import SharedMemory

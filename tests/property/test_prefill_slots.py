@@ -12,8 +12,8 @@ from libs.perfmodel.profiles import profile
 from libs.policy.step_time import StepTimeModel, chunks_work
 from libs.policy.worker.saturation import MOST_TOKENS, knee_of
 from libs.policy.worker.slack import first_chunks
-from libs.worker.role import Room
-from services.prefill.role import FILLED_STEPS, HAND_OVER_S, MAX_PROMPTS, MIN_PROMPTS, PrefillRole
+from libs.worker.roles.port import Room
+from libs.worker.roles.prefill import FILLED_STEPS, HAND_OVER_S, MAX_PROMPTS, MIN_PROMPTS, PrefillRole
 
 PROMPTS = 1500
 LOAD = 0.75

@@ -18,11 +18,11 @@ from libs.engine.port import Logprob, SequenceOutput
 from libs.runtime.settings import load_settings
 from libs.worker import outbox
 from libs.worker.assignment import AssignmentState
-from libs.worker.role import Room
 from libs.worker.role_change import LastChange
+from libs.worker.roles.port import Room
+from libs.worker.roles.prefill import PrefillRole
 from libs.worker.settings import WorkerSettings
 from services.decode.settings import DecodeSettings
-from services.prefill.role import PrefillRole
 from services.prefill.settings import PrefillSettings
 
 
