@@ -17,7 +17,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from libs.bus.port import Bus
-from libs.contracts.errors import StartupError
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
@@ -45,7 +44,8 @@ from libs.worker.kv_client import GrpcKvFetcher
 from libs.worker.kv_server import KvServicer
 from libs.worker.publish_telemetry import TelemetryPublisher
 from libs.worker.registration import Registration
-from libs.worker.roles.port import load_role
+from libs.worker.roles.prefill import PrefillRole
+from libs.worker.roles.token import DecodeRole
 from libs.worker.serve import WorkerServicer
 from libs.worker.settings import WorkerSettings
 from libs.worker.shared_memory import SharedMemory
@@ -120,7 +120,6 @@ async def open_worker(
 ) -> AsyncIterator[RunningWorker]:
     """A worker that serves while the context is open; leaving it stops at once what still runs."""
     transport = transport or SystemTransport(settings)
-    roles = _roles(settings)
     async with AsyncExitStack() as stack:
         for close in (ports.kv_index.close, ports.registry.close, ports.step_times.close):
             stack.push_async_callback(close)
@@ -138,7 +137,7 @@ async def open_worker(
         await ports.bus.start()
         stack.push_async_callback(ports.bus.close)
 
-        host = _host(settings, ports, roles, clock, address=address, incarnation=incarnation)
+        host = _host(settings, ports, clock, address=address, incarnation=incarnation)
         builder = StepBatchBuilder(_source(settings, ports.engine, incarnation), clock.now_ns())
         step_times = await _step_times(ports, settings.gpus)
         kv = KvServicer(host, incarnation)
@@ -213,17 +212,7 @@ async def _pump(engine: Engine, sinks: Sequence[Callable[[EngineEvent], None]]) 
     raise RuntimeError("the engine has ended")
 
 
-def _roles(settings: WorkerSettings) -> Roles:
-    """The plug-ins of the prompt phase and of the token phase."""
-    try:
-        return Roles(prefill=load_role(settings.prefill_role), token=load_role(settings.token_role))
-    except ValueError as error:
-        raise StartupError(str(error)) from None
-
-
-def _host(
-    settings: WorkerSettings, ports: WorkerPorts, roles: Roles, clock: Clock, *, address: str, incarnation: int
-) -> WorkerHost:
+def _host(settings: WorkerSettings, ports: WorkerPorts, clock: Clock, *, address: str, incarnation: int) -> WorkerHost:
     engine, model = ports.engine, ports.model
     identity = common.Worker(
         id=settings.id,
@@ -243,7 +232,7 @@ def _host(
         engine=engine,
         identity=identity,
         assignment=AssignmentState(model.name, *role_from_name(settings.role, settings.budget_tokens)),
-        roles=roles,
+        roles=Roles(prefill=PrefillRole(), token=DecodeRole()),
         cluster=settings.cluster,
         clock=clock,
     )

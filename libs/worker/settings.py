@@ -35,10 +35,6 @@ class WorkerSettings(CommonSettings):
     """The first role; later ones come from the planner."""
     budget_tokens: int = Field(0, ge=0)
     """Role mixed: prompt tokens that one engine step may compute beside decodes."""
-    prefill_role: str = "libs.worker.roles.prefill:PrefillRole"
-    """Plug-in of the prompt phase, as package.module:Class."""
-    token_role: str = "libs.worker.roles.token:DecodeRole"
-    """Plug-in of the token phase."""
     gpus: int = Field(0, ge=0)
     """Weight in cluster figures; 0: as many as the engine computes on, a CPU worker counts 1."""
 

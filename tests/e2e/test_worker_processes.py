@@ -211,7 +211,6 @@ async def test_a_worker_serves_and_stops_while_redis_and_kafka_are_away(nobodys_
     [
         ("FULCRUM_WORKER_MODEL_PATH", "/nowhere", "model folder /nowhere does not exist"),
         ("FULCRUM_WORKER_ENGINE", "abacus", "FULCRUM_WORKER_ENGINE"),
-        ("FULCRUM_WORKER_TOKEN_ROLE", "libs.worker.roles.token:Nobody", "libs.worker.roles.token:Nobody"),
         ("FULCRUM_WORKER_PORT", "in use", "in use"),
     ],
 )

@@ -103,10 +103,16 @@ def test_services_differ_in_their_first_role_only(monkeypatch: pytest.MonkeyPatc
     prefill, decode = load_settings(PrefillSettings), load_settings(DecodeSettings)
     assert (prefill.role, decode.role) == ("prefill", "decode")
     assert prefill.id.startswith("prefill-") and decode.id.startswith("decode-")
-    assert prefill.prefill_role == decode.prefill_role
     monkeypatch.setenv("FULCRUM_WORKER_ROLE", "mixed")
     monkeypatch.setenv("FULCRUM_WORKER_BUDGET_TOKENS", "128")
     assert load_settings(PrefillSettings).role == "mixed"
+
+
+@pytest.mark.parametrize("variable", ["FULCRUM_WORKER_PREFILL_ROLE", "FULCRUM_WORKER_TOKEN_ROLE"])
+def test_no_setting_names_code_to_load(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv("FULCRUM_WORKER_ENGINE", "sim")
+    monkeypatch.setenv(variable, "nowhere.at_all:Nobody")
+    assert "nowhere.at_all:Nobody" not in load_settings(PrefillSettings).model_dump().values()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
-"""The role plug-in: what a worker does in one role. Services name theirs by dotted path, so none imports another."""
+"""The role plug-in: what a worker does in one role."""
 
-import importlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,13 +42,3 @@ class Role(Protocol):
     def slots(self, assignment: Assignment, room: Room) -> tuple[int, int]:
         """How many (prefill, decode) requests the worker takes at once: the total of its credits."""
         ...
-
-
-def load_role(dotted_path: str) -> Role:
-    """An instance of "package.module:Class"; raises ValueError that names the path."""
-    module_name, _, class_name = dotted_path.partition(":")
-    try:
-        role: Role = getattr(importlib.import_module(module_name), class_name)()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"role plug-in {dotted_path!r} cannot be loaded: {error}") from error
-    return role
