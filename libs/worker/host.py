@@ -9,6 +9,7 @@ from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Engine, EngineEvent, FinishReason, SequenceOutput
 from libs.policy.worker.saturation import trial_work
+from libs.policy.worker.slots import Room
 from libs.runtime.clock import Clock
 from libs.worker.admission import Roles, admit
 from libs.worker.assignment import AssignmentState
@@ -17,7 +18,6 @@ from libs.worker.hosted import Hosted
 from libs.worker.leaving import Leaving
 from libs.worker.link import Link
 from libs.worker.role_change import LastChange
-from libs.worker.roles.port import Room
 from libs.worker.speed import WorkerSpeed
 from libs.worker.wire import numbers
 

@@ -1,27 +1,11 @@
 """The role plug-in: what a worker does in one role."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import SequenceEvent, Submit
 from libs.engine.port import EngineRequest, SequenceOutput
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What a role's number of slots follows from."""
-
-    max_sequences: int
-    """In the engine's running batch."""
-    prompt_tokens: float
-    """Mean length of late prompts."""
-    chunk_tokens: int
-    """Prompt tokens that one step computes at most."""
-    step_s: float
-    """What such a step takes, as far as is known; more than 0."""
-    decoding: int = 0
-    """Sequences that take a place in the batch against decode credits, whichever role gave them out."""
+from libs.policy.worker.slots import Room
 
 
 class Role(Protocol):

@@ -4,7 +4,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import PHASE_BOTH, PHASE_DECODE, SequenceEvent, Submit
 from libs.engine.port import EngineRequest, Phase, SequenceOutput
-from libs.worker.roles.port import Room
+from libs.policy.worker.slots import Room
 from libs.worker.wire import engine_request, sequence_event
 
 _PHASES = {PHASE_DECODE: Phase.DECODE, PHASE_BOTH: Phase.BOTH}

@@ -1,0 +1,43 @@
+"""How many prompts and decodes a worker takes at once: the total of its credits. Pure."""
+
+from dataclasses import dataclass
+from typing import Final
+
+MIN_PROMPTS: Final = 4
+MAX_PROMPTS: Final = 64
+"""Prompts at the worker at once. The rest wait in the gateways, where they can still go elsewhere."""
+FILLED_STEPS: Final = 2
+"""Of short prompts as many as fill the running step and the next one, and what is computed in `HAND_OVER_S`."""
+HAND_OVER_S: Final = 0.1
+"""From the end of a prompt until the gateway's next one is here: 1 ms, but tens where cores are busy. What comes too
+late for a step is missing in it, and a worker that runs half-empty steps has less than its plateau. Ample, since
+prompts differ in length: a mean's worth of them often holds less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a role's number of slots follows from."""
+
+    max_sequences: int
+    """In the engine's running batch."""
+    prompt_tokens: float
+    """Mean length of late prompts."""
+    chunk_tokens: int
+    """Prompt tokens that one step computes at most."""
+    step_s: float
+    """What such a step takes, as far as is known; more than 0."""
+    decoding: int = 0
+    """Sequences that take a place in the batch against decode credits, whichever role gave them out."""
+
+
+def prefill_slots(room: Room) -> int:
+    """A few prompts, more of short ones. In powers of two: a new mean is seldom another number.
+
+    Never more than the engine has places for: what decodes on from another role has its own until it ends or moves,
+    and meanwhile a prompt waits better in its gateway. With no place none is taken: decodes need no prompt to end.
+    """
+    wanted_tokens = room.chunk_tokens * (FILLED_STEPS + HAND_OVER_S / room.step_s)
+    prompts = MIN_PROMPTS
+    while prompts < MAX_PROMPTS and prompts * room.prompt_tokens < wanted_tokens:
+        prompts *= 2
+    return min(prompts, max(room.max_sequences - room.decoding, 0))
