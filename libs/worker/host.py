@@ -8,10 +8,11 @@ from libs.contracts.errors import InvalidRequest, QueueFull, StaleRole
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Engine, EngineEvent, FinishReason, SequenceOutput
+from libs.policy.worker.budget import engine_budget, role_budget
 from libs.policy.worker.saturation import trial_work
-from libs.policy.worker.slots import Room
+from libs.policy.worker.slots import SlotFacts, slots
 from libs.runtime.clock import Clock
-from libs.worker.admission import Roles, admit
+from libs.worker.admission import admit
 from libs.worker.assignment import AssignmentState
 from libs.worker.gateways import Gateways
 from libs.worker.hosted import Hosted
@@ -19,7 +20,7 @@ from libs.worker.leaving import Leaving
 from libs.worker.link import Link
 from libs.worker.role_change import LastChange
 from libs.worker.speed import WorkerSpeed
-from libs.worker.wire import numbers
+from libs.worker.wire import numbers, sequence_event
 
 LONG_PROMPT_TOKENS = 1024.0
 """What prompts are taken for before any has come."""
@@ -36,7 +37,6 @@ class WorkerHost:
         engine: Engine,
         identity: common.Worker,
         assignment: AssignmentState,
-        roles: Roles,
         cluster: str,
         clock: Clock,
     ) -> None:
@@ -47,7 +47,6 @@ class WorkerHost:
         self.last_change = LastChange()
         self._clock = clock
         self._identity = identity
-        self._roles = roles
         self.gateways = Gateways(engine, self.speed, cluster, self.worker)
         self._sequences: dict[int, Hosted] = {}
         self._keys = count(1)
@@ -121,23 +120,16 @@ class WorkerHost:
 
     def _resize(self) -> None:
         """Credits for what the role takes at once."""
-        assignment = self.assignment.current
-        role = None if self.assignment.draining else self._roles.of_assignment(assignment)
         speed, decoding = self.speed.speed, self.gateways.credits.decode.in_use
         step_s = max(speed.step_time.prefill_ns(trial_work(speed.chunk_tokens)), 1.0) / 1e9
         most = self.engine.capabilities.max_sequences
-        room = Room(most, self._prompt_tokens, speed.chunk_tokens, step_s, decoding)
-        self.gateways.resize(*(role.slots(assignment, room) if role else (0, 0)))
+        facts = SlotFacts(most, self._prompt_tokens, speed.chunk_tokens, step_s, decoding)
+        self.gateways.resize(*((0, 0) if self.assignment.draining else slots(self.assignment.current.role, facts)))
 
     def _apply_budget(self) -> None:
-        """Give the engine the role's prompt budget; a smaller one waits until prompts taken before are computed.
-
-        Those that yield to others are waited for only where a prompt would not be computed at all.
-        """
-        role = self._roles.of_assignment(self.assignment.current)
-        own = self._role_budget = role.prefill_budget(self.assignment.current) if role else 0
-        prompts = (each for each in self._sequences.values() if each.awaits_prompt and not (own and each.yields))
-        budget = max(own, max((each.budget_tokens for each in prompts), default=0))
+        """Give the engine its prompt budget."""
+        self._role_budget = role_budget(self.assignment.current)
+        budget = engine_budget(self._role_budget, self._sequences.values())
         if budget != self._budget:
             self._budget = budget
             self.engine.set_prefill_budget(budget)
@@ -204,7 +196,6 @@ class WorkerHost:
         request = admit(
             submit,
             assignment=self.assignment,
-            roles=self._roles,
             has_credit=has_credit,
             key=key,
             model_revision=self._identity.model_revision,
@@ -218,8 +209,7 @@ class WorkerHost:
             return pb.Refused(code=pb.REFUSAL_CODE_INVALID, detail=error.message)
         except QueueFull as error:
             return pb.Refused(code=pb.REFUSAL_CODE_NO_CAPACITY, detail=error.message)
-        role = self._roles.of_phase(submit.phase)
-        self._sequences[key] = Hosted(link, submit.sequence, submit.phase, role, request, self._role_budget)
+        self._sequences[key] = Hosted(link, submit.sequence, submit.phase, request, self._role_budget)
         link.keys[submit.sequence] = key
         if submit.phase == pb.PHASE_PREFILL:
             self._prompt_tokens += (submit.prompt_tokens - self._prompt_tokens) / PROMPTS_AVERAGED
@@ -286,7 +276,7 @@ class WorkerHost:
             link.wake.set()
         if output.only_tokens:
             return
-        event = sequence.role.event(sequence.number, output)
+        event = sequence_event(sequence.number, output)
         if event is not None:
             if event.HasField("finished"):
                 event.finished.output_tokens = sequence.output_tokens

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import EngineRequest
 from libs.worker.link import Link
-from libs.worker.roles.port import Role
 
 PROMPT_PHASES = (pb.PHASE_PREFILL, pb.PHASE_BOTH)
 
@@ -18,7 +17,6 @@ class Hosted:
     number: int
     """The gateway's."""
     phase: pb.Phase
-    role: Role
     request: EngineRequest
     budget_tokens: int = 0
     """Prompt tokens that a step might compute when it was taken: its prompt is computed at no slower pace."""

@@ -34,7 +34,6 @@ from libs.runtime.tasks import TaskOwner, end
 from libs.runtime.transport import SystemTransport, Transport
 from libs.stepstore.port import StepTimeStore
 from libs.worker.admin import AdminServicer
-from libs.worker.admission import Roles
 from libs.worker.assignment import AssignmentState
 from libs.worker.block_publisher import BlockPublisher
 from libs.worker.drain import drain
@@ -44,8 +43,6 @@ from libs.worker.kv_client import GrpcKvFetcher
 from libs.worker.kv_server import KvServicer
 from libs.worker.publish_telemetry import TelemetryPublisher
 from libs.worker.registration import Registration
-from libs.worker.roles.prefill import PrefillRole
-from libs.worker.roles.token import DecodeRole
 from libs.worker.serve import WorkerServicer
 from libs.worker.settings import WorkerSettings
 from libs.worker.shared_memory import SharedMemory
@@ -232,7 +229,6 @@ def _host(settings: WorkerSettings, ports: WorkerPorts, clock: Clock, *, address
         engine=engine,
         identity=identity,
         assignment=AssignmentState(model.name, *role_from_name(settings.role, settings.budget_tokens)),
-        roles=Roles(prefill=PrefillRole(), token=DecodeRole()),
         cluster=settings.cluster,
         clock=clock,
     )

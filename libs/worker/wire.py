@@ -23,6 +23,7 @@ from libs.engine.port import (
 )
 from libs.perfmodel.wire import compute_message
 
+_PHASES = {pb.PHASE_PREFILL: Phase.PREFILL, pb.PHASE_DECODE: Phase.DECODE, pb.PHASE_BOTH: Phase.BOTH}
 _FIRST_TOKEN = {"prefill": common.FIRST_TOKEN_FROM_PREFILL, "decode": common.FIRST_TOKEN_FROM_DECODE}
 _FINISHED = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -93,8 +94,9 @@ def kv_handle(source: pb.KvSource) -> KvHandle:
     )
 
 
-def engine_request(submit: pb.Submit, phase: Phase, key: int, chain_root: bytes) -> EngineRequest:
-    """The engine's request for `submit`; raises InvalidRequest with what is wrong."""
+def engine_request(submit: pb.Submit, key: int, chain_root: bytes) -> EngineRequest:
+    """The engine's request for `submit`, whose phase is known; raises InvalidRequest with what is wrong."""
+    phase = _PHASES[submit.phase]
     token_ids = _token_ids(submit.token_ids)
     generated = len(token_ids) - submit.prompt_tokens
     if submit.prompt_tokens < 1 or generated < 0:

@@ -11,7 +11,7 @@ from libs.perfmodel.profiles import profile
 from libs.policy.step_time import StepTimeModel, chunks_work
 from libs.policy.worker.saturation import MOST_TOKENS, knee_of
 from libs.policy.worker.slack import first_chunks
-from libs.policy.worker.slots import FILLED_STEPS, HAND_OVER_S, MAX_PROMPTS, MIN_PROMPTS, Room, prefill_slots
+from libs.policy.worker.slots import FILLED_STEPS, HAND_OVER_S, MAX_PROMPTS, MIN_PROMPTS, SlotFacts, prefill_slots
 
 PROMPTS = 1500
 LOAD = 0.75
@@ -23,7 +23,7 @@ def test_a_prefill_worker_has_prompts_for_two_steps_and_a_hand_over_and_no_more_
     most: int, mean_tokens: float, chunk_tokens: int, step_s: float, slower: float
 ) -> None:
     def taken(step_s: float) -> int:
-        return prefill_slots(Room(most, mean_tokens, chunk_tokens, step_s))
+        return prefill_slots(SlotFacts(most, mean_tokens, chunk_tokens, step_s))
 
     prompts, wanted_tokens = taken(step_s), chunk_tokens * (FILLED_STEPS + HAND_OVER_S / step_s)
     assert prompts == min(most, MAX_PROMPTS) or prompts * mean_tokens >= wanted_tokens

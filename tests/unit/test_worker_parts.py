@@ -15,7 +15,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
 )
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Logprob, SequenceOutput
-from libs.policy.worker.slots import Room, prefill_slots
+from libs.policy.worker.slots import SlotFacts, prefill_slots
 from libs.runtime.settings import load_settings
 from libs.worker import outbox
 from libs.worker.assignment import AssignmentState
@@ -153,5 +153,5 @@ def test_the_advertised_address_is_one_that_others_can_reach(host: str, advertis
     ("mean_tokens", "prompts"), [(5000.0, 4), (400.0, 4), (256.0, 8), (128.0, 16), (60.0, 32), (1.0, 64)]
 )
 def test_a_prefill_worker_takes_more_prompts_when_they_are_short(mean_tokens: float, prompts: int) -> None:
-    assert prefill_slots(Room(256, mean_tokens, 512, 0.1)) == prompts
-    assert prefill_slots(Room(2, mean_tokens, 512, 0.1)) == 2
+    assert prefill_slots(SlotFacts(256, mean_tokens, 512, 0.1)) == prompts
+    assert prefill_slots(SlotFacts(2, mean_tokens, 512, 0.1)) == 2

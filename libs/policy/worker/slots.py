@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from libs.policy.roles import Role
+
 MIN_PROMPTS: Final = 4
 MAX_PROMPTS: Final = 64
 """Prompts at the worker at once. The rest wait in the gateways, where they can still go elsewhere."""
@@ -15,7 +17,7 @@ prompts differ in length: a mean's worth of them often holds less."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class SlotFacts:
     """What a role's number of slots follows from."""
 
     max_sequences: int
@@ -30,14 +32,24 @@ class Room:
     """Sequences that take a place in the batch against decode credits, whichever role gave them out."""
 
 
-def prefill_slots(room: Room) -> int:
+def slots(role: int, facts: SlotFacts) -> tuple[int, int]:
+    """How many (prefill, decode) requests a worker of `role` takes at once.
+
+    A sequence that is computed from start to end takes a decode slot, where it spends nearly all its time.
+    """
+    if role == Role.PREFILL:
+        return prefill_slots(facts), 0
+    return (0, facts.max_sequences) if role == Role.MIXED else (0, 0)
+
+
+def prefill_slots(facts: SlotFacts) -> int:
     """A few prompts, more of short ones. In powers of two: a new mean is seldom another number.
 
     Never more than the engine has places for: what decodes on from another role has its own until it ends or moves,
     and meanwhile a prompt waits better in its gateway. With no place none is taken: decodes need no prompt to end.
     """
-    wanted_tokens = room.chunk_tokens * (FILLED_STEPS + HAND_OVER_S / room.step_s)
+    wanted_tokens = facts.chunk_tokens * (FILLED_STEPS + HAND_OVER_S / facts.step_s)
     prompts = MIN_PROMPTS
-    while prompts < MAX_PROMPTS and prompts * room.prompt_tokens < wanted_tokens:
+    while prompts < MAX_PROMPTS and prompts * facts.prompt_tokens < wanted_tokens:
         prompts *= 2
-    return min(prompts, max(room.max_sequences - room.decoding, 0))
+    return min(prompts, max(facts.max_sequences - facts.decoding, 0))
