@@ -1,13 +1,23 @@
-"""Whether a worker takes a submitted sequence, and as what. Pure."""
+"""What becomes of a submitted sequence: the engine's request, or a refusal. libs/policy decides, protobuf is here."""
+
+from typing import assert_never
 
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.hashing import chain_root
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import EngineRequest
+from libs.policy.roles import Refusal
+from libs.policy.worker.admission import Invalid, Standing, invalid, refusal
 from libs.worker.assignment import AssignmentState
 from libs.worker.wire import engine_request
 
-PHASES = (pb.PHASE_PREFILL, pb.PHASE_DECODE, pb.PHASE_BOTH)
+_CODES = {
+    Refusal.STALE_ROLE: pb.REFUSAL_CODE_STALE_ROLE,
+    Refusal.NO_CAPACITY: pb.REFUSAL_CODE_NO_CAPACITY,
+    Refusal.DRAINING: pb.REFUSAL_CODE_DRAINING,
+    Refusal.INVALID: pb.REFUSAL_CODE_INVALID,
+    Refusal.KV_MISMATCH: pb.REFUSAL_CODE_KV_MISMATCH,
+}
 
 
 def admit(
@@ -19,15 +29,11 @@ def admit(
     model_revision: str,
     kv_layout: str,
 ) -> EngineRequest | pb.Refused:
-    """The engine's request for `submit`, or why it is refused: first what no worker would take, then what this one
-    does not take now."""
-    if submit.phase not in PHASES:
-        return pb.Refused(code=pb.REFUSAL_CODE_INVALID, detail="phase is missing")
+    """The engine's request for `submit`, or why it is refused."""
     model = assignment.current.model
-    if submit.model != model:
-        return pb.Refused(code=pb.REFUSAL_CODE_INVALID, detail=f"this worker has model {model!r}")
-    if submit.adapter:
-        return pb.Refused(code=pb.REFUSAL_CODE_INVALID, detail="adapters are not served")
+    wrong = invalid(submit.phase, submit.model, submit.adapter, worker_model=model)
+    if wrong is not None:
+        return refusal_message(Refusal.INVALID, _invalid_detail(wrong, model))
     root = chain_root(
         model_revision=model_revision,
         kv_layout=kv_layout,
@@ -37,13 +43,36 @@ def admit(
     try:
         request = engine_request(submit, key, root)
     except InvalidRequest as error:
-        return pb.Refused(code=pb.REFUSAL_CODE_INVALID, detail=error.message)
-    code = assignment.refusal(submit.phase)
-    if code is not None:
-        return pb.Refused(code=code, detail="the phase does not fit the worker's assignment")
-    if request.kv is not None and request.kv.kv_layout != kv_layout:
-        detail = f"the blocks have KV layout {request.kv.kv_layout!r}, this engine has {kv_layout!r}"
-        return pb.Refused(code=pb.REFUSAL_CODE_KV_MISMATCH, detail=detail)
-    if not has_credit:
-        return pb.Refused(code=pb.REFUSAL_CODE_NO_CAPACITY, detail="no credit was held")
-    return request
+        return refusal_message(Refusal.INVALID, error.message)
+    blocks_layout = request.kv.kv_layout if request.kv else None
+    code = refusal(
+        submit.phase,
+        blocks_layout,
+        Standing(assignment.current, assignment.draining, kv_layout, has_credit),
+    )
+    return request if code is None else refusal_message(code, _detail(code, blocks_layout, kv_layout))
+
+
+def refusal_message(code: Refusal, detail: str) -> pb.Refused:
+    """The refusal as a gateway is told it."""
+    return pb.Refused(code=_CODES[code], detail=detail)
+
+
+def _invalid_detail(wrong: Invalid, model: str) -> str:
+    match wrong:
+        case Invalid.PHASE_MISSING:
+            return "phase is missing"
+        case Invalid.OTHER_MODEL:
+            return f"this worker has model {model!r}"
+        case Invalid.ADAPTER:
+            return "adapters are not served"
+        case _:
+            assert_never(wrong)
+
+
+def _detail(code: Refusal, blocks_layout: str | None, kv_layout: str) -> str:
+    if code is Refusal.KV_MISMATCH:
+        return f"the blocks have KV layout {blocks_layout!r}, this engine has {kv_layout!r}"
+    if code is Refusal.NO_CAPACITY:
+        return "no credit was held"
+    return "the phase does not fit the worker's assignment"

@@ -1,75 +1,88 @@
-"""Which work a worker takes: its assignment, changed by compare-and-set on the epoch. Pure."""
+"""The worker's assignment: kept here, decided in libs/policy, said in protobuf and errors."""
 
-from libs.contracts.errors import InvalidRequest, StaleRole
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
-    ROLE_MIXED,
-    ROLE_PREFILL,
-    ROLE_STANDBY,
-    Assignment,
-    Role,
+from libs.contracts.errors import FulcrumError, InvalidRequest, StaleRole
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
+from libs.policy import roles
+from libs.policy.worker.assignment import (
+    NotTaken,
+    Wanted,
+    first_assignment,
+    leaves_decode,
+    next_assignment,
+    refusal,
 )
-from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import (
-    PHASE_DECODE,
-    REFUSAL_CODE_DRAINING,
-    REFUSAL_CODE_STALE_ROLE,
-    Phase,
-    RefusalCode,
-)
-from libs.policy.roles import MAX_BUDGET_TOKENS, serves
 
-FIRST_EPOCH = 1
+_ROLES = {
+    roles.Role.PREFILL: common.ROLE_PREFILL,
+    roles.Role.MIXED: common.ROLE_MIXED,
+    roles.Role.STANDBY: common.ROLE_STANDBY,
+}
+_STALE = (NotTaken.DRAINING, NotTaken.STALE_EPOCH)
+_SENTENCES = {
+    NotTaken.DRAINING: "the worker is draining: it takes no other role, choose another worker",
+    NotTaken.STALE_EPOCH: (
+        "expected epoch {expected_epoch}, the worker is at {epoch}: look at what it does by now, then ask again"
+    ),
+    NotTaken.OTHER_MODEL: "this worker holds model {held!r}, not {asked!r}",
+    NotTaken.UNKNOWN_ROLE: "role must be prefill, mixed or standby",
+    NotTaken.BUDGET_WITHOUT_MIXED: "only role mixed has a prompt budget",
+    NotTaken.BUDGET_TOO_LARGE: f"a prompt budget is at most {roles.MAX_BUDGET_TOKENS} tokens",
+}
+_PARAMS = {
+    NotTaken.UNKNOWN_ROLE: "role",
+    NotTaken.BUDGET_WITHOUT_MIXED: "budget_tokens",
+    NotTaken.BUDGET_TOO_LARGE: "budget_tokens",
+}
 
 
 class AssignmentState:
     """The current assignment; epochs only grow, and a draining worker takes no more of either work or roles."""
 
-    def __init__(self, model: str, role: Role, budget_tokens: int) -> None:
-        self._current = _assignment(model, role, budget_tokens, FIRST_EPOCH)
+    def __init__(self, model: str, role: int, budget_tokens: int) -> None:
+        """Raises InvalidRequest for what cannot be."""
+        first = first_assignment(model, role, budget_tokens)
+        if isinstance(first, NotTaken):
+            raise _error(first)
+        self._current = first
         self.draining = False
 
     @property
-    def current(self) -> Assignment:
-        """The assignment; not to be changed by the caller."""
+    def current(self) -> roles.Assignment:
+        """What the worker does now."""
         return self._current
 
-    def set_role(self, *, expected_epoch: int, role: Role, budget_tokens: int, model: str = "") -> Assignment:
-        """Take a new role; raises StaleRole unless `expected_epoch` is current, InvalidRequest for what cannot be."""
+    @property
+    def message(self) -> common.Assignment:
+        """The same as others are told it."""
         current = self._current
-        if self.draining:
-            raise StaleRole("the worker is draining: it takes no other role, choose another worker")
-        if expected_epoch != current.epoch:
-            raise StaleRole(
-                f"expected epoch {expected_epoch}, the worker is at {current.epoch}: look at what it does by now,"
-                " then ask again"
+        return common.Assignment(
+            model=current.model,
+            role=_ROLES[current.role],
+            budget_tokens=current.budget_tokens,
+            epoch=current.epoch,
+        )
+
+    def set_role(self, *, expected_epoch: int, role: int, budget_tokens: int, model: str = "") -> common.Assignment:
+        """Take a new role; raises StaleRole unless `expected_epoch` is current, InvalidRequest for what cannot be."""
+        wanted = Wanted(role, budget_tokens, expected_epoch, model)
+        new = next_assignment(self._current, wanted, draining=self.draining)
+        if isinstance(new, NotTaken):
+            raise _error(
+                new, expected_epoch=expected_epoch, epoch=self._current.epoch, asked=model, held=self._current.model
             )
-        if model and model != current.model:
-            raise InvalidRequest(f"this worker holds model {current.model!r}, not {model!r}")
-        self._current = _assignment(current.model, role, budget_tokens, current.epoch + 1)
-        return self._current
+        self._current = new
+        return self.message
 
     @property
     def leaves_decode(self) -> bool:
         """Whether sequences that still decode are work of a role that has been left."""
-        return self.draining or not serves(self._current, PHASE_DECODE)
+        return leaves_decode(self._current, draining=self.draining)
 
-    def refusal(self, phase: Phase) -> RefusalCode | None:
-        """Why new work of `phase` is not taken, or None.
-
-        The epoch that the gateway routed by does not matter as long as the phase still fits: a change of budget, or a
-        move there and back, bounces no work.
-        """
-        if self.draining:
-            return REFUSAL_CODE_DRAINING
-        if not serves(self._current, phase):
-            return REFUSAL_CODE_STALE_ROLE
-        return None
+    def refusal(self, phase: int) -> roles.Refusal | None:
+        """Why new work of `phase` is not taken, or None."""
+        return refusal(self._current, phase, draining=self.draining)
 
 
-def _assignment(model: str, role: Role, budget_tokens: int, epoch: int) -> Assignment:
-    if role not in (ROLE_PREFILL, ROLE_MIXED, ROLE_STANDBY):
-        raise InvalidRequest("role must be prefill, mixed or standby", param="role")
-    if budget_tokens and role != ROLE_MIXED:
-        raise InvalidRequest("only role mixed has a prompt budget", param="budget_tokens")
-    if budget_tokens > MAX_BUDGET_TOKENS:
-        raise InvalidRequest(f"a prompt budget is at most {MAX_BUDGET_TOKENS} tokens", param="budget_tokens")
-    return Assignment(model=model, role=role, budget_tokens=budget_tokens, epoch=epoch)
+def _error(reason: NotTaken, **facts: int | str) -> FulcrumError:
+    sentence = _SENTENCES[reason].format(**facts)
+    return StaleRole(sentence) if reason in _STALE else InvalidRequest(sentence, param=_PARAMS.get(reason))

@@ -8,11 +8,12 @@ from libs.contracts.errors import InvalidRequest, QueueFull, StaleRole
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Engine, EngineEvent, FinishReason, SequenceOutput
+from libs.policy.roles import Refusal
 from libs.policy.worker.budget import engine_budget, role_budget
 from libs.policy.worker.saturation import trial_work
 from libs.policy.worker.slots import SlotFacts, slots
 from libs.runtime.clock import Clock
-from libs.worker.admission import admit
+from libs.worker.admission import admit, refusal_message
 from libs.worker.assignment import AssignmentState
 from libs.worker.gateways import Gateways
 from libs.worker.hosted import Hosted
@@ -70,7 +71,7 @@ class WorkerHost:
         """This worker as registered."""
         worker = common.Worker()
         worker.CopyFrom(self._identity)
-        worker.assignment.CopyFrom(self.assignment.current)
+        worker.assignment.CopyFrom(self.assignment.message)
         worker.state = common.WORKER_STATE_DRAINING if self.assignment.draining else common.WORKER_STATE_READY
         if self.last_change.message is not None:
             worker.role_change.CopyFrom(self.last_change.message)
@@ -206,9 +207,9 @@ class WorkerHost:
         try:
             self.engine.submit(request)
         except InvalidRequest as error:
-            return pb.Refused(code=pb.REFUSAL_CODE_INVALID, detail=error.message)
+            return refusal_message(Refusal.INVALID, error.message)
         except QueueFull as error:
-            return pb.Refused(code=pb.REFUSAL_CODE_NO_CAPACITY, detail=error.message)
+            return refusal_message(Refusal.NO_CAPACITY, error.message)
         self._sequences[key] = Hosted(link, submit.sequence, submit.phase, request, self._role_budget)
         link.keys[submit.sequence] = key
         if submit.phase == pb.PHASE_PREFILL:

@@ -111,5 +111,5 @@ class TelemetryPublisher:
     def _say(self, load: EngineLoad) -> _Said:
         kv = self._kv
         return _Said(
-            load_message(load), self._host.assignment.current, self._bus.stats().dropped, kv.pulls, kv.refused_pulls
+            load_message(load), self._host.assignment.message, self._bus.stats().dropped, kv.pulls, kv.refused_pulls
         )

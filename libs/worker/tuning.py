@@ -7,10 +7,10 @@ from typing import Final
 import structlog
 
 from libs.contracts.errors import InvalidRequest, QueueFull
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_PREFILL, Role
 from libs.engine.config import DEFAULT_CHUNK_TOKENS
 from libs.engine.port import Engine
 from libs.perfmodel.learner import StepKind
+from libs.policy.roles import Role
 from libs.policy.worker.saturation import MOST_TOKENS, PrefillCurve, knee_of
 from libs.runtime.clock import Clock
 from libs.worker.measurement import POLL_S, Measurement
@@ -68,7 +68,7 @@ class PrefillTuner:
         Of several that start together one measures, and the others wait for it. Where nothing is measured the log says
         why. A worker in another role goes on with what it has.
         """
-        if role != ROLE_PREFILL:
+        if role != Role.PREFILL:
             return
         self._prompts_come.set()
         if self._named_tokens:
@@ -91,7 +91,7 @@ class PrefillTuner:
 
     def role_is(self, role: Role) -> None:
         """The worker's assignment has changed, perhaps."""
-        if role == ROLE_PREFILL:
+        if role == Role.PREFILL:
             self._prompts_come.set()
         else:
             self._prompts_come.clear()

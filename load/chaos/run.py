@@ -16,9 +16,9 @@ from unittest.mock import patch
 
 import structlog
 
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.policy.roles import Role
 from load.chaos.clients import Ask, Outcome, check, draw, send
 from load.chaos.cluster import Cluster
 from load.chaos.loop import Node, SimLoop, current_node
@@ -239,7 +239,7 @@ class _World:
     def _needed(self) -> str:
         """The role that fewest workers have."""
         roles = [each.worker.host.assignment.current.role for each in self.cluster.workers() if each.worker]
-        return "prefill" if roles.count(ROLE_PREFILL) <= roles.count(ROLE_MIXED) else "decode"
+        return "prefill" if roles.count(Role.PREFILL) <= roles.count(Role.MIXED) else "decode"
 
     def _start_again(self, name: str) -> None:
         if name not in self.cluster.processes:

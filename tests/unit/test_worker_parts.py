@@ -55,7 +55,7 @@ def test_a_role_is_set_once_for_each_epoch() -> None:
 def test_an_assignment_that_cannot_be_changes_nothing(role: int, budget_tokens: int, model: str) -> None:
     state = AssignmentState("m", ROLE_PREFILL, 0)
     with pytest.raises(InvalidRequest):
-        state.set_role(expected_epoch=1, role=role, budget_tokens=budget_tokens, model=model)  # type: ignore[arg-type]
+        state.set_role(expected_epoch=1, role=role, budget_tokens=budget_tokens, model=model)
     assert (state.current.role, state.current.epoch) == (ROLE_PREFILL, 1)
 
 
