@@ -12,8 +12,6 @@ from libs.engine.port import Capabilities, EngineEvent
 from libs.policy.worker.moving import MoveTime, Staying, sooner_moved
 from libs.worker.hosted import Hosted
 
-WEIGHT = 0.2
-"""Of the newest observation in a running mean."""
 MAX_TRACKED = 1024
 """Blocks on their way out whose time is taken; of more, the oldest tell nothing."""
 
@@ -23,8 +21,7 @@ class Leaving:
 
     def __init__(self, capabilities: Capabilities) -> None:
         self._capabilities = capabilities
-        self._step_s = 0.0
-        self._output_tokens = 0.0
+        self._staying = Staying()
         self.moving = MoveTime()
         """How long moves from here have taken."""
         self._gone: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
@@ -39,18 +36,19 @@ class Leaving:
         sequence.offered = True
         capabilities = self._capabilities
         kv_bytes = -(-sequence.tokens // capabilities.block_size_tokens) * capabilities.kv_block_bytes
-        staying = Staying(self._step_s, self._output_tokens)
-        return capabilities.moves_running_kv and sooner_moved(sequence.most_tokens_left, kv_bytes, staying, self.moving)
+        return capabilities.moves_running_kv and sooner_moved(
+            sequence.most_tokens_left, kv_bytes, self._staying, self.moving
+        )
 
     def stepped(self, event: EngineEvent) -> None:
         """Learn from an engine's step."""
         step = event.step
         if step is not None and step.end_unix_ns and step.decode_sequences:
-            self._step_s = _mean(self._step_s, (step.end_unix_ns - step.start_unix_ns) / 1e9)
+            self._staying = self._staying.stepped((step.end_unix_ns - step.start_unix_ns) / 1e9)
 
     def ended(self, output_tokens: int) -> None:
         """An answer has ended here by itself."""
-        self._output_tokens = _mean(self._output_tokens, output_tokens)
+        self._staying = self._staying.ended(output_tokens)
 
     def left(self, handle: KvHandle, now_ns: int) -> None:
         """A sequence has been handed over: its blocks wait for whoever takes them."""
@@ -64,7 +62,3 @@ class Leaving:
         kv_bytes, sealed_ns = self._gone.pop(opaque, (0, 0))
         if kv_bytes:
             self.moving.observe(kv_bytes, max(now_ns - sealed_ns, 0) / 1e9)
-
-
-def _mean(mean: float, value: float) -> float:
-    return mean + WEIGHT * (value - mean) if mean else value

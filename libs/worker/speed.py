@@ -8,13 +8,7 @@ from libs.perfmodel.priors import prior_speed
 from libs.perfmodel.speed_wire import speed_message
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
-
-NOTICEABLE = 0.05
-"""A link that changes by a smaller share is not worth telling anyone."""
-LINK_FORGETS = 1.02
-"""The fastest transfer seen sets the link's speed; each slower one moves it by at most this factor."""
-MIN_TRANSFER_BLOCKS = 4
-"""Shorter transfers tell more of latency than of speed."""
+from libs.policy.worker.transfers import TransferSpeed
 
 
 class WorkerSpeed:
@@ -22,10 +16,9 @@ class WorkerSpeed:
 
     def __init__(self, engine: Engine, gpus: int) -> None:
         can = engine.capabilities
-        self._block_size_tokens = can.block_size_tokens
         self._prior = prior_speed(engine.name, engine.device, can.chunk_tokens, can.compute, gpus)
         self._speed = self._prior
-        self._kv_token_ns = 0.0
+        self._transfers = TransferSpeed(can.block_size_tokens)
 
     @property
     def speed(self) -> Speed:
@@ -41,17 +34,11 @@ class WorkerSpeed:
         self._speed = replace(self._speed, chunk_tokens=max(tokens, 1))
 
     def on_event(self, event: EngineEvent) -> None:
-        """Take KV transfers in. One that waited for its prompt says less of the link than one that did not."""
+        """Take KV transfers in."""
         for transfer in event.kv_transfers:
-            duration_ns = transfer.end_unix_ns - transfer.start_unix_ns
-            if transfer.blocks < MIN_TRANSFER_BLOCKS or duration_ns <= 0:
-                continue
-            token_ns = duration_ns / (transfer.blocks * self._block_size_tokens)
-            known = self._kv_token_ns
-            self._kv_token_ns = min(token_ns, known * LINK_FORGETS) if known else token_ns
-        told = self._speed.kv_token_ns
-        if abs(self._kv_token_ns - told) > NOTICEABLE * told:
-            self._speed = replace(self._speed, kv_token_ns=self._kv_token_ns)
+            self._transfers.arrived(transfer.blocks, transfer.end_unix_ns - transfer.start_unix_ns)
+        if self._transfers.differs(self._speed.kv_token_ns):
+            self._speed = replace(self._speed, kv_token_ns=self._transfers.token_ns)
 
     def tell(self, frame: WorkerFrame, told: Speed | None) -> Speed:
         """Put the speed into a frame unless that is what was `told` before; the answer is what is told now."""

@@ -1,9 +1,11 @@
 """Whether a sequence that is to leave its worker is gone sooner by ending there or by moving with its KV. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 REMEMBERED = 0.95
 """Weight that an observed move keeps with each later one."""
+WEIGHT = 0.2
+"""Of the newest observation in a running mean."""
 PRIOR_WEIGHT = 0.25
 PRIOR = ((0.0, 0.005), (1e9, 1.0))
 """(bytes, seconds) assumed: binding takes two turns of a stream and a step, the link carries a GB a second."""
@@ -41,10 +43,18 @@ class MoveTime:
 class Staying:
     """What a sequence's end costs where it is."""
 
-    tpot_s: float
+    tpot_s: float = 0.0
     """Time of a decode step there; 0: none has been seen."""
-    mean_output_tokens: float
+    mean_output_tokens: float = 0.0
     """OSL of answers that ended there; 0: none has."""
+
+    def stepped(self, step_s: float) -> "Staying":
+        """After one more decode step."""
+        return replace(self, tpot_s=_mean(self.tpot_s, step_s))
+
+    def ended(self, output_tokens: int) -> "Staying":
+        """After one more answer has ended there by itself."""
+        return replace(self, mean_output_tokens=_mean(self.mean_output_tokens, output_tokens))
 
     def seconds(self, most_tokens_left: int) -> float:
         """Until a sequence ends, that has at most so many tokens to come; endless where no step has been seen."""
@@ -83,3 +93,7 @@ def _add(sums: _Sums, x: float, y: float, weight: float = 1.0) -> _Sums:
 def _scaled(sums: _Sums, factor: float) -> _Sums:
     count, of_x, of_y, of_xx, of_xy = sums
     return count * factor, of_x * factor, of_y * factor, of_xx * factor, of_xy * factor
+
+
+def _mean(mean: float, value: float) -> float:
+    return mean + WEIGHT * (value - mean) if mean else value
