@@ -75,10 +75,12 @@ class StepTimeModel:
 
     def prefill_ns(self, work: StepWork) -> float:
         """The prompt chunks alone; 0 without any."""
-        if not work.prefill_tokens:
-            return 0.0
-        linear = self.prefill_fixed_ns + self.prefill_token_ns * work.prefill_tokens
-        return max(self.prefill_floor_ns, linear + self.prefill_token_squared_ns * work.squared)
+        return self.chunks_ns(work.prefill_tokens, work.squared) if work.prefill_tokens else 0.0
+
+    def chunks_ns(self, tokens: int, squared: float) -> float:
+        """Chunks of so many prompt tokens, at least one, alone; squared: see `squared_tokens`."""
+        linear = self.prefill_fixed_ns + self.prefill_token_ns * tokens
+        return max(self.prefill_floor_ns, linear + self.prefill_token_squared_ns * squared)
 
     def reading_ns(self, sequences: float) -> float:
         """Decode's fixed part for so many sequences, in which the weights are read; 0 without any."""
@@ -96,7 +98,18 @@ class StepTimeModel:
 
     def step_ns(self, work: StepWork) -> float:
         """The whole step: both parts, less what rides along."""
-        return self.prefill_ns(work) + self.decode_ns(work) - self.hidden_ns(work)
+        return self.mixed_ns(self.prefill_ns(work), self.decode_ns(work), self.reading_ns(work.decode_sequences))
+
+    def mixed_ns(self, prefill_ns: float, decode_ns: float, reading_ns: float) -> float:
+        """The same by what its parts take alone; reading_ns: of the decodes."""
+        return prefill_ns + decode_ns - (1 - self.interference) * min(prefill_ns, reading_ns)
+
+    def most_prefill_ns(self, step_ns: float, decode_ns: float, reading_ns: float) -> float:
+        """The inverse of `mixed_ns`: prompt chunks that take so long alone make a step of `step_ns`."""
+        rest_ns = max(step_ns - decode_ns, 0.0)
+        if rest_ns < self.interference * reading_ns:
+            return rest_ns / self.interference
+        return rest_ns + (1 - self.interference) * reading_ns
 
     def hidden_ns(self, work: StepWork) -> float:
         """What a mixed step saves against its two parts run one after the other; 0 for a pure one."""

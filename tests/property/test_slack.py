@@ -1,5 +1,7 @@
 """Prompt budgets from TPOT slack."""
 
+from math import ceil
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,10 +10,12 @@ from libs.policy.worker.slack import (
     MAX_HOLD_NS,
     MAX_STEP_NS,
     TokenLine,
-    first_chunks,
+    largest,
     largest_batch,
     prefill_chunk,
+    step_limit_ns,
 )
+from libs.testing.chunks import first_chunks
 
 MS = 1_000_000
 models = st.builds(
@@ -63,6 +67,40 @@ def test_a_chunk_keeps_every_line_that_can_be_kept_and_is_as_large_as_that_allow
     if len(kept) == len(running) and tokens < room:
         slack_ns = min(MAX_STEP_NS, *(line.due_ns - now_ns for line in running))
         assert step_ns(tokens + 1) > slack_ns
+
+
+@given(models, decodes, st.lists(lines, min_size=1, max_size=8), prompts, st.integers(0, 8192), now, st.booleans())
+def test_the_chunk_is_the_one_that_a_search_over_all_sizes_finds(  # noqa: PLR0917
+    model: StepTimeModel,
+    work: StepWork,
+    running: list[TokenLine],
+    waiting: list[tuple[int, int]],
+    most: int,
+    now_ns: int,
+    held: bool,
+) -> None:
+    def step_ns(size: int) -> float:
+        return model.step_ns(chunks_work(first_chunks(waiting, size), work))
+
+    limit_ns = step_limit_ns(model.decode_ns(work), running, now_ns=now_ns)
+    if held and waiting:
+        limit_ns = max(limit_ns, 2 * model.decode_ns(work), step_ns(1))
+    room = min(most, sum(end - start for start, end in waiting))
+    assert prefill_chunk(
+        model, work, running, waiting, most_tokens=most, waited_ns=MAX_HOLD_NS * held, now_ns=now_ns
+    ) == largest(lambda size: step_ns(size) <= limit_ns, room)
+
+
+@given(models, decodes, prompts, st.integers(1, 8192), st.integers(1, 8192))
+def test_a_limit_that_a_chunk_takes_exactly_is_enough_for_it(
+    model: StepTimeModel, work: StepWork, waiting: list[tuple[int, int]], most: int, size: int
+) -> None:
+    room = min(most, sum(end - start for start, end in waiting))
+    size = min(size, room)
+    limit_ns = ceil(model.step_ns(chunks_work(first_chunks(waiting, size), work)))
+    line = TokenLine(0, max(limit_ns, 1), 0)
+    if size and limit_ns <= MAX_STEP_NS and line.tpot_ns >= model.decode_ns(work):
+        assert prefill_chunk(model, work, [line], waiting, most_tokens=most, waited_ns=0, now_ns=0) >= size
 
 
 @given(models, decodes, st.lists(st.floats(0.5, 3), min_size=1, max_size=8), prompts, st.integers(1, 8192))

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import Final
 
-from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
+from libs.policy.step_time import StepTimeModel, StepWork
 
 MAX_STEP_NS: Final = 400_000_000
 """Prompts make no step longer than this while a sequence with a TPOT target decodes, however far ahead of their lines
@@ -45,18 +46,67 @@ def prefill_chunk(
     lines: of those running sequences that have a target. prompts: (first token to compute, one past the last) of each,
     in the order in which they are served. waited_ns: how long no token of them was computed.
     """
-    most_tokens = min(most_tokens, sum(end - start for start, end in prompts))
-    if most_tokens <= 0 or not decodes.decode_sequences or not lines:
-        return max(most_tokens, 0)
-
-    def step_ns(tokens: int) -> float:
-        return model.step_ns(chunks_work(first_chunks(prompts, tokens), decodes))
-
-    decode_ns = model.decode_ns(decodes)
+    if not decodes.decode_sequences or not lines:
+        return max(min(most_tokens, sum(end - start for start, end in prompts)), 0)
+    if most_tokens <= 0 or not prompts:
+        return 0
+    decode_ns, reading_ns = model.decode_ns(decodes), model.reading_ns(decodes.decode_sequences)
     limit_ns = step_limit_ns(decode_ns, lines, now_ns=now_ns)
     if waited_ns >= MAX_HOLD_NS:
-        limit_ns = max(limit_ns, 2 * decode_ns, step_ns(1))
-    return largest(lambda tokens: step_ns(tokens) <= limit_ns, most_tokens)
+        one_ns = model.mixed_ns(model.chunks_ns(1, 2 * prompts[0][0] + 1), decode_ns, reading_ns)
+        limit_ns = max(limit_ns, 2 * decode_ns, one_ns)
+    return _Step(model, decode_ns, reading_ns, limit_ns).most_prompt_tokens(prompts, most_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step of at most `limit_ns` that decodes, and computes prompts beside it."""
+
+    model: StepTimeModel
+    decode_ns: float
+    reading_ns: float
+    """The decodes' (see `StepTimeModel`)."""
+    limit_ns: float
+
+    def most_prompt_tokens(self, prompts: Sequence[tuple[int, int]], most_tokens: int) -> int:
+        """The most tokens, at most `most_tokens`, that prompts give when they are served in order."""
+        tokens = squared = 0
+        for start, end in prompts:
+            whole = min(end - start, most_tokens - tokens)
+            if not self._fits(tokens + whole, squared + whole * (2 * start + whole)):
+                return tokens + self._part(tokens, squared, start, whole)
+            tokens += whole
+            squared += whole * (2 * start + whole)
+            if tokens == most_tokens:
+                break
+        return tokens
+
+    def _fits(self, tokens: int, squared: int) -> bool:
+        prefill_ns = self.model.chunks_ns(tokens, squared)
+        return self.model.mixed_ns(prefill_ns, self.decode_ns, self.reading_ns) <= self.limit_ns
+
+    def _part(self, tokens: int, squared: int, start: int, whole: int) -> int:
+        """The most tokens, less than `whole`, of the prompt from `start` on beside prompts that are taken whole.
+
+        What the limit leaves them is b·t + c·t², solved for t in the form in which nothing cancels. Where rounding
+        puts that on the wrong side of the limit, the search does not.
+        """
+
+        def fits(more: int) -> bool:
+            return self._fits(tokens + more, squared + more * (2 * start + more))
+
+        if whole == 1 or not fits(1):
+            return 0
+        model = self.model
+        most_ns = model.most_prefill_ns(self.limit_ns, self.decode_ns, self.reading_ns)
+        before_ns = model.prefill_fixed_ns + model.prefill_token_ns * tokens + model.prefill_token_squared_ns * squared
+        left_ns = max(max(most_ns, model.prefill_floor_ns) - before_ns, 0.0)
+        token_ns = model.prefill_token_ns + 2 * model.prefill_token_squared_ns * start
+        divisor = token_ns + sqrt(token_ns * token_ns + 4 * model.prefill_token_squared_ns * left_ns)
+        more = max(int(min(2 * left_ns / divisor, whole - 1)), 1) if divisor else 1
+        if fits(more) and (more + 1 == whole or not fits(more + 1)):
+            return more
+        return largest(fits, whole - 1)
 
 
 def step_limit_ns(decode_ns: float, lines: Sequence[TokenLine], *, now_ns: int) -> float:
@@ -96,15 +146,3 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
         else:
             high = middle - 1
     return low
-
-
-def first_chunks(prompts: Sequence[tuple[int, int]], tokens: int) -> list[tuple[int, int]]:
-    """The chunks that `tokens` tokens make when prompts are served in order."""
-    chunks = []
-    for start, end in prompts:
-        if tokens <= 0:
-            break
-        taken = min(end - start, tokens)
-        chunks.append((start, start + taken))
-        tokens -= taken
-    return chunks
