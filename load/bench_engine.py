@@ -65,7 +65,7 @@ class Bench:
         self._reader = EventReader(engine)
         self._model = model
         self._options = options
-        self._keys = itertools.count(1)
+        self._ids = itertools.count(1)
         self._random = np.random.default_rng(3)
         self._prefix = self.prompts(1, PREFIX_TOKENS)
         self._prefix_kv: Any = None
@@ -79,14 +79,14 @@ class Bench:
         tokens = rows.shape[1]
         requests = [
             EngineRequest(
-                next(self._keys), "bench", Phase.BOTH, row.astype(np.int32), tokens, output_tokens, GREEDY, root
+                next(self._ids), "bench", Phase.BOTH, row.astype(np.int32), tokens, output_tokens, GREEDY, root
             )
             for row in rows
         ]
         for request in requests:
             self._engine.submit(request)
         for request in requests:
-            await self._reader.ended(request.key)
+            await self._reader.ended(request.sequence_id)
 
     def generate(self, batch: int, prompt_tokens: int) -> None:
         """transformers' `generate` on a batch without padding."""

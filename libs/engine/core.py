@@ -81,8 +81,8 @@ class Core:
 
     def submit(self, request: EngineRequest, now_ns: int) -> None:
         """Queue a sequence. Raises InvalidRequest when it can never run here, QueueFull at the queue's bound."""
-        if request.key in self._sequences:
-            raise InvalidRequest(f"sequence key {request.key} is in use")
+        if request.sequence_id in self._sequences:
+            raise InvalidRequest(f"sequence {request.sequence_id} is in use")
         sequence = Sequence(
             request,
             block_size_tokens=self._capabilities.block_size_tokens,
@@ -91,30 +91,30 @@ class Core:
         check_request(sequence, self._capabilities)
         if self._sequences.waiting >= self._config.max_waiting:
             raise QueueFull("the engine's queue is full", retry_after_s=RETRY_AFTER_S)
-        self._offers.forget_key(request.key)
+        self._offers.forget_sequence(request.sequence_id)
         self._pace.note_prompt(sequence, now_ns)
         if request.kv and sequence.length > request.prompt_tokens:
             sequence.start_line(now_ns, sequence.length)
         self._sequences.add(sequence, Stage.QUEUED_TRANSFER if request.kv else Stage.QUEUED_PROMPT)
         self.admit(now_ns)
 
-    def abort(self, key: int, now_ns: int) -> None:
+    def abort(self, sequence_id: int, now_ns: int) -> None:
         """End a sequence, or the lease of what it left here; one that a step computes ends with the step."""
-        sequence = self._sequences.get(key)
+        sequence = self._sequences.get(sequence_id)
         if sequence is None:
-            self._offers.end_key(key)
+            self._offers.end_sequence(sequence_id)
         elif sequence.in_step:
             sequence.aborting = True
         else:
             self._finish(sequence, FinishReason.ABORTED)
         self.admit(now_ns)
 
-    def proceed(self, key: int, token_ids: tuple[int, ...], now_ns: int) -> None:
-        """These tokens were sampled where the streamed prompt of `key` was computed; other keys are ignored.
+    def proceed(self, sequence_id: int, token_ids: tuple[int, ...], now_ns: int) -> None:
+        """These tokens were sampled where the streamed prompt of `sequence_id` was computed; other ids are ignored.
 
         Raises InvalidRequest for tokens that no sequence goes on from.
         """
-        sequence = self._sequences.get(key)
+        sequence = self._sequences.get(sequence_id)
         kv = sequence.request.kv if sequence else None
         if sequence is None or kv is None or not kv.streamed or sequence.handed is not None:
             return
@@ -125,9 +125,9 @@ class Core:
         if sequence.kv_arrived:
             self._go_on(sequence, now_ns)
 
-    def hand_over(self, key: int, now_ns: int) -> None:
-        """A sequence is to leave with its KV: now, or with the next token that it gets. Unknown keys are ignored."""
-        sequence = self._sequences.get(key)
+    def hand_over(self, sequence_id: int, now_ns: int) -> None:
+        """A sequence is to leave with its KV: now, or with the next token that it gets. Unknown ids are ignored."""
+        sequence = self._sequences.get(sequence_id)
         if sequence is None or sequence.request.phase is Phase.PREFILL:
             return
         sequence.leaving = True
@@ -179,12 +179,12 @@ class Core:
     def begin(self, batch: Batch, now_ns: int) -> StepReport:
         """The step starts now; the answer is its announcement."""
         for chunk in batch.chunks:
-            sequence = self._sequences[chunk.key]
+            sequence = self._sequences[chunk.sequence_id]
             sequence.in_step = True
             # What this step finishes has nothing to stream: its blocks are ready when it is.
             streams = not chunk.sample and self._capabilities.streams_kv and sequence.request.phase is Phase.PREFILL
             if streams and not sequence.opened:
-                self._outputs.append(SequenceOutput(sequence.key, opened=self._offers.open(sequence)))
+                self._outputs.append(SequenceOutput(sequence.sequence_id, opened=self._offers.open(sequence)))
         self._kv_wait.stepping(True, now_ns)
         work = batch.work
         self._step = StepReport(
@@ -206,7 +206,7 @@ class Core:
         assert self._step is not None
         self._kv_wait.stepping(False, now_ns)
         for chunk in batch.chunks:
-            sequence = self._sequences[chunk.key]
+            sequence = self._sequences[chunk.sequence_id]
             sequence.in_step = False
             self._recomputed_tokens += sequence.advance(len(chunk.token_ids))
             sequence.register_full_blocks(self._pool)
@@ -215,7 +215,7 @@ class Core:
             if sequence.aborting:
                 self._finish(sequence, FinishReason.ABORTED)
             elif chunk.sample:
-                self._take_token(sequence, sampled[chunk.key], now_ns)
+                self._take_token(sequence, sampled[chunk.sequence_id], now_ns)
         report = replace(
             self._step,
             end_unix_ns=now_ns,
@@ -252,7 +252,7 @@ class Core:
 
     def kv_asked(self, sequence: Sequence) -> None:
         """The first block was asked for."""
-        self._outputs.append(SequenceOutput(sequence.key, pulling=True))
+        self._outputs.append(SequenceOutput(sequence.sequence_id, pulling=True))
 
     def kv_arrived(self, sequence: Sequence, received: Received, started_ns: int, now_ns: int) -> None:
         """All blocks of the handle are in the pool."""
@@ -407,7 +407,7 @@ class Core:
             return
         if sequence.stage is not Stage.DECODE:
             self._sequences.move(sequence, Stage.DECODE)
-        self._outputs.append(SequenceOutput(sequence.key, (token.token_id,), _logprobs(token)))
+        self._outputs.append(SequenceOutput(sequence.sequence_id, (token.token_id,), _logprobs(token)))
 
     def _go_on(self, sequence: Sequence, now_ns: int) -> None:
         """A transferred sequence has its KV, and all tokens that were sampled elsewhere."""
@@ -439,7 +439,7 @@ class Core:
             self._pace.note_end(sequence.output_tokens)
         self._outputs.append(
             SequenceOutput(
-                key=sequence.key,
+                sequence_id=sequence.sequence_id,
                 token_ids=(token.token_id,) if token else (),
                 logprobs=_logprobs(token) if token else (),
                 finish=reason,

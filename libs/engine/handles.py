@@ -20,7 +20,7 @@ class Held:
     """The blocks behind one handle."""
 
     opaque: bytes
-    key: int
+    sequence_id: int
     blocks: list[int]
     ready: int
     """So many of them hold all their KV."""
@@ -68,7 +68,7 @@ class HandleTable:
         self._open: dict[bytes, Held] = {}
         self._held: OrderedDict[bytes, Held] = OrderedDict()
         self._left: OrderedDict[bytes, Held] = OrderedDict()
-        self._by_key: dict[int, bytes] = {}
+        self._by_id: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._open) + len(self._held) + len(self._left)
@@ -79,11 +79,11 @@ class HandleTable:
         firsts = (next(iter(leased.values())) for leased in (self._held, self._left) if leased)
         return min((first.expires_ns for first in firsts if first.expires_ns is not None), default=None)
 
-    def open(self, key: int, blocks: list[int]) -> Held:
+    def open(self, sequence_id: int, blocks: list[int]) -> Held:
         """A new handle without a lease, for blocks that are being filled."""
         opaque = self._random_bytes(HANDLE_BYTES)
-        held = self._open[opaque] = Held(opaque, key, blocks, ready=0)
-        self._by_key[key] = opaque
+        held = self._open[opaque] = Held(opaque, sequence_id, blocks, ready=0)
+        self._by_id[sequence_id] = opaque
         return held
 
     def seal(self, held: Held, now_ns: int) -> None:
@@ -115,8 +115,8 @@ class HandleTable:
     def drop(self, opaque: bytes) -> Held | None:
         """End a lease; None when there is none."""
         held = self._open.pop(opaque, None) or self._held.pop(opaque, None) or self._left.pop(opaque, None)
-        if held is not None and self._by_key.get(held.key) == opaque:
-            del self._by_key[held.key]
+        if held is not None and self._by_id.get(held.sequence_id) == opaque:
+            del self._by_id[held.sequence_id]
         return held
 
     def leave_unread(self, opaque: bytes, now_ns: int) -> None:
@@ -125,14 +125,14 @@ class HandleTable:
         if held is not None and not held.pulls:
             self._leave(held, now_ns)
 
-    def drop_key(self, key: int) -> Held | None:
-        """End the lease of the sequence that had `key`."""
-        opaque = self._by_key.get(key)
+    def drop_sequence(self, sequence_id: int) -> Held | None:
+        """End the lease of the sequence that had this id."""
+        opaque = self._by_id.get(sequence_id)
         return self.drop(opaque) if opaque is not None else None
 
-    def forget_key(self, key: int) -> None:
-        """`key` means another sequence from now on; its old handle lives on."""
-        self._by_key.pop(key, None)
+    def forget_sequence(self, sequence_id: int) -> None:
+        """The id means another sequence from now on; its old handle lives on."""
+        self._by_id.pop(sequence_id, None)
 
     def blocks(self) -> Iterator[int]:
         """The blocks behind all handles, one handle after the other."""
@@ -156,7 +156,7 @@ class HandleTable:
         held = [*self._open.values(), *self._held.values(), *self._left.values()]
         for table in (self._open, self._held, self._left):
             table.clear()
-        self._by_key.clear()
+        self._by_id.clear()
         return held
 
     def _leave(self, held: Held, now_ns: int) -> None:

@@ -112,23 +112,23 @@ class LocalEngine:
         self._core.submit(request, self._clock.now_ns())
         self._settle()
 
-    def abort(self, key: int) -> None:
-        """End a sequence, or the lease of its blocks; unknown keys are ignored."""
-        if key in self._fetches:  # before the blocks: it writes no more then
-            fetch, writer = self._fetches.pop(key)
+    def abort(self, sequence_id: int) -> None:
+        """End a sequence, or the lease of its blocks; unknown ids are ignored."""
+        if sequence_id in self._fetches:  # before the blocks: it writes no more then
+            fetch, writer = self._fetches.pop(sequence_id)
             writer.stop()
             fetch.cancel()
-        self._core.abort(key, self._clock.now_ns())
+        self._core.abort(sequence_id, self._clock.now_ns())
         self._settle()
 
-    def proceed(self, key: int, token_ids: tuple[int, ...]) -> None:
+    def proceed(self, sequence_id: int, token_ids: tuple[int, ...]) -> None:
         """Tokens sampled where a streamed prompt was computed: with its KV it goes on. Raises InvalidRequest."""
-        self._core.proceed(key, token_ids, self._clock.now_ns())
+        self._core.proceed(sequence_id, token_ids, self._clock.now_ns())
         self._settle()
 
-    def hand_over(self, key: int) -> None:
-        """Let a sequence leave with its KV at its next step boundary; unknown keys are ignored."""
-        self._core.hand_over(key, self._clock.now_ns())
+    def hand_over(self, sequence_id: int) -> None:
+        """Let a sequence leave with its KV at its next step boundary; unknown ids are ignored."""
+        self._core.hand_over(sequence_id, self._clock.now_ns())
         self._settle()
 
     def set_prefill_budget(self, tokens: int) -> None:
@@ -322,7 +322,7 @@ class LocalEngine:
         """Act on what the core has decided: start fetches, publish what happened, run the loop."""
         for sequence in self._core.take_fetches():
             writer = self._parts[3].writer()
-            self._fetches[sequence.key] = self._tasks.spawn("KV fetch", self._fetch(sequence, writer)), writer
+            self._fetches[sequence.sequence_id] = self._tasks.spawn("KV fetch", self._fetch(sequence, writer)), writer
         self._publish()
         if wake:
             self._wake.set()
@@ -368,5 +368,5 @@ class LocalEngine:
                 core.kv_failed(sequence, reason, f"{error.code}: {error.message}", self._clock.now_ns())
             else:
                 core.kv_arrived(sequence, received, started_ns, self._clock.now_ns())
-        del self._fetches[sequence.key]
+        del self._fetches[sequence.sequence_id]
         self._settle()

@@ -101,13 +101,13 @@ class Offers:
         """Who was to have the blocks pulled is gone; a receiver that it told of them may still come."""
         self._handles.leave_unread(opaque, now_ns)
 
-    def end_key(self, key: int) -> None:
-        """Nobody needs the blocks that the sequence of `key` left."""
-        self._free(self._handles.drop_key(key))
+    def end_sequence(self, sequence_id: int) -> None:
+        """Nobody needs the blocks that this sequence left."""
+        self._free(self._handles.drop_sequence(sequence_id))
 
-    def forget_key(self, key: int) -> None:
-        """`key` means another sequence from now on; its old handle lives on."""
-        self._handles.forget_key(key)
+    def forget_sequence(self, sequence_id: int) -> None:
+        """The id means another sequence from now on; its old handle lives on."""
+        self._handles.forget_sequence(sequence_id)
 
     def expire(self, now_ns: int) -> None:
         """End the leases that are over."""
@@ -127,7 +127,7 @@ class Offers:
         # A running sequence may hold a block more, for tokens to come.
         blocks = self._pool.allocate(0, sequence.blocks[: -(-tokens // self._capabilities.block_size_tokens)])
         assert blocks is not None
-        return self._handles.open(sequence.key, blocks)
+        return self._handles.open(sequence.sequence_id, blocks)
 
     def _free(self, held: Held | None) -> None:
         if held is not None:

@@ -105,7 +105,7 @@ class SamplingParams:
 class EngineRequest:
     """One sequence for the engine."""
 
-    key: int
+    sequence_id: int
     """Unique in this engine while the sequence lives."""
     request_id: str
     phase: Phase
@@ -139,7 +139,7 @@ class SequenceOutput:
     """What one step brought for one sequence. Not to be changed; frozen, making one for every token costs five times as
     much."""
 
-    key: int
+    sequence_id: int
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[Logprob, ...] = ()
     """Aligned with `token_ids` where asked for."""
@@ -293,21 +293,21 @@ class Engine(Protocol):
         """Take a sequence. Raises InvalidRequest when it can never run here, QueueFull when the bound is reached."""
         ...
 
-    def abort(self, key: int) -> None:
-        """End a sequence soon, with FinishReason.ABORTED and its blocks freed; unknown keys are ignored."""
+    def abort(self, sequence_id: int) -> None:
+        """End a sequence soon, with FinishReason.ABORTED and its blocks freed; unknown ids are ignored."""
         ...
 
-    def proceed(self, key: int, token_ids: tuple[int, ...]) -> None:
+    def proceed(self, sequence_id: int, token_ids: tuple[int, ...]) -> None:
         """The prompt of a streamed sequence is computed, and these tokens were sampled there: with its KV it goes on.
 
-        Other keys are ignored. Raises InvalidRequest for tokens that no sequence goes on from.
+        Other ids are ignored. Raises InvalidRequest for tokens that no sequence goes on from.
         """
         ...
 
-    def hand_over(self, key: int) -> None:
+    def hand_over(self, sequence_id: int) -> None:
         """Let a sequence leave with its KV at its next step boundary, with FinishReason.MOVED unless that is its end.
 
-        One that does not decode yet leaves with its first token. Unknown keys and phase PREFILL are ignored.
+        One that does not decode yet leaves with its first token. Unknown ids and phase PREFILL are ignored.
         """
         ...
 

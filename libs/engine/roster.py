@@ -17,25 +17,25 @@ class Roster:
 
     def __init__(self) -> None:
         self._all: dict[int, Sequence] = {}
-        """By key, in the order in which they came."""
+        """By id, in the order in which they came."""
         self._at: Mapping[Stage, dict[int, Sequence]] = {stage: {} for stage in Stage}
         self._queued_prompt_tokens = 0
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def __contains__(self, key: int) -> bool:
-        return key in self._all
+    def __contains__(self, sequence_id: int) -> bool:
+        return sequence_id in self._all
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._all.values())
 
-    def __getitem__(self, key: int) -> Sequence:
-        return self._all[key]
+    def __getitem__(self, sequence_id: int) -> Sequence:
+        return self._all[sequence_id]
 
-    def get(self, key: int) -> Sequence | None:
-        """The sequence of that key, if there is one."""
-        return self._all.get(key)
+    def get(self, sequence_id: int) -> Sequence | None:
+        """The sequence of that id, if there is one."""
+        return self._all.get(sequence_id)
 
     def at(self, stage: Stage) -> Collection[Sequence]:
         """Those in a stage, in the order in which they came to it."""
@@ -45,7 +45,7 @@ class Roster:
 
     def add(self, sequence: Sequence, stage: Stage) -> None:
         """A sequence has come."""
-        self._all[sequence.key] = sequence
+        self._all[sequence.sequence_id] = sequence
         self.move(sequence, stage)
 
     def move(self, sequence: Sequence, stage: Stage) -> None:
@@ -54,17 +54,17 @@ class Roster:
         if stage is Stage.QUEUED_PROMPT:
             self._queued_prompt_tokens += sequence.length
         sequence.stage = stage
-        self._at[stage][sequence.key] = sequence
+        self._at[stage][sequence.sequence_id] = sequence
 
     def remove(self, sequence: Sequence) -> None:
         """It has ended."""
         self._leave(sequence)
         sequence.stage = None
-        del self._all[sequence.key]
+        del self._all[sequence.sequence_id]
 
     def _leave(self, sequence: Sequence) -> None:
         if sequence.stage is not None:
-            del self._at[sequence.stage][sequence.key]
+            del self._at[sequence.stage][sequence.sequence_id]
         if sequence.stage is Stage.QUEUED_PROMPT:
             self._queued_prompt_tokens -= sequence.length
 
@@ -78,12 +78,12 @@ class Roster:
         if stage is not Stage.QUEUED_PREEMPTED:
             first = next((sequence for sequence in queue.values() if not sequence.request.yields), None)
             return first or next(iter(queue.values()))
-        return next(sequence for key, sequence in self._all.items() if key in queue)
+        return next(sequence for sequence_id, sequence in self._all.items() if sequence_id in queue)
 
     def running(self) -> list[Sequence]:
         """Those that compute prompt or tokens: the oldest first, and last those that yield."""
         running = self._at[Stage.PREFILL].keys() | self._at[Stage.DECODE].keys()
-        oldest_first = [sequence for key, sequence in self._all.items() if key in running]
+        oldest_first = [sequence for sequence_id, sequence in self._all.items() if sequence_id in running]
         return sorted(oldest_first, key=lambda sequence: sequence.request.yields)
 
     def computing(self) -> Iterator[Sequence]:

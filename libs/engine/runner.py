@@ -19,7 +19,7 @@ from libs.policy.step_time import StepWork, chunks_work
 class Chunk:
     """Tokens of one sequence to compute in this step. Like `SequenceOutput` it is made for every token: not frozen."""
 
-    key: int
+    sequence_id: int
     token_ids: NDArray[np.int32]
     """[n] 1D int32: the tokens to compute."""
     start: int
@@ -92,7 +92,7 @@ class Runner(Protocol):
         ...
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
-        """Compute the batch; a token for each chunk with `sample`, by key. One at a time.
+        """Compute the batch; a token for each chunk with `sample`, by its id. One at a time.
 
         A cancelled call raises only once the device is done with the batch's blocks, so they can be freed then.
         """

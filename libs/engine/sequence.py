@@ -75,9 +75,9 @@ class Sequence:
         self._registered = 0
 
     @property
-    def key(self) -> int:
-        """The request's key."""
-        return self.request.key
+    def sequence_id(self) -> int:
+        """The request's."""
+        return self.request.sequence_id
 
     @property
     def transferred(self) -> bool:
@@ -196,7 +196,7 @@ class Sequence:
         """The next `tokens` tokens as work for a step."""
         end = self.computed + tokens
         return Chunk(
-            key=self.key,
+            sequence_id=self.sequence_id,
             token_ids=self._tokens[self.computed : end],
             start=self.computed,
             block_table=self.table(end),

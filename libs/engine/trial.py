@@ -17,7 +17,7 @@ def blocks_for(tokens: int, block_size_tokens: int) -> int:
 
 
 def trial_batch(tokens: int, blocks: list[int], capabilities: Capabilities) -> Batch:
-    """Whole prompts of random tokens that add up to `tokens`; keys are negative, so that no sequence is meant."""
+    """Whole prompts of random tokens that add up to `tokens`; ids are negative, so that no sequence is meant."""
     random = np.random.default_rng(tokens)
     table = np.array(blocks, dtype=np.int32)
     chunks = []
@@ -26,7 +26,7 @@ def trial_batch(tokens: int, blocks: list[int], capabilities: Capabilities) -> B
         held = -(-length // capabilities.block_size_tokens)
         chunks.append(
             Chunk(
-                key=-number,
+                sequence_id=-number,
                 token_ids=ids,
                 start=0,
                 block_table=table[:held],

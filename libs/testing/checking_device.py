@@ -27,7 +27,7 @@ class CheckingDevice:
             self.fill(chunk.block_table, chunk.history, chunk.start)
         for chunk in batch.chunks:
             self._check(chunk.block_table, chunk.history)
-        return {chunk.key: SOURCE.sample(chunk) for chunk in batch.chunks if chunk.sample}
+        return {chunk.sequence_id: SOURCE.sample(chunk) for chunk in batch.chunks if chunk.sample}
 
     def fill(self, table: NDArray[np.int32], tokens: NDArray[np.int32], start: int = 0) -> None:
         """Put the KV of `tokens` from position `start` on where a block table says."""

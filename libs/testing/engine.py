@@ -109,18 +109,18 @@ class EventReader:
         self._task = asyncio.get_running_loop().create_task(self._read(), name="event reader")
         self._task.add_done_callback(lambda _task: self._news.set())
 
-    def log(self, key: int) -> SequenceLog:
+    def log(self, sequence_id: int) -> SequenceLog:
         """Of one sequence, so far."""
-        return self._logs.setdefault(key, SequenceLog())
+        return self._logs.setdefault(sequence_id, SequenceLog())
 
-    async def ended(self, key: int) -> SequenceLog:
+    async def ended(self, sequence_id: int) -> SequenceLog:
         """Of one sequence, once it has ended."""
-        await self.until(lambda: self.log(key).end is not None)
-        return self._logs.pop(key)
+        await self.until(lambda: self.log(sequence_id).end is not None)
+        return self._logs.pop(sequence_id)
 
-    async def tokens(self, key: int, count: int) -> None:
+    async def tokens(self, sequence_id: int, count: int) -> None:
         """Wait until a sequence has at least `count` tokens here, or has ended."""
-        await self.until(lambda: len(self.log(key).token_ids) >= count or self.log(key).end is not None)
+        await self.until(lambda: len(self.log(sequence_id).token_ids) >= count or self.log(sequence_id).end is not None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition` holds, tried after each event; raises what ended the events."""
@@ -152,8 +152,8 @@ class EventReader:
             self._news.set()
 
     def _note(self, output: SequenceOutput) -> None:
-        log = self.log(output.key)
-        assert log.end is None, f"sequence {output.key} spoke after its end"
+        log = self.log(output.sequence_id)
+        assert log.end is None, f"sequence {output.sequence_id} spoke after its end"
         log.token_ids.extend(output.token_ids)
         log.logprobs.extend(output.logprobs)
         log.pulled += output.pulling

@@ -25,7 +25,7 @@ def admit(
     *,
     assignment: AssignmentState,
     has_credit: bool,
-    key: int,
+    sequence_id: int,
     model_revision: str,
     kv_layout: str,
 ) -> EngineRequest | pb.Refused:
@@ -41,7 +41,7 @@ def admit(
         tenant_salt=submit.context.tenant,
     )
     try:
-        request = engine_request(submit, key, root)
+        request = engine_request(submit, sequence_id, root)
     except InvalidRequest as error:
         return refusal_message(Refusal.INVALID, error.message)
     blocks_layout = request.kv.kv_layout if request.kv else None

@@ -50,7 +50,7 @@ class WorkerHost:
         self._identity = identity
         self.gateways = Gateways(engine, self.speed, cluster, self.worker)
         self._sequences: dict[int, Hosted] = {}
-        self._keys = count(1)
+        self._ids = count(1)
         self._budget = 0
         """The engine's prompt budget."""
         self._role_budget = 0
@@ -146,8 +146,8 @@ class WorkerHost:
     def detach(self, link: Link) -> None:
         """The gateway has gone: its sequences end with its credits."""
         self.gateways.detach(link)
-        for key in link.keys.values():
-            self.engine.abort(key)
+        for sequence_id in link.keys.values():
+            self.engine.abort(sequence_id)
         for opaque in link.drop_all():  # pulled by whom this gateway has told of them, if by anybody
             self.engine.abandon(opaque)
         self._progress.set()
@@ -163,8 +163,8 @@ class WorkerHost:
             self._submit(link, submit)
         for proceed in frame.proceeds:
             self._proceed(link, proceed)
-        for key in filter(None, map(link.keys.get, numbers(frame.hand_overs, "hand_overs"))):
-            self.engine.hand_over(key)
+        for sequence_id in filter(None, map(link.keys.get, numbers(frame.hand_overs, "hand_overs"))):
+            self.engine.hand_over(sequence_id)
         self._abort(link, frame.aborts)
         if frame.epoch:
             self.gateways.holds_epoch(link, frame.epoch)
@@ -193,12 +193,12 @@ class WorkerHost:
 
     def _start(self, link: Link, submit: pb.Submit, *, has_credit: bool) -> pb.Refused | None:
         """Give a submit to the engine, or say why not."""
-        key = next(self._keys)
+        sequence_id = next(self._ids)
         request = admit(
             submit,
             assignment=self.assignment,
             has_credit=has_credit,
-            key=key,
+            sequence_id=sequence_id,
             model_revision=self._identity.model_revision,
             kv_layout=self.engine.capabilities.kv_layout,
         )
@@ -210,18 +210,18 @@ class WorkerHost:
             return refusal_message(Refusal.INVALID, error.message)
         except QueueFull as error:
             return refusal_message(Refusal.NO_CAPACITY, error.message)
-        self._sequences[key] = Hosted(link, submit.sequence, submit.phase, request, self._role_budget)
-        link.keys[submit.sequence] = key
+        self._sequences[sequence_id] = Hosted(link, submit.sequence, submit.phase, request, self._role_budget)
+        link.keys[submit.sequence] = sequence_id
         if submit.phase == pb.PHASE_PREFILL:
             self._prompt_tokens += (submit.prompt_tokens - self._prompt_tokens) / PROMPTS_AVERAGED
             self._resize()
         return None
 
     def _proceed(self, link: Link, proceed: pb.Proceed) -> None:
-        key = link.keys.get(proceed.sequence)
-        if key is None:
+        sequence_id = link.keys.get(proceed.sequence)
+        if sequence_id is None:
             return  # it has ended here, and the gateway does not know yet
-        self.engine.proceed(key, tuple(numbers(proceed.token_ids, "token_ids")))
+        self.engine.proceed(sequence_id, tuple(numbers(proceed.token_ids, "token_ids")))
 
     def _tell(self, link: Link, event: pb.SequenceEvent) -> None:
         link.outbox.add_event(event)
@@ -229,9 +229,9 @@ class WorkerHost:
 
     def _abort(self, link: Link, packed: bytes) -> None:
         for number in numbers(packed, "aborts"):
-            key = link.keys.get(number)
-            if key is not None:
-                self.engine.abort(key)
+            sequence_id = link.keys.get(number)
+            if sequence_id is not None:
+                self.engine.abort(sequence_id)
             elif (opaque := link.drop(number)) is not None:
                 self.release(opaque)
 
@@ -251,7 +251,7 @@ class WorkerHost:
         self.last_change.stepped(event)
         ended, leaves = False, self.assignment.leaves_decode
         for output in event.outputs:
-            sequence = self._sequences.get(output.key)
+            sequence = self._sequences.get(output.sequence_id)
             if sequence is not None:
                 sequence.new_tokens += len(output.token_ids)
                 if output.finish is not None:
@@ -289,7 +289,7 @@ class WorkerHost:
             self._tell(sequence.link, pb.SequenceEvent(sequence=sequence.number, leaving=pb.Leaving()))
 
     def _end(self, sequence: Hosted, output: SequenceOutput) -> None:
-        del self._sequences[output.key]
+        del self._sequences[output.sequence_id]
         sequence.link.keys.pop(sequence.number, None)
         self.gateways.pool(sequence.phase).free()
         if output.finish in _ENDED:
@@ -323,6 +323,6 @@ class WorkerHost:
 
     def abort_all(self) -> int:
         """End every sequence; how many there were."""
-        for key in self._sequences:
-            self.engine.abort(key)
+        for sequence_id in self._sequences:
+            self.engine.abort(sequence_id)
         return len(self._sequences)

@@ -94,7 +94,7 @@ def kv_handle(source: pb.KvSource) -> KvHandle:
     )
 
 
-def engine_request(submit: pb.Submit, key: int, chain_root: bytes) -> EngineRequest:
+def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> EngineRequest:
     """The engine's request for `submit`, whose phase is known; raises InvalidRequest with what is wrong."""
     phase = _PHASES[submit.phase]
     token_ids = _token_ids(submit.token_ids)
@@ -106,7 +106,7 @@ def engine_request(submit: pb.Submit, key: int, chain_root: bytes) -> EngineRequ
     if phase is Phase.DECODE and not (submit.HasField("kv") and submit.kv.address and submit.kv.handle):
         raise InvalidRequest("phase decode needs kv with an address and a handle")
     return EngineRequest(
-        key=key,
+        sequence_id=sequence_id,
         request_id=submit.request_id,
         phase=phase,
         token_ids=token_ids,

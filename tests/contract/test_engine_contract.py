@@ -128,7 +128,7 @@ async def bench(kind: str, make: Make, tmp_path: Path) -> AsyncIterator[EngineBe
     assert not list(tmp_path.glob(f"{PREFIX}*"))
 
 
-keys = itertools.count(1)
+ids = itertools.count(1)
 
 
 def sequence(
@@ -141,14 +141,16 @@ def sequence(
     root: bytes = b"",
     kv: KvHandle | None = None,
 ) -> EngineRequest:
-    key = next(keys)
+    sequence_id = next(ids)
     token_ids = np.concatenate([prompt, np.array(generated or [], dtype=np.int32)])
-    return EngineRequest(key, f"request-{key}", phase, token_ids, len(prompt), output, sampling, root, kv)
+    return EngineRequest(
+        sequence_id, f"request-{sequence_id}", phase, token_ids, len(prompt), output, sampling, root, kv
+    )
 
 
 async def complete(engine: Engine, reader: EventReader, request: EngineRequest) -> SequenceLog:
     engine.submit(request)
-    return await reader.ended(request.key)
+    return await reader.ended(request.sequence_id)
 
 
 async def prefill(engine: Engine, reader: EventReader, **request: object) -> tuple[KvHandle, list[int]]:
@@ -284,9 +286,9 @@ async def test_logprobs_come_with_each_token_when_asked_for(bench: EngineBench) 
 LONG = np.resize(PROMPT, 800)
 
 
-async def opened(reader: EventReader, key: int) -> KvHandle:
-    await reader.until(lambda: reader.log(key).opened is not None)
-    handle = reader.log(key).opened
+async def opened(reader: EventReader, sequence_id: int) -> KvHandle:
+    await reader.until(lambda: reader.log(sequence_id).opened is not None)
+    handle = reader.log(sequence_id).opened
     assert handle is not None and handle.streamed
     return handle
 
@@ -296,7 +298,7 @@ async def test_blocks_come_while_their_prompt_is_computed(bench: EngineBench) ->
     engine, reader = await bench.start("one", prefill_chunk_tokens=64)
     request = sequence(Phase.PREFILL, prompt=LONG)
     engine.submit(request)
-    handle = await opened(reader, request.key)
+    handle = await opened(reader, request.sequence_id)
     assert (handle.tokens, handle.blocks) == (len(LONG), len(LONG) // BLOCK)
     early = blocks = 0
     async for chunk in exported(engine, handle.opaque, engine.capabilities.kv_layout):
@@ -306,7 +308,7 @@ async def test_blocks_come_while_their_prompt_is_computed(bench: EngineBench) ->
     assert blocks == handle.blocks
     assert early >= handle.blocks // 2
     engine.release(handle.opaque)
-    assert finish(await reader.ended(request.key)) is FinishReason.PREFILLED
+    assert finish(await reader.ended(request.sequence_id)) is FinishReason.PREFILLED
     await until(lambda: engine.integrity() == IDLE)
 
 
@@ -323,16 +325,16 @@ async def test_a_streamed_sequence_goes_on_as_if_it_had_stayed(
     stayed = await complete(source, source_reader, sequence(prompt=prompt, sampling=sampling))
     begun = sequence(Phase.PREFILL, prompt=prompt, sampling=sampling)
     source.submit(begun)
-    handle = await opened(source_reader, begun.key)
+    handle = await opened(source_reader, begun.sequence_id)
     moved = sequence(Phase.DECODE, prompt=prompt, sampling=sampling, kv=handle)
     target.submit(moved)
-    first = (await source_reader.ended(begun.key)).token_ids
+    first = (await source_reader.ended(begun.sequence_id)).token_ids
     await until(lambda: source.integrity() == IDLE)
     assert target.load().awaiting_kv == 1  # the KV is there, the token is not
     assert target.load().kv_wait_since_unix_ns == 0
-    target.proceed(moved.key, tuple(first))
-    target.proceed(moved.key, tuple(first))
-    log = await target_reader.ended(moved.key)
+    target.proceed(moved.sequence_id, tuple(first))
+    target.proceed(moved.sequence_id, tuple(first))
+    log = await target_reader.ended(moved.sequence_id)
     assert first + log.token_ids == stayed.token_ids
     assert log.end is not None and (log.pulled, log.end.computed_prompt_tokens) == (1, 0)
     assert target.integrity() == IDLE
@@ -344,7 +346,7 @@ async def test_a_prompt_that_one_step_computes_is_not_opened(bench: EngineBench)
     engine, reader = await bench.start("prefill", prefill_chunk_tokens=64)
     request = sequence(Phase.PREFILL, prompt=LONG[:64])
     engine.submit(request)
-    log = await reader.ended(request.key)
+    log = await reader.ended(request.sequence_id)
     assert (finish(log), log.opened) == (FinishReason.PREFILLED, None)
 
 
@@ -356,15 +358,15 @@ async def test_tokens_that_come_before_the_blocks_wait_for_them(bench: EngineBen
     bench.fetcher.gate.clear()
     begun = sequence(Phase.PREFILL)
     source.submit(begun)
-    moved = sequence(Phase.DECODE, kv=await opened(source_reader, begun.key))
+    moved = sequence(Phase.DECODE, kv=await opened(source_reader, begun.sequence_id))
     target.submit(moved)
-    first = (await source_reader.ended(begun.key)).token_ids
+    first = (await source_reader.ended(begun.sequence_id)).token_ids
     with pytest.raises(InvalidRequest):
-        target.proceed(moved.key, (-1,) if target.capabilities.vocab_size else (1,) * 20)
-    target.proceed(moved.key, tuple(first))
+        target.proceed(moved.sequence_id, (-1,) if target.capabilities.vocab_size else (1,) * 20)
+    target.proceed(moved.sequence_id, tuple(first))
     target.proceed(10**9, (1,))
     bench.fetcher.gate.set()
-    assert first + (await target_reader.ended(moved.key)).token_ids == stayed.token_ids
+    assert first + (await target_reader.ended(moved.sequence_id)).token_ids == stayed.token_ids
 
 
 @on_our_core
@@ -373,11 +375,11 @@ async def test_blocks_found_cached_are_sent_before_any_step_ends(bench: EngineBe
     await complete(engine, reader, sequence(Phase.BOTH, prompt=LONG[:640], root=ROOT, output=1))
     request = sequence(Phase.PREFILL, prompt=LONG, root=ROOT)
     engine.submit(request)
-    handle = await opened(reader, request.key)
+    handle = await opened(reader, request.sequence_id)
     chunks = aiter(exported(engine, handle.opaque, engine.capabilities.kv_layout))
     assert (await anext(chunks)).blocks >= 1
     assert engine.load().waiting_prefill_tokens >= 100
-    engine.abort(request.key)
+    engine.abort(request.sequence_id)
     with pytest.raises(KvLost):
         while True:
             await anext(chunks)
@@ -391,13 +393,13 @@ async def test_a_prompt_that_leaves_no_blocks_ends_its_receiver_as_kv_lost(bench
     target, target_reader = await bench.start("decode")
     begun = sequence(Phase.PREFILL, prompt=LONG, output=1 if ended == "by its first token" else 12)
     source.submit(begun)
-    moved = sequence(Phase.DECODE, prompt=LONG, kv=await opened(source_reader, begun.key))
+    moved = sequence(Phase.DECODE, prompt=LONG, kv=await opened(source_reader, begun.sequence_id))
     target.submit(moved)
     await until(lambda: bench.fetcher.fetching == 1)
     if ended == "aborted":
-        source.abort(begun.key)
-    assert finish(await target_reader.ended(moved.key)) is FinishReason.KV_LOST
-    assert finish(await source_reader.ended(begun.key)) in (FinishReason.ABORTED, FinishReason.LENGTH)
+        source.abort(begun.sequence_id)
+    assert finish(await target_reader.ended(moved.sequence_id)) is FinishReason.KV_LOST
+    assert finish(await source_reader.ended(begun.sequence_id)) in (FinishReason.ABORTED, FinishReason.LENGTH)
     assert source.integrity() == target.integrity() == IDLE
 
 
@@ -407,12 +409,12 @@ async def test_blocks_of_a_receiver_that_left_wait_out_their_lease(bench: Engine
     target, target_reader = await bench.start("decode")
     begun = sequence(Phase.PREFILL, prompt=LONG)
     source.submit(begun)
-    moved = sequence(Phase.DECODE, prompt=LONG, kv=await opened(source_reader, begun.key))
+    moved = sequence(Phase.DECODE, prompt=LONG, kv=await opened(source_reader, begun.sequence_id))
     target.submit(moved)
     await until(lambda: bench.fetcher.fetching == 1)
-    target.abort(moved.key)
-    assert finish(await target_reader.ended(moved.key)) is FinishReason.ABORTED
-    assert finish(await source_reader.ended(begun.key)) is FinishReason.PREFILLED
+    target.abort(moved.sequence_id)
+    assert finish(await target_reader.ended(moved.sequence_id)) is FinishReason.ABORTED
+    assert finish(await source_reader.ended(begun.sequence_id)) is FinishReason.PREFILLED
     await until(lambda: source.integrity() == IDLE)
     assert target.integrity() == IDLE
 
@@ -427,9 +429,9 @@ PENALISED = replace(
 async def moved(engine: Engine, reader: EventReader, request: EngineRequest, after_tokens: int) -> SequenceLog:
     """Start a sequence and hand it over once it has so many tokens; what it brought before it left."""
     engine.submit(request)
-    await reader.tokens(request.key, after_tokens)
-    engine.hand_over(request.key)
-    return await reader.ended(request.key)
+    await reader.tokens(request.sequence_id, after_tokens)
+    engine.hand_over(request.sequence_id)
+    return await reader.ended(request.sequence_id)
 
 
 def left_with(log: SequenceLog) -> KvHandle:
@@ -478,7 +480,7 @@ async def test_sequences_beside_one_that_leaves_do_not_notice(bench: EngineBench
     staying = sequence(output=60)
     engine.submit(staying)
     left_with(await moved(engine, reader, sequence(sampling=SEEDED, output=60), 3))
-    assert (await reader.ended(staying.key)).token_ids == alone.token_ids
+    assert (await reader.ended(staying.sequence_id)).token_ids == alone.token_ids
 
 
 @on_our_core
@@ -486,8 +488,8 @@ async def test_a_prompt_that_is_told_to_leave_does_so_with_its_first_token(bench
     engine, reader = await bench.start("one", prefill_chunk_tokens=64)
     request = sequence(prompt=LONG)
     engine.submit(request)
-    engine.hand_over(request.key)
-    log = await reader.ended(request.key)
+    engine.hand_over(request.sequence_id)
+    log = await reader.ended(request.sequence_id)
     assert len(log.token_ids) == 1 and left_with(log).tokens == len(LONG)
 
 
@@ -496,20 +498,20 @@ async def test_nothing_else_leaves(bench: EngineBench) -> None:
     engine.hand_over(10**9)
     prompt_only = sequence(Phase.PREFILL)
     engine.submit(prompt_only)
-    engine.hand_over(prompt_only.key)
-    prefilled = await reader.ended(prompt_only.key)
+    engine.hand_over(prompt_only.sequence_id)
+    prefilled = await reader.ended(prompt_only.sequence_id)
     assert finish(prefilled) is FinishReason.PREFILLED and prefilled.end is not None and prefilled.end.handle
     engine.release(prefilled.end.handle.opaque)
     last = sequence(output=1)
     engine.submit(last)
-    engine.hand_over(last.key)
-    assert finish(await reader.ended(last.key)) is FinishReason.LENGTH
+    engine.hand_over(last.sequence_id)
+    assert finish(await reader.ended(last.sequence_id)) is FinishReason.LENGTH
     given_up = sequence(output=500)
     engine.submit(given_up)
-    await reader.tokens(given_up.key, 2)
-    engine.abort(given_up.key)
-    engine.hand_over(given_up.key)
-    assert finish(await reader.ended(given_up.key)) is FinishReason.ABORTED
+    await reader.tokens(given_up.sequence_id, 2)
+    engine.abort(given_up.sequence_id)
+    engine.hand_over(given_up.sequence_id)
+    assert finish(await reader.ended(given_up.sequence_id)) is FinishReason.ABORTED
     await until(lambda: engine.integrity() == IDLE)
 
 
@@ -544,17 +546,17 @@ async def test_of_a_prompt_seen_before_only_the_last_blocks_are_pulled(
         begun = sequence(Phase.PREFILL, prompt=prompt)
         source.submit(begun)
         if streamed:
-            moved = sequence(Phase.DECODE, prompt=prompt, root=ROOT, kv=await opened(source_reader, begun.key))
+            moved = sequence(Phase.DECODE, prompt=prompt, root=ROOT, kv=await opened(source_reader, begun.sequence_id))
             target.submit(moved)
-            first = (await source_reader.ended(begun.key)).token_ids
-            target.proceed(moved.key, tuple(first))
+            first = (await source_reader.ended(begun.sequence_id)).token_ids
+            target.proceed(moved.sequence_id, tuple(first))
         else:
-            prefilled = await source_reader.ended(begun.key)
+            prefilled = await source_reader.ended(begun.sequence_id)
             assert prefilled.end is not None
             first = prefilled.token_ids
             moved = sequence(Phase.DECODE, prompt=prompt, root=ROOT, generated=first, kv=prefilled.end.handle)
             target.submit(moved)
-        log = await target_reader.ended(moved.key)
+        log = await target_reader.ended(moved.sequence_id)
         assert first + log.token_ids == stayed
         await until(lambda: source.integrity() == target.integrity() == IDLE)
     whole = -(-size // BLOCK)
@@ -578,8 +580,8 @@ async def test_blocks_of_an_aborted_pull_stay_for_the_next(bench: EngineBench) -
         target.submit(moved)
         await until(lambda: bench.fetcher.fetching == 1)
         assert target.integrity().referenced_blocks == handle.blocks + 1  # one for the tokens to come
-        target.abort(moved.key)
-        assert finish(await target_reader.ended(moved.key)) is FinishReason.ABORTED
+        target.abort(moved.sequence_id)
+        assert finish(await target_reader.ended(moved.sequence_id)) is FinishReason.ABORTED
         await until(lambda: bench.fetcher.fetching == 0)
         assert target.integrity() == IDLE
     bench.fetcher.gate.set()
@@ -603,7 +605,7 @@ async def test_company_and_chunk_size_do_not_change_tokens(bench: EngineBench) -
     together = [sequence(prompt=prompt, sampling=sampling) for prompt in prompts]
     for request in together:
         engine.submit(request)
-    assert [(await reader.ended(request.key)).token_ids for request in together] == alone
+    assert [(await reader.ended(request.sequence_id)).token_ids for request in together] == alone
     assert max(event.step.prefill_tokens for event in reader.events[before:] if event.step) == 13
     await until(lambda: engine.integrity() == IDLE)
 
@@ -645,11 +647,11 @@ async def test_with_budget_0_prompts_wait(bench: EngineBench) -> None:
     engine.submit(request)
     other = sequence(output=2)
     engine.submit(other)
-    engine.abort(other.key)
-    assert finish(await reader.ended(other.key)) is FinishReason.ABORTED
+    engine.abort(other.sequence_id)
+    assert finish(await reader.ended(other.sequence_id)) is FinishReason.ABORTED
     assert not any(event.step for event in reader.events)
     engine.set_prefill_budget(100)
-    assert finish(await reader.ended(request.key)) is FinishReason.LENGTH
+    assert finish(await reader.ended(request.sequence_id)) is FinishReason.LENGTH
 
 
 # ---------------------------------------------------------------- ends before the end
@@ -665,13 +667,13 @@ async def test_abort_in_any_state_frees_everything(bench: EngineBench) -> None:
     queued = sequence()
     for request in (running, fetching, queued):
         engine.submit(request)
-    await reader.tokens(running.key, 3)
+    await reader.tokens(running.sequence_id, 3)
     await until(lambda: bench.fetcher.fetching == 1)
     assert (engine.load().running, engine.load().awaiting_kv, engine.load().waiting) == (1, 1, 1)
     engine.abort(10**9)
     for request in (queued, fetching, running):
-        engine.abort(request.key)
-        assert finish(await reader.ended(request.key)) is FinishReason.ABORTED
+        engine.abort(request.sequence_id)
+        assert finish(await reader.ended(request.sequence_id)) is FinishReason.ABORTED
     await until(lambda: bench.fetcher.fetching == 0)
     assert engine.integrity() == EngineIntegrity(0, handle.blocks, 1)  # the sender's lease lives on
     engine.release(handle.opaque)
@@ -682,7 +684,7 @@ async def test_abort_of_a_prefilled_sequence_ends_its_lease(bench: EngineBench) 
     engine, reader = await bench.start("one")
     request = sequence(Phase.PREFILL)
     assert finish(await complete(engine, reader, request)) is FinishReason.PREFILLED
-    engine.abort(request.key)
+    engine.abort(request.sequence_id)
     await until(lambda: engine.integrity() == IDLE)
 
 
@@ -792,7 +794,7 @@ async def test_steps_are_in_order_and_never_during_a_kv_wait(bench: EngineBench)
     assert target.load().kv_wait_since_unix_ns > 0
     assert finish(await complete(target, target_reader, sequence())) is FinishReason.LENGTH
     bench.fetcher.gate.set()
-    await target_reader.ended(request.key)
+    await target_reader.ended(request.sequence_id)
     steps = [
         (event.step.start_unix_ns, event.step.end_unix_ns)
         for event in target_reader.events
@@ -809,11 +811,11 @@ async def test_another_consumer_goes_on_where_a_cancelled_one_stopped(bench: Eng
     engine, reader = await bench.start("one")
     request = sequence(output=200)
     engine.submit(request)
-    await reader.tokens(request.key, 5)
+    await reader.tokens(request.sequence_id, 5)
     await reader.close()
-    read = list(reader.log(request.key).token_ids)
+    read = list(reader.log(request.sequence_id).token_ids)
     later = EventReader(engine)
-    rest = await later.ended(request.key)
+    rest = await later.ended(request.sequence_id)
     assert len(read) + len(rest.token_ids) == 200 and finish(rest) is FinishReason.LENGTH
     await later.close()
 
@@ -823,10 +825,10 @@ async def test_closing_a_busy_engine_aborts_and_ends_the_events(bench: EngineBen
     requests = [sequence(output=engine.capabilities.max_context_tokens) for _ in range(4)]
     for request in requests:
         engine.submit(request)
-    await reader.tokens(requests[0].key, 2)
+    await reader.tokens(requests[0].sequence_id, 2)
     await asyncio.gather(engine.close(), engine.close())
     for request in requests:
-        assert finish(await reader.ended(request.key)) is FinishReason.ABORTED
+        assert finish(await reader.ended(request.sequence_id)) is FinishReason.ABORTED
     await reader.finished()
     await until(lambda: engine.integrity() == IDLE)
 
@@ -855,6 +857,6 @@ async def test_a_chunk_bounds_steps_whatever_the_budget(bench: EngineBench) -> N
     engine.set_prefill_chunk(32)
     request = sequence(Phase.BOTH, prompt=LONG[:100], output=1)
     engine.submit(request)
-    await reader.ended(request.key)
+    await reader.ended(request.sequence_id)
     sizes = [event.step.prefill_tokens for event in reader.events if event.step and event.step.end_unix_ns]
     assert sizes == [32, 32, 32, 4]

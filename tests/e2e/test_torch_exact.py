@@ -121,7 +121,7 @@ async def together(engine: Engine, reader: EventReader, requests: list[EngineReq
 
 
 async def ended(reader: EventReader, request: EngineRequest) -> SequenceLog:
-    log = await reader.ended(request.key)
+    log = await reader.ended(request.sequence_id)
     print(f"{request.request_id}: {len(request.token_ids)} tokens, then {log.token_ids}", flush=True)
     return log
 

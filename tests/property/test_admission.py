@@ -64,13 +64,13 @@ def test_of_several_faults_the_first_is_said(
     state = AssignmentState("m", role, 64 if role is Role.MIXED else 0)
     state.draining = draining
     submit = submitted() if mended is None else submitted(**{**WORST, **mended})
-    answer = admit(submit, assignment=state, has_credit=False, key=1, model_revision="r", kv_layout="mine")
+    answer = admit(submit, assignment=state, has_credit=False, sequence_id=1, model_revision="r", kv_layout="mine")
     assert isinstance(answer, pb.Refused)
     assert (answer.code, answer.detail) == (code, detail)
 
 
 def test_what_nothing_speaks_against_becomes_the_engines_request() -> None:
     state = AssignmentState("m", Role.MIXED, 0)
-    answer = admit(submitted(), assignment=state, has_credit=True, key=9, model_revision="r", kv_layout="other")
+    answer = admit(submitted(), assignment=state, has_credit=True, sequence_id=9, model_revision="r", kv_layout="other")
     assert isinstance(answer, EngineRequest)
-    assert (answer.key, answer.kv and answer.kv.address, list(answer.token_ids)) == (9, "there:1", [1, 2])
+    assert (answer.sequence_id, answer.kv and answer.kv.address, list(answer.token_ids)) == (9, "there:1", [1, 2])

@@ -78,7 +78,7 @@ class CoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1_000
-        self.keys = 0
+        self.ids = 0
         self.workers = [
             Worker(
                 Core(
@@ -156,9 +156,9 @@ class CoreMachine(RuleBasedStateMachine):
         handle = sequence.request.kv
         assert handle is not None
         first = self.workers[int(handle.worker_id[1:])].first.get(handle.opaque)
-        if handle.streamed and first is not None and not worker.tokens.get(sequence.key):
-            worker.core.proceed(sequence.key, tuple(first), self.now)
-            worker.tokens[sequence.key] = list(first)
+        if handle.streamed and first is not None and not worker.tokens.get(sequence.sequence_id):
+            worker.core.proceed(sequence.sequence_id, tuple(first), self.now)
+            worker.tokens[sequence.sequence_id] = list(first)
             self.observe(worker)
 
     def complete(self, worker: Worker, sequence: Sequence) -> None:
@@ -217,9 +217,9 @@ class CoreMachine(RuleBasedStateMachine):
         worker = self.workers[index]
         if not worker.live:
             return
-        key = data.draw(st.sampled_from(sorted(worker.live)))
-        request, so_far = worker.live[key], worker.tokens.get(key, [])
-        worker.core.abort(key, self.now)
+        sequence_id = data.draw(st.sampled_from(sorted(worker.live)))
+        request, so_far = worker.live[sequence_id], worker.tokens.get(sequence_id, [])
+        worker.core.abort(sequence_id, self.now)
         self.observe(worker)
         if resume:
             token_ids = np.array([*request.token_ids, *so_far], dtype=np.int32)
@@ -261,13 +261,13 @@ class CoreMachine(RuleBasedStateMachine):
             assert worker.reported_wait_ns + (self.now - since if since else 0) == worker.waited_ns
 
     def take(self, worker: Worker, request: EngineRequest) -> None:
-        self.keys += 1
-        request = replace(request, key=self.keys)
+        self.ids += 1
+        request = replace(request, sequence_id=self.ids)
         try:
             worker.core.submit(request, self.now)
         except (InvalidRequest, QueueFull):
             return
-        worker.live[request.key] = request
+        worker.live[request.sequence_id] = request
         self.observe(worker)
 
     def observe(self, worker: Worker) -> None:
@@ -279,8 +279,8 @@ class CoreMachine(RuleBasedStateMachine):
         assert not set(event.blocks.stored) & worker.listed and set(event.blocks.removed) <= worker.listed
         worker.listed = (worker.listed | set(event.blocks.stored)) - set(event.blocks.removed)
         for output in event.outputs:
-            request = worker.live[output.key]
-            tokens = worker.tokens.setdefault(output.key, [])
+            request = worker.live[output.sequence_id]
+            tokens = worker.tokens.setdefault(output.sequence_id, [])
             tokens += output.token_ids
             expected, reason = reference(request, EOS, CONTEXT)
             assert tokens == expected[: len(tokens)]
@@ -288,8 +288,8 @@ class CoreMachine(RuleBasedStateMachine):
                 worker.opened[output.opened.opaque] = (request, output.opened)
             if output.finish is None:
                 continue
-            del worker.live[output.key]
-            over = [opaque for opaque, (opened, _) in worker.opened.items() if opened.key == output.key]
+            del worker.live[output.sequence_id]
+            over = [opaque for opaque, (opened, _) in worker.opened.items() if opened.sequence_id == output.sequence_id]
             for opaque in over:
                 del worker.opened[opaque]
             if output.finish in (FinishReason.STOP, FinishReason.LENGTH):

@@ -46,10 +46,12 @@ wanted = st.builds(
 )
 
 
-def request(key: int, one: Wanted) -> EngineRequest:
+def request(sequence_id: int, one: Wanted) -> EngineRequest:
     prompt = np.arange(one.prompt, dtype=np.int32) * (one.family + 3) % 250
-    sampling = Sampling(temperature=0.8, seed=key, ignore_eos=True)
-    asked = EngineRequest(key, "r", Phase.BOTH, prompt, one.prompt, one.output, sampling, b"root" if one.reuse else b"")
+    sampling = Sampling(temperature=0.8, seed=sequence_id, ignore_eos=True)
+    asked = EngineRequest(
+        sequence_id, "r", Phase.BOTH, prompt, one.prompt, one.output, sampling, b"root" if one.reuse else b""
+    )
     if not one.moved:
         return asked
     first = reference(asked, frozenset(), CONTEXT)[0][:1]
@@ -73,8 +75,8 @@ class Run:
 
     def submit(self, asked: EngineRequest) -> None:
         self.core.submit(asked, NOW)
-        self.live[asked.key] = asked
-        self.tokens[asked.key] = []
+        self.live[asked.sequence_id] = asked
+        self.tokens[asked.sequence_id] = []
         self.observe()
 
     def step(self) -> None:
@@ -88,7 +90,7 @@ class Run:
             assert self.core.load().awaiting_kv, "something lives, and nothing is done for it"
             return
         oldest = next(iter(self.live))
-        (start,) = [chunk.start for chunk in batch.chunks if chunk.key == oldest] or [-1]
+        (start,) = [chunk.start for chunk in batch.chunks if chunk.sequence_id == oldest] or [-1]
         if self.oldest_start[0] == oldest:
             assert start > self.oldest_start[1], "the oldest lost ground"
         if start >= 0:
@@ -102,10 +104,10 @@ class Run:
         assert self.core.pool_fault() == ""
         happened = self.core.take_event()
         for output in happened.outputs if happened else ():
-            self.tokens[output.key] += output.token_ids
+            self.tokens[output.sequence_id] += output.token_ids
             if output.finish is not None:
-                asked = self.live.pop(output.key)
-                assert (self.tokens[output.key], output.finish) == reference(asked, frozenset(), CONTEXT)
+                asked = self.live.pop(output.sequence_id)
+                assert (self.tokens[output.sequence_id], output.finish) == reference(asked, frozenset(), CONTEXT)
                 assert output.cached_tokens + output.computed_prompt_tokens <= asked.prompt_tokens
 
 
@@ -115,7 +117,7 @@ def test_every_sequence_ends_with_the_tokens_it_would_have_alone(to_come: list[W
     """With budget 0 too, where all sequences are moved there and only recomputation computes their prompts."""
     to_come = [replace(one, moved=one.moved or decode_role) for one in to_come]
     run = Run(0 if decode_role else CHUNK)
-    queue = [(one.after_steps, request(key, one)) for key, one in enumerate(to_come, start=1)]
+    queue = [(one.after_steps, request(sequence_id, one)) for sequence_id, one in enumerate(to_come, start=1)]
     bound = sum(asked.prompt_tokens + asked.max_output_tokens for _, asked in queue) + 20
     for step in range(bound):
         for after, asked in queue:
@@ -129,7 +131,7 @@ def test_every_sequence_ends_with_the_tokens_it_would_have_alone(to_come: list[W
     event(f"preempted {min(load.preemptions, 3)} times")
     assert (load.recomputed_tokens == 0) or load.preemptions
     sent = sum(asked.kv.tokens if asked.kv else 0 for _, asked in queue)
-    tokens = sum(len(asked.token_ids) + len(run.tokens[asked.key]) - 1 for _, asked in queue)
+    tokens = sum(len(asked.token_ids) + len(run.tokens[asked.sequence_id]) - 1 for _, asked in queue)
     assert run.computed - load.recomputed_tokens <= tokens - sent + load.preemptions
 
 
@@ -137,8 +139,8 @@ def busy(**changes: object) -> Run:
     """Three growing sequences in a pool for hardly more than one."""
     run = Run(CHUNK)
     base = Wanted(family=0, prompt=8, output=36, reuse=False, moved=False, after_steps=0)
-    for key in (1, 2, 3):
-        run.submit(request(key, replace(base, family=key, **changes)))  # type: ignore[arg-type]
+    for sequence_id in (1, 2, 3):
+        run.submit(request(sequence_id, replace(base, family=sequence_id, **changes)))  # type: ignore[arg-type]
     while run.live:
         run.step()
     return run

@@ -6,7 +6,7 @@ from libs.engine.handles import HANDLE_BYTES, HandleTable
 
 
 def opaques(table: HandleTable, count: int) -> list[bytes]:
-    return [table.open(key, [key]).opaque for key in range(count)]
+    return [table.open(sequence_id, [sequence_id]).opaque for sequence_id in range(count)]
 
 
 def test_two_tables_of_one_seed_make_the_same_handles_and_of_another_seed_no_same_one() -> None:

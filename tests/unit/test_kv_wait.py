@@ -28,18 +28,18 @@ async def hand_offs(link_gbps: float) -> PhaseTime:
     readers = EventReader(source), EventReader(target)
     try:
         handles = []
-        for key in range(1, HAND_OFFS + 1):
-            prompt = np.full(PROMPT_TOKENS, key, np.int32)
-            source.submit(EngineRequest(key, "r", Phase.PREFILL, prompt, PROMPT_TOKENS, 8, SamplingParams()))
-            end = (await readers[0].ended(key)).end
+        for sequence_id in range(1, HAND_OFFS + 1):
+            prompt = np.full(PROMPT_TOKENS, sequence_id, np.int32)
+            source.submit(EngineRequest(sequence_id, "r", Phase.PREFILL, prompt, PROMPT_TOKENS, 8, SamplingParams()))
+            end = (await readers[0].ended(sequence_id)).end
             assert end is not None and end.handle is not None
-            handles.append((key, np.append(prompt, end.token_ids).astype(np.int32), end.handle))
+            handles.append((sequence_id, np.append(prompt, end.token_ids).astype(np.int32), end.handle))
         start_ns = clock.now_ns()
-        for key, token_ids, handle in handles:
+        for sequence_id, token_ids, handle in handles:
             target.submit(
-                EngineRequest(key, "r", Phase.DECODE, token_ids, PROMPT_TOKENS, 8, SamplingParams(), kv=handle)
+                EngineRequest(sequence_id, "r", Phase.DECODE, token_ids, PROMPT_TOKENS, 8, SamplingParams(), kv=handle)
             )
-            await readers[1].ended(key)
+            await readers[1].ended(sequence_id)
         end_ns = clock.now_ns()
         for event in readers[1].events:
             account.on_event(event)

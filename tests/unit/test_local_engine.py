@@ -66,9 +66,11 @@ class Started:
         if self.error is not None:
             raise self.error
 
-    def submit(self, key: int, output: int = 4) -> None:
+    def submit(self, sequence_id: int, output: int = 4) -> None:
         prompt = np.arange(20, dtype=np.int32)
-        self.engine.submit(EngineRequest(key, f"r{key}", Phase.BOTH, prompt, 20, output, SamplingParams()))
+        self.engine.submit(
+            EngineRequest(sequence_id, f"r{sequence_id}", Phase.BOTH, prompt, 20, output, SamplingParams())
+        )
 
 
 @pytest.fixture
@@ -199,7 +201,7 @@ async def test_what_happens_between_steps_joins_the_last_unread_event() -> None:
     queue.put(EngineEvent(outputs=(SequenceOutput(2),), kv_waits=((5, 8),), blocks=BlockEvents((b"c",), (b"a",))))
     assert queue.oldest_start_ns() == 5
     event = await queue.get()
-    assert event is not None and [output.key for output in event.outputs] == [1, 2]
+    assert event is not None and [output.sequence_id for output in event.outputs] == [1, 2]
     assert event.step == step(10) and event.blocks == BlockEvents((b"b",), ())
     assert queue.oldest_start_ns() == 0
 

@@ -33,11 +33,11 @@ IDENTITY = EngineIdentity("a", 1, "a:1")
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
-def sequence(key: int, tokens: int, *, target_ms: int = 0, transferred: bool = False) -> Sequence:
+def sequence(sequence_id: int, tokens: int, *, target_ms: int = 0, transferred: bool = False) -> Sequence:
     kv = KvHandle("a", 1, "a:1", b"h", tokens - 1, 1) if transferred else None
     phase = Phase.DECODE if transferred else Phase.BOTH
     request = EngineRequest(
-        key, "r", phase, np.zeros(tokens, np.int32), tokens - 1 if transferred else tokens, 50, GREEDY,
+        sequence_id, "r", phase, np.zeros(tokens, np.int32), tokens - 1 if transferred else tokens, 50, GREEDY,
         kv=kv, tpot_target_ns=target_ms * MS,
     )  # fmt: skip
     made = Sequence(request, block_size_tokens=16, max_context_tokens=4096)
@@ -110,10 +110,10 @@ def test_every_token_beside_long_prompts_comes_on_its_line() -> None:
         assert batch is not None
         core.begin(batch, now_ns)
         now_ns += round(MODEL.step_ns(batch.work))
-        report = core.apply(batch, {c.key: Sampled(7) for c in batch.chunks if c.sample}, now_ns)
+        report = core.apply(batch, {c.sequence_id: Sampled(7) for c in batch.chunks if c.sample}, now_ns)
         event = core.take_event(report)
         assert event is not None
-        came += [now_ns for output in event.outputs if output.key == 1 and output.token_ids]
+        came += [now_ns for output in event.outputs if output.sequence_id == 1 and output.token_ids]
         sizes.append(report.prefill_tokens if report.decode_sequences else 0)
         core.set_prefill_budget(4096)
     assert all(when <= came[0] + 30 * MS * number for number, when in enumerate(came))
@@ -146,16 +146,16 @@ def test_a_prompt_that_yields_is_computed_only_while_no_other_one_waits() -> Non
         random_bytes=Random(1).randbytes,
     )
 
-    def ask(key: int, *, yields: bool) -> None:
-        request = EngineRequest(key, "r", Phase.BOTH, np.ones(96, np.int32), 96, 1, GREEDY, yields=yields)
+    def ask(sequence_id: int, *, yields: bool) -> None:
+        request = EngineRequest(sequence_id, "r", Phase.BOTH, np.ones(96, np.int32), 96, 1, GREEDY, yields=yields)
         core.submit(request, now_ns)
 
     def step() -> None:
         batch = core.plan(now_ns)
         assert batch is not None
         core.begin(batch, now_ns)
-        core.apply(batch, {c.key: Sampled(7) for c in batch.chunks if c.sample}, now_ns)
-        order.append((batch.chunks[0].key, sum(len(chunk.token_ids) for chunk in batch.chunks)))
+        core.apply(batch, {c.sequence_id: Sampled(7) for c in batch.chunks if c.sample}, now_ns)
+        order.append((batch.chunks[0].sequence_id, sum(len(chunk.token_ids) for chunk in batch.chunks)))
         assert order[-1][0] != 3 or len(batch.chunks) == 1
 
     now_ns, order = MS, list[tuple[int, int]]()

@@ -55,9 +55,9 @@ def runner_of(folder: Path | None, **changes: Any) -> TorchRunner:
     return TorchRunner(EngineConfig(folder, "small", **(settings | changes)))
 
 
-def chunk(key: int, tokens: np.ndarray, start: int, end: int, table: np.ndarray) -> Chunk:
+def chunk(sequence_id: int, tokens: np.ndarray, start: int, end: int, table: np.ndarray) -> Chunk:
     history = tokens[:end].astype(np.int32)
-    return Chunk(key, history[start:], start, table.astype(np.int32), True, GREEDY, history, end)
+    return Chunk(sequence_id, history[start:], start, table.astype(np.int32), True, GREEDY, history, end)
 
 
 async def refusal(runner: TorchRunner) -> str:

@@ -66,7 +66,7 @@ async def runner(folder: Path) -> AsyncIterator[TorchRunner]:
 class Sequence:
     """A sequence that is driven by hand."""
 
-    key: int
+    sequence_id: int
     tokens: list[int]
     table: NDArray[np.int32]
     params: SamplingParams = GREEDY
@@ -82,7 +82,14 @@ class Sequence:
         history = np.array(self.tokens[:end], np.int32)
         whole = end == len(self.tokens)
         return Chunk(
-            self.key, history[self.computed :], self.computed, self.table, whole, self.params, history, self.prompt
+            self.sequence_id,
+            history[self.computed :],
+            self.computed,
+            self.table,
+            whole,
+            self.params,
+            history,
+            self.prompt,
         )
 
 
@@ -91,12 +98,12 @@ async def advance(runner: TorchRunner, sequences: list[Sequence], output_tokens:
     while batch := [one for one in sequences if len(one.tokens) < one.prompt + output_tokens]:
         chunks = [one.chunk() for one in batch]
         sampled = await runner.run(Batch(tuple(chunks)))
-        assert set(sampled) == {chunk.key for chunk in chunks if chunk.sample}
+        assert set(sampled) == {chunk.sequence_id for chunk in chunks if chunk.sample}
         for one, chunk in zip(batch, chunks, strict=True):
             one.computed = len(chunk.history)
             if chunk.sample:
-                one.tokens.append(sampled[one.key].token_id)
-                logprob = sampled[one.key].logprob
+                one.tokens.append(sampled[one.sequence_id].token_id)
+                logprob = sampled[one.sequence_id].logprob
                 assert logprob is not None
                 one.logprobs.append(logprob.logprob)
 

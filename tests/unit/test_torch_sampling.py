@@ -18,9 +18,11 @@ PINNED = [0.587583, 0.798855]
 """Noise at position 5 for the seeds 0 and 1."""
 
 
-def row(params: SamplingParams, history: list[int] | None = None, prompt_tokens: int = 1, key: int = 0) -> Chunk:
+def row(
+    params: SamplingParams, history: list[int] | None = None, prompt_tokens: int = 1, sequence_id: int = 0
+) -> Chunk:
     tokens = np.array([3] if history is None else history, np.int32)
-    return Chunk(key, tokens[-1:], len(tokens) - 1, np.zeros(1, np.int32), True, params, tokens, prompt_tokens)
+    return Chunk(sequence_id, tokens[-1:], len(tokens) - 1, np.zeros(1, np.int32), True, params, tokens, prompt_tokens)
 
 
 def logits(rows: int, seed: int = 0) -> "torch.Tensor":

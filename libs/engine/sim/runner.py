@@ -80,7 +80,7 @@ class SimRunner:
         """Take as long as the model says, divided by the speed-up, and name the next tokens."""
         step_ns = self._profile.step_time.step_ns(batch.work)
         await self._device_pacer.spend(step_ns / 1e9 / self._config.sim_speedup)
-        return {chunk.key: self._tokens.sample(chunk) for chunk in batch.chunks if chunk.sample}
+        return {chunk.sequence_id: self._tokens.sample(chunk) for chunk in batch.chunks if chunk.sample}
 
     def read_blocks(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
         """Nothing: KV is only counted."""

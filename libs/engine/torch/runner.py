@@ -75,7 +75,7 @@ class TorchRunner:
         )
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
-        """Compute the batch; a token for each chunk with `sample`, by key."""
+        """Compute the batch; a token for each chunk with `sample`, by its id."""
         return await self._on_thread(_step, self._ready, batch)
 
     def read_blocks(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:

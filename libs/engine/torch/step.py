@@ -75,7 +75,7 @@ def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> 
 
 
 def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
-    """Compute the batch; a token for each chunk with `sample`, by key."""
+    """Compute the batch; a token for each chunk with `sample`, by its id."""
     chunks = batch.chunks
     if not chunks:
         return {}
@@ -101,7 +101,7 @@ def step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
             # and its blocks could change hands. Block copies, on a stream of their own, never wait for a step this way.
             torch.cuda.current_stream(loaded.device).synchronize()
         loaded.pool.written()
-    return {chunk.key: token for (chunk, _), token in zip(sampling, sampled, strict=True)}
+    return {chunk.sequence_id: token for (chunk, _), token in zip(sampling, sampled, strict=True)}
 
 
 def _variant(model: Any, device: torch.device) -> str:
@@ -124,10 +124,10 @@ def _warm_up(loaded: Loaded) -> None:
         raise StartupError(f"layer {layer} keeps no KV in the pool: the torch engine serves plain attention only")
 
 
-def _warm_up_chunk(key: int, start: int, tokens: int, block_table: NDArray[np.int32]) -> Chunk:
+def _warm_up_chunk(sequence_id: int, start: int, tokens: int, block_table: NDArray[np.int32]) -> Chunk:
     history = np.zeros(start + tokens, np.int32)
     return Chunk(
-        key=key,
+        sequence_id=sequence_id,
         token_ids=history[start:],
         start=start,
         block_table=block_table,

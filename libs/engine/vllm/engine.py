@@ -139,8 +139,8 @@ class VllmEngine:
     def submit(self, request: EngineRequest) -> None:
         """Take a sequence. Raises InvalidRequest when it can never run here, QueueFull when the bound is reached."""
         capabilities, wire = self.capabilities, self._wire
-        if self._sequences.by_key(request.key) is not None:
-            raise InvalidRequest(f"sequence key {request.key} is in use")
+        if self._sequences.by_id(request.sequence_id) is not None:
+            raise InvalidRequest(f"sequence {request.sequence_id} is in use")
         sequence = Sequence(
             request,
             block_size_tokens=capabilities.block_size_tokens,
@@ -161,8 +161,8 @@ class VllmEngine:
                 now_ns=self._clock.now_ns(),
             )
             if refused is not None:
-                end = SequenceOutput(request.key, finish=refused.finish, detail=refused.detail)
-                self._events.put(EngineEvent((SequenceOutput(request.key, pulling=True), end)))
+                end = SequenceOutput(request.sequence_id, finish=refused.finish, detail=refused.detail)
+                self._events.put(EngineEvent((SequenceOutput(request.sequence_id, pulling=True), end)))
                 return
         name = self._sequences.new_name(request)
         message = wire.core_request(
@@ -178,20 +178,20 @@ class VllmEngine:
         self._submitted += 1
         self._post(lambda: self._core.send(message))
 
-    def abort(self, key: int) -> None:
-        """End a sequence soon, or the lease of its blocks; unknown keys are ignored."""
-        live = self._sequences.by_key(key)
+    def abort(self, sequence_id: int) -> None:
+        """End a sequence soon, or the lease of its blocks; unknown ids are ignored."""
+        live = self._sequences.by_id(sequence_id)
         if live is None:
-            for name in self._sequences.leased_by(key):
+            for name in self._sequences.leased_by(sequence_id):
                 self._release(name)
         elif not live.aborting:
             live.aborting = True
             self._post(lambda: self._core.abort([live.name]))
 
-    def proceed(self, key: int, token_ids: tuple[int, ...]) -> None:
+    def proceed(self, sequence_id: int, token_ids: tuple[int, ...]) -> None:
         """Nothing is streamed here."""
 
-    def hand_over(self, key: int) -> None:
+    def hand_over(self, sequence_id: int) -> None:
         """vLLM's connectors move what prefill has left, not what decodes: the sequence ends where it is."""
 
     def set_prefill_budget(self, tokens: int) -> None:

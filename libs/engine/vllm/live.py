@@ -12,7 +12,7 @@ class Live:
 
     request: EngineRequest
     name: str
-    """In vLLM: unique in this engine for good, unlike a key."""
+    """In vLLM: unique in this engine for good, unlike an id."""
     cached_tokens: int = 0
     loaded_tokens: int = 0
     """That came by the KV connector, from a store or another engine."""
@@ -22,9 +22,9 @@ class Live:
     aborting: bool = False
 
     @property
-    def key(self) -> int:
+    def sequence_id(self) -> int:
         """The request's."""
-        return self.request.key
+        return self.request.sequence_id
 
     @property
     def prompt_tokens_computed(self) -> int:
@@ -36,7 +36,7 @@ class Live:
 
     def tokens(self, token_ids: tuple[int, ...], logprobs: tuple[Logprob, ...]) -> SequenceOutput:
         """What a step has brought."""
-        return SequenceOutput(self.key, token_ids, logprobs)
+        return SequenceOutput(self.sequence_id, token_ids, logprobs)
 
     def end(
         self,
@@ -49,7 +49,7 @@ class Live:
     ) -> SequenceOutput:
         """Its last output."""
         return SequenceOutput(
-            self.key,
+            self.sequence_id,
             token_ids,
             logprobs,
             finish=finish,
@@ -68,17 +68,17 @@ class Live:
 
 
 class Sequences:
-    """By key for those who ask, by name for what vLLM says; and the leases that prefilled ones have left."""
+    """By id for those who ask, by name for what vLLM says; and the leases that prefilled ones have left."""
 
     def __init__(self) -> None:
-        self._by_key: dict[int, Live] = {}
+        self._by_id: dict[int, Live] = {}
         self._by_name: dict[str, Live] = {}
         self._leases: dict[str, int] = {}
-        """Names of sequences that have left their blocks for others, with their keys."""
+        """Names of sequences that have left their blocks for others, with their ids."""
         self._names = 0
 
     def __len__(self) -> int:
-        return len(self._by_key)
+        return len(self._by_id)
 
     @property
     def leases(self) -> int:
@@ -93,13 +93,13 @@ class Sequences:
     def add(self, request: EngineRequest, name: str, *, stored: bool = False) -> Live:
         """A new sequence, under a new name."""
         live = Live(request, name, stored=stored)
-        self._by_key[request.key] = live
+        self._by_id[request.sequence_id] = live
         self._by_name[live.name] = live
         return live
 
-    def by_key(self, key: int) -> Live | None:
+    def by_id(self, sequence_id: int) -> Live | None:
         """The living one."""
-        return self._by_key.get(key)
+        return self._by_id.get(sequence_id)
 
     def by_name(self, name: str) -> Live | None:
         """The living one."""
@@ -107,20 +107,20 @@ class Sequences:
 
     def remove(self, live: Live) -> None:
         """It has had its last output."""
-        del self._by_key[live.key]
+        del self._by_id[live.sequence_id]
         del self._by_name[live.name]
 
     def all(self) -> list[Live]:
         """In the order of their coming."""
-        return list(self._by_key.values())
+        return list(self._by_id.values())
 
     def lease(self, live: Live) -> None:
         """Its blocks wait for a receiver."""
-        self._leases[live.name] = live.key
+        self._leases[live.name] = live.sequence_id
 
-    def leased_by(self, key: int) -> list[str]:
-        """Names of sequences of this key whose blocks are held."""
-        return [name for name, owner in self._leases.items() if owner == key]
+    def leased_by(self, sequence_id: int) -> list[str]:
+        """Names of sequences of this id whose blocks are held."""
+        return [name for name, owner in self._leases.items() if owner == sequence_id]
 
     def leased(self, name: str) -> bool:
         """Whether the blocks that `name` left are held."""

@@ -47,7 +47,7 @@ class Reading:
         transfers: tuple[KvTransferReport, ...] = ()
         if report is not None:  # before the outputs: an end of this message is to know what has come
             pulling = (self._sequences.by_name(name) for name in report.pulling)
-            told += [SequenceOutput(live.key, pulling=True) for live in pulling if live is not None]
+            told += [SequenceOutput(live.sequence_id, pulling=True) for live in pulling if live is not None]
             transfers = self._transfers(report)
         told += [output for each in outputs.outputs if (output := self._output(each, report)) is not None]
         if report is None:
