@@ -156,7 +156,7 @@ class Gateways:
         when the next one will be, in the loop's time, if no frame is made and nothing stirs until then."""
         due_s = now_s + RESTING_BEAT_S
         for link in self:
-            beat_s = BEAT_S if link.keys else RESTING_BEAT_S
+            beat_s = BEAT_S if link.living else RESTING_BEAT_S
             if link.told_s + beat_s - now_s < TIMER_S:
                 link.load_news = True
                 link.wake.set()

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from itertools import count
 
 from libs.contracts.errors import InvalidRequest, QueueFull, StaleRole
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
@@ -21,7 +20,7 @@ from libs.worker.leaving import Leaving
 from libs.worker.link import Link
 from libs.worker.role_change import LastChange
 from libs.worker.speed import WorkerSpeed
-from libs.worker.wire import numbers, sequence_event
+from libs.worker.wire import numbers, sequence_event, sequence_of
 
 LONG_PROMPT_TOKENS = 1024.0
 """What prompts are taken for before any has come."""
@@ -50,7 +49,6 @@ class WorkerHost:
         self._identity = identity
         self.gateways = Gateways(engine, self.speed, cluster, self.worker)
         self._sequences: dict[int, Hosted] = {}
-        self._ids = count(1)
         self._budget = 0
         """The engine's prompt budget."""
         self._role_budget = 0
@@ -146,7 +144,7 @@ class WorkerHost:
     def detach(self, link: Link) -> None:
         """The gateway has gone: its sequences end with its credits."""
         self.gateways.detach(link)
-        for sequence_id in link.keys.values():
+        for sequence_id in link.living:
             self.engine.abort(sequence_id)
         for opaque in link.drop_all():  # pulled by whom this gateway has told of them, if by anybody
             self.engine.abandon(opaque)
@@ -156,15 +154,16 @@ class WorkerHost:
     def receive(self, link: Link, frame: pb.GatewayFrame) -> None:
         """Act on a gateway's frame; raises InvalidRequest when it breaks the protocol, not for a bad submit."""
         self.gateways.returned(link, frame)
-        if frame.submits and not link.keys:
+        if frame.submits and not link.living:
             self.gateways.stirred.set()
         for submit in frame.submits:
             link.submits += 1
             self._submit(link, submit)
         for proceed in frame.proceeds:
             self._proceed(link, proceed)
-        for sequence_id in filter(None, map(link.keys.get, numbers(frame.hand_overs, "hand_overs"))):
-            self.engine.hand_over(sequence_id)
+        for sequence_id in map(link.sequence_id, numbers(frame.hand_overs, "hand_overs")):
+            if sequence_id in link.living:
+                self.engine.hand_over(sequence_id)
         self._abort(link, frame.aborts)
         if frame.epoch:
             self.gateways.holds_epoch(link, frame.epoch)
@@ -179,9 +178,10 @@ class WorkerHost:
     # ------------------------------------------------------------ sequences
 
     def _submit(self, link: Link, submit: pb.Submit) -> None:
-        if submit.sequence in link.keys:
+        sequence_id = link.sequence_id(submit.sequence)
+        if sequence_id in link.living:
             raise InvalidRequest(f"sequence {submit.sequence} is alive already")
-        link.drop(submit.sequence)
+        link.drop(sequence_id)
         pool = self.gateways.pool(submit.phase)
         has_credit = pool.use(link.id)
         refused = self._start(link, submit, has_credit=has_credit)
@@ -193,12 +193,11 @@ class WorkerHost:
 
     def _start(self, link: Link, submit: pb.Submit, *, has_credit: bool) -> pb.Refused | None:
         """Give a submit to the engine, or say why not."""
-        sequence_id = next(self._ids)
         request = admit(
             submit,
             assignment=self.assignment,
             has_credit=has_credit,
-            sequence_id=sequence_id,
+            sequence_id=link.sequence_id(submit.sequence),
             model_revision=self._identity.model_revision,
             kv_layout=self.engine.capabilities.kv_layout,
         )
@@ -210,16 +209,16 @@ class WorkerHost:
             return refusal_message(Refusal.INVALID, error.message)
         except QueueFull as error:
             return refusal_message(Refusal.NO_CAPACITY, error.message)
-        self._sequences[sequence_id] = Hosted(link, submit.sequence, submit.phase, request, self._role_budget)
-        link.keys[submit.sequence] = sequence_id
+        self._sequences[request.sequence_id] = Hosted(link, submit.phase, request, self._role_budget)
+        link.living.add(request.sequence_id)
         if submit.phase == pb.PHASE_PREFILL:
             self._prompt_tokens += (submit.prompt_tokens - self._prompt_tokens) / PROMPTS_AVERAGED
             self._resize()
         return None
 
     def _proceed(self, link: Link, proceed: pb.Proceed) -> None:
-        sequence_id = link.keys.get(proceed.sequence)
-        if sequence_id is None:
+        sequence_id = link.sequence_id(proceed.sequence)
+        if sequence_id not in link.living:
             return  # it has ended here, and the gateway does not know yet
         self.engine.proceed(sequence_id, tuple(numbers(proceed.token_ids, "token_ids")))
 
@@ -228,11 +227,10 @@ class WorkerHost:
         link.wake.set()
 
     def _abort(self, link: Link, packed: bytes) -> None:
-        for number in numbers(packed, "aborts"):
-            sequence_id = link.keys.get(number)
-            if sequence_id is not None:
+        for sequence_id in map(link.sequence_id, numbers(packed, "aborts")):
+            if sequence_id in link.living:
                 self.engine.abort(sequence_id)
-            elif (opaque := link.drop(number)) is not None:
+            elif (opaque := link.drop(sequence_id)) is not None:
                 self.release(opaque)
 
     def acknowledged(self, opaque: bytes) -> None:
@@ -272,12 +270,12 @@ class WorkerHost:
 
     def _deliver(self, sequence: Hosted, output: SequenceOutput) -> None:
         link = sequence.link
-        link.outbox.add_tokens(sequence.number, output)
+        link.outbox.add_tokens(output)
         if not output.pulling:  # which nobody waits for: it goes with the next frame
             link.wake.set()
         if output.only_tokens:
             return
-        event = sequence_event(sequence.number, output)
+        event = sequence_event(output)
         if event is not None:
             if event.HasField("finished"):
                 event.finished.output_tokens = sequence.output_tokens
@@ -286,11 +284,12 @@ class WorkerHost:
     def _offer(self, sequence: Hosted) -> None:
         """Have the gateway look for another place, where a running sequence is of a role that has been left."""
         if self.assignment.leaves_decode and self.leaving.offers(sequence):
-            self._tell(sequence.link, pb.SequenceEvent(sequence=sequence.number, leaving=pb.Leaving()))
+            number = sequence_of(sequence.request.sequence_id)
+            self._tell(sequence.link, pb.SequenceEvent(sequence=number, leaving=pb.Leaving()))
 
     def _end(self, sequence: Hosted, output: SequenceOutput) -> None:
         del self._sequences[output.sequence_id]
-        sequence.link.keys.pop(sequence.number, None)
+        sequence.link.living.discard(output.sequence_id)
         self.gateways.pool(sequence.phase).free()
         if output.finish in _ENDED:
             self.leaving.ended(sequence.output_tokens)
@@ -300,7 +299,7 @@ class WorkerHost:
             if sequence.link.closed.is_set():
                 self.release(output.handle.opaque)  # nobody is left who could have it pulled
             else:
-                sequence.link.hold(sequence.number, output.handle.opaque)
+                sequence.link.hold(output.sequence_id, output.handle.opaque)
 
     # ------------------------------------------------------------ leaving
 

@@ -14,8 +14,6 @@ class Hosted:
     """A gateway's sequence and how far it is."""
 
     link: Link
-    number: int
-    """The gateway's."""
     phase: pb.Phase
     request: EngineRequest
     budget_tokens: int = 0

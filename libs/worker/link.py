@@ -9,6 +9,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.policy.speed import Speed
 from libs.policy.worker.credits import Waiting
 from libs.worker.outbox import Outbox
+from libs.worker.wire import sequence_id_of
 
 MAX_HELD_HANDLES = 1024
 """Prefilled sequences of one gateway that an abort can still release early; older ones wait for their lease."""
@@ -22,8 +23,8 @@ class Link:
     """Unique in this worker: a gateway that comes back has a new one."""
     waiting: Waiting
     outbox: Outbox = field(default_factory=Outbox)
-    keys: dict[int, int] = field(default_factory=dict)
-    """Engine keys of live sequences, by the gateway's numbers."""
+    living: set[int] = field(default_factory=set)
+    """Ids of its sequences in the engine."""
     submits: int = 0
     """Taken from its stream so far."""
     told_load: Load | None = None
@@ -42,22 +43,26 @@ class Link:
     """Why the worker closed it; None where the gateway left."""
     _handles: "OrderedDict[int, bytes]" = field(default_factory=OrderedDict)
 
+    def sequence_id(self, sequence: int) -> int:
+        """The id of the sequence that this gateway calls `sequence`."""
+        return sequence_id_of(self.id, sequence)
+
     def close(self, error: FulcrumError | None = None) -> None:
         """End the stream; the first reason counts."""
         if not self.closed.is_set():
             self.error = error
             self.closed.set()
 
-    def hold(self, sequence: int, opaque: bytes) -> None:
+    def hold(self, sequence_id: int, opaque: bytes) -> None:
         """Remember the KV handle of a prefilled sequence."""
-        self._handles[sequence] = opaque
-        self._handles.move_to_end(sequence)
+        self._handles[sequence_id] = opaque
+        self._handles.move_to_end(sequence_id)
         if len(self._handles) > MAX_HELD_HANDLES:
             self._handles.popitem(last=False)
 
-    def drop(self, sequence: int) -> bytes | None:
+    def drop(self, sequence_id: int) -> bytes | None:
         """Forget and return the KV handle of a prefilled sequence."""
-        return self._handles.pop(sequence, None)
+        return self._handles.pop(sequence_id, None)
 
     def drop_all(self) -> list[bytes]:
         """Forget and return every KV handle."""

@@ -3,7 +3,7 @@
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import SequenceEvent, WorkerFrame
 from libs.engine.port import Logprob, SequenceOutput
-from libs.worker.wire import logprobs_message
+from libs.worker.wire import logprobs_message, sequence_of
 
 MAX_FRAME_TOKENS = 8192
 """Tokens in one frame: with 20 top logprobs each it stays below half of gRPC's message bound."""
@@ -28,8 +28,9 @@ class Outbox:
         """Whether the gateway is to be dropped."""
         return len(self._token_ids) + len(self._events) > MAX_PENDING
 
-    def add_tokens(self, sequence: int, output: SequenceOutput) -> None:
+    def add_tokens(self, output: SequenceOutput) -> None:
         """Tokens that a step brought, with their logprobs where there are any."""
+        sequence = sequence_of(output.sequence_id)
         if output.logprobs:
             self._logprobs.update(enumerate(output.logprobs, len(self._token_ids)))
         for token_id in output.token_ids:

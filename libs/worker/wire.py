@@ -23,6 +23,8 @@ from libs.engine.port import (
 )
 from libs.perfmodel.wire import compute_message
 
+SEQUENCE_BITS = 32
+"""A gateway's number of a sequence, the low bits of its id; above them is which of the worker's links it came by."""
 _PHASES = {pb.PHASE_PREFILL: Phase.PREFILL, pb.PHASE_DECODE: Phase.DECODE, pb.PHASE_BOTH: Phase.BOTH}
 _FIRST_TOKEN = {"prefill": common.FIRST_TOKEN_FROM_PREFILL, "decode": common.FIRST_TOKEN_FROM_DECODE}
 _FINISHED = {
@@ -94,6 +96,16 @@ def kv_handle(source: pb.KvSource) -> KvHandle:
     )
 
 
+def sequence_id_of(link_id: int, sequence: int) -> int:
+    """The id of the sequence that a gateway calls `sequence`: unique in this worker while it is on its link."""
+    return link_id << SEQUENCE_BITS | sequence
+
+
+def sequence_of(sequence_id: int) -> int:
+    """What its gateway calls it."""
+    return sequence_id & (1 << SEQUENCE_BITS) - 1
+
+
 def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> EngineRequest:
     """The engine's request for `submit`, whose phase is known; raises InvalidRequest with what is wrong."""
     phase = _PHASES[submit.phase]
@@ -121,9 +133,9 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
     )
 
 
-def sequence_event(sequence: int, output: SequenceOutput) -> pb.SequenceEvent | None:
+def sequence_event(output: SequenceOutput) -> pb.SequenceEvent | None:
     """What the gateway is told of `output` beside its tokens; None when they say it all."""
-    finish = output.finish
+    sequence, finish = sequence_of(output.sequence_id), output.finish
     if output.opened is not None:
         return pb.SequenceEvent(sequence=sequence, kv_opened=pb.KvOpened(kv=kv_source(output.opened)))
     if finish is None:

@@ -128,7 +128,8 @@ async def bench(kind: str, make: Make, tmp_path: Path) -> AsyncIterator[EngineBe
     assert not list(tmp_path.glob(f"{PREFIX}*"))
 
 
-ids = itertools.count(1)
+ids = itertools.count(1 << 60, -(1 << 32) - 1)
+"""Of sequences: large and falling, since an engine is to read nothing from them."""
 
 
 def sequence(

@@ -11,6 +11,7 @@ from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.step_row import step_rows
 from libs.engine.offers import RETRY_MS
+from libs.engine.port import EngineRequest
 from libs.testing.worker import GatewayProbe, LocalWorker, eventually, gateway_probe, local_worker, submit
 
 PROMPT = [(7 * i) % 256 for i in range(100)]
@@ -50,6 +51,33 @@ async def test_prefill_then_decode_elsewhere_gives_the_tokens_of_one_worker() ->
         assert (len(tokens), finished.output_tokens) == (8, 8)
         for worker in (a, b, c):
             await eventually(lambda worker=worker: is_clean(worker))
+
+
+async def test_a_sequence_has_one_id_from_its_gateways_number_and_the_gateways_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[int] = []
+    async with local_worker("mixed-0", "mixed", budget_tokens=64) as worker:
+        submits = worker.host.engine.submit
+
+        def noting(request: EngineRequest) -> None:
+            taken.append(request.sequence_id)
+            submits(request)
+
+        monkeypatch.setattr(worker.host.engine, "submit", noting)
+        async with gateway_probe(worker, "one") as one, gateway_probe(worker, "other") as other:
+            number = 0xFFFFFFFF
+            await one.submit(submit(number, pb.PHASE_BOTH, PROMPT, output=5))
+            await other.submit(submit(number, pb.PHASE_BOTH, PROMPT, output=7))
+            await one.event(number, "finished")
+            await other.event(number, "finished")
+            assert (len(one.tokens[number]), len(other.tokens[number])) == (5, 7)
+            await one.submit(submit(number, pb.PHASE_BOTH, PROMPT, output=5))  # its number is free again
+            await one.until(lambda: len(one.tokens[number]) == 10)
+        async with gateway_probe(worker, "one") as again:
+            await again.submit(submit(1, pb.PHASE_BOTH, PROMPT))
+            await again.event(1, "finished")
+        assert sorted(taken) == [1 << 32 | number, 1 << 32 | number, 2 << 32 | number, 3 << 32 | 1]
 
 
 async def test_decode_receives_every_block_and_computes_at_most_one_prompt_token() -> None:

@@ -81,7 +81,7 @@ def test_pending_output_leaves_in_frames_of_bounded_size_with_events_last(monkey
     for sequence in (1, 2):
         tokens = (sequence * 10, sequence * 10 + 1)
         logprobs = tuple(Logprob(-float(token)) for token in tokens)
-        box.add_tokens(sequence, SequenceOutput(sequence, tokens, logprobs))
+        box.add_tokens(SequenceOutput(7 << 32 | sequence, tokens, logprobs))
     box.add_event(pb.SequenceEvent(sequence=2, finished=pb.Finished()))
     first, second = pb.WorkerFrame(), pb.WorkerFrame()
     box.take(first)
