@@ -11,7 +11,9 @@ import structlog
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, SequenceFailed
 from libs.engine.port import Logprob
+from libs.policy.gateway.expiry import Patience
 from libs.policy.gateway.placement import Effects, End, EndReason, Partner, Stay, Wait, WorkerKey
+from libs.policy.gateway.queues import Queue, model_queues
 from libs.policy.gateway.readiness import serves_decode
 from libs.policy.gateway.view import Binding
 from libs.runtime.clock import Clock
@@ -20,7 +22,6 @@ from services.gateway.generation import Ending, FinishReason, Generation
 from services.gateway.moves import Moves
 from services.gateway.outlook import lend_speeds
 from services.gateway.ports import Demand, Link, Links
-from services.gateway.queues import Queue, model_queues
 from services.gateway.router import Router
 from services.gateway.stays import Stays
 from services.gateway.suspects import Suspects, poison_error
@@ -54,9 +55,7 @@ class Bounds:
     """Of every choice, and of all that wait."""
 
     max_waiting: int
-    max_wait_ms: int
-    no_workers_wait_ms: int
-    """How long one waits whose model no worker serves."""
+    patience: Patience
     max_reroutes: int
     """How often one goes elsewhere because workers fail it."""
 
@@ -164,10 +163,9 @@ class Dispatcher:
         late = expired(
             self._queue,
             self._links.views() if len(self._queue) else [],
+            self._bounds.patience,
             now_ns=now_ns,
             drain_s=self._queue.drain_s(now_ns),
-            max_wait_ms=self._bounds.max_wait_ms,
-            no_workers_wait_ms=self._bounds.no_workers_wait_ms,
         )
         for generation, error in late:
             self._end(generation, error)

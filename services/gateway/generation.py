@@ -151,6 +151,11 @@ class Generation:
         return self.prompt_tokens + len(self.output)
 
     @property
+    def decodes_next(self) -> bool:
+        """Whether its prompt is computed, and its blocks wait for a decode worker."""
+        return self.placement.blocks is not None
+
+    @property
     def may_start(self) -> bool:
         """Whether it may go to a worker, as far as its request is concerned."""
         return not self.leaders or any(leader.output or leader.placement.ended for leader in self.leaders)

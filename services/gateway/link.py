@@ -24,7 +24,8 @@ from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import until_first
 from libs.runtime.transport import Transport
-from services.gateway.outlook import Outlook, Sent
+from services.gateway.hearsay import hear, outlook_of
+from services.gateway.outlook import Sent
 from services.gateway.ports import Demand, LinkListener, Work
 from services.gateway.traffic import Traffic
 from services.gateway.worker_news import MalformedFrame, Prefilled, read_news
@@ -88,7 +89,7 @@ class WorkerLink:
         self._worker: common.Worker | None = None
         self._clock = clock
         self._registered = worker
-        self.outlook = Outlook(worker)
+        self.outlook = outlook_of(worker)
         self._next = pb.GatewayFrame()
         self._submits: deque[pb.Submit] = deque()
         self._proceeds: list[pb.Proceed] = []
@@ -324,7 +325,7 @@ class WorkerLink:
             self.prefill.grant(credit.prefill_grant)
             self.decode.grant(credit.decode_grant)
         if self._worker is not None:
-            self.outlook.told(frame, self._worker, self._clock.now_ns())
+            hear(self.outlook, frame, self._worker, self._clock.now_ns())
         news = read_news(frame, self.kv_kind, kv_once=self.kv_once)
         for each in news.happened:
             if isinstance(each, Prefilled):
@@ -346,7 +347,7 @@ class WorkerLink:
         self._aborts.clear()
         self._next = pb.GatewayFrame()
         self._demand = Demand()
-        self.outlook = Outlook(self._registered)
+        self.outlook = outlook_of(self._registered)
         self._leaving.clear()
         self._listener.lost(self, silent=self.left, died=died)
         self._unheard.clear()

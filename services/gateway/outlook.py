@@ -3,14 +3,68 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
-from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.perfmodel.priors import prior_speed
-from libs.perfmodel.speed_wire import speed_of
-from libs.perfmodel.wire import compute_of
 from libs.policy.gateway.view import WorkerView
-from libs.policy.roles import serves
+from libs.policy.roles import Assigned, Phase, serves
+from libs.policy.speed import Speed
+
+
+class Load(Protocol):
+    """A worker's own count of what it has, as a record or as a message."""
+
+    running: int
+    waiting: int
+    waiting_prefill_tokens: int
+    waiting_prefill_squares: int
+    awaiting_kv: int
+    free_kv_blocks: int
+
+
+class Capabilities(Protocol):
+    """What a worker's engine can do, as far as binding is concerned."""
+
+    block_size_tokens: int
+    kv_blocks: int
+    """0: without a bound."""
+    streams_kv: bool
+
+
+class Assignment(Assigned, Protocol):
+    """What the worker is told to do."""
+
+    @property
+    def model(self) -> str:
+        """That it holds."""
+        ...
+
+
+class Described(Protocol):
+    """A worker as it describes itself."""
+
+    id: str
+
+    @property
+    def assignment(self) -> Assignment:
+        """What it is told to do."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        ...
+
+
+@dataclass(slots=True)
+class Untold:
+    """The load of a worker that has told none yet."""
+
+    free_kv_blocks: int
+    running: int = 0
+    waiting: int = 0
+    waiting_prefill_tokens: int = 0
+    waiting_prefill_squares: int = 0
+    awaiting_kv: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +84,21 @@ class Sent:
     def of(cls, tokens: int, cached: Mapping[str, int], worker_id: str, phase: int) -> "Sent":
         """A submit of so many tokens, of whose start workers are thought to hold `cached`."""
         held = min(cached.get(worker_id, 0), tokens)
-        if phase == pb.PHASE_DECODE:
+        if phase == Phase.DECODE:
             return cls(kv_tokens=tokens - held, decodes=True)
-        return cls(tokens - held, tokens**2 - held**2, tokens - held, decodes=phase == pb.PHASE_BOTH)
+        return cls(tokens - held, tokens**2 - held**2, tokens - held, decodes=phase == Phase.BOTH)
 
 
 class Outlook:
     """Counts a submit from when it is sent until the worker's own count has it, or until it has ended."""
 
-    def __init__(self, worker: common.Worker) -> None:
-        self.device = worker.device
-        can = worker.capabilities
-        compute = compute_of(can.compute) if can.HasField("compute") else None
-        self.speed = prior_speed(worker.engine, worker.device, can.chunk_tokens, compute, max(worker.gpus, 1))
+    def __init__(self, device: str, speed: Speed, kv_blocks: int) -> None:
+        """`speed`: what is believed until the worker tells its own."""
+        self.device = device
+        self.speed = speed
         self.turn = 0
         """Of the gateway's bindings, the last one that went there."""
-        self._load = common.Load(free_kv_blocks=worker.capabilities.kv_blocks)
+        self._load: Load = Untold(kv_blocks)
         self._told_unix_ns = 0
         self._submits = 0
         self._unseen: dict[int, tuple[int, Sent]] = {}
@@ -57,15 +110,15 @@ class Outlook:
         self._reserved = 0
         self._reserved_tokens = 0
 
-    def sent(self, sequence: int, sent: Sent) -> None:
+    def sent(self, sequence_id: int, sent: Sent) -> None:
         """A submit leaves."""
         self._submits += 1
-        self._unseen[sequence] = self._submits, sent
+        self._unseen[sequence_id] = self._submits, sent
         self._count(sent, 1)
 
-    def ended(self, sequence: int) -> None:
+    def ended(self, sequence_id: int) -> None:
         """The gateway listens to it no more."""
-        found = self._unseen.pop(sequence, None)
+        found = self._unseen.pop(sequence_id, None)
         if found is not None:
             self._count(found[1], -1)
 
@@ -74,22 +127,18 @@ class Outlook:
         self._reserved += times
         self._reserved_tokens += times * tokens
 
-    def told(self, frame: pb.WorkerFrame, worker: common.Worker, now_ns: int) -> None:
-        """Take the worker's own count, which has the first `submits_taken` in it, and its speed."""
-        if frame.HasField("speed"):
-            self.speed = speed_of(frame.speed, worker.capabilities.chunk_tokens) or self.speed
-        if not frame.HasField("load"):
-            return
-        self._load = frame.load
+    def told(self, load: Load, submits_taken: int, now_ns: int) -> None:
+        """Take the worker's own count, which has the first `submits_taken` in it."""
+        self._load = load
         self._told_unix_ns = now_ns
-        for sequence, (number, _) in list(self._unseen.items()):
-            if number > frame.submits_taken:
+        for sequence_id, (number, _) in list(self._unseen.items()):
+            if number > submits_taken:
                 break
-            self.ended(sequence)
+            self.ended(sequence_id)
 
     def view(
         self,
-        worker: common.Worker,
+        worker: Described,
         kv_kind: str,
         *,
         prefill_credits: int,
@@ -99,8 +148,8 @@ class Outlook:
     ) -> WorkerView:
         """For binding."""
         load, capabilities, assignment = self._load, worker.capabilities, worker.assignment
-        takes_prefill, takes_decode = serves(assignment, pb.PHASE_PREFILL), serves(assignment, pb.PHASE_DECODE)
-        takes_both = serves(assignment, pb.PHASE_BOTH)
+        takes_prefill, takes_decode = serves(assignment, Phase.PREFILL), serves(assignment, Phase.DECODE)
+        takes_both = serves(assignment, Phase.BOTH)
         block_size = capabilities.block_size_tokens
         kv_tokens = max(capabilities.kv_blocks - load.free_kv_blocks, 0) * block_size
         decodes = load.running + self._decodes + self._reserved if takes_decode else 0

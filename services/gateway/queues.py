@@ -1,16 +1,15 @@
 """Tells telemetry what waits here: workers hold no more than their credits, so queues are mostly at gateways."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Final
 
 from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
 from libs.contracts.topics import QUEUES
-from libs.policy.gateway.view import WorkerView
+from libs.policy.gateway.queues import Queue
 from libs.runtime.clock import Clock
-from services.gateway.generation import Generation
 
 EVERY_S: Final = 0.2
 EMPTY_EVERY_NS: Final = 500_000_000
@@ -19,17 +18,6 @@ MAX_MODELS: Final = 64
 MAX_UNSENT: Final = 256
 """Records that the broker has not taken: with more, it is away, and what waits now is of no use later. Events of
 requests keep their room in the buffer."""
-
-
-@dataclass(slots=True)
-class Queue:
-    """What waits for a model, by the phase that has no room."""
-
-    model: str
-    prefill_requests: int = 0
-    prefill_tokens: int = 0
-    decode_requests: int = 0
-    decode_prompt_tokens: int = 0
 
 
 class QueueTeller:
@@ -72,35 +60,3 @@ class QueueTeller:
             last=last,
         )
         self._bus.publish(QUEUES, message)
-
-
-def model_queues(waiting: Iterable[Generation], workers: Sequence[WorkerView]) -> list[Queue]:
-    """By model, for which phase choices wait. Pure.
-
-    Choices are bound in order: what holds up the first of a model holds up all whose prompt is yet to be computed.
-    """
-    found: dict[str, Queue] = {}
-    lacks_decode: dict[str, bool] = {}
-    for generation in waiting:
-        model = generation.model
-        if model not in found:
-            found[model] = Queue(model)
-            lacks_decode[model] = lacks_decode_only([view for view in workers if view.model == model])
-        queue = found[model]
-        if generation.placement.blocks is not None:
-            queue.decode_requests += 1
-        elif lacks_decode[model]:
-            queue.decode_requests += 1
-            queue.decode_prompt_tokens += generation.tokens
-        else:
-            queue.prefill_requests += 1
-            queue.prefill_tokens += generation.tokens
-    return list(found.values())
-
-
-def lacks_decode_only(workers: Sequence[WorkerView]) -> bool:
-    """Whether workers of a model could compute a prompt, if only there were a place for its tokens. Pure."""
-    if not workers or any(view.decode_credits > 0 for view in workers if view.takes_decode or view.takes_both):
-        return False
-    prompts = [view.prefill_credits > 0 for view in workers if view.takes_prefill]
-    return any(prompts) or not prompts

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
 from libs.kvindex.port import KvIndex
+from libs.policy.gateway.expiry import Patience
 from libs.policy.gateway.placement import Stay
 from libs.policy.gateway.routing import POLICIES
 from libs.registry.port import Registry
@@ -95,8 +96,7 @@ async def open_gateway(
         suspects=Suspects(clock, settings.poison_s, quiet=partial(_quiet, fleet)),
         bounds=Bounds(
             max_waiting=settings.max_waiting,
-            max_wait_ms=settings.max_wait_ms,
-            no_workers_wait_ms=settings.no_workers_wait_ms,
+            patience=Patience(settings.max_wait_ms, settings.no_workers_wait_ms),
             max_reroutes=settings.max_reroutes,
         ),
     )

@@ -8,10 +8,10 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from libs.model.builtin import BUILTIN_SIM, SIM_NAME
 from libs.policy.gateway.routing import PolicyName
+from libs.policy.gateway.silence import MAX_SILENT_MS, SILENT_MS
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.settings import MemberName, own_name
 from services.gateway.schema import MAX_CHOICES
-from services.gateway.silence import MAX_SILENT_MS, SILENT_MS
 
 
 def _from_json(value: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache, partial
 
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull
+from libs.policy.gateway.expiry import Expiry, Patience
 from libs.policy.gateway.order import order
 from libs.policy.gateway.outflow import Outflow, retry_after_s
 from libs.policy.gateway.readiness import serves, why_not
@@ -92,22 +94,20 @@ class WaitingQueue:
 
 
 def expired(
-    waiting: Iterable[Generation],
-    workers: list[WorkerView],
-    *,
-    now_ns: int,
-    drain_s: float,
-    max_wait_ms: int,
-    no_workers_wait_ms: int,
+    waiting: Iterable[Generation], workers: list[WorkerView], patience: Patience, *, now_ns: int, drain_s: float
 ) -> list[tuple[Generation, FulcrumError]]:
     """Those that have waited too long, and what their clients are told. Pure."""
     found: list[tuple[Generation, FulcrumError]] = []
+    served = cache(partial(serves, workers))
     for generation in waiting:
-        waited_ms = (now_ns - generation.timeline.queued_ns) / 1e6
-        if waited_ms >= no_workers_wait_ms and not serves(workers, generation.model):
-            message = f"no worker serves model {generation.model!r} now{why_not(workers, generation.model)}"
-            found.append((generation, NoWorkers(message, retry_after_s=RETRY_AFTER_S)))
-        elif waited_ms >= max_wait_ms:
-            message = f"no worker had room within {max_wait_ms} ms"
-            found.append((generation, QueueFull(message, retry_after_s=drain_s)))
+        model = generation.model
+        match patience.ends(now_ns - generation.timeline.queued_ns, lambda model=model: served(model)):
+            case Expiry.NO_WORKERS:
+                message = f"no worker serves model {model!r} now{why_not(workers, model)}"
+                found.append((generation, NoWorkers(message, retry_after_s=RETRY_AFTER_S)))
+            case Expiry.NO_ROOM:
+                message = f"no worker had room within {patience.max_wait_ms} ms"
+                found.append((generation, QueueFull(message, retry_after_s=drain_s)))
+            case None:
+                pass
     return found

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.policy.gateway.silence import SILENT_MS
 from libs.testing.scripted_worker import Plan, ScriptedWorker, expected_text, scripted_worker
 from libs.testing.wait import until
-from services.gateway.silence import MAX_HEARD_MS, SILENT_MS, SilenceWatch
+from services.gateway.silence import MAX_HEARD_MS, SilenceWatch
 
 TOKENS = 12
 STAGES = {

@@ -6,9 +6,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libs.contracts.liveness import SIGN_OF_LIFE_MS
 from libs.policy.gateway.readiness import serves
+from libs.policy.gateway.silence import HUSHED_SHARE, MAX_AWAY_SHARE, MAX_SILENT_MS, SILENT_MS, Heard, whom_to_leave
 from libs.policy.gateway.view import WorkerView
-from services.gateway.silence import HUSHED_SHARE, MAX_AWAY_SHARE, MAX_SILENT_MS, SILENT_MS, Heard, whom_to_leave
 
 HUSHED_MS = HUSHED_SHARE * SILENT_MS
 
@@ -83,3 +84,7 @@ def test_one_silent_worker_beside_others_that_serve_is_always_left(all_heard: li
     rest = [each.view for each in all_heard if each.silent_ms < SILENT_MS and each.view]
     if len(quiet) == 1 and quiet[0].silent_ms >= SILENT_MS and serves(rest, quiet[0].model):
         assert whom_to_leave(all_heard, Counter()) == quiet
+
+
+def test_silence_is_three_and_a_half_signs_of_life() -> None:
+    assert SILENT_MS == 3.5 * SIGN_OF_LIFE_MS

@@ -1,11 +1,10 @@
 """Small pure parts of the gateway: headers, credits held, expiry, stop strings, what fits a model."""
 
-from typing import Any
-
 import pytest
 
 from libs.contracts.errors import ContextTooLong, InvalidRequest, NoWorkers, QueueFull, StartupError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.policy.gateway.expiry import Patience
 from libs.policy.gateway.purse import Purse
 from libs.policy.gateway.readiness import serves
 from libs.policy.gateway.view import WorkerView
@@ -135,11 +134,11 @@ def test_the_queue_takes_back_what_ran_already_beyond_its_bound() -> None:
 
 def test_waiting_ends_sooner_when_there_is_no_worker_at_all() -> None:
     waited = [generation(1, queued_ns=0), generation(2, queued_ns=int(8e9))]
-    bounds: Any = {"max_wait_ms": 10_000, "no_workers_wait_ms": 1_000, "drain_s": 7.0}
+    patience = Patience(max_wait_ms=10_000, no_workers_wait_ms=1_000)
     both = [view(both=True)]
-    assert expired(waited, both, now_ns=int(9e9 - 1), **bounds) == []
+    assert expired(waited, both, patience, now_ns=int(9e9 - 1), drain_s=7.0) == []
     for views, now_ns, error in (([], int(8.5e9), NoWorkers), (both, int(11e9), QueueFull)):
-        ended = expired(waited, views, now_ns=now_ns, **bounds)
+        ended = expired(waited, views, patience, now_ns=now_ns, drain_s=7.0)
         assert [(g.placement.sequence_id, type(e)) for g, e in ended] == [(1, error)]
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
+from libs.policy.gateway.queues import Queue, model_queues
 from libs.policy.gateway.view import WorkerView
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.gateways import GONE_NS, MAX_GATEWAYS, MAX_MODELS, OLD_NS, SILENT_NS, Gateways, Waiting
@@ -13,7 +14,7 @@ from libs.telemetry.split import prefill_shares
 from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, at, step_batch
 from libs.testing.worker import RecordingBus
-from services.gateway.queues import Queue, QueueTeller, model_queues
+from services.gateway.queues import QueueTeller
 from services.metrics.queues import FRESH_NS, phase_queues
 
 
@@ -111,8 +112,8 @@ def view(prefill=0, decode=0, *, role="prefill"):
 )
 def test_a_choice_waits_for_the_phase_that_has_no_room(workers, phase):
     waiting = [
-        SimpleNamespace(model="m", placement=SimpleNamespace(blocks=None), tokens=100),
-        SimpleNamespace(model="m", placement=SimpleNamespace(blocks=object()), tokens=70),
+        SimpleNamespace(model="m", decodes_next=False, tokens=100),
+        SimpleNamespace(model="m", decodes_next=True, tokens=70),
     ]
     (queue,) = model_queues(waiting, workers)
     fits = {"prefill": (1, 100, 1, 0), "decode": (0, 0, 2, 100)}[phase]

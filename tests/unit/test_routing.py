@@ -18,7 +18,8 @@ from libs.policy.gateway.routing import LeastLoaded, PredictedTtft, RoundRobin
 from libs.policy.gateway.view import Ask, WorkerView
 from libs.policy.speed import Speed
 from libs.testing.worker import local_worker
-from services.gateway.outlook import Outlook, Sent, lend_speeds
+from services.gateway.hearsay import hear, outlook_of
+from services.gateway.outlook import Sent, lend_speeds
 
 SPEED = replace(prior_speed("sim", "sim:llama-8b-h100", 2048), kv_token_ns=10_000.0)
 PROMPT = 20_000
@@ -177,7 +178,7 @@ def told(submits_taken: int, tokens: int = 0) -> pb.WorkerFrame:
 
 def test_a_submit_counts_until_the_worker_counts_it_itself() -> None:
     who = worker()
-    outlook = Outlook(who)
+    outlook = outlook_of(who)
 
     def backlog_ns() -> float:
         return outlook.view(who, "k", prefill_credits=1, decode_credits=0).backlog_ns(0)
@@ -187,20 +188,20 @@ def test_a_submit_counts_until_the_worker_counts_it_itself() -> None:
     outlook.sent(2, Sent.of(1000, {}, "w", pb.PHASE_PREFILL))
     both = backlog_ns()
     assert both == prior_speed("sim", "sim:llama-8b-h100", 2048).prompt_ns(1600, 2 * 1000**2 - 400**2)
-    outlook.told(told(1, tokens=600), who, 0)
+    hear(outlook, told(1, tokens=600), who, 0)
     view = outlook.view(who, "k", prefill_credits=1, decode_credits=0)
     assert (view.load, view.free_kv_tokens) == (2, 16_000 - 1000)
     assert view.unseen_ns == prior_speed("sim", "sim:llama-8b-h100", 2048).prompt_ns(1000, 1000**2)
     outlook.ended(2)
     outlook.ended(2)
-    outlook.told(told(2), who, 0)
+    hear(outlook, told(2), who, 0)
     assert backlog_ns() == 0
 
 
 def test_a_reserved_decode_counts_until_it_has_come() -> None:
     who = worker()
     who.assignment.role = common.ROLE_MIXED
-    outlook = Outlook(who)
+    outlook = outlook_of(who)
     outlook.reserved(800)
     view = outlook.view(who, "k", prefill_credits=0, decode_credits=1)
     assert (view.load, view.decode_sequences, view.arriving_kv_tokens, view.free_kv_tokens) == (1, 1, 800, 15_200)
@@ -212,15 +213,15 @@ def test_a_reserved_decode_counts_until_it_has_come() -> None:
 
 def test_a_worker_that_tells_its_speed_is_believed() -> None:
     who = worker()
-    outlook = Outlook(who)
+    outlook = outlook_of(who)
     slow = replace(SPEED, step_time=PROFILES["smollm2-135m-cpu"].step_time)
-    outlook.told(pb.WorkerFrame(speed=speed_message(slow)), who, 0)
+    hear(outlook, pb.WorkerFrame(speed=speed_message(slow)), who, 0)
     assert outlook.speed == slow
     assert speed_of(speed_message(slow), 2048) == slow
 
 
 def test_a_worker_that_has_not_measured_itself_is_thought_as_fast_as_its_like() -> None:
-    known, new, other = Outlook(worker()), Outlook(worker()), Outlook(worker())
+    known, new, other = outlook_of(worker()), outlook_of(worker()), outlook_of(worker())
     other.device = "cpu"
     guess = other.speed
     known.speed = replace(SPEED, step_time=PROFILES["smollm2-135m-cpu"].step_time, measured=True)
@@ -235,11 +236,11 @@ def test_a_worker_that_has_not_measured_itself_is_thought_as_fast_as_its_like() 
 async def test_a_worker_tells_the_chunk_size_it_was_tuned_to() -> None:
     async with local_worker("prefill-0", "prefill", prefill_chunk_tokens=512) as running:
         who, frame = running.host.worker(), pb.WorkerFrame()
-        outlook = Outlook(who)
+        outlook = outlook_of(who)
         assert outlook.speed.chunk_tokens == 512
         running.host.speed.chunked(2048)
         running.host.speed.tell(frame, None)
-        outlook.told(frame, who, 0)
+        hear(outlook, frame, who, 0)
         assert outlook.speed.chunk_tokens == 2048
 
 
@@ -269,8 +270,8 @@ async def test_the_fastest_transfer_tells_the_links_speed() -> None:
 @pytest.mark.parametrize("kv_token_ns", [-1.0, float("nan"), float("inf")])
 def test_a_speed_that_is_none_is_not_believed(kv_token_ns: float) -> None:
     who = worker()
-    outlook = Outlook(who)
+    outlook = outlook_of(who)
     before, message = outlook.speed, speed_message(SPEED)
     message.kv_token_ns = kv_token_ns
-    outlook.told(pb.WorkerFrame(speed=message), who, 0)
+    hear(outlook, pb.WorkerFrame(speed=message), who, 0)
     assert outlook.speed is before

@@ -1,0 +1,24 @@
+"""What workers tell of themselves, for their outlooks: protobuf in, records out. Pure."""
+
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.perfmodel.priors import prior_speed
+from libs.perfmodel.speed_wire import speed_of
+from libs.perfmodel.wire import compute_of
+from services.gateway.outlook import Outlook
+
+
+def outlook_of(worker: common.Worker) -> Outlook:
+    """Of a worker that has told no load and no speed yet."""
+    can = worker.capabilities
+    compute = compute_of(can.compute) if can.HasField("compute") else None
+    speed = prior_speed(worker.engine, worker.device, can.chunk_tokens, compute, max(worker.gpus, 1))
+    return Outlook(worker.device, speed, can.kv_blocks)
+
+
+def hear(outlook: Outlook, frame: pb.WorkerFrame, worker: common.Worker, now_ns: int) -> None:
+    """Take what a frame tells of load and speed."""
+    if frame.HasField("speed"):
+        outlook.speed = speed_of(frame.speed, worker.capabilities.chunk_tokens) or outlook.speed
+    if frame.HasField("load"):
+        outlook.told(frame.load, frame.submits_taken, now_ns)
