@@ -11,8 +11,10 @@ import structlog
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, SequenceFailed
 from libs.engine.port import Logprob
+from libs.policy.gateway.effects import Effects, End, EndReason, Stay, Wait, WorkerKey
 from libs.policy.gateway.expiry import Patience
-from libs.policy.gateway.placement import Effects, End, EndReason, Partner, Stay, Wait, WorkerKey
+from libs.policy.gateway.outlook import lend_speeds
+from libs.policy.gateway.placement import Partner
 from libs.policy.gateway.queues import Queue, model_queues
 from libs.policy.gateway.readiness import serves_decode
 from libs.policy.gateway.view import Binding
@@ -20,7 +22,6 @@ from libs.runtime.clock import Clock
 from libs.runtime.scheduler import Call, Scheduler
 from services.gateway.generation import Ending, FinishReason, Generation
 from services.gateway.moves import Moves
-from services.gateway.outlook import lend_speeds
 from services.gateway.ports import Demand, Link, Links
 from services.gateway.router import Router
 from services.gateway.stays import Stays

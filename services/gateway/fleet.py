@@ -7,7 +7,7 @@ import structlog
 from libs.contracts.pairing import Unpaired, unpaired
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
-from libs.policy.gateway.placement import WorkerKey
+from libs.policy.gateway.effects import WorkerKey
 from libs.policy.gateway.view import WorkerView
 from libs.registry.port import Registry
 from libs.runtime.clock import Clock

@@ -11,7 +11,8 @@ from libs.contracts.errors import AnswerFailed, FulcrumError
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import Logprob
-from libs.policy.gateway.placement import Blocks, Placement, Stay
+from libs.policy.gateway.effects import Blocks, Stay
+from libs.policy.gateway.placement import Placement
 from libs.policy.gateway.suspicion import Trial
 from libs.policy.roles import Phase
 

@@ -5,7 +5,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.perfmodel.priors import prior_speed
 from libs.perfmodel.speed_wire import speed_of
 from libs.perfmodel.wire import compute_of
-from services.gateway.outlook import Outlook
+from libs.policy.gateway.outlook import Outlook
 
 
 def outlook_of(worker: common.Worker) -> Outlook:

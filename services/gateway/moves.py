@@ -1,6 +1,6 @@
 """Running choices that their worker would hand over, until a place is found for each or it ends where it is."""
 
-from libs.policy.gateway.placement import Stay
+from libs.policy.gateway.effects import Stay
 from libs.policy.gateway.view import Ask, Binding
 from services.gateway.generation import Generation
 from services.gateway.ports import Links

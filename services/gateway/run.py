@@ -12,8 +12,8 @@ from importlib.metadata import version
 from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
 from libs.kvindex.port import KvIndex
+from libs.policy.gateway.effects import Stay
 from libs.policy.gateway.expiry import Patience
-from libs.policy.gateway.placement import Stay
 from libs.policy.gateway.routing import POLICIES
 from libs.registry.port import Registry
 from libs.runtime.clock import Clock

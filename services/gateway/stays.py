@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from libs.policy.gateway.placement import (
+from libs.policy.gateway.effects import (
     Forget,
     HandOver,
     Proceed,

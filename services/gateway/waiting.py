@@ -101,7 +101,7 @@ def expired(
     served = cache(partial(serves, workers))
     for generation in waiting:
         model = generation.model
-        match patience.ends(now_ns - generation.timeline.queued_ns, lambda model=model: served(model)):
+        match patience.ends(now_ns - generation.timeline.queued_ns, partial(served, model)):
             case Expiry.NO_WORKERS:
                 message = f"no worker serves model {model!r} now{why_not(workers, model)}"
                 found.append((generation, NoWorkers(message, retry_after_s=RETRY_AFTER_S)))

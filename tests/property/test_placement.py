@@ -7,15 +7,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from libs.policy.gateway.placement import (
+from libs.policy.gateway.effects import (
     Blocks,
     Effects,
     End,
     EndReason,
     Forget,
     HandOver,
-    Partner,
-    Placement,
     Proceed,
     Release,
     Reserve,
@@ -24,6 +22,7 @@ from libs.policy.gateway.placement import (
     Wait,
     WorkerKey,
 )
+from libs.policy.gateway.placement import Partner, Placement
 from libs.policy.roles import Phase, Refusal
 
 WORKERS: list[WorkerKey] = [(name, incarnation) for name in ("a", "b", "c") for incarnation in (1, 2)]

@@ -14,12 +14,12 @@ from libs.perfmodel.priors import prior_speed
 from libs.perfmodel.profiles import PROFILES
 from libs.perfmodel.speed_wire import speed_message, speed_of
 from libs.policy.gateway.binding import bind
+from libs.policy.gateway.outlook import Sent, lend_speeds
 from libs.policy.gateway.routing import LeastLoaded, PredictedTtft, RoundRobin
 from libs.policy.gateway.view import Ask, WorkerView
 from libs.policy.speed import Speed
 from libs.testing.worker import local_worker
 from services.gateway.hearsay import hear, outlook_of
-from services.gateway.outlook import Sent, lend_speeds
 
 SPEED = replace(prior_speed("sim", "sim:llama-8b-h100", 2048), kv_token_ns=10_000.0)
 PROMPT = 20_000

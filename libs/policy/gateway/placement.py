@@ -5,11 +5,26 @@ where a sequence is. At most one stay computes its prompt, or holds the blocks o
 credit is set aside from binding until it decodes there.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
+from libs.policy.gateway.effects import (
+    NOTHING,
+    Blocks,
+    Effect,
+    Effects,
+    End,
+    EndReason,
+    Forget,
+    HandOver,
+    Proceed,
+    Release,
+    Reserve,
+    Stay,
+    Submit,
+    Wait,
+    WorkerKey,
+)
 from libs.policy.roles import Phase, Refusal
 
 MAX_MOVES: Final = 32
@@ -19,36 +34,6 @@ MAX_BOUNCES: Final = 256
 as failures, so that a worker that refuses for ever does not keep it going for ever."""
 OTHER_ROLE: Final = (Refusal.STALE_ROLE, Refusal.DRAINING)
 """What a worker refuses that has another role than its gateway knew, or leaves."""
-
-WorkerKey = tuple[str, int]
-"""Id and incarnation: a worker that was started again is another one."""
-
-
-@dataclass(eq=False, slots=True)
-class Stay:
-    """A sequence on a worker: one submit."""
-
-    worker: WorkerKey
-    sequence_id: int
-    phase: Phase
-    known: int
-    """Output tokens that its submit carried."""
-    tokens: int = 0
-    """Made there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """KV blocks of a sequence that its worker leaves, or lets be read as it computes them."""
-
-    source: object
-    """What a decode worker needs to find them."""
-    worker_id: str
-    """Where they are."""
-    kind: str
-    """Workers of equal kind can exchange blocks."""
-    once: bool
-    """They are good for one reader only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,76 +58,6 @@ class Cluster(Protocol):
     def decodes(self, model: str, kv_kind: str) -> bool:
         """Whether some worker of the model could take over blocks of this kind, credits aside."""
         ...
-
-
-class Submit(NamedTuple):
-    """Send it there, against a prompt credit, or against the decode credit that is set aside there."""
-
-    stay: Stay
-    blocks: Blocks | None
-    """That its tokens go on from."""
-
-
-class Forget(NamedTuple):
-    """Listen to a stay no more; `abort` also ends it there, or frees the blocks that it left."""
-
-    stay: Stay
-    abort: bool
-
-
-class Proceed(NamedTuple):
-    """Tell a stay that pulls blocks while they are computed that all are there, and which tokens it does not know."""
-
-    stay: Stay
-
-
-class HandOver(NamedTuple):
-    """Let the worker hand a running stay over: its place elsewhere is reserved."""
-
-    stay: Stay
-
-
-class Reserve(NamedTuple):
-    """Set a decode credit of a worker aside."""
-
-    worker: WorkerKey
-
-
-class Release(NamedTuple):
-    """A decode credit that was set aside is free again."""
-
-    worker: WorkerKey
-
-
-class Wait(NamedTuple):
-    """Back to the queue."""
-
-    why: str
-
-
-class End(NamedTuple):
-    """It is over."""
-
-    why: "EndReason"
-    detail: str = ""
-
-
-class EndReason(Enum):
-    """Why a sequence is over."""
-
-    WHOLE = auto()
-    """Its output is complete."""
-    REFUSED = auto()
-    """No worker would take it."""
-    GAVE_UP = auto()
-    """It went elsewhere too often."""
-
-
-WorkerEffect = Submit | Forget | Proceed | HandOver | Reserve | Release
-"""To be carried out on a worker; `Submit` and `Forget` also tell what is there."""
-Effect = WorkerEffect | Wait | End
-Effects = Sequence[Effect]
-NOTHING: Final[Effects] = ()
 
 
 @dataclass(eq=False, slots=True)
