@@ -10,7 +10,7 @@ from libs.engine.port import Engine, EngineEvent, FinishReason, SequenceOutput
 from libs.policy.roles import Refusal
 from libs.policy.worker.budget import engine_budget, role_budget
 from libs.policy.worker.saturation import trial_work
-from libs.policy.worker.slots import SlotFacts, slots
+from libs.policy.worker.slots import PromptLength, SlotFacts, slots
 from libs.runtime.clock import Clock
 from libs.worker.admission import admit, refusal_message
 from libs.worker.assignment import AssignmentState
@@ -22,9 +22,6 @@ from libs.worker.role_change import LastChange
 from libs.worker.speed import WorkerSpeed
 from libs.worker.wire import numbers, sequence_event, sequence_of
 
-LONG_PROMPT_TOKENS = 1024.0
-"""What prompts are taken for before any has come."""
-PROMPTS_AVERAGED = 16
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -53,8 +50,7 @@ class WorkerHost:
         """The engine's prompt budget."""
         self._role_budget = 0
         """The role's: smaller while prompts are here that were taken under a larger one."""
-        self._prompt_tokens = LONG_PROMPT_TOKENS
-        """Mean length of the last prompts."""
+        self._prompts = PromptLength()
         self._progress = asyncio.Event()
         self._observers: list[Callable[[], None]] = []
         self._apply_assignment()
@@ -122,7 +118,7 @@ class WorkerHost:
         speed, decoding = self.speed.speed, self.gateways.credits.decode.in_use
         step_s = max(speed.step_time.prefill_ns(trial_work(speed.chunk_tokens)), 1.0) / 1e9
         most = self.engine.capabilities.max_sequences
-        facts = SlotFacts(most, self._prompt_tokens, speed.chunk_tokens, step_s, decoding)
+        facts = SlotFacts(most, self._prompts.mean_tokens, speed.chunk_tokens, step_s, decoding)
         self.gateways.resize(*((0, 0) if self.assignment.draining else slots(self.assignment.current.role, facts)))
 
     def _apply_budget(self) -> None:
@@ -212,7 +208,7 @@ class WorkerHost:
         self._sequences[request.sequence_id] = Hosted(link, submit.phase, request, self._role_budget)
         link.living.add(request.sequence_id)
         if submit.phase == pb.PHASE_PREFILL:
-            self._prompt_tokens += (submit.prompt_tokens - self._prompt_tokens) / PROMPTS_AVERAGED
+            self._prompts.came(submit.prompt_tokens)
             self._resize()
         return None
 

@@ -15,6 +15,21 @@ HAND_OVER_S: Final = 0.1
 late for a step is missing in it, and a worker that runs half-empty steps has less than its plateau. Ample, since
 prompts differ in length: a mean's worth of them often holds less."""
 
+LONG_PROMPT_TOKENS: Final = 1024.0
+"""What prompts are taken for before any has come."""
+PROMPTS_AVERAGED: Final = 16
+
+
+class PromptLength:
+    """How long late prompts were, in the mean."""
+
+    def __init__(self) -> None:
+        self.mean_tokens = LONG_PROMPT_TOKENS
+
+    def came(self, tokens: int) -> None:
+        """One more prompt was taken."""
+        self.mean_tokens += (tokens - self.mean_tokens) / PROMPTS_AVERAGED
+
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
