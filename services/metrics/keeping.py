@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 import structlog
@@ -10,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
+from libs.telemetry.rollups import Kept
 from services.metrics.history_file import HistoryFile, Snapshot
 from services.metrics.missed import missed
 from services.metrics.state import MetricsState
@@ -34,6 +36,7 @@ class Keeper(Collector):
         """Where this run began: what lies before is in the file, and is not told apart any more."""
         self._failures = 0
         self._failing = False
+        self._writing: asyncio.Future[None] | None = None
 
     async def restore(self) -> int | None:
         """Put back what the file holds; where telemetry is to be read from, in Unix ns, None for a new file.
@@ -63,23 +66,35 @@ class Keeper(Collector):
             await self.save()
 
     async def save(self) -> None:
-        """Write what has changed. A file that cannot be written costs what it would have held, and is tried again."""
+        """Write what has changed. A file that cannot be written costs what it would have held, and is tried again.
+
+        A write goes on in its thread when its caller is cancelled; the next one waits for it.
+        """
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
         newest_ns = self._state.history.written_to_ns
         if newest_ns is None:
             return
         before_ns = max(newest_ns - UNSETTLED_NS, self._from_ns)
         changed = self._state.rollups.take_changed(before_ns)
         snapshot = Snapshot(before_ns, self._state.members.all(), changed)
-        try:
-            await asyncio.to_thread(self._file.save, snapshot)
-        except sqlite3.Error as error:
-            self._failures += 1
-            if not self._failing:
-                log.warning("history cannot be written, trying again", problem=str(error))
-            self._failing = True
-            self._state.rollups.give_back(changed)
+        writing = self._writing = asyncio.ensure_future(asyncio.to_thread(self._file.save, snapshot))
+        writing.add_done_callback(partial(self._written, changed))
+        await asyncio.wait([writing])  # which does not cancel it
+        if not isinstance(writing.exception(), sqlite3.Error):
+            writing.result()
+
+    def _written(self, changed: list[Kept], writing: "asyncio.Future[None]") -> None:
+        self._writing = None
+        error = None if writing.cancelled() else writing.exception()
+        if not isinstance(error, sqlite3.Error):
+            self._failing = self._failing and error is not None
             return
-        self._failing = False
+        self._failures += 1
+        if not self._failing:
+            log.warning("history cannot be written, trying again", problem=str(error))
+        self._failing = True
+        self._state.rollups.give_back(changed)
 
     async def close(self) -> None:
         """Write what is left, and leave the file. Once nothing writes history any more."""

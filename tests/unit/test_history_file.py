@@ -1,6 +1,8 @@
 """History in a file: what comes back after restarts, crashes and damage."""
 
+import asyncio
 import sqlite3
+import threading
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from libs.telemetry.roll import LISTED_NS
 from libs.telemetry.rollups import TIERS, Kept
 from libs.telemetry.split import prefill_shares
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
+from libs.testing.wait import until
 from services.metrics.history_file import HistoryFile, Snapshot
 from services.metrics.keeping import Keeper
 from services.metrics.occupancy import cluster_occupancy
@@ -24,6 +27,7 @@ from services.metrics.series import history, sums
 from services.metrics.state import MetricsState
 
 SECOND = Tier(10**9, 3)
+WAIT_S = 10
 TEN = TIERS[2]
 
 
@@ -235,3 +239,45 @@ async def test_a_worker_that_died_before_a_restart_is_missed_after_it_as_without
     else:
         after.live(30_000, 5_000 + LISTED_NS // MS + 2_000, worker="stays")
         assert [each.id for each in after.occupancy(5_000 + LISTED_NS // MS + 2_000, 1_000).workers] == ["stays"]
+
+
+class SlowDisk:
+    """A history file whose writes wait until they may go on."""
+
+    def __init__(self, file):
+        self.file = file
+        self.started, self.go_on = threading.Event(), threading.Event()
+        self.writing = self.most_at_once = 0
+
+    def save(self, snapshot):
+        self.writing += 1
+        self.most_at_once = max(self.most_at_once, self.writing)
+        self.started.set()
+        assert self.go_on.wait(WAIT_S)
+        self.file.save(snapshot)
+        self.writing -= 1
+
+    def close(self):
+        self.file.close()
+
+
+async def test_a_write_that_is_cancelled_ends_before_the_last_one_begins_and_loses_nothing(path):
+    service = Service(path)
+    service.live(0, 10_000)
+    disk = service.keeper._file = SlowDisk(service.file)
+    saving = asyncio.create_task(service.keeper.save())
+    await until(disk.started.is_set)
+    saving.cancel()
+    await asyncio.wait([saving])
+    disk.started.clear()
+    service.live(10_000, 20_000)
+    closing = asyncio.create_task(service.keeper.close())
+    for _ in range(100):  # as many turns as it takes to begin another write beside the first
+        await asyncio.sleep(0)
+    disk.go_on.set()
+    await closing
+    assert disk.most_at_once == 1
+    again = Service(path)
+    await again.keeper.restore()
+    assert again.prefill_ms(TEN) == 9_000
+    again.crash()
