@@ -1,4 +1,4 @@
-"""What every KV index keeps to, over the embedded Redis and a real one."""
+"""What every KV index keeps to, over the embedded Redis, a real one, and the store in memory that simulations use."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -8,9 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from libs.contracts.hashing import HASH_BYTES
-from libs.kvindex.port import PrefixQuery
-from libs.kvindex.redis import RedisKvIndex
-from libs.testing.stores import RedisServer
+from libs.kvindex.port import KvIndex, PrefixQuery
+from libs.testing.contract.databases import Database
 
 MODEL = "a/model:with punctuation"
 LONG_MS = 60_000
@@ -18,24 +17,24 @@ BLOCKS = [bytes([number]) * HASH_BYTES for number in range(8)]
 
 
 @pytest.fixture
-async def index(redis: RedisServer, cluster: str) -> AsyncIterator[RedisKvIndex]:
-    index = RedisKvIndex(redis.url, cluster, lookup_timeout_s=1.0)
+async def index(database: Database, cluster: str) -> AsyncIterator[KvIndex]:
+    index = database.kv_index(cluster, lookup_timeout_s=1.0)
     yield index
     await index.close()
 
 
-async def held(index: RedisKvIndex, prompt: Sequence[bytes], *workers: str) -> dict[str, int]:
+async def held(index: KvIndex, prompt: Sequence[bytes], *workers: str) -> dict[str, int]:
     ((found,),) = await index.longest_prefix([PrefixQuery(MODEL, [prompt], workers)])
     return dict(found)
 
 
-async def eventually(index: RedisKvIndex, prompt: Sequence[bytes], expected: dict[str, int], *workers: str) -> None:
+async def eventually(index: KvIndex, prompt: Sequence[bytes], expected: dict[str, int], *workers: str) -> None:
     async with asyncio.timeout(10):
         while await held(index, prompt, *workers) != expected:
             await asyncio.sleep(0.02)
 
 
-async def test_a_worker_holds_what_it_stored_and_has_not_removed(index: RedisKvIndex) -> None:
+async def test_a_worker_holds_what_it_stored_and_has_not_removed(index: KvIndex) -> None:
     await index.publish(MODEL, "w", stored=BLOCKS[:4], removed=[])
     await index.publish(MODEL, "w", stored=[BLOCKS[4]], removed=[BLOCKS[2]])
     assert await held(index, BLOCKS, "w", "other") == {"w": 2}
@@ -43,14 +42,14 @@ async def test_a_worker_holds_what_it_stored_and_has_not_removed(index: RedisKvI
     assert await held(index, BLOCKS, "w") == {"w": 5}
 
 
-async def test_a_block_stored_and_removed_at_once_is_not_held(index: RedisKvIndex) -> None:
+async def test_a_block_stored_and_removed_at_once_is_not_held(index: KvIndex) -> None:
     await index.publish(MODEL, "w", stored=BLOCKS[:2], removed=[BLOCKS[1]])
     assert await held(index, BLOCKS, "w") == {"w": 1}
 
 
-async def test_models_and_clusters_are_apart(redis: RedisServer, index: RedisKvIndex) -> None:
+async def test_models_and_clusters_are_apart(database: Database, index: KvIndex) -> None:
     await index.publish("another", "w", stored=BLOCKS, removed=[])
-    other = RedisKvIndex(redis.url, "another-cluster", lookup_timeout_s=1.0)
+    other = database.kv_index("another-cluster", lookup_timeout_s=1.0)
     await other.publish(MODEL, "w", stored=BLOCKS, removed=[])
     await other.forget(MODEL, "w")
     await other.close()
@@ -58,30 +57,30 @@ async def test_models_and_clusters_are_apart(redis: RedisServer, index: RedisKvI
     assert await held(index, BLOCKS, "w") == {}
 
 
-async def test_forgetting_drops_all_of_one_worker(index: RedisKvIndex) -> None:
+async def test_forgetting_drops_all_of_one_worker(index: KvIndex) -> None:
     await index.publish(MODEL, "a", stored=BLOCKS, removed=[])
     await index.publish(MODEL, "b", stored=BLOCKS, removed=[])
     await index.forget(MODEL, "a")
     assert await held(index, BLOCKS, "a", "b") == {"b": len(BLOCKS)}
 
 
-async def test_blocks_go_all_at_once_when_the_lease_ends(index: RedisKvIndex) -> None:
+async def test_blocks_go_all_at_once_when_the_lease_ends(index: KvIndex) -> None:
     await index.publish(MODEL, "w", stored=BLOCKS, removed=[])
     await index.renew(MODEL, "w", lease_ms=150)
     await eventually(index, BLOCKS, {}, "w")
 
 
-async def test_a_worker_that_starts_anew_is_rid_of_what_it_held_before(redis: RedisServer, cluster: str) -> None:
-    before = RedisKvIndex(redis.url, cluster, lookup_timeout_s=1.0)
+async def test_a_worker_that_starts_anew_is_rid_of_what_it_held_before(database: Database, cluster: str) -> None:
+    before = database.kv_index(cluster, lookup_timeout_s=1.0)
     await before.publish(MODEL, "w", stored=BLOCKS, removed=[])
     await before.close()
-    after = RedisKvIndex(redis.url, cluster, lookup_timeout_s=1.0)
+    after = database.kv_index(cluster, lookup_timeout_s=1.0)
     await after.publish(MODEL, "w", stored=BLOCKS[:1], removed=[])
     assert await held(after, BLOCKS, "w") == {"w": 1}
     await after.close()
 
 
-async def test_many_blocks_prompts_and_workers_are_looked_up_together(index: RedisKvIndex) -> None:
+async def test_many_blocks_prompts_and_workers_are_looked_up_together(index: KvIndex) -> None:
     blocks = [number.to_bytes(HASH_BYTES, "big") for number in range(10_000)]
     workers = [f"w{number}" for number in range(4)]
     for number, worker in enumerate(workers):
@@ -91,11 +90,11 @@ async def test_many_blocks_prompts_and_workers_are_looked_up_together(index: Red
     assert found[1:] == [dict.fromkeys(workers, 3), {}, dict.fromkeys(workers, 2)]
 
 
-async def test_a_frozen_store_costs_reuse_for_a_moment_and_never_an_error(redis: RedisServer, cluster: str) -> None:
-    index = RedisKvIndex(redis.url, cluster)
+async def test_a_frozen_store_costs_reuse_for_a_moment_and_never_an_error(database: Database, cluster: str) -> None:
+    index = database.kv_index(cluster)
     await index.publish(MODEL, "w", stored=BLOCKS[:2], removed=[])
     loop = asyncio.get_running_loop()
-    redis.server.freeze()
+    database.server.freeze()
     try:
         started_s = loop.time()
         assert await index.longest_prefix([PrefixQuery(MODEL, [BLOCKS, BLOCKS], ["w"])]) == [[{}, {}]]
@@ -105,7 +104,7 @@ async def test_a_frozen_store_costs_reuse_for_a_moment_and_never_an_error(redis:
         await index.publish(MODEL, "w", stored=BLOCKS[2:3], removed=BLOCKS[1:2])
         assert loop.time() - started_s < 3
     finally:
-        redis.server.thaw()
+        database.server.thaw()
     assert index.stats().lookup_errors == 101
     assert index.stats().change_errors == 1
     await index.renew(MODEL, "w", lease_ms=LONG_MS)
@@ -113,26 +112,26 @@ async def test_a_frozen_store_costs_reuse_for_a_moment_and_never_an_error(redis:
     await index.close()
 
 
-async def test_a_store_that_came_back_empty_is_told_again(redis: RedisServer, index: RedisKvIndex) -> None:
+async def test_a_store_that_came_back_empty_is_told_again(database: Database, index: KvIndex) -> None:
     await index.publish(MODEL, "w", stored=BLOCKS, removed=[])
-    redis.server.kill()
+    database.server.kill()
     try:
         assert await held(index, BLOCKS, "w") == {}
         await index.publish(MODEL, "w", stored=[], removed=BLOCKS[4:])
         await index.renew(MODEL, "w", lease_ms=LONG_MS)
         await index.forget(MODEL, "gone")
     finally:
-        redis.server.start()
+        database.server.start()
     await index.renew(MODEL, "w", lease_ms=LONG_MS)
     await eventually(index, BLOCKS, {"w": 4}, "w")
 
 
 async def test_a_store_that_was_emptied_unnoticed_is_told_again_at_the_next_renewal(
-    redis: RedisServer, index: RedisKvIndex
+    database: Database, index: KvIndex
 ) -> None:
     await index.publish(MODEL, "w", stored=BLOCKS, removed=[])
-    redis.server.kill()
-    redis.server.start()
+    database.server.kill()
+    database.server.start()
     await index.renew(MODEL, "w", lease_ms=LONG_MS)
     await eventually(index, BLOCKS, {"w": len(BLOCKS)}, "w")
 
@@ -144,7 +143,7 @@ _changes = st.lists(st.tuples(st.sampled_from(["a", "b"]), _some_blocks, _some_b
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=_changes, prompts=st.lists(_some_blocks, max_size=4))
 def test_look_ups_agree_with_a_dictionary_of_sets(
-    embedded_redis_server: RedisServer,
+    database: Database,
     cluster: str,
     changes: list[tuple[str, list[bytes], list[bytes]]],
     prompts: list[list[bytes]],
@@ -155,7 +154,7 @@ def test_look_ups_agree_with_a_dictionary_of_sets(
         return next((n for n, block in enumerate(prompt) if block not in model[worker]), len(prompt))
 
     async def check() -> None:
-        index = RedisKvIndex(embedded_redis_server.url, cluster, lookup_timeout_s=1.0)
+        index = database.kv_index(cluster, lookup_timeout_s=1.0)
         for worker in model:
             await index.forget(MODEL, worker)
         for worker, stored, removed in changes:

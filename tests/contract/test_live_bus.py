@@ -7,15 +7,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from libs.bus import live
-from libs.bus.live import KafkaLiveBus
-from libs.bus.port import Gap, Record
+from libs.bus.port import Gap, LiveBus, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
 from libs.contracts.topics import REQUESTS, STEPS
 from libs.policy.metrics.gaps import Fate, Gaps
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
 from libs.telemetry.split import prefill_shares
-from libs.testing.stores import KafkaServer
+from libs.testing.contract.brokers import Broker
 from libs.testing.telemetry import MS, ORIGIN_NS, step, step_batch
 from libs.testing.wait import until
 from services.metrics.prometheus import RequestMetrics
@@ -28,9 +27,9 @@ SLOW_S = 0.01
 
 
 @pytest.fixture
-async def bus(kafka: KafkaServer, cluster: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KafkaLiveBus]:
+async def bus(broker: Broker, cluster: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LiveBus]:
     monkeypatch.setattr(live, "BEHIND_S", BEHIND_S)
-    bus = KafkaLiveBus(kafka.servers, cluster, "test")
+    bus = broker.live_bus(cluster, "test")
     await bus.start()
     try:
         yield bus
@@ -38,7 +37,7 @@ async def bus(kafka: KafkaServer, cluster: str, monkeypatch: pytest.MonkeyPatch)
         await bus.close()
 
 
-async def test_a_reader_that_is_too_slow_jumps_and_every_record_is_read_once_here_or_there(bus: KafkaLiveBus) -> None:
+async def test_a_reader_that_is_too_slow_jumps_and_every_record_is_read_once_here_or_there(bus: LiveBus) -> None:
     """And topics that do not jump lose nothing to it."""
     gaps: list[Gap] = []
     steps: list[tuple[int, int]] = []
@@ -89,7 +88,7 @@ async def test_a_reader_that_is_too_slow_jumps_and_every_record_is_read_once_her
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_reader_that_keeps_up_never_jumps(bus: KafkaLiveBus) -> None:
+async def test_a_reader_that_keeps_up_never_jumps(bus: LiveBus) -> None:
     gaps: list[Gap] = []
     steps: list[int] = []
 
@@ -111,7 +110,7 @@ async def test_a_reader_that_keeps_up_never_jumps(bus: KafkaLiveBus) -> None:
     assert steps == list(range(60))
 
 
-async def test_what_was_jumped_over_is_read_back_from_the_broker_into_history(bus: KafkaLiveBus) -> None:
+async def test_what_was_jumped_over_is_read_back_from_the_broker_into_history(bus: LiveBus) -> None:
     """Forty seconds of two workers, of which the live reader has the first five and the last."""
     clock, seconds = SystemClock(), 40
     state, gaps, tasks = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry())), Gaps(), TaskOwner()

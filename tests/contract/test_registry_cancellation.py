@@ -2,8 +2,7 @@
 
 import asyncio
 
-from libs.registry.redis import RedisRegistry
-from libs.testing.stores import RedisServer
+from libs.testing.contract.databases import Database
 
 ROUNDS = 150
 SPREAD_S = 0.05
@@ -12,8 +11,8 @@ END_S = 10.0
 """A watch that has lost its cancellation never ends."""
 
 
-async def test_a_cancelled_watch_ends_at_once_whatever_it_was_doing(redis: RedisServer, cluster: str):
-    registry = RedisRegistry(redis.url, cluster)
+async def test_a_cancelled_watch_ends_at_once_whatever_it_was_doing(database: Database, cluster: str):
+    registry = database.registry(cluster)
 
     async def follow() -> None:
         async for _ in registry.watch(poll_ms=POLL_MS):

@@ -1,4 +1,4 @@
-"""What every registry keeps to, over the embedded Redis and a real one."""
+"""What every registry keeps to, over the embedded Redis, a real one, and the store in memory that simulations use."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -9,8 +9,7 @@ import pytest
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.registry.port import Registry, RegistryDown
-from libs.registry.redis import RedisRegistry
-from libs.testing.stores import RedisServer
+from libs.testing.contract.databases import Database
 from libs.testing.wait import until
 
 LEASE_MS = 60_000
@@ -22,8 +21,8 @@ def worker(**fields: Any) -> Worker:
 
 
 @pytest.fixture
-async def registry(redis: RedisServer, cluster: str) -> AsyncIterator[Registry]:
-    registry = RedisRegistry(redis.url, cluster)
+async def registry(database: Database, cluster: str) -> AsyncIterator[Registry]:
+    registry = database.registry(cluster)
     yield registry
     await registry.close()
 
@@ -128,18 +127,18 @@ async def test_watch_notices_an_ended_lease_by_polling(registry: Registry) -> No
         await until(lambda: lists[-1] == [])
 
 
-async def test_clusters_that_share_a_server_do_not_see_each_other(redis: RedisServer, registry: Registry) -> None:
-    other = RedisRegistry(redis.url, "another-cluster")
+async def test_clusters_that_share_a_server_do_not_see_each_other(database: Database, registry: Registry) -> None:
+    other = database.registry("another-cluster")
     await registry.announce(worker(id="a", incarnation=1), lease_ms=LEASE_MS)
     assert await other.workers() == []
     await other.close()
     await other.close()
 
 
-async def test_a_frozen_server_is_reported_in_bounded_time_and_outlived(redis: RedisServer, registry: Registry) -> None:
+async def test_a_frozen_server_is_reported_in_bounded_time_and_outlived(database: Database, registry: Registry) -> None:
     await registry.announce(worker(id="a", incarnation=1), lease_ms=LEASE_MS)
     async with watching(registry, poll_ms=50) as lists:
-        redis.server.freeze()
+        database.server.freeze()
         try:
             started_s = asyncio.get_running_loop().time()
             with pytest.raises(RegistryDown):
@@ -148,29 +147,29 @@ async def test_a_frozen_server_is_reported_in_bounded_time_and_outlived(redis: R
                 await registry.announce(worker(id="b", incarnation=1), lease_ms=LEASE_MS)
             assert asyncio.get_running_loop().time() - started_s < 4
         finally:
-            redis.server.thaw()
+            database.server.thaw()
         await registry.announce(worker(id="c", incarnation=1), lease_ms=LEASE_MS)
         await until(lambda: "c" in lists[-1])
 
 
 async def test_a_killed_server_is_reported_and_watch_goes_on_with_the_next_one(
-    redis: RedisServer, registry: Registry
+    database: Database, registry: Registry
 ) -> None:
     await registry.announce(worker(id="a", incarnation=1), lease_ms=LEASE_MS)
     async with watching(registry) as lists:
-        redis.server.kill()
+        database.server.kill()
         try:
             with pytest.raises(RegistryDown):
                 await registry.workers()
         finally:
-            redis.server.start()
+            database.server.start()
         await until(lambda: lists[-1] == [], what="a list from the new, empty server")
         await registry.announce(worker(id="a", incarnation=1), lease_ms=LEASE_MS)
         await until(lambda: lists[-1] == ["a"])
 
 
-async def test_cancelling_a_call_leaves_the_registry_usable(redis: RedisServer, registry: Registry) -> None:
-    redis.server.freeze()
+async def test_cancelling_a_call_leaves_the_registry_usable(database: Database, registry: Registry) -> None:
+    database.server.freeze()
     try:
         calls = [asyncio.ensure_future(registry.workers()) for _ in range(5)]
         await asyncio.sleep(0)
@@ -178,6 +177,6 @@ async def test_cancelling_a_call_leaves_the_registry_usable(redis: RedisServer, 
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
     finally:
-        redis.server.thaw()
+        database.server.thaw()
     await registry.announce(worker(id="a", incarnation=1), lease_ms=LEASE_MS)
     assert [worker.id for worker in await registry.workers()] == ["a"]

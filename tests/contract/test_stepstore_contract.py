@@ -1,4 +1,4 @@
-"""What every store of step times keeps to: in Redis, on disk, in both, and the one that tests use."""
+"""What every store of step times keeps to: in Redis, on disk, in both, in memory, and the one that tests use."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,6 +15,7 @@ from libs.stepstore.files import FileStepTimes
 from libs.stepstore.layered import LayeredStepTimes
 from libs.stepstore.port import StepTimeKey, StepTimeStore
 from libs.stepstore.redis import RedisStepTimes
+from libs.testing.contract.databases import Database, MemoryDatabase, RedisDatabase
 from libs.testing.stores import RedisServer
 from libs.testing.worker import RecordingStepTimes
 
@@ -26,7 +27,7 @@ CURVE = PrefillCurve(Saturation(96, 540.5, (Point(32, 400.0, 410.5), Point(96, 5
 OTHER_CURVE = PrefillCurve(Saturation(704, 9e4, (Point(704, 8.8e4, 8.9e4),), FIRST.model), 18)
 
 
-@pytest.fixture(params=["redis", "files", "layered", "recording"])
+@pytest.fixture(params=["redis", "files", "layered", "memory", "recording"])
 async def store(
     request: pytest.FixtureRequest,
     redis: RedisServer,
@@ -42,6 +43,7 @@ async def store(
         "redis": shared,
         "files": files,
         "layered": LayeredStepTimes((files, shared)),
+        "memory": MemoryDatabase().step_times(cluster),
         "recording": RecordingStepTimes(),
     }
     yield stores[request.param]
@@ -95,9 +97,12 @@ async def test_one_at_a_time_may_measure_for_a_key(store: StepTimeStore) -> None
 async def test_what_a_store_has_claimed_another_one_gets_once_it_is_released_or_over(
     tmp_path: Path, redis: RedisServer, cluster: str
 ) -> None:
+    memory = MemoryDatabase()
+
     def stores() -> tuple[StepTimeStore, ...]:
         both = FileStepTimes(tmp_path / "both"), RedisStepTimes(redis.url, f"{cluster}-both")
-        return FileStepTimes(tmp_path), RedisStepTimes(redis.url, cluster), LayeredStepTimes(both)
+        shared = RedisStepTimes(redis.url, cluster), memory.step_times(cluster)
+        return FileStepTimes(tmp_path), *shared, LayeredStepTimes(both)
 
     one, two = stores(), stores()
     for first, second in zip(one, two, strict=True):
@@ -117,19 +122,27 @@ async def test_a_claim_ends_with_its_holder(tmp_path: Path, redis: RedisServer, 
     await gone.close()
     assert await files.claim(KEY, lease_s=60)
     await files.close()
-    dead, shared = RedisStepTimes(redis.url, cluster), RedisStepTimes(redis.url, cluster)
-    assert await dead.claim(KEY, lease_s=0.05)
-    await dead.close()
-    async with asyncio.timeout(10):
-        while not await shared.claim(KEY, lease_s=60):
-            await asyncio.sleep(0.01)
-    await shared.close()
+    databases: tuple[Database, ...] = (RedisDatabase(redis), MemoryDatabase())
+    for database in databases:
+        dead, shared = database.step_times(cluster), database.step_times(cluster)
+        assert await dead.claim(KEY, lease_s=0.05)
+        await dead.close()
+        async with asyncio.timeout(10):
+            while not await shared.claim(KEY, lease_s=60):
+                await asyncio.sleep(0.01)
+        await shared.close()
 
 
 async def test_stores_that_are_away_or_unwritable_hold_nothing_and_raise_nothing(tmp_path: Path) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("")
-    away: list[StepTimeStore] = [RedisStepTimes(f"unix://{tmp_path}/none.sock", "c"), FileStepTimes(in_the_way)]
+    killed = MemoryDatabase()
+    killed.server.kill()
+    away: list[StepTimeStore] = [
+        RedisStepTimes(f"unix://{tmp_path}/none.sock", "c"),
+        FileStepTimes(in_the_way),
+        killed.step_times("c"),
+    ]
     for store in away:
         await store.save(KEY, {StepKind.PREFILL: FIRST})
         await store.save_curve(KEY, CURVE)

@@ -1,0 +1,129 @@
+"""What a broker holds: topics, their partitions, and as many records of each as its retention keeps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from google.protobuf.message import Message
+
+from libs.bus.clients import MAX_RECORD_BYTES
+from libs.bus.codec import to_record
+from libs.bus.port import Span
+from libs.contracts.topics import Topic
+from libs.testing.memory.server import MemoryServer, Travel, at_once
+
+RETAINED_RECORDS: Final = 20_000
+RETAINED_BYTES: Final = 32 * 1024 * 1024
+"""Of each partition, whichever is reached first. The oldest quarter goes at once, as the oldest segment of a log."""
+
+
+class TooLarge(Exception):
+    """A record that no broker takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A record on its way to the broker. A value of None is one that a stranger may have written."""
+
+    topic: str
+    key: bytes
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+    at_unix_ns: int
+    """By its publisher's clock."""
+
+
+class Kept(NamedTuple):
+    """A record as the broker has it; `libs.bus.codec.to_record` reads one."""
+
+    offset: int
+    partition: int
+    at_unix_ms: int
+    """Brokers do not know time finer."""
+    key: bytes
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+
+
+class Partition:
+    """A log."""
+
+    def __init__(self, number: int, retained_records: int, retained_bytes: int) -> None:
+        self._number = number
+        self._retained_records = retained_records
+        self._retained_bytes = retained_bytes
+        self._kept: list[Kept] = []
+        self._bytes = 0
+        self.end = 0
+        """The offset of the next record."""
+
+    @property
+    def span(self) -> Span:
+        """Offsets of what is kept."""
+        return Span(self.end - len(self._kept), self.end)
+
+    def append(self, record: Incoming) -> None:
+        """Keep a record, and drop old ones at the bound."""
+        at_unix_ms = record.at_unix_ns // 1_000_000
+        self._kept.append(Kept(self.end, self._number, at_unix_ms, record.key, record.value, record.headers))
+        self.end += 1
+        self._bytes += len(record.value or b"")
+        while len(self._kept) > self._retained_records or self._bytes > self._retained_bytes:
+            dropped = max(len(self._kept) // 4, 1)
+            self._bytes -= sum(len(each.value or b"") for each in self._kept[:dropped])
+            del self._kept[:dropped]
+
+    def read(self, offset: int, most: int) -> list[Kept]:
+        """At most so many records from an offset on, or from the first that is kept."""
+        first = max(offset - (self.end - len(self._kept)), 0)
+        return self._kept[first : first + most]
+
+    def since(self, unix_ns: int) -> int:
+        """The offset of the first record that was published then or later; the end where there is none."""
+        unix_ms = unix_ns // 1_000_000
+        return next((each.offset for each in self._kept if each.at_unix_ms >= unix_ms), self.end)
+
+
+class MemoryBroker(MemoryServer):
+    """Shared by everybody who connects to it. A kill loses no record: logs are on disk."""
+
+    def __init__(
+        self,
+        *,
+        travel: Travel = at_once,
+        retained_records: int = RETAINED_RECORDS,
+        retained_bytes: int = RETAINED_BYTES,
+    ) -> None:
+        super().__init__(travel)
+        self._retained = (retained_records, retained_bytes)
+        self._topics: dict[str, list[Partition]] = {}
+
+    def make(self, partitions: Mapping[str, int]) -> None:
+        """Have these topics with at least so many partitions each."""
+        for topic, count in partitions.items():
+            found = self._topics.setdefault(topic, [])
+            found += [Partition(number, *self._retained) for number in range(len(found), count)]
+
+    def partitions(self, topic: str) -> Sequence[Partition]:
+        """In order; none where there is no such topic."""
+        return self._topics.get(topic, ())
+
+    def append(self, record: Incoming, partition: int | None = None) -> None:
+        """Take a record into a partition, or into its key's; raises TooLarge. The topic must be there."""
+        if len(record.key) + len(record.value or b"") > MAX_RECORD_BYTES:
+            raise TooLarge(f"a record of more than {MAX_RECORD_BYTES} bytes")
+        found = self._topics[record.topic]
+        found[crc32(record.key) % len(found) if partition is None else partition].append(record)
+        self.news.ring()
+
+    def values(self, topic: Topic, cluster: str) -> list[Message]:
+        """Every message of a topic that was ever taken, partition by partition; raises LookupError where retention has
+        dropped some, so that nobody counts a part as the whole."""
+        found: list[Message] = []
+        for partition in self.partitions(topic.name(cluster)):
+            if partition.span.start > 0:
+                raise LookupError(f"retention has dropped {partition.span.start} records of {topic.stem}")
+            records = (to_record(topic, kept) for kept in partition.read(0, partition.end))
+            found += [record.value for record in records if record is not None]
+        return found

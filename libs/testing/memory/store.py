@@ -1,0 +1,143 @@
+"""What one Redis holds for the ports that it stands behind, with leases by the running loop's clock."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from libs.perfmodel.learner import FittedModel, StepKind
+from libs.policy.worker.saturation import PrefillCurve
+from libs.testing.memory.server import MemoryServer, Travel, at_once
+
+Key = tuple[str, ...]
+"""The cluster's name first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A worker's lease."""
+
+    value: bytes
+    incarnation: int
+    until_s: float
+
+
+@dataclass(slots=True)
+class BlockSet:
+    """Blocks of one worker and model."""
+
+    until_s: float
+    blocks: set[bytes] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who measures for a key of step times."""
+
+    holder: object
+    until_s: float
+
+
+NOBODY: Final[Mapping[str, Registration]] = {}
+
+
+class MemoryStore(MemoryServer):
+    """Shared by everybody who connects to it. A kill empties it, as it does a Redis that persists nothing."""
+
+    def __init__(self, *, travel: Travel = at_once, news_travel: Travel | None = None) -> None:
+        """`news_travel`: on the way of changes that are pushed."""
+        super().__init__(travel)
+        self.news_travel = news_travel or travel
+        self._workers: dict[str, dict[str, Registration]] = {}
+        self._blocks: dict[Key, BlockSet] = {}
+        self.fits: dict[Key, dict[StepKind, FittedModel]] = {}
+        self.curves: dict[Key, PrefillCurve] = {}
+        self._claims: dict[Key, Claim] = {}
+
+    def kill(self) -> None:
+        """Nothing that it held is there when it is started again."""
+        super().kill()
+        self._workers.clear()
+        self._blocks.clear()
+        self.fits.clear()
+        self.curves.clear()
+        self._claims.clear()
+
+    # ------------------------------------------------------------ workers
+
+    def announced(self, cluster: str, worker_id: str, value: bytes, *, incarnation: int, lease_ms: int) -> None:
+        """Register or renew, unless a newer incarnation is registered; pushed where the value is another."""
+        held = self._live(cluster).get(worker_id)
+        if held is not None and held.incarnation > incarnation:
+            return
+        registration = Registration(value, incarnation, _now_s() + lease_ms / 1000)
+        self._workers.setdefault(cluster, {})[worker_id] = registration
+        if held is None or held.value != value:
+            self.news.ring()
+
+    def withdrawn(self, cluster: str, worker_id: str, incarnation: int) -> None:
+        """Remove, unless a newer incarnation is registered."""
+        held = self._live(cluster).get(worker_id)
+        if held is not None and held.incarnation <= incarnation:
+            del self._workers[cluster][worker_id]
+            self.news.ring()
+
+    def workers(self, cluster: str) -> dict[str, bytes]:
+        """Values of those whose lease holds, by id in order."""
+        return {worker_id: held.value for worker_id, held in sorted(self._live(cluster).items())}
+
+    def _live(self, cluster: str) -> Mapping[str, Registration]:
+        registered, now_s = self._workers.get(cluster), _now_s()
+        if registered is None:
+            return NOBODY
+        for worker_id in [each for each, held in registered.items() if held.until_s <= now_s]:
+            del registered[worker_id]
+        return registered
+
+    # ------------------------------------------------------------ blocks
+
+    def held(self, key: Key) -> set[bytes]:
+        """Blocks under a key whose lease holds."""
+        found = self._blocks.get(key)
+        if found is None or found.until_s <= _now_s():
+            self._blocks.pop(key, None)
+            return set()
+        return found.blocks
+
+    def changed(self, key: Key, stored: list[bytes], removed: list[bytes], lease_ms: int) -> int:
+        """How many blocks are listed after a change."""
+        blocks = self.held(key)
+        blocks.update(stored)
+        blocks.difference_update(removed)
+        self.replaced(key, blocks, lease_ms)
+        return len(blocks)
+
+    def replaced(self, key: Key, blocks: set[bytes], lease_ms: int) -> None:
+        """Exactly these blocks, until the lease ends; no blocks are no key."""
+        self._blocks.pop(key, None)
+        if blocks:
+            self._blocks[key] = BlockSet(_now_s() + lease_ms / 1000, blocks)
+
+    def forgotten(self, key: Key) -> None:
+        """Drop a key."""
+        self._blocks.pop(key, None)
+
+    # ------------------------------------------------------------ claims
+
+    def claimed(self, key: Key, holder: object, lease_s: float) -> bool:
+        """Whether it is the caller's now, which it was not before."""
+        held, now_s = self._claims.get(key), _now_s()
+        if held is not None and held.until_s > now_s:
+            return False
+        self._claims[key] = Claim(holder, now_s + lease_s)
+        return True
+
+    def released(self, key: Key, holder: object) -> None:
+        """Free it, if it is the caller's."""
+        held = self._claims.get(key)
+        if held is not None and held.holder is holder:
+            del self._claims[key]
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

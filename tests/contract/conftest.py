@@ -1,0 +1,22 @@
+"""Every implementation of a store's port, one after another."""
+
+import pytest
+
+from libs.testing.contract.brokers import Broker, KafkaUnderTest, MemoryUnderTest
+from libs.testing.contract.databases import Database, MemoryDatabase, RedisDatabase
+
+
+@pytest.fixture(params=["memory", "embedded", pytest.param("real", marks=pytest.mark.kafka)])
+def broker(request: pytest.FixtureRequest) -> Broker:
+    """The broker that simulations use, the embedded one, and Apache Kafka."""
+    if request.param == "memory":
+        return MemoryUnderTest()
+    return KafkaUnderTest(request.getfixturevalue(f"{request.param}_kafka_server"))
+
+
+@pytest.fixture(params=["memory", "embedded", "real"])
+def database(request: pytest.FixtureRequest) -> Database:
+    """The store that simulations use, the embedded Redis, and a real one."""
+    if request.param == "memory":
+        return MemoryDatabase()
+    return RedisDatabase(request.getfixturevalue(f"{request.param}_redis_server"))
