@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, MutableMapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
-from itertools import count
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -17,14 +16,13 @@ from unittest.mock import patch
 import structlog
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent
-from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.policy.roles import Role
+from load.chaos.at_rest import unsettled
 from load.chaos.clients import Ask, Outcome, check, draw, send
 from load.chaos.cluster import Cluster
+from load.chaos.inflict import Inflictor
 from load.chaos.loop import Node, SimLoop, current_node
-from load.chaos.net import CUT, Log, Net
-from load.chaos.rpc import Call
-from load.chaos.schedule import Fault, draw_schedule
+from load.chaos.net import Log, Net
+from load.chaos.schedule import draw_schedule
 from load.chaos.stores import Store
 
 START_S = 3.0
@@ -102,10 +100,7 @@ class _World:
         self.schedule = draw_schedule(
             Random(f"{seed} faults"), duration_s=plan.requests / plan.per_s, every_s=plan.fault_every_s
         )
-        self.names = count(len(FIRST_ROLES))
-        self.spoil_left = 0
-        self.kv_cut_left = 0
-        self.net.spoil = self._spoil
+        self.faults = Inflictor(self.cluster, self.client, len(FIRST_ROLES))
         self.outcomes: list[Outcome] = []
         loop.add(self.client)
 
@@ -116,7 +111,7 @@ class _World:
         for name, role in FIRST_ROLES.items():
             self.cluster.start_worker(name, role)
         await asyncio.sleep(START_S)
-        faults = self.loop.create_task(self._faults())
+        faults = self.loop.create_task(self.faults.run(self.schedule))
         requests = [self.loop.spawn(self.client, self._request(number)) for number in range(self.plan.requests)]
         _, hanging = await asyncio.wait(requests, timeout=ANSWER_S)
         for task in hanging:
@@ -130,6 +125,7 @@ class _World:
         self._check_events()
         await self._leave()
         result = self.result
+        result.faults = self.faults.done
         result.wrong += self.net.faults
         result.digest, result.events, result.virtual_s = self.log.digest, self.log.events, self.loop.time()
 
@@ -168,99 +164,6 @@ class _World:
                         return outcome
             await asyncio.sleep(0.05)
 
-    # ------------------------------------------------------------ faults
-
-    async def _faults(self) -> None:
-        for fault in self.schedule:
-            await asyncio.sleep(max(START_S + fault.at_s - self.loop.time(), 0))
-            target = self._target(fault)
-            if target is not None:
-                self.log.add(f"FAULT {fault.kind} {target} {fault.role} {fault.lasts_s:.3f} s", loud=True)
-                self.result.faults[fault.kind] += 1
-                self._do(fault, target)
-
-    def _target(self, fault: Fault) -> str | None:
-        """A process that is up, by the fault's own draw; empty for faults that have none."""
-        if "worker" not in fault.kind and "gateway" not in fault.kind and "role" not in fault.kind:
-            return ""
-        found = self.cluster.gateways() if "gateway" in fault.kind else self.cluster.workers()
-        found = [each for each in found if not each.node.frozen]
-        if fault.kind == "kill gateway" and len(found) < 2:
-            return None
-        return found[int(fault.pick * len(found))].node.name if found else None
-
-    def _do(self, fault: Fault, name: str) -> None:
-        cluster, later = self.cluster, self.loop.after
-        match fault.kind:
-            case "kill worker" | "kill worker for good":
-                cluster.kill(name)
-                fresh = name if fault.kind == "kill worker" else f"w{next(self.names)}"
-                later(fault.lasts_s, cluster.start_worker, fresh, fault.role if fault.pick < 0.3 else self._needed())
-            case "stop worker":
-                cluster.stop(name)
-                later(5 + fault.lasts_s, self._start_again, name)
-            case "freeze worker" | "freeze gateway":
-                cluster.freeze(name)
-                later(fault.lasts_s, cluster.thaw, name)
-            case "cut worker" | "cut gateway":
-                self.net.cut(cluster.processes[name].node, CUT)
-            case "slow worker":
-                self.net.slow_s[name] = fault.pick * 0.2
-                later(fault.lasts_s, self.net.slow_s.pop, name, None)
-            case "set role":
-                self.loop.spawn(self.client, cluster.set_role(self.client, name, fault.role))
-            case "rival roles":
-                self.loop.spawn(self.client, cluster.set_role(self.client, name, fault.role, fault.rival))
-            case "kill gateway":
-                cluster.kill(name)
-                later(fault.lasts_s, cluster.start_gateway, name)
-            case "damage KV":
-                self.spoil_left += 1
-            case "cut KV":
-                self.kv_cut_left += 1
-            case _:
-                self._do_to_stores(fault)
-
-    def _do_to_stores(self, fault: Fault) -> None:
-        store, later = self.store, self.loop.after
-        match fault.kind:
-            case "broker away":
-                store.broker.away = True
-                later(fault.lasts_s, store.broker.back)
-            case "lose Redis":
-                store.lose()
-            case "Redis away":
-                store.away = True
-                later(fault.lasts_s, setattr, store, "away", False)
-            case "registry late":
-                store.late_s = fault.lasts_s
-                later(5.0, setattr, store, "late_s", 0.0)
-
-    def _needed(self) -> str:
-        """The role that fewest workers have."""
-        roles = [each.worker.host.assignment.current.role for each in self.cluster.workers() if each.worker]
-        return "prefill" if roles.count(Role.PREFILL) <= roles.count(Role.MIXED) else "decode"
-
-    def _start_again(self, name: str) -> None:
-        if name not in self.cluster.processes:
-            self.cluster.start_worker(name, self._needed())
-
-    def _spoil(self, call: Call, data: bytes) -> bytes:
-        """Change what a frame says of a KV chunk, or cut the stream in the middle of its pulls."""
-        if not call.method.endswith("/Pull"):
-            return data
-        frame = pb.KvFrame.FromString(data)
-        if not frame.chunks:
-            return data
-        if self.spoil_left:
-            self.spoil_left -= 1
-            frame.chunks[0].data_bytes ^= 1
-            return frame.SerializeToString()
-        if self.kv_cut_left:
-            self.kv_cut_left -= 1
-            self.loop.after(0, call.broken, CUT)
-        return data
-
     # ------------------------------------------------------------ rest
 
     async def _rest(self) -> None:
@@ -271,7 +174,7 @@ class _World:
         for name in list(self.cluster.processes):
             self.cluster.thaw(name)
         deadline_s = self.loop.time() + REST_S
-        while (left := list(self.cluster.unsettled())) and self.loop.time() < deadline_s:  # noqa: ASYNC110 - no event
+        while (left := list(unsettled(self.cluster))) and self.loop.time() < deadline_s:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.25)
         self.result.wrong += [f"at rest: {text}" for text in left]
 

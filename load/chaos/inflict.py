@@ -1,0 +1,121 @@
+"""Does to processes, network and stores what a schedule says."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
+
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.policy.roles import Role
+from load.chaos.cluster import Cluster
+from load.chaos.loop import Node
+from load.chaos.net import CUT
+from load.chaos.rpc import Call
+from load.chaos.schedule import Fault
+
+
+class Inflictor:
+    """What it has done is in `done`, by kind."""
+
+    def __init__(self, cluster: Cluster, client: Node, first_name: int) -> None:
+        """`client`: who sets roles; `first_name`: the number of the first worker that comes new."""
+        self.done = Counter[str]()
+        self._cluster, self._client = cluster, client
+        self._loop, self._net, self._store, self._log = cluster.loop, cluster.net, cluster.store, cluster.net.log
+        self._names = count(first_name)
+        self._spoil_left = 0
+        self._kv_cut_left = 0
+        self._net.spoil = self._spoil
+
+    async def run(self, schedule: Sequence[Fault]) -> None:
+        """Each when it is due, from now on."""
+        began_s = self._loop.time()
+        for fault in schedule:
+            await asyncio.sleep(max(began_s + fault.at_s - self._loop.time(), 0))
+            target = self._target(fault)
+            if target is not None:
+                self._log.add(f"FAULT {fault.kind} {target} {fault.role} {fault.lasts_s:.3f} s", loud=True)
+                self.done[fault.kind] += 1
+                self._do(fault, target)
+
+    def _target(self, fault: Fault) -> str | None:
+        """A process that is up, by the fault's own draw; empty for faults that have none."""
+        if "worker" not in fault.kind and "gateway" not in fault.kind and "role" not in fault.kind:
+            return ""
+        found = self._cluster.gateways() if "gateway" in fault.kind else self._cluster.workers()
+        found = [each for each in found if not each.node.frozen]
+        if fault.kind == "kill gateway" and len(found) < 2:
+            return None
+        return found[int(fault.pick * len(found))].node.name if found else None
+
+    def _do(self, fault: Fault, name: str) -> None:
+        cluster, later = self._cluster, self._loop.after
+        match fault.kind:
+            case "kill worker" | "kill worker for good":
+                cluster.kill(name)
+                fresh = name if fault.kind == "kill worker" else f"w{next(self._names)}"
+                later(fault.lasts_s, cluster.start_worker, fresh, fault.role if fault.pick < 0.3 else self._needed())
+            case "stop worker":
+                cluster.stop(name)
+                later(5 + fault.lasts_s, self._start_again, name)
+            case "freeze worker" | "freeze gateway":
+                cluster.freeze(name)
+                later(fault.lasts_s, cluster.thaw, name)
+            case "cut worker" | "cut gateway":
+                self._net.cut(cluster.processes[name].node, CUT)
+            case "slow worker":
+                self._net.slow_s[name] = fault.pick * 0.2
+                later(fault.lasts_s, self._net.slow_s.pop, name, None)
+            case "set role":
+                self._loop.spawn(self._client, cluster.set_role(self._client, name, fault.role))
+            case "rival roles":
+                self._loop.spawn(self._client, cluster.set_role(self._client, name, fault.role, fault.rival))
+            case "kill gateway":
+                cluster.kill(name)
+                later(fault.lasts_s, cluster.start_gateway, name)
+            case "damage KV":
+                self._spoil_left += 1
+            case "cut KV":
+                self._kv_cut_left += 1
+            case _:
+                self._do_to_stores(fault)
+
+    def _do_to_stores(self, fault: Fault) -> None:
+        store, later = self._store, self._loop.after
+        match fault.kind:
+            case "broker away":
+                store.broker.away = True
+                later(fault.lasts_s, store.broker.back)
+            case "lose Redis":
+                store.lose()
+            case "Redis away":
+                store.away = True
+                later(fault.lasts_s, setattr, store, "away", False)
+            case "registry late":
+                store.late_s = fault.lasts_s
+                later(5.0, setattr, store, "late_s", 0.0)
+
+    def _needed(self) -> str:
+        """The role that fewest workers have."""
+        roles = [each.worker.host.assignment.current.role for each in self._cluster.workers() if each.worker]
+        return "prefill" if roles.count(Role.PREFILL) <= roles.count(Role.MIXED) else "decode"
+
+    def _start_again(self, name: str) -> None:
+        if name not in self._cluster.processes:
+            self._cluster.start_worker(name, self._needed())
+
+    def _spoil(self, call: Call, data: bytes) -> bytes:
+        """Change what a frame says of a KV chunk, or cut the stream in the middle of its pulls."""
+        if not call.method.endswith("/Pull"):
+            return data
+        frame = pb.KvFrame.FromString(data)
+        if not frame.chunks:
+            return data
+        if self._spoil_left:
+            self._spoil_left -= 1
+            frame.chunks[0].data_bytes ^= 1
+            return frame.SerializeToString()
+        if self._kv_cut_left:
+            self._kv_cut_left -= 1
+            self._loop.after(0, call.broken, CUT)
+        return data
