@@ -117,13 +117,13 @@ class MemoryBroker(MemoryServer):
         found[crc32(record.key) % len(found) if partition is None else partition].append(record)
         self.news.ring()
 
-    def values(self, topic: Topic, cluster: str) -> list[Message]:
-        """Every message of a topic that was ever taken, partition by partition; raises LookupError where retention has
-        dropped some, so that nobody counts a part as the whole."""
+    def values(self, topic: Topic, cluster: str, *, since_unix_ns: int = 0) -> list[Message]:
+        """Every message of a topic that was published since a moment, partition by partition; raises LookupError where
+        retention has dropped any, so that nobody counts a part as the whole."""
         found: list[Message] = []
         for partition in self.partitions(topic.name(cluster)):
             if partition.span.start > 0:
                 raise LookupError(f"retention has dropped {partition.span.start} records of {topic.stem}")
-            records = (to_record(topic, kept) for kept in partition.read(0, partition.end))
+            records = (to_record(topic, kept) for kept in partition.read(partition.since(since_unix_ns), partition.end))
             found += [record.value for record in records if record is not None]
         return found

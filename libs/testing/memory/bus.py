@@ -19,7 +19,7 @@ from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock, SystemClock
 from libs.runtime.tasks import OnFailure, TaskOwner
 from libs.testing.memory.broker import Incoming, MemoryBroker, TooLarge
-from libs.testing.memory.reader import CALL_TIMEOUT_S, MemoryBackReader, MemoryReader
+from libs.testing.memory.reader import CALL_TIMEOUT_S, Connection, MemoryBackReader, MemoryReader
 from libs.testing.memory.server import ServerAway
 
 
@@ -77,7 +77,9 @@ class MemoryBus:
         wanted: Wanted | None = None,
     ) -> AsyncIterator[Record]:
         """All partitions or the wanted ones, without a group; the end is where they end when reading has connected."""
-        return self._reader(topics, from_start, since_unix_ns, wanted, None).records(lambda: self._closed)
+        return MemoryReader(
+            self._connection(), topics, from_start=from_start, since_unix_ns=since_unix_ns, wanted=wanted
+        ).records(lambda: self._closed)
 
     def subscribe_live(
         self,
@@ -87,11 +89,17 @@ class MemoryBus:
         on_gap: Callable[[Gap], None],
         since_unix_ns: int | None = None,
         wanted: Wanted | None = None,
+        gather_ms: Callable[[], int] | None = None,
     ) -> AsyncIterator[Record]:
         """`subscribe`; in topics of `jumping` a partition that stays behind goes on at its end, and `on_gap` is called
         with what it left out."""
-        jumps = Jumps(jumping, self._behind_s, on_gap)
-        return self._reader(topics, False, since_unix_ns, wanted, jumps).records(lambda: self._closed)
+        return MemoryReader(
+            self._connection(gather_ms),
+            topics,
+            since_unix_ns=since_unix_ns,
+            wanted=wanted,
+            jumps=Jumps(jumping, self._behind_s, on_gap),
+        ).records(lambda: self._closed)
 
     @asynccontextmanager
     async def back_reader(self) -> AsyncIterator[MemoryBackReader]:
@@ -118,25 +126,9 @@ class MemoryBus:
             await asyncio.wait([self._sending], timeout=CLOSE_TIMEOUT_S)
         await self._tasks.close()
 
-    def _reader(
-        self,
-        topics: Sequence[Topic],
-        from_start: bool,
-        since_unix_ns: int | None,
-        wanted: Wanted | None,
-        jumps: Jumps | None,
-    ) -> MemoryReader:
-        return MemoryReader(
-            self._broker,
-            self._cluster,
-            self._clock,
-            topics,
-            from_start=from_start,
-            since_unix_ns=since_unix_ns,
-            wanted=wanted,
-            on_undecodable=self._count_undecodable,
-            gather_ms=self._gather_ms,
-            jumps=jumps,
+    def _connection(self, gather_ms: Callable[[], int] | None = None) -> Connection:
+        return Connection(
+            self._broker, self._cluster, self._clock, self._count_undecodable, gather_ms or self._gather_ms
         )
 
     def _count_undecodable(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from libs.bus.behind import Behind
@@ -26,32 +27,36 @@ class Part(NamedTuple):
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """What all readers of one bus share."""
+
+    broker: MemoryBroker
+    cluster: str
+    clock: Clock
+    on_undecodable: Callable[[], None]
+    gather_ms: Callable[[], int]
+
+
 class MemoryReader:
     """A subscription: it takes up partitions, and goes on through outages, as libs.bus.subscription does."""
 
     def __init__(
         self,
-        broker: MemoryBroker,
-        cluster: str,
-        clock: Clock,
+        connection: Connection,
         topics: Sequence[Topic],
         *,
-        from_start: bool,
-        since_unix_ns: int | None,
-        wanted: Wanted | None,
-        on_undecodable: Callable[[], None],
-        gather_ms: Callable[[], int],
+        from_start: bool = False,
+        since_unix_ns: int | None = None,
+        wanted: Wanted | None = None,
         jumps: Jumps | None = None,
     ) -> None:
-        self._broker = broker
-        self._cluster = cluster
-        self._clock = clock
+        self._connection = connection
+        self._broker = connection.broker
         self._topics = topics
         self._from_start = from_start
         self._since_unix_ns = since_unix_ns
         self._wanted = wanted
-        self._on_undecodable = on_undecodable
-        self._gather_ms = gather_ms
         self._jumps = jumps
         self._behind: Behind[Part] = Behind(jumps.after_s if jumps else 0.0)
         self._unwanted: set[Part] = set()
@@ -78,11 +83,11 @@ class MemoryReader:
                 self._positions[part] = kept.offset + 1
                 record = to_record(part.topic, kept)
                 if record is None:
-                    self._on_undecodable()
+                    self._connection.on_undecodable()
                 else:
                     yield record
             if not fetched and await self._broker.news.past(heard, check_at_s - _now_s()):
-                await asyncio.sleep(self._gather_ms() / 1000)
+                await asyncio.sleep(self._connection.gather_ms() / 1000)
 
     async def _check(self) -> None:
         """Take up new partitions, or jump where this reader is behind."""
@@ -101,7 +106,7 @@ class MemoryReader:
         return [
             (Part(topic, number), partition)
             for topic in self._topics
-            for number, partition in enumerate(self._broker.partitions(topic.name(self._cluster)))
+            for number, partition in enumerate(self._broker.partitions(topic.name(self._connection.cluster)))
         ]
 
     def _take_up(self, found: set[Part], there: Mapping[Part, Partition]) -> None:
@@ -112,7 +117,7 @@ class MemoryReader:
             if part not in found:
                 continue
             if part in self._unwanted:
-                positions[part] = partition.since(self._clock.now_ns() - TAKEN_OVER_NS)
+                positions[part] = partition.since(self._connection.clock.now_ns() - TAKEN_OVER_NS)
             else:
                 known = self._positions.get(part)
                 positions[part] = self._first(partition) if known is None else known
