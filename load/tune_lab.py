@@ -13,11 +13,12 @@ from unittest.mock import patch
 import structlog
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
+from libs.contracts.topics import REQUESTS
 from load.chaos.clients import Ask, send
 from load.chaos.cluster import Cluster
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
-from load.chaos.stores import Store
+from load.chaos.stores import Stores
 
 GATEWAY, PREFILL = "g0", "p0"
 SETTLE_S = 3.0
@@ -37,9 +38,9 @@ def ttft_s(
     try:
         with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
             engine = {"engine": "sim", "sim_profile": sim_profile, "prefill_chunk_tokens": chunk_tokens}
-            net, store = Net(loop, Random("network"), Log(loop, None)), Store(loop, Random("stores"))
-            cluster = Cluster(loop, net, store, engine=engine)
-            return cluster.run(_run(net, store, cluster, load, late_s))
+            net, stores = Net(loop, Random("network"), Log(loop, None)), Stores(loop, Random("stores"))
+            cluster = Cluster(loop, net, stores, engine=engine)
+            return cluster.run(_run(net, stores, cluster, load, late_s))
     finally:
         structlog.reset_defaults()
 
@@ -49,7 +50,7 @@ def _drop(_logger: Any, _method: str, _event: Any) -> str:
 
 
 async def _run(
-    net: Net, store: Store, cluster: Cluster, load: Sequence[tuple[float, int]], late_s: float
+    net: Net, stores: Stores, cluster: Cluster, load: Sequence[tuple[float, int]], late_s: float
 ) -> list[float]:
     cluster.start_gateway(GATEWAY)
     cluster.start_worker(PREFILL, "prefill")
@@ -63,7 +64,7 @@ async def _run(
     await asyncio.sleep(TELL_S)
     if cluster.wrong:
         raise AssertionError(cluster.wrong)
-    return [event.ttft_ns / 1e9 for event in store.broker.kept if isinstance(event, RequestEvent)]
+    return [event.ttft_ns / 1e9 for event in stores.records(REQUESTS) if isinstance(event, RequestEvent)]
 
 
 async def _ask(net: Net, client: Node, number: int, at_s: float, prompt_tokens: int) -> None:

@@ -16,12 +16,13 @@ import structlog
 
 from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
+from libs.contracts.topics import REQUESTS
 from load.chaos.clients import Ask, send
 from load.chaos.cluster import Cluster
 from load.chaos.endless_job import EndlessJob
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
-from load.chaos.stores import Store
+from load.chaos.stores import Stores
 from services.gateway.batch.run import BatchPorts
 
 GATEWAY = "g0"
@@ -57,11 +58,11 @@ def run_scene(scene: Scene, *, batch: bool, seed: int) -> Seen:
     try:
         with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
             net = Net(loop, Random(f"{seed} network"), Log(loop, None))
-            store = Store(loop, Random(f"{seed} stores"))
+            stores = Stores(loop, Random(f"{seed} stores"))
             job: Any = EndlessJob(*scene.line)
             ports = BatchPorts(job, job) if batch else None
-            cluster = Cluster(loop, net, store, engine={"engine": "sim"}, batch=ports)
-            return cluster.run(_run(net, store, cluster, job, scene, seed=seed))
+            cluster = Cluster(loop, net, stores, engine={"engine": "sim"}, batch=ports)
+            return cluster.run(_run(net, stores, cluster, job, scene, seed=seed))
     finally:
         structlog.reset_defaults()
 
@@ -70,7 +71,7 @@ def _drop(_logger: Any, _method: str, _event: Any) -> str:
     raise structlog.DropEvent
 
 
-async def _run(net: Net, store: Store, cluster: Cluster, job: EndlessJob, scene: Scene, *, seed: int) -> Seen:
+async def _run(net: Net, stores: Stores, cluster: Cluster, job: EndlessJob, scene: Scene, *, seed: int) -> Seen:
     loop = cluster.loop
     cluster.start_gateway(GATEWAY)
     cluster.start_worker("p0", "prefill")
@@ -85,7 +86,7 @@ async def _run(net: Net, store: Store, cluster: Cluster, job: EndlessJob, scene:
     if job.failed or cluster.wrong:
         raise AssertionError(f"{job.failed} lines failed; {cluster.wrong}")
     await asyncio.sleep(TELL_S)
-    events = [event for event in store.broker.kept if isinstance(event, RequestEvent)]
+    events = [event for event in stores.records(REQUESTS) if isinstance(event, RequestEvent)]
     seen.ttft_ms = [event.ttft_ns / 1e6 for event in events if event.service_class != BATCH_CLASS]
     return seen
 

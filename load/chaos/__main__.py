@@ -42,7 +42,8 @@ def _line(result: Result) -> str:
     others = ", ".join(f"{count} {kind}" for kind, count in sorted(result.outcomes.items()) if kind != "ok")
     return (
         f"seed {result.seed:>4}: {result.outcomes['ok']} whole, {others or 'no others'}; "
-        f"{sum(result.faults.values())} faults, {result.reroutes} reroutes, {result.virtual_s:.1f} virtual s, "
+        f"{sum(result.faults.values())} faults, {result.reroutes} reroutes, {result.decisions} decisions, "
+        f"{result.virtual_s:.1f} virtual s, "
         f"log {result.digest:08x} of {result.events}; {len(result.wrong)} wrong"
     )
 
@@ -58,6 +59,7 @@ def _summary(results: list[Result], wall_s: float) -> dict[str, object]:
         "outcomes": dict(sorted(outcomes.items())),
         "faults": dict(sorted(faults.items())),
         "reroutes": sum(result.reroutes for result in results),
+        "decisions": sum(result.decisions for result in results),
         "wrong": sum(len(result.wrong) for result in results),
         "virtual_s": round(sum(result.virtual_s for result in results), 1),
         "wall_s": round(wall_s, 1),

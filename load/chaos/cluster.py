@@ -1,12 +1,14 @@
-"""Gateways and workers as they run for real, each wired to the simulated network and stores."""
+"""Gateways, workers, planner and metrics as they run for real, each wired to the simulated network and stores."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
+from libs.bus.buffer import Outgoing
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
@@ -15,18 +17,25 @@ from libs.engine.factory import make_engine
 from libs.model.info import load_model_info
 from libs.runtime.access import bearer
 from libs.runtime.tasks import TaskOwner
-from libs.testing.worker import RecordingStepTimes
+from libs.testing.memory.bus import MemoryBus
+from libs.testing.memory.kvindex import MemoryKvIndex
+from libs.testing.memory.registry import MemoryRegistry
+from libs.testing.memory.steptimes import MemoryStepTimes
 from libs.worker.drain import drain
 from libs.worker.run import RunningWorker, WorkerPorts, open_worker
 from libs.worker.settings import WorkerSettings
 from load.chaos.loop import Node, SimLoop, Stuck
 from load.chaos.net import Net
 from load.chaos.rpc import SimTransport
-from load.chaos.stores import SimBus, SimKvIndex, SimRegistry, Store
+from load.chaos.stores import CLUSTER, Stores
 from services.gateway.batch.run import BatchPorts
 from services.gateway.catalog import load_catalog
 from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
 from services.gateway.settings import GatewaySettings
+from services.metrics.run import MetricsPorts, RunningMetrics, open_metrics
+from services.metrics.settings import MetricsSettings
+from services.planner.run import PlannerPorts, RunningPlanner, open_planner
+from services.planner.settings import PlannerSettings
 
 T = TypeVar("T")
 EPOCH_NS = 1_700_000_000_000_000_000
@@ -51,24 +60,42 @@ class SimClock:
         """Virtual nanoseconds."""
         return EPOCH_NS + int(self._loop.time() * 1e9)
 
+    def to_s(self, unix_ns: int) -> float:
+        """The loop's time then."""
+        return (unix_ns - EPOCH_NS) / 1e9
+
 
 @dataclass(eq=False)
 class Process:
-    """One life of a gateway or worker."""
+    """One life of a service."""
 
     node: Node
     tasks: TaskOwner
     stopping: asyncio.Event
+    bus: MemoryBus
     main: "asyncio.Task[None] | None" = None
     gateway: RunningGateway | None = None
     worker: RunningWorker | None = None
+    planner: RunningPlanner | None = None
+    metrics: RunningMetrics | None = None
     spare_tasks: int = 0
     """Owned tasks beside those of links, when nothing runs."""
+    served_s: float | None = None
+    """When it began to."""
+    ended_s: float | None = None
+    """When it was killed or asked to leave."""
+    still_since_s: float | None = None
+    still_s: list[tuple[float, float]] = field(default_factory=list)
+    """Moments between which it stood still before."""
 
     @property
     def up(self) -> bool:
         """Whether it serves."""
-        return not self.node.dead and (self.gateway or self.worker) is not None and not self.stopping.is_set()
+        return not self.node.dead and self.served_s is not None and not self.stopping.is_set()
+
+    def stood_still(self, now_s: float) -> list[tuple[float, float]]:
+        """Moments between which it did, up to now."""
+        return [*self.still_s, *([] if self.still_since_s is None else [(self.still_since_s, now_s)])]
 
 
 @dataclass
@@ -77,7 +104,7 @@ class Cluster:
 
     loop: SimLoop
     net: Net
-    store: Store
+    stores: Stores
     wrong: list[str] = field(default_factory=list)
     engine: Mapping[str, Any] = field(default_factory=lambda: PROFILE)
     """What workers are set to beside their names and roles."""
@@ -86,6 +113,11 @@ class Cluster:
     processes: dict[str, Process] = field(default_factory=dict)
     """The present life of each name."""
     past: list[Process] = field(default_factory=list)
+    lost: list[Outgoing] = field(default_factory=list)
+    """Records that processes had when they were killed, and that the broker may not have."""
+
+    def __post_init__(self) -> None:
+        self.clock = SimClock(self.loop)
 
     def workers(self) -> list[Process]:
         """Those that serve, in order of their names."""
@@ -97,36 +129,49 @@ class Cluster:
 
     def start_gateway(self, name: str) -> None:
         """Under this name; another life of it must have ended."""
-        process = self._process(name)
-        process.main = self.loop.spawn(process.node, self._gateway(process))
+        self._start(name, self._gateway)
 
     def start_worker(self, name: str, role: str) -> None:
         """The same, in a first role."""
-        process = self._process(name)
-        process.main = self.loop.spawn(process.node, self._worker(process, role))
+        self._start(name, partial(self._worker, role=role))
+
+    def start_planner(self, name: str) -> None:
+        """The same."""
+        self._start(name, self._planner)
+
+    def start_metrics(self, name: str) -> None:
+        """The same."""
+        self._start(name, self._metrics)
 
     def kill(self, name: str) -> None:
         """SIGKILL."""
         process = self.processes.pop(name)
+        process.ended_s = self.loop.time()
         self.past.append(process)
+        self.lost += process.bus.unsent()
         self.loop.kill(process.node)
         self.net.killed(process.node)
-        self.store.broker.killed(process.node)
 
     def freeze(self, name: str) -> None:
         """SIGSTOP."""
-        node = self.processes[name].node
-        node.frozen = True
-        self.net.frozen(node)
+        process = self.processes[name]
+        if process.still_since_s is None:
+            process.still_since_s = self.loop.time()
+        process.node.frozen = True
+        self.net.frozen(process.node)
 
     def thaw(self, name: str) -> None:
         """SIGCONT."""
-        if name in self.processes:
-            self.processes[name].node.frozen = False
+        process = self.processes.get(name)
+        if process is not None and process.still_since_s is not None:
+            process.node.frozen = False
+            process.still_s.append((process.still_since_s, self.loop.time()))
+            process.still_since_s = None
 
     def stop(self, name: str) -> None:
         """SIGTERM."""
         process = self.processes[name]
+        process.ended_s = self.loop.time()
         self.loop.call_soon(process.stopping.set, context=process.node.context.copy())
 
     async def set_role(self, client: Node, name: str, *roles: str) -> None:
@@ -158,34 +203,45 @@ class Cluster:
             self.wrong.append(f"{worker.id}: epoch {answer.assignment.epoch} follows {epoch}")
         return True
 
-    def _process(self, name: str) -> Process:
+    def _start(self, name: str, live: Callable[[Process, AsyncExitStack], Awaitable[None]]) -> None:
         node = Node(name)
         self.loop.add(node)
         tasks = TaskOwner(lambda error: self.wrong.append(f"{name}: a task failed with {error!r}"))
-        process = self.processes[name] = Process(node, tasks, asyncio.Event())
-        return process
+        bus = MemoryBus(self.stores.broker, CLUSTER, clock=self.clock, on_failure=tasks.fail)
+        process = self.processes[name] = Process(node, tasks, asyncio.Event(), bus)
+        process.main = self.loop.spawn(node, self._live(process, live))
 
-    async def _gateway(self, process: Process) -> None:
-        name, store = process.node.name, self.store
+    async def _live(self, process: Process, live: Callable[[Process, AsyncExitStack], Awaitable[None]]) -> None:
+        """From start to end: what `live` opens is closed first, then its tasks, then the bus."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(process.bus.close)
+            stack.push_async_callback(process.tasks.close)
+            await live(process, stack)
+        self._ended(process)
+
+    async def _serve(self, process: Process) -> None:
+        """Until it is to leave."""
+        process.served_s = self.loop.time()
+        await process.stopping.wait()
+
+    async def _gateway(self, process: Process, stack: AsyncExitStack) -> None:
+        name = process.node.name
         settings = GatewaySettings.model_validate(
             {"id": name, "port": 0, "drain_s": DRAIN_S, "max_waiting": 512, "no_workers_wait_ms": 8000}
         )
-        ports = GatewayPorts(SimBus(store, process.node), SimRegistry(store), SimKvIndex(store), self.batch)
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(process.tasks.close)
-            process.gateway = await stack.enter_async_context(
-                open_gateway(
-                    settings=settings, ports=ports, catalog=load_catalog(settings.models), sock=None,  # type: ignore[arg-type]
-                    clock=SimClock(self.loop), tasks=process.tasks,
-                    transport=SimTransport(self.net, process.node, TOKEN),
-                )
-            )  # fmt: skip
-            process.spare_tasks = len(process.tasks)
-            await process.stopping.wait()
-        self._ended(process)
+        starting = process.tasks.spawn("bus", process.bus.start())
+        ports = GatewayPorts(process.bus, self._registry(), MemoryKvIndex(self.stores.redis, CLUSTER), self.batch)
+        process.gateway = await stack.enter_async_context(
+            open_gateway(
+                settings=settings, ports=ports, catalog=load_catalog(settings.models), sock=None,  # type: ignore[arg-type]
+                clock=self.clock, tasks=process.tasks, transport=self._transport(process),
+            )
+        )  # fmt: skip
+        process.spare_tasks = len(process.tasks) - (not starting.done())
+        await self._serve(process)
 
-    async def _worker(self, process: Process, role: str) -> None:
-        name, store, clock = process.node.name, self.store, SimClock(self.loop)
+    async def _worker(self, process: Process, stack: AsyncExitStack, role: str) -> None:
+        name, redis = process.node.name, self.stores.redis
         settings = WorkerSettings.model_validate(
             {
                 "id": name, "role": role, "host": name, "port": PORT, "node": name,
@@ -196,18 +252,39 @@ class Cluster:
         model = load_model_info(settings.model_path)
         chance = Random(self.net.random.getrandbits(64))
         config = settings.engine_config(model.name)
-        engine = make_engine(settings.engine, config, clock, random_bytes=chance.randbytes)
+        engine = make_engine(settings.engine, config, self.clock, random_bytes=chance.randbytes)
         ports = WorkerPorts(
-            engine=engine, registry=SimRegistry(store), kv_index=SimKvIndex(store), step_times=RecordingStepTimes(),
-            bus=SimBus(store, process.node), model=model,
+            engine=engine, registry=self._registry(), kv_index=MemoryKvIndex(redis, CLUSTER),
+            step_times=MemoryStepTimes(redis, CLUSTER), bus=process.bus, model=model,
         )  # fmt: skip
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(process.tasks.close)
-            opening = open_worker(settings, ports, clock, process.tasks, SimTransport(self.net, process.node, TOKEN))
-            process.worker = await stack.enter_async_context(opening)
-            await process.stopping.wait()
-            await drain(process.worker.host, DRAIN_S)
-        self._ended(process)
+        opening = open_worker(settings, ports, self.clock, process.tasks, self._transport(process))
+        process.worker = await stack.enter_async_context(opening)
+        await self._serve(process)
+        await drain(process.worker.host, DRAIN_S)
+
+    async def _planner(self, process: Process, stack: AsyncExitStack) -> None:
+        opening = open_planner(
+            settings=PlannerSettings.model_validate({"id": process.node.name, "token": TOKEN}),
+            ports=PlannerPorts(process.bus, self._registry()), sock=None,  # type: ignore[arg-type]
+            clock=self.clock, tasks=process.tasks, transport=self._transport(process),
+        )  # fmt: skip
+        process.planner = await stack.enter_async_context(opening)
+        await self._serve(process)
+
+    async def _metrics(self, process: Process, stack: AsyncExitStack) -> None:
+        opening = open_metrics(
+            settings=MetricsSettings.model_validate({"id": process.node.name}),
+            ports=MetricsPorts(process.bus, thread_s=lambda: 0.0), sock=None,  # type: ignore[arg-type]
+            clock=self.clock, tasks=process.tasks, transport=self._transport(process),
+        )  # fmt: skip
+        process.metrics = await stack.enter_async_context(opening)
+        await self._serve(process)
+
+    def _registry(self) -> MemoryRegistry:
+        return MemoryRegistry(self.stores.redis, CLUSTER)
+
+    def _transport(self, process: Process) -> SimTransport:
+        return SimTransport(self.net, process.node, TOKEN)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Its result; nothing is left to the garbage collector, and the loop is closed."""

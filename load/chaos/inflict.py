@@ -8,6 +8,7 @@ from itertools import count
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.policy.roles import Role
 from load.chaos.cluster import Cluster
+from load.chaos.control import METRICS, PLANNER
 from load.chaos.loop import Node
 from load.chaos.net import CUT
 from load.chaos.rpc import Call
@@ -21,7 +22,7 @@ class Inflictor:
         """`client`: who sets roles; `first_name`: the number of the first worker that comes new."""
         self.done = Counter[str]()
         self._cluster, self._client = cluster, client
-        self._loop, self._net, self._store, self._log = cluster.loop, cluster.net, cluster.store, cluster.net.log
+        self._loop, self._net, self._stores, self._log = cluster.loop, cluster.net, cluster.stores, cluster.net.log
         self._names = count(first_name)
         self._spoil_left = 0
         self._kv_cut_left = 0
@@ -40,6 +41,10 @@ class Inflictor:
 
     def _target(self, fault: Fault) -> str | None:
         """A process that is up, by the fault's own draw; empty for faults that have none."""
+        service = fault.kind.partition(" ")[2]
+        if service in (PLANNER, METRICS):
+            process = self._cluster.processes.get(service)
+            return service if process is not None and process.up and not process.node.frozen else None
         if "worker" not in fault.kind and "gateway" not in fault.kind and "role" not in fault.kind:
             return ""
         found = self._cluster.gateways() if "gateway" in fault.kind else self._cluster.workers()
@@ -58,7 +63,7 @@ class Inflictor:
             case "stop worker":
                 cluster.stop(name)
                 later(5 + fault.lasts_s, self._start_again, name)
-            case "freeze worker" | "freeze gateway":
+            case "freeze worker" | "freeze gateway" | "freeze planner" | "freeze metrics":
                 cluster.freeze(name)
                 later(fault.lasts_s, cluster.thaw, name)
             case "cut worker" | "cut gateway":
@@ -73,27 +78,44 @@ class Inflictor:
             case "kill gateway":
                 cluster.kill(name)
                 later(fault.lasts_s, cluster.start_gateway, name)
+            case "kill planner" | "kill metrics":
+                cluster.kill(name)
+                later(fault.lasts_s, self._start_service, name)
+            case "stop planner" | "stop metrics":
+                cluster.stop(name)
+                later(5 + fault.lasts_s, self._start_service, name)
+            case _:
+                self._do_to_data(fault)
+
+    def _do_to_data(self, fault: Fault) -> None:
+        stores, later = self._stores, self._loop.after
+        match fault.kind:
             case "damage KV":
                 self._spoil_left += 1
             case "cut KV":
                 self._kv_cut_left += 1
-            case _:
-                self._do_to_stores(fault)
-
-    def _do_to_stores(self, fault: Fault) -> None:
-        store, later = self._store, self._loop.after
-        match fault.kind:
             case "broker away":
-                store.broker.away = True
-                later(fault.lasts_s, store.broker.back)
+                stores.broker.cut_off()
+                later(fault.lasts_s, stores.broker.start)
+            case "freeze broker":
+                stores.broker.freeze()
+                later(fault.lasts_s, stores.broker.thaw)
             case "lose Redis":
-                store.lose()
+                stores.redis.kill()
+                stores.redis.start()
             case "Redis away":
-                store.away = True
-                later(fault.lasts_s, setattr, store, "away", False)
+                stores.redis.cut_off()
+                later(fault.lasts_s, stores.redis.start)
+            case "freeze Redis":
+                stores.redis.freeze()
+                later(fault.lasts_s, stores.redis.thaw)
             case "registry late":
-                store.late_s = fault.lasts_s
-                later(5.0, setattr, store, "late_s", 0.0)
+                stores.late_s = fault.lasts_s
+                later(5.0, setattr, stores, "late_s", 0.0)
+
+    def _start_service(self, name: str) -> None:
+        if name not in self._cluster.processes:
+            (self._cluster.start_planner if name == PLANNER else self._cluster.start_metrics)(name)
 
     def _needed(self) -> str:
         """The role that fewest workers have."""

@@ -16,16 +16,19 @@ from unittest.mock import patch
 import structlog
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent
+from libs.contracts.topics import DECISIONS, REQUESTS
 from load.chaos.at_rest import unsettled
 from load.chaos.clients import Ask, Outcome, check, draw, send
 from load.chaos.cluster import Cluster
+from load.chaos.control import METRICS, PLANNER, QUIET_S, missed_decisions, missed_time, unheard, wrong_sums
 from load.chaos.inflict import Inflictor
 from load.chaos.loop import Node, SimLoop, current_node
 from load.chaos.net import Log, Net
-from load.chaos.schedule import draw_schedule
-from load.chaos.stores import Store
+from load.chaos.schedule import CONTROL_WEIGHTS, WEIGHTS, Fault, draw_schedule
+from load.chaos.stores import CLUSTER, Stores
 
 START_S = 3.0
+_EVENTS = REQUESTS.name(CLUSTER)
 ANSWER_S = 150.0
 """Virtual seconds after which a request counts as hanging."""
 REST_S = 60.0
@@ -41,6 +44,12 @@ class Plan:
     requests: int = 300
     per_s: float = 40.0
     fault_every_s: float = 0.25
+    control_fault_every_s: float = 1.5
+
+    @property
+    def duration_s(self) -> float:
+        """From the first request to the last."""
+        return self.requests / self.per_s
 
 
 @dataclass
@@ -54,6 +63,8 @@ class Result:
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     reroutes: int = 0
+    decisions: int = 0
+    """Records that planners published of what they decided and saw."""
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -93,13 +104,11 @@ class _World:
         self.loop, self.plan, self.result = loop, plan, result
         self.log = Log(loop, tell)
         self.net = Net(loop, Random(f"{seed} network"), self.log)
-        self.store = Store(loop, Random(f"{seed} stores"))
-        self.cluster = Cluster(loop, self.net, self.store, result.wrong)
+        self.stores = Stores(loop, Random(f"{seed} stores"))
+        self.cluster = Cluster(loop, self.net, self.stores, result.wrong)
         self.client = Node("client")
         self.asks = Random(f"{seed} requests")
-        self.schedule = draw_schedule(
-            Random(f"{seed} faults"), duration_s=plan.requests / plan.per_s, every_s=plan.fault_every_s
-        )
+        self.schedule = _draw(seed, plan)
         self.faults = Inflictor(self.cluster, self.client, len(FIRST_ROLES))
         self.outcomes: list[Outcome] = []
         loop.add(self.client)
@@ -110,23 +119,28 @@ class _World:
             self.cluster.start_gateway(name)
         for name, role in FIRST_ROLES.items():
             self.cluster.start_worker(name, role)
+        self.cluster.start_planner(PLANNER)
+        self.cluster.start_metrics(METRICS)
         await asyncio.sleep(START_S)
         faults = self.loop.create_task(self.faults.run(self.schedule))
         requests = [self.loop.spawn(self.client, self._request(number)) for number in range(self.plan.requests)]
+        adding_up = self.loop.create_task(self._add_up())
         _, hanging = await asyncio.wait(requests, timeout=ANSWER_S)
         for task in hanging:
             self.result.wrong.append("a request hangs")
             task.cancel()
         await faults
+        adding_up.cancel()
         for task in requests:
             if task not in hanging and (error := task.exception()) is not None:
                 self.result.wrong.append(f"a client failed: {error!r}")
         await self._rest()
+        await self._quiet()
         self._check_events()
         await self._leave()
         result = self.result
-        result.faults = self.faults.done
         result.wrong += self.net.faults
+        result.faults = self.faults.done
         result.digest, result.events, result.virtual_s = self.log.digest, self.log.events, self.loop.time()
 
     def unhandled(self, _loop: Any, context: dict[str, Any]) -> None:
@@ -168,25 +182,41 @@ class _World:
 
     async def _rest(self) -> None:
         """Heal everything, give each phase a worker, and wait until all counters are what they are at rest."""
-        self.store.away, self.store.late_s = False, 0.0
-        self.store.broker.back()
+        self.stores.heal()
         self.net.slow_s.clear()
         for name in list(self.cluster.processes):
             self.cluster.thaw(name)
         deadline_s = self.loop.time() + REST_S
-        while (left := list(unsettled(self.cluster))) and self.loop.time() < deadline_s:  # noqa: ASYNC110 - no event
+        while left := [*unsettled(self.cluster), *unheard(self.cluster)]:
             await asyncio.sleep(0.25)
+            if self.loop.time() > deadline_s:
+                break
         self.result.wrong += [f"at rest: {text}" for text in left]
+
+    async def _quiet(self) -> None:
+        """With nothing going wrong any more planner and metrics miss nothing."""
+        await asyncio.sleep(QUIET_S)
+        self.log.add(f"broker {self.stores.digest():08x}")
+        self.result.decisions = len(self.stores.records(DECISIONS))
+        for wrong in (*missed_decisions(self.cluster), *missed_time(self.cluster), *wrong_sums(self.cluster)):
+            self.result.wrong.append(f"at rest: {wrong}")
+
+    async def _add_up(self) -> None:
+        """Look at the sums of metrics once a second, whatever has just gone wrong."""
+        while True:
+            await asyncio.sleep(1.0)
+            self.result.wrong += wrong_sums(self.cluster)
 
     def _check_events(self) -> None:
         """One event for each choice of each answered request, whatever way it ended."""
+        lost = {RequestEvent.FromString(each.value).request_id for each in self.cluster.lost if each.topic == _EVENTS}
         events: dict[str, list[RequestEvent]] = {}
-        broker = self.store.broker
-        lost = {value.request_id for value in broker.lost if isinstance(value, RequestEvent)}
-        for value in broker.kept:
-            if isinstance(value, RequestEvent):
+        for value in self.stores.records(REQUESTS):
+            assert isinstance(value, RequestEvent)
+            found = events.setdefault(value.request_id, [])
+            if value not in found:  # what was not confirmed was sent again
+                found.append(value)
                 self.result.reroutes += value.reroutes
-                events.setdefault(value.request_id, []).append(value)
         for outcome in self.outcomes:
             if outcome.kind != "ok":
                 continue
@@ -213,6 +243,17 @@ class _World:
             self.result.wrong.append(
                 f"{len(self.net.calls)} calls are left open: {[str(c) for c in self.net.calls][:5]}"
             )
+
+
+def _draw(seed: int, plan: Plan) -> list[Fault]:
+    """Those of planner and metrics by a draw of their own, so that they take none of the others' places."""
+    drawn = [
+        *draw_schedule(WEIGHTS, Random(f"{seed} faults"), duration_s=plan.duration_s, every_s=plan.fault_every_s),
+        *draw_schedule(
+            CONTROL_WEIGHTS, Random(f"{seed} control"), duration_s=plan.duration_s, every_s=plan.control_fault_every_s
+        ),
+    ]
+    return sorted(drawn, key=lambda fault: fault.at_s)
 
 
 def _log_to(tell: Callable[[str], None] | None, loop: SimLoop) -> None:

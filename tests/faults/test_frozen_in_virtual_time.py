@@ -17,7 +17,7 @@ from load.chaos.clients import Ask, Outcome, check, send
 from load.chaos.cluster import Cluster
 from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
-from load.chaos.stores import Store
+from load.chaos.stores import Stores
 
 NOTICED_S = 0.5
 """A worker that stands still is routed round within this time, and clients wait no longer for it."""
@@ -49,7 +49,7 @@ def run(seed: int, still: str, *, pings: bool) -> Seen:
     try:
         with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
             net = Net(loop, Random(f"{seed} network"), Log(loop, None))
-            cluster = Cluster(loop, net, Store(loop, Random(f"{seed} stores")))
+            cluster = Cluster(loop, net, Stores(loop, Random(f"{seed} stores")))
             return cluster.run(_run(net, cluster, seed, still, pings=pings))
     finally:
         structlog.reset_defaults()

@@ -1,15 +1,25 @@
 """The seeded fault test on a few seeds, that it replays exactly, and that it would notice."""
 
+import asyncio
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.contracts.topics import DECISIONS
 from libs.policy.worker.credits import CreditPool
+from libs.testing.memory.broker import Incoming, MemoryBroker
 from libs.worker.assignment import AssignmentState
 from libs.worker.outbox import Outbox
 from load.chaos.run import Plan, run_seed
+from load.chaos.schedule import CONTROL_WEIGHTS
+from services.metrics.occupancy import GpuTime
+from services.metrics.state import MetricsState
+from services.planner import run as planner
+from services.planner.state import PlannerState
 
 SHORT = Plan(requests=60)
 
@@ -20,6 +30,20 @@ def test_no_request_is_lost_doubled_or_wrong_and_nothing_is_left(seed: int) -> N
     assert result.wrong == []
     assert result.requests == SHORT.requests
     assert sum(result.faults.values()) > 2
+    assert result.decisions > 10
+
+
+@pytest.mark.parametrize(
+    "kinds", [("kill planner", "kill metrics"), ("freeze planner", "freeze metrics", "freeze broker")]
+)
+def test_planner_and_metrics_find_back_to_the_whole_truth(
+    monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...]
+) -> None:
+    for kind in CONTROL_WEIGHTS:
+        monkeypatch.setitem(CONTROL_WEIGHTS, kind, int(kind in kinds))
+    result = run_seed(4, Plan(requests=60, control_fault_every_s=0.2))
+    assert result.wrong == []
+    assert sum(result.faults[kind] for kind in kinds) > 2
 
 
 def test_a_seed_gives_the_same_course_in_any_process() -> None:
@@ -67,3 +91,66 @@ def test_a_leaked_slot_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(CreditPool, "free", forgetful)
     assert any("at rest" in wrong for wrong in run_seed(1, SHORT).wrong)
+
+
+def test_a_planner_that_has_stopped_deciding_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    decide: Callable[..., Awaitable[None]] = planner.decide_forever
+
+    async def tired(*given: Any, **named: Any) -> None:
+        try:
+            async with asyncio.timeout(2.0):
+                await decide(*given, **named)
+        except TimeoutError:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(planner, "decide_forever", tired)
+    assert any("decided nothing" in wrong for wrong in run_seed(1, SHORT).wrong)
+
+
+def test_a_planner_that_goes_by_an_old_list_of_workers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = PlannerState.take_workers
+
+    def early(self: Any, workers: Any, now_ns: int) -> Any:
+        return take(self, workers if now_ns - self.started_ns < 2e9 else self.workers, now_ns)
+
+    monkeypatch.setattr(PlannerState, "take_workers", early)
+    assert any("planner knows of" in wrong for wrong in run_seed(1, SHORT).wrong)
+
+
+def test_a_decision_that_the_broker_has_lost_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    append = MemoryBroker.append
+    taken = []
+
+    def forgetful(self: Any, record: Incoming, partition: int | None = None) -> None:
+        taken.append(DECISIONS.stem in record.topic)
+        if not taken[-1] or sum(taken) % 20:
+            append(self, record, partition)
+
+    monkeypatch.setattr(MemoryBroker, "append", forgetful)
+    assert any("the broker has nothing of decisions" in wrong for wrong in run_seed(1, SHORT).wrong)
+
+
+def test_time_that_metrics_does_not_count_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = MetricsState.take
+    taken = []
+
+    def forgetful(self: Any, record: Any, now_ns: int) -> None:
+        taken.append(isinstance(record.value, StepBatch))
+        if not taken[-1] or sum(taken) % 3:
+            take(self, record, now_ns)
+
+    monkeypatch.setattr(MetricsState, "take", forgetful)
+    assert any("of the last quiet second" in wrong for wrong in run_seed(1, SHORT).wrong)
+
+
+def test_time_that_metrics_counts_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = GpuTime.of
+
+    def generous(time: Any) -> GpuTime:
+        told = of(time)
+        return GpuTime(
+            covered=told.covered, prefill=told.prefill, decode=2 * told.decode, kv_wait=told.kv_wait, idle=told.idle
+        )
+
+    monkeypatch.setattr(GpuTime, "of", generous)
+    assert any("do not make up" in wrong for wrong in run_seed(1, SHORT).wrong)

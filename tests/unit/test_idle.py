@@ -21,6 +21,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, StepBatch
 from libs.contracts.step_row import step_count
+from libs.contracts.topics import QUEUES, STEPS
 from libs.policy.planner.moves import MoveLimits
 from libs.telemetry.split import prefill_shares
 from libs.testing.worker import RecordingBus
@@ -28,7 +29,7 @@ from load.chaos.clients import Ask, check, send
 from load.chaos.cluster import PROFILE, Cluster, SimClock
 from load.chaos.loop import Node, SimLoop, current_node
 from load.chaos.net import Log, Net
-from load.chaos.stores import Store
+from load.chaos.stores import Stores
 from services.metrics.alerts.desk import AlertDesk
 from services.metrics.hub import Hub
 from services.metrics.live import TICK_NS, tick_forever
@@ -47,7 +48,8 @@ MS_NS = 1_000_000
 
 
 class WatchedLoop(SimLoop):
-    """Notes when each node's timers fire; those of one moment wake a process once."""
+    """Notes when each node's timers fire; those of one moment wake a process once, and a message that is on its way
+    wakes nobody."""
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
@@ -55,7 +57,7 @@ class WatchedLoop(SimLoop):
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
         """As it is, with a note."""
-        node = current_node()
+        node = None if context is self.world else current_node()
 
         def fire(*given: Any) -> None:
             if node is not None:
@@ -71,9 +73,9 @@ class Rig:
     def __init__(self) -> None:
         self.loop = WatchedLoop(Random("turns"))
         self.net = Net(self.loop, Random("network"), Log(self.loop, None))
-        self.store = Store(self.loop, Random("stores"))
+        self.stores = Stores(self.loop, Random("stores"))
         engine = {**PROFILE, "telemetry_ms": 100, "sim_speedup": 1.0}
-        self.cluster = Cluster(self.loop, self.net, self.store, engine=engine)
+        self.cluster = Cluster(self.loop, self.net, self.stores, engine=engine)
 
     def run(self, work: Callable[["Rig"], Awaitable[T]]) -> T:
         """What comes of it once the three have found each other."""
@@ -95,10 +97,12 @@ class Rig:
     async def watch(self) -> tuple[Counter[str], list[Any]]:
         """Wake-ups by node, and records, of some idle seconds."""
         self.loop.woken.clear()
-        first = len(self.store.broker.kept)
+        since_unix_ns = self.cluster.clock.now_ns()
         await asyncio.sleep(WATCHED_S)
         woken = Counter({name: len(moments) for name, moments in self.loop.woken.items()})
-        return woken, self.store.broker.kept[first:]
+        return woken, [
+            each for topic in (STEPS, QUEUES) for each in self.stores.records(topic, since_unix_ns=since_unix_ns)
+        ]
 
     async def ask(self, tokens: int) -> None:
         """One request, answered."""
@@ -110,7 +114,8 @@ class Rig:
 
     def batches(self, worker: str) -> list[StepBatch]:
         """Its telemetry so far."""
-        return [each for each in self.store.broker.kept if isinstance(each, StepBatch) and each.worker_id == worker]
+        told = self.stores.records(STEPS)
+        return [each for each in told if isinstance(each, StepBatch) and each.worker_id == worker]
 
 
 def _drop(_logger: Any, _method: str, _event: Any) -> str:

@@ -1,0 +1,136 @@
+"""What planner and metrics must know, and must have done, whatever became of the stores that they hear by."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_ROLE_MOVED, Decision
+from libs.contracts.topics import DECISIONS
+from libs.registry.usable import read_worker
+from load.chaos.cluster import Cluster, Process
+from load.chaos.stores import CLUSTER, Stores
+from services.metrics.occupancy import ClusterOccupancy, GpuTime, cluster_occupancy
+from services.metrics.run import RunningMetrics
+
+PLANNER, METRICS = "planner", "metrics"
+DECIDED_S: Final = 1.5
+"""From one decision to the next at most, while the planner runs: it decides five times a second, and about a cluster at
+rest once a second."""
+TOLD_S: Final = 1.2
+"""How long ago the window ended that is looked at: by then its telemetry has come, and has been written."""
+WINDOW_S: Final = 1.0
+QUIET_S: Final = TOLD_S + WINDOW_S + 0.3
+"""For so long nothing goes wrong before the end is looked at."""
+
+
+def unheard(cluster: Cluster) -> Iterator[str]:
+    """What planner and metrics do not know yet; nothing, some time after everything is well."""
+    now_ns = cluster.clock.now_ns()
+    registered = {(each.id, each.incarnation) for each in _registered(cluster.stores)}
+    serving = {each.node.name for each in cluster.workers()}
+    if {name for name, _ in registered} != serving:
+        yield f"registered are {sorted(name for name, _ in registered)}, and {sorted(serving)} serve"
+    for each in cluster.processes.values():
+        if each.planner is not None:
+            listed = {(worker.id, worker.incarnation) for worker in each.planner.state.workers}
+            if listed != registered:
+                yield f"{each.node} knows of {sorted(listed)}, registered are {sorted(registered)}"
+            if why := each.planner.state.not_live(now_ns):
+                yield f"{each.node} is not live: {why}"
+        if each.metrics is not None and (why := each.metrics.state.not_live(now_ns)):
+            yield f"{each.node} is not live: {why}"
+    for name in (PLANNER, METRICS):
+        if name not in cluster.processes or not cluster.processes[name].up:
+            yield f"{name} does not serve"
+
+
+def _registered(stores: Stores) -> Iterator[Worker]:
+    for worker_id, value in stores.redis.workers(CLUSTER).items():
+        yield read_worker(worker_id.encode(), value)
+
+
+# ------------------------------------------------------------ the planner
+
+
+def missed_decisions(cluster: Cluster) -> Iterator[str]:
+    """Every life of a planner decided all the time, numbered what it decided, and has told the broker."""
+    told = {
+        (each.incarnation, each.sequence) for each in cluster.stores.records(DECISIONS) if isinstance(each, Decision)
+    }
+    for process in (*cluster.past, *cluster.processes.values()):
+        if process.planner is None:
+            continue
+        decisions = list(process.planner.state.decisions)
+        numbers = [each.sequence for each in decisions]
+        if numbers != list(range(1, len(numbers) + 1)):
+            yield f"{process.node} numbers its decisions {numbers}"
+        yield from _silences(cluster, process, decisions)
+        if not process.node.dead:  # whoever was killed may have taken its last ones along
+            unsent = {Decision.FromString(each.value).sequence for each in process.bus.unsent()}
+            missing = [
+                each.sequence
+                for each in decisions
+                if (each.incarnation, each.sequence) not in told and each.sequence not in unsent
+            ]
+            if missing:
+                yield f"{process.node}: the broker has nothing of decisions {missing}"
+
+
+def _silences(cluster: Cluster, process: Process, decisions: list[Decision]) -> Iterator[str]:
+    if process.served_s is None:
+        return
+    now_s = cluster.loop.time()
+    decided_s = [cluster.clock.to_s(each.decided_unix_ns) for each in decisions if each.action != ACTION_ROLE_MOVED]
+    ended_s = now_s if process.ended_s is None else process.ended_s
+    for before_s, after_s in pairwise((process.served_s, *decided_s, ended_s)):
+        still_s = sum(
+            max(min(until_s, after_s) - max(since_s, before_s), 0.0) for since_s, until_s in process.stood_still(now_s)
+        )
+        if after_s - before_s - still_s > DECIDED_S:
+            yield f"{process.node} decided nothing from {before_s:.3f} to {after_s:.3f} s"
+
+
+# ------------------------------------------------------------ metrics
+
+
+def wrong_sums(cluster: Cluster) -> Iterator[str]:
+    """Figures of the last window that do not add up."""
+    for process in cluster.processes.values():
+        if process.up and process.metrics is not None:
+            for wrong in _wrong_sums(_occupancy(cluster, process.metrics, ago_s=0.0)):
+                yield f"{process.node} at {cluster.loop.time():.3f} s: {wrong}"
+
+
+def _wrong_sums(told: ClusterOccupancy) -> Iterator[str]:
+    for whole in (told, *told.workers, *told.pools, *told.models, *told.nodes):
+        time = whole.gpu_ns
+        if time.prefill + time.decode + time.kv_wait + time.idle != time.covered or min(_parts(time)) < 0:
+            yield f"parts do not make up what is covered: {time}"
+    for parts in (told.workers, told.pools, told.models, told.nodes):
+        if _parts(told.gpu_ns) != tuple(map(sum, zip(*(_parts(each.gpu_ns) for each in parts), strict=True))) and parts:
+            yield f"{[each.gpu_ns for each in parts]} do not make up {told.gpu_ns}"
+
+
+def _parts(time: GpuTime) -> tuple[int, ...]:
+    return time.covered, time.prefill, time.decode, time.kv_wait, time.idle
+
+
+def missed_time(cluster: Cluster) -> Iterator[str]:
+    """Time of workers in a quiet window that metrics did not hear of."""
+    since_s = cluster.loop.time() - QUIET_S
+    served = [each.node.name for each in cluster.workers() if each.served_s is not None and each.served_s <= since_s]
+    for process in cluster.processes.values():
+        if process.metrics is None:
+            continue
+        told = _occupancy(cluster, process.metrics, ago_s=TOLD_S)
+        heard = {each.id: each for each in told.workers}
+        for name in served:
+            coverage = heard[name].coverage if name in heard else None
+            if coverage != 1.0:
+                yield f"{process.node} heard of {coverage} of the last quiet second of {name}"
+
+
+def _occupancy(cluster: Cluster, metrics: RunningMetrics, *, ago_s: float) -> ClusterOccupancy:
+    state, end_ns = metrics.state, cluster.clock.now_ns() - int(ago_s * 1e9)
+    return cluster_occupancy(state.fleet, state.rollups, state.members, end_ns, int(WINDOW_S * 1e9))
