@@ -228,7 +228,7 @@ class _Gateway(NamedTuple):
     http: httpx.AsyncClient
 
     def idle(self) -> bool:
-        return not self.running.dispatcher.live and not any(link.legs for link in self.running.fleet.links)
+        return not self.running.dispatcher.live and not any(link.running for link in self.running.fleet.links)
 
 
 @asynccontextmanager

@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from libs.bus.behind import Behind
 from libs.bus.clients import REQUEST_TIMEOUT_MS
 from libs.bus.codec import to_record
 from libs.bus.port import TAKEN_OVER_NS, Gap, Record, Span, Wanted
 from libs.bus.subscription import BACKOFF_FIRST_S, BACKOFF_MAX_S, CHECK_S, MAX_POLL_RECORDS, Jumps
 from libs.contracts.topics import Topic
+from libs.policy.metrics.behind import Behind
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from libs.testing.memory.broker import Kept, MemoryBroker, Partition
