@@ -30,6 +30,7 @@ from load.chaos.cluster import PROFILE, Cluster, SimClock
 from load.chaos.loop import Node, SimLoop, current_node
 from load.chaos.net import Log, Net
 from load.chaos.stores import Stores
+from services.gateway.silence import TICK_MS
 from services.metrics.alerts.desk import AlertDesk
 from services.metrics.hub import Hub
 from services.metrics.live import TICK_NS, tick_forever
@@ -45,6 +46,8 @@ T = TypeVar("T")
 SETTLE_S = 3.0
 WATCHED_S = 10.0
 MS_NS = 1_000_000
+UNHEARD_MS = 0.5
+"""No whole tick of silence."""
 
 
 class WatchedLoop(SimLoop):
@@ -221,8 +224,10 @@ def test_work_for_a_worker_at_rest_has_it_give_a_sign_of_life_at_once() -> None:
             asking = asyncio.ensure_future(rig.ask(2))
             while not (busy := [link for link in gateway.fleet.links if link.running]):
                 await asyncio.sleep(0.0005)
-            frames, since_s = {link.id: link.frames for link in busy}, rig.loop.time()
-            while any(link.frames == frames[link.id] for link in busy):
+            since_s = rig.loop.time()
+            for link in busy:
+                link.silent_ms = UNHEARD_MS
+            while any(link.silent_ms % TICK_MS == UNHEARD_MS for link in busy):  # a frame makes it 0
                 await asyncio.sleep(0.0005)
             assert rig.loop.time() - since_s < SIGN_OF_LIFE_MS / 1e3
             await asking
