@@ -17,7 +17,7 @@ from libs.testing.stores import (
     real_redis,
 )
 
-pytest_plugins = ["tests.hung_tasks"]
+pytest_plugins = ["tests.hung_tasks", "tests.tiers"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,7 +87,7 @@ def kafka(request: pytest.FixtureRequest) -> KafkaServer:
     return server
 
 
-@pytest.fixture(params=["embedded", "real"])
+@pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.redis)])
 def redis(request: pytest.FixtureRequest) -> RedisServer:
     """Each Redis in turn."""
     server: RedisServer = request.getfixturevalue(f"{request.param}_redis_server")

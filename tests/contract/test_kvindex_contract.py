@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from libs.contracts.hashing import HASH_BYTES
 from libs.kvindex.port import KvIndex, PrefixQuery
 from libs.testing.contract.databases import Database
+from libs.testing.examples import examples
 
 MODEL = "a/model:with punctuation"
 LONG_MS = 60_000
@@ -140,7 +141,7 @@ _some_blocks = st.lists(st.sampled_from(BLOCKS), max_size=6)
 _changes = st.lists(st.tuples(st.sampled_from(["a", "b"]), _some_blocks, _some_blocks), max_size=6)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=_changes, prompts=st.lists(_some_blocks, max_size=4))
 def test_look_ups_agree_with_a_dictionary_of_sets(
     database: Database,

@@ -15,6 +15,7 @@ from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS
 from libs.filestore.local import LocalDraft, LocalFiles
 from libs.filestore.port import FileInfo
+from libs.testing.examples import examples
 from libs.testing.work import MemoryWork
 from services.gateway.batch.assemble import Assembly
 from services.gateway.batch.job import Job
@@ -254,7 +255,7 @@ FAULTS = st.dictionaries(st.integers(0, 60), st.sampled_from(("away", "kill", "f
 GONE = st.frozensets(st.integers(0, 8), max_size=2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(orders(), FAULTS, GONE, st.booleans())
 def test_every_line_is_in_the_files_once_whatever_befalls_its_keepers(
     places: list[int], faults: dict[int, Fault], gone: frozenset[int], stopped: bool

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from libs.engine.block_pool import BlockPool
+from libs.testing.examples import examples
 
 BLOCKS = 12
 
@@ -75,7 +76,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestPool.settings = settings(max_examples=examples(150), stateful_step_count=30, deadline=None)
 
 
 def test_releasing_twice_is_refused() -> None:

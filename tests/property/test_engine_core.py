@@ -28,6 +28,7 @@ from libs.engine.runner import Batch
 from libs.engine.sequence import Sequence, Stage
 from libs.engine.sim.tokens import SPACE
 from libs.testing.checking_device import CheckingDevice, reference
+from libs.testing.examples import examples
 
 BLOCK = 4
 BLOCKS = 12  # just enough for one whole context
@@ -329,4 +330,4 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 TestCore = CoreMachine.TestCase
-TestCore.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestCore.settings = settings(max_examples=examples(200), stateful_step_count=50, deadline=None)

@@ -16,6 +16,7 @@ from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity, EngineIntegrity, EngineRequest, Phase
 from libs.engine.port import SamplingParams as Sampling
 from libs.testing.checking_device import CheckingDevice, reference
+from libs.testing.examples import examples
 
 BLOCK, BLOCKS, CONTEXT, CHUNK = 4, 12, 48, 8
 NOW = 1_000
@@ -112,7 +113,7 @@ class Run:
 
 
 @given(st.lists(wanted, min_size=2, max_size=8), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_every_sequence_ends_with_the_tokens_it_would_have_alone(to_come: list[Wanted], decode_role: bool) -> None:
     """With budget 0 too, where all sequences are moved there and only recomputation computes their prompts."""
     to_come = [replace(one, moved=one.moved or decode_role) for one in to_come]

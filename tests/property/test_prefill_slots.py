@@ -12,6 +12,7 @@ from libs.policy.step_time import StepTimeModel, chunks_work
 from libs.policy.worker.saturation import MOST_TOKENS, knee_of
 from libs.policy.worker.slots import FILLED_STEPS, HAND_OVER_S, MAX_PROMPTS, MIN_PROMPTS, SlotFacts, prefill_slots
 from libs.testing.chunks import first_chunks
+from libs.testing.examples import examples
 
 PROMPTS = 1500
 LOAD = 0.75
@@ -66,7 +67,7 @@ def test_the_smallest_saturating_chunk_has_nearly_the_best_ttft_of_any(name: str
     check_choice(profile(name).step_time, 600, seed=0)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(st.floats(2e6, 3e7), st.floats(5e3, 5e4), st.floats(100, 1000), st.integers(0, 99))
 def test_so_it_has_on_other_devices(floor_ns: float, token_ns: float, median_tokens: float, seed: int) -> None:
     check_choice(StepTimeModel(2e6, token_ns, 0.1, 5e6, 1e4, 50, 0.3, prefill_floor_ns=floor_ns), median_tokens, seed)

@@ -23,6 +23,7 @@ from libs.policy.metrics.gaps import (
 )
 from libs.telemetry.rollups import TIERS
 from libs.telemetry.split import prefill_shares
+from libs.testing.examples import examples
 from libs.testing.telemetry import at, step, step_batch
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.refill.fill import fill
@@ -80,14 +81,14 @@ def tiers(state: MetricsState, until_ms: int) -> list[list[list[list[int]]]]:
     return [state.rollups.read(tier.window_ns, at(0), at(until_ms), WORKERS).times_ns.tolist() for tier in TIERS[1:3]]
 
 
-@settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=examples(5), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     cut=st.tuples(st.integers(30, 400), st.integers(1, 2800)),
     chunk=st.integers(100, 700),
     shapes=st.lists(st.tuples(st.integers(10, 900), st.integers(0, 300)), min_size=3, max_size=3),
     reborn_at_ms=st.integers(0, 100_000),
 )
-@pytest.mark.parametrize("until_ms", [30_000, 140_000])
+@pytest.mark.parametrize("until_ms", [30_000, pytest.param(140_000, marks=pytest.mark.slow)])
 def test_a_filled_gap_leaves_the_windows_of_a_reader_that_missed_nothing(until_ms, cut, chunk, shapes, reborn_at_ms):
     """At 140 s part of it lies beyond the finest windows."""
     reborn_at_ms -= reborn_at_ms % BATCH_MS

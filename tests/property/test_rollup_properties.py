@@ -14,6 +14,7 @@ from libs.telemetry.phase_time import PhaseTime
 from libs.telemetry.ring import Tier
 from libs.telemetry.rollups import RollUps, Written
 from libs.telemetry.split import prefill_shares
+from libs.testing.examples import examples
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 
 TIERS = (Tier(100, 40), Tier(1000, 20), Tier(5000, 10))
@@ -27,7 +28,7 @@ def parts(time):
     return [time.covered_ns, time.prefill_ns, time.decode_ns, time.kv_wait_ns]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(writes)
 def test_every_tier_is_the_sum_of_the_last_writes_it_still_holds(written):
     rollups, known, newest = RollUps(TIERS), {}, 0
@@ -117,7 +118,7 @@ def follow(batches, order, ends_ms):
     return rollups
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.permutations(range(10)), st.lists(st.integers(200, 2900), min_size=10, max_size=10))
 def test_late_batches_end_in_the_same_roll_ups_as_punctual_ones(order, ends_ms):
     batches = [
@@ -146,7 +147,7 @@ def coarse(rollups, end):
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from(WORKERS), times), max_size=60), st.data())
 def test_history_goes_on_after_a_restart_as_if_there_had_been_none(written, data):
     """Windows are kept as of a moment; those after it are written again, as telemetry that is read again has it."""

@@ -25,6 +25,7 @@ from libs.policy.worker.saturation import (
     trial_work,
     ttft_under_load_ns,
 )
+from libs.testing.examples import examples
 
 PRIOR = PROFILES["llama-8b-h100"].step_time
 floors = st.floats(2e6, 3e7)
@@ -39,7 +40,7 @@ def rate(model: StepTimeModel, tokens: int) -> float:
     return tokens / model.prefill_ns(trial_work(tokens))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(floors, token_costs, st.integers(0, 99))
 @example(floor_ns=27.86e6, token_ns=5.11e3, seed=1105)  # the floor reaches to the last sizes, and some were held up
 @example(floor_ns=21.66e6, token_ns=6.34e3, seed=837)
@@ -61,7 +62,7 @@ def test_the_choice_reaches_the_plateau_and_is_near_the_smallest_that_does(
     assert [point.tokens for point in found.curve] == sizes(most)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(floors, token_costs, st.sampled_from([96, 256, 1024, 4096, MOST_TOKENS]))
 def test_a_curve_is_whole_only_where_a_longer_one_would_find_no_faster_steps(
     floor_ns: float, token_ns: float, most: int
@@ -77,7 +78,7 @@ def test_a_curve_is_whole_only_where_a_longer_one_would_find_no_faster_steps(
         assert most < MOST_TOKENS and found.chunk_tokens > most / GROWTH
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(floors, token_costs, st.integers(1, 8192))
 def test_the_knee_is_the_smallest_within_three_per_cent(floor_ns: float, token_ns: float, most: int) -> None:
     model = device(floor_ns, token_ns)

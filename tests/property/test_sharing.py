@@ -14,6 +14,7 @@ from libs.contracts.topics import STEPS, WINDOWS
 from libs.policy.metrics.shares import ALIVE_NS, Shares
 from libs.telemetry.fleet import BEHIND_NS
 from libs.telemetry.split import prefill_shares
+from libs.testing.examples import examples
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.live import TICK_NS
 from services.metrics.occupancy import cluster_occupancy
@@ -82,7 +83,7 @@ HANDED_OVER_IN_AN_OUTAGE = {
 """What nobody else has read of a worker can be told only once others have read it for long."""
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @example(**HANDED_OVER_IN_AN_OUTAGE)
 @given(
     plans=st.lists(owners, min_size=WORKERS, max_size=WORKERS),

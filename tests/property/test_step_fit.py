@@ -16,6 +16,7 @@ from libs.perfmodel.profiles import PROFILES
 from libs.perfmodel.samples import MAX_CELLS, STEPS_PER_CELL, StepSamples
 from libs.perfmodel.wire import fitted_model, step_time_message
 from libs.policy.step_time import MATRIX_ROWS, StepTimeModel, StepWork, chunks_work
+from libs.testing.examples import examples
 
 GPU = StepTimeModel(2e6, 22_000, 0.5, 6e6, 15_000, 60, 0.6, prefill_floor_ns=9e6)
 CPU = StepTimeModel(20e6, 3_000_000, 300, 40e6, 2_000_000, 4_000, 0.9, decode_matrix_ns=15e6)
@@ -132,7 +133,7 @@ def test_mixed_steps_alone_teach_how_long_mixed_steps_take() -> None:
     assert np.median(errors(found, GPU, MIXED)) < 0.03
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(models, models, st.sampled_from([PREFILL, DECODE, MIXED, PREFILL + DECODE + MIXED]), st.integers(0, 120))
 def test_a_fit_is_finite_never_negative_grows_with_work_and_suits_the_steps_no_worse_than_its_prior(
     truth: StepTimeModel, prior: StepTimeModel, kinds: str, steps: int
@@ -167,7 +168,7 @@ def test_a_few_steps_say_how_fast_a_device_is_at_what_they_do(
     assert max(errors(found, prior, DECODE if kind == PREFILL else PREFILL)) == 0, "of the other they say nothing"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.sampled_from([GPU, CPU]), st.integers(1, 64), st.integers(16, 8192), st.integers(0, 99))
 def test_equal_steps_spoil_nothing_that_a_good_prior_knows(
     truth: StepTimeModel, batch: int, context: int, seed: int

@@ -12,6 +12,7 @@ from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import STEPS
 from libs.telemetry.split import prefill_shares
+from libs.testing.examples import examples
 from libs.testing.telemetry import MS, ORIGIN_NS, at, step, step_batch
 from services.metrics.hub import Hub
 from services.metrics.live import ROUND_NS, TICK_NS, tick
@@ -74,7 +75,7 @@ delays = st.lists(st.integers(0, 400), min_size=BATCHES * len(WORKERS), max_size
 """From the end of a batch until it comes: many come in another order than they were sent."""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(phases, delays)
 def test_a_reader_knows_after_each_round_what_the_telemetry_that_has_come_says(phases, delays):
     """Also of time that telemetry has not told of yet: that is covered by nothing, and never idle."""

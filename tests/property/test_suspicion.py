@@ -191,8 +191,9 @@ def test_what_is_remembered_is_bounded() -> None:
     assert suspicion.poison(MAX_POISON) == MAX_POISON
     assert not suspicion.is_poison(b"bad0", 0) and suspicion.is_poison(b"bad%d" % MAX_POISON, 0)
     crowd = [held(b"c%d" % number) for number in range(MAX_SUSPECTS + 10)]
-    for number in range(MAX_LOSSES + 10):
-        suspicion.lost(("c", number), crowd, 0)
+    suspicion.lost(("c", 0), crowd, 0)
+    for number in range(1, MAX_LOSSES + 10):
+        suspicion.lost(("c", number), crowd[:1], 0)
     assert len(suspicion._suspects) == MAX_SUSPECTS
     assert len(suspicion._lost) == MAX_LOSSES
 

@@ -12,6 +12,7 @@ from libs.telemetry.split import prefill_shares
 from libs.telemetry.steps import FULL_SHARE
 from libs.telemetry.tally import MAX_AHEAD, WINDOW_NS, WINDOWS, Tally
 from libs.telemetry.timeline import Timeline
+from libs.testing.examples import examples
 from libs.testing.telemetry import MS, at, step, step_batch
 
 WORKERS = ("a", "b", "c")
@@ -71,7 +72,7 @@ def added(fleet, start_ns):
     return {worker: (times, role) for worker, times, role in rows}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(layouts(), st.data())
 def test_windows_that_are_added_up_are_those_of_the_timelines(batches, data):
     """Whatever comes late, twice, not at all, or from a clock that is ahead; at any moment."""
@@ -130,7 +131,7 @@ def test_a_clock_that_is_ahead_takes_no_room_of_the_present():
     assert tally.add(["ahead"], laid(batch), np.array([at(200)])).all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(layouts(), st.lists(st.booleans(), min_size=40, max_size=40))
 def test_batches_that_are_gathered_come_to_what_they_are_when_each_is_sorted_in(batches, read):
     """However many are gathered before somebody reads."""

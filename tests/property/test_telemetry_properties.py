@@ -9,6 +9,7 @@ from libs.contracts.step_row import step_rows
 from libs.telemetry.intervals import Intervals
 from libs.telemetry.split import prefill_shares
 from libs.telemetry.timeline import Timeline
+from libs.testing.examples import examples
 from libs.testing.telemetry import MS, at, step, step_batch
 
 pieces = st.lists(
@@ -74,7 +75,7 @@ def parts(spent):
     return (spent.covered_ns, spent.prefill_ns, spent.decode_ns, spent.kv_wait_ns, spent.idle_ns)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(pieces, st.lists(st.integers(1, 1500), max_size=8), st.data())
 def test_phases_equal_the_reference_whatever_is_lost(layout, cuts, data):
     batches, spans, end_ms = batches_of(layout, cuts)
@@ -95,7 +96,7 @@ def test_phases_equal_the_reference_whatever_is_lost(layout, cuts, data):
         assert spent.kv_wait_ns == wait * MS
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(pieces, st.lists(st.integers(1, 1500), max_size=8), st.data())
 def test_order_and_replays_change_nothing(layout, cuts, data):
     batches, _, end_ms = batches_of(layout, cuts)
@@ -105,7 +106,7 @@ def test_order_and_replays_change_nothing(layout, cuts, data):
     assert timeline_of(shuffled).phases(at(0), at(end_ms)) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(pieces, st.lists(st.integers(1, 1500), max_size=8), st.lists(st.integers(0, 1500), max_size=5))
 def test_windows_side_by_side_add_up_to_the_whole(layout, cuts, edges):
     batches, _, end_ms = batches_of(layout, cuts)
@@ -120,7 +121,7 @@ def test_windows_side_by_side_add_up_to_the_whole(layout, cuts, edges):
     assert abs(sum(window.prefill_ns for window in windows) - whole.prefill_ns) <= len(windows)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 80), st.integers(0, 80)), max_size=30),
     st.integers(0, 80),

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from libs.policy.worker.credits import CreditPool, Waiting
+from libs.testing.examples import examples
 
 MAX_ROUNDS = 400
 
@@ -135,5 +136,5 @@ class Credits(RuleBasedStateMachine):
             assert self.pool.in_use + self.pool.granted >= self.pool.slots
 
 
-Credits.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Credits.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 TestCredits = Credits.TestCase

@@ -77,6 +77,7 @@ async def test_a_listener_beyond_loopback_that_anybody_could_call_does_not_start
     assert "\n" not in line
 
 
+@pytest.mark.system
 async def test_it_starts_with_a_token_that_may_travel_in_plaintext_and_on_loopback_with_nothing() -> None:
     for allowed, address in ((settings(token="t", plaintext=True), "0.0.0.0:0"), (settings(), "127.0.0.1:0")):
         server, _ = make_server(allowed, address)

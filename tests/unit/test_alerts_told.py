@@ -61,6 +61,7 @@ class Receiver:
         return Starlette(routes=[Route("/api/v2/alerts", self.post, methods=["POST"])])
 
 
+@pytest.mark.system
 async def test_a_webhook_gets_fire_and_end_though_it_refuses_at_first(monkeypatch):
     monkeypatch.setattr(webhook_module, "FIRST_RETRY_S", 0.01)
     receiver, book, tasks = Receiver(refuses=2), AlertBook(), TaskOwner()
@@ -80,6 +81,7 @@ async def test_a_webhook_gets_fire_and_end_though_it_refuses_at_first(monkeypatc
     assert tasks.error is None
 
 
+@pytest.mark.system
 async def test_a_webhook_tells_again_of_what_fires_and_not_of_what_was_told_to_be_over(monkeypatch):
     monkeypatch.setattr(webhook_module, "RESEND_S", 0.05)
     receiver, book, tasks = Receiver(), AlertBook(), TaskOwner()
@@ -95,6 +97,7 @@ async def test_a_webhook_tells_again_of_what_fires_and_not_of_what_was_told_to_b
         await tasks.close()
 
 
+@pytest.mark.system
 async def test_a_webhook_is_told_of_all_that_fire_in_pieces_the_critical_first(monkeypatch):
     monkeypatch.setattr(webhook_module, "FIRST_RETRY_S", 0.01)
     receiver, book, tasks = Receiver(refuses=1), AlertBook(), TaskOwner()

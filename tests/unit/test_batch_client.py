@@ -23,6 +23,8 @@ from services.gateway.batch.asked import AllowedTopics
 from services.gateway.batch.view import JobView
 from services.gateway.routes import tell_errors
 
+pytestmark = pytest.mark.system
+
 ENDPOINT: Final = "/v1/completions"
 STORE_BYTES = 2_000
 JOB = f"batch_{'1' * 32}"

@@ -36,6 +36,7 @@ def test_help_has_an_example(arguments: tuple[str, ...]) -> None:
     assert "Example: fulcrum" in result.stdout
 
 
+@pytest.mark.system
 def test_the_command_line_starts_without_loading_what_commands_need() -> None:
     heavy = ("grpc", "httpx", "torch", "pydantic")
     code = f"import sys, libs.cli.main; print([name for name in {heavy} if name in sys.modules])"
@@ -43,6 +44,7 @@ def test_the_command_line_starts_without_loading_what_commands_need() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("command", [("chat", "hi"), ("workers",), ("occupancy",)])
 def test_without_a_suite_there_is_one_line_that_says_how_to_start_one(command: tuple[str, ...], tmp_path: Path) -> None:
     run = [sys.executable, "-m", "libs.cli.main", *command, "--json", "--ready", str(tmp_path / "none")]

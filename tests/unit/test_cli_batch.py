@@ -15,6 +15,8 @@ from libs.cli import batch_files
 from libs.cli.main import app
 from libs.launch.ready import Ready, write_ready
 
+pytestmark = pytest.mark.system
+
 ANSWERS = b'{"custom_id": "a"}\n' * 2_000
 ERRORS = b'{"custom_id": "b"}\n'
 REQUEST = '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}\n'

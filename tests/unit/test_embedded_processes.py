@@ -20,6 +20,7 @@ def broker(folder: Path, port: int) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_broker_listens_on_loopback_and_ends_quietly_when_told(tmp_path: Path, number: int) -> None:
     with held_port() as port:
@@ -34,6 +35,7 @@ def test_the_broker_listens_on_loopback_and_ends_quietly_when_told(tmp_path: Pat
     assert (tmp_path / "kafka").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.system
 def test_a_broker_that_cannot_write_says_so_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     process = broker(tmp_path / "file" / "kafka", 0)

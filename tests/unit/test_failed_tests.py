@@ -9,6 +9,8 @@ import pytest
 
 from libs.testing import failed_tests as program
 
+pytestmark = pytest.mark.system
+
 FAILING = """
 import pytest
 

@@ -196,6 +196,7 @@ def test_cpu_time_of_a_restarted_process_counts_from_its_own_beginning() -> None
     assert cpu_points(before, after) == pytest.approx({"planner": 5.0, "metrics": 10.0})
 
 
+@pytest.mark.system
 def test_cpu_time_covers_all_threads_of_a_process_and_one_that_has_ended_is_left_out() -> None:
     spin = "import threading, hashlib\nt=[threading.Thread(target=hashlib.pbkdf2_hmac, args=('sha1', b'', b'', 400000))"
     code = f"{spin} for _ in range(2)]\n[x.start() for x in t]\n[x.join() for x in t]\nprint(flush=True)\ninput()"
@@ -212,6 +213,7 @@ def test_cpu_time_covers_all_threads_of_a_process_and_one_that_has_ended_is_left
     assert read_named([("worker", root)]).cpu_s == {}
 
 
+@pytest.mark.system
 async def test_the_process_that_listens_on_a_port_is_found() -> None:
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     async with server:
@@ -281,6 +283,7 @@ def streamed(tokens: int) -> bytes:
     return head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
 
 
+@pytest.mark.system
 async def test_paced_clients_count_good_answers_and_every_kind_of_failure() -> None:
     refused = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
     given = [[streamed(4), streamed(3), b""], [refused, b""], [b"HTTP/1.1 200 OK\r\n"]]

@@ -34,6 +34,7 @@ THOUGHT = "<|channel|>analysis<|message|>They ask for a capital.<|end|><|start|>
 REASONED = f"{THOUGHT}<|channel|>final<|message|>{ANSWER}"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("end", ["", "<|return|>", "<|end|>"])
 def test_a_models_answer_is_shown_without_its_reasoning(smol: Tokenizer, end: str) -> None:
     tokens = smol.encode(REASONED + end, add_special_tokens=False)
@@ -45,6 +46,7 @@ def test_a_models_answer_is_shown_without_its_reasoning(smol: Tokenizer, end: st
     assert shown(smol, tokens) == ANSWER
 
 
+@pytest.mark.system
 def test_a_tool_call_is_no_content(smol: Tokenizer) -> None:
     call = '<|channel|>commentary to=functions.get <|constrain|>json<|message|>{"a": 1}<|call|>'
     assert shown(smol, smol.encode(call, add_special_tokens=False)) == ""

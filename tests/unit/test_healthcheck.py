@@ -15,6 +15,8 @@ from libs.runtime.ports import held_port
 from libs.runtime.rpc import make_server
 from libs.runtime.settings import CommonSettings
 
+pytestmark = pytest.mark.system
+
 
 async def healthcheck(url: str) -> int:
     process = await asyncio.create_subprocess_exec(

@@ -19,7 +19,10 @@ from prometheus_client import CollectorRegistry
 from libs.runtime.http import ConnectionGuard, HttpBounds, bind, serve_http
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.web import make_web_app
+from libs.testing.examples import examples
 from libs.testing.wait import until
+
+pytestmark = pytest.mark.system
 
 GARBAGE = b"\x00\x01 no request\r\n\r\n"
 REQUEST = b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -175,7 +178,7 @@ def _split_at(cuts: Sequence[int], sent: bytes) -> list[bytes]:
     return [part for first, last in pairwise(edges) if (part := sent[first:last])]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     upgrade=st.sampled_from(sorted(UPGRADES)),
     chunked=st.booleans(),

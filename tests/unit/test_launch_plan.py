@@ -76,6 +76,7 @@ def test_suites_that_share_given_stores_have_names_of_their_own(monkeypatch: pyt
     assert LaunchSettings().cluster_of(9000, own_stores=False) == "shared"
 
 
+@pytest.mark.system
 def test_a_suite_has_the_port_that_was_asked_for_or_one_that_is_held_for_it() -> None:
     with gateway_port(SuiteOptions(gateway_port=9000), "127.0.0.1") as port:
         assert port == 9000

@@ -22,6 +22,8 @@ from libs.launch.ready import Ready, read_ready, write_ready
 from libs.launch.supervisor import Supervisor
 from libs.runtime.tasks import TaskOwner
 
+pytestmark = pytest.mark.system
+
 READY = "import json, os, sys, time; print(json.dumps({'event': 'ready', 'grpc': str(os.getpid())}), flush=True);"
 FOREVER = READY + "time.sleep(60)"
 TIMEOUT_S = 20

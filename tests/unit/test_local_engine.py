@@ -231,6 +231,7 @@ async def test_a_missing_package_is_named_with_what_to_install(monkeypatch: pyte
     await engine.close()
 
 
+@pytest.mark.system
 def test_making_an_engine_imports_no_torch() -> None:
     code = "import sys, libs.engine.factory; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

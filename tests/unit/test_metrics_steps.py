@@ -8,6 +8,7 @@ from libs.contracts.errors import KeptElsewhere, NoLongerKept, UnknownWorker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.split import prefill_shares
+from libs.testing.examples import examples
 from libs.testing.telemetry import MS, at, step, step_batch
 from services.metrics.steps import StepsReport, steps_of
 
@@ -51,7 +52,7 @@ layouts = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(layouts, st.integers(0, 600), st.integers(100, 600), st.integers(1, 4))
 def test_steps_add_up_to_the_figure_they_are_behind_to_the_nanosecond(
     layout: list[tuple[int, int, bool, bool, bool]], low_ms: int, length_ms: int, gpus: int

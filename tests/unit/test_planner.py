@@ -401,6 +401,7 @@ async def test_a_mode_is_only_set_by_json_that_says_so(planner):
     assert planner.bus.published == []
 
 
+@pytest.mark.system
 async def test_a_mode_outlives_a_restart_in_redis_and_without_it_is_none(redis, cluster):
     first, second = RedisModeStore(redis.url, cluster), RedisModeStore(redis.url, cluster)
     assert await first.load() is None

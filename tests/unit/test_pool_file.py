@@ -85,6 +85,7 @@ def test_a_sweep_takes_only_what_nobody_owns(tmp_path: Path) -> None:
     file.close()
 
 
+@pytest.mark.system
 def test_the_memory_of_a_killed_owner_comes_free(tmp_path: Path) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -22,6 +22,8 @@ from libs.testing.connections import many_connections
 from libs.testing.stores import embedded_redis
 from libs.testing.wait import until
 
+pytestmark = pytest.mark.system
+
 LINUX = sys.platform == "linux"
 HOLDS = pytest.mark.skipif(not LINUX, reason="ports are held on Linux")
 PROCESSES, EACH = 4, 16

@@ -75,6 +75,7 @@ def test_a_file_that_was_open_to_others_is_closed_when_it_is_written_anew(tmp_pa
     assert path.read_bytes() == b"new"
 
 
+@pytest.mark.system
 async def test_logs_are_closed_to_others_also_in_a_folder_that_was_not(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir(mode=0o755)

@@ -233,6 +233,7 @@ def test_a_worker_that_has_not_measured_itself_is_thought_as_fast_as_its_like() 
 # ------------------------------------------------------------ what a worker tells of its speed
 
 
+@pytest.mark.system
 async def test_a_worker_tells_the_chunk_size_it_was_tuned_to() -> None:
     async with local_worker("prefill-0", "prefill", prefill_chunk_tokens=512) as running:
         who, frame = running.host.worker(), pb.WorkerFrame()
@@ -244,6 +245,7 @@ async def test_a_worker_tells_the_chunk_size_it_was_tuned_to() -> None:
         assert outlook.speed.chunk_tokens == 2048
 
 
+@pytest.mark.system
 async def test_a_worker_tells_its_speed_once_and_whenever_it_has_changed() -> None:
     async with local_worker("decode-0", "decode") as running:
         speed = running.host.speed
@@ -258,6 +260,7 @@ async def test_a_worker_tells_its_speed_once_and_whenever_it_has_changed() -> No
         assert again.speed.step_time.prefill_token_ns == 77.0
 
 
+@pytest.mark.system
 async def test_the_fastest_transfer_tells_the_links_speed() -> None:
     async with local_worker("decode-0", "decode") as running:
         speed = running.host.speed

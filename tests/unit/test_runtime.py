@@ -129,6 +129,7 @@ async def test_the_first_to_end_or_fail_ends_the_others_and_its_error_is_raised(
     assert cleaned.is_set()
 
 
+@pytest.mark.system
 def test_a_port_in_use_is_one_line_that_names_the_variable() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -138,6 +139,7 @@ def test_a_port_in_use_is_one_line_that_names_the_variable() -> None:
             bind("127.0.0.1", port, "FULCRUM_GATEWAY_PORT")
 
 
+@pytest.mark.system
 def test_an_address_of_another_host_cannot_be_listened_on() -> None:
     with pytest.raises(StartupError, match="FULCRUM_HOST"):
         bind("192.0.2.1", 0, "FULCRUM_GATEWAY_PORT")
@@ -148,6 +150,7 @@ class _Admin(worker_pb2_grpc.WorkerAdminServiceServicer):
         return worker_pb2.DescribeResponse()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("given", "passes"), [("Bearer right", True), ("Bearer wrong", False), ("", False)])
 async def test_admin_calls_need_the_token(given: str, passes: bool) -> None:
     settings = CommonSettings(token=SecretStr("right"))
@@ -170,6 +173,7 @@ async def test_admin_calls_need_the_token(given: str, passes: bool) -> None:
         await server.stop(None)
 
 
+@pytest.mark.system
 async def test_no_token_set_means_no_admin_call_passes() -> None:
     settings = CommonSettings()
     server, port = make_server(settings, "127.0.0.1:0")
@@ -226,6 +230,7 @@ def _start(body: str) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
+@pytest.mark.system
 def test_a_service_stops_on_sigterm_with_code_0() -> None:
     process = _start("status.emit('ready'); await service.stopping.wait()")
     assert process.stdout is not None
@@ -235,6 +240,7 @@ def test_a_service_stops_on_sigterm_with_code_0() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.system
 def test_a_service_that_cannot_start_says_why_in_one_line_and_exits_2() -> None:
     process = _start("raise StartupError('no such model: try another')")
     out, err = process.communicate(timeout=20)
@@ -243,6 +249,7 @@ def test_a_service_that_cannot_start_says_why_in_one_line_and_exits_2() -> None:
     assert err.strip() == "fulcrum probe: no such model: try another"
 
 
+@pytest.mark.system
 def test_a_failed_task_stops_its_service_with_code_1() -> None:
     process = _start("service.tasks.spawn('bad', asyncio.sleep('x')); await service.stopping.wait()")
     _out, err = process.communicate(timeout=20)
@@ -250,6 +257,7 @@ def test_a_failed_task_stops_its_service_with_code_1() -> None:
     assert "task failed" in err
 
 
+@pytest.mark.system
 def test_a_failed_service_that_hangs_while_it_closes_ends_all_the_same() -> None:
     body = "service.tasks.spawn('bad', asyncio.sleep('x')); await service.stopping.wait(); import time; time.sleep(60)"
     process = _start(body)
@@ -258,6 +266,7 @@ def test_a_failed_service_that_hangs_while_it_closes_ends_all_the_same() -> None
     assert "task failed" in err
 
 
+@pytest.mark.system
 def test_a_service_that_ends_leaves_what_it_said_and_does_not_take_itself_apart() -> None:
     body = "import atexit; atexit.register(print, 'taken apart'); sys.stdout.write('said')"
     out, _err = _start(body).communicate(timeout=20)

@@ -66,6 +66,7 @@ def test_a_thread_gets_the_slice_that_it_asks_for_and_can_give_it_back(usual_ns:
     assert in_a_thread(ask) == [slice_ns, usual_ns]
 
 
+@pytest.mark.system
 def test_of_a_service_the_loop_and_threads_of_its_libraries_answer_and_what_works_for_them_does_not(
     usual_ns: int,
 ) -> None:

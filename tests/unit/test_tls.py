@@ -58,11 +58,13 @@ async def describe(server: CommonSettings, client: CommonSettings) -> None:
         await serving.stop(None)
 
 
+@pytest.mark.system
 async def test_two_processes_of_one_authority_talk(tmp_path: Path) -> None:
     settings = make_certificate(tmp_path, "ours")
     await describe(settings, settings)
 
 
+@pytest.mark.system
 async def test_a_stranger_and_a_plaintext_client_are_turned_away(tmp_path: Path) -> None:
     ours, theirs = make_certificate(tmp_path, "ours"), make_certificate(tmp_path, "theirs")
     trusting_stranger = CommonSettings(tls_cert=theirs.tls_cert, tls_key=theirs.tls_key, tls_ca=ours.tls_ca)
@@ -79,6 +81,7 @@ async def test_a_missing_file_is_one_line_that_names_the_variable(tmp_path: Path
         make_server(settings, "127.0.0.1:0")
 
 
+@pytest.mark.system
 async def test_beyond_loopback_a_certificate_is_enough_for_what_is_no_admin_verb(tmp_path: Path) -> None:
     class Worker(worker_pb2_grpc.WorkerServiceServicer):
         async def Serve(self, _frames: object, context: Any) -> None:  # noqa: N802

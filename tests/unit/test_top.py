@@ -42,6 +42,8 @@ from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from tests.metrics_rig import serving_metrics
 
+pytestmark = pytest.mark.system
+
 SEEN_S = 15.0
 SIZE = (150, 30)
 

@@ -31,6 +31,7 @@ def folder() -> Path:
     return real_model_folder()
 
 
+@pytest.mark.system
 @pytest.mark.torch
 def test_the_folder_is_a_plain_llama_model(folder: Path):
     config = json.loads((folder / "config.json").read_text())
@@ -128,6 +129,7 @@ def test_something_else_in_the_way_is_named(tmp_path: Path):
         convert.move_into_place(tmp_path / "new", tmp_path / "model")
 
 
+@pytest.mark.system
 def test_sigterm_leaves_nothing_behind(tmp_path: Path):
     with subprocess.Popen([*COMMAND, str(tmp_path / "model")], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -138,6 +140,7 @@ def test_sigterm_leaves_nothing_behind(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.system
 def test_what_a_killed_conversion_left_is_swept_and_what_runs_is_not(tmp_path: Path):
     out_dir = tmp_path / "model"
     with subprocess.Popen([*COMMAND, str(out_dir)], stdout=subprocess.PIPE, text=True) as process:

@@ -13,6 +13,7 @@ SECONDS = 10.0
 DEFAULT_TOKENS = 512
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late_s", [0.0, 0.02, 0.04])
 def test_at_high_load_the_choice_has_the_best_ttft_of_small_and_large_chunks(late_s: float) -> None:
     choice, plateau = knee_of(profile(SIM_PROFILE).step_time, MOST_TOKENS)

@@ -14,6 +14,8 @@ from libs.engine.vllm import follow as following
 from libs.runtime.ports import held_port
 from libs.testing.vanished import vanish
 
+pytestmark = pytest.mark.system
+
 IDENTITY = EngineIdentity("follower", 1, "127.0.0.1:1")
 
 

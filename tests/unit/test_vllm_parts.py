@@ -141,6 +141,7 @@ def test_a_hold_ends_once_whoever_ends_it() -> None:
     assert held.still_there({"released"}) == {"released"}, "a name that was let go is forgotten once it is told"
 
 
+@pytest.mark.system
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux does it")
 def test_a_process_on_the_leash_dies_with_its_parent() -> None:
     child = (

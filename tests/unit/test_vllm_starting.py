@@ -29,6 +29,7 @@ def test_processes_are_spawned_whatever_a_person_has_set() -> None:
     assert not own.keys() & environment.defaults(EngineConfig(None, "m"), on_cpu=True).keys()
 
 
+@pytest.mark.system
 def test_a_worker_starts_only_with_processes_that_are_on_its_leash() -> None:
     with starting() as files:
         here, elsewhere = child(REGISTERS), child("pass")
@@ -47,6 +48,7 @@ def test_the_handshake_is_one_word_for_what_all_ranks_say() -> None:
         assert alike and files.handshake() not in {alike, ""}
 
 
+@pytest.mark.system
 def test_what_kept_a_process_from_starting_is_raised_in_place_of_what_followed() -> None:
     with pytest.raises(RuntimeError, match="division by zero"), starting():
         child(FAILS)

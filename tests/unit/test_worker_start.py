@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from libs.engine.kv_port import KvFetcher
 from libs.engine.local import LocalEngine
 from libs.engine.port import EngineIdentity, Progress
@@ -12,6 +14,8 @@ from libs.runtime.tasks import TaskOwner
 from libs.testing.worker import RecordingBus, RecordingKvIndex, RecordingRegistry, RecordingStepTimes
 from libs.worker.run import WorkerPorts, run_worker
 from libs.worker.settings import WorkerSettings
+
+pytestmark = pytest.mark.system
 
 
 class EndlessLoad(LocalEngine):

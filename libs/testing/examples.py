@@ -1,0 +1,11 @@
+"""How many examples a property tries."""
+
+from hypothesis import settings
+
+HYPOTHESIS_DEFAULT = 100
+LEAST = 5
+
+
+def examples(full: int) -> int:
+    """For `max_examples`: `full`, less in proportion where the profile tries fewer than Hypothesis would by itself."""
+    return max(full * settings.default.max_examples // HYPOTHESIS_DEFAULT, min(full, LEAST))

@@ -1,0 +1,49 @@
+"""A scheduler for pytest-xdist: modules side by side, then one after the other what needs the machine to itself."""
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+ALONE = "alone"
+MARK = "pytest.mark.alone"
+
+
+class AloneLast(LoadScopeScheduling):
+    """A module is a unit of work. Those in which MARK stands are one together, which waits until all others have ended.
+
+    The process that schedules collects no tests: it has their ids, and their files.
+    """
+
+    def __init__(self, config: pytest.Config, log: Producer) -> None:
+        super().__init__(config, log)
+        self._scopes: dict[str, str] = {}
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.split("::", maxsplit=1)[0]
+        if module not in self._scopes:
+            marked = MARK in (self.config.rootpath / module).read_text()
+            self._scopes[module] = ALONE if marked else module
+        return self._scopes[module]
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if ALONE in self.workqueue:
+            self.workqueue.move_to_end(ALONE)
+        if list(self.workqueue) != [ALONE] or not self._others_pending(node):
+            super()._assign_work_unit(node)
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if list(self.workqueue) != [ALONE]:
+            super()._reschedule(node)
+            return
+        *others, last = self.nodes
+        for each in others:
+            if not each.shutting_down:
+                each.shutdown()  # with what it still has to run
+        if not self._others_pending(last):
+            super()._reschedule(last)
+        if not self.workqueue:
+            last.shutdown()
+
+    def _others_pending(self, node: WorkerController) -> int:
+        return sum(self._pending_of(work) for each, work in self.assigned_work.items() if each is not node)

@@ -1,0 +1,176 @@
+"""A pytest plugin: which tests run by which target, and what a fast one may not do. CONTRIBUTING.md says how to use it.
+
+    fast   tests/unit and tests/property, less what is marked `system`, `torch` or `slow`
+    test   fast, the rest of those folders, tests/contract over the embedded stores, and SHOWN: what `pytest` runs
+    rest   all that `test` leaves
+    all    test and rest
+
+A path on the command line asks for all that it holds, unless a tier is named too.
+"""
+
+import os
+import sys
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import pytest
+
+FAST_FOLDERS = ("tests/unit/", "tests/property/")
+TEST_FOLDERS = (*FAST_FOLDERS, "tests/contract/")
+SHOWN = (
+    "tests/e2e/test_shapes_stay.py",
+    "tests/e2e/test_up_commands.py",
+    "tests/e2e/test_openai_client.py",
+)
+"""Whole suites that a newcomer sees pass: all commands, all shapes that programs read, OpenAI's own client."""
+FEW_EXAMPLES = 30
+"""In the fast tier, where Hypothesis would try 100; properties with a number of their own try that share of it."""
+TIERS = ("fast", "test", "rest", "all")
+MAX_WORKERS = 8
+NEVER_FAST = ("system", "torch", "slow")
+NEVER_TEST = ("kafka", "redis", "alone")
+"""What needs Java, a Redis of the machine's own, or the machine to itself."""
+
+SYSTEM_CALLS = {
+    "subprocess.Popen": "starts a process",
+    "os.fork": "starts a process",
+    "os.posix_spawn": "starts a process",
+    "os.system": "starts a process",
+    "socket.bind": "binds a port",
+    "time.sleep": "sleeps",
+}
+"""Python's audit events, and what stands behind them."""
+
+
+def tier_of(path: str, marks: Collection[str]) -> str:
+    """fast, test or rest; `path` as in a test's id."""
+    if path.startswith(FAST_FOLDERS) and not any(mark in marks for mark in (*NEVER_FAST, *NEVER_TEST)):
+        return "fast"
+    shown = path.startswith((*TEST_FOLDERS, *SHOWN))
+    return "test" if shown and not any(mark in marks for mark in NEVER_TEST) else "rest"
+
+
+def held_in(asked: str, tier: str) -> bool:
+    """Whether a run of `asked` runs the tests of `tier`."""
+    return asked in ("all", tier) or (asked == "test" and tier == "fast")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=TIERS, help="which tests: fast, test (as without paths), rest, all")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.tier is None:  # workers of pytest-xdist have it from who started them
+        paths_named = config.args_source is pytest.Config.ArgsSource.ARGS
+        config.option.tier = "all" if paths_named else "test"
+    if not config.getoption("hypothesis_profile", "none"):
+        _load_profile(few=config.option.tier == "fast")
+    sys.addaudithook(_guard)
+    _guard_grpc()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Of `-n auto`: each starts stores of its own."""
+    return min(os.cpu_count() or 1, MAX_WORKERS)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.side_by_side import AloneLast  # not where pytest-xdist is not installed
+
+    return AloneLast(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked = config.option.tier
+    kept, left = [], []
+    for item in items:
+        tier = tier_of(item.nodeid, {mark.name for mark in item.iter_markers()})
+        item.stash[TIER] = tier
+        (kept if held_in(asked, tier) else left).append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = kept
+
+
+TIER = pytest.StashKey[str]()
+
+
+class _Guard:
+    """Ends a fast test that does what only others may; an audit hook, since those see what C does too."""
+
+    def __init__(self) -> None:
+        self.test = ""
+        """The fast test that runs, if one does."""
+        self.seen = ""
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.test and event in SYSTEM_CALLS and not _harmless(event, arguments):
+            self.stop(SYSTEM_CALLS[event])
+
+    def stop(self, what: str) -> None:
+        """Fail the test that runs."""
+        self.seen = f"{self.test} {what}: mark it `system` (pytest.mark.system), so that it is not in the fast tier"
+        pytest.fail(self.seen, pytrace=False)
+
+
+def _harmless(event: str, arguments: tuple[Any, ...]) -> bool:
+    """Sockets of files; sleeping for no time, which only lets other threads run."""
+    if event == "socket.bind":
+        return isinstance(arguments[1], str | bytes)
+    return event == "time.sleep" and not arguments[0]
+
+
+_guard = _Guard()
+
+
+def _load_profile(*, few: bool) -> None:
+    """How many examples properties try, where nobody says it otherwise: random ones, but in CI always the same.
+
+    One commit must get one verdict there. Elsewhere each run tries others, and what fails is tried again (.hypothesis):
+    many short runs see more than one long one that never changes. No deadline: speed is no property.
+    """
+    from hypothesis import settings  # not where the engines' own tests run
+
+    share = {"max_examples": FEW_EXAMPLES} if few else {}
+    settings.register_profile("fulcrum", settings(deadline=None, print_blob=True, **share))
+    settings.load_profile("fulcrum")
+
+
+def _guard_grpc() -> None:
+    """gRPC binds its ports in C, which Python's audit does not see."""
+    from grpc.aio._server import Server
+
+    for name in ("add_insecure_port", "add_secure_port"):
+        setattr(Server, name, _guarded(getattr(Server, name)))
+
+
+def _guarded(method: Any) -> Any:
+    def call(*arguments: Any) -> Any:
+        if _guard.test:
+            _guard.stop(SYSTEM_CALLS["socket.bind"])
+        return method(*arguments)
+
+    return call
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Guard its fixtures too."""
+    _guard.test = item.nodeid if item.stash.get(TIER, "") == "fast" else ""
+    try:
+        return (yield)
+    finally:
+        _guard.test = ""
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Also where what was tested has taken the guard's word for an error of its own."""
+    result = yield
+    seen, _guard.seen = _guard.seen, ""
+    if seen:
+        pytest.fail(seen, pytrace=False)
+    return result
