@@ -30,8 +30,20 @@ setup-vllm: ## install vLLM's CPU build and what `make test-vllm` needs into .ve
 up: setup ## set up, start a suite, ask it a first question, serve until Ctrl-C
 	@exec $(BIN)/fulcrum up $(ARGS)
 
-test: setup-dev ## set up, run every test
-	$(BIN)/python -m pytest $(ARGS)
+# Side by side on the cores there are; tests/tiers.py says which tests each of these runs.
+SIDE_BY_SIDE = $(BIN)/python -m pytest -n auto
+
+test-fast: setup-dev ## what is pure: no process, no port (a minute)
+	$(SIDE_BY_SIDE) --tier fast $(ARGS)
+
+test: setup-dev ## set up, run what is fast, every port's contract, and whole suites (six minutes on two cores)
+	$(SIDE_BY_SIDE) $(ARGS)
+
+test-rest: setup-dev ## what `make test` leaves: real Kafka and Redis, browser, kills, fuzzing (needs Java, Maven, Chromium)
+	$(SIDE_BY_SIDE) --tier rest $(ARGS)
+
+test-all: setup-dev ## every test
+	$(SIDE_BY_SIDE) --tier all $(ARGS)
 
 faults: setup-dev ## the seeded fault test in virtual time, e.g. make faults SEEDS=20; a failing seed replays exactly
 	$(BIN)/python -m load.chaos --seeds $(SEEDS) $(ARGS)
