@@ -91,6 +91,7 @@ async def test_many_blocks_prompts_and_workers_are_looked_up_together(index: KvI
     assert found[1:] == [dict.fromkeys(workers, 3), {}, dict.fromkeys(workers, 2)]
 
 
+@pytest.mark.alone
 async def test_a_frozen_store_costs_reuse_for_a_moment_and_never_an_error(database: Database, cluster: str) -> None:
     index = database.kv_index(cluster)
     await index.publish(MODEL, "w", stored=BLOCKS[:2], removed=[])

@@ -27,7 +27,7 @@ from libs.testing.processes import pid_of
 from libs.testing.suite import Suite, running_suite
 from libs.testing.wait import until
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.alone, pytest.mark.suite]
 PHASES = ("prefill", "decode")
 WITHIN_MS = 1_000
 """The default waits ten seconds before an alert is told (ALERT_FOR_MS), so that bursts tell nothing.

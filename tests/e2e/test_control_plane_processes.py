@@ -21,6 +21,8 @@ from libs.runtime.tasks import TaskOwner
 from libs.testing.control import START_S, control
 from libs.testing.stores import KafkaServer, RedisServer, embedded_kafka, embedded_redis
 
+pytestmark = pytest.mark.alone
+
 TELEMETRY_S = 0.1
 MS = 1_000_000
 

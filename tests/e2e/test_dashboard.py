@@ -18,7 +18,7 @@ from libs.runtime.tasks import TaskOwner
 from tests.e2e.page_rig import MS, WAIT_MS, Worker, figures, half_busy, looking, occupancy, serving
 
 KEYS = ("space", "← →", "g", "p", "1–6", "t", "s", "/", "u", "?")
-pytestmark = [pytest.mark.suite, pytest.mark.usefixtures("chromium")]
+pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
 
 async def test_figures_equal_the_api_and_go_on_live() -> None:

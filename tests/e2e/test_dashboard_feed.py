@@ -26,7 +26,7 @@ from tests.e2e.page_rig import (
 
 HOUR_NS = 3_600 * SECOND_NS
 
-pytestmark = [pytest.mark.suite, pytest.mark.usefixtures("chromium")]
+pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
 
 async def test_a_first_load_that_fails_is_tried_again_for_the_same_time() -> None:

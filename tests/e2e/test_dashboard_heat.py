@@ -8,7 +8,7 @@ from playwright.async_api import Page, expect
 
 from tests.e2e.page_rig import MS, SECOND_NS, WAIT_MS, Service, Worker, figures, looking, serving
 
-pytestmark = [pytest.mark.suite, pytest.mark.usefixtures("chromium")]
+pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 SHOWN_S: Final = 30
 PIXELS: Final = """() => {
   const map = document.getElementById("heat"), scale = devicePixelRatio, gutter = 64;

@@ -24,7 +24,7 @@ OPEN = """scope => {
   name?.click();
   return name !== null;
 }"""
-pytestmark = [pytest.mark.suite, pytest.mark.usefixtures("chromium")]
+pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
 
 async def test_hostile_names_are_text_and_can_be_opened_and_linked() -> None:

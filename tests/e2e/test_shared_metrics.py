@@ -19,6 +19,8 @@ from libs.testing.control import SEEN_S, Control, control
 from libs.testing.stores import KafkaServer
 from libs.testing.wait import until
 
+pytestmark = pytest.mark.alone
+
 WORKERS = 12
 PERIOD_MS = 100
 MS = 1_000_000

@@ -22,7 +22,7 @@ import pytest
 from libs.runtime.ports import LOOPBACK, listening_ports
 from libs.testing.suite import Suite, running_suite
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
 STOP_S = 10.0
 SOON_S = 8.0

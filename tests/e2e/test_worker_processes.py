@@ -28,6 +28,8 @@ from libs.runtime.ports import held_port
 from libs.testing.worker import gateway_probe, submit
 from libs.worker.settings import WorkerSettings
 
+pytestmark = pytest.mark.alone
+
 START_S = 30.0
 STOP_S = 10.0
 PROMPT = [(7 * i) % 256 for i in range(100)]

@@ -20,7 +20,7 @@ from libs.testing.processes import kill, until_whole
 from libs.testing.stores import KafkaServer
 from libs.testing.suite import running_suite
 
-pytestmark = [pytest.mark.suite, pytest.mark.kafka]
+pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.kafka]
 
 LINES = 1000
 TOKENS = 16

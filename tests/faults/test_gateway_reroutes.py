@@ -13,6 +13,8 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.testing.scripted_worker import Plan, ScriptedWorker, expected_text, scripted_worker
 from libs.testing.wait import until
 
+pytestmark = pytest.mark.alone
+
 TOKENS = 12
 
 

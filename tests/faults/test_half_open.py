@@ -4,6 +4,8 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
+import pytest
+
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.runtime.ports import held_port
 from libs.runtime.rpc import KEEPALIVE_MS
@@ -11,6 +13,8 @@ from libs.testing.proxy import VanishingProxy, vanishing_proxy
 from libs.testing.scripted_worker import Plan, expected_text, scripted_worker
 from libs.testing.wait import until
 from libs.testing.worker import LocalWorker, local_worker
+
+pytestmark = pytest.mark.alone
 
 TOKENS = 60
 SLOW = {"sim_speedup": 1.0}

@@ -13,7 +13,7 @@ from libs.testing.streams import Streamed, stream
 from libs.testing.suite import Suite, running_suite
 from libs.testing.wait import until
 
-pytestmark = [pytest.mark.suite, pytest.mark.faults]
+pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.faults]
 
 NO_WORKERS_MS = 1500
 WAITING = 6

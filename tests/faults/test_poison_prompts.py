@@ -15,7 +15,7 @@ from libs.testing.processes import gateway_metrics, leftovers, pid_of, until_who
 from libs.testing.streams import Streamed, stream
 from libs.testing.suite import Suite, running_suite
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
 WORKERS = ("prefill-1", "prefill-2", "prefill-3", "decode-1", "decode-2", "decode-3")
 DEATHS = (2, 3)

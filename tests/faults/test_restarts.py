@@ -23,7 +23,7 @@ from libs.testing.steady_load import SteadyLoad, steady_load
 from libs.testing.suite import Suite
 from libs.testing.wait import until
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
 BACK_S = 30.0
 IDLE_S = 20.0

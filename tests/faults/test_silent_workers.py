@@ -12,6 +12,8 @@ from libs.testing.scripted_worker import Plan, ScriptedWorker, expected_text, sc
 from libs.testing.wait import until
 from services.gateway.silence import MAX_HEARD_MS, SilenceWatch
 
+pytestmark = pytest.mark.alone
+
 TOKENS = 12
 STAGES = {
     "in prefill": ("p0", {"p0": (Plan(tokens=0, hang=True),)}),

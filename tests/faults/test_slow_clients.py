@@ -21,6 +21,8 @@ from libs.testing.vanished import vanish
 from libs.testing.wait import until
 from libs.testing.worker import LocalWorker, local_worker
 
+pytestmark = pytest.mark.alone
+
 BODY = {"model": "sim", "prompt": "hello", "stream": True}
 MANY = 7000
 """Tokens of an answer that fits into no buffer."""

@@ -13,7 +13,7 @@ from libs.testing.streams import Streamed, joined_logprobs, stream
 from libs.testing.suite import Suite, running_suite
 from libs.testing.wait import until
 
-pytestmark = [pytest.mark.suite, pytest.mark.torch, pytest.mark.faults, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.torch, pytest.mark.faults, pytest.mark.timeout(240)]
 
 MODEL = "SmolLM2-135M-Instruct"
 WHOLE = {"logprobs": 2, "presence_penalty": 0.5, "frequency_penalty": 0.3, "stop": [" the", "\n"]}

@@ -11,7 +11,7 @@ from libs.testing.processes import frozen, gateway_metrics, until_whole, workers
 from libs.testing.streams import Streamed, stream
 from libs.testing.suite import Suite
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
 REQUESTS = 8
 NOTICED_S = 0.5

@@ -13,7 +13,7 @@ from libs.testing.streams import Streamed, joined_logprobs, stream
 from libs.testing.suite import Suite
 from libs.testing.wait import until
 
-pytestmark = pytest.mark.suite
+pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
 REQUESTS = 12
 WHOLE = {"logprobs": 3, "presence_penalty": 0.5, "frequency_penalty": 0.3, "stop": ["qz", "e"], "max_tokens": 40}

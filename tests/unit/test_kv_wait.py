@@ -1,6 +1,7 @@
 """KV wait in phase time: it is what a slow link costs, and nothing else is."""
 
 import numpy as np
+import pytest
 
 from libs.engine.config import EngineConfig
 from libs.engine.local import LocalEngine
@@ -10,6 +11,8 @@ from libs.runtime.clock import SystemClock
 from libs.telemetry.phase_time import PhaseTime
 from libs.testing.engine import DirectFetcher, EventReader
 from libs.testing.phase_account import PhaseAccount
+
+pytestmark = pytest.mark.alone
 
 PROMPT_TOKENS = 400
 HAND_OFFS = 6
