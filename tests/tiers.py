@@ -10,7 +10,9 @@ A path on the command line asks for all that it holds, unless a tier is named to
 
 import os
 import sys
+import time
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,7 +39,6 @@ SYSTEM_CALLS = {
     "os.posix_spawn": "starts a process",
     "os.system": "starts a process",
     "socket.bind": "binds a port",
-    "time.sleep": "sleeps",
 }
 """Python's audit events, and what stands behind them."""
 
@@ -67,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("hypothesis_profile", "none"):
         _load_profile(few=config.option.tier == "fast")
     sys.addaudithook(_guard)
-    _guard_grpc()
+    _guard_what_audit_does_not_see()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -81,6 +82,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.side_by_side import AloneLast  # not where pytest-xdist is not installed
 
     return AloneLast(config, log)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which no test will run are not imported."""
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    skipped = collection_path.is_file() and not held_in(config.option.tier, tier_of(path, ()))
+    return True if skipped and config.option.tier != "rest" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -107,20 +115,14 @@ class _Guard:
         self.seen = ""
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self.test and event in SYSTEM_CALLS and not _harmless(event, arguments):
+        of_a_file = event == "socket.bind" and isinstance(arguments[1], str | bytes)
+        if self.test and event in SYSTEM_CALLS and not of_a_file:
             self.stop(SYSTEM_CALLS[event])
 
     def stop(self, what: str) -> None:
         """Fail the test that runs."""
         self.seen = f"{self.test} {what}: mark it `system` (pytest.mark.system), so that it is not in the fast tier"
         pytest.fail(self.seen, pytrace=False)
-
-
-def _harmless(event: str, arguments: tuple[Any, ...]) -> bool:
-    """Sockets of files; sleeping for no time, which only lets other threads run."""
-    if event == "socket.bind":
-        return isinstance(arguments[1], str | bytes)
-    return event == "time.sleep" and not arguments[0]
 
 
 _guard = _Guard()
@@ -139,19 +141,20 @@ def _load_profile(*, few: bool) -> None:
     settings.load_profile("fulcrum")
 
 
-def _guard_grpc() -> None:
-    """gRPC binds its ports in C, which Python's audit does not see."""
+def _guard_what_audit_does_not_see() -> None:
+    """gRPC binds its ports in C."""
     from grpc.aio._server import Server
 
     for name in ("add_insecure_port", "add_secure_port"):
-        setattr(Server, name, _guarded(getattr(Server, name)))
+        setattr(Server, name, _guarded(getattr(Server, name), SYSTEM_CALLS["socket.bind"]))
+    time.sleep = _guarded(time.sleep, "sleeps")
 
 
-def _guarded(method: Any) -> Any:
+def _guarded(function: Any, what: str) -> Any:
     def call(*arguments: Any) -> Any:
-        if _guard.test:
-            _guard.stop(SYSTEM_CALLS["socket.bind"])
-        return method(*arguments)
+        if _guard.test and arguments != (0,):  # sleeping for no time lets other threads run
+            _guard.stop(what)
+        return function(*arguments)
 
     return call
 
@@ -164,6 +167,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         _guard.test = ""
+
+
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
+    if call.excinfo is not None:
+        _guard.seen = ""  # the report says it
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
