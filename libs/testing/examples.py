@@ -8,4 +8,5 @@ LEAST = 5
 
 def examples(full: int) -> int:
     """For `max_examples`: `full`, less in proportion where the profile tries fewer than Hypothesis would by itself."""
-    return max(full * settings.default.max_examples // HYPOTHESIS_DEFAULT, min(full, LEAST))
+    profile = settings.get_profile(settings.get_current_profile_name())
+    return max(full * profile.max_examples // HYPOTHESIS_DEFAULT, min(full, LEAST))
