@@ -17,6 +17,7 @@ class AloneLast(LoadScopeScheduling):
 
     def __init__(self, config: pytest.Config, log: Producer) -> None:
         super().__init__(config, log)
+        config.option.loadscopereorder = False  # the order is that of the tests (tests/tiers.py)
         self._scopes: dict[str, str] = {}
 
     def _split_scope(self, nodeid: str) -> str:

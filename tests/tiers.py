@@ -27,6 +27,7 @@ SHOWN = (
 """Whole suites that a newcomer sees pass: all commands, all shapes that programs read, OpenAI's own client."""
 FEW_EXAMPLES = 30
 """In the fast tier, where Hypothesis would try 100; properties with a number of their own try that share of it."""
+LONGEST_FIRST = ("tests/fuzz/", "tests/e2e/", "tests/faults/", "tests/contract/", "tests/property/")
 TIERS = ("fast", "test", "rest", "all")
 MAX_WORKERS = 8
 NEVER_FAST = ("system", "torch", "slow")
@@ -86,9 +87,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Files of which no test will run are not imported."""
+    if config.option.tier not in ("fast", "test") or collection_path.suffix != ".py":
+        return None
     path = collection_path.relative_to(config.rootpath).as_posix()
-    skipped = collection_path.is_file() and not held_in(config.option.tier, tier_of(path, ()))
-    return True if skipped and config.option.tier != "rest" else None
+    return None if held_in(config.option.tier, tier_of(path, ())) else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -100,7 +102,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (kept if held_in(asked, tier) else left).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
-        items[:] = kept
+    if hasattr(config, "workerinput"):
+        kept.sort(key=lambda item: _place(item.nodeid))
+    items[:] = kept
+
+
+def _place(path: str) -> int:
+    """Among modules that run side by side: those that take long first, or the last one would run by itself."""
+    return next((place for place, folder in enumerate(LONGEST_FIRST) if path.startswith(folder)), len(LONGEST_FIRST))
 
 
 TIER = pytest.StashKey[str]()
