@@ -68,6 +68,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.tier = "all" if paths_named else "test"
     if not config.getoption("hypothesis_profile", "none"):
         _load_profile(few=config.option.tier == "fast")
+    if config.option.tier == "fast" and hasattr(config, "workerinput"):
+        os.environ.setdefault(
+            "OMP_NUM_THREADS", "1"
+        )  # each worker has one core: torch's threads would spin on the others
     sys.addaudithook(_guard)
     _guard_what_audit_does_not_see()
 
