@@ -189,7 +189,11 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Also where what was tested has taken the guard's word for an error of its own."""
+    """Also where what was tested has taken the guard's word for an error of its own.
+
+    What ends now may be the stores that tests before this one have shared.
+    """
+    _guard.test = ""
     result = yield
     seen, _guard.seen = _guard.seen, ""
     if seen:
