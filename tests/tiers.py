@@ -1,6 +1,6 @@
 """A pytest plugin: which tests run by which target, and what a fast one may not do. CONTRIBUTING.md says how to use it.
 
-    fast   tests/unit and tests/property, less what is marked `system`, `torch` or `slow`
+    fast   tests/unit and tests/property, less test_torch_* and what is marked `system`, `torch` or `slow`
     test   fast, the rest of those folders, tests/contract over the embedded stores, and SHOWN: what `pytest` runs
     rest   all that `test` leaves
     all    test and rest
@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 FAST_FOLDERS = ("tests/unit/", "tests/property/")
+SLOW_TO_IMPORT = ("tests/unit/test_torch_",)
+"""torch and transformers take seconds, in each process."""
 TEST_FOLDERS = (*FAST_FOLDERS, "tests/contract/")
 SHOWN = (
     "tests/e2e/test_shapes_stay.py",
@@ -46,7 +48,8 @@ SYSTEM_CALLS = {
 
 def tier_of(path: str, marks: Collection[str]) -> str:
     """fast, test or rest; `path` as in a test's id."""
-    if path.startswith(FAST_FOLDERS) and not any(mark in marks for mark in (*NEVER_FAST, *NEVER_TEST)):
+    by_folder = path.startswith(FAST_FOLDERS) and not path.startswith(SLOW_TO_IMPORT)
+    if by_folder and not any(mark in marks for mark in (*NEVER_FAST, *NEVER_TEST)):
         return "fast"
     shown = path.startswith((*TEST_FOLDERS, *SHOWN))
     return "test" if shown and not any(mark in marks for mark in NEVER_TEST) else "rest"

@@ -55,6 +55,7 @@ def test_marked():
         ("tests/unit/test_a.py::test_b", ("system", "timeout"), "test"),
         ("tests/unit/test_a.py::test_b", ("torch",), "test"),
         ("tests/unit/test_a.py::test_b", ("alone",), "rest"),
+        ("tests/unit/test_torch_models.py::test_b", (), "test"),
         ("tests/contract/test_bus_contract.py::test_b[embedded]", (), "test"),
         ("tests/contract/test_bus_contract.py::test_b[real]", ("kafka",), "rest"),
         ("tests/contract/test_registry_contract.py::test_b[real]", ("redis",), "rest"),
