@@ -99,6 +99,8 @@ class Gateways:
             link.waiting = Waiting(link.waiting.name, demand.waiting, demand.head_deadline_unix_ns)
         self.credits.prefill.returned(link.id, frame.returned_prefill)
         self.credits.decode.returned(link.id, frame.returned_decode)
+        self.credits.prefill.spent(link.id, frame.spent_prefill)
+        self.credits.decode.spent(link.id, frame.spent_decode)
 
     def resize(self, prefill: int, decode: int) -> None:
         """So many slots there are from now on."""

@@ -176,6 +176,8 @@ class WorkerLink:
         else:
             self.decode.use_reserved()
             self.outlook.reserved(work.prompt_tokens, -1)
+        if self.prefill.spent or self.decode.spent:
+            self._return_credits()
         self.outlook.sent(sequence_id, Sent.of(work.tokens, work.cached_hints, self.id, phase))
         self._submits.append(work.message(stay, blocks, self._worker.assignment.epoch))
         self._wake.set()
@@ -223,9 +225,12 @@ class WorkerLink:
 
     def _return_credits(self) -> None:
         prefill, decode = self.prefill.give_back(), self.decode.give_back()
-        if prefill or decode:
+        spent_prefill, spent_decode = self.prefill.take_spent(), self.decode.take_spent()
+        if prefill or decode or spent_prefill or spent_decode:
             self._next.returned_prefill += prefill
             self._next.returned_decode += decode
+            self._next.spent_prefill += spent_prefill
+            self._next.spent_decode += spent_decode
             self._wake.set()
 
     # ------------------------------------------------------------ the stream

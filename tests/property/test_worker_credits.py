@@ -7,10 +7,12 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from libs.policy.gateway.purse import Purse
 from libs.policy.worker.credits import CreditPool, Waiting
 from libs.testing.examples import examples
 
 MAX_ROUNDS = 400
+STEPS = ("take", "hear", "bind", "reserve", "use reserved", "release", "deliver")
 
 
 @dataclass
@@ -20,20 +22,40 @@ class Gateway:
     name: str
     waiting: int = 0
     deadline: int = 0
-    held: int = 0
+    purse: Purse = field(default_factory=Purse)
     inbox: deque[tuple[int, int]] = field(default_factory=deque)
     outbox: deque[tuple[str, int]] = field(default_factory=deque)
 
     def hear(self) -> None:
         grant, recall = self.inbox.popleft()
-        given = min(recall, self.held)
-        self.held += grant - given
-        self.outbox.append(("return", given))
+        self.purse.recall(recall)
+        self.answer()
+        self.purse.grant(grant)
+
+    def answer(self) -> None:
+        """As a link does wherever something may have come free."""
+        for kind, count in (("return", self.purse.give_back()), ("spent", self.purse.take_spent())):
+            if count:
+                self.outbox.append((kind, count))
 
     def bind(self) -> None:
-        self.held -= 1
+        self.purse.use()
         self.waiting -= 1
         self.outbox.append(("use", 1))
+        self.answer()
+
+    def reserve(self) -> None:
+        self.purse.reserve()
+        self.waiting -= 1
+
+    def use_reserved(self) -> None:
+        self.purse.use_reserved()
+        self.outbox.append(("use", 1))
+        self.answer()
+
+    def release(self) -> None:
+        self.purse.release()
+        self.answer()
 
 
 class Credits(RuleBasedStateMachine):
@@ -54,6 +76,8 @@ class Credits(RuleBasedStateMachine):
             assert self.pool.use(i), "a told credit is never void"
         elif kind == "return":
             self.pool.returned(i, count)
+        else:
+            self.pool.spent(i, count)
 
     @rule()
     @precondition(lambda self: len(self.gateways) < 4)
@@ -79,7 +103,7 @@ class Credits(RuleBasedStateMachine):
         gateway.deadline = deadline
         self.settle()
 
-    @rule(data=st.data(), step=st.sampled_from(["take", "hear", "bind", "deliver"]))
+    @rule(data=st.data(), step=st.sampled_from(STEPS))
     @precondition(lambda self: self.gateways)
     def one_step(self, data: st.DataObject, step: str) -> None:
         self.act(data.draw(st.sampled_from(sorted(self.gateways))), step)
@@ -90,8 +114,14 @@ class Credits(RuleBasedStateMachine):
             gateway.inbox.append(self.pool.take(i))
         elif step == "hear" and gateway.inbox:
             gateway.hear()
-        elif step == "bind" and gateway.held and gateway.waiting:
+        elif step == "bind" and gateway.purse.free and gateway.waiting:
             gateway.bind()
+        elif step == "reserve" and gateway.purse.free and gateway.waiting:
+            gateway.reserve()
+        elif step == "use reserved" and gateway.purse.reserved:
+            gateway.use_reserved()
+        elif step == "release" and gateway.purse.reserved:
+            gateway.release()
         elif step == "deliver" and gateway.outbox:
             self.deliver(i)
             self.settle()
@@ -117,7 +147,7 @@ class Credits(RuleBasedStateMachine):
             if not any(gateway.waiting for gateway in self.gateways.values()):
                 return
             for i in sorted(self.gateways):
-                for step in ("take", "hear", "bind", "deliver", "deliver"):
+                for step in ("take", "hear", "use reserved", "bind", *["deliver"] * 4):
                     self.act(i, step)
             if self.pool.in_use:
                 self.a_sequence_ends()

@@ -10,6 +10,8 @@ class Purse:
     free: int = 0
     reserved: int = 0
     owed: int = 0
+    spent: int = 0
+    """Asked back, but spent already; the worker is to be told, which else would wait for them."""
 
     def grant(self, count: int) -> None:
         """The worker gave some."""
@@ -17,7 +19,8 @@ class Purse:
 
     def recall(self, count: int) -> None:
         """The worker wants some back; reserved ones follow if they come free."""
-        self.owed = min(self.owed + count, self.free + self.reserved)
+        self.owed += count
+        self._settle_recall()
 
     def use(self) -> None:
         """A request leaves against a free one."""
@@ -46,6 +49,14 @@ class Purse:
         self.owed -= count
         return count
 
+    def take_spent(self) -> int:
+        """What is to be told of spent ones now."""
+        count, self.spent = self.spent, 0
+        return count
+
     def _settle_recall(self) -> None:
-        # The worker settles a recall that crosses with a use in the same way.
-        self.owed = min(self.owed, self.free + self.reserved)
+        # The worker settles a recall that crosses with a use in the same way, unless it has granted another credit
+        # meanwhile: then only this tells it that the recall is answered.
+        over = max(self.owed - self.free - self.reserved, 0)
+        self.owed -= over
+        self.spent += over

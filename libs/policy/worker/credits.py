@@ -99,6 +99,12 @@ class CreditPool:
         account.recalled = max(account.recalled - count, 0)
         account.forget_recalls()
 
+    def spent(self, gateway: int, count: int) -> None:
+        """Of what was asked back, the gateway had spent `count` before it heard of it."""
+        account = self._accounts[gateway]
+        account.recalled = max(account.recalled - count, 0)
+        account.forget_recalls()
+
     def take(self, gateway: int) -> tuple[int, int]:
         """(grant, recall) to tell the gateway now."""
         account = self._accounts[gateway]

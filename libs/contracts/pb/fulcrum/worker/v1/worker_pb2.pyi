@@ -64,7 +64,7 @@ PULL_FAILURE_KV_LOST: PullFailure
 PULL_FAILURE_KV_MISMATCH: PullFailure
 
 class GatewayFrame(_message.Message):
-    __slots__ = ("hello", "submits", "aborts", "demand", "returned_prefill", "returned_decode", "proceeds", "hand_overs", "epoch")
+    __slots__ = ("hello", "submits", "aborts", "demand", "returned_prefill", "returned_decode", "proceeds", "hand_overs", "epoch", "spent_prefill", "spent_decode")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
     ABORTS_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,8 @@ class GatewayFrame(_message.Message):
     PROCEEDS_FIELD_NUMBER: _ClassVar[int]
     HAND_OVERS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SPENT_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    SPENT_DECODE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     submits: _containers.RepeatedCompositeFieldContainer[Submit]
     aborts: bytes
@@ -83,7 +85,9 @@ class GatewayFrame(_message.Message):
     proceeds: _containers.RepeatedCompositeFieldContainer[Proceed]
     hand_overs: bytes
     epoch: int
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., aborts: _Optional[bytes] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., returned_prefill: _Optional[int] = ..., returned_decode: _Optional[int] = ..., proceeds: _Optional[_Iterable[_Union[Proceed, _Mapping]]] = ..., hand_overs: _Optional[bytes] = ..., epoch: _Optional[int] = ...) -> None: ...
+    spent_prefill: int
+    spent_decode: int
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., aborts: _Optional[bytes] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., returned_prefill: _Optional[int] = ..., returned_decode: _Optional[int] = ..., proceeds: _Optional[_Iterable[_Union[Proceed, _Mapping]]] = ..., hand_overs: _Optional[bytes] = ..., epoch: _Optional[int] = ..., spent_prefill: _Optional[int] = ..., spent_decode: _Optional[int] = ...) -> None: ...
 
 class Proceed(_message.Message):
     __slots__ = ("sequence", "token_ids")
