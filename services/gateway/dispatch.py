@@ -89,7 +89,7 @@ class Dispatcher:
         self._live: dict[Generation, None] = {}
         """In the order in which they came."""
         self._sequence_ids = count(1)
-        self._turn_number = 1
+        self._turns = count(1)
         self._turn_is_due = False
         self._on_idle: Call | None = None
         """Set once no more are taken."""
@@ -244,13 +244,11 @@ class Dispatcher:
     def _start(self, generation: Generation, binding: Binding, links: Mapping[str, Link], now_ns: int) -> None:
         self._queue.bound(generation, now_ns)
         generation.timeline.bound(now_ns, binding.predicted.ttft_ns)
-        decode = links[binding.decode_worker]
-        prompt = links[binding.prompt_worker] if binding.prompt_worker is not None else None
-        for link in (decode, prompt):
-            if link is not None:
-                link.outlook.turn = self._turn_number
-        self._turn_number += 1
-        prompt_key = prompt.key if prompt is not None else None
+        decode, prompt_key = links[binding.decode_worker], None
+        decode.outlook.turn = turn = next(self._turns)
+        if binding.prompt_worker is not None:
+            prompt = links[binding.prompt_worker]
+            prompt.outlook.turn, prompt_key = turn, prompt.key
         self._do(generation, generation.placement.bound(prompt_key, decode.key, len(generation.output)))
 
     # ------------------------------------------------------------ what workers say
@@ -289,35 +287,41 @@ class Dispatcher:
 
     def _hear(self, generation: Generation, stay: Stay, happened: Happened) -> None:
         """Have it decided what becomes of a choice."""
-        placement, output = generation.placement, len(generation.output)
-        whole = generation.complete()
-        is_whole = whole is not None
-        match happened:
-            case Opened(_, blocks):
-                left = 0 if is_whole else generation.max_output_tokens - stay.known
-                self._do(generation, placement.opened_blocks(stay, blocks, self, output, left))
-            case Prefilled(_, blocks, cached_tokens):
-                if not placement.resumed:
-                    generation.cached_tokens = cached_tokens
-                self._do(generation, placement.prefilled(blocks, self, output, whole=is_whole))
-            case Leaving():
-                self._moves.ask(generation, stay, self._next_id())
-            case Moved(_, blocks, cached_tokens):
-                if stay is placement.prompt and not placement.resumed:
-                    generation.cached_tokens = cached_tokens
-                self._moves.forget(generation)
-                self._do(generation, placement.handed_over(stay, blocks, self, output, whole=is_whole))
-            case Finished(_, reason, cached_tokens):
-                if stay is placement.prompt and not placement.resumed:
-                    generation.cached_tokens = cached_tokens
-                effects = placement.finished(stay, self, well=reason is not None, whole=is_whole)
-                self._do(generation, effects, reason)
-            case Refused(_, why, detail):
-                self._do(generation, placement.refused(stay, why, detail, self, whole=is_whole))
-            case Failed(_, code, detail, blocks_lost):
-                log.info("sequence failed", request_id=generation.request_id, worker=stay.worker[0], code=code)
-                detail = f"{code}: {detail}"
-                self._do(generation, placement.failed(stay, detail, self, blocks_lost=blocks_lost, whole=is_whole))
+        placement = generation.placement
+        whole = generation.complete() is not None
+        if isinstance(happened, Opened):
+            left = 0 if whole else generation.max_output_tokens - stay.known
+            effects = placement.opened_blocks(stay, happened.blocks, self, len(generation.output), left)
+            self._do(generation, effects)
+        elif isinstance(happened, Prefilled):
+            if not placement.resumed:
+                generation.cached_tokens = happened.cached_tokens
+            self._do(generation, placement.prefilled(happened.blocks, self, len(generation.output), whole=whole))
+        elif isinstance(happened, Finished):
+            if stay is placement.prompt and not placement.resumed:
+                generation.cached_tokens = happened.cached_tokens
+            effects = placement.finished(stay, self, well=happened.reason is not None, whole=whole)
+            self._do(generation, effects, happened.reason)
+        elif isinstance(happened, Moved):
+            if stay is placement.prompt and not placement.resumed:
+                generation.cached_tokens = happened.cached_tokens
+            self._moves.forget(generation)
+            effects = placement.handed_over(stay, happened.blocks, self, len(generation.output), whole=whole)
+            self._do(generation, effects)
+        elif isinstance(happened, Leaving):
+            self._moves.ask(generation, stay, self._next_id())
+        else:
+            self._fails(generation, stay, happened, whole=whole)
+
+    def _fails(self, generation: Generation, stay: Stay, happened: Refused | Failed, *, whole: bool) -> None:
+        placement = generation.placement
+        if isinstance(happened, Refused):
+            self._do(generation, placement.refused(stay, happened.why, happened.detail, self, whole=whole))
+            return
+        code = happened.code
+        log.info("sequence failed", request_id=generation.request_id, worker=stay.worker[0], code=code)
+        detail, blocks_lost = f"{code}: {happened.detail}", happened.blocks_lost
+        self._do(generation, placement.failed(stay, detail, self, blocks_lost=blocks_lost, whole=whole))
 
     def lost(self, link: Link, *, silent: bool, died: bool) -> None:
         """A stream broke: what was on it goes elsewhere."""
@@ -353,15 +357,14 @@ class Dispatcher:
     def _do(self, generation: Generation, effects: Effects, reason: FinishReason | None = None) -> None:
         """Carry effects out; `reason`: how a worker says that it has ended."""
         for effect in effects:
-            match effect:
-                case Wait(why):
-                    tokens = len(generation.output)
-                    log.info("request goes elsewhere", request_id=generation.request_id, why=why, tokens=tokens)
-                    self._wait(generation)
-                case End(why, detail):
-                    self._end(generation, self._outcome(generation, why, detail, reason))
-                case _:
-                    self._stays.do(generation, effect)
+            if isinstance(effect, Wait):
+                tokens = len(generation.output)
+                log.info("request goes elsewhere", request_id=generation.request_id, why=effect.why, tokens=tokens)
+                self._wait(generation)
+            elif isinstance(effect, End):
+                self._end(generation, self._outcome(generation, effect.why, effect.detail, reason))
+            else:
+                self._stays.do(generation, effect)
 
     def _outcome(self, generation: Generation, why: EndReason, detail: str, reason: FinishReason | None) -> Ending:
         if why is EndReason.REFUSED:

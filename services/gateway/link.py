@@ -218,7 +218,9 @@ class WorkerLink:
         if demand == self._demand or not self.connected:
             return
         told, self._demand = self._demand, demand
-        self._next.demand.CopyFrom(pb.Demand(**demand._asdict()))
+        waiting, tokens, deadline_ns = demand
+        message = pb.Demand(waiting=waiting, waiting_tokens=tokens, head_deadline_unix_ns=deadline_ns)
+        self._next.demand.CopyFrom(message)
         grown = demand.waiting >= 2 * told.waiting or not demand.waiting
         if grown or demand.head_deadline_unix_ns < told.head_deadline_unix_ns:
             self._wake.set()

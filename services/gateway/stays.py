@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from libs.policy.gateway.effects import (
     Forget,
-    HandOver,
     Proceed,
     Release,
     Reserve,
@@ -16,7 +15,7 @@ from libs.policy.gateway.effects import (
 )
 from libs.policy.roles import Phase
 from services.gateway.generation import Generation
-from services.gateway.ports import Link, Links
+from services.gateway.ports import Links
 
 Found = tuple[Generation, Stay]
 
@@ -54,41 +53,43 @@ class Stays:
         return ([], []) if there is None else (list(there.running.values()), list(there.reserved))
 
     def do(self, generation: Generation, effect: WorkerEffect) -> None:
-        """Carry an effect out."""
-        worker = effect.worker if isinstance(effect, Reserve | Release) else effect.stay.worker
-        self._note(generation, effect)
-        link = self._links.link(worker)
-        if link is not None:  # a worker that is lost with what was there need not hear of it
-            _tell(link, generation, effect)
+        """Carry an effect out. A worker that is lost with what was there need not hear of it."""
+        if isinstance(effect, Submit):
+            self._submit(generation, effect)
+        elif isinstance(effect, Forget):
+            self._forget(effect)
+        elif isinstance(effect, Reserve):
+            self._of(effect.worker).reserved[generation] = None
+            if (link := self._links.link(effect.worker)) is not None:
+                link.reserve(generation.prompt_tokens)
+        elif isinstance(effect, Release):
+            self._of(effect.worker).reserved.pop(generation, None)
+            if (link := self._links.link(effect.worker)) is not None:
+                link.release(generation.prompt_tokens)
+        elif (link := self._links.link(effect.stay.worker)) is None:
+            pass
+        elif isinstance(effect, Proceed):
+            link.proceed(effect.stay.sequence_id, generation.output[effect.stay.known :])
+        else:
+            link.hand_over(effect.stay.sequence_id)
 
-    def _note(self, generation: Generation, effect: WorkerEffect) -> None:
-        match effect:
-            case Submit(stay):
-                there = self._there.setdefault(stay.worker, _There({}, {}))
-                there.running[stay.sequence_id] = generation, stay
-                if stay.phase is not Phase.PREFILL:
-                    there.reserved.pop(generation, None)
-            case Forget(stay):
-                self.at(stay.worker).pop(stay.sequence_id, None)
-            case Reserve(worker):
-                self._there.setdefault(worker, _There({}, {})).reserved[generation] = None
-            case Release(worker) if worker in self._there:
-                self._there[worker].reserved.pop(generation, None)
-            case _:
-                pass
+    def _submit(self, generation: Generation, effect: Submit) -> None:
+        stay = effect.stay
+        there = self._of(stay.worker)
+        there.running[stay.sequence_id] = generation, stay
+        if stay.phase is not Phase.PREFILL:
+            there.reserved.pop(generation, None)
+        if (link := self._links.link(stay.worker)) is not None:
+            link.submit(stay, generation, effect.blocks)
 
+    def _forget(self, effect: Forget) -> None:
+        stay = effect.stay
+        self.at(stay.worker).pop(stay.sequence_id, None)
+        if (link := self._links.link(stay.worker)) is not None:
+            link.forget(stay.sequence_id, abort=effect.abort)
 
-def _tell(link: Link, generation: Generation, effect: WorkerEffect) -> None:
-    match effect:
-        case Submit(stay, blocks):
-            link.submit(stay, generation, blocks)
-        case Forget(stay, abort):
-            link.forget(stay.sequence_id, abort=abort)
-        case Proceed(stay):
-            link.proceed(stay.sequence_id, generation.output[stay.known :])
-        case HandOver(stay):
-            link.hand_over(stay.sequence_id)
-        case Reserve():
-            link.reserve(generation.prompt_tokens)
-        case Release():
-            link.release(generation.prompt_tokens)
+    def _of(self, worker: WorkerKey) -> _There:
+        there = self._there.get(worker)
+        if there is None:
+            there = self._there[worker] = _There({}, {})
+        return there

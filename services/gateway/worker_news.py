@@ -1,6 +1,6 @@
 """What a worker's frame says, in records: tokens, and what has become of sequences. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -100,39 +100,58 @@ class WorkerNews(NamedTuple):
 def read_news(frame: pb.WorkerFrame, kv_kind: str, *, kv_once: bool) -> WorkerNews:
     """Of a worker with that kind of KV, whose blocks are good for one reader (`kv_once`) or more. Raises
     MalformedFrame."""
-    happened = [found for event in frame.events if (found := _happened(event, kv_kind, once=kv_once)) is not None]
+    happened: list[Happened] = []
+    for event in frame.events:
+        read = _READERS.get(event.WhichOneof("event"))
+        if read is not None:
+            happened.append(read(event, kv_kind, kv_once))
     return WorkerNews(frame.HasField("worker"), frame.HasField("speed"), _read_tokens(frame), happened)
 
 
-def _happened(event: pb.SequenceEvent, kv_kind: str, *, once: bool) -> Happened | None:
-    def blocks(source: pb.KvSource) -> Blocks:
-        return Blocks(source, source.worker_id, kv_kind, once)
-
-    sequence_id = event.sequence
-    match event.WhichOneof("event"):
-        case "kv_opened":
-            return Opened(sequence_id, blocks(event.kv_opened.kv))
-        case "prefilled":
-            return Prefilled(sequence_id, blocks(event.prefilled.kv), event.prefilled.cached_tokens)
-        case "leaving":
-            return Leaving(sequence_id)
-        case "moved":
-            return Moved(sequence_id, blocks(event.moved.kv), event.moved.cached_tokens)
-        case "finished":
-            return Finished(sequence_id, _FINISHED.get(event.finished.reason), event.finished.cached_tokens)
-        case "refused":
-            why, detail = event.refused.code, event.refused.detail
-            return Refused(sequence_id, _REFUSALS.get(why), detail)
-        case "failed":
-            return _failed(sequence_id, event.failed)
-        case _:  # kv_pulling fixes the decode worker, which only changes on refusal or loss anyway
-            return None
+def _opened(event: pb.SequenceEvent, kind: str, once: bool) -> Happened:
+    source = event.kv_opened.kv
+    return Opened(event.sequence, Blocks(source, source.worker_id, kind, once))
 
 
-def _failed(sequence_id: int, failed: pb.Failed) -> Failed:
+def _prefilled(event: pb.SequenceEvent, kind: str, once: bool) -> Happened:
+    source = event.prefilled.kv
+    return Prefilled(event.sequence, Blocks(source, source.worker_id, kind, once), event.prefilled.cached_tokens)
+
+
+def _leaving(event: pb.SequenceEvent, _kind: str, _once: bool) -> Happened:
+    return Leaving(event.sequence)
+
+
+def _moved(event: pb.SequenceEvent, kind: str, once: bool) -> Happened:
+    source = event.moved.kv
+    return Moved(event.sequence, Blocks(source, source.worker_id, kind, once), event.moved.cached_tokens)
+
+
+def _finished(event: pb.SequenceEvent, _kind: str, _once: bool) -> Happened:
+    return Finished(event.sequence, _FINISHED.get(event.finished.reason), event.finished.cached_tokens)
+
+
+def _refused(event: pb.SequenceEvent, _kind: str, _once: bool) -> Happened:
+    return Refused(event.sequence, _REFUSALS.get(event.refused.code), event.refused.detail)
+
+
+def _failed(event: pb.SequenceEvent, _kind: str, _once: bool) -> Happened:
+    failed = event.failed
     known = failed.code in pb.FailureCode.values()
     code = pb.FailureCode.Name(failed.code) if known else f"failure code {failed.code}"
-    return Failed(sequence_id, code, failed.detail, blocks_lost=failed.code == pb.FAILURE_CODE_KV_LOST)
+    return Failed(event.sequence, code, failed.detail, blocks_lost=failed.code == pb.FAILURE_CODE_KV_LOST)
+
+
+_READERS: Final[Mapping[str | None, Callable[[pb.SequenceEvent, str, bool], Happened]]] = {
+    "kv_opened": _opened,
+    "prefilled": _prefilled,
+    "leaving": _leaving,
+    "moved": _moved,
+    "finished": _finished,
+    "refused": _refused,
+    "failed": _failed,
+}
+"""Nothing of kv_pulling: it fixes the decode worker, which only changes on refusal or loss anyway."""
 
 
 def _read_tokens(frame: pb.WorkerFrame) -> Tokens | None:

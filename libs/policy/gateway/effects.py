@@ -24,8 +24,7 @@ class Stay:
     """Made there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(NamedTuple):
     """KV blocks of a sequence that its worker leaves, or lets be read as it computes them."""
 
     source: object
