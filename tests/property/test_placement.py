@@ -24,6 +24,7 @@ from libs.policy.gateway.effects import (
 )
 from libs.policy.gateway.placement import Partner, Placement
 from libs.policy.roles import Phase, Refusal
+from libs.testing.examples import examples
 
 WORKERS: list[WorkerKey] = [(name, incarnation) for name in ("a", "b", "c") for incarnation in (1, 2)]
 KINDS = ("k", "other")
@@ -230,7 +231,7 @@ class Placed(RuleBasedStateMachine):
 
 
 TestPlaced = Placed.TestCase
-TestPlaced.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestPlaced.settings = settings(max_examples=examples(300), stateful_step_count=40, deadline=None)
 
 
 def test_a_sequence_that_moves_there_and_back_has_another_id_each_time() -> None:

@@ -198,6 +198,16 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(suspicion._lost) == MAX_LOSSES
 
 
+def test_a_prompt_that_was_there_at_two_stages_is_cleared_by_the_return_of_that_worker_too() -> None:
+    suspicion, prompt = Suspicion(MEMORY_NS), b"i3"
+    suspicion.lost(("w", 1), [held(prompt, Stage.TOKENS, 0)], 0)
+    suspicion.lost(("w", 2), [held(prompt, Stage.TOKENS, 0), held(prompt, Stage.PROMPT, 0)], 0)
+    assert suspicion.is_accused(prompt)
+    suspicion.returned(("w", 2))
+    assert not suspicion.is_accused(prompt)
+    assert suspicion.died(("w", 1), 0) == set()
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Losses, returns and progress of a few prompts on a few workers, in any order."""
 

@@ -204,6 +204,8 @@ class Suspicion:
             accused = frozenset().union(*(each.prompts for each in self._accused))
             if not prompts <= accused:
                 losses = self._losses(blamed[0].request, stage=blamed[0].stage)
+                # A prompt that was there at two stages at once is on record with one of them.
+                losses[worker] = Loss(self._numbers, blamed[0].stage, exposed=True)
                 self._accused.append(_Accusation(prompts, losses, now_ns))
 
     def died(self, worker: Worker, now_ns: int) -> set[Prompt]:
