@@ -27,7 +27,7 @@ from libs.runtime.clock import SystemClock
 from libs.testing.engine import EngineBench, EventReader, SequenceLog
 from libs.testing.real_model import real_model_folder
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.alone, pytest.mark.torch, pytest.mark.timeout(1800)]
 
 OUTPUT_TOKENS = 8
 PROMPTS, LONGEST, FAST_STRIDE = 60, 1500, 12
@@ -222,14 +222,14 @@ async def test_two_requests_that_share_1400_tokens_hold_their_blocks_once(bench:
     other = np.append(prompt[:1400], prompt[:50]).astype(np.int32)
     first, second = replace(asked(prompt, GREEDY), max_output_tokens=500), asked(other, GREEDY)
     engine.submit(first)
-    await reader.tokens(first.key, 1)
+    await reader.tokens(first.sequence_id, 1)
     engine.submit(second)
-    await reader.tokens(second.key, 1)
+    await reader.tokens(second.sequence_id, 1)
     pool = engine._core._pool
     shared = [block for block in range(pool.size) if pool.references(block) == 2]
     whole = 1400 // engine.capabilities.block_size_tokens
     assert len(shared) == whole
     assert pool.referenced < whole + 2 * 8
-    engine.abort(first.key)
-    await reader.ended(first.key)
-    await reader.ended(second.key)
+    engine.abort(first.sequence_id)
+    await reader.ended(first.sequence_id)
+    await reader.ended(second.sequence_id)

@@ -16,7 +16,7 @@ from libs.runtime.paths import cache_dir
 from libs.testing.suite import Suite, running_suite
 from libs.testing.transfers import kv_transfers
 
-pytestmark = [pytest.mark.suite, pytest.mark.torch, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.torch, pytest.mark.timeout(600)]
 
 MODEL = "SmolLM2-135M-Instruct"
 LONG_LENGTHS = (420, 451, 477, 489)

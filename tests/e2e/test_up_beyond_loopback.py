@@ -51,8 +51,8 @@ async def test_a_stranger_gets_nothing_out_of_a_worker(suite: Suite) -> None:
     for address in addresses(suite):
         async with make_channel(CommonSettings(), address) as channel:
             call = pb_grpc.WorkerServiceStub(channel).Serve(timeout=10)  # type: ignore[no-untyped-call]
-            await call.write(pb.GatewayFrame(hello=pb.Hello(gateway_id="stranger", cluster="local")))
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:  # by the write, where the refusal is here already
+                await call.write(pb.GatewayFrame(hello=pb.Hello(gateway_id="stranger", cluster="local")))
                 await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
