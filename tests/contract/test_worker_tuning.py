@@ -1,5 +1,6 @@
 """A worker finds its prefill chunk: at its start where asked to, and by an administrator's verb."""
 
+import time
 from typing import Any
 
 import grpc.aio
@@ -9,6 +10,7 @@ from structlog.testing import capture_logs
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, Role
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.contracts.step_row import StepRow
 from libs.perfmodel.profiles import profile
 from libs.policy.worker.saturation import MIN_SIZES, Point, PrefillCurve, Saturation
 from libs.runtime.rpc import make_channel
@@ -60,13 +62,18 @@ def admin(channel: grpc.aio.Channel) -> Any:
 
 async def step_sizes(worker: LocalWorker, prompt_tokens: int) -> int:
     """The largest prompt step of one prompt."""
+
+    def steps() -> list[StepRow]:
+        return [step for step in worker.steps(before) if step.start_unix_ns >= asked_unix_ns]
+
     async with gateway_probe(worker) as gateway:
         await gateway.until(lambda: gateway.prefill_credits)
         before = len(worker.batches())
+        asked_unix_ns = time.time_ns()  # steps that measured may be told only now
         await gateway.submit(submit(1, pb.PHASE_PREFILL, [7] * prompt_tokens))
         await gateway.event(1, "prefilled")
-        await gateway.until(lambda: bool(worker.steps(before)))
-    return max(step.prefill_tokens for step in worker.steps(before))
+        await gateway.until(lambda: bool(steps()))
+    return max(step.prefill_tokens for step in steps())
 
 
 async def test_the_verb_measures_chooses_and_applies() -> None:

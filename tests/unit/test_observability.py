@@ -72,6 +72,7 @@ def test_a_runbook_page_says_what_it_means_how_to_see_it_and_what_to_do(page: Pa
         assert f"`{prefix}{names}`" in settings
 
 
+@pytest.mark.system
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Debian's package prometheus, is not on PATH")
 @pytest.mark.parametrize("command", [("check", "rules", "rules.yml"), ("test", "rules", "rules_test.yml")])
 def test_promtool_accepts_the_rules_and_their_tests(command: tuple[str, ...]) -> None:
