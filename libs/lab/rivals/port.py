@@ -1,7 +1,7 @@
 """What a rival policy sees of the simulated cluster, and what it may do there.
 
-A router chooses workers for each request at its arrival, as systems with a queue in each worker do. A mover looks at the
-cluster at fixed intervals and changes roles. Both are pure: no clock, no chance of their own.
+A router chooses workers for each request at its arrival, as systems with a queue in each worker do. A mover looks at
+the cluster at fixed intervals and changes roles. Both are pure: no clock, no chance of their own.
 """
 
 from collections.abc import Callable, Sequence
@@ -113,7 +113,7 @@ class Router(Protocol):
 
     def decode(self, request: SeenRequest, source: int, workers: Sequence[SeenWorker], now_ns: int) -> int:
         """Index of the worker that decodes what `source` has computed, at the first token. It is ready and mixed; may be
-        `source` itself where that is mixed by now."""
+        `source` itself if that is mixed."""
         ...
 
 
@@ -172,4 +172,4 @@ class Rival:
     mover: Callable[[Cluster], Mover | None] = lambda cluster: None
     move_cost: MoveCost = field(default_factory=MoveCost)
     guard: bool = False
-    """Whether newcomers and prompts are held to the TPOT of what decodes; off: they always join, within a fixed budget."""
+    """Whether newcomers and prompts are held to the TPOT of running sequences; off: they always join."""

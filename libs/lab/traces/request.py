@@ -10,8 +10,8 @@ class TraceRequest:
 
     number: int
     arrival_ns: int
-    """From the start of the trace. For a later turn of a session that is replayed closed-loop: its arrival in the trace,
-    which only says where it stands among others."""
+    """From the start of the trace. For a later turn of a session that is replayed closed-loop: its arrival in the
+    trace, which only says where it stands among others."""
     input_tokens: int
     output_tokens: int
     hash_ids: Sequence[int] = ()
