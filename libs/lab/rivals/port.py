@@ -112,8 +112,8 @@ class Router(Protocol):
         ...
 
     def decode(self, request: SeenRequest, source: int, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """Index of the worker that decodes what `source` has computed, at the first token. It is ready and mixed, and may
-        be `source` itself."""
+        """Index of the worker that decodes what `source` has computed, at the first token. It is ready and mixed and
+        may be `source` itself."""
         ...
 
 
