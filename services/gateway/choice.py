@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from libs.contracts.errors import FulcrumError
+from libs.dispatch.generation import FinishReason, Generation, unmade
 from libs.engine.port import Logprob
 from libs.model.harmony import Channels, Verdict
 from libs.model.tokenizer import Decoder
-from services.gateway.generation import FinishReason, Generation, unmade
 from services.gateway.stops import StopMatcher
 
 

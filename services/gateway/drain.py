@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from services.gateway.dispatch import Dispatcher
+from libs.dispatch.dispatcher import Dispatcher
 
 
 async def drain(dispatcher: Dispatcher, timeout_s: float) -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from starlette.types import Receive, Scope, Send
 
 from libs.contracts.errors import FulcrumError
+from libs.dispatch.dispatcher import Dispatcher
 from libs.model.tokenizer import Tokenizer
 from libs.runtime.clock import Clock
 from libs.runtime.media import check_json
@@ -14,7 +15,6 @@ from libs.runtime.tasks import TaskOwner
 from services.gateway import sse
 from services.gateway.body import ClientGone, read_body
 from services.gateway.choice import first_error
-from services.gateway.dispatch import Dispatcher
 from services.gateway.exchange import Exchange, Frame, News
 from services.gateway.formats import Format
 from services.gateway.headers import read_headers

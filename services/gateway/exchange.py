@@ -8,11 +8,11 @@ from functools import cached_property
 from msgspec import UNSET
 from starlette.types import Receive
 
+from libs.dispatch.generation import Generation
 from services.gateway import sse
 from services.gateway.body import ClientGone
 from services.gateway.choice import Choice, first_error
 from services.gateway.formats import Format, details, usage, usage_so_far
-from services.gateway.generation import Generation
 from services.gateway.replies import ChatChoice, ChatChunkChoice, ChoiceT, CompletionChoice, Envelope
 
 NO_CHOICES = b'"choices":[]'

@@ -7,6 +7,7 @@ import structlog
 from libs.contracts.pairing import Unpaired, unpaired
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
+from libs.dispatch.ports import LinkListener
 from libs.policy.gateway.effects import WorkerKey
 from libs.policy.gateway.view import WorkerView
 from libs.registry.port import Registry
@@ -14,7 +15,6 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport
 from services.gateway.link import WorkerLink
-from services.gateway.ports import LinkListener
 from services.gateway.traffic import Traffic
 
 log = structlog.get_logger()

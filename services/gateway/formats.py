@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from libs.dispatch.generation import Generation
 from libs.model.tokenizer import Tokenizer
 from services.gateway.choice import Piece, TokenLogprob
-from services.gateway.generation import Generation
 from services.gateway.replies import (
     ChatChoice,
     ChatChunkChoice,

@@ -10,16 +10,16 @@ from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.dispatch.generation import Generation, Timeline
+from libs.dispatch.waiting import RETRY_AFTER_S
 from libs.model.sampling import SamplingDefaults
 from services.gateway.catalog import Catalog, ServedModel
 from services.gateway.choice import Choice, ChoiceText
 from services.gateway.fleet import Fleet
-from services.gateway.generation import Generation, Timeline
 from services.gateway.headers import Defaults, Headers
 from services.gateway.hints import PrefixHints
 from services.gateway.parse import Asked
 from services.gateway.tokenise import check_fit, tokenise
-from services.gateway.waiting import RETRY_AFTER_S
 
 _SEEDS = 2**64
 MAX_ARRIVING = 256

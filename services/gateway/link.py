@@ -16,6 +16,8 @@ from libs.contracts.packing import pack_u32
 from libs.contracts.pairing import kv_kind
 from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.dispatch.ports import Demand, LinkListener, Work
+from libs.dispatch.worker_news import MalformedFrame, Prefilled, read_news
 from libs.policy.gateway.effects import Blocks, Stay
 from libs.policy.gateway.outlook import Sent
 from libs.policy.gateway.placement import Partner
@@ -27,9 +29,7 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import until_first
 from libs.runtime.transport import Transport
 from services.gateway.hearsay import hear, outlook_of
-from services.gateway.ports import Demand, LinkListener, Work
 from services.gateway.traffic import Traffic
-from services.gateway.worker_news import MalformedFrame, Prefilled, read_news
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     RequestEvent,
 )
 from libs.contracts.topics import REQUESTS
-from services.gateway.generation import FinishReason, Generation
+from libs.dispatch.generation import FinishReason, Generation
 from services.gateway.metrics import GatewayMetrics
 
 

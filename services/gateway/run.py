@@ -11,6 +11,9 @@ from importlib.metadata import version
 
 from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
+from libs.dispatch.dispatcher import Bounds, Dispatcher
+from libs.dispatch.router import Router
+from libs.dispatch.suspects import PoisonCollector, Suspects
 from libs.kvindex.port import KvIndex
 from libs.policy.gateway.effects import Stay
 from libs.policy.gateway.expiry import Patience
@@ -23,7 +26,6 @@ from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
 from services.gateway.batch.run import Batch, BatchPorts, Serving
 from services.gateway.catalog import Catalog
-from services.gateway.dispatch import Bounds, Dispatcher
 from services.gateway.drain import drain
 from services.gateway.endpoint import CompletionEndpoint
 from services.gateway.fleet import Fleet
@@ -35,12 +37,10 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.parse import parse_chat, parse_completion
 from services.gateway.queues import QueueTeller
 from services.gateway.recorder import Recorder
-from services.gateway.router import Router
 from services.gateway.routes import make_routes
 from services.gateway.settings import GatewaySettings
 from services.gateway.silence import SilenceWatch
 from services.gateway.stalls import Stalls
-from services.gateway.suspects import PoisonCollector, Suspects
 from services.gateway.traffic import Traffic
 
 TOKENISE_THREADS = 2

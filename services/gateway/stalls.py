@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from libs.contracts.errors import QueueFull
-from services.gateway.waiting import RETRY_AFTER_S
+from libs.dispatch.waiting import RETRY_AFTER_S
 
 SWEEP_S = 1.0
 """Waits are ended this much late at most."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from libs.dispatch.generation import FinishReason
 from libs.engine.port import Logprob
 from libs.model.harmony import Verdict
 from libs.testing.harmony import MARKERS, sim_with_markers
 from services.gateway.choice import ChoiceText, Piece
-from services.gateway.generation import FinishReason
 
 TOKENIZER = sim_with_markers()
 IDS = {text: TOKENIZER.encode(text, add_special_tokens=False)[0] for text in MARKERS}

@@ -4,20 +4,20 @@ import pytest
 
 from libs.contracts.errors import ContextTooLong, InvalidRequest, NoWorkers, QueueFull, StartupError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.dispatch.generation import FinishReason, Generation, Timeline
+from libs.dispatch.ports import Demand
+from libs.dispatch.waiting import WaitingQueue, expired
 from libs.policy.gateway.expiry import Patience
 from libs.policy.gateway.purse import Purse
 from libs.policy.gateway.readiness import serves
 from libs.policy.gateway.view import WorkerView
 from libs.runtime.settings import load_settings
 from services.gateway.catalog import load_catalog
-from services.gateway.generation import FinishReason, Generation, Timeline
 from services.gateway.headers import Defaults, read_headers
 from services.gateway.parse import Asked, parse_completion
-from services.gateway.ports import Demand
 from services.gateway.settings import GatewaySettings
 from services.gateway.stops import StopMatcher
 from services.gateway.tokenise import check_fit
-from services.gateway.waiting import WaitingQueue, expired
 
 MODEL = load_catalog({"sim": "builtin:sim"}).get("sim")
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull, SequenceFailed, UnsupportedField
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Share
+from libs.dispatch.dispatcher import Dispatcher
 from libs.model.tokenizer import Tokenizer
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
@@ -14,7 +15,6 @@ from services.gateway.batch.line import Line
 from services.gateway.batch.reasons import NoWorkersForLong
 from services.gateway.batch.served import Served
 from services.gateway.batch.slots import Slots
-from services.gateway.dispatch import Dispatcher
 from services.gateway.exchange import Exchange, Frame, News
 from services.gateway.formats import ChatFormat, CompletionFormat, Format
 from services.gateway.headers import DEFAULT_TENANT, MAX_TARGET_MS, Headers

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 
 from libs.bus.work import WorkBus
 from libs.contracts.topics import BATCH_JOBS, BATCH_SHARES, BATCH_SUBMIT
+from libs.dispatch.dispatcher import Dispatcher
 from libs.filestore.port import FileStore
 from libs.policy.batch.capacity import Load
 from libs.runtime.clock import Clock
@@ -22,7 +23,6 @@ from services.gateway.batch.served import Served
 from services.gateway.batch.slots import Slots
 from services.gateway.batch.submissions import Submissions
 from services.gateway.batch.view import KEEPERS, JobView
-from services.gateway.dispatch import Dispatcher
 from services.gateway.fleet import Fleet
 from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics

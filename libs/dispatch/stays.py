@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from libs.dispatch.generation import Generation
+from libs.dispatch.ports import Links
 from libs.policy.gateway.effects import (
     Forget,
     Proceed,
@@ -14,8 +16,6 @@ from libs.policy.gateway.effects import (
     WorkerKey,
 )
 from libs.policy.roles import Phase
-from services.gateway.generation import Generation
-from services.gateway.ports import Links
 
 Found = tuple[Generation, Stay]
 

@@ -10,24 +10,14 @@ from itertools import count
 import structlog
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, SequenceFailed
-from libs.engine.port import Logprob
-from libs.policy.gateway.effects import Effects, End, EndReason, Stay, Wait, WorkerKey
-from libs.policy.gateway.expiry import Patience
-from libs.policy.gateway.outlook import lend_speeds
-from libs.policy.gateway.placement import Partner
-from libs.policy.gateway.queues import Queue, model_queues
-from libs.policy.gateway.readiness import serves_decode
-from libs.policy.gateway.view import Binding
-from libs.runtime.clock import Clock
-from libs.runtime.scheduler import Call, Scheduler
-from services.gateway.generation import Ending, FinishReason, Generation
-from services.gateway.moves import Moves
-from services.gateway.ports import Demand, Link, Links
-from services.gateway.router import Router
-from services.gateway.stays import Stays
-from services.gateway.suspects import Suspects, poison_error
-from services.gateway.waiting import RETRY_AFTER_S, WaitingQueue, expired
-from services.gateway.worker_news import (
+from libs.dispatch.generation import Ending, FinishReason, Generation
+from libs.dispatch.moves import Moves
+from libs.dispatch.ports import Demand, Link, Links
+from libs.dispatch.router import Router
+from libs.dispatch.stays import Stays
+from libs.dispatch.suspects import Suspects, poison_error
+from libs.dispatch.waiting import RETRY_AFTER_S, WaitingQueue, expired
+from libs.dispatch.worker_news import (
     Failed,
     Finished,
     Happened,
@@ -39,6 +29,16 @@ from services.gateway.worker_news import (
     Tokens,
     WorkerNews,
 )
+from libs.engine.port import Logprob
+from libs.policy.gateway.effects import Effects, End, EndReason, Stay, Wait, WorkerKey
+from libs.policy.gateway.expiry import Patience
+from libs.policy.gateway.outlook import lend_speeds
+from libs.policy.gateway.placement import Partner
+from libs.policy.gateway.queues import Queue, model_queues
+from libs.policy.gateway.readiness import serves_decode
+from libs.policy.gateway.view import Binding
+from libs.runtime.clock import Clock
+from libs.runtime.scheduler import Call, Scheduler
 
 log = structlog.get_logger()
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.dispatch.worker_news import WorkerNews
 from libs.policy.gateway.effects import Blocks, Stay, WorkerKey
 from libs.policy.gateway.outlook import Outlook
 from libs.policy.gateway.placement import Partner
 from libs.policy.gateway.view import WorkerView
-from services.gateway.worker_news import WorkerNews
 
 
 class Work(Protocol):

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator
 from functools import cache, partial
 
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull
+from libs.dispatch.generation import Generation
+from libs.dispatch.ports import Demand
 from libs.policy.gateway.expiry import Expiry, Patience
 from libs.policy.gateway.order import order
 from libs.policy.gateway.outflow import Outflow, retry_after_s
 from libs.policy.gateway.readiness import serves, why_not
 from libs.policy.gateway.view import WorkerView
-from services.gateway.generation import Generation
-from services.gateway.ports import Demand
 
 RETRY_AFTER_S = 1.0
 """Where it is not for the queue that a client has to wait."""

@@ -6,10 +6,10 @@ from typing import Final, NamedTuple
 
 from libs.contracts.packing import unpack_f32, unpack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.dispatch.generation import FinishReason
 from libs.engine.port import Logprob
 from libs.policy.gateway.effects import Blocks
 from libs.policy.roles import Refusal
-from services.gateway.generation import FinishReason
 
 _FINISHED: Final = {pb.FINISH_REASON_STOP: FinishReason.STOP, pb.FINISH_REASON_LENGTH: FinishReason.LENGTH}
 _REFUSALS: Final[Mapping[int, Refusal]] = {refusal.value: refusal for refusal in Refusal}

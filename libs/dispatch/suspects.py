@@ -10,11 +10,11 @@ from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
 from libs.contracts.errors import PoisonRequest
+from libs.dispatch.generation import Generation
 from libs.policy.gateway.effects import Stay, WorkerKey
 from libs.policy.gateway.suspicion import FRESH_TOKENS, MAX_LOST_WORKERS, Held, Prompt, Stage, Suspicion, Trial
 from libs.policy.roles import Phase
 from libs.runtime.clock import Clock
-from services.gateway.generation import Generation
 
 log = structlog.get_logger()
 

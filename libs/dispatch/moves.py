@@ -1,10 +1,10 @@
 """Running choices that their worker would hand over, until a place is found for each or it ends where it is."""
 
+from libs.dispatch.generation import Generation
+from libs.dispatch.ports import Links
+from libs.dispatch.router import Router
 from libs.policy.gateway.effects import Stay
 from libs.policy.gateway.view import Ask, Binding
-from services.gateway.generation import Generation
-from services.gateway.ports import Links
-from services.gateway.router import Router
 
 
 class Moves:
