@@ -4,7 +4,7 @@
 between steps, lies ready for `take_event`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain
 
@@ -60,9 +60,12 @@ class Core:
         identity: EngineIdentity,
         *,
         random_bytes: RandomBytes,
+        new_sequence: Callable[..., Sequence] = Sequence,
     ) -> None:
+        """`new_sequence`: another one than of tokens, for the lab."""
         self._config = config
         self._capabilities = capabilities
+        self._new_sequence = new_sequence
         self._eos_token_ids = eos_token_ids
         self._pace = Pace(config.prefill_chunk_tokens)
         self._pool = BlockPool(capabilities.kv_blocks)
@@ -83,7 +86,7 @@ class Core:
         """Queue a sequence. Raises InvalidRequest when it can never run here, QueueFull at the queue's bound."""
         if request.sequence_id in self._sequences:
             raise InvalidRequest(f"sequence {request.sequence_id} is in use")
-        sequence = Sequence(
+        sequence = self._new_sequence(
             request,
             block_size_tokens=self._capabilities.block_size_tokens,
             max_context_tokens=self._capabilities.max_context_tokens,

@@ -13,21 +13,54 @@ from libs.policy.speed import Speed
 class Load(Protocol):
     """A worker's own count of what it has, as a record or as a message."""
 
-    running: int
-    waiting: int
-    waiting_prefill_tokens: int
-    waiting_prefill_squares: int
-    awaiting_kv: int
-    free_kv_blocks: int
+    @property
+    def running(self) -> int:
+        """Sequences that decode."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Sequences in its queues."""
+        ...
+
+    @property
+    def waiting_prefill_tokens(self) -> int:
+        """Prompt tokens still to compute."""
+        ...
+
+    @property
+    def waiting_prefill_squares(self) -> int:
+        """Of them, each prompt's length squared less the square of what it has computed, summed."""
+        ...
+
+    @property
+    def awaiting_kv(self) -> int:
+        """Sequences whose KV is on its way."""
+        ...
+
+    @property
+    def free_kv_blocks(self) -> int:
+        """That it could give out."""
+        ...
 
 
 class Capabilities(Protocol):
     """What a worker's engine can do, as far as binding is concerned."""
 
-    block_size_tokens: int
-    kv_blocks: int
-    """0: without a bound."""
-    streams_kv: bool
+    @property
+    def block_size_tokens(self) -> int:
+        """Of a KV block."""
+        ...
+
+    @property
+    def kv_blocks(self) -> int:
+        """0: without a bound."""
+        ...
+
+    @property
+    def streams_kv(self) -> bool:
+        """Whether blocks can be read while their prompt is computed."""
+        ...
 
 
 class Assignment(Assigned, Protocol):

@@ -1,0 +1,74 @@
+"""The engine core over counted sequences, which can let many decode steps pass at once."""
+
+from libs.engine.core import Core
+from libs.engine.port import Phase
+from libs.engine.runner import Sampled
+from libs.engine.sequence import Sequence, Stage
+from libs.lab.cluster.sequence import CountedSequence
+
+_QUEUED_OR_PROMPT = (Stage.QUEUED_PREEMPTED, Stage.QUEUED_TRANSFER, Stage.QUEUED_PROMPT, Stage.PREFILL)
+
+
+class LabCore(Core):
+    """`Core`, and steps between which nothing is decided."""
+
+    def cached_tokens(self, keys: list[bytes]) -> int:
+        """Tokens of a prompt's start whose KV is here."""
+        return len(self._pool.match(keys)) * self._capabilities.block_size_tokens
+
+    @property
+    def fetching(self) -> int:
+        """Sequences that await their KV, or the token sampled where it was computed."""
+        return len(self._sequences.at(Stage.FETCHING))
+
+    def decoding(self) -> list[CountedSequence]:
+        """Those that decode."""
+        return list(self._sequences.at(Stage.DECODE))  # type: ignore[arg-type]
+
+    def coasting_steps(self, decoding: list[CountedSequence]) -> int:
+        """Decode steps that can pass in which nothing is decided, no sequence ends and none lacks a block; `plan` was
+        asked before."""
+        roster = self._sequences
+        if not decoding or any(roster.at(stage) for stage in _QUEUED_OR_PROMPT):
+            return 0
+        block_size = self._capabilities.block_size_tokens
+        each = self._pool.available // len(decoding) * block_size
+        most = decoding[0].steps_left - 1
+        for sequence in decoding:
+            if not sequence.sampled_here or sequence.leaving or sequence.aborting or not sequence.has_room:
+                return 0
+            left = sequence.steps_left - 1
+            most = min(most, left)
+        if most > each:  # only then it matters what room each has
+            room = min(sequence.room_tokens - sequence.length for sequence in decoding)
+            most = max(each, min(most, room))
+        return most
+
+    def coast(self, decoding: list[CountedSequence], steps: int) -> None:
+        """So many of those steps have passed."""
+        block_size, pool = self._capabilities.block_size_tokens, self._pool
+        for sequence in decoding:
+            sequence.coast(steps)
+            if not sequence.has_room:
+                blocks = pool.allocate(-(-sequence.length // block_size) - len(sequence.blocks))
+                assert blocks is not None
+                sequence.grow(blocks)
+
+    def free_blocks_after(self, decoding: list[CountedSequence], steps: int) -> int:
+        """Blocks that are free once so many of those steps have passed."""
+        block_size = self._capabilities.block_size_tokens
+        grown = 0
+        for sequence in decoding:
+            more = -(-(sequence.length + steps) // block_size) - len(sequence.blocks)
+            if more > 0:
+                grown += more
+        return self._pool.available - grown
+
+    def stepping(self, going_on: bool, now_ns: int) -> None:
+        """Steps that pass at once begin or end now."""
+        self._kv_wait.stepping(going_on, now_ns)
+
+    def _take_token(self, sequence: Sequence, token: Sampled, now_ns: int) -> None:
+        assert isinstance(sequence, CountedSequence)
+        sequence.sampled_here = sequence.request.phase is not Phase.PREFILL
+        super()._take_token(sequence, token, now_ns)

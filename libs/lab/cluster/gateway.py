@@ -1,0 +1,126 @@
+"""The gateway of the lab: the live dispatcher over links in virtual time, fed by a trace."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from libs.contracts.errors import FulcrumError
+from libs.dispatch.dispatcher import Bounds, Dispatcher
+from libs.dispatch.generation import Ending, Generation, Timeline
+from libs.dispatch.router import Router
+from libs.dispatch.suspects import Suspects
+from libs.lab.cluster.books import Answer
+from libs.lab.cluster.frames import Coasted, ToGateway
+from libs.lab.cluster.links import LabLink, LabLinks, TracedGeneration
+from libs.lab.cluster.sequence import CountedTokens
+from libs.lab.cluster.time import PS_PER_NS, VirtualTime
+from libs.lab.cluster.worker import LabWorker
+from libs.lab.traces.request import TraceRequest
+from libs.policy.gateway.effects import Stay
+from libs.policy.gateway.expiry import Patience
+from libs.policy.gateway.routing import Policy
+
+SUSPECTED_S = 60.0
+
+
+class LabGateway:
+    """Admits what arrives, and has the dispatcher do the rest."""
+
+    def __init__(
+        self, workers: Sequence[LabWorker], policy: Policy, time: VirtualTime, *, patience: Patience, max_waiting: int
+    ) -> None:
+        self._time = time
+        self._workers = workers
+        self._links = LabLinks()
+        self.dispatcher = Dispatcher(
+            links=self._links,
+            router=Router(policy),
+            clock=time,
+            scheduler=time,
+            ended=self._ended,
+            suspects=Suspects(time, SUSPECTED_S, self._quiet),
+            bounds=Bounds(max_waiting, patience, max_reroutes=8),
+        )
+        for worker in workers:
+            self._links.add(LabLink(worker, self.dispatcher, time))
+        self._by_worker = {link.worker.index: link for link in self._links.links}
+        self.ended = 0
+        self.moved = 0
+        """Sequences that went on elsewhere with their KV."""
+
+    def start(self) -> None:
+        """Watch how long things wait."""
+        self.dispatcher.watch_time()
+
+    def arrive(self, answer: Answer, keys: Sequence[bytes], tpot_target_ns: int) -> None:
+        """A request has come."""
+        generation = self._generation(answer, answer.request, keys, tpot_target_ns)
+        try:
+            self.dispatcher.submit([generation])
+        except FulcrumError as error:
+            answer.fail(error)
+            self.ended += 1
+
+    def _generation(
+        self, answer: Answer, request: TraceRequest, keys: Sequence[bytes], tpot_target_ns: int
+    ) -> TracedGeneration:
+        now_ns = self._time.now_ns()
+        most = max(request.max_output_tokens, request.output_tokens)
+        return TracedGeneration(
+            request_id=str(request.number),
+            model=self._workers[0].shape.model,
+            prompt=b"",
+            prompt_tokens=request.input_tokens,
+            max_output_tokens=most,
+            sampling=cast(Any, None),
+            context=cast(Any, None),
+            end_token_ids=frozenset(),
+            sink=answer,
+            timeline=Timeline(now_ns),
+            output=cast(list[int], CountedTokens(0)),
+            cached_hints=self._cached(keys),
+            fingerprint=request.number.to_bytes(8, "big"),
+            output_tokens=request.output_tokens,
+            keys=keys,
+            first_token_due_ns=now_ns + answer.ttft_limit_ns,
+            tpot_target_ns=tpot_target_ns,
+        )
+
+    def _cached(self, keys: Sequence[bytes]) -> dict[str, int]:
+        """Prompt tokens whose KV workers hold, as the block index tells them."""
+        if not keys:
+            return {}
+        every = list(keys)
+        found = ((worker.id, worker.core.cached_tokens(every)) for worker in self._workers)
+        return {worker_id: tokens for worker_id, tokens in found if tokens}
+
+    def _quiet(self, stay: Stay) -> bool:
+        return False
+
+    def _ended(self, generation: Generation, ending: Ending) -> None:
+        answer = cast(Answer, generation.sink)
+        answer.cached_tokens = generation.cached_tokens
+        self.moved += generation.placement.moves
+        self.ended += 1
+
+    # ------------------------------------------------------------ what workers say
+
+    def tell(self, worker: LabWorker, frame: ToGateway) -> None:
+        """A frame has come."""
+        self._by_worker[worker.index].take(frame)
+
+    def coasted(self, worker: LabWorker, coasted: Coasted) -> None:
+        """Tokens have come, as many for each of these sequences."""
+        link = self._by_worker[worker.index]
+        there = self.dispatcher.stays.at(link.key)
+        delay_ps = worker.shape.hop_ns * PS_PER_NS
+        last_ns = (coasted.coast.end_ps(coasted.steps) + delay_ps) // PS_PER_NS
+        for sequence_id in coasted.sequences:
+            found = there.get(sequence_id)
+            if found is None:
+                continue
+            generation, stay = found
+            cast(CountedTokens, generation.output).count += coasted.steps
+            stay.tokens += coasted.steps
+            generation.timeline.last_token_ns = last_ns
+            cast(Answer, generation.sink).coasted(coasted.coast, coasted.steps, delay_ps)
+        link.coasted(coasted)

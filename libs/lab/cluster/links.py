@@ -1,0 +1,278 @@
+"""The dispatcher's links to workers in virtual time: what a gRPC stream does live, in records."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+from libs.dispatch.generation import Generation
+from libs.dispatch.ports import Demand, LinkListener, Work
+from libs.dispatch.worker_news import Prefilled, Tokens, WorkerNews
+from libs.engine.kv_port import KvHandle
+from libs.engine.port import Capabilities, Phase
+from libs.lab.cluster.frames import Coasted, ToGateway, ToWorker
+from libs.lab.cluster.sequence import GREEDY, CountedRequest, CountedTokens
+from libs.lab.cluster.time import PS_PER_NS, VirtualTime
+from libs.lab.cluster.worker import LabWorker
+from libs.policy.gateway.effects import Blocks, Stay, WorkerKey
+from libs.policy.gateway.outlook import Outlook, Sent
+from libs.policy.gateway.placement import Partner
+from libs.policy.gateway.purse import Purse
+from libs.policy.gateway.view import WorkerView
+from libs.policy.roles import Assignment, Role, serves
+from libs.policy.roles import Phase as RolePhase
+
+_PHASES: Final = {RolePhase.PREFILL: Phase.PREFILL, RolePhase.DECODE: Phase.DECODE, RolePhase.BOTH: Phase.BOTH}
+_CHAIN_ROOT: Final = b"lab"
+_NOTHING: Final = WorkerNews(False, False, None, ())
+
+
+@dataclass(eq=False, slots=True)
+class TracedGeneration(Generation):
+    """A choice whose tokens are counted."""
+
+    output_tokens: int = 1
+    keys: Sequence[bytes] = ()
+    """Of its prompt's full blocks."""
+    first_token_due_ns: int = 0
+    tpot_target_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Described:
+    """A worker as it has described itself."""
+
+    id: str
+    assignment: Assignment
+    capabilities: Capabilities
+
+
+class LabLink:
+    """One worker's; implements `libs.dispatch.ports.Link`."""
+
+    def __init__(self, worker: LabWorker, listener: LinkListener, time: VirtualTime) -> None:
+        self.id = worker.id
+        self.key: WorkerKey = (worker.id, 1)
+        self.outlook = Outlook("lab", worker.speed, worker.shape.kv_blocks)
+        self.prefill = Purse()
+        self.decode = Purse()
+        self.worker = worker
+        self._listener = listener
+        self._time = time
+        self._hop_ps = worker.shape.hop_ns * PS_PER_NS
+        self._described = _Described(worker.id, Assignment(worker.shape.model, Role.STANDBY, 0, 0), worker.capabilities)
+        self._connected = False
+        self._prompts: dict[int, bool] = {}
+        """Sequences whose prompt is computed for another worker, and whether each is a batch line."""
+        self._demand = Demand()
+        self._next = ToWorker()
+        self._due = False
+        self._view: WorkerView | None = None
+
+    # ------------------------------------------------------------ what is known
+
+    @property
+    def model(self) -> str:
+        """What it is assigned to; empty before it has said so."""
+        return self._described.assignment.model if self._connected else ""
+
+    @property
+    def serving(self) -> bool:
+        """Whether the worker takes work."""
+        return self._connected
+
+    def partner(self) -> Partner | None:
+        """As sequences that are to decode there see it."""
+        if not self._connected:
+            return None
+        takes = serves(self._described.assignment, RolePhase.DECODE)
+        return Partner(takes, self.worker.shape.kv_kind, streams_kv=True)
+
+    def quiet(self, sequence_id: int) -> bool:
+        """Nobody dies unseen here."""
+        return False
+
+    def view(self) -> WorkerView:
+        """For binding."""
+        load = self.worker.coasted_load(self._time.now_ps - self._hop_ps)
+        if load is not None:
+            self.outlook.told(load, self.worker.submits_taken, self._time.now_ns())
+            self._view = None
+        if self._view is None:
+            self._view = self.outlook.view(
+                self._described,
+                self.worker.shape.kv_kind,
+                prefill_credits=self.prefill.free,
+                decode_credits=self.decode.free,
+                prompts=len(self._prompts),
+                batch_prompts=sum(self._prompts.values()) if self._prompts else 0,
+            )
+        return self._view
+
+    # ------------------------------------------------------------ what goes into the next frame
+
+    def submit(self, stay: Stay, work: Work, blocks: Blocks | None) -> None:
+        """Send work there, as `libs.dispatch.ports.Link` says."""
+        generation = cast(TracedGeneration, work)
+        sequence_id, phase = stay.sequence_id, stay.phase
+        if phase is RolePhase.PREFILL:
+            self.prefill.use()
+            self._prompts[sequence_id] = work.batch
+        else:
+            self.decode.use_reserved()
+            self.outlook.reserved(work.prompt_tokens, -1)
+        if self.prefill.spent or self.decode.spent:
+            self._return_credits()
+        self.outlook.sent(sequence_id, Sent.of(work.tokens, work.cached_hints, self.id, phase))
+        self._next.submits.append(_request(generation, stay, blocks))
+        self._changed()
+
+    def proceed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
+        """The prompt of a streamed sequence is computed, and so many tokens were sampled there."""
+        self._next.proceeds.append((sequence_id, len(token_ids)))
+        self._changed()
+
+    def hand_over(self, sequence_id: int) -> None:
+        """Let it hand a running sequence over."""
+        self._next.hand_overs.append(sequence_id)
+        self._changed()
+
+    def forget(self, sequence_id: int, *, abort: bool) -> None:
+        """Listen to a sequence no more."""
+        self._prompts.pop(sequence_id, None)
+        self.outlook.ended(sequence_id)
+        self._view = None
+        if abort:
+            self._next.aborts.append(sequence_id)
+            self._changed()
+
+    def reserve(self, prompt_tokens: int) -> None:
+        """Set a decode credit aside."""
+        self.decode.reserve()
+        self.outlook.reserved(prompt_tokens)
+        self._view = None
+
+    def release(self, prompt_tokens: int) -> None:
+        """It is not needed."""
+        self.outlook.reserved(prompt_tokens, -1)
+        self.decode.release()
+        self._view = None
+        self._return_credits()
+
+    def set_demand(self, demand: Demand) -> None:
+        """Tell it what waits: at once where that changes who gets credits, else with whatever is sent next."""
+        if demand == self._demand or not self._connected:
+            return
+        told, self._demand = self._demand, demand
+        self._next.demand = demand
+        grown = demand.waiting >= 2 * told.waiting or not demand.waiting
+        if grown or demand.head_deadline_unix_ns < told.head_deadline_unix_ns:
+            self._changed()
+
+    def _return_credits(self) -> None:
+        prefill, decode = self.prefill.give_back(), self.decode.give_back()
+        spent_prefill, spent_decode = self.prefill.take_spent(), self.decode.take_spent()
+        if prefill or decode or spent_prefill or spent_decode:
+            frame = self._next
+            frame.returned_prefill += prefill
+            frame.returned_decode += decode
+            frame.spent_prefill += spent_prefill
+            frame.spent_decode += spent_decode
+            self._changed()
+
+    def _changed(self) -> None:
+        self._view = None
+        if not self._due:
+            self._due = True
+            self._time.soon(self._send)
+
+    def _send(self) -> None:
+        self._due = False
+        frame, self._next = self._next, ToWorker()
+        self._time.at_ps(self._time.now_ps + self._hop_ps, lambda: self.worker.receive(frame))
+
+    # ------------------------------------------------------------ what comes
+
+    def take(self, frame: ToGateway) -> None:
+        """A frame of the worker's has come."""
+        self._view = None
+        if frame.assignment is not None:
+            self._described.assignment = frame.assignment
+        introduced = not self._connected
+        self._connected = True
+        if frame.credit is not None:
+            prefill_grant, prefill_recall, decode_grant, decode_recall = frame.credit
+            self.prefill.recall(prefill_recall)
+            self.decode.recall(decode_recall)
+            self._return_credits()  # before the grant of the same frame, which is not what is asked back
+            self.prefill.grant(prefill_grant)
+            self.decode.grant(decode_grant)
+        if frame.speed is not None:
+            self.outlook.speed = frame.speed
+        self.outlook.told(frame.load, frame.submits_taken, self._time.now_ns())
+        for each in frame.happened:
+            if isinstance(each, Prefilled):
+                self._prompts.pop(each.sequence_id, None)
+        tokens = Tokens(frame.tokens, frame.tokens, {}) if frame.tokens else None
+        news = WorkerNews(introduced or frame.assignment is not None, frame.speed is not None, tokens, frame.happened)
+        self._listener.received(self, news)
+
+    def coasted(self, coasted: Coasted) -> None:
+        """Steps have passed at once: their tokens are counted by the gateway, this is the load after them."""
+        self._view = None
+        self.outlook.told(coasted.load, coasted.submits_taken, self._time.now_ns())
+        self._listener.received(self, _NOTHING)
+
+
+class LabLinks:
+    """All workers; implements `libs.dispatch.ports.Links`."""
+
+    hushed: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self._links: dict[WorkerKey, LabLink] = {}
+        self._by_id: dict[str, LabLink] = {}
+
+    def add(self, link: LabLink) -> None:
+        """One more worker."""
+        self._links[link.key] = link
+        self._by_id[link.id] = link
+
+    @property
+    def links(self) -> Iterable[LabLink]:
+        """All of them."""
+        return self._links.values()
+
+    def link(self, key: WorkerKey) -> LabLink | None:
+        """One of them."""
+        return self._links.get(key)
+
+    def serving(self) -> Mapping[str, LabLink]:
+        """Those that take work, by id."""
+        return {link.id: link for link in self._links.values() if link.serving}
+
+    def views(self) -> list[WorkerView]:
+        """The same for binding."""
+        return [link.view() for link in self._links.values() if link.serving]
+
+    def drop_gone(self) -> None:
+        """Nobody goes for good."""
+
+
+def _request(generation: TracedGeneration, stay: Stay, blocks: Blocks | None) -> CountedRequest:
+    phase = _PHASES[stay.phase]
+    return CountedRequest(
+        sequence_id=stay.sequence_id,
+        request_id=generation.request_id,
+        phase=phase,
+        token_ids=CountedTokens(generation.tokens),  # type: ignore[arg-type]
+        prompt_tokens=generation.prompt_tokens,
+        max_output_tokens=generation.max_output_tokens,
+        sampling=GREEDY,
+        chain_root=_CHAIN_ROOT,
+        kv=cast(KvHandle, blocks.source) if blocks is not None and phase is Phase.DECODE else None,
+        tpot_target_ns=generation.tpot_target_ns,
+        first_token_due_ns=generation.first_token_due_ns,
+        yields=generation.batch,
+        output_tokens=generation.output_tokens,
+        keys=generation.keys,
+    )

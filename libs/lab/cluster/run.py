@@ -1,0 +1,158 @@
+"""One run: a trace through a cluster, from its first arrival until the last request has ended."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from libs.lab.cluster.books import Answer, Outcome
+from libs.lab.cluster.cost import StepCost
+from libs.lab.cluster.gateway import LabGateway
+from libs.lab.cluster.spent import Spent
+from libs.lab.cluster.time import PS_PER_NS, START_PS, VirtualTime
+from libs.lab.cluster.worker import LabWorker, WorkerShape
+from libs.lab.traces.request import Trace, TraceRequest
+from libs.policy.gateway.expiry import Patience
+from libs.policy.gateway.routing import Policy
+from libs.policy.roles import Assignment, Role
+
+SETTLE_NS: Final = 100_000_000
+"""From the start of the cluster to the trace's first moment: links are up, credits handed out."""
+FIRST_EPOCH: Final = 1
+
+
+class BooksDoNotBalance(Exception):
+    """The simulation has lost or made up something: its figures are worth nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A cluster, and what its clients want."""
+
+    shape: WorkerShape
+    roles: Sequence[tuple[Role, int]]
+    """(role, budget) of each worker at first."""
+    ttft_limit_ns: Callable[[TraceRequest], int]
+    tpot_limit_ns: int
+    patience: Patience
+    max_waiting: int
+    overtime_ns: int = 0
+    """After the last arrival the run goes on for so long at most; 0: until all have ended."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run brought."""
+
+    answers: list[Answer]
+    spent: list[Spent]
+    workers: list[LabWorker]
+    virtual_ps: int
+    events: int
+    role_moves: int
+    moved_sequences: int
+
+
+class Run:
+    """A trace on a cluster."""
+
+    def __init__(self, trace: Trace, setup: Setup, policy: Policy) -> None:
+        self._trace = trace
+        self._setup = setup
+        self.time = VirtualTime()
+        cost = StepCost(setup.shape.step_time)
+        self.workers = [
+            LabWorker(index, setup.shape, Assignment(setup.shape.model, role, budget, FIRST_EPOCH), self.time, cost)
+            for index, (role, budget) in enumerate(setup.roles)
+        ]
+        self.gateway = LabGateway(
+            self.workers, policy, self.time, patience=setup.patience, max_waiting=setup.max_waiting
+        )
+        self.answers: list[Answer] = []
+        self._keys = _Keys(trace.block_tokens)
+        self._stop_ps = 0
+
+    def run(self, on_progress: Callable[[int], None] = lambda ended: None) -> Result:
+        """Until all have ended, or the overtime is over. Raises BooksDoNotBalance."""
+        peers = {worker.id: worker for worker in self.workers}
+        for worker in self.workers:
+            worker.start(self.gateway, peers)
+        self.gateway.start()
+        self._arrive_at(0)
+        total = len(self._trace.requests)
+
+        def going_on() -> bool:
+            if self.time.events % 4096 == 0:
+                on_progress(self.gateway.ended)
+            return self.gateway.ended < total and not (self._stop_ps and self.time.now_ps > self._stop_ps)
+
+        self.time.run(going_on)
+        self._settle_worker_books()
+        return self._result()
+
+    def _arrive_at(self, place: int) -> None:
+        requests = self._trace.requests
+        if place < len(requests):
+            at_ps = START_PS + (SETTLE_NS + requests[place].arrival_ns) * PS_PER_NS
+            self.time.at_ps(at_ps, lambda: self._arrive(place))
+        elif self._setup.overtime_ns:
+            self._stop_ps = self.time.now_ps + self._setup.overtime_ns * PS_PER_NS
+
+    def _arrive(self, place: int) -> None:
+        request, setup = self._trace.requests[place], self._setup
+        answer = Answer(request, self.time, self.time.now_ps, setup.ttft_limit_ns(request), setup.tpot_limit_ns)
+        self.answers.append(answer)
+        self.gateway.arrive(answer, self._keys.of(request), setup.tpot_limit_ns)
+        self._arrive_at(place + 1)
+
+    def _settle_worker_books(self) -> None:
+        """Let steps that run end, so that all time is accounted for."""
+        self.time.run(lambda: any(worker.busy for worker in self.workers) if not self._stop_ps else False)
+        for worker in self.workers:
+            worker.close_books()
+
+    def _result(self) -> Result:
+        return Result(
+            self.answers,
+            [worker.spent for worker in self.workers],
+            self.workers,
+            self.time.now_ps - START_PS,
+            self.time.events,
+            sum(worker.counts.moves for worker in self.workers),
+            self.gateway.moved,
+        )
+
+
+class _Keys:
+    """Block keys of prompts, each made once."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._known: dict[int, bytes] = {}
+
+    def of(self, request: TraceRequest) -> Sequence[bytes]:
+        """Of its full blocks."""
+        if not request.hash_ids:
+            return ()
+        known = self._known
+        full = request.input_tokens // self._block_tokens
+        keys = []
+        for hash_id in request.hash_ids[:full]:
+            key = known.get(hash_id)
+            if key is None:
+                key = known[hash_id] = hash_id.to_bytes(8, "big", signed=True)
+            keys.append(key)
+        return keys
+
+
+def check(result: Result) -> None:
+    """Raises BooksDoNotBalance, naming what does not add up."""
+    for answer in result.answers:
+        if answer.outcome is Outcome.COMPLETED and answer.tokens != answer.request.output_tokens:
+            raise BooksDoNotBalance(
+                f"request {answer.request.number}: {answer.tokens} tokens came of {answer.request.output_tokens}"
+            )
+    for worker, spent in zip(result.workers, result.spent, strict=True):
+        if spent.total_ps != result.virtual_ps:
+            raise BooksDoNotBalance(f"{worker.id}: {spent.total_ps} ps accounted for of {result.virtual_ps}")
+        if fault := worker.core.pool_fault():
+            raise BooksDoNotBalance(f"{worker.id}: {fault}")

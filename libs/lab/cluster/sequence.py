@@ -1,0 +1,132 @@
+"""The engine's sequence without its tokens: counts, and block keys in place of hashes."""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.engine.block_pool import BlockPool
+from libs.engine.port import EngineRequest, FinishReason, SamplingParams
+from libs.engine.runner import Chunk
+from libs.engine.sequence import Sequence
+
+ANY_TOKEN: Final = 0
+GREEDY: Final = SamplingParams(temperature=0.0)
+_NO_TABLE: Final[NDArray[np.int32]] = np.empty(0, dtype=np.int32)
+
+
+class CountedTokens:
+    """As many tokens as are counted, all alike."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, place: Any) -> Any:
+        return range(*place.indices(self.count)) if isinstance(place, slice) else ANY_TOKEN
+
+    def append(self, token_id: int) -> None:
+        """One more."""
+        self.count += 1
+
+    def min(self) -> int:
+        """Of token ids."""
+        return ANY_TOKEN
+
+    def max(self) -> int:
+        """Of token ids."""
+        return ANY_TOKEN
+
+
+@dataclass(frozen=True, slots=True)
+class CountedRequest(EngineRequest):
+    """With what only a trace knows."""
+
+    output_tokens: int = 1
+    """Where the answer ends by itself, counted from the end of the prompt."""
+    keys: Items[bytes] = ()
+    """Of the prompt's full blocks."""
+
+
+class CountedSequence(Sequence):
+    """Moves through the engine core as any sequence does."""
+
+    request: CountedRequest
+    sampled_here = False
+    """Whether a token that goes on from its prompt was sampled here."""
+
+    @property
+    def room_tokens(self) -> int:
+        """What its blocks hold."""
+        return self._room_tokens
+
+    def reusable_hashes(self) -> list[bytes]:
+        """Keys of the prompt's blocks that may come from the pool."""
+        return list(self.request.keys[: self._known_elsewhere // self._block_size])
+
+    def admit(self, blocks: list[int], shared: int) -> None:
+        """Take blocks, of which the first `shared` were found with their KV."""
+        if not self.preempted:
+            self.cached_tokens = min(shared * self._block_size, self.request.prompt_tokens)
+        self.blocks = []
+        self.grow(blocks)
+        self.found_blocks = shared
+        self.computed = shared * self._block_size
+        self.reached = max(self.reached, self.computed)
+        self._registered = shared
+
+    def grow(self, blocks: list[int]) -> None:
+        """Take more blocks."""
+        self.blocks += blocks
+        self._room_tokens = len(self.blocks) * self._block_size
+
+    def chunk(self, tokens: int) -> Chunk:
+        """The next `tokens` tokens as work for a step."""
+        end = self.computed + tokens
+        return Chunk(
+            self.request.sequence_id,
+            cast(Any, range(tokens)),
+            self.computed,
+            _NO_TABLE,
+            end == self.length,
+            GREEDY,
+            cast(Any, range(end)),
+            self.request.prompt_tokens,
+        )
+
+    def append(self, token_id: int) -> None:
+        """A token was sampled."""
+        self.length += 1
+
+    def ended_by(self, token_id: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
+        """By itself where the trace says so, else at its bound."""
+        request = self.request
+        if self.length >= request.prompt_tokens + request.output_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.length >= self.max_length else None
+
+    def register_full_blocks(self, pool: BlockPool) -> None:
+        """Let others reuse the prompt's blocks that are full and computed. What is generated has no key in a trace."""
+        keys = self.request.keys
+        full = min(self.computed // self._block_size, len(keys))
+        for index in range(self._registered, full):
+            pool.register(self.blocks[index], keys[index])
+        self._registered = max(self._registered, full)
+
+    @property
+    def steps_left(self) -> int:
+        """Decode steps up to its last token."""
+        request = self.request
+        return min(request.prompt_tokens + request.output_tokens, self.max_length) - self.length
+
+    def coast(self, steps: int) -> None:
+        """So many decode steps have passed, none of them its last."""
+        self.length += steps
+        self.computed += steps
+        self.reached = self.computed

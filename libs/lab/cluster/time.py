@@ -1,0 +1,48 @@
+"""Virtual time: events in order, in picoseconds, with the clock and the scheduler that the dispatcher runs on."""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from typing import Final
+
+from libs.runtime.scheduler import Call
+
+PS_PER_NS: Final = 1_000
+START_PS: Final = 10**12
+"""One second: policies take a time of 0 for "not yet"."""
+_EVENT, _SOON = 0, 1
+
+
+class VirtualTime:
+    """Implements `Clock` and `Scheduler`. Events at one moment run in the order in which they were scheduled."""
+
+    def __init__(self) -> None:
+        self.now_ps = START_PS
+        self.events = 0
+        """Run so far."""
+        self._heap: list[tuple[int, int, int, Callable[[], object]]] = []
+        self._numbers = count()
+
+    def now_ns(self) -> int:
+        """Whole nanoseconds."""
+        return self.now_ps // PS_PER_NS
+
+    def soon(self, call: Call) -> None:
+        """After all other events of this moment."""
+        heappush(self._heap, (self.now_ps, _SOON, next(self._numbers), call))
+
+    def at(self, unix_ns: int, call: Call) -> None:
+        """At that time, or now if it has passed."""
+        self.at_ps(unix_ns * PS_PER_NS, call)
+
+    def at_ps(self, time_ps: int, call: Callable[[], object]) -> None:
+        """The same in picoseconds."""
+        heappush(self._heap, (max(time_ps, self.now_ps), _EVENT, next(self._numbers), call))
+
+    def run(self, going_on: Callable[[], bool]) -> None:
+        """Run events while there are any and `going_on` says so."""
+        heap = self._heap
+        while heap and going_on():
+            self.now_ps, _, _, call = heappop(heap)
+            self.events += 1
+            call()

@@ -1,0 +1,649 @@
+"""A worker in virtual time: the engine core, with credits, roles and moves as `libs/worker` has them.
+
+Modelled: step times, queues, blocks, prefix reuse, preemption, KV transfers, network hops, role moves that drain.
+Not modelled: variance between equal steps, the host's own CPU time, failures of the network.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Protocol
+
+from libs.contracts.errors import InvalidRequest, KvLost, QueueFull
+from libs.dispatch.generation import FinishReason as Ended
+from libs.dispatch.worker_news import Failed, Finished, Happened, Leaving, Moved, Opened, Prefilled, Refused
+from libs.engine.config import EngineConfig
+from libs.engine.handles import Received
+from libs.engine.kv_port import KvHandle
+from libs.engine.port import Capabilities, EngineIdentity, EngineLoad, FinishReason, Phase, SequenceOutput, StepReport
+from libs.engine.runner import Batch, Sampled
+from libs.lab.cluster.core import LabCore
+from libs.lab.cluster.cost import Coast, StepCost
+from libs.lab.cluster.frames import PHASES, Coasted, ToGateway, ToWorker
+from libs.lab.cluster.hosted import Hosted
+from libs.lab.cluster.kv_stream import MAX_FETCHES, ReceivingLink, Stream
+from libs.lab.cluster.sequence import ANY_TOKEN, CountedRequest, CountedSequence
+from libs.lab.cluster.spent import Rest, Spent
+from libs.lab.cluster.time import PS_PER_NS, VirtualTime
+from libs.policy.gateway.effects import Blocks
+from libs.policy.roles import Assignment, Refusal, Role
+from libs.policy.speed import Speed
+from libs.policy.step_time import StepTimeModel
+from libs.policy.worker import assignment as assignments
+from libs.policy.worker.budget import engine_budget, role_budget
+from libs.policy.worker.credits import CreditPool, Credits, Waiting
+from libs.policy.worker.moving import MoveTime, Staying, sooner_moved
+from libs.policy.worker.saturation import trial_work
+from libs.policy.worker.slots import PromptLength, SlotFacts, slots
+
+GATEWAY: Final = 1
+"""The one gateway's number in a worker's credits."""
+MIN_COAST_STEPS: Final = 2
+_SAMPLED: Final = Sampled(ANY_TOKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerShape:
+    """What all workers of a cluster are like."""
+
+    model: str
+    step_time: StepTimeModel
+    """What steps take."""
+    block_tokens: int
+    kv_blocks: int
+    kv_block_bytes: int
+    max_sequences: int
+    chunk_tokens: int
+    """Prompt tokens of a step at most."""
+    link_bytes_per_s: float
+    hop_ns: int
+    """From a worker to the gateway, or another worker, and back: each way."""
+    guard: bool = True
+    """Whether prompts and newcomers are held to the TPOT of what decodes."""
+    stepwise: bool = False
+    """Every decision at every step: slow, and equal in all else."""
+
+    @property
+    def kv_kind(self) -> str:
+        """Equal for all."""
+        return f"lab/{self.model}/block{self.block_tokens}"
+
+
+class Gateway(Protocol):
+    """Who hears of a worker."""
+
+    def tell(self, worker: "LabWorker", frame: ToGateway) -> None:
+        """A frame has come, a hop after it was sent."""
+        ...
+
+    def coasted(self, worker: "LabWorker", coasted: Coasted) -> None:
+        """So many tokens have come, the last of them now."""
+        ...
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of one worker, over the whole run."""
+
+    prompt_tokens: int = 0
+    """Computed, again ones included."""
+    decode_tokens: int = 0
+    steps: int = 0
+    moves: int = 0
+    """Of role."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A step that runs."""
+
+    batch: Batch
+    start_ps: int
+    duration_ps: int
+
+
+@dataclass(slots=True)
+class _Coasting:
+    """Steps that pass at once."""
+
+    decoding: list[CountedSequence]
+    coast: Coast
+    most: int
+    number: int
+
+
+@dataclass(slots=True)
+class Outbox:
+    """What the gateway has yet to be told."""
+
+    tokens: list[int] = field(default_factory=list)
+    happened: list[Happened] = field(default_factory=list)
+    load: bool = False
+    assignment: bool = True
+    speed: bool = True
+
+
+class LabWorker:
+    """One engine of the cluster. Whoever touches it from outside calls a public method, at the moment it happens."""
+
+    def __init__(
+        self, index: int, shape: WorkerShape, assignment: Assignment, time: VirtualTime, cost: StepCost
+    ) -> None:
+        self.index = index
+        self.id = f"w{index}"
+        self.shape = shape
+        self.assignment = assignment
+        self.spent = Spent()
+        self.counts = Counts()
+        self.speed = Speed(
+            shape.step_time,
+            shape.chunk_tokens,
+            kv_token_ns=shape.kv_block_bytes / shape.block_tokens / shape.link_bytes_per_s * 1e9,
+            measured=True,
+        )
+        self.credits = Credits()
+        self.draining = False
+        self._time = time
+        self._cost = cost
+        self._gateway: Gateway | None = None
+        self._peers: dict[str, LabWorker] = {}
+        config = EngineConfig(None, shape.model, max_waiting=1 << 30, prefill_chunk_tokens=shape.chunk_tokens)
+        self.capabilities = Capabilities(
+            block_size_tokens=shape.block_tokens,
+            kv_blocks=shape.kv_blocks,
+            kv_block_bytes=shape.kv_block_bytes,
+            max_context_tokens=1 << 30,
+            max_sequences=shape.max_sequences,
+            kv_layout=shape.kv_kind,
+            moves_running_kv=True,
+            streams_kv=True,
+            chunk_tokens=shape.chunk_tokens,
+        )
+        self._handles = 0
+        self.core = LabCore(
+            config,
+            self.capabilities,
+            frozenset(),
+            EngineIdentity(self.id, 1, self.id),
+            random_bytes=self._next_handle,
+            new_sequence=CountedSequence,
+        )
+        if shape.guard:
+            self.core.set_step_time(shape.step_time)
+        self._hosted: dict[int, Hosted] = {}
+        self._left: dict[int, bytes] = {}
+        """Handles that a gateway's sequences left, by sequence id."""
+        self._link = ReceivingLink(time, _block_ps(shape), self._part_came)
+        self._streams: dict[int, Stream] = {}
+        self._unasked: list[CountedSequence] = []
+        """Beyond `MAX_FETCHES`."""
+        self._readers: dict[bytes, tuple[LabWorker, Stream]] = {}
+        """Of handles here, who reads them as they fill."""
+        self._submits = 0
+        self._outbox = Outbox()
+        self._prompts = PromptLength()
+        self._waiting = Waiting("gateway")
+        self._staying = Staying()
+        self._move_time = MoveTime()
+        self._sealed: dict[bytes, tuple[int, int]] = {}
+        self._budget = self._role_budget = 0
+        self._running: _Running | None = None
+        self._coasting: _Coasting | None = None
+        self._coasts = 0
+        self._rest = Rest.IDLE
+        self._accounted_ps = time.now_ps
+        self._expiry_due_ns = 0
+
+    def start(self, gateway: Gateway, peers: dict[str, "LabWorker"]) -> None:
+        """Join the cluster."""
+        self._gateway, self._peers = gateway, peers
+        self.credits.attach(GATEWAY)
+        self._apply_assignment()
+        self._leave()
+
+    def _next_handle(self, count: int) -> bytes:
+        self._handles += 1
+        return self._handles.to_bytes(count, "big")
+
+    # ------------------------------------------------------------ what is known of it
+
+    @property
+    def submits_taken(self) -> int:
+        """Of the gateway's."""
+        return self._submits
+
+    def load(self) -> EngineLoad:
+        """Depths now."""
+        return self.core.load()
+
+    def coasted_load(self, before_ps: int) -> EngineLoad | None:
+        """Depths as of the last step that ended by then, where steps pass at once; None elsewhere, as then frames tell.
+
+        Only the free blocks change in such steps.
+        """
+        coasting = self._coasting
+        if coasting is None:
+            return None
+        steps = min(coasting.coast.steps_by(before_ps), coasting.most)
+        if steps <= 0:
+            return None
+        return EngineLoad(
+            running=len(coasting.decoding),
+            waiting=0,
+            waiting_prefill_tokens=0,
+            awaiting_kv=self.core.fetching,
+            free_kv_blocks=self.core.free_blocks_after(coasting.decoding, steps),
+        )
+
+    # ------------------------------------------------------------ what the gateway sends
+
+    def receive(self, frame: ToWorker) -> None:
+        """A frame has come."""
+        self._enter()
+        if frame.demand is not None:
+            waiting, _, deadline_ns = frame.demand
+            self._waiting = Waiting(self._waiting.name, waiting, deadline_ns)
+        pools = self.credits
+        pools.prefill.returned(GATEWAY, frame.returned_prefill)
+        pools.decode.returned(GATEWAY, frame.returned_decode)
+        pools.prefill.spent(GATEWAY, frame.spent_prefill)
+        pools.decode.spent(GATEWAY, frame.spent_decode)
+        now_ns = self._time.now_ns()
+        for request in frame.submits:
+            self._submits += 1
+            self._submit(request, now_ns)
+        for sequence_id, tokens in frame.proceeds:
+            if sequence_id in self._hosted:
+                self.core.proceed(sequence_id, (ANY_TOKEN,) * tokens, now_ns)
+        for sequence_id in frame.hand_overs:
+            if sequence_id in self._hosted:
+                self.core.hand_over(sequence_id, now_ns)
+        for sequence_id in frame.aborts:
+            self._abort(sequence_id, now_ns)
+        self._leave()
+
+    def _submit(self, request: CountedRequest, now_ns: int) -> None:
+        pool = self._pool(request.phase)
+        has_credit = pool.use(GATEWAY)
+        refused = self._refusal(request, has_credit=has_credit)
+        if refused is None:
+            try:
+                self.core.submit(request, now_ns)
+            except (InvalidRequest, QueueFull) as error:
+                refused = Refused(request.sequence_id, Refusal.INVALID, error.message)
+        if refused is not None:
+            if has_credit:
+                pool.free()
+            self._outbox.happened.append(refused)
+            return
+        self._hosted[request.sequence_id] = Hosted(request, self._role_budget)
+        if request.phase is Phase.PREFILL:
+            self._prompts.came(request.prompt_tokens)
+            self._resize()
+
+    def _refusal(self, request: CountedRequest, *, has_credit: bool) -> Refused | None:
+        code = assignments.refusal(self.assignment, PHASES[request.phase], draining=self.draining)
+        if code is None and not has_credit:
+            code = Refusal.NO_CAPACITY
+        return None if code is None else Refused(request.sequence_id, code, code.name.lower())
+
+    def _abort(self, sequence_id: int, now_ns: int) -> None:
+        if sequence_id in self._hosted:
+            stream = self._streams.pop(sequence_id, None)
+            if stream is not None:
+                self._source(stream).left(stream)
+            self.core.abort(sequence_id, now_ns)
+        elif (opaque := self._left.pop(sequence_id, None)) is not None:
+            self.core.release(opaque, now_ns)
+
+    def _pool(self, phase: Phase) -> CreditPool:
+        return self.credits.prefill if phase is Phase.PREFILL else self.credits.decode
+
+    # ------------------------------------------------------------ roles
+
+    def set_role(self, role: Role, budget_tokens: int = 0) -> bool:
+        """Take another role; whether it was taken. What runs moves elsewhere or ends here."""
+        wanted = assignments.Wanted(role, budget_tokens, self.assignment.epoch)
+        taken = assignments.next_assignment(self.assignment, wanted, draining=self.draining)
+        if isinstance(taken, assignments.NotTaken):
+            return False
+        self._enter()
+        self.counts.moves += 1
+        self.assignment = taken
+        self._apply_assignment()
+        self._leave()
+        return True
+
+    def _apply_assignment(self) -> None:
+        self._resize()
+        self._apply_budget()
+        self._outbox.assignment = True
+        for hosted in self._hosted.values():
+            hosted.offered = False
+            self._offer(hosted)
+
+    def _resize(self) -> None:
+        step_s = max(self.speed.step_time.prefill_ns(trial_work(self.speed.chunk_tokens)), 1.0) / 1e9
+        decoding = self.credits.decode.in_use
+        facts = SlotFacts(
+            self.shape.max_sequences, self._prompts.mean_tokens, self.speed.chunk_tokens, step_s, decoding
+        )
+        self.credits.resize(*((0, 0) if self.draining else slots(self.assignment.role, facts)))
+
+    def _apply_budget(self) -> None:
+        self._role_budget = role_budget(self.assignment)
+        budget = engine_budget(self._role_budget, self._hosted.values())
+        if budget != self._budget:
+            self._budget = budget
+            self.core.set_prefill_budget(budget)
+
+    def _offer(self, hosted: Hosted) -> None:
+        """Have the gateway look for another place for a sequence of a role that was left, where moving is sooner."""
+        leaves = assignments.leaves_decode(self.assignment, draining=self.draining)
+        if not leaves or not hosted.decodes or hosted.offered:
+            return
+        hosted.offered = True
+        kv_bytes = -(-hosted.tokens // self.shape.block_tokens) * self.shape.kv_block_bytes
+        if sooner_moved(hosted.most_tokens_left, kv_bytes, self._staying, self._move_time):
+            self._outbox.happened.append(Leaving(hosted.request.sequence_id))
+
+    # ------------------------------------------------------------ steps
+
+    def _enter(self) -> None:
+        """Something happens here: time up to now is accounted for, and steps that pass at once are cut at this one."""
+        if self._coasting is not None:
+            self._cut(self._coasting)
+        elif self._running is None:
+            self._account_rest()
+
+    def _leave(self) -> None:
+        """It has happened: act on what the core decided."""
+        if self._running is None:
+            self._step()
+        self._follow()
+
+    def _account_rest(self) -> None:
+        now_ps = self._time.now_ps
+        self.spent.rested(self._rest, now_ps - self._accounted_ps)
+        self._accounted_ps = now_ps
+
+    def _follow(self) -> None:
+        """Start fetches, pass on what came of it, tell the gateway, say what the worker waits for."""
+        self._fetch()
+        self._pass_on(None)
+        self._flush()
+        if self._running is None and self._coasting is None:
+            waits = self._link.moving or any(stream.ready > 0 for stream in self._streams.values())
+            self._rest = Rest.KV_WAIT if waits else Rest.STARVED if self._streams else Rest.IDLE
+            self._watch_leases()
+
+    def _step(self, *, may_coast: bool = True) -> None:
+        """Begin the next step, or many at once, at the time up to which all is accounted for."""
+        start_ps = self._accounted_ps
+        start_ns = start_ps // PS_PER_NS
+        batch = self.core.plan(start_ns)
+        if batch is None:
+            return
+        work = batch.work
+        if may_coast and not work.prefill_tokens and not self.shape.stepwise:
+            decoding = self.core.decoding()
+            most = self.core.coasting_steps(decoding) if len(decoding) == work.decode_sequences else 0
+            if most >= MIN_COAST_STEPS:
+                self._begin_coast(decoding, most, work.decode_kv_tokens)
+                return
+        self.core.begin(batch, start_ns)
+        duration_ps = self._cost.step_ps(work)
+        self._running = _Running(batch, start_ps, duration_ps)
+        self._time.at_ps(start_ps + duration_ps, self._end_step)
+
+    def _end_step(self) -> None:
+        running = self._running
+        assert running is not None
+        self._running = None
+        self._accounted_ps = self._time.now_ps
+        work = running.batch.work
+        self.spent.step(self.shape.step_time, work, running.duration_ps)
+        self.counts.steps += 1
+        self.counts.decode_tokens += work.decode_sequences
+        self.counts.prompt_tokens += work.prefill_tokens
+        sampled = {chunk.sequence_id: _SAMPLED for chunk in running.batch.chunks if chunk.sample}
+        report = self.core.apply(running.batch, sampled, self._time.now_ns())
+        self._pass_on(report)
+        self._tell_readers()
+        self._leave()
+
+    def _begin_coast(self, decoding: list[CountedSequence], most: int, kv_tokens: int) -> None:
+        coast = self._cost.coast(self._accounted_ps, len(decoding), kv_tokens)
+        self._coasts += 1
+        number = self._coasts
+        self._coasting = _Coasting(decoding, coast, most, number)
+        self.core.stepping(True, self._accounted_ps // PS_PER_NS)
+        self._time.at_ps(coast.end_ps(most), lambda: self._end_coast(number))
+
+    def _end_coast(self, number: int) -> None:
+        coasting = self._coasting
+        if coasting is not None and coasting.number == number:
+            self._pass(coasting, coasting.most)
+            self._leave()
+
+    def _cut(self, coasting: _Coasting) -> None:
+        """Steps up to now have passed; the one that runs is a step like any other."""
+        self._pass(coasting, min(coasting.coast.steps_by(self._time.now_ps), coasting.most))
+        self._step(may_coast=False)
+
+    def _pass(self, coasting: _Coasting, steps: int) -> None:
+        self._coasting = None
+        end_ps = coasting.coast.end_ps(steps)
+        self.core.stepping(False, end_ps // PS_PER_NS)
+        self._accounted_ps = end_ps
+        if not steps:
+            return
+        decoding = coasting.decoding
+        self.core.coast(decoding, steps)
+        self.spent.decode_ps += end_ps - coasting.coast.start_ps
+        self.counts.steps += steps
+        self.counts.decode_tokens += steps * len(decoding)
+        ids = [sequence.request.sequence_id for sequence in decoding]
+        for sequence_id in ids:
+            self._hosted[sequence_id].new_tokens += steps
+        last_s = (coasting.coast.end_ps(steps) - coasting.coast.end_ps(steps - 1)) / 1e12
+        self._staying = self._staying.stepped(last_s)
+        gateway, coasted = self._gateway, Coasted(ids, coasting.coast, steps, self.core.load(), self._submits)
+        assert gateway is not None
+        self._time.at_ps(end_ps + self.shape.hop_ns * PS_PER_NS, lambda: gateway.coasted(self, coasted))
+
+    def _watch_leases(self) -> None:
+        """While nothing else happens here, the end of a lease may give room."""
+        expiry_ns = self.core.next_expiry_ns
+        if expiry_ns is None or expiry_ns == self._expiry_due_ns or not self.core.load().waiting:
+            return
+        self._expiry_due_ns = expiry_ns
+        self._time.at(expiry_ns, self._expired)
+
+    def _expired(self) -> None:
+        self._expiry_due_ns = 0
+        self._enter()
+        self._leave()
+
+    # ------------------------------------------------------------ what came of it
+
+    def _pass_on(self, step: StepReport | None) -> None:
+        event = self.core.take_event(step)
+        if event is None:
+            return
+        if step is not None and step.decode_sequences:
+            self._staying = self._staying.stepped((step.end_unix_ns - step.start_unix_ns) / 1e9)
+        ended = False
+        leaves = assignments.leaves_decode(self.assignment, draining=self.draining)
+        for output in event.outputs:
+            hosted = self._hosted.get(output.sequence_id)
+            if hosted is None:
+                continue
+            hosted.new_tokens += len(output.token_ids)
+            if output.finish is not None:
+                ended = True
+                self._end(hosted, output)
+            self._deliver(output)
+            if leaves and output.only_tokens:
+                self._offer(hosted)
+        if self._budget != self._role_budget:
+            self._apply_budget()
+        if ended:
+            self._resize()
+
+    def _deliver(self, output: SequenceOutput) -> None:
+        self._outbox.tokens.extend(output.sequence_id for _ in output.token_ids)
+        if not output.only_tokens and (happened := self._event(output)) is not None:
+            self._outbox.happened.append(happened)
+
+    def _event(self, output: SequenceOutput) -> Happened | None:
+        sequence_id, finish = output.sequence_id, output.finish
+        if output.opened is not None:
+            return Opened(sequence_id, self._blocks(output.opened))
+        if finish is FinishReason.STOP or finish is FinishReason.LENGTH:
+            return Finished(sequence_id, Ended(finish.value), output.cached_tokens)
+        if finish is FinishReason.PREFILLED and output.handle is not None:
+            return Prefilled(sequence_id, self._blocks(output.handle), output.cached_tokens)
+        if finish is FinishReason.MOVED and output.handle is not None:
+            return Moved(sequence_id, self._blocks(output.handle), output.cached_tokens)
+        if finish in (FinishReason.KV_LOST, FinishReason.FAILED):
+            return Failed(sequence_id, finish.value, output.detail, blocks_lost=finish is FinishReason.KV_LOST)
+        return None
+
+    def _blocks(self, handle: KvHandle) -> Blocks:
+        return Blocks(handle, self.id, self.shape.kv_kind, once=False)
+
+    def _end(self, hosted: Hosted, output: SequenceOutput) -> None:
+        sequence_id = output.sequence_id
+        del self._hosted[sequence_id]
+        self._pool(hosted.request.phase).free()
+        if output.finish in (FinishReason.STOP, FinishReason.LENGTH):
+            self._staying = self._staying.ended(hosted.tokens - hosted.request.prompt_tokens)
+        if output.handle is not None:
+            if output.finish is FinishReason.MOVED:
+                kv_bytes = output.handle.blocks * self.shape.kv_block_bytes
+                self._sealed[output.handle.opaque] = kv_bytes, self._time.now_ns()
+            self._left[sequence_id] = output.handle.opaque
+
+    def _flush(self) -> None:
+        """Tell the gateway, a hop from now."""
+        for _ in self.credits.settle({GATEWAY: self._waiting}):
+            pass
+        box, has_credit = self._outbox, self.credits.has_news(GATEWAY)
+        if not (box.tokens or box.happened or box.load or box.assignment or has_credit):
+            return
+        frame = ToGateway(
+            self.core.load(),
+            self._submits,
+            box.tokens,
+            box.happened,
+            self.credits.take(GATEWAY) if has_credit else None,
+            self.assignment if box.assignment else None,
+            self.speed if box.speed else None,
+        )
+        self._outbox = Outbox(assignment=False, speed=False)
+        gateway = self._gateway
+        assert gateway is not None
+        self._in_a_hop(lambda: gateway.tell(self, frame))
+
+    def _in_a_hop(self, call: Callable[[], None]) -> None:
+        self._time.at_ps(self._time.now_ps + self.shape.hop_ns * PS_PER_NS, call)
+
+    # ------------------------------------------------------------ KV from and for others
+
+    def _fetch(self) -> None:
+        """Ask the sources of sequences that have got their blocks."""
+        for sequence in self.core.take_fetches():
+            assert isinstance(sequence, CountedSequence)
+            self._unasked.append(sequence)
+        while self._unasked and len(self._streams) < MAX_FETCHES:
+            sequence = self._unasked.pop(0)
+            kv = sequence.request.kv
+            assert kv is not None
+            self.core.kv_asked(sequence)
+            source, now_ns, found = self._peers[kv.worker_id], self._time.now_ns(), sequence.found_blocks
+            try:
+                held = source.core.pull(kv.opaque, now_ns)
+            except KvLost as error:
+                self.core.kv_failed(sequence, FinishReason.KV_LOST, error.message, now_ns)
+                continue
+            stream = self._streams[sequence.request.sequence_id] = Stream(sequence, held, found, now_ns, first=found)
+            source.read_by(self, stream)
+            self._in_a_hop(partial(self.more, stream))
+
+    def read_by(self, reader: "LabWorker", stream: Stream) -> None:
+        """Another worker reads a handle of this one as it fills."""
+        self._readers[stream.held.opaque] = reader, stream
+
+    def left(self, stream: Stream) -> None:
+        """Its reader has gone without all of it."""
+        self._readers.pop(stream.held.opaque, None)
+        self.core.leave(stream.held, self._time.now_ns())
+
+    def _tell_readers(self) -> None:
+        for opaque, (reader, stream) in list(self._readers.items()):
+            if stream.ready > 0 or stream.done:
+                self._in_a_hop(partial(reader.more, stream))
+            if stream.held.whole:
+                del self._readers[opaque]
+
+    def more(self, stream: Stream) -> None:
+        """Blocks are ready for this worker at their source, perhaps."""
+        if stream.sequence.request.sequence_id not in self._streams:
+            return
+        self._enter()
+        self._link.pull(stream)
+        if stream.done:
+            self._part_came(stream)
+        else:
+            self._leave()
+
+    def _part_came(self, stream: Stream) -> None:
+        request = stream.sequence.request
+        if self._streams.get(request.sequence_id) is not stream:
+            return  # it was aborted meanwhile
+        self._enter()
+        self._link.pull(stream)
+        if stream.done:
+            del self._streams[request.sequence_id]
+            now_ns = self._time.now_ns()
+            blocks = stream.at - stream.first
+            received = Received(blocks, blocks * self.shape.kv_block_bytes)
+            self.core.kv_arrived(stream.sequence, received, stream.asked_ns, now_ns)
+            source = self._source(stream)
+            self._in_a_hop(partial(source.acknowledged, stream))
+        self._leave()
+
+    def acknowledged(self, stream: Stream) -> None:
+        """The reader has all blocks of a handle."""
+        self._enter()
+        now_ns, opaque = self._time.now_ns(), stream.held.opaque
+        self._readers.pop(opaque, None)
+        self.core.leave(stream.held, now_ns)
+        kv_bytes, sealed_ns = self._sealed.pop(opaque, (0, 0))
+        if kv_bytes:
+            self._move_time.observe(kv_bytes, max(now_ns - sealed_ns, 0) / 1e9)
+        self.core.release(opaque, now_ns)
+        self._outbox.load = True
+        self._leave()
+
+    def _source(self, stream: Stream) -> "LabWorker":
+        kv = stream.sequence.request.kv
+        assert kv is not None
+        return self._peers[kv.worker_id]
+
+    # ------------------------------------------------------------ at the end
+
+    def close_books(self) -> None:
+        """Account for all time up to now. Nothing may run."""
+        self._enter()
+        assert self._running is None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step runs or sequences are here."""
+        return self._running is not None or bool(self._hosted)
+
+
+def _block_ps(shape: WorkerShape) -> int:
+    return max(round(shape.kv_block_bytes / shape.link_bytes_per_s * 1e12), 1)
