@@ -1,7 +1,7 @@
 """The gateway of the lab: the live dispatcher over links in virtual time, fed by a trace."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from libs.contracts.errors import FulcrumError
 from libs.dispatch.dispatcher import Bounds, Dispatcher
@@ -20,6 +20,12 @@ from libs.policy.gateway.expiry import Patience
 from libs.policy.gateway.routing import Policy
 
 SUSPECTED_S = 60.0
+
+
+class _Context(NamedTuple):
+    """What the dispatcher reads of a request's context."""
+
+    ttft_deadline_unix_ns: int
 
 
 class LabGateway:
@@ -72,7 +78,7 @@ class LabGateway:
             prompt_tokens=request.input_tokens,
             max_output_tokens=most,
             sampling=cast(Any, None),
-            context=cast(Any, None),
+            context=cast(Any, _Context(now_ns + answer.ttft_limit_ns)),
             end_token_ids=frozenset(),
             sink=answer,
             timeline=Timeline(now_ns),

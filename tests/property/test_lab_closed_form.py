@@ -1,0 +1,105 @@
+"""The lab's closed form of many decode steps equals every decision made at every step, to the picosecond."""
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.lab.cluster.books import Answer
+from libs.lab.cluster.cost import Coast
+from libs.lab.cluster.run import Result, Run, Setup, check
+from libs.lab.cluster.time import VirtualTime
+from libs.lab.cluster.worker import WorkerShape
+from libs.lab.traces.request import Trace, TraceRequest
+from libs.policy.gateway.expiry import Patience
+from libs.policy.gateway.routing import POLICIES
+from libs.policy.roles import Role
+from libs.policy.step_time import StepTimeModel
+
+MS = 1_000_000
+BLOCK = 16
+MODEL = StepTimeModel(2e6, 20_000, 0.7, 5e6, 31_000, 53.0, 0.3)
+
+requests = st.lists(
+    st.tuples(
+        st.integers(0, 400),  # ms after the one before
+        st.integers(1, 700),  # prompt tokens
+        st.integers(1, 120),  # output tokens
+        st.integers(0, 3),  # prefix
+    ),
+    min_size=1,
+    max_size=25,
+)
+roles = st.lists(
+    st.sampled_from([(Role.PREFILL, 0), (Role.MIXED, 0), (Role.MIXED, 64), (Role.MIXED, 512)]), min_size=1, max_size=4
+)
+moves = st.lists(
+    st.tuples(
+        st.integers(0, 3000),  # ms
+        st.integers(0, 3),
+        st.sampled_from([(Role.PREFILL, 0), (Role.MIXED, 0), (Role.MIXED, 128), (Role.STANDBY, 0)]),
+    ),
+    max_size=6,
+)
+
+
+def trace_of(drawn: list[tuple[int, int, int, int]]) -> Trace:
+    found, at_ms = [], 0
+    for number, (gap_ms, prompt, output, prefix) in enumerate(drawn):
+        at_ms += gap_ms
+        shared = prefix * 4
+        ids = [prefix * 1000 + place if place < shared else 10_000 + 100 * number + place for place in range(60)]
+        found.append(TraceRequest(number, at_ms * MS, prompt, output, ids[: -(-prompt // BLOCK)], output + 40))
+    return Trace("drawn", found, BLOCK)
+
+
+def run(drawn: Any, first: Any, moved: Any, kv_blocks: int, *, stepwise: bool, guard: bool) -> Result:
+    shape = WorkerShape("m", MODEL, BLOCK, kv_blocks, BLOCK * 1000, 8, 256, 1e8, MS, guard, stepwise)
+    setup = Setup(shape, first, lambda request: 500 * MS, 12 * MS, Patience(20_000, 5_000), 1000)
+    ran = Run(trace_of(drawn), setup, POLICIES["predicted-ttft"]())
+    for at_ms, index, (role, budget) in moved:
+        worker = ran.workers[index % len(ran.workers)]
+        ran.time.at(1_100_000_000 + at_ms * MS, lambda w=worker, r=role, b=budget: w.set_role(r, b))
+    return ran.run()
+
+
+def figures(result: Result) -> Any:
+    answers = [
+        (each.outcome, each.first_ps, each.last_ps, each.tokens, each.late, each.cached_tokens)
+        for each in result.answers
+    ]
+    return answers, result.spent, [worker.counts for worker in result.workers], result.virtual_ps
+
+
+@settings(max_examples=60)
+@given(requests, roles, moves, st.sampled_from([60, 90, 400]), st.booleans())
+def test_many_steps_at_once_bring_what_each_of_them_brings(
+    drawn: Any, first: Any, moved: Any, kv_blocks: int, guard: bool
+) -> None:
+    at_once = run(drawn, first, moved, kv_blocks, stepwise=False, guard=guard)
+    check(at_once)
+    assert figures(at_once) == figures(run(drawn, first, moved, kv_blocks, stepwise=True, guard=guard))
+
+
+@given(st.integers(1, 10**7), st.integers(0, 10**5), st.integers(0, 10**10))
+def test_steps_by_a_time_are_those_that_have_ended_by_then(first_ps: int, growth_ps: int, passed_ps: int) -> None:
+    coast = Coast(77, first_ps, growth_ps)
+    steps = coast.steps_by(77 + passed_ps)
+    assert coast.end_ps(steps) <= 77 + passed_ps < coast.end_ps(steps + 1)
+
+
+@given(st.integers(1, 10**6), st.integers(0, 5000), st.integers(1, 200), st.integers(1, 2000), st.integers(0, 10**9))
+def test_late_tokens_of_a_coast_are_those_that_are_late_one_by_one(
+    first_ps: int, growth_ps: int, steps: int, tpot_ns: int, delay_ps: int
+) -> None:
+    request = TraceRequest(0, 0, 1, 1)
+    at_once = Answer(request, VirtualTime(), 0, 0, tpot_ns)
+    at_once.at(10)
+    at_once.first_ps -= 200_000_000_000  # the grace is over
+    one_by_one = replace(at_once)
+    coast = Coast(1000, first_ps, growth_ps)
+    at_once.coasted(coast, steps, delay_ps)
+    for step in range(1, steps + 1):
+        one_by_one.at(coast.end_ps(step) + delay_ps)
+    assert (at_once.late, at_once.tokens, at_once.last_ps) == (one_by_one.late, one_by_one.tokens, one_by_one.last_ps)
