@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from libs.lab.cluster.books import Answer
 from libs.lab.cluster.cost import Coast
+from libs.lab.cluster.gateway import LabGateway
 from libs.lab.cluster.run import Result, Run, Setup, check
 from libs.lab.cluster.time import VirtualTime
 from libs.lab.cluster.worker import WorkerShape
@@ -55,9 +56,13 @@ def trace_of(drawn: list[tuple[int, int, int, int]]) -> Trace:
 
 
 def run(drawn: Any, first: Any, moved: Any, kv_blocks: int, *, stepwise: bool, guard: bool) -> Result:
-    shape = WorkerShape("m", MODEL, BLOCK, kv_blocks, BLOCK * 1000, 8, 256, 1e8, MS, guard, stepwise)
-    setup = Setup(shape, first, lambda request: 500 * MS, 12 * MS, Patience(20_000, 5_000), 1000)
-    ran = Run(trace_of(drawn), setup, POLICIES["predicted-ttft"]())
+    shape = WorkerShape("m", MODEL, BLOCK, kv_blocks, BLOCK * 1000, 8, 256, 1e8, MS, guard, stepwise=stepwise)
+    setup = Setup(shape, first, lambda request: 500 * MS, 12 * MS)
+
+    def gateway(workers: Any, time: VirtualTime) -> LabGateway:
+        return LabGateway(workers, POLICIES["predicted-ttft"](), time, patience=Patience(20_000, 5_000), max_waiting=99)
+
+    ran = Run(trace_of(drawn), setup, gateway)
     for at_ms, index, (role, budget) in moved:
         worker = ran.workers[index % len(ran.workers)]
         ran.time.at(1_100_000_000 + at_ms * MS, lambda w=worker, r=role, b=budget: w.set_role(r, b))

@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from libs.lab.cluster.books import Answer, Outcome
 from libs.lab.cluster.cost import StepCost
-from libs.lab.cluster.gateway import LabGateway
+from libs.lab.cluster.frames import Coasted, ToGateway
 from libs.lab.cluster.spent import Spent
 from libs.lab.cluster.time import PS_PER_NS, START_PS, VirtualTime
 from libs.lab.cluster.worker import LabWorker, WorkerShape
 from libs.lab.traces.request import Trace, TraceRequest
-from libs.policy.gateway.expiry import Patience
-from libs.policy.gateway.routing import Policy
 from libs.policy.roles import Assignment, Role
 
 SETTLE_NS: Final = 100_000_000
@@ -33,8 +31,6 @@ class Setup:
     """(role, budget) of each worker at first."""
     ttft_limit_ns: Callable[[TraceRequest], int]
     tpot_limit_ns: int
-    patience: Patience
-    max_waiting: int
     overtime_ns: int = 0
     """After the last arrival the run goes on for so long at most; 0: until all have ended."""
 
@@ -52,10 +48,38 @@ class Result:
     moved_sequences: int
 
 
+class Gateway(Protocol):
+    """Where requests arrive."""
+
+    ended: int
+    """Requests that have."""
+    moved: int
+    """Sequences that went on elsewhere with their KV."""
+
+    def start(self) -> None:
+        """The cluster stands."""
+        ...
+
+    def arrive(self, answer: Answer, keys: Sequence[bytes], tpot_target_ns: int) -> None:
+        """A request has come."""
+        ...
+
+    def tell(self, worker: LabWorker, frame: ToGateway) -> None:
+        """A worker's frame has come."""
+        ...
+
+    def coasted(self, worker: LabWorker, coasted: Coasted) -> None:
+        """A worker's tokens have come."""
+        ...
+
+
+MakeGateway = Callable[[Sequence[LabWorker], VirtualTime], Gateway]
+
+
 class Run:
     """A trace on a cluster."""
 
-    def __init__(self, trace: Trace, setup: Setup, policy: Policy) -> None:
+    def __init__(self, trace: Trace, setup: Setup, make_gateway: MakeGateway) -> None:
         self._trace = trace
         self._setup = setup
         self.time = VirtualTime()
@@ -64,9 +88,7 @@ class Run:
             LabWorker(index, setup.shape, Assignment(setup.shape.model, role, budget, FIRST_EPOCH), self.time, cost)
             for index, (role, budget) in enumerate(setup.roles)
         ]
-        self.gateway = LabGateway(
-            self.workers, policy, self.time, patience=setup.patience, max_waiting=setup.max_waiting
-        )
+        self.gateway = make_gateway(self.workers, self.time)
         self.answers: list[Answer] = []
         self._keys = _Keys(trace.block_tokens)
         self._stop_ps = 0

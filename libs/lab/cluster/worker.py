@@ -28,7 +28,7 @@ from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.policy.gateway.effects import Blocks
 from libs.policy.roles import Assignment, Refusal, Role
 from libs.policy.speed import Speed
-from libs.policy.step_time import StepTimeModel
+from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker import assignment as assignments
 from libs.policy.worker.budget import engine_budget, role_budget
 from libs.policy.worker.credits import CreditPool, Credits, Waiting
@@ -60,6 +60,8 @@ class WorkerShape:
     """From a worker to the gateway, or another worker, and back: each way."""
     guard: bool = True
     """Whether prompts and newcomers are held to the TPOT of what decodes."""
+    credits: bool = True
+    """Whether work is taken only against credits; off where it queues in workers."""
     stepwise: bool = False
     """Every decision at every step: slow, and equal in all else."""
 
@@ -160,16 +162,10 @@ class LabWorker:
             chunk_tokens=shape.chunk_tokens,
         )
         self._handles = 0
-        self.core = LabCore(
-            config,
-            self.capabilities,
-            frozenset(),
-            EngineIdentity(self.id, 1, self.id),
-            random_bytes=self._next_handle,
-            new_sequence=CountedSequence,
-        )
-        if shape.guard:
-            self.core.set_step_time(shape.step_time)
+        self._config = config
+        self.core = self._new_core()
+        self.recent_steps: list[tuple[StepWork, int]] | None = None
+        """(work, duration_ns) of steps since somebody took them; None: nobody does. Steps at once are one of them."""
         self._hosted: dict[int, Hosted] = {}
         self._left: dict[int, bytes] = {}
         """Handles that a gateway's sequences left, by sequence id."""
@@ -201,6 +197,19 @@ class LabWorker:
         self._apply_assignment()
         self._leave()
 
+    def _new_core(self) -> LabCore:
+        core = LabCore(
+            self._config,
+            self.capabilities,
+            frozenset(),
+            EngineIdentity(self.id, 1, self.id),
+            random_bytes=self._next_handle,
+            new_sequence=CountedSequence,
+        )
+        if self.shape.guard:
+            core.set_step_time(self.shape.step_time)
+        return core
+
     def _next_handle(self, count: int) -> bytes:
         self._handles += 1
         return self._handles.to_bytes(count, "big")
@@ -211,6 +220,21 @@ class LabWorker:
     def submits_taken(self) -> int:
         """Of the gateway's."""
         return self._submits
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes new work."""
+        return not self.draining
+
+    @property
+    def prompts_here(self) -> int:
+        """Prompts queued or being computed."""
+        return sum(hosted.awaits_prompt for hosted in self._hosted.values())
+
+    def take_recent_steps(self) -> list[tuple[StepWork, int]]:
+        """Those since the last call."""
+        steps, self.recent_steps = self.recent_steps or [], []
+        return steps
 
     def load(self) -> EngineLoad:
         """Depths now."""
@@ -264,7 +288,7 @@ class LabWorker:
 
     def _submit(self, request: CountedRequest, now_ns: int) -> None:
         pool = self._pool(request.phase)
-        has_credit = pool.use(GATEWAY)
+        has_credit = pool.use(GATEWAY) if self.shape.credits else True
         refused = self._refusal(request, has_credit=has_credit)
         if refused is None:
             try:
@@ -272,7 +296,7 @@ class LabWorker:
             except (InvalidRequest, QueueFull) as error:
                 refused = Refused(request.sequence_id, Refusal.INVALID, error.message)
         if refused is not None:
-            if has_credit:
+            if has_credit and self.shape.credits:
                 pool.free()
             self._outbox.happened.append(refused)
             return
@@ -313,6 +337,45 @@ class LabWorker:
         self._apply_assignment()
         self._leave()
         return True
+
+    def restart(self, role: Role, budget_tokens: int, start_ns: int) -> None:
+        """Give up all that is here, and come back with another role and an empty cache after so long."""
+        self._enter()
+        if self._running is not None:  # what it has computed is lost, the time is spent
+            running, self._running = self._running, None
+            self.spent.step(self.shape.step_time, running.batch.work, self._time.now_ps - running.start_ps)
+            self._accounted_ps = self._time.now_ps
+        self.counts.moves += 1
+        for stream in self._streams.values():
+            self._source(stream).left(stream)
+        self._streams.clear()
+        self._unasked.clear()
+        readers, self._readers = self._readers, {}
+        self._hosted.clear()
+        self._left.clear()
+        self.core = self._new_core()
+        self._budget = -1
+        for reader, stream in readers.values():
+            reader.lost(stream)
+        self.draining = True
+        self.assignment = Assignment(self.shape.model, role, budget_tokens, self.assignment.epoch + 1)
+        self._apply_assignment()
+        self._leave()
+        self._time.at_ps(self._time.now_ps + start_ns * PS_PER_NS, self._started)
+
+    def _started(self) -> None:
+        self._enter()
+        self.draining = False
+        self._apply_assignment()
+        self._leave()
+
+    def lost(self, stream: Stream) -> None:
+        """The source of these blocks is gone."""
+        if self._streams.pop(stream.sequence.request.sequence_id, None) is None:
+            return
+        self._enter()
+        self.core.kv_failed(stream.sequence, FinishReason.KV_LOST, "its source is gone", self._time.now_ns())
+        self._leave()
 
     def _apply_assignment(self) -> None:
         self._resize()
@@ -394,15 +457,17 @@ class LabWorker:
         self.core.begin(batch, start_ns)
         duration_ps = self._cost.step_ps(work)
         self._running = _Running(batch, start_ps, duration_ps)
-        self._time.at_ps(start_ps + duration_ps, self._end_step)
+        self._time.at_ps(start_ps + duration_ps, partial(self._end_step, self._running))
 
-    def _end_step(self) -> None:
-        running = self._running
-        assert running is not None
+    def _end_step(self, running: _Running) -> None:
+        if self._running is not running:
+            return  # the worker was restarted meanwhile
         self._running = None
         self._accounted_ps = self._time.now_ps
         work = running.batch.work
         self.spent.step(self.shape.step_time, work, running.duration_ps)
+        if self.recent_steps is not None:
+            self.recent_steps.append((work, running.duration_ps // PS_PER_NS))
         self.counts.steps += 1
         self.counts.decode_tokens += work.decode_sequences
         self.counts.prompt_tokens += work.prefill_tokens
@@ -439,6 +504,10 @@ class LabWorker:
         if not steps:
             return
         decoding = coasting.decoding
+        if self.recent_steps is not None:  # one stands for all of them
+            kv_tokens = sum(sequence.length for sequence in decoding)
+            step_ns = (end_ps - coasting.coast.start_ps) // steps // PS_PER_NS
+            self.recent_steps.append((StepWork(decode_sequences=len(decoding), decode_kv_tokens=kv_tokens), step_ns))
         self.core.coast(decoding, steps)
         self.spent.decode_ps += end_ps - coasting.coast.start_ps
         self.counts.steps += steps
@@ -516,7 +585,8 @@ class LabWorker:
     def _end(self, hosted: Hosted, output: SequenceOutput) -> None:
         sequence_id = output.sequence_id
         del self._hosted[sequence_id]
-        self._pool(hosted.request.phase).free()
+        if self.shape.credits:
+            self._pool(hosted.request.phase).free()
         if output.finish in (FinishReason.STOP, FinishReason.LENGTH):
             self._staying = self._staying.ended(hosted.tokens - hosted.request.prompt_tokens)
         if output.handle is not None:

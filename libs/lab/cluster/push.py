@@ -1,0 +1,232 @@
+"""A gateway as rivals have it: each request goes to a worker at its arrival, and queues there.
+
+What their routers and movers decide is in `libs/lab/rivals`. A request is a hop on its way to the router, which sees
+queues as they are then. KV is pulled once a prompt is computed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from libs.contracts.errors import NoWorkers
+from libs.dispatch.generation import FinishReason
+from libs.dispatch.worker_news import Failed, Finished, Happened, Prefilled, Refused
+from libs.engine.kv_port import KvHandle
+from libs.engine.port import Phase
+from libs.lab.cluster.books import Answer
+from libs.lab.cluster.frames import Coasted, ToGateway, ToWorker
+from libs.lab.cluster.sequence import GREEDY, CountedRequest, CountedTokens
+from libs.lab.cluster.time import PS_PER_NS, VirtualTime
+from libs.lab.cluster.watch import Watch
+from libs.lab.cluster.worker import LabWorker
+from libs.lab.rivals.port import Move, MoveCost, Mover, Router, SeenRequest, Slo
+from libs.policy.roles import Role
+
+MAX_ATTEMPTS: Final = 64
+"""Of one request, at workers that had another role by then or were lost."""
+_CHAIN_ROOT: Final = b"lab"
+
+
+@dataclass(eq=False, slots=True)
+class _Pushed:
+    """A request on its way."""
+
+    answer: Answer
+    keys: Sequence[bytes]
+    tpot_target_ns: int
+    seen: SeenRequest
+    worker: int = -1
+    """Where it is."""
+    sequence_id: int = 0
+    source: tuple[int, int] | None = None
+    """(worker, sequence id) that holds the blocks of its computed prompt."""
+    handle: KvHandle | None = None
+    attempts: int = 0
+
+
+class PushGateway:
+    """Carries out what a rival decides."""
+
+    def __init__(
+        self,
+        workers: Sequence[LabWorker],
+        time: VirtualTime,
+        *,
+        router: Router,
+        mover: Mover | None,
+        cost: MoveCost,
+        slo: Slo,
+    ) -> None:
+        """`slo`: of a typical request, for the mover."""
+        self._workers = workers
+        self._router = router
+        self._mover = mover
+        self._cost = cost
+        self._time = time
+        self._watch = Watch(workers, time, slo, keep_steps=mover is not None and mover.wants_steps)
+        self._on: dict[tuple[int, int], _Pushed] = {}
+        self._ids = 0
+        self._stranded: list[_Pushed] = []
+        """No worker takes them now."""
+        self._hop_ps = workers[0].shape.hop_ns * PS_PER_NS
+        self.ended = 0
+        self.moved = 0
+
+    def start(self) -> None:
+        """Look at the cluster at intervals."""
+        if self._mover is not None:
+            self._time.at_ps(self._time.now_ps + self._mover.every_ns * PS_PER_NS, self._look)
+
+    # ------------------------------------------------------------ requests
+
+    def arrive(self, answer: Answer, keys: Sequence[bytes], tpot_target_ns: int) -> None:
+        """A request has come."""
+
+        def route() -> None:
+            seen = self._watch.came(answer, list(keys))
+            self._prompt(_Pushed(answer, keys, tpot_target_ns, seen))
+
+        self._time.at_ps(self._time.now_ps + self._hop_ps, route)
+
+    def _prompt(self, pushed: _Pushed) -> None:
+        """To a worker that computes its prompt, with what was generated so far."""
+        pushed.source = pushed.handle = None
+        views = self._watch.workers()
+        if not any(view.ready and (view.role is Role.PREFILL or view.budget_tokens) for view in views):
+            self._stranded.append(pushed)
+            return
+        index = self._router.prompt(pushed.seen, views, self._time.now_ns())
+        phase = Phase.PREFILL if self._workers[index].assignment.role is Role.PREFILL else Phase.BOTH
+        self._submit(pushed, index, phase)
+
+    def _decode(self, pushed: _Pushed) -> None:
+        views = self._watch.workers()
+        if not any(view.ready and view.role is Role.MIXED for view in views):
+            self._stranded.append(pushed)
+            return
+        assert pushed.source is not None
+        index = self._router.decode(pushed.seen, pushed.source[0], views, self._time.now_ns())
+        self._submit(pushed, index, Phase.DECODE)
+
+    def _submit(self, pushed: _Pushed, index: int, phase: Phase) -> None:
+        self._ids += 1
+        answer, worker = pushed.answer, self._workers[index]
+        request = answer.request
+        pushed.worker, pushed.sequence_id = index, self._ids
+        self._on[index, self._ids] = pushed
+        submit = CountedRequest(
+            sequence_id=self._ids,
+            request_id=str(request.number),
+            phase=phase,
+            token_ids=CountedTokens(request.input_tokens + answer.tokens),  # type: ignore[arg-type]
+            prompt_tokens=request.input_tokens,
+            max_output_tokens=max(request.max_output_tokens, request.output_tokens),
+            sampling=GREEDY,
+            chain_root=_CHAIN_ROOT,
+            kv=pushed.handle if phase is Phase.DECODE else None,
+            tpot_target_ns=pushed.tpot_target_ns,
+            first_token_due_ns=answer.arrival_ps // PS_PER_NS + answer.ttft_limit_ns,
+            output_tokens=request.output_tokens,
+            keys=pushed.keys,
+        )
+        self._send(worker, ToWorker(submits=[submit]))
+
+    def _send(self, worker: LabWorker, frame: ToWorker) -> None:
+        worker.receive(frame)
+
+    # ------------------------------------------------------------ what workers say
+
+    def tell(self, worker: LabWorker, frame: ToGateway) -> None:
+        """A frame has come."""
+        for sequence_id in frame.tokens:
+            pushed = self._on.get((worker.index, sequence_id))
+            if pushed is not None:
+                self._token(pushed)
+        for happened in frame.happened:
+            pushed = self._on.get((worker.index, happened.sequence_id))
+            if pushed is not None:
+                self._hear(worker, pushed, happened)
+
+    def _token(self, pushed: _Pushed) -> None:
+        pushed.answer.token(0, None)
+        if pushed.answer.tokens == 1:
+            self._watch.first_token(pushed.answer)
+        self._release(pushed, but=pushed.sequence_id)
+
+    def _release(self, pushed: _Pushed, but: int = 0) -> None:
+        """The blocks at its prompt's worker are not needed any more."""
+        if pushed.source is not None and pushed.source[1] != but:
+            index, sequence_id = pushed.source
+            pushed.source = None
+            self._send(self._workers[index], ToWorker(aborts=[sequence_id]))
+
+    def _hear(self, worker: LabWorker, pushed: _Pushed, happened: Happened) -> None:
+        key = worker.index, happened.sequence_id
+        if isinstance(happened, Prefilled):
+            del self._on[key]
+            pushed.answer.cached_tokens = pushed.answer.cached_tokens or happened.cached_tokens
+            if pushed.answer.tokens >= pushed.answer.request.output_tokens:
+                self._send(worker, ToWorker(aborts=[happened.sequence_id]))
+                self._end(pushed)
+                return
+            pushed.source, pushed.handle = key, happened.blocks.source  # type: ignore[assignment]
+            self._decode(pushed)
+        elif isinstance(happened, Finished):
+            del self._on[key]
+            pushed.answer.cached_tokens = pushed.answer.cached_tokens or happened.cached_tokens
+            self._end(pushed)
+        elif isinstance(happened, Refused | Failed):
+            del self._on[key]
+            self._again(pushed)
+
+    def _again(self, pushed: _Pushed) -> None:
+        self._release(pushed)
+        pushed.attempts += 1
+        if pushed.attempts > MAX_ATTEMPTS:
+            pushed.answer.fail(NoWorkers("no worker kept it", retry_after_s=1.0))
+            self.ended += 1
+            return
+        self._prompt(pushed)
+
+    def _end(self, pushed: _Pushed) -> None:
+        self._release(pushed)
+        pushed.answer.finish(FinishReason.STOP)
+        self._watch.ended(pushed.answer)
+        self.ended += 1
+
+    def coasted(self, worker: LabWorker, coasted: Coasted) -> None:
+        """Tokens have come, as many for each of these sequences."""
+        for sequence_id in coasted.sequences:
+            pushed = self._on.get((worker.index, sequence_id))
+            if pushed is not None:
+                pushed.answer.coasted(coasted.coast, coasted.steps, self._hop_ps)
+
+    # ------------------------------------------------------------ roles
+
+    def _look(self) -> None:
+        mover = self._mover
+        assert mover is not None
+        for move in mover.moves(self._watch.seen()):
+            self._move(move)
+        self._time.at_ps(self._time.now_ps + mover.every_ns * PS_PER_NS, self._look)
+
+    def _move(self, move: Move) -> None:
+        worker = self._workers[move.index]
+        if self._cost.restarts:
+            lost = [pushed for (index, _), pushed in self._on.items() if index == move.index]
+            self._on = {key: pushed for key, pushed in self._on.items() if key[0] != move.index}
+            worker.restart(move.role, move.budget_tokens, self._cost.start_ns)
+            for pushed in lost:
+                self._again(pushed)
+            # Blocks that waited there are gone: who was to pull them finds out by itself.
+        else:
+            worker.set_role(move.role, move.budget_tokens)
+        self._time.at_ps(self._time.now_ps + self._cost.start_ns * PS_PER_NS, self._retry)
+
+    def _retry(self) -> None:
+        stranded, self._stranded = self._stranded, []
+        for pushed in stranded:
+            if pushed.handle is not None:
+                self._decode(pushed)
+            else:
+                self._prompt(pushed)

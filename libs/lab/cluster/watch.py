@@ -1,0 +1,108 @@
+"""What a rival's router and mover see: workers now, requests since the mover last looked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from libs.lab.cluster.books import Answer
+from libs.lab.cluster.time import VirtualTime
+from libs.lab.cluster.worker import LabWorker
+from libs.lab.rivals.port import Interval, Seen, SeenRequest, SeenWorker, Slo
+
+
+@dataclass(slots=True)
+class _Sum:
+    count: int = 0
+    total: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+
+@dataclass(slots=True)
+class _Counted:
+    """Since the mover last looked."""
+
+    inputs: _Sum
+    outputs: _Sum
+    ttft_ns: _Sum
+    tpot_ns: _Sum
+
+
+class Watch:
+    """Follows requests; makes views of workers when asked."""
+
+    def __init__(self, workers: Sequence[LabWorker], time: VirtualTime, slo: Slo, *, keep_steps: bool) -> None:
+        self._workers = workers
+        self._time = time
+        self._slo = slo
+        self._outputs = _Sum()
+        self._counted = _Counted(_Sum(), _Sum(), _Sum(), _Sum())
+        self._keep_steps = keep_steps
+        if keep_steps:
+            for worker in workers:
+                worker.recent_steps = []
+
+    def came(self, answer: Answer, keys: list[bytes]) -> SeenRequest:
+        """A request, as its router sees it."""
+        request = answer.request
+        self._counted.inputs.add(request.input_tokens)
+        cached = [worker.core.cached_tokens(keys) for worker in self._workers] if keys else [0] * len(self._workers)
+        slo = Slo(answer.ttft_limit_ns, answer.tpot_limit_ns)
+        return SeenRequest(request.number, request.input_tokens, round(self._outputs.mean), slo, cached)
+
+    def first_token(self, answer: Answer) -> None:
+        """Its first token has come."""
+        self._counted.ttft_ns.add(answer.ttft_ns)
+
+    def ended(self, answer: Answer) -> None:
+        """It has."""
+        self._outputs.add(answer.tokens)
+        self._counted.outputs.add(answer.tokens)
+        if answer.tokens > 1:
+            self._counted.tpot_ns.add(answer.tpot_ns)
+
+    def seen(self) -> Seen:
+        """For the mover, which has looked by this."""
+        counted, self._counted = self._counted, _Counted(_Sum(), _Sum(), _Sum(), _Sum())
+        interval = Interval(
+            arrived=counted.inputs.count,
+            mean_input_tokens=counted.inputs.mean,
+            mean_output_tokens=counted.outputs.mean,
+            mean_ttft_ns=counted.ttft_ns.mean,
+            mean_tpot_ns=counted.tpot_ns.mean,
+        )
+        return Seen(self._time.now_ns(), self.workers(with_steps=self._keep_steps), interval, self._slo)
+
+    def workers(self, *, with_steps: bool = False) -> list[SeenWorker]:
+        """All of them."""
+        return [self._view(worker, with_steps=with_steps) for worker in self._workers]
+
+    def _view(self, worker: LabWorker, *, with_steps: bool) -> SeenWorker:
+        load = worker.coasted_load(self._time.now_ps) or worker.load()
+        kv_tokens = max(worker.shape.kv_blocks - load.free_kv_blocks, 0) * worker.shape.block_tokens
+        steps = worker.take_recent_steps() if with_steps else ()
+        tokens = load.waiting_prefill_tokens
+        return SeenWorker(
+            index=worker.index,
+            role=worker.assignment.role,
+            budget_tokens=worker.assignment.budget_tokens,
+            ready=worker.ready,
+            speed=worker.speed,
+            max_sequences=worker.shape.max_sequences,
+            kv_blocks=worker.shape.kv_blocks,
+            block_tokens=worker.shape.block_tokens,
+            prompts=worker.prompts_here,
+            prompt_tokens=tokens,
+            backlog_ns=worker.speed.prompt_ns(tokens, load.waiting_prefill_squares),
+            decodes=load.running,
+            queued_decodes=load.awaiting_kv,
+            kv_tokens=kv_tokens,
+            decode_step_ns=worker.speed.decode_ns(load.running, kv_tokens),
+            free_blocks=load.free_kv_blocks,
+            steps=steps,
+        )

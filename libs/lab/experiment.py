@@ -1,0 +1,230 @@
+"""One experiment: a trace, a cluster, a policy, what clients want; and what it comes to."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from libs.contracts.errors import InvalidRequest
+from libs.lab.cluster.gateway import LabGateway
+from libs.lab.cluster.push import PushGateway
+from libs.lab.cluster.run import MakeGateway, Result, Run, Setup, check
+from libs.lab.cluster.worker import WorkerShape
+from libs.lab.hardware import Hardware
+from libs.lab.policies import Policy
+from libs.lab.rivals.port import Cluster, Slo
+from libs.lab.score import IdealWork, Score, score
+from libs.lab.slo import SloSpec
+from libs.lab.traces.request import Trace, TraceRequest
+from libs.policy.gateway.expiry import Patience
+from libs.policy.gateway.routing import POLICIES
+from libs.policy.roles import Role
+from libs.policy.speed import Speed
+from libs.policy.step_time import StepTimeModel
+from libs.policy.worker.saturation import knee_of
+
+DEFAULT_BLOCK_TOKENS: Final = 64
+"""Of traces without prefixes: fine enough for any prompt, coarse enough to be quick."""
+MOST_CHUNK_TOKENS: Final = 8192
+MAX_SEQUENCES: Final = 256
+LINK_GBPS: Final = 200.0
+HOP_MS: Final = 1.0
+"""A message from gateway to worker or back, with what it waits at either end: measured on an idle suite."""
+PATIENCE: Final = Patience(max_wait_ms=600_000, no_workers_wait_ms=30_000)
+MAX_WAITING: Final = 1_000_000
+"""The lab shows how late requests are rather than how many a gateway would refuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """All that a run depends on."""
+
+    trace: Trace
+    hardware: Hardware
+    workers: int
+    slo: SloSpec
+    seed: int = 1
+    interference: float | None = None
+    """In place of the profile's own."""
+    link_gbps: float = LINK_GBPS
+    hop_ms: float = HOP_MS
+    max_sequences: int = MAX_SEQUENCES
+    chunk_tokens: int = 0
+    """Prompt tokens of a step; 0: the smallest that saturates the device."""
+    overtime_s: float = 600.0
+    """After the last arrival."""
+    stepwise: bool = False
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise InvalidRequest(f"{self.workers} workers serve nothing: name at least one with --workers")
+        if not self.trace.requests:
+            raise InvalidRequest(f"trace {self.trace.name} has no requests")
+        blocks = self.kv_blocks
+        longest = max(self.trace.requests, key=lambda each: each.input_tokens + each.output_tokens)
+        tokens = longest.input_tokens + longest.output_tokens
+        if tokens > blocks * self.block_tokens:
+            raise InvalidRequest(
+                f"request {longest.number} has {tokens} tokens, and one worker's KV holds {blocks * self.block_tokens}:"
+                " take a device with more memory, or a larger --tp"
+            )
+        isolated = min(self.work.prompt_ns(each.input_tokens) for each in self.trace.requests)
+        limit_ns = self.slo.ttft_limit_ns(isolated)
+        if isolated > limit_ns:
+            raise InvalidRequest(
+                f"SLO {self.slo.text!r} cannot be met: even the shortest prompt takes {isolated / 1e9:.3f} s by itself,"
+                f" and {limit_ns / 1e9:.3f} s are allowed; allow more, or take a faster device"
+            )
+        alone_ns = self.speed.decode_ns(1, min(each.input_tokens for each in self.trace.requests))
+        if alone_ns > self.slo.tpot_ns:
+            raise InvalidRequest(
+                f"SLO {self.slo.text!r} cannot be met: one sequence alone takes {alone_ns / 1e6:.1f} ms a token;"
+                " allow more, or take a faster device"
+            )
+
+    @property
+    def step_time(self) -> StepTimeModel:
+        """Of each worker."""
+        model = self.hardware.profile.step_time
+        return model if self.interference is None else replace(model, interference=self.interference)
+
+    @property
+    def block_tokens(self) -> int:
+        """Of a KV block: the trace's where it has prefixes."""
+        return self.trace.block_tokens or DEFAULT_BLOCK_TOKENS
+
+    @property
+    def kv_blocks(self) -> int:
+        """Of one worker; 0 where the model does not fit."""
+        found = self.hardware.profile
+        return max(found.kv_memory_bytes // found.kv_bytes_per_token // self.block_tokens, 0)
+
+    @property
+    def speed(self) -> Speed:
+        """Of each worker."""
+        chunk = self.chunk_tokens or knee_of(self.step_time, MOST_CHUNK_TOKENS)[0]
+        kv_token_ns = self.hardware.profile.kv_bytes_per_token / (self.link_gbps * 1e9 / 8) * 1e9
+        return Speed(self.step_time, chunk, kv_token_ns, measured=True)
+
+    @property
+    def work(self) -> IdealWork:
+        """What requests would take without friction."""
+        return IdealWork(self.speed, self.slo.tpot_ns, self.max_sequences)
+
+    def shape(self, policy: Policy) -> WorkerShape:
+        """Of each worker under a policy."""
+        found = self.hardware.profile
+        return WorkerShape(
+            model=found.name,
+            step_time=self.step_time,
+            block_tokens=self.block_tokens,
+            kv_blocks=self.kv_blocks,
+            kv_block_bytes=found.kv_bytes_per_token * self.block_tokens,
+            max_sequences=self.max_sequences,
+            chunk_tokens=self.speed.chunk_tokens,
+            link_bytes_per_s=self.link_gbps * 1e9 / 8,
+            hop_ns=round(self.hop_ms * 1e6),
+            guard=policy.guard,
+            credits=policy.rival is None,
+            stepwise=self.stepwise,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run comes to."""
+
+    policy: str
+    roles: str
+    """At first, e.g. "9:7"."""
+    seed: int
+    score: Score
+    goodput_rps_per_gpu: float
+    gpu_seconds: dict[str, float]
+    role_moves: int
+    moved_sequences: int
+    wall_s: float
+    virtual_s: float
+    events: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Flat, as `fulcrum lab run --json` prints it."""
+        found = asdict(self)
+        return {"policy": found.pop("policy"), "seed": found.pop("seed"), **found.pop("score"), **found}
+
+
+def run(
+    experiment: Experiment, policy: Policy, on_progress: Callable[[int], None] = lambda ended: None
+) -> tuple[Report, Result]:
+    """Raises BooksDoNotBalance where the simulation itself went wrong."""
+    started = time.perf_counter()
+    shape, work = experiment.shape(policy), experiment.work
+    isolated: dict[int, int] = {}
+
+    def ttft_limit_ns(request: TraceRequest) -> int:
+        tokens = request.input_tokens
+        if tokens not in isolated:
+            isolated[tokens] = experiment.slo.ttft_limit_ns(work.prompt_ns(tokens))
+        return isolated[tokens]
+
+    cluster = Cluster(
+        experiment.workers,
+        experiment.speed,
+        experiment.max_sequences,
+        experiment.kv_blocks,
+        experiment.block_tokens,
+        _typical(experiment),
+    )
+    roles = policy.first_roles(cluster)
+    setup = Setup(shape, roles, ttft_limit_ns, experiment.slo.tpot_ns, round(experiment.overtime_s * 1e9))
+    result = Run(experiment.trace, setup, _gateway(policy, cluster)).run(on_progress)
+    check(result)
+    scored = score(result.answers, work)
+    gpus = experiment.hardware.profile.gpus
+    virtual_s = result.virtual_ps / 1e12
+    spent = {
+        name: sum(getattr(each, f"{name}_ps") for each in result.spent) * gpus / 1e12
+        for name in ("prefill", "decode", "kv_wait", "idle", "starved")
+    }
+    report = Report(
+        policy=policy.name,
+        roles=_split(roles),
+        seed=experiment.seed,
+        score=scored,
+        goodput_rps_per_gpu=scored.good / virtual_s / (experiment.workers * gpus),
+        gpu_seconds=spent,
+        role_moves=result.role_moves,
+        moved_sequences=result.moved_sequences,
+        wall_s=time.perf_counter() - started,
+        virtual_s=virtual_s,
+        events=result.events,
+    )
+    return report, result
+
+
+def _typical(experiment: Experiment) -> Slo:
+    """Of the mean prompt."""
+    requests = experiment.trace.requests
+    mean = sum(each.input_tokens for each in requests) // len(requests)
+    return Slo(experiment.slo.ttft_limit_ns(experiment.work.prompt_ns(mean)), experiment.slo.tpot_ns)
+
+
+def _gateway(policy: Policy, cluster: Cluster) -> MakeGateway:
+    rival = policy.rival
+    if rival is None:
+        return lambda workers, virtual: LabGateway(
+            workers, POLICIES["predicted-ttft"](), virtual, patience=PATIENCE, max_waiting=MAX_WAITING
+        )
+    return lambda workers, virtual: PushGateway(
+        workers,
+        virtual,
+        router=rival.router(cluster),
+        mover=rival.mover(cluster),
+        cost=rival.move_cost,
+        slo=cluster.slo,
+    )
+
+
+def _split(roles: list[tuple[Role, int]]) -> str:
+    prefill = sum(role is Role.PREFILL for role, _ in roles)
+    return f"{prefill}:{len(roles) - prefill}"

@@ -1,0 +1,65 @@
+"""Which step-time profile a model on a device has."""
+
+import re
+from dataclasses import dataclass
+
+from libs.contracts.errors import InvalidRequest, StartupError
+from libs.perfmodel.profiles import PROFILES, Profile, profile
+from libs.perfmodel.shipped import shipped_entries
+
+_TP = re.compile(r"-tp(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A worker's kind."""
+
+    profile: Profile
+    mixed_measured: bool
+    """Whether what prompts and decodes cost together was measured; else `interference` is an assumption."""
+
+
+def resolve(model: str, device: str, tp: int = 0) -> Hardware:
+    """The profile of a model on a device, `tp` GPUs wide (0: the only width there is). Raises InvalidRequest that lists
+    what there is."""
+    wanted, on = _plain(model), _plain(device)
+    pairs = _pairs()
+    found = [name for name, parts in pairs.items() if (_plain(parts[0]), _plain(parts[1])) == (wanted, on)]
+    fits = [name for name in found if not tp or pairs[name][2] == tp]
+    if len(fits) == 1 or (fits and len({pairs[name][2] for name in fits}) == 1):
+        name = next((name for name in fits if name.endswith("-aic")), fits[0])
+        return by_name(name)
+    if found:
+        widths = ", ".join(f"--tp {pairs[name][2]}" for name in found)
+        raise InvalidRequest(f"{model} on {device} is there as {widths}: name one of them")
+    devices = sorted({parts[1] for parts in pairs.values() if _plain(parts[0]) == wanted})
+    if devices:
+        raise InvalidRequest(f"there is no profile of {model} on {device}; it is there on {', '.join(devices)}")
+    models = sorted({parts[0] for parts in pairs.values()})
+    raise InvalidRequest(f"there is no profile of model {model!r}; there are {', '.join(models)}")
+
+
+def by_name(name: str) -> Hardware:
+    """A profile by its own name; raises InvalidRequest that lists the nearest."""
+    try:
+        found = profile(name)
+    except StartupError as error:
+        raise InvalidRequest(error.message) from None
+    return Hardware(found, bool(shipped_entries().get(name, {}).get("mixed_measured")))
+
+
+def _pairs() -> dict[str, tuple[str, str, int]]:
+    """(model, device, GPUs) by profile name, of all that name a device."""
+    found: dict[str, tuple[str, str, int]] = {}
+    for name, entry in shipped_entries().items():
+        device = str(entry["device"]).lower()
+        found[name] = name[: name.index(f"-{device}")], device, int(entry["gpus"])
+    for name, each in PROFILES.items():
+        parts = _TP.sub("", name).rsplit("-", 1)
+        if len(parts) == 2:
+            found[name] = parts[0], parts[1], each.gpus
+    return found
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

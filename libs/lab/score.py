@@ -1,0 +1,105 @@
+"""Whether answers were good, and what a run comes to."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from libs.lab.cluster.books import Answer, Outcome
+from libs.policy.speed import Speed
+from libs.policy.step_time import MATRIX_ROWS
+from libs.policy.worker.slack import largest_batch
+
+MAX_LATE_SHARE: Final = 0.01
+"""Of a good answer's tokens, those after t_first + TPOT·k + 200 ms."""
+QUANTILES: Final = ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))
+
+
+def is_good(answer: Answer) -> bool:
+    """First token in time, and the pace kept: in the mean, and by nearly all tokens."""
+    if answer.outcome is not Outcome.COMPLETED or answer.ttft_ns > answer.ttft_limit_ns:
+        return False
+    return answer.tpot_ns <= answer.tpot_limit_ns and answer.late <= MAX_LATE_SHARE * answer.tokens
+
+
+class IdealWork:
+    """GPU time that a request would take in a cluster without friction: its prompt by itself, and its share of decode
+    steps over the largest batch that holds its TPOT."""
+
+    def __init__(self, speed: Speed, tpot_ns: int, max_sequences: int) -> None:
+        self._speed = speed
+        self._tpot_ns = tpot_ns
+        self._max_sequences = max_sequences
+        self._batches: dict[int, int] = {}
+
+    def prompt_ns(self, tokens: int) -> float:
+        """Computing a prompt alone on an idle worker, nothing cached."""
+        return self._speed.prompt_ns(tokens, tokens * tokens)
+
+    def ns(self, input_tokens: int, output_tokens: int) -> float:
+        """Of the whole request."""
+        model = self._speed.step_time
+        context = input_tokens + output_tokens / 2
+        batch = self._batch(int(context))
+        each = model.reading_ns(MATRIX_ROWS) / batch + model.decode_sequence_ns + model.decode_kv_token_ns * context
+        return self.prompt_ns(input_tokens) + max(output_tokens - 1, 0) * each
+
+    def _batch(self, context: int) -> int:
+        rough = max(1 << context.bit_length(), 256)
+        if rough not in self._batches:
+            found = largest_batch(self._speed.step_time, self._tpot_ns, rough, self._max_sequences)
+            self._batches[rough] = max(found, 1)
+        return self._batches[rough]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Of those requests that count: all, or those after the warm-up."""
+
+    requests: int
+    completed: int
+    aborted: int
+    rejected: int
+    unfinished: int
+    good: int
+    slo_attainment: float
+    """Share of requests that were good."""
+    work_attainment: float
+    """Share of ideal GPU time in requests that were good."""
+    by_class: dict[str, float]
+    """Share that was good, of each class."""
+    ttft_s: dict[str, float]
+    tpot_s: dict[str, float]
+
+
+def score(answers: Sequence[Answer], work: IdealWork) -> Score:
+    """Of these answers."""
+    good = [is_good(answer) for answer in answers]
+    ideal = [work.ns(answer.request.input_tokens, answer.request.output_tokens) for answer in answers]
+    outcomes = [answer.outcome for answer in answers]
+    classes: dict[str, list[bool]] = {}
+    for answer, is_one in zip(answers, good, strict=True):
+        classes.setdefault(answer.request.service_class, []).append(is_one)
+    return Score(
+        requests=len(answers),
+        completed=outcomes.count(Outcome.COMPLETED),
+        aborted=outcomes.count(Outcome.ABORTED),
+        rejected=outcomes.count(Outcome.REJECTED),
+        unfinished=outcomes.count(Outcome.UNFINISHED),
+        good=sum(good),
+        slo_attainment=sum(good) / len(answers) if answers else 0.0,
+        work_attainment=sum(ns for ns, is_one in zip(ideal, good, strict=True) if is_one) / max(sum(ideal), 1.0),
+        by_class={name: sum(each) / len(each) for name, each in sorted(classes.items()) if name},
+        ttft_s=quantiles(answer.ttft_ns / 1e9 for answer in answers if answer.tokens),
+        tpot_s=quantiles(answer.tpot_ns / 1e9 for answer in answers if answer.tokens > 1),
+    )
+
+
+def quantiles(values: Iterable[float]) -> dict[str, float]:
+    """Mean and quantiles; empty of no values."""
+    ordered = sorted(values)
+    if not ordered:
+        return {}
+    found: dict[str, Any] = {"mean": sum(ordered) / len(ordered)}
+    for share, name in QUANTILES:
+        found[name] = ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+    return found
