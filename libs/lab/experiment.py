@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any, Final
 
 from libs.contracts.errors import InvalidRequest
@@ -68,14 +69,15 @@ class Experiment:
                 f"request {longest.number} has {tokens} tokens, and one worker's KV holds {blocks * self.block_tokens}:"
                 " take a device with more memory, or a larger --tp"
             )
-        isolated = min(self.work.prompt_ns(each.input_tokens) for each in self.trace.requests)
+        shortest = min(each.input_tokens for each in self.trace.requests)
+        isolated = self.work.prompt_ns(shortest)
         limit_ns = self.slo.ttft_limit_ns(isolated)
         if isolated > limit_ns:
             raise InvalidRequest(
                 f"SLO {self.slo.text!r} cannot be met: even the shortest prompt takes {isolated / 1e9:.3f} s by itself,"
                 f" and {limit_ns / 1e9:.3f} s are allowed; allow more, or take a faster device"
             )
-        alone_ns = self.speed.decode_ns(1, min(each.input_tokens for each in self.trace.requests))
+        alone_ns = self.speed.decode_ns(1, shortest)
         if alone_ns > self.slo.tpot_ns:
             raise InvalidRequest(
                 f"SLO {self.slo.text!r} cannot be met: one sequence alone takes {alone_ns / 1e6:.1f} ms a token;"
@@ -102,7 +104,7 @@ class Experiment:
     @property
     def speed(self) -> Speed:
         """Of each worker."""
-        chunk = self.chunk_tokens or knee_of(self.step_time, MOST_CHUNK_TOKENS)[0]
+        chunk = self.chunk_tokens or _knee(self.step_time)
         kv_token_ns = self.hardware.profile.kv_bytes_per_token / (self.link_gbps * 1e9 / 8) * 1e9
         return Speed(self.step_time, chunk, kv_token_ns, measured=True)
 
@@ -200,6 +202,12 @@ def run(
         events=result.events,
     )
     return report, result
+
+
+@cache
+def _knee(step_time: StepTimeModel) -> int:
+    """The prefill chunk that a worker would find at its start."""
+    return knee_of(step_time, MOST_CHUNK_TOKENS)[0]
 
 
 def _typical(experiment: Experiment) -> Slo:

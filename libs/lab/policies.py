@@ -2,10 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from libs.contracts.errors import InvalidRequest
+from libs.lab.rivals.catalog import RIVALS, rival
 from libs.lab.rivals.port import Cluster, Rival
 from libs.policy.roles import Role
+
+GUARD: Final = "+guard"
+HINDSIGHT: Final = ("fulcrum", "static")
+"""Without a split: the best one in hindsight."""
+ALL: Final = ("fulcrum", "static", *(name for name in RIVALS if name != "static"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,20 +26,32 @@ class Policy:
     """Whether prompts and newcomers are held to the TPOT of what decodes."""
 
 
-def fulcrum(prefill: int, decode: int) -> Policy:
-    """As it is today: live binding and pacing, roles that stand still."""
-    roles = [(Role.PREFILL, 0)] * prefill + [(Role.MIXED, 0)] * decode
-    return Policy(f"fulcrum:{prefill}:{decode}", lambda cluster: roles)
+def policy_named(name: str, workers: int) -> Policy:
+    """One with its split, e.g. fulcrum:9:7, static:9:7, arrow, aggregated:512, dynamo-load+guard. Raises InvalidRequest
+    that lists what there is."""
+    if workers < 2:
+        raise InvalidRequest(f"{workers} workers cannot be split into prefill and decode: name two or more")
+    bare = name.removesuffix(GUARD)
+    if bare.startswith("fulcrum:"):
+        return _fulcrum(*split_of(bare.removeprefix("fulcrum:"), workers))
+    try:
+        found = rival(bare)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{error.message}; and fulcrum, fulcrum:P:D, each rival with {GUARD}") from None
+    if bare.startswith("static:"):
+        split_of(bare.removeprefix("static:"), workers)
+    return _of_rival(found, name, guard=name.endswith(GUARD))
 
 
-def of_rival(rival: Rival, *, guard: bool = False) -> Policy:
-    """A rival as shipped, or with our decode guard and chunk budget."""
+def with_split(name: str, prefill: int, decode: int) -> str:
+    """`static+guard` with a split is `static:9:7+guard`."""
+    bare = name.removesuffix(GUARD)
+    return f"{bare}:{prefill}:{decode}{name[len(bare) :]}"
 
-    def roles(cluster: Cluster) -> list[tuple[Role, int]]:
-        return [(move.role, move.budget_tokens) for move in rival.first_roles(cluster)]
 
-    name = f"{rival.name}+guard" if guard else rival.name
-    return Policy(name, roles, rival, guard=guard or rival.guard)
+def has_hindsight(name: str) -> bool:
+    """Whether its split is to be found by trying."""
+    return name.removesuffix(GUARD) in HINDSIGHT
 
 
 def split_of(text: str, workers: int) -> tuple[int, int]:
@@ -44,3 +63,16 @@ def split_of(text: str, workers: int) -> tuple[int, int]:
     if prefill + decode != workers:
         raise InvalidRequest(f"a split of {text} is {prefill + decode} workers, and there are {workers}")
     return prefill, decode
+
+
+def _fulcrum(prefill: int, decode: int) -> Policy:
+    """As it is today: live binding and pacing, roles that stand still."""
+    roles = [(Role.PREFILL, 0)] * prefill + [(Role.MIXED, 0)] * decode
+    return Policy(f"fulcrum:{prefill}:{decode}", lambda cluster: roles)
+
+
+def _of_rival(found: Rival, name: str, *, guard: bool) -> Policy:
+    def roles(cluster: Cluster) -> list[tuple[Role, int]]:
+        return [(move.role, move.budget_tokens) for move in found.first_roles(cluster)]
+
+    return Policy(name, roles, found, guard=guard or found.guard)

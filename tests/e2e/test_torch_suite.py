@@ -74,7 +74,8 @@ def test_greedy_tokens_equal_generate_and_kv_really_moved(suite: Suite) -> None:
     moved = [len(prompt) for prompt, reference in zip(prompts, expected, strict=True) if len(reference) > 1]
     transfers = asyncio.run(kv_transfers(suite, Counter(moved)))
     block_bytes = _block_bytes(model_path)
-    assert sorted(transfer.prompt_tokens for transfer in transfers) == sorted(moved)
+    # At least once each: a prompt that went elsewhere, on a machine too busy for its worker, has moved again.
+    assert Counter(transfer.prompt_tokens for transfer in transfers) >= Counter(moved)
     for transfer in transfers:
         assert transfer.prompt_tokens_computed <= 1
         assert transfer.blocks == -(-transfer.prompt_tokens // BLOCK_SIZE_TOKENS)

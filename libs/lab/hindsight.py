@@ -1,0 +1,44 @@
+"""The split of workers that would have been best, known only afterwards."""
+
+from collections.abc import Callable
+
+from libs.lab.experiment import Experiment, Report
+
+Try = Callable[[int], Report]
+"""A run with that many prefill workers."""
+
+
+def merit(report: Report) -> tuple[float, float, float]:
+    """Larger is better: what holds for requests and for work alike, then requests, then a short TTFT."""
+    score = report.score
+    return min(score.slo_attainment, score.work_attainment), score.slo_attainment, -score.ttft_s.get("p90", 0.0)
+
+
+def first_guess(experiment: Experiment) -> int:
+    """Prefill workers by their share of the work, at least one of each."""
+    work, workers = experiment.work, experiment.workers
+    prefill = sum(work.prompt_ns(each.input_tokens) for each in experiment.trace.requests)
+    whole = sum(work.ns(each.input_tokens, each.output_tokens) for each in experiment.trace.requests)
+    return min(max(round(workers * prefill / max(whole, 1.0)), 1), workers - 1)
+
+
+def best_split(workers: int, guess: int, attempt: Try) -> Report:
+    """Uphill from the guess, one worker at a time, past one level step: merit has one top over splits, or nearly so."""
+    tried: dict[int, Report] = {}
+
+    def at(prefill: int) -> Report:
+        if prefill not in tried:
+            tried[prefill] = attempt(prefill)
+        return tried[prefill]
+
+    best = guess
+    at(best)
+    for step in (1, -1):
+        here, misses = best, 0
+        while 1 <= here + step < workers and misses < 2:
+            here += step
+            if merit(at(here)) > merit(at(best)):
+                best, misses = here, 0
+            else:
+                misses += 1
+    return at(best)

@@ -1,0 +1,91 @@
+"""The highest rate that keeps the SLO, and the fewest workers that do."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import mean, stdev
+from typing import Final
+
+from libs.lab.experiment import Report
+
+STEP: Final = 1.05
+"""Between neighbouring rates."""
+LEAP: Final = 4
+"""Steps at a time while the edge is far."""
+WANTED: Final = 0.9
+"""Share of requests, and of work, that has to be good."""
+MAX_STEPS: Final = 120
+"""Up or down from the first rate: a factor of 350."""
+_T95: Final = (0.0, 6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
+"""One-sided 95 % quantiles of Student's t by degrees of freedom (0: one seed, no interval)."""
+
+AtRate = Callable[[float], Sequence[Report]]
+"""A run for each seed at so many times the trace's rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where the edge is."""
+
+    rate_scale: float
+    """The largest that passes; 0: none did."""
+    reports: Sequence[Report]
+    """There."""
+    tried: dict[float, float]
+    """Rate scale: the lower bound of what was good there."""
+
+
+def lower_bound(values: Sequence[float]) -> float:
+    """Of the mean, at 95 %; the value itself where there is only one."""
+    if len(values) < 2:
+        return values[0]
+    quantile = _T95[min(len(values) - 1, len(_T95) - 1)]
+    return mean(values) - quantile * stdev(values) / sqrt(len(values))
+
+
+def passes(reports: Sequence[Report]) -> float:
+    """The lower bound of what was good, of requests or of work, whichever is less."""
+    requests = lower_bound([each.score.slo_attainment for each in reports])
+    return min(requests, lower_bound([each.score.work_attainment for each in reports]))
+
+
+def highest_rate(at_rate: AtRate, start: float = 1.0, *, every_step: bool = False) -> Found:
+    """Up from a rate that passes, in leaps, then one step at a time from the last leap that passed.
+
+    `every_step`: no leaps, so that the first step that fails is the edge, whatever lies beyond it.
+    """
+    runs: dict[int, Sequence[Report]] = {}
+    bounds: dict[float, float] = {}
+
+    def good(step: int) -> bool:
+        if step not in runs:
+            rate = start * STEP**step
+            runs[step] = at_rate(rate)
+            bounds[rate] = passes(runs[step])
+        return bounds[start * STEP**step] >= WANTED
+
+    step = 0
+    while not good(step):
+        step -= LEAP
+        if step < -MAX_STEPS:
+            return Found(0.0, (), bounds)
+    leap = 1 if every_step else LEAP
+    while step < MAX_STEPS and good(step + leap):
+        step += leap
+    while leap > 1 and step < MAX_STEPS and good(step + 1):
+        step += 1
+    return Found(start * STEP**step, runs[step], bounds)
+
+
+def fewest_workers(attempt: Callable[[int], Report], least: int, most: int) -> tuple[int, Report] | None:
+    """By halving, as more workers never do worse or nearly so; None where not even `most` do."""
+    best: tuple[int, Report] | None = None
+    low, high = least, most
+    while low <= high:
+        middle = (low + high) // 2
+        report = attempt(middle)
+        if passes([report]) >= WANTED:
+            best, high = (middle, report), middle - 1
+        else:
+            low = middle + 1
+    return best
