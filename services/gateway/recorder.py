@@ -74,6 +74,7 @@ def request_event(generation: Generation, outcome: FinishReason | FulcrumError |
         moves=generation.placement.moves,
         predicted_ttft_ns=timeline.predicted_ttft_ns,
         recomputes=generation.placement.recomputes,
+        max_output_tokens=generation.max_output_tokens,
     )
 
 
