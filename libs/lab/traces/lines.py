@@ -1,0 +1,148 @@
+"""A trace file's lines, plain or gzip, and the checks of their fields; a fault is named by file and line."""
+
+import csv
+import gzip
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeVar, cast
+
+from libs.contracts.errors import InvalidRequest, quoted
+
+MAX_LINE_BYTES: Final = 1 << 24
+"""A prompt of ten million tokens in blocks of 16 fits; a file that is no text does not fill the memory."""
+MAX_REQUESTS: Final = 5_000_000
+"""Of one trace."""
+MAX_TOKENS: Final = 10_000_000
+"""Of one prompt or one output: more than any model's context."""
+MAX_NS: Final = (1 << 63) - 1
+
+_GZIP: Final = b"\x1f\x8b"
+_WHOLE: Final = re.compile(r"-?[0-9]{1,19}")
+
+_Row = TypeVar("_Row")
+
+
+class Fault(Exception):
+    """What is wrong with a line, less its place; `parsed` adds that."""
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Each line that is not blank, with its number in the file from 1, without its end."""
+    try:
+        with path.open("rb") as file:
+            zipped = file.read(len(_GZIP)) == _GZIP
+            file.seek(0)
+            if not zipped:
+                yield from _lines(path, file)
+                return
+            with gzip.GzipFile(fileobj=file) as plain:
+                yield from _lines(path, cast("BinaryIO", plain))
+    except (OSError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise InvalidRequest(f"{path}: cannot be read: {reason}") from error
+
+
+def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
+    number = 0
+    while data := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(data) > MAX_LINE_BYTES:
+            raise broken(path, number, f"over {MAX_LINE_BYTES} bytes")
+        try:
+            text = data.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise broken(path, number, "not UTF-8 text") from None
+        if text.strip():
+            yield number, text
+
+
+def broken(path: Path, line: int, what: str) -> InvalidRequest:
+    """The error for one line."""
+    return InvalidRequest(f"{path}:{line}: {what}")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An opened trace file, whose format is known."""
+
+    path: Path
+    columns: Sequence[str]
+    """Of its header, in its order; a JSONL file's: the keys of its first line."""
+    lines: Iterator[tuple[int, str]]
+    """Number and text of each that holds data."""
+    seed: int
+    notes: list[str] = field(default_factory=list)
+    """A reader adds what the trace's reader should know."""
+
+    def rows(self, parse: Callable[[str], _Row]) -> Iterator[tuple[int, _Row]]:
+        """Each line's number, and what `parse` makes of its text; `parse` raises `Fault`."""
+        for number, text in self.lines:
+            try:
+                row = parse(text)
+            except Fault as fault:
+                raise broken(self.path, number, str(fault)) from None
+            yield number, row
+
+    def cells(self, text: str) -> dict[str, str]:
+        """A CSV line's cells by column."""
+        cells = csv_cells(text)
+        if len(cells) != len(self.columns):
+            raise Fault(f"{len(cells)} cells, where the header has {len(self.columns)}")
+        return dict(zip(self.columns, cells, strict=True))
+
+
+def csv_cells(text: str) -> list[str]:
+    """The cells of one line, stripped. A quoted cell ends on the line on which it begins."""
+    if '"' not in text:
+        return [cell.strip() for cell in text.split(",")]
+    try:
+        return [cell.strip() for cell in next(csv.reader([text], strict=True))]
+    except csv.Error as error:
+        raise Fault(f"not a line of CSV: {error}") from None
+
+
+def json_row(text: str) -> dict[str, Any]:
+    """The line's JSON object."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Fault("not a line of JSON") from None
+    if not isinstance(row, dict):
+        raise Fault("not a JSON object")
+    return row
+
+
+def whole(value: object, name: str, least: int, most: int) -> int:
+    """A whole number, as text of a CSV cell or as JSON has it."""
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise Fault(f"{name} is {quoted(str(value))}, not a whole number")
+    if not least <= value <= most:
+        raise Fault(f"{name} is {value}: it has to be {least} to {most}")
+    return value
+
+
+def real(value: object, name: str, least: float, most: float) -> float:
+    """A finite number, as text of a CSV cell or as JSON has it."""
+    number = math.nan
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            number = math.nan
+    if not math.isfinite(number):
+        raise Fault(f"{name} is {quoted(str(value))}, not a number")
+    if not least <= number <= most:
+        raise Fault(f"{name} is {number:g}: it has to be {least:g} to {most:g}")
+    return number
+
+
+def tokens(value: object, name: str) -> int:
+    """A prompt's or an output's tokens: at least one."""
+    return whole(value, name, 1, MAX_TOKENS)

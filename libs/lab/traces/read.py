@@ -1,0 +1,131 @@
+"""Trace files, each format known by its columns or keys whatever the file is called."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import inf
+from pathlib import Path
+from typing import Final
+
+from libs.contracts.errors import InvalidRequest
+from libs.lab.traces.lines import MAX_REQUESTS, Fault, Source, broken, csv_cells, json_row, numbered_lines
+from libs.lab.traces.logs import (
+    AEGAEON_COLUMNS,
+    AZURE_COLUMNS,
+    GENAI_COLUMNS,
+    read_aegaeon,
+    read_azure,
+    read_genai,
+)
+from libs.lab.traces.mooncake import MOONCAKE_BLOCK_TOKENS, MOONCAKE_KEYS, read_mooncake
+from libs.lab.traces.recording import HEADER_KEYS, REQUIRED_KEYS, is_recording, read_recording
+from libs.lab.traces.request import Trace, TraceRequest
+from libs.lab.traces.scaling import cut, scale_rate
+from libs.lab.traces.servegen import SERVEGEN_COLUMNS, read_servegen
+
+_SECOND_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _LogFormat:
+    name: str
+    columns: tuple[str, ...]
+    read: Callable[[Source], Iterator[TraceRequest]]
+    """Arrivals are in order, by a clock of the file's own."""
+    block_tokens: int = 0
+
+
+_CSV_LOGS: Final = (
+    _LogFormat("Azure LLM inference trace", AZURE_COLUMNS, read_azure),
+    _LogFormat("Aegaeon", AEGAEON_COLUMNS, read_aegaeon),
+    _LogFormat("Alibaba GenAI", GENAI_COLUMNS, read_genai),
+)
+_MOONCAKE: Final = _LogFormat("Mooncake (JSONL)", MOONCAKE_KEYS, read_mooncake, MOONCAKE_BLOCK_TOKENS)
+
+KNOWN_FORMATS: Final = {
+    **{each.name: each.columns for each in (*_CSV_LOGS, _MOONCAKE)},
+    "ServeGen bins": SERVEGEN_COLUMNS,
+    "Fulcrum's own (JSONL), first line": HEADER_KEYS,
+    "Fulcrum's own (JSONL), each request": (*REQUIRED_KEYS, "…"),
+}
+"""Columns of a CSV file or keys of a JSONL line, by format."""
+
+
+def read_trace(
+    path: str | Path, *, seed: int, start_s: float = 0.0, seconds: float | None = None, rate_factor: float = 1.0
+) -> Trace:
+    """The requests of a file, or those of `seconds` from `start_s` after its first arrival or bin.
+
+    The seed decides what a file leaves open: where in a tick of its clock a request came, or all that is drawn from
+    rates. rate_factor: bins are drawn at so many times their rate; requests are superposed (see `scale_rate`).
+    Raises InvalidRequest: the format is not known, a line is broken, there are more than `MAX_REQUESTS`, or none.
+    """
+    path = Path(path)
+    if not (start_s >= 0 and (seconds is None or seconds > 0) and 0 < rate_factor < inf):
+        raise InvalidRequest("start_s has to be 0 or more, seconds and rate_factor more than 0")
+    end_s = inf if seconds is None else start_s + seconds
+    lines = numbered_lines(path)
+    number, first = next(lines, (0, ""))
+    if not number:
+        raise InvalidRequest(f"{path}: nothing in it; {_known()}")
+    try:
+        is_json = first.lstrip().startswith("{")
+        columns = tuple(json_row(first)) if is_json else tuple(csv_cells(first))
+    except Fault as fault:
+        raise broken(path, number, f"{fault}; {_known()}") from None
+    if is_json:
+        lines = chain([(number, first)], lines)
+    source = Source(path, columns, lines, seed)
+    keys = frozenset(columns)
+    if is_json and is_recording(keys):
+        whole = read_recording(source)
+        trace = whole if not start_s and seconds is None else cut(whole, start_s, end_s - start_s)
+        return trace if rate_factor == 1 else scale_rate(trace, rate_factor, "superpose", seed)
+    if not is_json and len(keys) == len(columns) and keys == set(SERVEGEN_COLUMNS):
+        drawn = read_servegen(source, start_s, end_s, rate_factor)
+        return _trace(source, _window(source, drawn, 0, start_s, end_s), 0)
+    for each in (_MOONCAKE,) if is_json else _CSV_LOGS:
+        if keys == set(each.columns) and len(keys) == len(columns):
+            trace = _log(source, each, start_s, end_s)
+            return trace if rate_factor == 1 else scale_rate(trace, rate_factor, "superpose", seed)
+    found = ", ".join(columns[:20])
+    raise InvalidRequest(f"{path}: no known trace format has the columns {found[:200]}; {_known()}")
+
+
+def _log(source: Source, form: _LogFormat, start_s: float, end_s: float) -> Trace:
+    rows = form.read(source)
+    first = next(rows, None)
+    if first is None:
+        raise InvalidRequest(f"{source.path}: no request in it")
+    requests = _window(source, chain([first], rows), first.arrival_ns, start_s, end_s)
+    return _trace(source, requests, form.block_tokens)
+
+
+def _window(
+    source: Source, rows: Iterator[TraceRequest], zero_ns: int, start_s: float, end_s: float
+) -> list[TraceRequest]:
+    """Those in the window, numbered, their arrivals from its start. What comes after it is not read."""
+    start_ns = zero_ns + round(start_s * _SECOND_NS)
+    requests: list[TraceRequest] = []
+    for row in rows:
+        if end_s < inf and row.arrival_ns >= zero_ns + round(end_s * _SECOND_NS):
+            break
+        if row.arrival_ns < start_ns:
+            continue
+        if len(requests) == MAX_REQUESTS:
+            raise InvalidRequest(
+                f"{source.path}: more than {MAX_REQUESTS} requests: read a part of it (start_s, seconds)"
+            )
+        requests.append(replace(row, number=len(requests), arrival_ns=row.arrival_ns - start_ns))
+    if not requests:
+        raise InvalidRequest(f"{source.path}: no request in the {end_s - start_s:g} s from {start_s:g} s on")
+    return requests
+
+
+def _trace(source: Source, requests: list[TraceRequest], block_tokens: int) -> Trace:
+    name = source.path.name.removesuffix(".gz").rpartition(".")[0] or source.path.name
+    return Trace(name, tuple(requests), block_tokens, tuple(source.notes))
+
+
+def _known() -> str:
+    return "known are " + "; ".join(f"{name}: {', '.join(columns)}" for name, columns in KNOWN_FORMATS.items())

@@ -1,0 +1,123 @@
+"""Our own trace files: JSONL, a first line for the trace and one line for each request."""
+
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+from libs.contracts.errors import InvalidRequest, quoted
+from libs.lab.traces.lines import MAX_NS, MAX_REQUESTS, MAX_TOKENS, Fault, Source, broken, json_row, tokens, whole
+from libs.lab.traces.request import Trace, TraceRequest
+
+HEADER_KEYS: Final = ("trace", "block_tokens", "notes")
+"""Of the first line; `trace` is the trace's name. A file may do without that line where no request has hash ids."""
+REQUEST_KEYS: Final = tuple(each.name for each in fields(TraceRequest))
+REQUIRED_KEYS: Final = ("number", "arrival_ns", "input_tokens", "output_tokens")
+"""Of a request's line; the others default as in `TraceRequest`."""
+
+MAX_HASH_ID: Final = (1 << 128) - 1
+"""Either side of 0: whatever made them, of 128 bits at most."""
+
+
+def write_trace(trace: Trace, path: str | Path) -> None:
+    """Write a file that `read_trace` makes an equal trace of; gzip where its name ends in .gz."""
+    path = Path(path)
+    if len(trace.requests) > MAX_REQUESTS:
+        raise InvalidRequest(f"{len(trace.requests)} requests: a trace has at most {MAX_REQUESTS}")
+    try:
+        with path.open("wb") as file:
+            if path.suffix != ".gz":
+                file.writelines(_encoded(trace))
+                return
+            # Without a name and a time inside, equal traces are equal files.
+            packed = gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0)
+            with packed, io.BufferedWriter(packed) as buffered:
+                buffered.writelines(_encoded(trace))
+    except OSError as error:
+        raise InvalidRequest(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _encoded(trace: Trace) -> Iterator[bytes]:
+    values = (trace.name, trace.block_tokens, list(trace.notes))
+    yield _line(dict(zip(HEADER_KEYS, values, strict=True)))
+    for request in trace.requests:
+        row = {name: getattr(request, name) for name in REQUEST_KEYS}
+        row["hash_ids"] = list(request.hash_ids)
+        yield _line({name: value for name, value in row.items() if name in REQUIRED_KEYS or (value and value != ())})
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return json.dumps(row, separators=(",", ":")).encode() + b"\n"
+
+
+def is_recording(keys: frozenset[str]) -> bool:
+    """Whether a file whose first line has these keys is one of ours."""
+    return keys == set(HEADER_KEYS) or set(REQUIRED_KEYS) <= keys <= set(REQUEST_KEYS)
+
+
+def read_recording(source: Source) -> Trace:
+    """All of it; raises InvalidRequest at the first line that no trace has there."""
+    name, block_tokens = source.path.stem, 0
+    notes: tuple[str, ...] = ()
+    requests: list[TraceRequest] = []
+    first = True
+    for line, row in source.rows(json_row):
+        try:
+            if first and row.keys() == set(HEADER_KEYS):
+                name, block_tokens, notes = _header(row)
+            else:
+                requests.append(_request(row, len(requests), requests[-1].arrival_ns if requests else 0, block_tokens))
+        except Fault as fault:
+            raise broken(source.path, line, str(fault)) from None
+        first = False
+    return Trace(name, tuple(requests), block_tokens, notes)
+
+
+def _header(row: dict[str, Any]) -> tuple[str, int, tuple[str, ...]]:
+    notes = row["notes"]
+    if not isinstance(row["trace"], str):
+        raise Fault("trace is not a name")
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        raise Fault("notes is not a list of sentences")
+    return row["trace"], whole(row["block_tokens"], "block_tokens", 0, MAX_TOKENS), tuple(notes)
+
+
+def _request(row: dict[str, Any], place: int, before_ns: int, block_tokens: int) -> TraceRequest:
+    if place == MAX_REQUESTS:
+        raise Fault(f"more than {MAX_REQUESTS} requests")
+    for name in row.keys() - set(REQUEST_KEYS):
+        raise Fault(f"no request has {quoted(name)}: its keys are {', '.join(REQUEST_KEYS)}")
+    for name in REQUIRED_KEYS:
+        if name not in row:
+            raise Fault(f"{name} is missing")
+    if row["number"] != place:
+        raise Fault(f"number is {quoted(str(row['number']))}: this is request {place}")
+    hash_ids = row.get("hash_ids", [])
+    if not isinstance(hash_ids, list):
+        raise Fault("hash_ids is not a list")
+    if hash_ids and not block_tokens:
+        raise Fault("hash_ids, and no first line that says how many tokens one stands for in block_tokens")
+    return TraceRequest(
+        number=place,
+        arrival_ns=whole(row["arrival_ns"], "arrival_ns", before_ns, MAX_NS),
+        input_tokens=tokens(row["input_tokens"], "input_tokens"),
+        output_tokens=tokens(row["output_tokens"], "output_tokens"),
+        hash_ids=tuple(whole(each, "one of hash_ids", -MAX_HASH_ID, MAX_HASH_ID) for each in hash_ids),
+        max_output_tokens=whole(row.get("max_output_tokens", 0), "max_output_tokens", 0, MAX_TOKENS),
+        model=_text(row, "model"),
+        tenant=_text(row, "tenant"),
+        service_class=_text(row, "service_class"),
+        session=whole(row.get("session", 0), "session", 0, MAX_NS),
+        turn=whole(row.get("turn", 0), "turn", 0, MAX_REQUESTS),
+        think_ns=whole(row.get("think_ns", 0), "think_ns", 0, MAX_NS),
+    )
+
+
+def _text(row: dict[str, Any], name: str) -> str:
+    value = row.get(name, "")
+    if not isinstance(value, str):
+        raise Fault(f"{name} is not a text")
+    return value

@@ -1,0 +1,151 @@
+"""A trace cut to a part of its time, or brought to another rate."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import count
+from math import floor, inf
+from typing import Final, Literal, get_args
+
+import numpy as np
+
+from libs.contracts.errors import InvalidRequest
+from libs.lab.traces.draws import SECOND_NS, check_count
+from libs.lab.traces.request import Trace, TraceRequest
+
+ScaleMethod = Literal["compress", "superpose"]
+
+MAX_FACTOR: Final = 10_000.0
+
+
+def cut(trace: Trace, start_s: float, seconds: float) -> Trace:
+    """The requests of `seconds` from `start_s` on, numbered anew, their arrivals from there.
+
+    A conversation that is cut goes on from its first turn in the part, which then comes at its arrival in the trace.
+    """
+    if not (0 <= start_s < inf and seconds > 0):
+        raise InvalidRequest(f"cannot cut {seconds:g} s from {start_s:g} s on: start at 0 or later, and take some")
+    start_ns = round(start_s * SECOND_NS)
+    end_ns = inf if seconds == inf else start_ns + round(seconds * SECOND_NS)
+    kept = (request for request in trace.requests if start_ns <= request.arrival_ns < end_ns)
+    part = [replace(request, arrival_ns=request.arrival_ns - start_ns) for request in kept]
+    note = f"Cut: {seconds:g} s from {start_s:g} s on."
+    return replace(trace, requests=_renumbered(_begun_anew(part)), notes=(*trace.notes, note))
+
+
+def scale_rate(trace: Trace, factor: float, method: ScaleMethod, seed: int) -> Trace:
+    """`factor` times the rate.
+
+    compress: the same requests in 1/factor of the time, think times too. Bursts get steeper and patterns of the day
+    shorter; which requests share prefixes stays.
+    superpose: the same time with copies laid over it, each turned by a random time round the trace's span, with hash
+    ids and conversations of its own, so that copies share nothing. Bursts average out. The part of a copy that a
+    fraction asks for is a random choice, of whole conversations where there are some. A copy's conversation that
+    crosses the end is two: the later part begins anew at the trace's start.
+    """
+    if method not in get_args(ScaleMethod):
+        raise InvalidRequest(f"no method {method!r}: there are {' and '.join(get_args(ScaleMethod))}")
+    if not 0 < factor <= MAX_FACTOR:
+        raise InvalidRequest(f"factor is {factor:g}: it has to be over 0 and at most {MAX_FACTOR:g}")
+    check_count(len(trace.requests) * (1 if method == "compress" else factor))
+    if method == "compress":
+        requests = tuple(
+            replace(each, arrival_ns=round(each.arrival_ns / factor), think_ns=round(each.think_ns / factor))
+            for each in trace.requests
+        )
+        note = f"Rate × {factor:g} by time compression: arrivals and think times are divided by {factor:g}."
+    else:
+        requests = _superposed(trace, factor, np.random.default_rng(seed))
+        note = f"Rate × {factor:g} by superposition of shifted copies that share no prefix (seed {seed})."
+    return replace(trace, requests=requests, notes=(*trace.notes, note))
+
+
+def _superposed(trace: Trace, factor: float, rng: np.random.Generator) -> tuple[TraceRequest, ...]:
+    """The first copy stays as it is, unless it is the one that is thinned."""
+    copies = floor(factor)
+    laid: list[TraceRequest] = []
+    hash_ids = _FreshIds(max((max(each.hash_ids) for each in trace.requests if each.hash_ids), default=0) + 1)
+    sessions = _FreshIds(max((each.session for each in trace.requests), default=0) + 1)
+    for copy in range(copies + (factor > copies)):
+        requests: Iterable[TraceRequest] = trace.requests
+        if copy == copies:
+            requests = _thinned(requests, factor - copies, rng)
+        if copy and trace.requests:
+            requests = _turned(requests, _span_ns(trace), int(rng.integers(_span_ns(trace))))
+            new_hash_id, new_session = hash_ids.next_copy(), sessions.next_copy()
+            requests = [
+                replace(
+                    each,
+                    hash_ids=tuple(map(new_hash_id, each.hash_ids)),
+                    session=new_session(each.session) if each.session else 0,
+                )
+                for each in requests
+            ]
+        laid.extend(requests)
+    # Sorting is stable: of equal arrivals those of an earlier copy come first, in their order.
+    laid.sort(key=_by_arrival)
+    return _renumbered(laid)
+
+
+class _FreshIds:
+    """Ids that nothing has had, in place of a copy's own."""
+
+    def __init__(self, first: int) -> None:
+        self._next = count(first)
+
+    def next_copy(self) -> Callable[[int], int]:
+        """A function that gives each id of one copy its new one."""
+        given: defaultdict[int, int] = defaultdict(lambda: next(self._next))
+        return given.__getitem__
+
+
+def _span_ns(trace: Trace) -> int:
+    """Of the trace's time, with a mean gap after the last arrival, so that its end does not meet its start."""
+    return trace.requests[-1].arrival_ns + max(trace.duration_ns // max(len(trace.requests) - 1, 1), 1)
+
+
+def _thinned(requests: Iterable[TraceRequest], share: float, rng: np.random.Generator) -> list[TraceRequest]:
+    """Each kept with this probability; turns of a conversation together, or the rest would lack their prefix."""
+    kept_sessions: dict[int, bool] = {}
+    kept = []
+    for each in requests:
+        keep = bool(rng.random() < share)
+        if each.session:
+            keep = kept_sessions.setdefault(each.session, keep)
+        if keep:
+            kept.append(each)
+    return kept
+
+
+def _turned(requests: Iterable[TraceRequest], span_ns: int, shift_ns: int) -> list[TraceRequest]:
+    """Shifted, what leaves at the end coming in at the start; a conversation's part that does is -session."""
+    stays, wraps = [], []
+    for each in requests:
+        at_ns = each.arrival_ns + shift_ns
+        if at_ns < span_ns:
+            stays.append(replace(each, arrival_ns=at_ns))
+        else:
+            wraps.append(replace(each, arrival_ns=at_ns - span_ns, session=-each.session))
+    return [*_begun_anew(wraps), *stays]
+
+
+def _begun_anew(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
+    """Each conversation with turns from 0, the first of which waits for no answer."""
+    first_turns: dict[int, int] = {}
+    found = []
+    for each in requests:
+        if each.session:
+            turn = each.turn - first_turns.setdefault(each.session, each.turn)
+            if turn != each.turn or (not turn and each.think_ns):
+                found.append(replace(each, turn=turn, think_ns=each.think_ns if turn else 0))
+                continue
+        found.append(each)
+    return found
+
+
+def _renumbered(requests: Iterable[TraceRequest]) -> tuple[TraceRequest, ...]:
+    return tuple(each if each.number == place else replace(each, number=place) for place, each in enumerate(requests))
+
+
+def _by_arrival(request: TraceRequest) -> int:
+    return request.arrival_ns
