@@ -1,0 +1,91 @@
+"""What a trace is like, in figures."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from libs.lab.traces.draws import SECOND_NS
+from libs.lab.traces.request import Trace, TraceRequest
+
+DISPERSION_WINDOWS_S: Final = (1, 10, 60)
+PERCENTILES: Final = (50, 90, 99)
+
+
+def describe(trace: Trace) -> dict[str, Any]:
+    """Figures that JSON takes; None where a trace is too short for one."""
+    duration_s = trace.duration_ns / SECOND_NS
+    return {
+        "name": trace.name,
+        "requests": len(trace.requests),
+        "duration_s": duration_s,
+        # Gaps over the time that they fill: n arrivals span n - 1 of them.
+        "rate_per_s": (len(trace.requests) - 1) / duration_s if duration_s else None,
+        "input_tokens": _lengths([each.input_tokens for each in trace.requests]),
+        "output_tokens": _lengths([each.output_tokens for each in trace.requests]),
+        "block_tokens": trace.block_tokens,
+        "prefix_share": prefix_share(trace),
+        "dispersion": {
+            f"{window_s} s": None if math.isnan(found := dispersion(trace, window_s * SECOND_NS)) else found
+            for window_s in DISPERSION_WINDOWS_S
+        },
+        "sessions": len({each.session for each in trace.requests} - {0}),
+        "classes": _counts(each.service_class for each in trace.requests),
+        "models": _counts(each.model for each in trace.requests),
+        "notes": list(trace.notes),
+    }
+
+
+def prefix_share(trace: Trace) -> float:
+    """Share of all prompt tokens that an unbounded cache, shared by all, would hold by their request's arrival.
+
+    Blocks of earlier requests' prompts alone: what they generated has no hash ids until a prompt repeats it.
+    """
+    seen: set[int] = set()
+    shared = total = 0
+    for each in trace.requests:
+        total += each.input_tokens
+        shared += min(_leading(each, seen) * trace.block_tokens, each.input_tokens)
+        seen.update(each.hash_ids)
+    return shared / total if total else 0.0
+
+
+def _leading(request: TraceRequest, seen: set[int]) -> int:
+    """How many of its first blocks are in `seen`."""
+    return next((place for place, each in enumerate(request.hash_ids) if each not in seen), len(request.hash_ids))
+
+
+def dispersion(trace: Trace, window_ns: int) -> float:
+    """Variance of the arrivals in a window over their mean: 1 for Poisson, 0 for a clockwork, more for bursts.
+
+    Over whole windows from the trace's start up to its last arrival; NaN with fewer than two of them, or nothing in
+    them.
+    """
+    if window_ns <= 0:
+        raise ValueError("a window is longer than nothing")
+    windows = trace.requests[-1].arrival_ns // window_ns if trace.requests else 0
+    if windows < 2:
+        return math.nan
+    places = np.fromiter((each.arrival_ns // window_ns for each in trace.requests), np.int64, len(trace.requests))
+    # Counts of windows with arrivals; the others add zeros, however many there are.
+    _, counts = np.unique(places[places < windows], return_counts=True)
+    mean = float(counts.sum()) / windows
+    if not mean:
+        return math.nan
+    variance = float((counts.astype(np.float64) ** 2).sum()) / windows - mean * mean
+    return max(variance, 0.0) / mean
+
+
+def _lengths(tokens: Sequence[int]) -> dict[str, float | int] | None:
+    if not tokens:
+        return None
+    ranked = np.percentile(tokens, PERCENTILES, method="inverted_cdf")
+    found = {f"p{percentile}": int(value) for percentile, value in zip(PERCENTILES, ranked, strict=True)}
+    return {"mean": float(np.mean(tokens)), **found}
+
+
+def _counts(names: Iterable[str]) -> dict[str, int]:
+    """Requests of each name, most first; "" for those without."""
+    return dict(Counter(names).most_common())

@@ -1,0 +1,87 @@
+"""Arrivals dealt to conversations of several turns, each of whose prompts holds all that was said before."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
+from typing import Final
+
+import numpy as np
+
+from libs.lab.traces.draws import SECOND_NS
+from libs.lab.traces.request import TraceRequest
+
+SESSION_BLOCK_TOKENS: Final = 64
+MAX_SESSION_TOKENS: Final = 32_768
+"""A turn that would not fit in this context begins a new conversation."""
+ANSWER_TOKEN_NS: Final = 20_000_000
+"""What an output token is taken to last where a trace needs an answer's end before any engine has run."""
+
+_ID_BITS: Final = 24
+"""Of a block's place, in its hash id; the conversation is above. MAX_TOKENS in blocks fits."""
+
+
+@dataclass(slots=True)
+class _Conversation:
+    session: int
+    turns_left: int
+    history_tokens: int = 0
+    turn: int = 0
+    hash_ids: list[int] = field(default_factory=list)
+    """Of the whole blocks so far; prompts of all turns share these numbers."""
+
+    def prompt_ids(self, prompt_tokens: int) -> tuple[int, ...]:
+        blocks = prompt_tokens // SESSION_BLOCK_TOKENS
+        first = self.session << _ID_BITS
+        self.hash_ids.extend(range(first + len(self.hash_ids), first + blocks))
+        return tuple(self.hash_ids[:blocks])
+
+
+def converse(
+    requests: Sequence[TraceRequest], rng: np.random.Generator, *, open_sessions: int, turns: float, think_s: float
+) -> list[TraceRequest]:
+    """The same arrivals and outputs, each dealt to that of `open_sessions` conversations that is ready longest.
+
+    A request's prompt length becomes what its turn adds to the conversation. A conversation ends after a geometric
+    number of turns, `turns` on average, and another begins in its place. Think times are exponential, `think_s` on
+    average: with too few conversations for the rate, arrivals come before their think time is over, which only an
+    open-loop replay follows. Sessions and hash ids count from 1 in order of arrival.
+    """
+    thinks_ns = np.rint(rng.exponential(think_s, len(requests)) * SECOND_NS).astype(np.int64)
+    lengths = rng.geometric(1 / turns, len(requests))
+    # Ready at (ns), place; all are ready at first. The conversation at a place is None until its first turn.
+    ready = [(0, place) for place in range(min(open_sessions, len(requests)))]
+    heapify(ready)
+    current: list[_Conversation | None] = [None] * len(ready)
+    next_think_ns = [0] * len(ready)
+    sessions = 0
+    found = []
+    for request, think_ns, length in zip(requests, thinks_ns.tolist(), lengths.tolist(), strict=True):
+        place = ready[0][1]
+        conversation = current[place]
+        added = request.input_tokens
+        if conversation is None or conversation.history_tokens + added + request.output_tokens > MAX_SESSION_TOKENS:
+            sessions += 1
+            conversation = current[place] = _Conversation(sessions, length)
+        prompt_tokens = conversation.history_tokens + added
+        found.append(
+            TraceRequest(
+                number=request.number,
+                arrival_ns=request.arrival_ns,
+                input_tokens=prompt_tokens,
+                output_tokens=request.output_tokens,
+                hash_ids=conversation.prompt_ids(prompt_tokens),
+                service_class=request.service_class,
+                session=conversation.session,
+                turn=conversation.turn,
+                think_ns=next_think_ns[place] if conversation.turn else 0,
+            )
+        )
+        conversation.history_tokens = prompt_tokens + request.output_tokens
+        conversation.turn += 1
+        conversation.turns_left -= 1
+        if not conversation.turns_left:
+            current[place] = None
+        answered_ns = request.arrival_ns + request.output_tokens * ANSWER_TOKEN_NS
+        next_think_ns[place] = think_ns
+        heapreplace(ready, (answered_ns + think_ns, place))
+    return found
