@@ -15,6 +15,7 @@ from libs.runtime.settings import load_settings
 from services.gateway.catalog import load_catalog
 from services.gateway.headers import Defaults, read_headers
 from services.gateway.parse import Asked, parse_completion
+from services.gateway.recorder import request_event
 from services.gateway.settings import GatewaySettings
 from services.gateway.stops import StopMatcher
 from services.gateway.tokenise import check_fit
@@ -37,6 +38,14 @@ def generation(number: int, *, arrival_ns: int = 0, queued_ns: int = 0, reroutes
 def view(worker_id: str = "w", kv_kind: str = "k", **takes: bool) -> WorkerView:
     flags = {f"takes_{phase}": takes.get(phase, False) for phase in ("prefill", "decode", "both")}
     return WorkerView(worker_id, "sim", kv_kind, prefill_credits=0, decode_credits=0, load=0, **flags)
+
+
+# ------------------------------------------------------------ what stays of a choice
+
+
+def test_an_event_says_how_many_tokens_a_choice_could_have_had() -> None:
+    event = request_event(generation(1), FinishReason.STOP)
+    assert (event.max_output_tokens, event.output_tokens) == (3, 0)
 
 
 # ------------------------------------------------------------ headers
