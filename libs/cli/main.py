@@ -7,6 +7,7 @@ import typer
 
 from libs.cli.batch import batch
 from libs.cli.chat import chat
+from libs.cli.lab.commands import lab
 from libs.cli.occupancy import occupancy
 from libs.cli.planner import planner
 from libs.cli.profile import profile
@@ -36,6 +37,7 @@ app.add_typer(planner, name="planner")
 app.add_typer(batch, name="batch")
 
 app.add_typer(tune, name="tune")
+app.add_typer(lab, name="lab")
 
 
 def _version(wanted: bool) -> None:

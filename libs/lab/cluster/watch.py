@@ -72,6 +72,7 @@ class Watch:
         interval = Interval(
             arrived=counted.inputs.count,
             mean_input_tokens=counted.inputs.mean,
+            ended=counted.outputs.count,
             mean_output_tokens=counted.outputs.mean,
             mean_ttft_ns=counted.ttft_ns.mean,
             mean_tpot_ns=counted.tpot_ns.mean,

@@ -1,0 +1,61 @@
+"""What the commands of `fulcrum lab` ask for, as an experiment."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from libs.contracts.errors import InvalidRequest
+from libs.lab.experiment import Experiment
+from libs.lab.hardware import resolve
+from libs.lab.slo import parse_slo
+from libs.lab.study import quiet, scaled
+from libs.lab.traces.generate import KINDS, generate
+from libs.lab.traces.read import read_trace
+from libs.lab.traces.request import Trace
+from libs.lab.traces.scaling import ScaleMethod, cut
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Options that all runs share."""
+
+    trace: str
+    workers: int
+    device: str
+    model: str
+    tp: int
+    slo: str
+    rate_scale: float
+    scaling: ScaleMethod
+    start_s: float
+    seconds: float
+    seed: int
+    interference: float
+
+    def experiment(self) -> Experiment:
+        """Raises InvalidRequest that says what to do about whatever cannot be run."""
+        quiet()
+        hardware, slo = resolve(self.model, self.device, self.tp), parse_slo(self.slo)
+        experiment = Experiment(
+            trace=trace_of(self.trace, self.start_s, self.seconds, self.seed),
+            hardware=hardware,
+            workers=self.workers,
+            slo=slo,
+            seed=self.seed,
+            interference=None if self.interference < 0 else self.interference,
+        )
+        return scaled(experiment, self.rate_scale, self.scaling)
+
+
+def trace_of(text: str, start_s: float, seconds: float, seed: int) -> Trace:
+    """A file where there is one of that name, else what the text says to make."""
+    path = Path(text)
+    if path.exists():
+        return read_trace(path, seed=seed, start_s=start_s, seconds=seconds or None)
+    kind = text.partition(":")[0]
+    if kind not in KINDS:
+        raise InvalidRequest(
+            f"there is no file {text!r}, and {kind!r} is no kind of trace that can be made; "
+            f"kinds are {', '.join(KINDS)}: see `fulcrum lab traces`"
+        )
+    made = generate(text, seed=seed)
+    return cut(made, start_s, seconds or float("inf")) if start_s or seconds else made

@@ -1,0 +1,143 @@
+"""`fulcrum lab`: traces replayed through the live system's decisions, in virtual time."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from libs.cli.options import Json
+
+lab = typer.Typer(
+    help="Replay traces through Fulcrum's own decisions, and those of others, on a simulated cluster.",
+    no_args_is_help=True,
+)
+
+TraceOption = Annotated[
+    str,
+    typer.Option("--trace", metavar="FILE|SPEC", help="A file (see `fulcrum lab traces`), or e.g. poisson:rate=5."),
+]
+Workers = Annotated[int, typer.Option(min=0, metavar="N", help="Workers, each of --tp GPUs.")]
+Device = Annotated[str, typer.Option(metavar="NAME", help="h100, b200, … as in docs/profiles.md.")]
+Model = Annotated[str, typer.Option(metavar="NAME", help="llama-3.1-8b, … as in docs/profiles.md.")]
+Tp = Annotated[int, typer.Option(min=0, metavar="N", help="GPUs of a worker; 0: the profile's only width.")]
+Slo = Annotated[str, typer.Option(metavar="SLO", help="3x: three times the prompt's own prefill.")]
+RateScale = Annotated[float, typer.Option(min=0.001, metavar="X", help="So many times the trace's rate.")]
+Scaling = Annotated[
+    Literal["superpose", "compress"],
+    typer.Option(help="Overlay shifted copies with prefixes of their own, or let time pass faster."),
+]
+Start = Annotated[float, typer.Option(min=0, metavar="S", help="Where in the trace to begin.")]
+Seconds = Annotated[float, typer.Option(min=0, metavar="S", help="How much of the trace; 0: to its end.")]
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Of whatever is drawn.")]
+Interference = Annotated[
+    float, typer.Option(min=-1, max=1, metavar="I", help="Of prompts beside decodes; -1: the profile's own.")
+]
+Jobs = Annotated[int, typer.Option(min=0, metavar="N", help="Runs at a time; 0: as many as there are cores.")]
+
+SLO = "ttft=max(2s,3x),tpot=50ms"
+MODEL, DEVICE = "llama-3.1-8b", "h100"
+
+
+@lab.callback()
+def options() -> None:
+    """Replay traces through Fulcrum's own decisions, and those of others, on a simulated cluster."""
+
+
+@lab.command(epilog="Example: fulcrum lab run --trace flipflop:rate=8 --policy fulcrum:5:3 --workers 8")
+def run(
+    trace: TraceOption,
+    policy: Annotated[str, typer.Option(metavar="NAME", help="fulcrum, static, fulcrum:9:7, arrow, …")] = "fulcrum",
+    *,
+    workers: Workers = 16,
+    device: Device = DEVICE,
+    model: Model = MODEL,
+    tp: Tp = 0,
+    slo: Slo = SLO,
+    rate_scale: RateScale = 1.0,
+    scaling: Scaling = "superpose",
+    start: Start = 0.0,
+    seconds: Seconds = 0.0,
+    seed: Seed = 1,
+    interference: Interference = -1.0,
+    json: Json = False,
+) -> None:
+    """One policy on one trace: how many requests were served in time, and where GPU time went."""
+    from libs.cli.lab.asked import Asked  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.lab.runs import run_one  # noqa: PLC0415
+
+    asked = Asked(trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference)
+    run_one(asked, policy, as_json=json)
+
+
+@lab.command(epilog="Example: fulcrum lab compare --trace mine.csv --policies fulcrum,static,arrow --report out/")
+def compare(
+    trace: TraceOption,
+    policies: Annotated[str, typer.Option(metavar="NAMES", help="With commas between; all: every one.")] = "all",
+    *,
+    workers: Workers = 16,
+    device: Device = DEVICE,
+    model: Model = MODEL,
+    tp: Tp = 0,
+    slo: Slo = SLO,
+    rate_scale: RateScale = 1.0,
+    scaling: Scaling = "superpose",
+    start: Start = 0.0,
+    seconds: Seconds = 0.0,
+    seed: Seed = 1,
+    interference: Interference = -1.0,
+    gpus: Annotated[bool, typer.Option(help="Also how many GPUs each policy needs.")] = True,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="One HTML page with plots, and the figures as JSON.")
+    ] = None,
+    jobs: Jobs = 0,
+    json: Json = False,
+) -> None:
+    """Several policies on one trace, side by side."""
+    from libs.cli.lab.asked import Asked  # noqa: PLC0415
+    from libs.cli.lab.compare import compare_all  # noqa: PLC0415
+
+    asked = Asked(trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference)
+    compare_all(asked, policies, count=gpus, report=report, jobs=jobs, as_json=json)
+
+
+@lab.command(epilog="Example: fulcrum lab search --trace mine.csv --policies fulcrum,static --seconds 600")
+def search(
+    trace: TraceOption,
+    policies: Annotated[str, typer.Option(metavar="NAMES", help="With commas between.")] = "fulcrum",
+    *,
+    workers: Workers = 16,
+    device: Device = DEVICE,
+    model: Model = MODEL,
+    tp: Tp = 0,
+    slo: Slo = SLO,
+    scaling: Scaling = "superpose",
+    start: Start = 0.0,
+    seconds: Seconds = 0.0,
+    seed: Seed = 1,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at each rate, each with its seed.")] = 1,
+    interference: Interference = -1.0,
+    every_step: Annotated[bool, typer.Option("--every-step", metavar="", help="No leaps: 5 % at a time.")] = False,
+    json: Json = False,
+) -> None:
+    """The highest rate, as a multiple of the trace's, at which 90 % of requests and of work are served in time."""
+    from libs.cli.lab.asked import Asked  # noqa: PLC0415
+    from libs.cli.lab.runs import search_all  # noqa: PLC0415
+
+    asked = Asked(trace, workers, device, model, tp, slo, 1.0, scaling, start, seconds, seed, interference)
+    search_all(asked, policies, seeds=seeds, every_step=every_step, as_json=json)
+
+
+@lab.command(epilog="Example: fulcrum lab traces chat-flood:rate=4 --json")
+def traces(
+    trace: Annotated[str | None, typer.Argument(metavar="[FILE|SPEC]", help="One to look at.")] = None,
+    *,
+    start: Start = 0.0,
+    seconds: Seconds = 0.0,
+    seed: Seed = 1,
+    write: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep it in our own format.")] = None,
+    json: Json = False,
+) -> None:
+    """What is in a trace; without one, which formats are read and which can be made."""
+    from libs.cli.lab.traces import show_traces  # noqa: PLC0415
+
+    show_traces(trace, start_s=start, seconds=seconds, seed=seed, write=write, as_json=json)

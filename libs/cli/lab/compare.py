@@ -1,0 +1,96 @@
+"""`fulcrum lab compare`: policies side by side on one trace, as a table and as a page."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from libs.cli.lab.asked import Asked
+from libs.cli.lab.page import write_page
+from libs.cli.lab.progress import noting
+from libs.cli.lab.runs import about, rounded, table
+from libs.contracts.errors import InvalidRequest
+from libs.lab.experiment import Experiment, Report
+from libs.lab.hindsight import merit
+from libs.lab.policies import ALL, has_hindsight, policy_named
+from libs.lab.study import Case, Note, count_gpus, run_all
+
+Needs = dict[str, int | None]
+"""Workers that a policy needs; None: more than were tried."""
+
+
+def compare_all(asked: Asked, policies: str, *, count: bool, report: Path | None, jobs: int, as_json: bool) -> None:
+    """Print how each fares; what was found before Ctrl-C is printed, and written, too."""
+    names = list(ALL) if policies == "all" else policies.split(",")
+    reports: dict[str, Report] = {}
+    needs: Needs = {}
+    interrupted = False
+    with noting() as note:
+        experiment = asked.experiment()
+        if report is not None:
+            _make_folder(report)
+        for name in names:
+            if not has_hindsight(name):
+                policy_named(name, experiment.workers)
+        try:
+            _run(experiment, names, jobs or os.cpu_count() or 1, reports, note)
+            if count:
+                needs.update(count_gpus(experiment, names, jobs or os.cpu_count() or 1, note))
+        except KeyboardInterrupt:
+            interrupted = True
+    ranked = sorted(reports.values(), key=merit, reverse=True)
+    by_policy = {found.policy: needs.get(name) for name, found in reports.items()}
+    figures = _figures(experiment, ranked, by_policy, interrupted=interrupted)
+    if report is not None:
+        (report / "compare.json").write_text(json.dumps(figures, indent=1) + "\n")
+        write_page(report / "index.html", experiment, ranked, by_policy)
+    if as_json:
+        print(json.dumps(figures))
+    else:
+        _show(experiment, ranked, by_policy, report)
+    if interrupted:
+        sys.exit(130)
+
+
+def _run(experiment: Experiment, names: list[str], jobs: int, reports: dict[str, Report], note: Note) -> None:
+    for place, report in run_all([Case(experiment, name) for name in names], jobs):
+        reports[names[place]] = report
+        note(f"{len(reports)} of {len(names)}: {report.policy}, {report.score.slo_attainment:.1%} good")
+
+
+def _figures(experiment: Experiment, ranked: list[Report], needs: Needs, *, interrupted: bool) -> dict[str, Any]:
+    gpus = experiment.hardware.profile.gpus
+    return {
+        "trace": experiment.trace.name,
+        "workers": experiment.workers,
+        "gpus_per_worker": gpus,
+        "profile": experiment.hardware.profile.name,
+        "slo": experiment.slo.text,
+        "interrupted": interrupted,
+        "policies": [
+            {
+                **rounded(report.as_json()),
+                "gpus_needed": workers * gpus if (workers := needs.get(report.policy)) else None,
+            }
+            for report in ranked
+        ],
+    }
+
+
+def _show(experiment: Experiment, ranked: list[Report], needs: Needs, report: Path | None) -> None:
+    console = Console(highlight=False)
+    console.print(about(experiment.trace))
+    gpus = experiment.hardware.profile.gpus
+    console.print(table(ranked, {name: workers * gpus if workers else None for name, workers in needs.items()}))
+    if report is not None:
+        console.print(f"\nThe page is {report / 'index.html'}")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"cannot write a report to {folder}: {error.strerror}") from None

@@ -1,0 +1,141 @@
+"""The report of `fulcrum lab compare`: one HTML page that needs nothing beside itself."""
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+from libs.contracts.errors import InvalidRequest
+from libs.lab.experiment import Experiment, Report
+from libs.lab.traces.describe import describe
+
+STYLE: Final = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:1080px;margin:2em auto;padding:0 1em;color:#1c2430;background:#fff}
+h1{font-size:1.5em;margin:0 0 .2em}h2{font-size:1.1em;margin:2em 0 .4em}p{margin:.3em 0}.dim{color:#667}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th,td{padding:.35em .6em;text-align:right;border-bottom:1px solid #e3e7ee;white-space:nowrap}
+th:first-child,td:first-child{text-align:left}tr.best td{font-weight:600;background:#f0f7f1}
+.scroll{overflow-x:auto}svg{max-width:100%;height:auto}
+@media(prefers-color-scheme:dark){body{background:#12161c;color:#e4e9f0}th,td{border-color:#2a323d}.dim{color:#99a}
+tr.best td{background:#16291b}svg{background:#fff;border-radius:6px}}
+"""
+COLORS: Final = {"prefill": "#2a9fbc", "decode": "#4c9f50", "kv_wait": "#d9a514", "idle": "#c9d0d8"}
+
+
+def write_page(path: Path, experiment: Experiment, ranked: Sequence[Report], needs: dict[str, int | None]) -> None:
+    """Table and plots, the best policy first. Raises InvalidRequest without matplotlib."""
+    found = describe(experiment.trace)
+    gpus = experiment.hardware.profile.gpus
+    notes = "".join(f'<p class="dim">{escape(note)}</p>' for note in experiment.trace.notes)
+    interference = (
+        "measured" if experiment.hardware.mixed_measured and experiment.interference is None else "an assumption"
+    )
+    plots = "".join(
+        f"<h2>{title}</h2>{_plot(draw)}"
+        for title, draw in (
+            ("Served in time", lambda axes: _attainment(axes, ranked)),
+            ("Time to first token", lambda axes: _spans(axes, ranked, "ttft_s", 1.0, "seconds", log=True)),
+            ("Time per output token", lambda axes: _spans(axes, ranked, "tpot_s", 1e3, "milliseconds")),
+            ("Where GPU time went", lambda axes: _gpu_time(axes, ranked)),
+        )
+        if ranked
+    )
+    path.write_text(
+        f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
+<title>Policies on {escape(experiment.trace.name)}</title><style>{STYLE}</style></head><body>
+<h1>Policies on {escape(experiment.trace.name)}</h1>
+<p>{len(experiment.trace.requests):,} requests in {found["duration_s"]:,.0f} s on {experiment.workers} workers of
+{gpus} GPU{"s" if gpus > 1 else ""}, {escape(experiment.hardware.profile.name)}; {escape(experiment.slo.text)}</p>
+<p class="dim">Good: complete, first token in time, mean TPOT kept and 99 % of tokens within 200 ms of it.
+Interference of prompts beside decodes is {experiment.step_time.interference:g}, {interference}.</p>{notes}
+<div class="scroll">{_table(ranked, needs, gpus)}</div>{plots}
+</body></html>
+"""
+    )
+
+
+def _table(ranked: Sequence[Report], needs: dict[str, int | None], gpus: int) -> str:
+    titles = (
+        "policy", "roles", "good", "work good", "TTFT p50", "p90", "p99", "TPOT p50", "p90", "p99", "good/s/GPU",
+        "not served", "role moves", "GPUs needed",
+    )  # fmt: skip
+    head = "".join(f"<th>{title}</th>" for title in titles)
+    rows = []
+    for place, report in enumerate(ranked):
+        score = report.score
+        needed = needs.get(report.policy)
+        cells = [
+            report.policy, report.roles, f"{score.slo_attainment:.1%}", f"{score.work_attainment:.1%}",
+            *(f"{score.ttft_s.get(name, 0):.2f} s" for name in ("p50", "p90", "p99")),
+            *(f"{score.tpot_s.get(name, 0) * 1e3:.1f} ms" for name in ("p50", "p90", "p99")),
+            f"{report.goodput_rps_per_gpu:.3f}", f"{score.rejected + score.aborted + score.unfinished:,}",
+            f"{report.role_moves:,}", f"{needed * gpus}" if needed else "–",
+        ]  # fmt: skip
+        mark = ' class="best"' if not place else ""
+        rows.append(f"<tr{mark}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _plot(draw: Callable[[Any], None]) -> str:
+    try:
+        import matplotlib as mpl  # noqa: PLC0415 (only where a report is asked for)
+    except ImportError:
+        raise InvalidRequest("--report needs matplotlib: pip install 'fulcrum[plots]'") from None
+    mpl.use("Agg")
+    from matplotlib import pyplot  # noqa: PLC0415
+
+    figure, axes = pyplot.subplots(figsize=(10, 3.6), layout="constrained")
+    draw(axes)
+    axes.spines[["top", "right"]].set_visible(False)
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+    return re.sub(r"^.*?<svg", "<svg", drawn.getvalue(), flags=re.DOTALL)
+
+
+def _attainment(axes: Any, ranked: Sequence[Report]) -> None:
+    places = range(len(ranked))
+    width = 0.4
+    axes.bar([at - width / 2 for at in places], [100 * each.score.slo_attainment for each in ranked], width,
+             label="requests", color=COLORS["prefill"])  # fmt: skip
+    axes.bar([at + width / 2 for at in places], [100 * each.score.work_attainment for each in ranked], width,
+             label="work", color=COLORS["decode"])  # fmt: skip
+    axes.axhline(90, color="#888", linewidth=0.8, linestyle="--")
+    axes.set_ylabel("% good")
+    _name(axes, ranked)
+    axes.legend(loc="lower left")
+
+
+def _spans(axes: Any, ranked: Sequence[Report], name: str, factor: float, unit: str, *, log: bool = False) -> None:
+    for at, report in enumerate(ranked):
+        values = getattr(report.score, name)
+        if not values:
+            continue
+        low, middle, high = (max(values[each] * factor, 1e-3) for each in ("p50", "p90", "p99"))
+        axes.plot([at, at], [low, high], color="#99a", linewidth=2)
+        for value, mark, words in ((low, "o", "p50"), (middle, "s", "p90"), (high, "^", "p99")):
+            axes.plot(at, value, mark, color=COLORS["prefill"], label=words if not at else None)
+    if log:
+        axes.set_yscale("log")
+    axes.set_ylabel(unit)
+    _name(axes, ranked)
+    axes.legend(loc="upper left")
+
+
+def _gpu_time(axes: Any, ranked: Sequence[Report]) -> None:
+    bottoms = [0.0] * len(ranked)
+    for name, color in COLORS.items():
+        wholes = [sum(each.gpu_seconds[part] for part in COLORS) or 1.0 for each in ranked]
+        shares = [100 * each.gpu_seconds[name] / whole for each, whole in zip(ranked, wholes, strict=True)]
+        axes.bar(range(len(ranked)), shares, 0.6, bottom=bottoms, color=color, label=name.replace("kv_", "KV "))
+        bottoms = [bottom + share for bottom, share in zip(bottoms, shares, strict=True)]
+    axes.set_ylabel("% of GPU time")
+    _name(axes, ranked)
+    axes.legend(loc="upper right")
+
+
+def _name(axes: Any, ranked: Sequence[Report]) -> None:
+    axes.set_xticks(range(len(ranked)), [each.policy for each in ranked], rotation=20, ha="right")

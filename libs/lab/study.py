@@ -1,0 +1,133 @@
+"""Many experiments: policies by name over one trace, with hindsight where a name asks for it, on several cores."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import Final
+
+import structlog
+
+from libs.lab.experiment import Experiment, Report, run
+from libs.lab.hindsight import best_split, first_guess
+from libs.lab.policies import GUARD, has_hindsight, policy_named, with_split
+from libs.lab.search import Found, fewest_workers, highest_rate
+from libs.lab.traces.scaling import ScaleMethod, scale_rate
+
+MOST_WORKERS: Final = 4
+"""Times the workers that were asked for: `fewest` looks no further."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What one process computes: a policy's name, in a cluster."""
+
+    experiment: Experiment
+    policy: str
+
+
+Note = Callable[[str], None]
+"""A line of progress."""
+
+
+def run_named(experiment: Experiment, name: str, note: Note = lambda line: None) -> Report:
+    """One policy; `fulcrum` and `static` by the split that was best in hindsight."""
+    workers = experiment.workers
+    if not has_hindsight(name):
+        return run(experiment, policy_named(name, workers), _counter(experiment, name, note))[0]
+
+    def attempt(prefill: int) -> Report:
+        split = with_split(name, prefill, workers - prefill)
+        report = run(experiment, policy_named(split, workers), _counter(experiment, split, note))[0]
+        note(f"{split}: {report.score.slo_attainment:.1%} of requests good")
+        return report
+
+    policy_named(with_split(name, 1, max(workers - 1, 1)), workers)  # whether there is anything to try
+    return best_split(workers, first_guess(experiment), attempt)
+
+
+def _counter(experiment: Experiment, name: str, note: Note) -> Callable[[int], None]:
+    total = len(experiment.trace.requests)
+
+    def on_progress(ended: int) -> None:
+        note(f"{name}: {ended:,} of {total:,} requests")
+
+    return on_progress
+
+
+def scaled(experiment: Experiment, factor: float, method: ScaleMethod) -> Experiment:
+    """At so many times the trace's rate."""
+    if factor == 1:
+        return experiment
+    return replace(experiment, trace=scale_rate(experiment.trace, factor, method, experiment.seed))
+
+
+def search_named(
+    experiment: Experiment, name: str, method: ScaleMethod, seeds: int, note: Note, *, every_step: bool = False
+) -> Found:
+    """The highest rate at which a policy keeps the SLO. Each seed draws another superposition; compression has one."""
+
+    def at_rate(rate: float) -> Sequence[Report]:
+        drawn = (replace(experiment, seed=seed) for seed in range(experiment.seed, experiment.seed + seeds))
+        reports = [run_named(scaled(each, rate, method), name) for each in drawn]
+        note(f"{name}: {reports[0].score.slo_attainment:.1%} good at {rate:.2f} times the rate")
+        return reports
+
+    return highest_rate(at_rate, every_step=every_step)
+
+
+def fewest_named(experiment: Experiment, name: str) -> int | None:
+    """The fewest workers with which a policy, its split re-chosen where it has one, keeps the SLO."""
+
+    def attempt(workers: int) -> Report:
+        return run_named(replace(experiment, workers=workers), _without_split(name))
+
+    found = fewest_workers(attempt, 2, MOST_WORKERS * experiment.workers)
+    return found[0] if found else None
+
+
+def count_gpus(experiment: Experiment, names: Sequence[str], jobs: int, note: Note) -> Iterator[tuple[str, int | None]]:
+    """(policy, workers that it needs) as they come."""
+    with _pool(jobs, len(names)) as pool:
+        asked = {pool.submit(fewest_named, experiment, name): name for name in names}
+        try:
+            for future in as_completed(asked):
+                note(f"{asked[future]} needs {future.result() or 'more'} workers")
+                yield asked[future], future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _without_split(name: str) -> str:
+    """What stands for a policy in a cluster of another size: a split named for this one fits no other."""
+    bare = name.removesuffix(GUARD)
+    kind, *numbers = bare.split(":")
+    return kind + name[len(bare) :] if len(numbers) > 1 else name
+
+
+def run_all(cases: Sequence[Case], jobs: int) -> Iterator[tuple[int, Report]]:
+    """(place, report) as they come. Leaving early ends what has not begun."""
+    if jobs <= 1 or len(cases) == 1:
+        for place, case in enumerate(cases):
+            yield place, run_named(case.experiment, case.policy)
+        return
+    with _pool(jobs, len(cases)) as pool:
+        places: dict[Future[Report], int] = {
+            pool.submit(run_named, case.experiment, case.policy): place for place, case in enumerate(cases)
+        }
+        try:
+            for future in as_completed(places):
+                yield places[future], future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _pool(jobs: int, most: int) -> ProcessPoolExecutor:
+    """Not by fork: what reads traces may have started threads."""
+    return ProcessPoolExecutor(max(min(jobs, most), 1), mp_context=get_context("spawn"), initializer=quiet)
+
+
+def quiet() -> None:
+    """Let the dispatcher's log be silent: its lines would be about a million requests of a simulation."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
