@@ -74,6 +74,8 @@ class Interval:
     arrived: int = 0
     mean_input_tokens: float = 0.0
     """Of those that arrived; 0 without any."""
+    ended: int = 0
+    """Requests that ended; what means over outputs are weighed by."""
     mean_output_tokens: float = 0.0
     """Of those that ended; 0 without any."""
     mean_ttft_ns: float = 0.0

@@ -1,0 +1,130 @@
+"""Arrow, as shipped in xllm-service: prompts spill over to decode instances, and instances change sides at once.
+
+Read at commit c8033e0 (April 2026) of jd-opensource/xllm-service: `InstanceMgr::select_instance_pair_on_slo`,
+`flip_prefill_to_decode`, `flip_decode_to_prefill` and `update_request_metrics` in
+xllm_service/scheduler/managers/instance_mgr.cpp, xllm_service/common/time_predictor.cpp, and the targets' defaults in
+xllm_service/common/global_gflags.cpp (TTFT 1,000 ms, TPOT 50 ms). The paper is arXiv 2505.11916.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from libs.lab.rivals.pools import decode_pool, halves, prefill_pool, sequences, split_roles
+from libs.lab.rivals.port import Cluster, Move, Mover, Rival, Router, Seen, SeenRequest, SeenWorker, Slo
+from libs.policy.roles import Role
+
+LOOK_NS: Final = 50_000_000
+"""Between two looks of the mover; the service decides at each request instead."""
+
+
+def tpot_with_one_more_ns(worker: SeenWorker, input_tokens: float) -> float:
+    """TPOT there if a request with so many tokens joined: a + b·batch + c·tokens."""
+    return worker.speed.decode_ns(sequences(worker) + 1, worker.kv_tokens + input_tokens)
+
+
+def least(workers: Sequence[SeenWorker], input_tokens: float) -> tuple[SeenWorker, float]:
+    """The worker whose TPOT stays lowest with one more request, and that TPOT in ns."""
+    tpots = ((each, tpot_with_one_more_ns(each, input_tokens)) for each in workers)
+    return min(tpots, key=lambda pair: (pair[1], pair[0].index))
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowRouter:
+    """Chooses by predicted prefill backlog and predicted TPOT."""
+
+    target: Slo
+
+    def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:
+        """The least backlog; where even that is over the TTFT target, a decode instance that is idle enough."""
+        source = min(prefill_pool(workers), key=lambda each: (each.backlog_ns, each.index))
+        decoders = decode_pool(workers)
+        if source.backlog_ns <= self.target.ttft_ns or not decoders:
+            return source.index
+        first = self._first_that_meets(decoders, request)
+        lowest, tpot_ns = least(decoders, request.input_tokens)
+        idle_enough = tpot_ns < self.target.tpot_ns * (len(decoders) - 1) / len(decoders)
+        spills = first is not lowest and idle_enough and lowest.backlog_ns < source.backlog_ns
+        return lowest.index if spills and lowest.budget_tokens else source.index
+
+    def decode(self, request: SeenRequest, source: int, workers: Sequence[SeenWorker], now_ns: int) -> int:
+        """The first instance that stays within the TPOT target, or the one with the lowest TPOT."""
+        decoders = decode_pool(workers)
+        first = self._first_that_meets(decoders, request)
+        return (first or least(decoders, request.input_tokens)[0]).index
+
+    def _first_that_meets(self, decoders: Sequence[SeenWorker], request: SeenRequest) -> SeenWorker | None:
+        target_ns = self.target.tpot_ns
+        meets = (each for each in decoders if tpot_with_one_more_ns(each, request.input_tokens) <= target_ns)
+        return next(meets, None)
+
+
+@dataclass(slots=True)
+class ArrowMover:
+    """Flips one prefill instance when no decode instance meets TPOT, and decode instances that have emptied."""
+
+    target: Slo
+    budget_tokens: int
+    """Of an instance that decodes, for prompts that spill over to it."""
+    every_ns: int = LOOK_NS
+    wants_steps: bool = False
+    _decoded: set[int] = field(default_factory=set)
+    """Decode instances that had sequences at the last look."""
+
+    def moves(self, seen: Seen) -> list[Move]:
+        """Emptied decode instances to prefill, then at most one prefill instance to decode."""
+        prefills, decoders = prefill_pool(seen.workers), decode_pool(seen.workers)
+        emptied = self._emptied(decoders)
+        self._decoded = {each.index for each in decoders if sequences(each)}
+        moves = [Move(each.index, Role.PREFILL, 0, "decode emptied") for each in emptied]
+        left = [each for each in decoders if each not in emptied]
+        if self._wants_decoder(prefills, left, len(prefills) + len(emptied), seen) and len(prefills) > 1:
+            flips = min(prefills, key=lambda each: (each.backlog_ns, each.index))
+            moves.append(Move(flips.index, Role.MIXED, self.budget_tokens, "no decode meets TPOT"))
+        return moves
+
+    def _emptied(self, decoders: Sequence[SeenWorker]) -> list[SeenWorker]:
+        empty = [each for each in decoders if each.index in self._decoded and not sequences(each) and not each.prompts]
+        return empty[: len(decoders) - 1]
+
+    def _wants_decoder(
+        self, prefills: Sequence[SeenWorker], decoders: Sequence[SeenWorker], prefill_count: int, seen: Seen
+    ) -> bool:
+        if not seen.interval.arrived or not prefills or not decoders:
+            return False
+        if least(decoders, seen.interval.mean_input_tokens)[1] <= self.target.tpot_ns:
+            return False
+        mean_ns = sum(each.backlog_ns for each in prefills) / prefill_count
+        return mean_ns < self.target.ttft_ns * (prefill_count - 1) / prefill_count or len(decoders) < prefill_count
+
+
+def arrow(prefill: int = 0, decode: int = 0) -> Rival:
+    """Arrow from a split of this many workers on each side; without one, from an even split."""
+
+    def router(cluster: Cluster) -> Router:
+        return ArrowRouter(cluster.slo)
+
+    def mover(cluster: Cluster) -> Mover:
+        return ArrowMover(cluster.slo, cluster.speed.chunk_tokens)
+
+    def first_roles(cluster: Cluster) -> list[Move]:
+        counts = (prefill, decode) if prefill or decode else halves(cluster)
+        return split_roles(cluster, *counts, budget_tokens=cluster.speed.chunk_tokens)
+
+    return Rival(
+        name=f"arrow:{prefill}:{decode}" if prefill or decode else "arrow",
+        source="jd-opensource/xllm-service, commit c8033e0: instance_mgr.cpp, time_predictor.cpp, global_gflags.cpp",
+        simplified=(
+            "The decode instance is chosen at the first token instead of at arrival, so load that is bound to it and "
+            "still in prefill does not count against it, and an instance that waits for such load may flip.",
+            "Its TTFT and TPOT predictors are the step-time model, not fits to profiled points rounded to whole "
+            "milliseconds; a backlog shrinks with each step instead of when a prompt is done.",
+            "A prompt that spilled over decodes where it was computed; the service decodes it at another instance.",
+            f"Flips are decided every {LOOK_NS // 1_000_000} ms for the interval's mean prompt, at most one from "
+            "prefill to decode, not at each request.",
+            "The first instance that meets TPOT is the first by index, not by when it joined the pool.",
+        ),
+        first_roles=first_roles,
+        router=router,
+        mover=mover,
+    )

@@ -1,0 +1,69 @@
+"""Rivals by name: a kind, then whole numbers after colons, such as `static:9:7` or `aggregated:512`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from libs.contracts.errors import InvalidRequest
+from libs.lab.rivals.aggregated import aggregated
+from libs.lab.rivals.arrow import arrow
+from libs.lab.rivals.dynamo import dynamo
+from libs.lab.rivals.llm_d import llm_d
+from libs.lab.rivals.niyama import niyama
+from libs.lab.rivals.port import Rival
+from libs.lab.rivals.static_split import static_split
+from libs.lab.rivals.taichi import taichi
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A rival and the numbers that its name may carry."""
+
+    make: Callable[..., Rival]
+    forms: tuple[str, ...]
+    """Names of the numbers, with colons between; each form is one that may be given."""
+
+    def usage(self, name: str) -> str:
+        """All ways to name it."""
+        return ", ".join(f"{name}:{form}" if form else name for form in self.forms)
+
+
+SPLIT: Final = ("", "P:D")
+RESTARTED: Final = ("", "P:D", "P:D:START_S")
+
+RIVALS: Final[Mapping[str, Kind]] = MappingProxyType(
+    {
+        "static": Kind(static_split, ("P:D",)),
+        "aggregated": Kind(aggregated, ("", "BUDGET_TOKENS")),
+        "arrow": Kind(arrow, SPLIT),
+        "dynamo-load": Kind(partial(dynamo, "load"), RESTARTED),
+        "dynamo-throughput": Kind(partial(dynamo, "throughput"), RESTARTED),
+        "dynamo-both": Kind(partial(dynamo, "both"), RESTARTED),
+        "llm-d": Kind(llm_d, RESTARTED),
+        "niyama": Kind(niyama, ("",)),
+        "taichi": Kind(taichi, ("", "P:D", "P:D:BUDGET_TOKENS")),
+    }
+)
+
+
+def rival(name: str) -> Rival:
+    """The rival of that name. A kind, or numbers, that there are not: InvalidRequest with all that there are."""
+    kind_name, *numbers = name.split(":")
+    kind = RIVALS.get(kind_name)
+    if kind is None or not any(len(numbers) == len(form.split(":") if form else []) for form in kind.forms):
+        raise InvalidRequest(f"no rival {name!r}; there are: {names()}")
+    if not all(number.isascii() and number.isdigit() and int(number[:9]) > 0 for number in numbers):
+        raise InvalidRequest(f"{name!r} has whole numbers above 0 after its colons; there are: {names()}")
+    return kind.make(*(int(number) for number in numbers))
+
+
+def names() -> str:
+    """How each rival can be named."""
+    return ", ".join(kind.usage(name) for name, kind in RIVALS.items())
+
+
+def every_split(workers: int) -> list[Rival]:
+    """Each static split of so many workers; the best in hindsight is the one to beat."""
+    return [static_split(prefill, workers - prefill) for prefill in range(1, workers)]

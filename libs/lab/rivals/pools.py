@@ -1,0 +1,95 @@
+"""Pools of workers as rivals see them: who computes prompts, who decodes, and which of them change sides. Pure."""
+
+from collections.abc import Sequence
+
+from libs.contracts.errors import InvalidRequest
+from libs.lab.rivals.port import Cluster, Move, SeenRequest, SeenWorker
+from libs.policy.roles import Role
+
+
+def prefill_pool(workers: Sequence[SeenWorker]) -> list[SeenWorker]:
+    """Ready workers in role prefill, by index."""
+    return [worker for worker in workers if worker.ready and worker.role == Role.PREFILL]
+
+
+def decode_pool(workers: Sequence[SeenWorker]) -> list[SeenWorker]:
+    """Ready workers that decode, by index."""
+    return [worker for worker in workers if worker.ready and worker.role == Role.MIXED]
+
+
+def halves(cluster: Cluster) -> tuple[int, int]:
+    """(prefill, decode) workers of an even split; decode has the odd one."""
+    return cluster.workers // 2, cluster.workers - cluster.workers // 2
+
+
+def split_roles(cluster: Cluster, prefill: int, decode: int, budget_tokens: int = 0) -> list[Move]:
+    """First roles of a split cluster: prefill workers first. budget_tokens: of the workers that decode."""
+    if prefill < 1 or decode < 1 or prefill + decode != cluster.workers:
+        raise InvalidRequest(
+            f"a split of {cluster.workers} workers has at least one on each side and uses all: not {prefill}:{decode}"
+        )
+    roles = [(Role.PREFILL, 0)] * prefill + [(Role.MIXED, budget_tokens)] * decode
+    return [Move(index, role, budget) for index, (role, budget) in enumerate(roles)]
+
+
+def sequences(worker: SeenWorker) -> int:
+    """Sequences that decode there or will."""
+    return worker.decodes + worker.queued_decodes
+
+
+def own_prompt_ns(request: SeenRequest, worker: SeenWorker) -> float:
+    """Computing the request's prompt there alone, less what is cached there."""
+    cached = min(request.cached_tokens[worker.index], request.input_tokens - 1)
+    return worker.speed.prompt_ns(request.input_tokens - cached, request.input_tokens**2 - cached**2)
+
+
+def first_token_ns(request: SeenRequest, worker: SeenWorker) -> float:
+    """Until the request's first token if it went there now: what is queued, its prompt, and the decodes beside both.
+
+    In role mixed each step computes at most the budget and decodes too; what hides in the other is not counted.
+    """
+    ns = worker.backlog_ns + own_prompt_ns(request, worker)
+    if worker.role != Role.MIXED:
+        return ns
+    tokens = worker.prompt_tokens + request.input_tokens - request.cached_tokens[worker.index]
+    return ns + -(-max(tokens, 1) // worker.budget_tokens) * worker.decode_step_ns
+
+
+def soonest(request: SeenRequest, workers: Sequence[SeenWorker]) -> SeenWorker:
+    """Where the first token is predicted soonest; equal ones go to the fewest sequences, then the lowest index."""
+    return min(workers, key=lambda each: (first_token_ns(request, each), each.prompts + sequences(each), each.index))
+
+
+def emptiest(workers: Sequence[SeenWorker]) -> SeenWorker:
+    """The fewest sequences, then the most free KV, then the lowest index."""
+    return min(workers, key=lambda each: (sequences(each), -each.free_blocks, each.index))
+
+
+def fits(request: SeenRequest, worker: SeenWorker) -> bool:
+    """Whether a place and KV for its prompt are free there now."""
+    placed = worker.prompts + sequences(worker)
+    return placed < worker.max_sequences and worker.free_blocks * worker.block_tokens >= request.input_tokens
+
+
+def paired_moves(
+    workers: Sequence[SeenWorker], *, more_prefill: int, more_decode: int, budget_tokens: int = 0
+) -> list[Move]:
+    """Moves that give one pool what the other can spare, under a fixed number of workers.
+
+    more_prefill, more_decode: wanted changes; below 0: it can spare so many. Only wishes that oppose each other move
+    workers, as many as both sides agree on, and each pool keeps one that is ready. The highest indices go first, as
+    where replicas are numbered.
+    """
+    if more_prefill > 0 > more_decode:
+        donors, count, role, budget = decode_pool(workers), min(more_prefill, -more_decode), Role.PREFILL, 0
+    elif more_decode > 0 > more_prefill:
+        donors, count, role, budget = (
+            prefill_pool(workers),
+            min(more_decode, -more_prefill),
+            Role.MIXED,
+            budget_tokens,
+        )
+    else:
+        return []
+    count = min(count, len(donors) - 1)
+    return [Move(each.index, role, budget, "rebalance") for each in donors[len(donors) - count :]] if count > 0 else []

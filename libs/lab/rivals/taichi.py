@@ -1,0 +1,68 @@
+"""TaiChi: prefill-heavy and decode-heavy instances, between which the length of a prompt decides.
+
+Wang et al., "Prefill-Decode Aggregation or Disaggregation? Unifying Both for Goodput-Optimized LLM Serving", 2025,
+arXiv 2508.01989v1: three sliders (the ratio of both kinds and the chunk size of each), length-aware prefill
+scheduling and flowing decode scheduling.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from libs.contracts.errors import InvalidRequest
+from libs.lab.rivals.pools import (
+    decode_pool,
+    emptiest,
+    first_token_ns,
+    fits,
+    halves,
+    prefill_pool,
+    soonest,
+    split_roles,
+)
+from libs.lab.rivals.port import Cluster, Move, Rival, Router, SeenRequest, SeenWorker
+
+DECODE_HEAVY_BUDGET_TOKENS: Final = 256
+
+
+class TaiChiRouter:
+    """Length-aware: a prompt that a decode-heavy instance computes in time leaves the prefill-heavy ones to others."""
+
+    def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:
+        """The soonest decode-heavy instance that is in time, or else the soonest of all prefill-heavy ones."""
+        able = [each for each in decode_pool(workers) if each.budget_tokens and fits(request, each)]
+        in_time = [each for each in able if first_token_ns(request, each) <= request.slo.ttft_ns]
+        return soonest(request, in_time or prefill_pool(workers)).index
+
+    def decode(self, request: SeenRequest, source: int, workers: Sequence[SeenWorker], now_ns: int) -> int:
+        """Where it was computed if that instance decodes, or else the decode-heavy one with the fewest sequences."""
+        pool = decode_pool(workers)
+        return source if any(each.index == source for each in pool) else emptiest(pool).index
+
+
+def taichi(prefill: int = 0, decode: int = 0, budget_tokens: int = DECODE_HEAVY_BUDGET_TOKENS) -> Rival:
+    """So many prefill-heavy and decode-heavy instances, or an even split. budget_tokens: of the decode-heavy ones."""
+    if budget_tokens < 1:
+        raise InvalidRequest(f"decode-heavy instances compute at least one prompt token a step, not {budget_tokens}")
+
+    def router(cluster: Cluster) -> Router:
+        return TaiChiRouter()
+
+    def first_roles(cluster: Cluster) -> list[Move]:
+        counts = (prefill, decode) if prefill or decode else halves(cluster)
+        return split_roles(cluster, *counts, budget_tokens=budget_tokens)
+
+    split = f":{prefill}:{decode}:{budget_tokens}" if prefill or decode else ""
+    return Rival(
+        name=f"taichi{split}",
+        source="arXiv 2508.01989v1 (Wang et al., 2025): abstract, introduction and published summaries; no code read",
+        simplified=(
+            "Flowing decode scheduling is missing: running sequences do not move to prefill-heavy instances when "
+            "memory runs short, nor back before they break their TPOT, because this port moves no running sequence.",
+            "Prefill-heavy instances therefore decode nothing.",
+            "The order of preference in length-aware scheduling (decode-heavy while in time) is rebuilt from the "
+            "paper's description, not from its algorithm.",
+            "Chunk sizes stay as set; the paper tunes its three sliders to the service level beforehand.",
+        ),
+        first_roles=first_roles,
+        router=router,
+    )
