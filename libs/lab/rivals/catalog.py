@@ -54,7 +54,7 @@ def rival(name: str) -> Rival:
     kind = RIVALS.get(kind_name)
     if kind is None or not any(len(numbers) == len(form.split(":") if form else []) for form in kind.forms):
         raise InvalidRequest(f"no rival {name!r}; there are: {names()}")
-    if not all(number.isascii() and number.isdigit() and int(number[:9]) > 0 for number in numbers):
+    if not all(number.isascii() and number.isdigit() and len(number) < 10 and int(number) for number in numbers):
         raise InvalidRequest(f"{name!r} has whole numbers above 0 after its colons; there are: {names()}")
     return kind.make(*(int(number) for number in numbers))
 
