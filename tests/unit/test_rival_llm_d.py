@@ -1,0 +1,114 @@
+"""llm-d as a rival: capacity, demand and the picker's scores, worked out by hand."""
+
+import pytest
+
+from libs.lab.rivals.llm_d import Balance, DecodeRate, Saturation, Shape, llm_d, wanted_change
+from libs.lab.rivals.port import Mover
+from libs.policy.roles import Role
+from tests.rival_rig import MS, SECOND, cluster, mixed, prefill, request, seen
+
+SHAPE = Shape(1000, 200)
+"""A request holds 1,000 + 100 tokens on average."""
+
+
+def mover() -> Mover:
+    built = llm_d().mover(cluster())
+    assert built is not None
+    return built
+
+
+def test_a_role_misses_replicas_above_85_percent_and_can_spare_them_below_70() -> None:
+    # 8,500 / 0.85 = 10,000 of 8 x 1,000: two more; one that starts counts.
+    assert Balance(1000, 8, 0, 8500).missing == 2
+    assert Balance(1000, 8, 1, 8500).missing == 1
+    # 3,500 / 0.70 = 5,000: three of 8 are spare; of 6,000 / 0.70 = 8,571 none.
+    assert Balance(1000, 8, 0, 3500).spare == 3
+    assert Balance(1000, 8, 0, 6000).spare == 0
+    # Between both nothing is wanted: 6,500 / 0.85 = 7,647 and 6,500 / 0.70 = 9,286.
+    assert wanted_change([Balance(1000, 8, 0, 6500)]) == 0
+
+
+def test_one_analysis_is_enough_to_add_and_all_are_needed_to_spare() -> None:
+    short, idle, busy = Balance(1000, 8, 0, 8500), Balance(1000, 8, 0, 3500), Balance(1000, 8, 0, 5000)
+    assert wanted_change([idle, short]) == 2
+    # 5,000 / 0.70 = 7,143: no whole replica.
+    assert wanted_change([idle, busy]) == 0
+    assert wanted_change([idle, idle]) == -3
+
+
+def test_capacity_is_80_percent_of_the_cache_or_what_full_steps_hold() -> None:
+    # Full steps: min(8,000 x 200 / 1,200, 64) = 64 sequences of 1,100 tokens, 70,400, below 80 % of 100,000.
+    assert Saturation().balance([mixed(0, kv_tokens=500)], 0, SHAPE) == Balance(70_400, 1, 0, 500)
+    # With outputs of 2,000: 64 x 2,000 = 128,000, so the cache bounds it.
+    assert Saturation().balance([mixed(0)], 0, Shape(1000, 2000)).per_replica == 80_000
+
+
+def test_what_a_replica_held_when_it_queued_bounds_it_from_then_on() -> None:
+    role = Saturation()
+    # Five wait: 30,000 tokens are all it can, and 5 x 1,000 more are asked for.
+    assert role.balance([mixed(0, kv_tokens=30_000, queued_decodes=5)], 0, SHAPE) == Balance(30_000, 1, 0, 35_000)
+    assert role.balance([mixed(0, kv_tokens=40_000, queued_decodes=5)], 0, SHAPE).per_replica == 40_000
+    # Later, without a queue: the mean of both.
+    assert role.balance([mixed(0)], 0, SHAPE).per_replica == 35_000
+
+
+def test_a_decode_rate_is_what_80_percent_of_the_cache_holds_over_its_itl() -> None:
+    rate = DecodeRate()
+    # One replica at use 0.4 with 26 ms: A = (26 - 6) / 0.4 = 50 ms, so ITL(0.8) = 46 ms. 80,000 / 1,100 = 72.7
+    # requests: 1,581 tokens a second. 4 requests a second with 200 tokens ask for 800.
+    pool = [mixed(0, decodes=20, kv_tokens=40_000, decode_step_ns=26 * MS)]
+    found = rate.balance(pool, 0, SHAPE, 4.0, 0)
+    assert found is not None
+    assert found.per_replica == pytest.approx(80_000 / 1100 / 0.046)
+    assert found.demand == 800
+
+
+def test_an_itl_line_is_fitted_once_enough_was_seen_over_a_wide_range() -> None:
+    rate = DecodeRate()
+    # Ten points on 20 ms + 40 ms x use, from 0.2 to 0.65: at 0.8 it is 52 ms.
+    found = None
+    for index in range(10):
+        use = 0.2 + 0.05 * index
+        step_ns = 20 * MS + 40 * MS * use
+        pool = [mixed(0, decodes=1, kv_tokens=round(use * 100_000), decode_step_ns=step_ns)]
+        found = rate.balance(pool, 0, SHAPE, 1.0, index * SECOND)
+    assert found is not None
+    assert found.per_replica == pytest.approx(80_000 / 1100 / 0.052)
+
+
+def test_a_decode_rate_says_nothing_before_anything_decodes() -> None:
+    assert DecodeRate().balance([mixed(0)], 0, SHAPE, 1.0, 0) is None
+
+
+def test_a_replica_moves_to_the_role_that_misses_it_when_the_other_can_spare_it() -> None:
+    # Prefill: capacity min(80,000, 70,400); 80,000 + 9 x 1,000 held and queued on each of 2: it queues, so 80,000 is
+    # what it can; 178,000 / 0.85 = 209,412 of 160,000: one more. Decode: idle, all 4 spare; the rate has no model.
+    full = {"prompts": 10, "kv_tokens": 80_000}
+    workers = [prefill(0, **full), prefill(1, **full), mixed(2), mixed(3), mixed(4), mixed(5)]
+    moves = mover().moves(seen(workers, mean_input_tokens=1000.0, mean_output_tokens=200.0))
+    assert [(move.index, move.role) for move in moves] == [(5, Role.PREFILL)]
+
+
+def test_nothing_moves_when_both_roles_are_full_or_both_idle() -> None:
+    full = {"prompts": 10, "kv_tokens": 80_000}
+    lengths = {"mean_input_tokens": 1000.0, "mean_output_tokens": 200.0}
+    loaded = mixed(2, decodes=40, queued_decodes=9, kv_tokens=80_000)
+    assert not mover().moves(seen([prefill(0, **full), prefill(1, **full), loaded], **lengths))
+    assert not mover().moves(seen([prefill(0), prefill(1), mixed(2), mixed(3)], **lengths))
+
+
+def test_the_picker_weighs_cached_prefix_queue_and_free_kv() -> None:
+    router = llm_d().router(cluster(4))
+    # Worker 0: 0 x 3 + queue 1 x 2 + (1 - 0) x 2 = 4. Worker 1: 3 x 0.8 + 0 + (1 - 0.1) x 2 = 4.2: its queue of 3 is
+    # the longest. With half cached: 1.5 + 1.8 = 3.3.
+    workers = [prefill(0), prefill(1, prompts=4, kv_tokens=10_000)]
+    assert router.prompt(request(1000, cached={1: 800}), workers, 0) == 1
+    assert router.prompt(request(1000, cached={1: 500}), workers, 0) == 0
+    # Equal queues: 2 + 2 x 0.5 = 3 against 2 + 2 x 0.6 = 3.2.
+    decoders = [mixed(2, decodes=5, kv_tokens=50_000), mixed(3, decodes=9, kv_tokens=40_000)]
+    assert router.decode(request(1000), 0, decoders, 0) == 3
+
+
+def test_a_move_restarts_the_pod() -> None:
+    assert llm_d(start_s=120).move_cost.start_ns == 120 * SECOND
+    assert llm_d().move_cost.restarts
