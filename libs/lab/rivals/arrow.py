@@ -3,7 +3,8 @@
 Read at commit c8033e0 (April 2026) of jd-opensource/xllm-service: `InstanceMgr::select_instance_pair_on_slo`,
 `flip_prefill_to_decode`, `flip_decode_to_prefill` and `update_request_metrics` in
 xllm_service/scheduler/managers/instance_mgr.cpp, xllm_service/common/time_predictor.cpp, and the targets' defaults in
-xllm_service/common/global_gflags.cpp (TTFT 1,000 ms, TPOT 50 ms). The paper is arXiv 2505.11916.
+xllm_service/common/global_gflags.cpp (TTFT 1,000 ms, TPOT 50 ms). The paper is arXiv 2505.11916 (Wu et al., 2025); what
+is shipped decides here.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """NVIDIA Dynamo 1.6: its KV router, and its planner's load loop, throughput loop, or both.
 
 Planner: see `dynamo_planner`. Router: the cost in lib/kv-router/src/scheduling/selector/default.rs
-(`DefaultWorkerScorer::worker_logit`, ai-dynamo/dynamo at commit 07a6c9c, early 2026), with the defaults of
+(`DefaultWorkerScorer::worker_logit`, ai-dynamo/dynamo at commit 07a6c9c), with the defaults of
 dynamo/common/configuration/groups/kv_router_args.py in the wheel of 1.6.1 (overlap credit 1, no decay, prefill scale
 1, temperature 0, no queue in the router), and "Disaggregated Serving" in the router's documentation for 1.6.0: the
 prefill router counts no decode blocks, the decode router no overlap and no prompt tokens.

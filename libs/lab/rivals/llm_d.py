@@ -2,7 +2,7 @@
 
 Read in llm-d/llm-d-autoscaling (formerly llm-d-workload-variant-autoscaler): at v0.5.1 (commit b08b1c7, February 2026)
 internal/engines/analyzers/saturation_v2/analyzer.go, internal/engines/pipeline/cost_aware_optimizer.go and
-internal/interfaces/saturation_scaling.go; at commit 88d6832 (mid 2026) internal/engines/analyzers/throughput
+internal/interfaces/saturation_scaling.go; at commit 88d6832 internal/engines/analyzers/throughput
 (constants.go, itl_model.go) with its developer guide, and issue 1005 for the interval of 15 s. The picker's scorers
 and weights (prefix 3, queue 2, KV 2) are those of the default profile of the Gateway API inference extension.
 """
