@@ -166,11 +166,17 @@ class Core:
 
     def plan(self, now_ns: int) -> Batch | None:
         """The next step's work: every decode, then prompt chunks within the budget; None when there is none."""
+        return self._compose(*self._ready(now_ns), now_ns)
+
+    def _ready(self, now_ns: int) -> tuple[list[Sequence], list[Sequence]]:
+        """(decodes, prompts) that the next step may compute."""
         self._offers.expire(now_ns)
         self._grow()
         self.admit(now_ns)
         decodes = self._pace.decodes(self._sequences.at(Stage.DECODE), now_ns)
-        prompts = batching.unless_others_wait(self._sequences.at(Stage.PREFILL))
+        return decodes, batching.unless_others_wait(self._sequences.at(Stage.PREFILL))
+
+    def _compose(self, decodes: list[Sequence], prompts: list[Sequence], now_ns: int) -> Batch | None:
         batch = batching.compose(
             decodes,
             prompts,

@@ -6,12 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from libs.cli.lab.asked import Asked
 from libs.cli.lab.page import write_page
 from libs.cli.lab.progress import noting
-from libs.cli.lab.runs import about, rounded, table
+from libs.cli.lab.runs import WIDE, about, make_console, rounded, table
 from libs.contracts.errors import InvalidRequest
 from libs.lab.experiment import Experiment, Report
 from libs.lab.hindsight import merit
@@ -81,10 +79,11 @@ def _figures(experiment: Experiment, ranked: list[Report], needs: Needs, *, inte
 
 
 def _show(experiment: Experiment, ranked: list[Report], needs: Needs, report: Path | None) -> None:
-    console = Console(highlight=False)
+    console = make_console()
     console.print(about(experiment.trace))
     gpus = experiment.hardware.profile.gpus
-    console.print(table(ranked, {name: workers * gpus if workers else None for name, workers in needs.items()}))
+    needed = {name: workers * gpus if workers else None for name, workers in needs.items()}
+    console.print(table(ranked, needed, wide=console.width >= WIDE))
     if report is not None:
         console.print(f"\nThe page is {report / 'index.html'}")
 

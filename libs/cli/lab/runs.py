@@ -2,19 +2,23 @@
 
 import json
 import sys
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
 from libs.cli.lab.asked import Asked
 from libs.cli.lab.progress import noting
+from libs.cli.tables import PIPE_COLUMNS
 from libs.lab.experiment import Report
 from libs.lab.policies import has_hindsight, policy_named
 from libs.lab.search import Found
 from libs.lab.study import run_named, search_named
 from libs.lab.traces.describe import describe
 from libs.lab.traces.request import Trace
+
+WIDE: Final = 120
+"""Columns for all figures of a run."""
 
 
 def run_one(asked: Asked, policy: str, *, as_json: bool) -> None:
@@ -25,9 +29,9 @@ def run_one(asked: Asked, policy: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rounded(report.as_json())))
         return
-    console = Console(highlight=False)
+    console = make_console()
     console.print(about(experiment.trace))
-    console.print(table([report]))
+    console.print(table([report], wide=console.width >= WIDE))
     console.print(times(report))
     if not experiment.hardware.mixed_measured:
         console.print(
@@ -76,10 +80,16 @@ def _show_edges(found: dict[str, Found], base_rps: float) -> None:
         report = edge.reports[0] if edge.reports else None
         cells = _cells(report)[1:6] if report else ["–"] * 5
         shown.add_row(name, f"{edge.rate_scale:.2f}", f"{edge.rate_scale * base_rps:.2f}", *cells)
-    Console(highlight=False).print(shown)
+    make_console().print(shown)
 
 
 # ---------------------------------------------------------------- what they print
+
+
+def make_console() -> Console:
+    """As wide as the terminal, and as it likes where there is none."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_COLUMNS)
 
 
 def about(trace: Trace) -> str:
@@ -94,16 +104,27 @@ def about(trace: Trace) -> str:
     )
 
 
-def table(reports: list[Report], gpus_needed: dict[str, int | None] | None = None) -> Table:
-    """A row a report, with the GPUs that its policy would need where that was looked for."""
-    shown = _plain_table(
-        "policy", "roles", "good", "work good", "TTFT p90", "TPOT p90", "good/s/GPU", "not served", "moves", "took"
-    )
-    if gpus_needed:
-        shown.add_column("GPUs needed", justify="right")
+def table(reports: list[Report], gpus_needed: dict[str, int | None] | None = None, *, wide: bool = True) -> Table:
+    """A row a report, with the GPUs that its policy would need where that was looked for; less where it is narrow."""
+    titles = [
+        "policy",
+        "roles",
+        "good",
+        "work good",
+        "TTFT p90",
+        "TPOT p90",
+        "good/s/GPU",
+        "not served",
+        "moves",
+        "took",
+    ]
+    hidden = () if wide else ("good/s/GPU", "not served", "moves", "took")
+    kept = [place for place, title in enumerate(titles) if title not in hidden]
+    shown = _plain_table(*(titles[place] for place in kept), *(["GPUs needed"] if gpus_needed else []))
     for report in reports:
+        cells = _cells(report)
         needed = [str(gpus_needed.get(report.policy) or "–")] if gpus_needed else []
-        shown.add_row(*_cells(report), *needed)
+        shown.add_row(*(cells[place] for place in kept), *needed)
     return shown
 
 

@@ -3,11 +3,10 @@
 import json
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from libs.cli.lab.asked import trace_of
-from libs.cli.lab.runs import rounded
+from libs.cli.lab.runs import make_console, rounded
 from libs.lab.traces.describe import describe
 from libs.lab.traces.generate import KINDS
 from libs.lab.traces.read import KNOWN_FORMATS
@@ -34,7 +33,7 @@ def show_traces(
     for name, value in found.items():
         if value:
             shown.add_row(name.replace("_", " "), _words(value))
-    Console(highlight=False).print(shown)
+    make_console().print(shown)
 
 
 def _words(value: object) -> str:
@@ -53,7 +52,7 @@ def _list(*, as_json: bool) -> None:
         }
         print(json.dumps({"formats": {name: list(each) for name, each in KNOWN_FORMATS.items()}, "kinds": kinds}))
         return
-    console = Console(highlight=False)
+    console = make_console()
     console.print("[bold]Files[/], known by their columns or keys:")
     for name, columns in KNOWN_FORMATS.items():
         console.print(f"  {name}: [dim]{', '.join(columns)}[/]")

@@ -1,12 +1,23 @@
 """The engine core over counted sequences, which can let many decode steps pass at once."""
 
+from typing import Final, NamedTuple
+
 from libs.engine.core import Core
 from libs.engine.port import Phase
-from libs.engine.runner import Sampled
+from libs.engine.roster import QUEUED
+from libs.engine.runner import Batch, Sampled
 from libs.engine.sequence import Sequence, Stage
 from libs.lab.cluster.sequence import CountedSequence
 
-_QUEUED_OR_PROMPT = (Stage.QUEUED_PREEMPTED, Stage.QUEUED_TRANSFER, Stage.QUEUED_PROMPT, Stage.PREFILL)
+MIN_COAST_STEPS: Final = 2
+
+
+class Decoding(NamedTuple):
+    """Steps that only decode."""
+
+    sequences: list[CountedSequence]
+    steps: int
+    """That may pass at once."""
 
 
 class LabCore(Core):
@@ -21,23 +32,28 @@ class LabCore(Core):
         """Sequences that await their KV, or the token sampled where it was computed."""
         return len(self._sequences.at(Stage.FETCHING))
 
-    def decoding(self) -> list[CountedSequence]:
-        """Those that decode."""
-        return list(self._sequences.at(Stage.DECODE))  # type: ignore[arg-type]
+    def plan_or_coast(self, now_ns: int) -> Batch | Decoding | None:
+        """As `plan`; where the next step and more only decode, what decodes and how many steps may pass at once."""
+        decodes, prompts = self._ready(now_ns)
+        if not prompts and len(decodes) == len(self._sequences.at(Stage.DECODE)):
+            steps = self._coasting_steps(decodes)  # type: ignore[arg-type]
+            if steps >= MIN_COAST_STEPS:
+                self._pace.prompt_tokens(decodes, (), now_ns)  # which sees that no prompt stands
+                return Decoding(decodes, steps)  # type: ignore[arg-type]
+        return self._compose(decodes, prompts, now_ns)
 
-    def coasting_steps(self, decoding: list[CountedSequence]) -> int:
-        """Decode steps that can pass in which nothing is decided, no sequence ends and none lacks a block; `plan` was
-        asked before."""
+    def _coasting_steps(self, decoding: list[CountedSequence]) -> int:
+        """Decode steps that can pass in which nothing is decided, no sequence ends and none lacks a block."""
         roster = self._sequences
-        if not decoding or any(roster.at(stage) for stage in _QUEUED_OR_PROMPT):
+        if not decoding or any(roster.at(stage) for stage in QUEUED):
             return 0
         block_size = self._capabilities.block_size_tokens
         each = self._pool.available // len(decoding) * block_size
-        most = decoding[0].steps_left - 1
+        most = decoding[0].ends_at - decoding[0].length - 1
         for sequence in decoding:
             if not sequence.sampled_here or sequence.leaving or sequence.aborting or not sequence.has_room:
                 return 0
-            left = sequence.steps_left - 1
+            left = sequence.ends_at - sequence.length - 1
             most = min(most, left)
         if most > each:  # only then it matters what room each has
             room = min(sequence.room_tokens - sequence.length for sequence in decoding)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, cast
 
 import numpy as np
@@ -119,11 +120,11 @@ class CountedSequence(Sequence):
             pool.register(self.blocks[index], keys[index])
         self._registered = max(self._registered, full)
 
-    @property
-    def steps_left(self) -> int:
-        """Decode steps up to its last token."""
+    @cached_property
+    def ends_at(self) -> int:
+        """Its length with its last token."""
         request = self.request
-        return min(request.prompt_tokens + request.output_tokens, self.max_length) - self.length
+        return min(request.prompt_tokens + request.output_tokens, self.max_length)
 
     def coast(self, steps: int) -> None:
         """So many decode steps have passed, none of them its last."""

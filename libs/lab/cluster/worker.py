@@ -17,7 +17,7 @@ from libs.engine.handles import Received
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity, EngineLoad, FinishReason, Phase, SequenceOutput, StepReport
 from libs.engine.runner import Batch, Sampled
-from libs.lab.cluster.core import LabCore
+from libs.lab.cluster.core import Decoding, LabCore
 from libs.lab.cluster.cost import Coast, StepCost
 from libs.lab.cluster.frames import PHASES, Coasted, ToGateway, ToWorker
 from libs.lab.cluster.hosted import Hosted
@@ -38,7 +38,6 @@ from libs.policy.worker.slots import PromptLength, SlotFacts, slots
 
 GATEWAY: Final = 1
 """The one gateway's number in a worker's credits."""
-MIN_COAST_STEPS: Final = 2
 _SAMPLED: Final = Sampled(ANY_TOKEN)
 
 
@@ -111,7 +110,6 @@ class _Coasting:
     decoding: list[CountedSequence]
     coast: Coast
     most: int
-    number: int
 
 
 @dataclass(slots=True)
@@ -185,7 +183,6 @@ class LabWorker:
         self._budget = self._role_budget = 0
         self._running: _Running | None = None
         self._coasting: _Coasting | None = None
-        self._coasts = 0
         self._rest = Rest.IDLE
         self._accounted_ps = time.now_ps
         self._expiry_due_ns = 0
@@ -263,7 +260,7 @@ class LabWorker:
 
     def receive(self, frame: ToWorker) -> None:
         """A frame has come."""
-        self._enter()
+        self._enter(touched=bool(frame.hand_overs) or any(sequence in self._hosted for sequence in frame.aborts))
         if frame.demand is not None:
             waiting, _, deadline_ns = frame.demand
             self._waiting = Waiting(self._waiting.name, waiting, deadline_ns)
@@ -340,7 +337,7 @@ class LabWorker:
 
     def restart(self, role: Role, budget_tokens: int, start_ns: int) -> None:
         """Give up all that is here, and come back with another role and an empty cache after so long."""
-        self._enter()
+        self._enter(touched=True)
         if self._running is not None:  # what it has computed is lost, the time is spent
             running, self._running = self._running, None
             self.spent.step(self.shape.step_time, running.batch.work, self._time.now_ps - running.start_ps)
@@ -412,16 +409,19 @@ class LabWorker:
 
     # ------------------------------------------------------------ steps
 
-    def _enter(self) -> None:
-        """Something happens here: time up to now is accounted for, and steps that pass at once are cut at this one."""
+    def _enter(self, *, touched: bool = False) -> None:
+        """Something happens here: time up to now is accounted for, and steps that pass at once are cut at this one.
+
+        `touched`: it concerns sequences that may decode.
+        """
         if self._coasting is not None:
-            self._cut(self._coasting)
+            self._cut(self._coasting, touched=touched)
         elif self._running is None:
             self._account_rest()
 
     def _leave(self) -> None:
         """It has happened: act on what the core decided."""
-        if self._running is None:
+        if self._running is None and self._coasting is None:
             self._step()
         self._follow()
 
@@ -444,16 +444,16 @@ class LabWorker:
         """Begin the next step, or many at once, at the time up to which all is accounted for."""
         start_ps = self._accounted_ps
         start_ns = start_ps // PS_PER_NS
-        batch = self.core.plan(start_ns)
+        if may_coast and not self.shape.stepwise:
+            batch = self.core.plan_or_coast(start_ns)
+            if isinstance(batch, Decoding):
+                self._begin_coast(batch)
+                return
+        else:
+            batch = self.core.plan(start_ns)
         if batch is None:
             return
         work = batch.work
-        if may_coast and not work.prefill_tokens and not self.shape.stepwise:
-            decoding = self.core.decoding()
-            most = self.core.coasting_steps(decoding) if len(decoding) == work.decode_sequences else 0
-            if most >= MIN_COAST_STEPS:
-                self._begin_coast(decoding, most, work.decode_kv_tokens)
-                return
         self.core.begin(batch, start_ns)
         duration_ps = self._cost.step_ps(work)
         self._running = _Running(batch, start_ps, duration_ps)
@@ -477,24 +477,39 @@ class LabWorker:
         self._tell_readers()
         self._leave()
 
-    def _begin_coast(self, decoding: list[CountedSequence], most: int, kv_tokens: int) -> None:
-        coast = self._cost.coast(self._accounted_ps, len(decoding), kv_tokens)
-        self._coasts += 1
-        number = self._coasts
-        self._coasting = _Coasting(decoding, coast, most, number)
+    def _begin_coast(self, decoding: Decoding) -> None:
+        sequences = decoding.sequences
+        kv_tokens = sum(sequence.length for sequence in sequences)
         self.core.stepping(True, self._accounted_ps // PS_PER_NS)
-        self._time.at_ps(coast.end_ps(most), lambda: self._end_coast(number))
+        self._coast(
+            _Coasting(sequences, self._cost.coast(self._accounted_ps, len(sequences), kv_tokens), decoding.steps)
+        )
 
-    def _end_coast(self, number: int) -> None:
-        coasting = self._coasting
-        if coasting is not None and coasting.number == number:
+    def _coast(self, coasting: _Coasting) -> None:
+        self._coasting = coasting
+        self._time.at_ps(coasting.coast.end_ps(coasting.most), partial(self._end_coast, coasting))
+
+    def _end_coast(self, coasting: _Coasting) -> None:
+        if self._coasting is coasting:
             self._pass(coasting, coasting.most)
             self._leave()
 
-    def _cut(self, coasting: _Coasting) -> None:
-        """Steps up to now have passed; the one that runs is a step like any other."""
-        self._pass(coasting, min(coasting.coast.steps_by(self._time.now_ps), coasting.most))
-        self._step(may_coast=False)
+    def _cut(self, coasting: _Coasting, *, touched: bool) -> None:
+        """Steps up to now have passed. The one that runs goes on; where its own sequences are `touched` it is a step
+        like any other, which knows what to do about them."""
+        coast = coasting.coast
+        steps = coast.steps_by(self._time.now_ps)
+        if touched or steps >= coasting.most:
+            self._pass(coasting, min(steps, coasting.most))
+            self._step(may_coast=False)
+        elif steps:
+            self._pass(coasting, steps)
+            self.core.stepping(True, self._accounted_ps // PS_PER_NS)
+            first_ps = coast.first_ps + steps * coast.growth_ps
+            rest = Coast(self._accounted_ps, first_ps, coast.growth_ps)
+            self._coast(_Coasting(coasting.decoding, rest, 1))
+        elif coasting.most > 1:
+            self._coast(_Coasting(coasting.decoding, coast, 1))
 
     def _pass(self, coasting: _Coasting, steps: int) -> None:
         self._coasting = None
@@ -515,7 +530,7 @@ class LabWorker:
         ids = [sequence.request.sequence_id for sequence in decoding]
         for sequence_id in ids:
             self._hosted[sequence_id].new_tokens += steps
-        last_s = (coasting.coast.end_ps(steps) - coasting.coast.end_ps(steps - 1)) / 1e12
+        last_s = (end_ps - coasting.coast.end_ps(steps - 1)) / 1e12
         self._staying = self._staying.stepped(last_s)
         gateway, coasted = self._gateway, Coasted(ids, coasting.coast, steps, self.core.load(), self._submits)
         assert gateway is not None
@@ -705,9 +720,16 @@ class LabWorker:
     # ------------------------------------------------------------ at the end
 
     def close_books(self) -> None:
-        """Account for all time up to now. Nothing may run."""
+        """Account for all time up to now, that of a step that runs included."""
         self._enter()
-        assert self._running is None
+        now_ps = self._time.now_ps
+        if self._running is not None:
+            running, self._running = self._running, None
+            self.spent.step(self.shape.step_time, running.batch.work, now_ps - running.start_ps)
+        elif self._coasting is not None:
+            self._coasting = None
+            self.spent.decode_ps += now_ps - self._accounted_ps
+        self._accounted_ps = now_ps
 
     @property
     def busy(self) -> bool:
