@@ -32,6 +32,11 @@ class LabCore(Core):
         """Sequences that await their KV, or the token sampled where it was computed."""
         return len(self._sequences.at(Stage.FETCHING))
 
+    def queued_decodes(self) -> tuple[int, int]:
+        """(sequences, tokens) that came with KV and have no room for it yet."""
+        queued = self._sequences.at(Stage.QUEUED_TRANSFER)
+        return len(queued), sum(sequence.length for sequence in queued)
+
     def plan_or_coast(self, now_ns: int) -> Batch | Decoding | None:
         """As `plan`; where the next step and more only decode, what decodes and how many steps may pass at once."""
         decodes, prompts = self._ready(now_ns)

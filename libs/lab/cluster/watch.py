@@ -85,7 +85,8 @@ class Watch:
 
     def _view(self, worker: LabWorker, *, with_steps: bool) -> SeenWorker:
         load = worker.coasted_load(self._time.now_ps) or worker.load()
-        kv_tokens = max(worker.shape.kv_blocks - load.free_kv_blocks, 0) * worker.shape.block_tokens
+        queued, queued_tokens = worker.core.queued_decodes()
+        kv_tokens = queued_tokens + max(worker.shape.kv_blocks - load.free_kv_blocks, 0) * worker.shape.block_tokens
         steps = worker.take_recent_steps() if with_steps else ()
         tokens = load.waiting_prefill_tokens
         return SeenWorker(
@@ -101,7 +102,7 @@ class Watch:
             prompt_tokens=tokens,
             backlog_ns=worker.speed.prompt_ns(tokens, load.waiting_prefill_squares),
             decodes=load.running,
-            queued_decodes=load.awaiting_kv,
+            queued_decodes=load.awaiting_kv + queued,
             kv_tokens=kv_tokens,
             decode_step_ns=worker.speed.decode_ns(load.running, kv_tokens),
             free_blocks=load.free_kv_blocks,
