@@ -2,9 +2,12 @@
 
 By hand, in an environment of its own: ai-dynamo and ai-dynamo-runtime 1.6.1 without their dependencies, then numpy,
 pandas, scikit-learn, pmdarima, prophet, filterpy, pydantic, msgspec, prometheus-client, prometheus-api-client, aiohttp,
-pyyaml and kubernetes below 33. Both get the same random telemetry, look by look. What the wheel takes from the
-unpublished package aisimulate_core, an estimate of a step's time, is put in its place here by the regressions that the
-wheel itself ships (prefill.py, decode.py).
+pyyaml and kubernetes below 33. Both get the same random telemetry, look by look.
+
+The wheel asks aisimulate_core, a library in Rust, for the time of a step. `--estimator aisimulate` leaves that to it:
+the release that the wheel wants is a stub that fetches the library from another index, but its pre-release
+0.13.0.dev202610270000000085 is a whole wheel (without dependencies it is enough). `--estimator wheel`, the default,
+puts the regressions in its place that the wheel itself still ships (prefill.py, decode.py).
 
 The wheel may leave one GPU of a pinned budget idle; such a decision counts as the same where both move the same number
 of replicas, and by itself as `exact` only where nothing was idle. stdout: one line a setting, then one JSON object.
@@ -260,11 +263,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--looks", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--estimator", choices=("wheel", "aisimulate"), default="wheel")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    sdk: Any = ModuleType("aisimulate_core.sdk")
-    sdk.ForwardPassPerfModelConfig, sdk.RustForwardPassPerfModel = _Config, _StepModel
-    sys.modules |= {"aisimulate_core": ModuleType("aisimulate_core"), "aisimulate_core.sdk": sdk}
+    if options.estimator == "wheel":
+        sdk: Any = ModuleType("aisimulate_core.sdk")
+        sdk.ForwardPassPerfModelConfig, sdk.RustForwardPassPerfModel = _Config, _StepModel
+        sys.modules |= {"aisimulate_core": ModuleType("aisimulate_core"), "aisimulate_core.sdk": sdk}
     shares = {}
     for loops, predictor in SETTINGS:
         found = agreement(loops, predictor, options.looks, options.seed)
