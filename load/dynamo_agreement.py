@@ -205,10 +205,10 @@ def random_engines(chance: random.Random, prefill: int, decode: int, load: float
 
 
 def agreement(loops: str, predictor: PredictorName, looks: int, seed: int) -> dict[str, float]:
-    """Shares of looks at which both decide the same, of all and of those at which either moves something."""
+    """Shares of looks at which both decide the same, of those that decide and of those at which either moves."""
     chance = random.Random(seed)
     wheel, port = Wheel(loops, predictor), DynamoPlanner(LIMITS, TARGETS, predictor)
-    same = exact = moved = moved_alike = 0
+    decided = same = exact = moved = moved_alike = 0
     prefill_load = 1.0
     for look in range(looks):
         prefill_load = min(max(prefill_load + chance.gauss(0, 0.4), 0.0), 2.0)
@@ -224,14 +224,17 @@ def agreement(loops: str, predictor: PredictorName, looks: int, seed: int) -> di
         theirs = wheel.look(prefill, decode, traffic, loops)
         ours = _port_look(port, prefill, decode, traffic, loops)
         current = Pools(len(prefill), len(decode))
+        if loops == "throughput" and traffic is None:
+            continue
+        decided += 1
         alike = current.pinned(theirs) == ours
         moves = current != theirs or current != ours
         same += alike
         exact += theirs == ours
         moved += moves
         moved_alike += alike and moves
-    shares = {"same": same / looks, "exact": exact / looks, "same_of_moved": moved_alike / max(moved, 1)}
-    return {"looks": looks, "moved": moved, **shares}
+    shares = {"same": same / decided, "exact": exact / decided, "same_of_moved": moved_alike / max(moved, 1)}
+    return {"looks": decided, "moved": moved, **shares}
 
 
 def _port_look(
