@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from libs.engine.core import Core
-from libs.engine.port import Phase
+from libs.engine.port import EngineLoad, Phase
 from libs.engine.roster import QUEUED
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sequence import Sequence, Stage
@@ -31,6 +31,19 @@ class LabCore(Core):
     def fetching(self) -> int:
         """Sequences that await their KV, or the token sampled where it was computed."""
         return len(self._sequences.at(Stage.FETCHING))
+
+    def decoding_load(self) -> EngineLoad | None:
+        """As `load`, where nothing waits and no prompt is computed; None elsewhere."""
+        roster = self._sequences
+        if any(roster.at(stage) for stage in (*QUEUED, Stage.PREFILL)):
+            return None
+        return EngineLoad(
+            running=len(roster.at(Stage.DECODE)),
+            waiting=0,
+            waiting_prefill_tokens=0,
+            awaiting_kv=len(roster.at(Stage.FETCHING)),
+            free_kv_blocks=self._pool.available,
+        )
 
     def queued_decodes(self) -> tuple[int, int]:
         """(sequences, tokens) that came with KV and have no room for it yet."""

@@ -184,6 +184,8 @@ class LabWorker:
         self._running: _Running | None = None
         self._coasting: _Coasting | None = None
         self._rest = Rest.IDLE
+        self._unsettled = True
+        """Whether credits have changed hands, or could."""
         self._accounted_ps = time.now_ps
         self._expiry_due_ns = 0
 
@@ -264,7 +266,7 @@ class LabWorker:
         if frame.demand is not None:
             waiting, _, deadline_ns = frame.demand
             self._waiting = Waiting(self._waiting.name, waiting, deadline_ns)
-        pools = self.credits
+        pools, self._unsettled = self.credits, True
         pools.prefill.returned(GATEWAY, frame.returned_prefill)
         pools.decode.returned(GATEWAY, frame.returned_decode)
         pools.prefill.spent(GATEWAY, frame.spent_prefill)
@@ -388,6 +390,7 @@ class LabWorker:
         facts = SlotFacts(
             self.shape.max_sequences, self._prompts.mean_tokens, self.speed.chunk_tokens, step_s, decoding
         )
+        self._unsettled = True
         self.credits.resize(*((0, 0) if self.draining else slots(self.assignment.role, facts)))
 
     def _apply_budget(self) -> None:
@@ -436,9 +439,13 @@ class LabWorker:
         self._pass_on(None)
         self._flush()
         if self._running is None and self._coasting is None:
-            waits = self._link.moving or any(stream.ready > 0 for stream in self._streams.values())
-            self._rest = Rest.KV_WAIT if waits else Rest.STARVED if self._streams else Rest.IDLE
+            self._say_rest()
             self._watch_leases()
+
+    def _say_rest(self) -> None:
+        """What the worker waits for."""
+        waits = self._link.moving or any(stream.ready > 0 for stream in self._streams.values())
+        self._rest = Rest.KV_WAIT if waits else Rest.STARVED if self._streams else Rest.IDLE
 
     def _step(self, *, may_coast: bool = True) -> None:
         """Begin the next step, or many at once, at the time up to which all is accounted for."""
@@ -532,7 +539,8 @@ class LabWorker:
             self._hosted[sequence_id].new_tokens += steps
         last_s = (end_ps - coasting.coast.end_ps(steps - 1)) / 1e12
         self._staying = self._staying.stepped(last_s)
-        gateway, coasted = self._gateway, Coasted(ids, coasting.coast, steps, self.core.load(), self._submits)
+        load = self.core.decoding_load() or self.core.load()
+        gateway, coasted = self._gateway, Coasted(ids, coasting.coast, steps, load, self._submits)
         assert gateway is not None
         self._time.at_ps(end_ps + self.shape.hop_ns * PS_PER_NS, lambda: gateway.coasted(self, coasted))
 
@@ -612,9 +620,11 @@ class LabWorker:
 
     def _flush(self) -> None:
         """Tell the gateway, a hop from now."""
-        for _ in self.credits.settle({GATEWAY: self._waiting}):
-            pass
-        box, has_credit = self._outbox, self.credits.has_news(GATEWAY)
+        box = self._outbox
+        if self._unsettled:
+            self._unsettled = False
+            self.credits.settle({GATEWAY: self._waiting})
+        has_credit = self.credits.has_news(GATEWAY)
         if not (box.tokens or box.happened or box.load or box.assignment or has_credit):
             return
         frame = ToGateway(
@@ -674,30 +684,32 @@ class LabWorker:
 
     def more(self, stream: Stream) -> None:
         """Blocks are ready for this worker at their source, perhaps."""
-        if stream.sequence.request.sequence_id not in self._streams:
-            return
-        self._enter()
-        self._link.pull(stream)
-        if stream.done:
-            self._part_came(stream)
-        else:
-            self._leave()
+        if self._streams.get(stream.sequence.request.sequence_id) is stream:
+            self._pull(stream)
 
     def _part_came(self, stream: Stream) -> None:
-        request = stream.sequence.request
-        if self._streams.get(request.sequence_id) is not stream:
-            return  # it was aborted meanwhile
-        self._enter()
+        if self._streams.get(stream.sequence.request.sequence_id) is stream:  # else it was aborted meanwhile
+            self._pull(stream)
+
+    def _pull(self, stream: Stream) -> None:
+        """Only the last part is the engine's affair."""
+        rests = self._running is None and self._coasting is None
+        if rests:
+            self._account_rest()
         self._link.pull(stream)
         if stream.done:
-            del self._streams[request.sequence_id]
-            now_ns = self._time.now_ns()
-            blocks = stream.at - stream.first
-            received = Received(blocks, blocks * self.shape.kv_block_bytes)
-            self.core.kv_arrived(stream.sequence, received, stream.asked_ns, now_ns)
-            source = self._source(stream)
-            self._in_a_hop(partial(source.acknowledged, stream))
-        self._leave()
+            self._enter()
+            self._arrived(stream)
+            self._leave()
+        elif rests:
+            self._say_rest()
+
+    def _arrived(self, stream: Stream) -> None:
+        del self._streams[stream.sequence.request.sequence_id]
+        now_ns, blocks = self._time.now_ns(), stream.at - stream.first
+        received = Received(blocks, blocks * self.shape.kv_block_bytes)
+        self.core.kv_arrived(stream.sequence, received, stream.asked_ns, now_ns)
+        self._in_a_hop(partial(self._source(stream).acknowledged, stream))
 
     def acknowledged(self, stream: Stream) -> None:
         """The reader has all blocks of a handle."""
