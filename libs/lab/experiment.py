@@ -1,12 +1,13 @@
 """One experiment: a trace, a cluster, a policy, what clients want; and what it comes to."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Final
 
 from libs.contracts.errors import InvalidRequest
+from libs.lab.cluster.books import Answer
 from libs.lab.cluster.gateway import LabGateway
 from libs.lab.cluster.push import PushGateway
 from libs.lab.cluster.run import MakeGateway, Result, Run, Setup, check
@@ -54,6 +55,10 @@ class Experiment:
     """Prompt tokens of a step; 0: the smallest that saturates the device."""
     overtime_s: float = 600.0
     """After the last arrival."""
+    warm_up_s: float = 0.0
+    """Requests that arrive in the first so many seconds are served and not scored."""
+    tail_s: float = 0.0
+    """Nor those of the last so many: they only keep the cluster as busy as it was while the scored ones finish."""
     stepwise: bool = False
 
     def __post_init__(self) -> None:
@@ -181,7 +186,7 @@ def run(
     setup = Setup(shape, roles, ttft_limit_ns, experiment.slo.tpot_ns, round(experiment.overtime_s * 1e9))
     result = Run(experiment.trace, setup, _gateway(policy, cluster)).run(on_progress)
     check(result)
-    scored = score(result.answers, work)
+    scored = score(_measured(experiment, result.answers), work)
     gpus = experiment.hardware.profile.gpus
     virtual_s = result.virtual_ps / 1e12
     spent = {
@@ -208,6 +213,14 @@ def run(
 def _knee(step_time: StepTimeModel) -> int:
     """The prefill chunk that a worker would find at its start."""
     return knee_of(step_time, MOST_CHUNK_TOKENS)[0]
+
+
+def _measured(experiment: Experiment, answers: Sequence[Answer]) -> list[Answer]:
+    """Between warm-up and tail; unlike the trace, what never arrived is not among the answers."""
+    requests = experiment.trace.requests
+    first_ns = requests[0].arrival_ns + experiment.warm_up_s * 1e9
+    last_ns = requests[-1].arrival_ns - experiment.tail_s * 1e9
+    return [answer for answer in answers if first_ns <= answer.request.arrival_ns <= last_ns]
 
 
 def _typical(experiment: Experiment) -> Slo:

@@ -14,6 +14,8 @@ LEAP: Final = 4
 """Steps at a time while the edge is far."""
 WANTED: Final = 0.9
 """Share of requests, and of work, that has to be good."""
+CLASS_FLOOR: Final = 0.5
+"""Share of each class of requests that has to be good, so that none is given up for the others."""
 MAX_STEPS: Final = 120
 """Up or down from the first rate: a factor of 350."""
 _T95: Final = (0.0, 6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
@@ -44,7 +46,9 @@ def lower_bound(values: Sequence[float]) -> float:
 
 
 def passes(reports: Sequence[Report]) -> float:
-    """The lower bound of what was good, of requests or of work, whichever is less."""
+    """The lower bound of what was good, of requests or of work, whichever is less; 0 where a class is starved."""
+    if any(min(each.score.by_class.values(), default=1.0) < CLASS_FLOOR for each in reports):
+        return 0.0
     requests = lower_bound([each.score.slo_attainment for each in reports])
     return min(requests, lower_bound([each.score.work_attainment for each in reports]))
 

@@ -31,8 +31,9 @@ Note = Callable[[str], None]
 """A line of progress."""
 
 
-def run_named(experiment: Experiment, name: str, note: Note = lambda line: None) -> Report:
-    """One policy; `fulcrum` and `static` by the split that was best in hindsight."""
+def run_named(experiment: Experiment, name: str, note: Note = lambda line: None, *, guess: int = 0) -> Report:
+    """One policy; `fulcrum` and `static` by the split that was best in hindsight, sought from `guess` prefill workers
+    (0: from their share of the work)."""
     workers = experiment.workers
     if not has_hindsight(name):
         return run(experiment, policy_named(name, workers), _counter(experiment, name, note))[0]
@@ -44,7 +45,7 @@ def run_named(experiment: Experiment, name: str, note: Note = lambda line: None)
         return report
 
     policy_named(with_split(name, 1, max(workers - 1, 1)), workers)  # whether there is anything to try
-    return best_split(workers, first_guess(experiment), attempt)
+    return best_split(workers, guess or first_guess(experiment), attempt)
 
 
 def _counter(experiment: Experiment, name: str, note: Note) -> Callable[[int], None]:
@@ -64,17 +65,31 @@ def scaled(experiment: Experiment, factor: float, method: ScaleMethod) -> Experi
 
 
 def search_named(
-    experiment: Experiment, name: str, method: ScaleMethod, seeds: int, note: Note, *, every_step: bool = False
+    experiment: Experiment,
+    name: str,
+    method: ScaleMethod,
+    seeds: int,
+    note: Note,
+    *,
+    start: float = 1.0,
+    every_step: bool = False,
 ) -> Found:
-    """The highest rate at which a policy keeps the SLO. Each seed draws another superposition; compression has one."""
+    """The highest rate at which a policy keeps the SLO, sought from `start` times the trace's. Each seed draws another
+    superposition; compression has one."""
+
+    guess = 0
 
     def at_rate(rate: float) -> Sequence[Report]:
+        nonlocal guess
         drawn = (replace(experiment, seed=seed) for seed in range(experiment.seed, experiment.seed + seeds))
-        reports = [run_named(scaled(each, rate, method), name) for each in drawn]
+        reports = []
+        for each in drawn:
+            reports.append(run_named(scaled(each, rate, method), name, guess=guess))
+            guess = int(reports[-1].roles.partition(":")[0]) if has_hindsight(name) else 0
         note(f"{name}: {reports[0].score.slo_attainment:.1%} good at {rate:.2f} times the rate")
         return reports
 
-    return highest_rate(at_rate, every_step=every_step)
+    return highest_rate(at_rate, start, every_step=every_step)
 
 
 def fewest_named(experiment: Experiment, name: str) -> int | None:

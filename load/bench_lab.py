@@ -1,0 +1,209 @@
+"""What each policy is worth in the lab: the highest rate at which it keeps the SLO, by workload and interference.
+
+16 workers of Llama-3.1-8B on an H100 each, unless asked otherwise. A row a policy, a column a workload; a figure is
+relative to the best static split in hindsight, as shipped ("the knee"). `fulcrum` is what runs live today. At the end
+one JSON line. Quick by default; `--full` has all workloads, all interferences and several seeds, and takes hours.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from libs.lab.bound import fluid_rate
+from libs.lab.experiment import Experiment
+from libs.lab.hardware import resolve
+from libs.lab.search import Found
+from libs.lab.slo import SloSpec, parse_slo
+from libs.lab.study import quiet, search_named
+from libs.lab.traces.generate import generate
+from libs.lab.traces.read import read_trace
+from libs.lab.traces.request import Trace
+
+MOONCAKE, AZURE = "mooncake_conversation.jsonl", "azure_code_2023.csv"
+QUICK: Final = {
+    "flipflop10": "flipflop:rate=24,seconds=150,period=10,isl=1500,osl=150",
+    "chat-flood": "chat-flood:rate=12,seconds=240,isl=800,osl=200,flood_rate=6",
+    "mooncake": f"{MOONCAKE}@600+240",
+    "azure-code": f"{AZURE}@1200+240",
+}
+FULL: Final = {
+    "flipflop2": "flipflop:rate=24,seconds=300,period=2,isl=1500,osl=150",
+    "flipflop10": "flipflop:rate=24,seconds=300,period=10,isl=1500,osl=150",
+    "flipflop60": "flipflop:rate=24,seconds=600,period=60,isl=1500,osl=150",
+    "chat-flood": "chat-flood:rate=12,seconds=600,isl=800,osl=200,flood_rate=6",
+    "evening-writing": "evening-writing:rate=6,seconds=1200",
+    "both": "both:rate=6,seconds=1200,flood_rate=6",
+    "mooncake": f"{MOONCAKE}@600+900",
+    "azure-code": f"{AZURE}@600+1200",
+}
+POLICIES: Final = (
+    "static", "fulcrum", "aggregated", "arrow", "dynamo-load", "dynamo-throughput", "dynamo-both", "llm-d", "niyama",
+    "taichi",
+)  # fmt: skip
+QUICK_POLICIES: Final = (
+    "static",
+    "static+guard",
+    "fulcrum",
+    "aggregated",
+    "aggregated+guard",
+    "arrow",
+    "dynamo-load",
+    "llm-d",
+)
+WARM_UP: Final = 0.15
+TAIL: Final = 0.1
+"""Shares of a trace that are served and not scored."""
+START: Final = 0.55
+"""Of the fluid bound: where a search begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One search."""
+
+    workload: str
+    policy: str
+    interference: float | None
+
+
+def main() -> None:
+    """Search, show, print one JSON line."""
+    asked = _arguments()
+    quiet()
+    console = Console(file=sys.stdout, highlight=False, width=160)
+    started = time.monotonic()
+    workloads = {name: text for name, text in (FULL if asked.full else QUICK).items() if _there(text)}
+    policies = asked.policies.split(",") if asked.policies else POLICIES if asked.full else QUICK_POLICIES
+    interferences = (None, 0.0, 1.0) if asked.full else (None,)
+    cells = [Cell(w, p, i) for i in interferences for w in workloads for p in policies]
+    base = Base(asked.workers, asked.model, asked.device, asked.slo, workloads, 3 if asked.full else 1)
+    found: dict[Cell, Found] = {}
+    for cell, edge in _search(base, cells, asked.jobs or os.cpu_count() or 1):
+        found[cell] = edge
+        print(f"{len(found)} of {len(cells)}: {cell.policy} on {cell.workload}: {edge.rate_scale:.2f}", file=sys.stderr)
+    bounds = {(w, i): fluid_rate(base.experiment(w, i)) for w in workloads for i in interferences}
+    for interference in interferences:
+        console.print(_table(found, workloads, policies, interference, bounds))
+    figures = {
+        "bench": "lab", "workers": asked.workers, "model": asked.model, "device": asked.device, "slo": asked.slo,
+        "seeds": base.seeds, "wall_s": round(time.monotonic() - started, 1),
+        "cells": [{**asdict(cell), "rate_scale": round(edge.rate_scale, 4),
+                   "fluid_bound": round(bounds[cell.workload, cell.interference], 4),
+                   "roles": edge.reports[0].roles if edge.reports else "",
+                   "role_moves": edge.reports[0].role_moves if edge.reports else 0}
+                  for cell, edge in found.items()],
+    }  # fmt: skip
+    if asked.out:
+        asked.out.write_text(json.dumps(figures, indent=1) + "\n")
+    print(json.dumps(figures))
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What all cells share."""
+
+    workers: int
+    model: str
+    device: str
+    slo: str
+    workloads: dict[str, str]
+    seeds: int
+
+    def experiment(self, workload: str, interference: float | None) -> Experiment:
+        """At the workload's own rate."""
+        trace, slo = _trace(self.workloads[workload]), parse_slo(self.slo)
+        return _experiment(trace, slo, self, interference)
+
+
+def _experiment(trace: Trace, slo: SloSpec, base: Base, interference: float | None) -> Experiment:
+    seconds = trace.duration_ns / 1e9
+    made = Experiment(trace, resolve(base.model, base.device), base.workers, slo, overtime_s=60.0)
+    return replace(made, interference=interference, warm_up_s=WARM_UP * seconds, tail_s=TAIL * seconds)
+
+
+def _search(base: Base, cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, Found]]:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=quiet) as pool:
+        asked = {pool.submit(_find, base, cell): cell for cell in cells}
+        try:
+            for future in as_completed(asked):
+                yield asked[future], future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _find(base: Base, cell: Cell) -> Found:
+    experiment = base.experiment(cell.workload, cell.interference)
+    start = START * fluid_rate(experiment)
+    return search_named(experiment, cell.policy, "superpose", base.seeds, lambda line: None, start=start)
+
+
+def _trace(text: str) -> Trace:
+    name, cut, part = text.partition("@")
+    if not cut:
+        return generate(text, seed=1)
+    start_s, seconds = map(float, part.split("+"))
+    return read_trace(Path(os.environ["FULCRUM_DATA"]) / name, seed=1, start_s=start_s, seconds=seconds)
+
+
+def _there(text: str) -> bool:
+    name, cut, _ = text.partition("@")
+    return not cut or (Path(os.environ.get("FULCRUM_DATA", "")) / name).is_file()
+
+
+def _table(
+    found: dict[Cell, Found], workloads: dict[str, str], policies: Sequence[str], interference: float | None,
+    bounds: dict[tuple[str, float | None], float],
+) -> Table:  # fmt: skip
+    words = "as the profile has it" if interference is None else f"{interference:g}"
+    shown = Table(title=f"Highest rate, relative to the best static split; interference {words}", title_justify="left",
+                  box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")  # fmt: skip
+    shown.add_column("policy")
+    for name in (*workloads, "geomean"):
+        shown.add_column(name, justify="right")
+
+    def relative(workload: str, rate: float) -> float | None:
+        knee = found.get(Cell(workload, "static", interference))
+        return rate / knee.rate_scale if knee and knee.rate_scale else None
+
+    for policy in policies:
+        row = [relative(w, found[Cell(w, policy, interference)].rate_scale) for w in workloads]
+        shown.add_row(policy, *_cells(row))
+    shown.add_row("fluid bound", *_cells([relative(w, bounds[w, interference]) for w in workloads]), style="dim")
+    rates = [f"{found[Cell(w, 'static', interference)].rate_scale:.2f}x" for w in workloads]
+    shown.add_row("(knee, times the trace's rate)", *rates, "", style="dim")
+    return shown
+
+
+def _cells(row: list[float | None]) -> list[str]:
+    known = [value for value in row if value]
+    mean = prod(known) ** (1 / len(known)) if len(known) == len(row) else None
+    return [f"{value:.2f}" if value else "–" for value in (*row, mean)]
+
+
+def _arguments() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="all workloads and interferences, three seeds: hours")
+    parser.add_argument("--policies", help="names with commas between; static has to be one of them")
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--model", default="llama-3.1-8b")
+    parser.add_argument("--device", default="h100")
+    parser.add_argument("--slo", default="ttft=max(2s,3x),tpot=50ms")
+    parser.add_argument("--jobs", type=int, default=0, help="searches at a time; 0: as many as there are cores")
+    parser.add_argument("--out", type=Path, help="keep the figures here too")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
