@@ -1,6 +1,6 @@
 """What each policy is worth in the lab: the highest rate at which it keeps the SLO, by workload and interference.
 
-16 workers of Llama-3.1-8B on an H100 each, unless asked otherwise. A row a policy, a column a workload; a figure is
+16 workers of Llama-3.1-70B, each on four H100, unless asked otherwise. A row a policy, a column a workload; a figure is
 relative to the best static split in hindsight, as shipped ("the knee"). `fulcrum` is what runs live today. At the end
 one JSON line. Quick by default; `--full` has all workloads, all interferences and several seeds, and takes hours.
 """
@@ -33,18 +33,18 @@ from libs.lab.traces.request import Trace
 
 MOONCAKE, AZURE = "mooncake_conversation.jsonl", "azure_code_2023.csv"
 QUICK: Final = {
-    "flipflop10": "flipflop:rate=24,seconds=150,period=10,isl=1500,osl=150",
-    "chat-flood": "chat-flood:rate=12,seconds=240,isl=800,osl=200,flood_rate=6",
-    "mooncake": f"{MOONCAKE}@600+240",
-    "azure-code": f"{AZURE}@1200+240",
+    "flipflop10": "flipflop:rate=12,seconds=120,period=10,isl=3000,osl=300",
+    "chat-flood": "chat-flood:rate=12,seconds=150,isl=1500,osl=300,flood_rate=4,flood_seconds=30",
+    "mooncake": f"{MOONCAKE}@600+180",
+    "azure-code": f"{AZURE}@1200+180",
 }
 FULL: Final = {
-    "flipflop2": "flipflop:rate=24,seconds=300,period=2,isl=1500,osl=150",
-    "flipflop10": "flipflop:rate=24,seconds=300,period=10,isl=1500,osl=150",
-    "flipflop60": "flipflop:rate=24,seconds=600,period=60,isl=1500,osl=150",
-    "chat-flood": "chat-flood:rate=12,seconds=600,isl=800,osl=200,flood_rate=6",
+    "flipflop2": "flipflop:rate=12,seconds=300,period=2,isl=3000,osl=300",
+    "flipflop10": "flipflop:rate=12,seconds=300,period=10,isl=3000,osl=300",
+    "flipflop60": "flipflop:rate=12,seconds=600,period=60,isl=3000,osl=300",
+    "chat-flood": "chat-flood:rate=12,seconds=600,isl=1500,osl=300,flood_rate=4",
     "evening-writing": "evening-writing:rate=6,seconds=1200",
-    "both": "both:rate=6,seconds=1200,flood_rate=6",
+    "both": "both:rate=6,seconds=1200,flood_rate=4",
     "mooncake": f"{MOONCAKE}@600+900",
     "azure-code": f"{AZURE}@600+1200",
 }
@@ -197,7 +197,7 @@ def _arguments() -> Any:
     parser.add_argument("--full", action="store_true", help="all workloads and interferences, three seeds: hours")
     parser.add_argument("--policies", help="names with commas between; static has to be one of them")
     parser.add_argument("--workers", type=int, default=16)
-    parser.add_argument("--model", default="llama-3.1-8b")
+    parser.add_argument("--model", default="llama-3.1-70b")
     parser.add_argument("--device", default="h100")
     parser.add_argument("--slo", default="ttft=max(2s,3x),tpot=50ms")
     parser.add_argument("--jobs", type=int, default=0, help="searches at a time; 0: as many as there are cores")

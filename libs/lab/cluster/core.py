@@ -87,6 +87,7 @@ class LabCore(Core):
                 blocks = pool.allocate(-(-sequence.length // block_size) - len(sequence.blocks))
                 assert blocks is not None
                 sequence.grow(blocks)
+            sequence.register_full_blocks(pool)
 
     def free_blocks_after(self, decoding: list[CountedSequence], steps: int) -> int:
         """Blocks that are free once so many of those steps have passed."""

@@ -68,8 +68,14 @@ class CountedSequence(Sequence):
         return self._room_tokens
 
     def reusable_hashes(self) -> list[bytes]:
-        """Keys of the prompt's blocks that may come from the pool."""
-        return list(self.request.keys[: self._known_elsewhere // self._block_size])
+        """Keys of the blocks that may come from the pool."""
+        full = self._known_elsewhere // self._block_size
+        keys = self.request.keys
+        return [*keys[:full], *map(self._own_key, range(len(keys), full))]
+
+    def _own_key(self, index: int) -> bytes:
+        """Of a block that the trace has no key for: only this request, wherever it runs, has it."""
+        return b"%b:%d" % (self.request.request_id.encode(), index)
 
     def admit(self, blocks: list[int], shared: int) -> None:
         """Take blocks, of which the first `shared` were found with their KV."""
@@ -113,12 +119,14 @@ class CountedSequence(Sequence):
         return FinishReason.LENGTH if self.length >= self.max_length else None
 
     def register_full_blocks(self, pool: BlockPool) -> None:
-        """Let others reuse the prompt's blocks that are full and computed. What is generated has no key in a trace."""
+        """Let others reuse the blocks that are full and computed."""
+        full = self.computed // self._block_size
+        if full <= self._registered:
+            return
         keys = self.request.keys
-        full = min(self.computed // self._block_size, len(keys))
         for index in range(self._registered, full):
-            pool.register(self.blocks[index], keys[index])
-        self._registered = max(self._registered, full)
+            pool.register(self.blocks[index], keys[index] if index < len(keys) else self._own_key(index))
+        self._registered = full
 
     @cached_property
     def ends_at(self) -> int:
