@@ -144,6 +144,9 @@ bench-gateway: setup-dev ## cost of a request: requests/s, latency, CPU by proce
 test-clients: setup-dev ## Java's client, curl, OpenAI's for Python and Node, GuideLLM against a suite, unmodified
 	@$(BIN)/python -m load.clients $(ARGS)
 
+bench-lab: setup-dev ## the highest rate at which each policy keeps the SLO, by workload (minutes); ARGS="--full" for hours
+	$(BIN)/python -m load.bench_lab $(ARGS)
+
 bench-cluster-phase: setup-dev ## occupancy of a cluster of engines as told, against clocks around their model calls
 	@$(BIN)/python -m load.bench_cluster_phase $(ARGS)
 
