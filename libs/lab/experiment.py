@@ -29,7 +29,8 @@ DEFAULT_BLOCK_TOKENS: Final = 64
 """Of traces without prefixes: fine enough for any prompt, coarse enough to be quick."""
 MOST_CHUNK_TOKENS: Final = 8192
 MAX_SEQUENCES: Final = 256
-LINK_GBPS: Final = 200.0
+LINK_GBPS: Final = 400.0
+"""For KV, of each GPU of a worker: one network card a GPU, as H100 and later nodes have them."""
 HOP_MS: Final = 1.0
 """A message from gateway to worker or back, with what it waits at either end: measured on an idle suite."""
 PATIENCE: Final = Patience(max_wait_ms=600_000, no_workers_wait_ms=30_000)
@@ -49,6 +50,7 @@ class Experiment:
     interference: float | None = None
     """In place of the profile's own."""
     link_gbps: float = LINK_GBPS
+    """Of each GPU."""
     hop_ms: float = HOP_MS
     max_sequences: int = MAX_SEQUENCES
     chunk_tokens: int = 0
@@ -107,10 +109,15 @@ class Experiment:
         return max(found.kv_memory_bytes // found.kv_bytes_per_token // self.block_tokens, 0)
 
     @property
+    def link_bytes_per_s(self) -> float:
+        """Of one worker."""
+        return self.link_gbps * self.hardware.profile.gpus * 1e9 / 8
+
+    @property
     def speed(self) -> Speed:
         """Of each worker."""
         chunk = self.chunk_tokens or _knee(self.step_time)
-        kv_token_ns = self.hardware.profile.kv_bytes_per_token / (self.link_gbps * 1e9 / 8) * 1e9
+        kv_token_ns = self.hardware.profile.kv_bytes_per_token / self.link_bytes_per_s * 1e9
         return Speed(self.step_time, chunk, kv_token_ns, measured=True)
 
     @property
@@ -129,7 +136,7 @@ class Experiment:
             kv_block_bytes=found.kv_bytes_per_token * self.block_tokens,
             max_sequences=self.max_sequences,
             chunk_tokens=self.speed.chunk_tokens,
-            link_bytes_per_s=self.link_gbps * 1e9 / 8,
+            link_bytes_per_s=self.link_bytes_per_s,
             hop_ns=round(self.hop_ms * 1e6),
             guard=policy.guard,
             credits=policy.rival is None,

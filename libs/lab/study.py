@@ -1,11 +1,12 @@
 """Many experiments: policies by name over one trace, with hindsight where a name asks for it, on several cores."""
 
 import logging
+import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
-from multiprocessing import get_context
-from typing import Final
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from multiprocessing import active_children, get_context
+from typing import Final, TypeVar
 
 import structlog
 
@@ -19,14 +20,7 @@ MOST_WORKERS: Final = 4
 """Times the workers that were asked for: `fewest` looks no further."""
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What one process computes: a policy's name, in a cluster."""
-
-    experiment: Experiment
-    policy: str
-
-
+Result = TypeVar("Result")
 Note = Callable[[str], None]
 """A line of progress."""
 
@@ -102,16 +96,9 @@ def fewest_named(experiment: Experiment, name: str) -> int | None:
     return found[0] if found else None
 
 
-def count_gpus(experiment: Experiment, names: Sequence[str], jobs: int, note: Note) -> Iterator[tuple[str, int | None]]:
+def count_gpus(experiment: Experiment, names: Sequence[str], jobs: int) -> Iterator[tuple[str, int | None]]:
     """(policy, workers that it needs) as they come."""
-    with _pool(jobs, len(names)) as pool:
-        asked = {pool.submit(fewest_named, experiment, name): name for name in names}
-        try:
-            for future in as_completed(asked):
-                note(f"{asked[future]} needs {future.result() or 'more'} workers")
-                yield asked[future], future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    return _side_by_side(fewest_named, experiment, names, jobs)
 
 
 def _without_split(name: str) -> str:
@@ -121,26 +108,42 @@ def _without_split(name: str) -> str:
     return kind + name[len(bare) :] if len(numbers) > 1 else name
 
 
-def run_all(cases: Sequence[Case], jobs: int) -> Iterator[tuple[int, Report]]:
-    """(place, report) as they come. Leaving early ends what has not begun."""
-    if jobs <= 1 or len(cases) == 1:
-        for place, case in enumerate(cases):
-            yield place, run_named(case.experiment, case.policy)
-        return
-    with _pool(jobs, len(cases)) as pool:
-        places: dict[Future[Report], int] = {
-            pool.submit(run_named, case.experiment, case.policy): place for place, case in enumerate(cases)
-        }
-        try:
-            for future in as_completed(places):
-                yield places[future], future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+def run_all(experiment: Experiment, names: Sequence[str], jobs: int) -> Iterator[tuple[str, Report]]:
+    """(policy, report) as they come. Whoever stops listening ends what still runs."""
+    return _side_by_side(run_named, experiment, names, jobs)
 
 
-def _pool(jobs: int, most: int) -> ProcessPoolExecutor:
-    """Not by fork: what reads traces may have started threads."""
-    return ProcessPoolExecutor(max(min(jobs, most), 1), mp_context=get_context("spawn"), initializer=quiet)
+def _side_by_side(
+    call: Callable[[Experiment, str], Result], experiment: Experiment, names: Sequence[str], jobs: int
+) -> Iterator[tuple[str, Result]]:
+    # Not by fork: what reads traces may have started threads.
+    pool = ProcessPoolExecutor(
+        max(min(jobs, len(names)), 1), mp_context=get_context("spawn"), initializer=_start, initargs=(experiment,)
+    )
+    try:
+        asked = {pool.submit(_call, call, name): name for name in names}
+        for future in as_completed(asked):
+            yield asked[future], future.result()
+    finally:
+        for child in active_children():  # a run takes seconds to minutes: nobody waits for one that nobody wants
+            child.kill()
+        pool.shutdown(cancel_futures=True)
+
+
+_shared: Experiment | None = None
+"""Of a process that runs what others ask for: sent once, as traces are large."""
+
+
+def _start(experiment: Experiment) -> None:
+    global _shared  # noqa: PLW0603 (a process of a pool has nowhere else)
+    _shared = experiment
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this process
+    quiet()
+
+
+def _call(call: Callable[[Experiment, str], Result], name: str) -> Result:
+    assert _shared is not None
+    return call(_shared, name)
 
 
 def quiet() -> None:

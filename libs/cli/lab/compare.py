@@ -14,7 +14,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.lab.experiment import Experiment, Report
 from libs.lab.hindsight import merit
 from libs.lab.policies import ALL, has_hindsight, policy_named
-from libs.lab.study import Case, Note, count_gpus, run_all
+from libs.lab.study import count_gpus, run_all
 
 Needs = dict[str, int | None]
 """Workers that a policy needs; None: more than were tried."""
@@ -26,7 +26,7 @@ def compare_all(asked: Asked, policies: str, *, count: bool, report: Path | None
     reports: dict[str, Report] = {}
     needs: Needs = {}
     interrupted = False
-    with noting() as note:
+    with noting() as notes:
         experiment = asked.experiment()
         if report is not None:
             _make_folder(report)
@@ -34,9 +34,13 @@ def compare_all(asked: Asked, policies: str, *, count: bool, report: Path | None
             if not has_hindsight(name):
                 policy_named(name, experiment.workers)
         try:
-            _run(experiment, names, jobs or os.cpu_count() or 1, reports, note)
-            if count:
-                needs.update(count_gpus(experiment, names, jobs or os.cpu_count() or 1, note))
+            cores = jobs or os.cpu_count() or 1
+            for name, found in run_all(experiment, names, cores):
+                reports[name] = found
+                notes.done(f"{len(reports)} of {len(names)}: {found.policy}, {found.score.slo_attainment:.1%} good")
+            for name, workers in count_gpus(experiment, names, cores) if count else ():
+                needs[name] = workers
+                notes.done(f"{name} needs {workers or 'more'} workers")
         except KeyboardInterrupt:
             interrupted = True
     ranked = sorted(reports.values(), key=merit, reverse=True)
@@ -51,12 +55,6 @@ def compare_all(asked: Asked, policies: str, *, count: bool, report: Path | None
         _show(experiment, ranked, by_policy, report)
     if interrupted:
         sys.exit(130)
-
-
-def _run(experiment: Experiment, names: list[str], jobs: int, reports: dict[str, Report], note: Note) -> None:
-    for place, report in run_all([Case(experiment, name) for name in names], jobs):
-        reports[names[place]] = report
-        note(f"{len(reports)} of {len(names)}: {report.policy}, {report.score.slo_attainment:.1%} good")
 
 
 def _figures(experiment: Experiment, ranked: list[Report], needs: Needs, *, interrupted: bool) -> dict[str, Any]:

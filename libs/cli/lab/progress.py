@@ -1,33 +1,61 @@
-"""One line of progress on stderr: rewritten on a terminal, now and then elsewhere."""
+"""Progress on stderr: a line that is rewritten on a terminal, lines now and then elsewhere."""
 
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Protocol
 
 from rich.console import Console
-
-from libs.lab.study import Note
+from rich.status import Status
 
 QUIET_S: Final = 2.0
-"""Between two lines where stderr is no terminal."""
+"""Between two lines about what goes on, where stderr is no terminal."""
+
+
+class Notes(Protocol):
+    """What is being done, and what has been."""
+
+    def doing(self, text: str) -> None:
+        """Something goes on."""
+        ...
+
+    def done(self, text: str) -> None:
+        """Something has come to its end."""
+        ...
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._shown_s = time.monotonic()
+
+    def doing(self, text: str) -> None:
+        if time.monotonic() - self._shown_s >= QUIET_S:
+            self.done(text)
+
+    def done(self, text: str) -> None:
+        self._shown_s = time.monotonic()
+        print(text, file=sys.stderr, flush=True)
+
+
+class _Spinner:
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def doing(self, text: str) -> None:
+        self._status.update(text)
+
+    def done(self, text: str) -> None:
+        self._status.update(text)
+        self._status.console.print(f"[dim]{text}[/]")
 
 
 @contextmanager
-def noting() -> Iterator[Note]:
-    """Call the result with what is being done."""
+def noting() -> Iterator[Notes]:
+    """By what stderr is."""
     console = Console(file=sys.stderr, highlight=False)
-    if console.is_terminal:
-        with console.status("reading") as status:
-            yield status.update
+    if not console.is_terminal:
+        yield _Lines()
         return
-    shown_s = time.monotonic()
-
-    def line(text: str) -> None:
-        nonlocal shown_s
-        if time.monotonic() - shown_s >= QUIET_S:
-            shown_s = time.monotonic()
-            print(text, file=sys.stderr, flush=True)
-
-    yield line
+    with console.status("reading") as status:
+        yield _Spinner(status)

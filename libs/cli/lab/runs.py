@@ -23,9 +23,9 @@ WIDE: Final = 120
 
 def run_one(asked: Asked, policy: str, *, as_json: bool) -> None:
     """Print what one policy brings. Raises InvalidRequest."""
-    with noting() as note:
+    with noting() as notes:
         experiment = asked.experiment()
-        report = run_named(experiment, policy, note)
+        report = run_named(experiment, policy, notes.doing)
     if as_json:
         print(json.dumps(rounded(report.as_json())))
         return
@@ -44,14 +44,14 @@ def search_all(asked: Asked, policies: str, *, seeds: int, every_step: bool, as_
     """Print the highest rate of each policy; what was found before Ctrl-C is printed too."""
     found: dict[str, Found] = {}
     interrupted = False
-    with noting() as note:
+    with noting() as notes:
         experiment = asked.experiment()
         for name in policies.split(","):
             if not has_hindsight(name):
                 policy_named(name, experiment.workers)
         try:
             for name in policies.split(","):
-                found[name] = search_named(experiment, name, asked.scaling, seeds, note, every_step=every_step)
+                found[name] = search_named(experiment, name, asked.scaling, seeds, notes.done, every_step=every_step)
         except KeyboardInterrupt:
             interrupted = True
     base_rps = describe(experiment.trace)["rate_per_s"] or 0.0
