@@ -78,8 +78,10 @@ def test_greedy_tokens_equal_generate_and_kv_really_moved(suite: Suite) -> None:
     assert Counter(transfer.prompt_tokens for transfer in transfers) >= Counter(moved)
     for transfer in transfers:
         assert transfer.prompt_tokens_computed <= 1
-        assert transfer.blocks == -(-transfer.prompt_tokens // BLOCK_SIZE_TOKENS)
         assert transfer.bytes == transfer.blocks * block_bytes
+    for length in set(moved):  # again, a worker may find what it has had
+        blocks = max(transfer.blocks for transfer in transfers if transfer.prompt_tokens == length)
+        assert blocks == -(-length // BLOCK_SIZE_TOKENS)
 
 
 def _block_bytes(model_path: Path) -> int:
