@@ -44,6 +44,9 @@ class Answer:
     """Tokens that came too late."""
     outcome: Outcome = Outcome.UNFINISHED
     cached_tokens: int = 0
+    prefill_worker: str = ""
+    decode_worker: str = ""
+    """Where it was last; empty where it never was."""
 
     def token(self, token_id: int, logprob: Logprob | None) -> bool:
         """One has come."""

@@ -105,6 +105,10 @@ class LabGateway:
     def _ended(self, generation: Generation, ending: Ending) -> None:
         answer = cast(Answer, generation.sink)
         answer.cached_tokens = generation.cached_tokens
+        answer.prefill_worker, answer.decode_worker = (
+            generation.placement.prefill_worker,
+            generation.placement.decode_worker,
+        )
         self.moved += generation.placement.moves
         self.ended += 1
 

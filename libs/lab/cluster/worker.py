@@ -314,6 +314,7 @@ class LabWorker:
         if sequence_id in self._hosted:
             stream = self._streams.pop(sequence_id, None)
             if stream is not None:
+                self._link.drop(stream)
                 self._source(stream).left(stream)
             self.core.abort(sequence_id, now_ns)
         elif (opaque := self._left.pop(sequence_id, None)) is not None:
@@ -346,6 +347,7 @@ class LabWorker:
             self._accounted_ps = self._time.now_ps
         self.counts.moves += 1
         for stream in self._streams.values():
+            self._link.drop(stream)
             self._source(stream).left(stream)
         self._streams.clear()
         self._unasked.clear()
@@ -372,6 +374,7 @@ class LabWorker:
         """The source of these blocks is gone."""
         if self._streams.pop(stream.sequence.request.sequence_id, None) is None:
             return
+        self._link.drop(stream)
         self._enter()
         self.core.kv_failed(stream.sequence, FinishReason.KV_LOST, "its source is gone", self._time.now_ns())
         self._leave()
@@ -664,7 +667,7 @@ class LabWorker:
                 continue
             stream = self._streams[sequence.request.sequence_id] = Stream(sequence, held, found, now_ns, first=found)
             source.read_by(self, stream)
-            self._in_a_hop(partial(self.more, stream))
+            self._in_a_hop(partial(self._in_a_hop, partial(self._opened, stream)))
 
     def read_by(self, reader: "LabWorker", stream: Stream) -> None:
         """Another worker reads a handle of this one as it fills."""
@@ -682,9 +685,14 @@ class LabWorker:
             if stream.held.whole:
                 del self._readers[opaque]
 
+    def _opened(self, stream: Stream) -> None:
+        """A hop for asking and a hop for the answer have passed."""
+        stream.open = True
+        self.more(stream)
+
     def more(self, stream: Stream) -> None:
         """Blocks are ready for this worker at their source, perhaps."""
-        if self._streams.get(stream.sequence.request.sequence_id) is stream:
+        if stream.open and self._streams.get(stream.sequence.request.sequence_id) is stream:
             self._pull(stream)
 
     def _part_came(self, stream: Stream) -> None:
