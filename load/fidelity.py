@@ -1,0 +1,232 @@
+"""Two runs of one trace side by side: what each request came to here and there, and how far the two differ."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from libs.lab.cluster.books import Outcome
+from libs.lab.experiment import Experiment, run
+from libs.lab.hardware import Hardware
+from libs.lab.policies import Policy
+from libs.lab.slo import parse_slo
+from libs.lab.traces.request import Trace
+from libs.perfmodel.profiles import Profile
+from libs.policy.roles import Role
+
+SLO: Final = "ttft=5s,tpot=100ms"
+"""A gateway's own defaults, so that requests need name none."""
+BYTES: Final = 256
+"""Ids of prompts are drawn below this: the built-in vocabulary's bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What one request came to."""
+
+    arrival_ns: int
+    ttft_ns: float
+    """From its arrival at the gateway."""
+    tpot_ns: float
+    """0 where it had one token."""
+    prefill_worker: str
+    decode_worker: str
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One run of a trace."""
+
+    served: Mapping[int, Served]
+    """By the request's number; those that failed are left out."""
+    preemptions: int
+    client_ttft_ns: Mapping[int, float] | None = None
+    """Where a client measured it: from sending until the first piece came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a cluster is made of."""
+
+    profile: Profile
+    roles: Sequence[tuple[Role, int]]
+    """(role, prompt budget) of each worker, w0 first."""
+    chunk_tokens: int
+    max_sequences: int
+    link_gbps: float
+
+
+def lab_replay(place: Place, trace: Trace, hop_ms: float) -> Replay:
+    """The trace in the lab."""
+    experiment = Experiment(
+        trace=trace,
+        hardware=Hardware(place.profile, mixed_measured=True),
+        workers=len(place.roles),
+        slo=parse_slo(SLO),
+        hop_ms=hop_ms,
+        link_gbps=place.link_gbps,
+        chunk_tokens=place.chunk_tokens,
+        max_sequences=place.max_sequences,
+    )
+    policy = Policy("fulcrum", lambda _: list(place.roles))
+    _, result = run(experiment, policy)
+    served = {
+        answer.request.number: Served(
+            answer.request.arrival_ns,
+            answer.ttft_ns,
+            answer.tpot_ns,
+            answer.prefill_worker,
+            answer.decode_worker,
+            answer.cached_tokens,
+        )
+        for answer in result.answers
+        if answer.outcome is Outcome.COMPLETED
+    }
+    return Replay(served, sum(worker.load().preemptions for worker in result.workers))
+
+
+def as_it_came(trace: Trace, replay: Replay) -> Trace:
+    """The trace with the arrivals that a replay really had, and without what failed there."""
+    first_ns = min(each.arrival_ns for each in replay.served.values())
+    requests = [
+        replace(each, arrival_ns=replay.served[each.number].arrival_ns - first_ns)
+        for each in trace.requests
+        if each.number in replay.served
+    ]
+    return replace(trace, requests=tuple(sorted(requests, key=lambda each: each.arrival_ns)))
+
+
+def prompt_ids(trace: Trace) -> list[list[int]]:
+    """Token ids of each prompt: equal hash ids give equal blocks, and a prompt without any shares nothing."""
+    blocks: dict[int, list[int]] = {}
+    prompts = []
+    for request in trace.requests:
+        ids: list[int] = []
+        for hash_id in request.hash_ids:
+            if hash_id not in blocks:
+                random = np.random.default_rng([1, hash_id])
+                blocks[hash_id] = random.integers(0, BYTES, trace.block_tokens).tolist()
+            ids += blocks[hash_id]
+        missing = request.input_tokens - len(ids)
+        if missing > 0:
+            ids += np.random.default_rng([2, request.number]).integers(0, BYTES, missing).tolist()
+        prompts.append(ids[: request.input_tokens])
+    return prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one time, over all requests of two runs; differences are the second run's from the first one's."""
+
+    first_ms: Mapping[str, float]
+    second_ms: Mapping[str, float]
+    difference: Mapping[str, float]
+    """Shares of the first run's."""
+    typical_gap_ms: float
+    """Median of what a request's own two times differ by."""
+    p99_gap_ms: float
+    mean_gap_ms: float
+    """With its sign."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs of one trace."""
+
+    case: str
+    requests: int
+    failed: int
+    ttft: Figures
+    tpot: Figures
+    same_prefill: float
+    same_decode: float
+    cached_tokens: tuple[int, int]
+    preemptions: tuple[int, int]
+
+    def as_json(self) -> dict[str, Any]:
+        """Rounded."""
+        return dict(_rounded(asdict(self)))
+
+
+def compare(case: str, first: Replay, second: Replay, asked: int) -> Comparison:
+    """`first` is the truth; `asked`: requests of the trace."""
+    both = sorted(first.served.keys() & second.served.keys())
+    pairs = [(first.served[number], second.served[number]) for number in both]
+    later = [(one, other) for one, other in pairs if one.tpot_ns and other.tpot_ns]
+    return Comparison(
+        case=case,
+        requests=len(both),
+        failed=asked - len(both),
+        ttft=_figures([one.ttft_ns for one, _ in pairs], [other.ttft_ns for _, other in pairs]),
+        tpot=_figures([one.tpot_ns for one, _ in later], [other.tpot_ns for _, other in later]),
+        same_prefill=_share(pairs, lambda each: each.prefill_worker),
+        same_decode=_share(later, lambda each: each.decode_worker),
+        cached_tokens=(sum(one.cached_tokens for one, _ in pairs), sum(other.cached_tokens for _, other in pairs)),
+        preemptions=(first.preemptions, second.preemptions),
+    )
+
+
+def _share(pairs: Sequence[tuple[Served, Served]], of: Callable[[Served], str]) -> float:
+    return sum(of(one) == of(other) for one, other in pairs) / max(len(pairs), 1)
+
+
+def _figures(first: Sequence[float], second: Sequence[float]) -> Figures:
+    one, other = np.array(first) / 1e6, np.array(second) / 1e6
+    gaps = other - one
+    first_ms, second_ms = _summary(one), _summary(other)
+    difference = {name: second_ms[name] / first_ms[name] - 1 for name in first_ms}
+    size = np.abs(gaps)
+    return Figures(
+        first_ms,
+        second_ms,
+        difference,
+        float(np.median(size)),
+        float(np.quantile(size, 0.99)),
+        float(gaps.mean()),
+    )
+
+
+def _summary(times_ms: Any) -> dict[str, float]:
+    p50, p99 = np.quantile(times_ms, [0.5, 0.99])
+    return {"mean": float(times_ms.mean()), "p50": float(p50), "p99": float(p99)}
+
+
+def table(rows: Sequence[Comparison], first: str, second: str) -> str:
+    """For people."""
+    lines = [
+        f"| case | requests | | {first}: mean, p50, p99 ms | {second} | difference | a request's own, median, p99 ms"
+        " | same prefill, decode | cached tokens | preemptions |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        for name, each in (("TTFT", row.ttft), ("TPOT", row.tpot)):
+            digits = 1 if name == "TTFT" else 3
+            of_row = name == "TTFT"
+            lines.append(
+                f"| {row.case if of_row else ''} | {_count(row) if of_row else ''} | {name}"
+                f" | {_three(each.first_ms, digits)} | {_three(each.second_ms, digits)}"
+                f" | {', '.join(f'{value:+.2%}' for value in each.difference.values())}"
+                f" | {each.typical_gap_ms:.3f}, {each.p99_gap_ms:.3f}"
+                f" | {f'{row.same_prefill:.1%}, {row.same_decode:.1%}' if of_row else ''}"
+                f" | {'{} / {}'.format(*row.cached_tokens) if of_row else ''}"
+                f" | {'{} / {}'.format(*row.preemptions) if of_row else ''} |"
+            )
+    return "\n".join(lines)
+
+
+def _count(row: Comparison) -> str:
+    return f"{row.requests}" + (f" ({row.failed} not in both)" if row.failed else "")
+
+
+def _three(values: Mapping[str, float], digits: int) -> str:
+    return ", ".join(f"{value:.{digits}f}" for value in values.values())
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 5)
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
