@@ -5,7 +5,7 @@ Not modelled: variance between equal steps, the host's own CPU time, failures of
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -35,6 +35,7 @@ from libs.policy.worker.credits import CreditPool, Credits, Waiting
 from libs.policy.worker.moving import MoveTime, Staying, sooner_moved
 from libs.policy.worker.saturation import trial_work
 from libs.policy.worker.slots import PromptLength, SlotFacts, slots
+from libs.policy.worker.transfers import TransferSpeed
 
 GATEWAY: Final = 1
 """The one gateway's number in a worker's credits."""
@@ -135,12 +136,8 @@ class LabWorker:
         self.assignment = assignment
         self.spent = Spent()
         self.counts = Counts()
-        self.speed = Speed(
-            shape.step_time,
-            shape.chunk_tokens,
-            kv_token_ns=shape.kv_block_bytes / shape.block_tokens / shape.link_bytes_per_s * 1e9,
-            measured=True,
-        )
+        self.speed = Speed(shape.step_time, shape.chunk_tokens, measured=True)
+        self._transfers = TransferSpeed(shape.block_tokens)
         self.credits = Credits()
         self.draining = False
         self._time = time
@@ -717,6 +714,10 @@ class LabWorker:
         now_ns, blocks = self._time.now_ns(), stream.at - stream.first
         received = Received(blocks, blocks * self.shape.kv_block_bytes)
         self.core.kv_arrived(stream.sequence, received, stream.asked_ns, now_ns)
+        self._transfers.arrived(blocks, now_ns - stream.asked_ns)
+        if self._transfers.differs(self.speed.kv_token_ns):
+            self.speed = replace(self.speed, kv_token_ns=self._transfers.token_ns)
+            self._outbox.speed = True
         self._in_a_hop(partial(self._source(stream).acknowledged, stream))
 
     def acknowledged(self, stream: Stream) -> None:
