@@ -66,7 +66,7 @@ def lab_replay(place: Place, trace: Trace, hop_ms: float) -> Replay:
         workers=len(place.roles),
         slo=parse_slo(SLO),
         hop_ms=hop_ms,
-        link_gbps=place.link_gbps,
+        link_gbps=place.link_gbps / place.profile.gpus,  # which is of one GPU there, of the worker here
         chunk_tokens=place.chunk_tokens,
         max_sequences=place.max_sequences,
     )
