@@ -14,9 +14,15 @@ from libs.lab.slo import parse_slo
 from libs.lab.traces.request import Trace
 from libs.perfmodel.profiles import Profile
 from libs.policy.roles import Role
+from libs.policy.step_time import StepTimeModel
 
 SLO: Final = "ttft=5s,tpot=100ms"
 """A gateway's own defaults, so that requests need name none."""
+HOPS: Final = 2
+"""Of a first token: to the prefill worker and back."""
+CALIBRATIONS: Final = 5
+POOL: Final = 10_000_000
+"""More than a trace has requests."""
 BYTES: Final = 256
 """Ids of prompts are drawn below this: the built-in vocabulary's bytes."""
 
@@ -44,6 +50,10 @@ class Replay:
     preemptions: int
     client_ttft_ns: Mapping[int, float] | None = None
     """Where a client measured it: from sending until the first piece came."""
+    latest_ns: float = 0.0
+    """How much later than due its client sent a request at most."""
+    learned: StepTimeModel | None = None
+    """What its workers had learned of their steps by its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +68,25 @@ class Place:
     link_gbps: float
 
 
-def lab_replay(place: Place, trace: Trace, hop_ms: float) -> Replay:
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What the lab cannot know of the machine that a suite runs on."""
+
+    hop_ms: float
+    step_ms: float = 0.0
+    """What a step takes longer than the engine alone, by the worker's own CPU time."""
+
+
+def lab_replay(place: Place, trace: Trace, constants: Constants) -> Replay:
     """The trace in the lab."""
+    hop_ms, more_ns = constants.hop_ms, constants.step_ms * 1e6
+    steps = place.profile.step_time
+    steps = replace(
+        steps, decode_fixed_ns=steps.decode_fixed_ns + more_ns, prefill_fixed_ns=steps.prefill_fixed_ns + more_ns
+    )
     experiment = Experiment(
         trace=trace,
-        hardware=Hardware(place.profile, mixed_measured=True),
+        hardware=Hardware(replace(place.profile, step_time=steps), mixed_measured=True),
         workers=len(place.roles),
         slo=parse_slo(SLO),
         hop_ms=hop_ms,
@@ -87,6 +111,31 @@ def lab_replay(place: Place, trace: Trace, hop_ms: float) -> Replay:
     return Replay(served, sum(worker.load().preemptions for worker in result.workers))
 
 
+def calibrate(place: Place, trace: Trace, truth: Replay, constants: Constants) -> Constants:
+    """Constants with which a typical request takes as long in the lab as it did.
+
+    By medians of what a request's own times differ by: a mean hangs on queues, and they on who came before whom.
+    """
+    came = as_it_came(trace, truth)
+    for _ in range(CALIBRATIONS):
+        lab = lab_replay(place, came, constants)
+        pairs = [(truth.served[number], other) for number, other in lab.served.items()]
+        ttft_ns = np.median([one.ttft_ns - other.ttft_ns for one, other in pairs])
+        tpot_ns = np.median([one.tpot_ns - other.tpot_ns for one, other in pairs if one.tpot_ns])
+        constants = Constants(
+            max(constants.hop_ms + float(ttft_ns) / HOPS / 1e6, 0.0), constants.step_ms + float(tpot_ns) / 1e6
+        )
+    return constants
+
+
+def pooled(replays: Sequence[Replay]) -> Replay:
+    """Several traces as one; requests get numbers of their own."""
+    served = {
+        place * POOL + number: each for place, replay in enumerate(replays) for number, each in replay.served.items()
+    }
+    return Replay(served, sum(replay.preemptions for replay in replays))
+
+
 def as_it_came(trace: Trace, replay: Replay) -> Trace:
     """The trace with the arrivals that a replay really had, and without what failed there."""
     first_ns = min(each.arrival_ns for each in replay.served.values())
@@ -98,8 +147,9 @@ def as_it_came(trace: Trace, replay: Replay) -> Trace:
     return replace(trace, requests=tuple(sorted(requests, key=lambda each: each.arrival_ns)))
 
 
-def prompt_ids(trace: Trace) -> list[list[int]]:
-    """Token ids of each prompt: equal hash ids give equal blocks, and a prompt without any shares nothing."""
+def prompt_ids(trace: Trace, *, seed: int = 2) -> list[list[int]]:
+    """Token ids of each prompt: equal hash ids give equal blocks, and a prompt without any shares nothing, not with
+    those of another seed either."""
     blocks: dict[int, list[int]] = {}
     prompts = []
     for request in trace.requests:
@@ -111,7 +161,7 @@ def prompt_ids(trace: Trace) -> list[list[int]]:
             ids += blocks[hash_id]
         missing = request.input_tokens - len(ids)
         if missing > 0:
-            ids += np.random.default_rng([2, request.number]).integers(0, BYTES, missing).tolist()
+            ids += np.random.default_rng([seed, request.number]).integers(0, BYTES, missing).tolist()
         prompts.append(ids[: request.input_tokens])
     return prompts
 

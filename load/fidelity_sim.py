@@ -5,6 +5,7 @@ import gc
 import io
 import json
 import os
+import random as global_random
 import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -39,6 +40,7 @@ MEAN_HOP_MS: Final = 0.3
 
 def sim_replay(place: Place, trace: Trace, *, seed: int = 0) -> Replay:
     """The trace on the simulated cluster; `seed` draws delays of the network and turns of processes."""
+    global_random.seed(seed)
     loop = SimLoop(Random(f"{seed} turns"))
     structlog.configure(processors=[_drop])
     gc.disable()  # finalizers would run at moments of their own
