@@ -161,15 +161,11 @@ class Dispatcher:
     def watch_time(self) -> None:
         """End those that have waited too long, from now on."""
         now_ns = self._clock.now_ns()
-        late = expired(
-            self._queue,
-            self._links.views() if len(self._queue) else [],
-            self._bounds.patience,
-            now_ns=now_ns,
-            drain_s=self._queue.drain_s(now_ns),
-        )
-        for generation, error in late:
-            self._end(generation, error)
+        drain_s = self._queue.drain_s(now_ns)
+        if len(self._queue):
+            views, patience = self._links.views(), self._bounds.patience
+            for generation, error in expired(self._queue, views, patience, now_ns=now_ns, drain_s=drain_s):
+                self._end(generation, error)
         for generation in self.suspects.overdue(self._live):
             self._end(generation, poison_error())
         self._scheduler.at(now_ns + EXPIRY_INTERVAL_NS, self.watch_time)

@@ -5,8 +5,8 @@ between steps, lies ready for `take_event`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import chain
+from typing import Final
 
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.engine import batching
@@ -41,6 +41,7 @@ from libs.policy.step_time import StepTimeModel
 from libs.policy.worker.pace import Pace
 
 RETRY_AFTER_S = 1.0
+_NO_BLOCKS: Final = BlockEvents()
 
 
 class Core:
@@ -155,8 +156,9 @@ class Core:
     def admit(self, now_ns: int) -> None:
         """Give blocks to queued sequences while the head of the queue fits. Safe while a step runs."""
         self._offers.expire(now_ns)
-        running = len(self._sequences) - self._sequences.waiting
-        for stage in QUEUED:
+        waiting = self._sequences.waiting
+        running = len(self._sequences) - waiting
+        for stage in QUEUED if waiting else ():
             while (sequence := self._sequences.head(stage)) is not None:
                 if running >= self._capabilities.max_sequences or not self._give_blocks(sequence, running):
                     self._note_awaiting(now_ns)
@@ -195,19 +197,7 @@ class Core:
             if streams and not sequence.opened:
                 self._outputs.append(SequenceOutput(sequence.sequence_id, opened=self._offers.open(sequence)))
         self._kv_wait.stepping(True, now_ns)
-        work = batch.work
-        self._step = StepReport(
-            start_unix_ns=now_ns,
-            end_unix_ns=0,
-            prefill_tokens=work.prefill_tokens,
-            prefill_sequences=work.prefill_sequences,
-            prefill_context_tokens=work.prefill_context_tokens,
-            decode_sequences=work.decode_sequences,
-            decode_kv_tokens=work.decode_kv_tokens,
-            waiting=self._sequences.waiting,
-            waiting_prefill_tokens=self._sequences.waiting_prefill_tokens,
-            prefill_squared_tokens=work.prefill_squared_tokens,
-        )
+        self._step = self._report(batch, now_ns, 0)
         return self._step
 
     def apply(self, batch: Batch, sampled: Mapping[int, Sampled], now_ns: int) -> StepReport:
@@ -225,14 +215,8 @@ class Core:
                 self._finish(sequence, FinishReason.ABORTED)
             elif chunk.sample:
                 self._take_token(sequence, sampled[chunk.sequence_id], now_ns)
-        report = replace(
-            self._step,
-            end_unix_ns=now_ns,
-            waiting=self._sequences.waiting,
-            waiting_prefill_tokens=self._sequences.waiting_prefill_tokens,
-        )
-        self._step = None
-        return report
+        started, self._step = self._step, None
+        return self._report(batch, started.start_unix_ns, now_ns)
 
     # ------------------------------------------------------------------ measuring
 
@@ -330,8 +314,10 @@ class Core:
         """Everything since the last call, with the step that brought it; None when nothing happened."""
         if not (step or self._outputs or self._transfers or self._kv_wait.ended or self._pool.changes):
             return None
-        changes = self._pool.take_changes()
-        blocks = BlockEvents(tuple(changes.stored), tuple(changes.removed))
+        blocks = _NO_BLOCKS
+        if self._pool.changes:
+            changes = self._pool.take_changes()
+            blocks = BlockEvents(tuple(changes.stored), tuple(changes.removed))
         event = EngineEvent(tuple(self._outputs), step, self._kv_wait.take_ended(), tuple(self._transfers), blocks)
         self._outputs, self._transfers = [], []
         return event
@@ -427,6 +413,21 @@ class Core:
         generated_only = sequence.pending == 1 and sequence.computed >= sequence.request.prompt_tokens
         self._sequences.move(sequence, Stage.DECODE if generated_only else Stage.PREFILL)
 
+    def _report(self, batch: Batch, start_ns: int, end_ns: int) -> StepReport:
+        work = batch.work
+        return StepReport(
+            start_unix_ns=start_ns,
+            end_unix_ns=end_ns,
+            prefill_tokens=work.prefill_tokens,
+            prefill_sequences=work.prefill_sequences,
+            prefill_context_tokens=work.prefill_context_tokens,
+            decode_sequences=work.decode_sequences,
+            decode_kv_tokens=work.decode_kv_tokens,
+            waiting=self._sequences.waiting,
+            waiting_prefill_tokens=self._sequences.waiting_prefill_tokens,
+            prefill_squared_tokens=work.prefill_squared_tokens,
+        )
+
     def _known(self, token_ids: tuple[int, ...]) -> bool:
         vocab_size = self._capabilities.vocab_size
         return not vocab_size or all(0 <= token_id < vocab_size for token_id in token_ids)
@@ -462,7 +463,8 @@ class Core:
 
     def _note_awaiting(self, now_ns: int) -> None:
         """One whose KV is all here, and that awaits the token sampled elsewhere, awaits no KV."""
-        self._kv_wait.awaiting(any(not each.kv_arrived for each in self._sequences.at(Stage.FETCHING)), now_ns)
+        fetching = self._sequences.at(Stage.FETCHING)
+        self._kv_wait.awaiting(bool(fetching) and not all(each.kv_arrived for each in fetching), now_ns)
 
 
 def _logprobs(token: Sampled) -> tuple[Logprob, ...]:

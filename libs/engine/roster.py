@@ -19,6 +19,8 @@ class Roster:
         self._all: dict[int, Sequence] = {}
         """By id, in the order in which they came."""
         self._at: Mapping[Stage, dict[int, Sequence]] = {stage: {} for stage in Stage}
+        self._views = {stage: there.values() for stage, there in self._at.items()}
+        self._queues = tuple(self._at[stage] for stage in QUEUED)
         self._queued_prompt_tokens = 0
 
     def __len__(self) -> int:
@@ -39,7 +41,7 @@ class Roster:
 
     def at(self, stage: Stage) -> Collection[Sequence]:
         """Those in a stage, in the order in which they came to it."""
-        return self._at[stage].values()
+        return self._views[stage]
 
     # ------------------------------------------------------------------ where they go
 
@@ -99,16 +101,16 @@ class Roster:
     @property
     def waiting(self) -> int:
         """Sequences in the queues."""
-        return sum(len(self._at[stage]) for stage in QUEUED)
+        return sum(map(len, self._queues))
 
     @property
     def waiting_prefill_tokens(self) -> int:
         """Prompt tokens still to compute."""
         partly = chain(self.at(Stage.PREFILL), self.at(Stage.QUEUED_PREEMPTED))
-        return self._queued_prompt_tokens + sum(sequence.pending for sequence in partly)
+        return self._queued_prompt_tokens + sum([sequence.pending for sequence in partly])
 
     @property
     def waiting_prefill_squares(self) -> int:
         """Of them, each prompt's length squared less the square of what it has computed, summed."""
         waiting = map(self.at, (Stage.QUEUED_PROMPT, Stage.PREFILL, Stage.QUEUED_PREEMPTED))
-        return sum(sequence.length**2 - sequence.computed**2 for sequence in chain.from_iterable(waiting))
+        return sum([sequence.length**2 - sequence.computed**2 for sequence in chain.from_iterable(waiting)])

@@ -4,8 +4,7 @@ Queue, blocks and batches (libs/engine/core.py and its neighbours) are the same 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -39,15 +38,21 @@ class Chunk:
         return self.start >= self.prompt_tokens and len(self.token_ids) == 1
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Batch:
-    """One step's work. Decodes first, then prompt chunks."""
+    """One step's work. Decodes first, then prompt chunks. Not to be changed."""
 
     chunks: tuple[Chunk, ...]
+    _work: StepWork | None = field(default=None, init=False, repr=False, compare=False)
 
-    @cached_property
+    @property
     def work(self) -> StepWork:
-        """In the figures of the step-time model and of telemetry."""
+        """In the figures of the step-time model and of telemetry; reckoned once."""
+        if self._work is None:
+            self._work = self._reckon()
+        return self._work
+
+    def _reckon(self) -> StepWork:
         sequences = kv_tokens = 0
         prompts: list[tuple[int, int]] = []
         for chunk in self.chunks:

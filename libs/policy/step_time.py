@@ -42,11 +42,12 @@ def squared_tokens(chunks: Iterable[tuple[int, int]]) -> int:
 def chunks_work(chunks: Iterable[tuple[int, int]], decode: StepWork | None = None) -> StepWork:
     """Prompt chunks [start, end) beside the decodes of `decode`."""
     spans = [(start, end) for start, end in chunks if end > start]
-    return replace(
-        decode or StepWork(),
-        prefill_tokens=sum(end - start for start, end in spans),
+    return StepWork(
+        prefill_tokens=sum([end - start for start, end in spans]),
         prefill_sequences=len(spans),
-        prefill_context_tokens=sum(end for _, end in spans),
+        prefill_context_tokens=sum([end for _, end in spans]),
+        decode_sequences=decode.decode_sequences if decode is not None else 0,
+        decode_kv_tokens=decode.decode_kv_tokens if decode is not None else 0,
         prefill_squared_tokens=squared_tokens(spans),
     )
 

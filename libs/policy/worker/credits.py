@@ -221,7 +221,7 @@ class Credits:
 
     def has_news(self, gateway: int) -> bool:
         """Whether `take` would say anything."""
-        return any(pool.has_news(gateway) for pool in self._pools)
+        return self.prefill.has_news(gateway) or self.decode.has_news(gateway)
 
     def take(self, gateway: int) -> tuple[int, int, int, int]:
         """(prefill grant, prefill recall, decode grant, decode recall) to tell the gateway now."""

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from libs.policy.step_time import StepTimeModel, StepWork
@@ -94,8 +94,6 @@ def joins(
 
 def beside(decodes: StepWork, kv_tokens: int) -> StepWork:
     """The decodes with one more."""
-    return replace(
-        decodes,
-        decode_sequences=decodes.decode_sequences + 1,
-        decode_kv_tokens=decodes.decode_kv_tokens + kv_tokens,
+    return StepWork(
+        decode_sequences=decodes.decode_sequences + 1, decode_kv_tokens=decodes.decode_kv_tokens + kv_tokens
     )

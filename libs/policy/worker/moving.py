@@ -1,6 +1,6 @@
 """Whether a sequence that is to leave its worker is gone sooner by ending there or by moving with its KV. Pure."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 REMEMBERED = 0.95
 """Weight that an observed move keeps with each later one."""
@@ -50,11 +50,11 @@ class Staying:
 
     def stepped(self, step_s: float) -> "Staying":
         """After one more decode step."""
-        return replace(self, tpot_s=_mean(self.tpot_s, step_s))
+        return Staying(_mean(self.tpot_s, step_s), self.mean_output_tokens)
 
     def ended(self, output_tokens: int) -> "Staying":
         """After one more answer has ended there by itself."""
-        return replace(self, mean_output_tokens=_mean(self.mean_output_tokens, output_tokens))
+        return Staying(self.tpot_s, _mean(self.mean_output_tokens, output_tokens))
 
     def seconds(self, most_tokens_left: int) -> float:
         """Until a sequence ends, that has at most so many tokens to come; endless where no step has been seen."""
