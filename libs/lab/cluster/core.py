@@ -4,7 +4,6 @@ from typing import Final, NamedTuple
 
 from libs.engine.core import Core
 from libs.engine.port import EngineLoad, Phase
-from libs.engine.roster import QUEUED
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sequence import Sequence, Stage
 from libs.lab.cluster.sequence import CountedSequence
@@ -35,7 +34,7 @@ class LabCore(Core):
     def decoding_load(self) -> EngineLoad | None:
         """As `load`, where nothing waits and no prompt is computed; None elsewhere."""
         roster = self._sequences
-        if any(roster.at(stage) for stage in (*QUEUED, Stage.PREFILL)):
+        if roster.waiting or roster.at(Stage.PREFILL):
             return None
         return EngineLoad(
             running=len(roster.at(Stage.DECODE)),
@@ -63,7 +62,7 @@ class LabCore(Core):
     def _coasting_steps(self, decoding: list[CountedSequence]) -> int:
         """Decode steps that can pass in which nothing is decided, no sequence ends and none lacks a block."""
         roster = self._sequences
-        if not decoding or any(roster.at(stage) for stage in QUEUED):
+        if not decoding or roster.waiting:
             return 0
         block_size = self._capabilities.block_size_tokens
         each = self._pool.available // len(decoding) * block_size

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final, cast
 
 import numpy as np
@@ -58,9 +57,16 @@ class CountedRequest(EngineRequest):
 class CountedSequence(Sequence):
     """Moves through the engine core as any sequence does."""
 
-    request: CountedRequest
-    sampled_here = False
-    """Whether a token that goes on from its prompt was sampled here."""
+    def __init__(self, request: CountedRequest, *, block_size_tokens: int, max_context_tokens: int) -> None:
+        super().__init__(request, block_size_tokens=block_size_tokens, max_context_tokens=max_context_tokens)
+        self.keys = request.keys
+        """Of the prompt's full blocks."""
+        self._whole_length = request.prompt_tokens + request.output_tokens
+        """Where the trace ends it."""
+        self.ends_at = min(self._whole_length, self.max_length)
+        """Its length with its last token."""
+        self.sampled_here = False
+        """Whether a token that goes on from its prompt was sampled here."""
 
     @property
     def room_tokens(self) -> int:
@@ -70,7 +76,7 @@ class CountedSequence(Sequence):
     def reusable_hashes(self) -> list[bytes]:
         """Keys of the blocks that may come from the pool."""
         full = self._known_elsewhere // self._block_size
-        keys = self.request.keys
+        keys = self.keys
         return [*keys[:full], *map(self._own_key, range(len(keys), full))]
 
     def _own_key(self, index: int) -> bytes:
@@ -113,8 +119,7 @@ class CountedSequence(Sequence):
 
     def ended_by(self, token_id: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
         """By itself where the trace says so, else at its bound."""
-        request = self.request
-        if self.length >= request.prompt_tokens + request.output_tokens:
+        if self.length >= self._whole_length:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.length >= self.max_length else None
 
@@ -123,16 +128,10 @@ class CountedSequence(Sequence):
         full = self.computed // self._block_size
         if full <= self._registered:
             return
-        keys = self.request.keys
+        keys = self.keys
         for index in range(self._registered, full):
             pool.register(self.blocks[index], keys[index] if index < len(keys) else self._own_key(index))
         self._registered = full
-
-    @cached_property
-    def ends_at(self) -> int:
-        """Its length with its last token."""
-        request = self.request
-        return min(request.prompt_tokens + request.output_tokens, self.max_length)
 
     def coast(self, steps: int) -> None:
         """So many decode steps have passed, none of them its last."""

@@ -37,7 +37,8 @@ class VirtualTime:
 
     def at_ps(self, time_ps: int, call: Callable[[], object]) -> None:
         """The same in picoseconds."""
-        heappush(self._heap, (max(time_ps, self.now_ps), _EVENT, next(self._numbers), call))
+        at_ps = time_ps if time_ps > self.now_ps else self.now_ps
+        heappush(self._heap, (at_ps, _EVENT, next(self._numbers), call))
 
     def run(self, going_on: Callable[[], bool]) -> None:
         """Run events while there are any and `going_on` says so."""

@@ -259,7 +259,7 @@ class LabWorker:
 
     def receive(self, frame: ToWorker) -> None:
         """A frame has come."""
-        self._enter(touched=bool(frame.hand_overs) or any(sequence in self._hosted for sequence in frame.aborts))
+        self._enter(touched=bool(frame.hand_overs) or not self._hosted.keys().isdisjoint(frame.aborts))
         if frame.demand is not None:
             waiting, _, deadline_ns = frame.demand
             self._waiting = Waiting(self._waiting.name, waiting, deadline_ns)
@@ -676,6 +676,8 @@ class LabWorker:
         self.core.leave(stream.held, self._time.now_ns())
 
     def _tell_readers(self) -> None:
+        if not self._readers:
+            return
         for opaque, (reader, stream) in list(self._readers.items()):
             if stream.ready > 0 or stream.done:
                 self._in_a_hop(partial(reader.more, stream))
