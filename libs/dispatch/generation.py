@@ -1,6 +1,6 @@
 """One choice of one request, from the queue to its last token: what is asked, what has come, where it runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol, cast
@@ -122,7 +122,7 @@ class Generation:
 
     batch: bool = False
     """A line of a batch job: it comes after all that somebody waits for."""
-    output: list[int] = field(default_factory=list)
+    output: MutableSequence[int] = field(default_factory=list)
     cached_hints: Mapping[str, int] = field(default_factory=dict)
     """Prompt tokens that workers are thought to hold, by worker id."""
     cached_tokens: int = 0

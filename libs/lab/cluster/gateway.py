@@ -1,6 +1,6 @@
 """The gateway of the lab: the live dispatcher over links in virtual time, fed by a trace."""
 
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from typing import Any, NamedTuple, cast
 
 from libs.contracts.errors import FulcrumError
@@ -82,7 +82,7 @@ class LabGateway:
             end_token_ids=frozenset(),
             sink=answer,
             timeline=Timeline(now_ns),
-            output=cast(list[int], CountedTokens(0)),
+            output=cast(MutableSequence[int], CountedTokens(0)),
             cached_hints=self._cached(keys),
             fingerprint=request.number.to_bytes(8, "big"),
             output_tokens=request.output_tokens,

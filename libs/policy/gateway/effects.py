@@ -27,7 +27,7 @@ class Stay:
 class Blocks(NamedTuple):
     """KV blocks of a sequence that its worker leaves, or lets be read as it computes them."""
 
-    source: object
+    source: "object"
     """What a decode worker needs to find them."""
     worker_id: str
     """Where they are."""

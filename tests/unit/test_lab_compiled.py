@@ -1,0 +1,67 @@
+"""The lab compiled by `load/compile_lab.py` says what the lab in plain Python says."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from load.compile_lab import ROOT, build, missing
+
+RUN = ["lab", "run", "--workers", "8", "--json"]
+PROGRAM = "import sys; from libs.cli.main import main; sys.argv[0] = 'fulcrum'; main()"
+
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if lacking := missing():
+        pytest.skip(f"cannot compile: {lacking}")
+    folder = tmp_path_factory.mktemp("compiled") / "lab"
+    assert build(folder, optimise=0)  # built sooner; what it computes is the same
+    return folder
+
+
+def run(folder: Path, *options: str) -> dict[str, Any]:
+    """What one run prints, with `libs` of that folder, but for the time it took."""
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    command = [sys.executable, "-c", PROGRAM, *RUN, *options]
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout)
+    del found["wall_s"]
+    return found
+
+
+def test_a_folder_that_is_up_to_date_is_left_as_it_is(compiled: Path) -> None:
+    assert not build(compiled, optimise=0)
+
+
+def test_decisions_run_compiled(compiled: Path) -> None:
+    names = "libs.engine.core", "libs.dispatch.dispatcher", "libs.policy.gateway.binding", "libs.lab.cluster.worker"
+    program = f"import importlib; print(*[importlib.import_module(name).__file__ for name in {names}], sep='\\n')"
+    environment = os.environ | {"PYTHONPATH": str(compiled)}
+    command = [sys.executable, "-c", program]
+    files = subprocess.run(command, cwd=compiled, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    for file in files.split():
+        assert Path(file).is_relative_to(compiled), file
+        assert file.endswith(".so"), file
+
+
+@pytest.mark.parametrize(
+    ("policy", "trace"),
+    [
+        ("fulcrum:5:3", "poisson:rate=12,seconds=60"),
+        ("fulcrum", "flipflop:rate=10,seconds=120"),
+        ("arrow", "flipflop:rate=10,seconds=120"),
+    ],
+)
+def test_a_compiled_run_gives_the_figures_of_a_plain_one(compiled: Path, policy: str, trace: str) -> None:
+    options = ["--policy", policy, "--trace", trace]
+    plain, fast = run(ROOT, *options), run(compiled, *options)
+    assert plain["completed"] > 0, plain
+    assert fast == plain
