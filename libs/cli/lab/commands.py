@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from libs.cli.options import Json
+from libs.cli.options import Json, ReadyFile
 
 lab = typer.Typer(
     help="Replay traces through Fulcrum's own decisions, and those of others, on a simulated cluster.",
@@ -141,3 +141,24 @@ def traces(
     from libs.cli.lab.traces import show_traces  # noqa: PLC0415
 
     show_traces(trace, start_s=start, seconds=seconds, seed=seed, write=write, as_json=json)
+
+
+@lab.command(epilog="Example: fulcrum lab record --seconds 600 --out monday.jsonl.gz")
+def record(
+    *,
+    seconds: Annotated[
+        float, typer.Option(min=0, metavar="S", help="For so long from now; 0: all that the broker still holds.")
+    ] = 0.0,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to; gzip where it ends in .gz.")] = None,
+    kafka: Annotated[str, typer.Option(metavar="HOST:PORT", help="A broker, in place of the suite's.")] = "",
+    cluster: Annotated[str, typer.Option(metavar="NAME", help="Whose topics, with --kafka; else local.")] = "",
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Make a trace of what a running suite has served, or serves from now on. Ctrl-C keeps what was read.
+
+    Requests count as they end: lengths and arrivals are in it, prompts, prefixes and conversations are not.
+    """
+    from libs.cli.lab.record import record as record_trace  # noqa: PLC0415
+
+    record_trace(ready_file=ready, kafka=kafka, cluster=cluster, seconds=seconds, out=out, as_json=json)
