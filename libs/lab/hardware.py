@@ -17,6 +17,12 @@ class Hardware:
     profile: Profile
     mixed_measured: bool
     """Whether what prompts and decodes cost together was measured; else `interference` is an assumption."""
+    chunk_tokens: int = 0
+    """Prompt tokens of a step; 0: the smallest that saturates the device."""
+    hop_ms: float | None = None
+    link_gbps: float | None = None
+    max_sequences: int | None = None
+    """What was measured of a suite. None: nothing is known, the lab's own figure holds."""
 
 
 def resolve(model: str, device: str, tp: int = 0) -> Hardware:

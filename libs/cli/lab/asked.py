@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.contracts.errors import InvalidRequest
-from libs.lab.experiment import Experiment
+from libs.lab.experiment import HOP_MS, LINK_GBPS, MAX_SEQUENCES, Experiment
 from libs.lab.hardware import resolve
+from libs.lab.profile_file import profile_named
 from libs.lab.slo import parse_slo
 from libs.lab.study import quiet, scaled
 from libs.lab.traces.generate import KINDS, generate
@@ -30,11 +31,14 @@ class Asked:
     seconds: float
     seed: int
     interference: float
+    profile: str = ""
+    """A file, or a profile's own name, in place of model, device and tp."""
 
     def experiment(self) -> Experiment:
         """Raises InvalidRequest that says what to do about whatever cannot be run."""
         quiet()
-        hardware, slo = resolve(self.model, self.device, self.tp), parse_slo(self.slo)
+        hardware = profile_named(self.profile) if self.profile else resolve(self.model, self.device, self.tp)
+        slo = parse_slo(self.slo)
         experiment = Experiment(
             trace=trace_of(self.trace, self.start_s, self.seconds, self.seed),
             hardware=hardware,
@@ -42,6 +46,10 @@ class Asked:
             slo=slo,
             seed=self.seed,
             interference=None if self.interference < 0 else self.interference,
+            link_gbps=LINK_GBPS if hardware.link_gbps is None else hardware.link_gbps,
+            hop_ms=HOP_MS if hardware.hop_ms is None else hardware.hop_ms,
+            max_sequences=hardware.max_sequences or MAX_SEQUENCES,
+            chunk_tokens=hardware.chunk_tokens,
         )
         return scaled(experiment, self.rate_scale, self.scaling)
 

@@ -20,6 +20,12 @@ Workers = Annotated[int, typer.Option(min=0, metavar="N", help="Workers, each of
 Device = Annotated[str, typer.Option(metavar="NAME", help="h100, b200, … as in docs/profiles.md.")]
 Model = Annotated[str, typer.Option(metavar="NAME", help="llama-3.1-8b, … as in docs/profiles.md.")]
 Tp = Annotated[int, typer.Option(min=0, metavar="N", help="GPUs of a worker; 0: the profile's only width.")]
+ProfileOption = Annotated[
+    str,
+    typer.Option(
+        "--profile", metavar="NAME|FILE", help="In place of --model and --device: as `fulcrum lab calibrate` writes it."
+    ),
+]
 Slo = Annotated[str, typer.Option(metavar="SLO", help="3x: three times the prompt's own prefill.")]
 RateScale = Annotated[float, typer.Option(min=0.001, metavar="X", help="So many times the trace's rate.")]
 Scaling = Annotated[
@@ -52,6 +58,7 @@ def run(
     device: Device = DEVICE,
     model: Model = MODEL,
     tp: Tp = 0,
+    profile: ProfileOption = "",
     slo: Slo = SLO,
     rate_scale: RateScale = 1.0,
     scaling: Scaling = "superpose",
@@ -65,7 +72,9 @@ def run(
     from libs.cli.lab.asked import Asked  # noqa: PLC0415 (what only this command needs)
     from libs.cli.lab.runs import run_one  # noqa: PLC0415
 
-    asked = Asked(trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference)
+    asked = Asked(
+        trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference, profile
+    )
     run_one(asked, policy, as_json=json)
 
 
@@ -78,6 +87,7 @@ def compare(
     device: Device = DEVICE,
     model: Model = MODEL,
     tp: Tp = 0,
+    profile: ProfileOption = "",
     slo: Slo = SLO,
     rate_scale: RateScale = 1.0,
     scaling: Scaling = "superpose",
@@ -96,7 +106,9 @@ def compare(
     from libs.cli.lab.asked import Asked  # noqa: PLC0415
     from libs.cli.lab.compare import compare_all  # noqa: PLC0415
 
-    asked = Asked(trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference)
+    asked = Asked(
+        trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference, profile
+    )
     compare_all(asked, policies, count=gpus, report=report, jobs=jobs, as_json=json)
 
 
@@ -109,6 +121,7 @@ def search(
     device: Device = DEVICE,
     model: Model = MODEL,
     tp: Tp = 0,
+    profile: ProfileOption = "",
     slo: Slo = SLO,
     scaling: Scaling = "superpose",
     start: Start = 0.0,
@@ -123,7 +136,7 @@ def search(
     from libs.cli.lab.asked import Asked  # noqa: PLC0415
     from libs.cli.lab.runs import search_all  # noqa: PLC0415
 
-    asked = Asked(trace, workers, device, model, tp, slo, 1.0, scaling, start, seconds, seed, interference)
+    asked = Asked(trace, workers, device, model, tp, slo, 1.0, scaling, start, seconds, seed, interference, profile)
     search_all(asked, policies, seeds=seeds, every_step=every_step, as_json=json)
 
 
@@ -162,3 +175,25 @@ def record(
     from libs.cli.lab.record import record as record_trace  # noqa: PLC0415
 
     record_trace(ready_file=ready, kafka=kafka, cluster=cluster, seconds=seconds, out=out, as_json=json)
+
+
+@lab.command(epilog="Example: fulcrum lab calibrate --from-live --out mine.json")
+def calibrate(
+    *,
+    from_live: Annotated[
+        bool, typer.Option("--from-live", metavar="", help="From what the workers of a running suite have learned.")
+    ] = False,
+    worker: Annotated[
+        str | None, typer.Option(metavar="ID", help="Those that are like this one, where several kinds run.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to; else live.json.")] = None,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Write a profile of one's own workers, for --profile: step times, KV, its link, and what a hop takes."""
+    from libs.cli.lab.calibrate import calibrate as calibrate_profile  # noqa: PLC0415
+    from libs.contracts.errors import InvalidRequest  # noqa: PLC0415
+
+    if not from_live:
+        raise InvalidRequest("name where from: --from-live, a running suite, is all there is")
+    calibrate_profile(ready_file=ready, worker=worker, out=out, as_json=json)

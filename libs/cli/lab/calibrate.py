@@ -1,0 +1,202 @@
+"""`fulcrum lab calibrate`: what the workers of a running suite have learned, as a profile for the lab."""
+
+import asyncio
+import json
+import time
+from collections.abc import Collection, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, cast
+
+import structlog
+
+from libs.bus.clients import quiet_client_log
+from libs.bus.port import Bus
+from libs.cli.find import find_one_suite, get_json
+from libs.cli.lab.progress import noting
+from libs.contracts.errors import FulcrumError, InvalidRequest, StartupError
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import TunePrefillRequest
+from libs.contracts.topics import STEPS
+from libs.lab.calibration import Learned, calibrated
+from libs.lab.hardware import Hardware
+from libs.lab.profile_file import write_profile
+from libs.launch.ready import Ready
+from libs.perfmodel.learner import FittedModel
+from libs.perfmodel.wire import fitted_model
+from libs.policy.worker.transfers import TransferSpeed
+from libs.runtime.access import admin_token
+from libs.runtime.rpc import make_channel
+from libs.runtime.settings import CommonSettings, load_settings
+from libs.worker.admin_client import WorkerAdmin
+
+LOOK_BACK_S: Final = 120.0
+"""KV transfers of so long tell of the link."""
+WAIT_S: Final = 10.0
+"""A worker at rest tells something every second or so; one that is silent for this long is left out."""
+ROUND_TRIPS: Final = 15
+
+
+@dataclass(slots=True)
+class Told:
+    """What telemetry told of one incarnation of a worker."""
+
+    incarnation: int
+    transfers: TransferSpeed
+    fitted: FittedModel | None = None
+    covered_to_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a worker answers."""
+
+    worker: Worker
+    chunk_tokens: int
+    round_trips_ms: list[float] = field(default_factory=list)
+
+
+def calibrate(*, ready_file: Path | None, worker: str | None, out: Path | None, as_json: bool) -> None:
+    """Write the profile of a suite's workers, or of those that are like `worker`. Raises StartupError and
+    InvalidRequest."""
+    suite = find_one_suite(ready_file)
+    if not suite.kafka:
+        raise StartupError("no suite runs here: start one with `fulcrum up`, or name its ready file with --ready")
+    listed: list[dict[str, Any]] = get_json(suite.planner, "/v1/workers")
+    with noting() as note:
+        note(f"asking {len(listed)} workers")
+        workers = asyncio.run(_learned(suite, listed))
+    if worker is not None:
+        like = next((each.kind for each in workers if each.worker_id == worker), None)
+        if like is None:
+            there = ", ".join(each.worker_id for each in workers) or "none"
+            raise StartupError(f"no worker {worker!r} has told what it has learned; these have: {there}")
+        workers = [each for each in workers if each.kind == like]
+    name = out.stem if out is not None else "live"
+    hardware, notes = calibrated(name, workers)
+    path = out or Path(f"{name}.json")
+    made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    source = f"{workers[0].model} on {workers[0].device}: learned by {len(workers)} workers, {made}"
+    write_profile(hardware, path, source=source, notes=notes)
+    if as_json:
+        print(json.dumps({"file": str(path), **json.loads(path.read_text())}))
+    else:
+        print(_words(hardware, workers, notes, path))
+
+
+async def read_told(
+    bus: Bus, incarnations: Mapping[str, int], block_tokens: Mapping[str, int], began_ns: int, wait_s: float = WAIT_S
+) -> dict[str, Told]:
+    """By worker, what the telemetry of the last `LOOK_BACK_S` tells, up to `began_ns`.
+
+    Ends once all workers have told what they knew by then, or after `wait_s`.
+    """
+    found = {
+        worker_id: Told(incarnation, TransferSpeed(block_tokens[worker_id]))
+        for worker_id, incarnation in incarnations.items()
+    }
+    since_ns = began_ns - round(LOOK_BACK_S * 1e9)
+    async with aclosing(cast(Any, bus.subscribe([STEPS], since_unix_ns=since_ns))) as records:
+        try:
+            async with asyncio.timeout(wait_s):
+                async for record in records:
+                    _take(found, cast(StepBatch, record.value))
+                    if all(each.covered_to_ns >= began_ns for each in found.values()):
+                        break
+        except TimeoutError:
+            pass
+    return {worker_id: told for worker_id, told in found.items() if told.fitted is not None}
+
+
+def _take(found: dict[str, Told], batch: StepBatch) -> None:
+    told = found.get(batch.worker_id)
+    if told is None or told.incarnation != batch.incarnation:
+        return
+    for transfer in batch.kv_transfers:
+        told.transfers.arrived(transfer.blocks, transfer.end_unix_ns - transfer.start_unix_ns)
+    if batch.HasField("step_time"):
+        told.fitted = fitted_model(batch.step_time) or told.fitted
+    told.covered_to_ns = max(told.covered_to_ns, batch.covered_to_unix_ns)
+
+
+async def _learned(suite: Ready, listed: Collection[dict[str, Any]]) -> list[Learned]:
+    """Of workers that answer and whose telemetry comes; both say little by themselves."""
+    from libs.bus.kafka import KafkaBus  # noqa: PLC0415 (a client of Kafka, which no test needs)
+
+    quiet_client_log()
+    began_ns = time.time_ns()
+    described: dict[str, Described] = {}
+    for each in listed:
+        try:
+            described[each["id"]] = await _describe(suite, each)
+        except FulcrumError as error:
+            structlog.get_logger().warning("worker is left out", worker=each["id"], why=error.message)
+    if not described:
+        raise StartupError(f"no worker of the suite at {suite.gateway} answers: see `fulcrum workers`")
+    bus = KafkaBus(suite.kafka, suite.cluster, "fulcrum lab calibrate")
+    try:
+        told = await read_told(
+            bus,
+            {worker_id: each.worker.incarnation for worker_id, each in described.items()},
+            {worker_id: max(each.worker.capabilities.block_size_tokens, 1) for worker_id, each in described.items()},
+            began_ns,
+        )
+    finally:
+        await bus.close()
+    return [learned_of(described[worker_id], each) for worker_id, each in told.items()]
+
+
+def learned_of(described: Described, told: Told) -> Learned:
+    """One worker's, of its own answer and its telemetry."""
+    worker, can = described.worker, described.worker.capabilities
+    assert told.fitted is not None
+    return Learned(
+        worker_id=worker.id,
+        engine=worker.engine,
+        model=worker.assignment.model,
+        device=worker.device,
+        gpus=max(worker.gpus, 1),
+        fitted=told.fitted,
+        chunk_tokens=described.chunk_tokens,
+        kv_blocks=can.kv_blocks,
+        kv_block_bytes=can.kv_block_bytes,
+        block_tokens=max(can.block_size_tokens, 1),
+        max_sequences=max(can.max_sequences, 1),
+        kv_token_ns=told.transfers.token_ns,
+        round_trip_ms=median(described.round_trips_ms) if described.round_trips_ms else 0.0,
+    )
+
+
+async def _describe(suite: Ready, listed: dict[str, Any]) -> Described:
+    settings = load_settings(CommonSettings)
+    async with make_channel(settings, listed["address"]) as channel:
+        admin = WorkerAdmin(channel, listed["id"], admin_token(settings, listed["address"], suite.token))
+        worker = (await admin.describe()).worker
+        try:
+            chunk_tokens = (await admin.tune_prefill(TunePrefillRequest(kept=True))).chunk_tokens
+        except InvalidRequest:  # it has measured nothing, and goes by its settings
+            chunk_tokens = worker.capabilities.chunk_tokens
+        trips_ms = []
+        for _ in range(ROUND_TRIPS):
+            start_s = time.perf_counter()
+            await admin.describe()
+            trips_ms.append((time.perf_counter() - start_s) * 1000)
+    return Described(worker, chunk_tokens, trips_ms)
+
+
+def _words(hardware: Hardware, workers: Collection[Learned], notes: Collection[str], path: Path) -> str:
+    model = hardware.profile.step_time
+    link = f"{hardware.link_gbps:,.1f} Gbit/s" if hardware.link_gbps else "not seen"
+    hop = f"{hardware.hop_ms:.2f} ms" if hardware.hop_ms else "not measured"
+    lines = [
+        f"{len(workers)} workers: a prompt of 512 tokens in a step of {model.chunks_ns(512, 512.0**2) / 1e6:.1f} ms,"
+        f" one sequence decodes in {(model.reading_ns(1) + model.decode_sequence_ns) / 1e6:.2f} ms a token;"
+        f" {hardware.chunk_tokens} prompt tokens a step,"
+        f" KV link {link}, a hop {hop}",
+        *notes,
+        f"Use it: fulcrum lab run --profile {path} --trace FILE",
+    ]
+    return "\n".join(lines)
