@@ -61,6 +61,8 @@ class Experiment:
     """Requests that arrive in the first so many seconds are served and not scored."""
     tail_s: float = 0.0
     """Nor those of the last so many: they only keep the cluster as busy as it was while the scored ones finish."""
+    closed_loop: bool = False
+    """Whether later turns of a session wait for the answer to the one before, and their think time."""
     stepwise: bool = False
 
     def __post_init__(self) -> None:
@@ -190,7 +192,14 @@ def run(
         _typical(experiment),
     )
     roles = policy.first_roles(cluster)
-    setup = Setup(shape, roles, ttft_limit_ns, experiment.slo.tpot_ns, round(experiment.overtime_s * 1e9))
+    setup = Setup(
+        shape,
+        roles,
+        ttft_limit_ns,
+        experiment.slo.tpot_ns,
+        round(experiment.overtime_s * 1e9),
+        closed_loop=experiment.closed_loop,
+    )
     result = Run(experiment.trace, setup, _gateway(policy, cluster)).run(on_progress)
     check(result)
     scored = score(_measured(experiment, result.answers), work)

@@ -33,6 +33,7 @@ class Asked:
     interference: float
     profile: str = ""
     """A file, or a profile's own name, in place of model, device and tp."""
+    closed_loop: bool = False
 
     def experiment(self) -> Experiment:
         """Raises InvalidRequest that says what to do about whatever cannot be run."""
@@ -50,6 +51,7 @@ class Asked:
             hop_ms=HOP_MS if hardware.hop_ms is None else hardware.hop_ms,
             max_sequences=hardware.max_sequences or MAX_SEQUENCES,
             chunk_tokens=hardware.chunk_tokens,
+            closed_loop=self.closed_loop,
         )
         return scaled(experiment, self.rate_scale, self.scaling)
 

@@ -38,6 +38,10 @@ Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Of whatever is draw
 Interference = Annotated[
     float, typer.Option(min=-1, max=1, metavar="I", help="Of prompts beside decodes; -1: the profile's own.")
 ]
+ClosedLoop = Annotated[
+    bool,
+    typer.Option("--closed-loop", metavar="", help="Later turns of a session wait for the answer, then think."),
+]
 Jobs = Annotated[int, typer.Option(min=0, metavar="N", help="Runs at a time; 0: as many as there are cores.")]
 
 SLO = "ttft=max(2s,3x),tpot=50ms"
@@ -66,6 +70,7 @@ def run(
     seconds: Seconds = 0.0,
     seed: Seed = 1,
     interference: Interference = -1.0,
+    closed_loop: ClosedLoop = False,
     json: Json = False,
 ) -> None:
     """One policy on one trace: how many requests were served in time, and where GPU time went."""
@@ -73,8 +78,9 @@ def run(
     from libs.cli.lab.runs import run_one  # noqa: PLC0415
 
     asked = Asked(
-        trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference, profile
-    )
+        trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference,
+        profile=profile, closed_loop=closed_loop,
+    )  # fmt: skip
     run_one(asked, policy, as_json=json)
 
 
@@ -95,6 +101,7 @@ def compare(
     seconds: Seconds = 0.0,
     seed: Seed = 1,
     interference: Interference = -1.0,
+    closed_loop: ClosedLoop = False,
     gpus: Annotated[bool, typer.Option(help="Also how many GPUs each policy needs.")] = True,
     report: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="One HTML page with plots, and the figures as JSON.")
@@ -107,8 +114,9 @@ def compare(
     from libs.cli.lab.compare import compare_all  # noqa: PLC0415
 
     asked = Asked(
-        trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference, profile
-    )
+        trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference,
+        profile=profile, closed_loop=closed_loop,
+    )  # fmt: skip
     compare_all(asked, policies, count=gpus, report=report, jobs=jobs, as_json=json)
 
 
@@ -129,6 +137,7 @@ def search(
     seed: Seed = 1,
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at each rate, each with its seed.")] = 1,
     interference: Interference = -1.0,
+    closed_loop: ClosedLoop = False,
     every_step: Annotated[bool, typer.Option("--every-step", metavar="", help="No leaps: 5 % at a time.")] = False,
     json: Json = False,
 ) -> None:
@@ -136,7 +145,10 @@ def search(
     from libs.cli.lab.asked import Asked  # noqa: PLC0415
     from libs.cli.lab.runs import search_all  # noqa: PLC0415
 
-    asked = Asked(trace, workers, device, model, tp, slo, 1.0, scaling, start, seconds, seed, interference, profile)
+    asked = Asked(
+        trace, workers, device, model, tp, slo, 1.0, scaling, start, seconds, seed, interference,
+        profile=profile, closed_loop=closed_loop,
+    )  # fmt: skip
     search_all(asked, policies, seeds=seeds, every_step=every_step, as_json=json)
 
 

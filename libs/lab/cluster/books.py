@@ -47,6 +47,8 @@ class Answer:
     prefill_worker: str = ""
     decode_worker: str = ""
     """Where it was last; empty where it never was."""
+    on_end: Callable[[], None] | None = None
+    """Called once it has ended, however it did."""
 
     def token(self, token_id: int, logprob: Logprob | None) -> bool:
         """One has come."""
@@ -86,10 +88,14 @@ class Answer:
     def finish(self, reason: FinishReason) -> None:
         """All have come."""
         self.outcome = Outcome.COMPLETED
+        if self.on_end is not None:
+            self.on_end()
 
     def fail(self, error: FulcrumError) -> None:
         """No more will come."""
         self.outcome = Outcome.ABORTED if self.tokens else Outcome.REJECTED
+        if self.on_end is not None:
+            self.on_end()
 
     # ------------------------------------------------------------ figures
 

@@ -1,7 +1,8 @@
 """One run: a trace through a cluster, from its first arrival until the last request has ended."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Protocol
 
 from libs.lab.cluster.books import Answer, Outcome
@@ -33,6 +34,9 @@ class Setup:
     tpot_limit_ns: int
     overtime_ns: int = 0
     """After the last arrival the run goes on for so long at most; 0: until all have ended."""
+    closed_loop: bool = False
+    """Whether a later turn of a session comes its think time after the turn before has ended, instead of when it came
+    in the trace. It comes also where that turn failed: its client goes on with what it has."""
 
 
 @dataclass(slots=True)
@@ -91,6 +95,10 @@ class Run:
         self.gateway = make_gateway(self.workers, self.time)
         self.answers: list[Answer] = []
         self._keys = _Keys(trace.block_tokens)
+        self._next_turns = _next_turns(trace) if setup.closed_loop else {}
+        later = set(self._next_turns.values())
+        self._in_time = [place for place in range(len(trace.requests)) if place not in later]
+        """Requests that arrive when they did in the trace."""
         self._stop_ps = 0
 
     def run(self, on_progress: Callable[[int], None] = lambda ended: None) -> Result:
@@ -111,20 +119,35 @@ class Run:
         self._settle_worker_books()
         return self._result()
 
-    def _arrive_at(self, place: int) -> None:
-        requests = self._trace.requests
-        if place < len(requests):
-            at_ps = START_PS + (SETTLE_NS + requests[place].arrival_ns) * PS_PER_NS
-            self.time.at_ps(at_ps, lambda: self._arrive(place))
-        elif self._setup.overtime_ns:
-            self._stop_ps = self.time.now_ps + self._setup.overtime_ns * PS_PER_NS
+    def _arrive_at(self, index: int) -> None:
+        """Have the next one come of those that arrive as in the trace."""
+        if index < len(self._in_time):
+            place = self._in_time[index]
+            at_ps = START_PS + (SETTLE_NS + self._trace.requests[place].arrival_ns) * PS_PER_NS
+            self.time.at_ps(at_ps, lambda: self._arrive(place, index + 1))
+        else:
+            self._go_on_after(self.time.now_ps)
 
-    def _arrive(self, place: int) -> None:
+    def _arrive(self, place: int, next_index: int = 0) -> None:
         request, setup = self._trace.requests[place], self._setup
         answer = Answer(request, self.time, self.time.now_ps, setup.ttft_limit_ns(request), setup.tpot_limit_ns)
+        if (turn := self._next_turns.get(place)) is not None:
+            answer.on_end = lambda: self._answered(turn)
         self.answers.append(answer)
         self.gateway.arrive(answer, self._keys.of(request), setup.tpot_limit_ns)
-        self._arrive_at(place + 1)
+        if next_index:
+            self._arrive_at(next_index)
+
+    def _answered(self, turn: int) -> None:
+        """The client thinks, and takes its next turn."""
+        at_ps = self.time.now_ps + self._trace.requests[turn].think_ns * PS_PER_NS
+        self.time.at_ps(at_ps, lambda: self._arrive(turn))
+        if self._stop_ps:
+            self._go_on_after(at_ps)
+
+    def _go_on_after(self, arrival_ps: int) -> None:
+        if self._setup.overtime_ns:
+            self._stop_ps = max(self._stop_ps, arrival_ps + self._setup.overtime_ns * PS_PER_NS)
 
     def _settle_worker_books(self) -> None:
         """Let steps that run end, so that all time is accounted for."""
@@ -132,7 +155,17 @@ class Run:
         for worker in self.workers:
             worker.close_books()
 
+    def _never_came(self) -> Iterator[Answer]:
+        """Turns that still waited for the one before as the run ended."""
+        arrived = {answer.request.number for answer in self.answers} if self._next_turns else set()
+        for place in self._next_turns.values():
+            request, setup = self._trace.requests[place], self._setup
+            if request.number not in arrived:
+                limit_ns = setup.ttft_limit_ns(request)
+                yield Answer(request, self.time, self.time.now_ps, limit_ns, setup.tpot_limit_ns)
+
     def _result(self) -> Result:
+        self.answers += list(self._never_came())
         return Result(
             self.answers,
             [worker.spent for worker in self.workers],
@@ -142,6 +175,19 @@ class Run:
             sum(worker.counts.moves for worker in self.workers),
             self.gateway.moved,
         )
+
+
+def _next_turns(trace: Trace) -> dict[int, int]:
+    """Place of the turn that follows, by place."""
+    sessions: dict[int, list[int]] = {}
+    for place, request in enumerate(trace.requests):
+        if request.session:
+            sessions.setdefault(request.session, []).append(place)
+    found: dict[int, int] = {}
+    for places in sessions.values():
+        places.sort(key=lambda place: trace.requests[place].turn)  # where arrivals are out of order
+        found.update(pairwise(places))
+    return found
 
 
 class _Keys:
