@@ -47,7 +47,7 @@ class Asked:
             slo=slo,
             seed=self.seed,
             interference=None if self.interference < 0 else self.interference,
-            link_gbps=LINK_GBPS if hardware.link_gbps is None else hardware.link_gbps,
+            link_gbps=LINK_GBPS if hardware.link_gbps is None else hardware.link_gbps / hardware.profile.gpus,
             hop_ms=HOP_MS if hardware.hop_ms is None else hardware.hop_ms,
             max_sequences=hardware.max_sequences or MAX_SEQUENCES,
             chunk_tokens=hardware.chunk_tokens,

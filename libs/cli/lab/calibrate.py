@@ -66,8 +66,8 @@ def calibrate(*, ready_file: Path | None, worker: str | None, out: Path | None, 
     if not suite.kafka:
         raise StartupError("no suite runs here: start one with `fulcrum up`, or name its ready file with --ready")
     listed: list[dict[str, Any]] = get_json(suite.planner, "/v1/workers")
-    with noting() as note:
-        note(f"asking {len(listed)} workers")
+    with noting() as notes_shown:
+        notes_shown.doing(f"asking {len(listed)} workers")
         workers = asyncio.run(_learned(suite, listed))
     if worker is not None:
         like = next((each.kind for each in workers if each.worker_id == worker), None)

@@ -56,9 +56,9 @@ def record(
     _check_writable(path)
     recording = Recording()
     interrupted = False
-    with noting() as note:
+    with noting() as notes:
         try:
-            asyncio.run(_read(broker, recording, seconds, note))
+            asyncio.run(_read(broker, recording, seconds, notes.doing))
         except KeyboardInterrupt:
             interrupted = True
     trace = _trace(recording, broker, path)
