@@ -10,7 +10,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.lab.cluster.books import Answer
 from libs.lab.cluster.gateway import LabGateway
 from libs.lab.cluster.push import PushGateway
-from libs.lab.cluster.run import MakeGateway, Result, Run, Setup, check
+from libs.lab.cluster.run import Loss, MakeGateway, Result, Run, Setup, check
 from libs.lab.cluster.worker import WorkerShape
 from libs.lab.hardware import Hardware
 from libs.lab.policies import Policy
@@ -63,6 +63,8 @@ class Experiment:
     """Nor those of the last so many: they only keep the cluster as busy as it was while the scored ones finish."""
     closed_loop: bool = False
     """Whether later turns of a session wait for the answer to the one before, and their think time."""
+    losses: Sequence[Loss] = ()
+    """Workers that die on the way."""
     stepwise: bool = False
 
     def __post_init__(self) -> None:
@@ -70,6 +72,9 @@ class Experiment:
             raise InvalidRequest(f"{self.workers} workers serve nothing: name at least one with --workers")
         if not self.trace.requests:
             raise InvalidRequest(f"trace {self.trace.name} has no requests")
+        for loss in self.losses:
+            if not 0 <= loss.worker < self.workers:
+                raise InvalidRequest(f"there is no worker {loss.worker} to lose, but 0 to {self.workers - 1}")
         blocks = self.kv_blocks
         longest = max(self.trace.requests, key=lambda each: each.input_tokens + each.output_tokens)
         tokens = longest.input_tokens + longest.output_tokens
@@ -199,6 +204,7 @@ def run(
         experiment.slo.tpot_ns,
         round(experiment.overtime_s * 1e9),
         closed_loop=experiment.closed_loop,
+        losses=experiment.losses,
     )
     result = Run(experiment.trace, setup, _gateway(policy, cluster)).run(on_progress)
     check(result)

@@ -1,9 +1,12 @@
 """What the commands of `fulcrum lab` ask for, as an experiment."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from libs.contracts.errors import InvalidRequest
+from libs.lab.cluster.run import Loss
 from libs.lab.experiment import HOP_MS, LINK_GBPS, MAX_SEQUENCES, Experiment
 from libs.lab.hardware import resolve
 from libs.lab.profile_file import profile_named
@@ -13,6 +16,9 @@ from libs.lab.traces.generate import KINDS, generate
 from libs.lab.traces.read import read_trace
 from libs.lab.traces.request import Trace
 from libs.lab.traces.scaling import ScaleMethod, cut
+
+MOST_S: Final = 1e9
+"""Of a time: further than any trace goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,8 @@ class Asked:
     profile: str = ""
     """A file, or a profile's own name, in place of model, device and tp."""
     closed_loop: bool = False
+    losses: Sequence[str] = ()
+    """Each as AT:WORKER:BACK."""
 
     def experiment(self) -> Experiment:
         """Raises InvalidRequest that says what to do about whatever cannot be run."""
@@ -52,8 +60,24 @@ class Asked:
             max_sequences=hardware.max_sequences or MAX_SEQUENCES,
             chunk_tokens=hardware.chunk_tokens,
             closed_loop=self.closed_loop,
+            losses=tuple(map(parse_loss, self.losses)),
         )
         return scaled(experiment, self.rate_scale, self.scaling)
+
+
+def parse_loss(text: str) -> Loss:
+    """`120:3:60`: worker 3 dies at 120 s and is back 60 s later. Raises InvalidRequest."""
+    parts = text.split(":")
+    try:
+        at_s, worker, back_after_s = float(parts[0]), int(parts[1]), float(parts[2])
+        sane = len(parts) == 3 and 0 <= at_s <= MOST_S and worker >= 0 and 0 < back_after_s <= MOST_S
+    except (ValueError, IndexError):
+        sane = False
+    if not sane:
+        raise InvalidRequest(
+            f"{text!r} is no loss such as 120:3:60, by which worker 3 dies at 120 s and is back 60 s later"
+        )
+    return Loss(at_s, worker, back_after_s)
 
 
 def trace_of(text: str, start_s: float, seconds: float, seed: int) -> Trace:

@@ -42,6 +42,12 @@ ClosedLoop = Annotated[
     bool,
     typer.Option("--closed-loop", metavar="", help="Later turns of a session wait for the answer, then think."),
 ]
+Lose = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lose", metavar="AT:WORKER:BACK", help="120:3:60: worker 3 dies at 120 s and is back after 60. Repeatable."
+    ),
+]
 Jobs = Annotated[int, typer.Option(min=0, metavar="N", help="Runs at a time; 0: as many as there are cores.")]
 
 SLO = "ttft=max(2s,3x),tpot=50ms"
@@ -71,6 +77,7 @@ def run(
     seed: Seed = 1,
     interference: Interference = -1.0,
     closed_loop: ClosedLoop = False,
+    lose: Lose = None,
     json: Json = False,
 ) -> None:
     """One policy on one trace: how many requests were served in time, and where GPU time went."""
@@ -79,7 +86,7 @@ def run(
 
     asked = Asked(
         trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference,
-        profile=profile, closed_loop=closed_loop,
+        profile=profile, closed_loop=closed_loop, losses=lose or (),
     )  # fmt: skip
     run_one(asked, policy, as_json=json)
 
@@ -102,6 +109,7 @@ def compare(
     seed: Seed = 1,
     interference: Interference = -1.0,
     closed_loop: ClosedLoop = False,
+    lose: Lose = None,
     gpus: Annotated[bool, typer.Option(help="Also how many GPUs each policy needs.")] = True,
     report: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="One HTML page with plots, and the figures as JSON.")
@@ -115,7 +123,7 @@ def compare(
 
     asked = Asked(
         trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference,
-        profile=profile, closed_loop=closed_loop,
+        profile=profile, closed_loop=closed_loop, losses=lose or (),
     )  # fmt: skip
     compare_all(asked, policies, count=gpus, report=report, jobs=jobs, as_json=json)
 
@@ -138,6 +146,7 @@ def search(
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at each rate, each with its seed.")] = 1,
     interference: Interference = -1.0,
     closed_loop: ClosedLoop = False,
+    lose: Lose = None,
     every_step: Annotated[bool, typer.Option("--every-step", metavar="", help="No leaps: 5 % at a time.")] = False,
     json: Json = False,
 ) -> None:
@@ -147,7 +156,7 @@ def search(
 
     asked = Asked(
         trace, workers, device, model, tp, slo, 1.0, scaling, start, seconds, seed, interference,
-        profile=profile, closed_loop=closed_loop,
+        profile=profile, closed_loop=closed_loop, losses=lose or (),
     )  # fmt: skip
     search_all(asked, policies, seeds=seeds, every_step=every_step, as_json=json)
 

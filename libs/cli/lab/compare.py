@@ -28,6 +28,8 @@ def compare_all(asked: Asked, policies: str, *, count: bool, report: Path | None
     interrupted = False
     with noting() as notes:
         experiment = asked.experiment()
+        if count and experiment.losses:
+            raise InvalidRequest("which workers are lost says nothing of clusters of other sizes: add --no-gpus")
         if report is not None:
             _make_folder(report)
         for name in names:

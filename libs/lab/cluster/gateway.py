@@ -116,11 +116,27 @@ class LabGateway:
 
     def tell(self, worker: LabWorker, frame: ToGateway) -> None:
         """A frame has come."""
-        self._by_worker[worker.index].take(frame)
+        if (link := self._by_worker.get(worker.index)) is not None:
+            link.take(frame)
+
+    def lost(self, worker: LabWorker) -> None:
+        """Its stream broke, and nobody answers at its address."""
+        link = self._by_worker.pop(worker.index)
+        self._links.remove(link)
+        link.broken()
+        self.dispatcher.lost(link, silent=False, died=True)
+        self.dispatcher.unreachable(link)
+
+    def returned(self, worker: LabWorker) -> None:
+        """A link to it waits for its first frame."""
+        link = self._by_worker[worker.index] = LabLink(worker, self.dispatcher, self._time)
+        self._links.add(link)
 
     def coasted(self, worker: LabWorker, coasted: Coasted) -> None:
         """Tokens have come, as many for each of these sequences."""
-        link = self._by_worker[worker.index]
+        link = self._by_worker.get(worker.index)
+        if link is None:
+            return
         there = self.dispatcher.stays.at(link.key)
         delay_ps = worker.shape.hop_ns * PS_PER_NS
         last_ns = (coasted.coast.end_ps(coasted.steps) + delay_ps) // PS_PER_NS
@@ -133,4 +149,5 @@ class LabGateway:
             stay.tokens += coasted.steps
             generation.timeline.last_token_ns = last_ns
             cast(Answer, generation.sink).coasted(coasted.coast, coasted.steps, delay_ps)
+            self.dispatcher.suspects.token(generation)  # as each token does: one on trial may be past it
         link.coasted(coasted)

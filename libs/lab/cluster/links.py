@@ -51,7 +51,7 @@ class LabLink:
 
     def __init__(self, worker: LabWorker, listener: LinkListener, time: VirtualTime) -> None:
         self.id = worker.id
-        self.key: WorkerKey = (worker.id, 1)
+        self.key: WorkerKey = (worker.id, worker.incarnation)
         self.outlook = Outlook("lab", worker.speed, worker.shape.kv_blocks)
         self.prefill = Purse()
         self.decode = Purse()
@@ -188,7 +188,16 @@ class LabLink:
     def _send(self) -> None:
         self._due = False
         frame, self._next = self._next, ToWorker()
-        self._time.at_ps(self._time.now_ps + self._hop_ps, lambda: self.worker.receive(frame))
+        self._time.at_ps(self._time.now_ps + self._hop_ps, lambda: self._arrive(frame))
+
+    def _arrive(self, frame: ToWorker) -> None:
+        """Another incarnation never hears of what its predecessor was sent."""
+        if self.worker.incarnation == self.key[1]:
+            self.worker.receive(frame)
+
+    def broken(self) -> None:
+        """Its worker is lost."""
+        self._connected = False
 
     # ------------------------------------------------------------ what comes
 
@@ -237,6 +246,10 @@ class LabLinks:
         self._links[link.key] = link
         self._by_id[link.id] = link
 
+    def remove(self, link: LabLink) -> None:
+        """Its worker is lost."""
+        del self._links[link.key], self._by_id[link.id]
+
     @property
     def links(self) -> Iterable[LabLink]:
         """All of them."""
@@ -255,7 +268,7 @@ class LabLinks:
         return [link.view() for link in self._links.values() if link.serving]
 
     def drop_gone(self) -> None:
-        """Nobody goes for good."""
+        """Those that are lost have gone already."""
 
 
 def _request(generation: TracedGeneration, stay: Stay, blocks: Blocks | None) -> CountedRequest:

@@ -212,16 +212,32 @@ class PushGateway:
 
     def _move(self, move: Move) -> None:
         worker = self._workers[move.index]
+        if worker.down:
+            return
         if self._cost.restarts:
-            lost = [pushed for (index, _), pushed in self._on.items() if index == move.index]
-            self._on = {key: pushed for key, pushed in self._on.items() if key[0] != move.index}
+            there = self._take_back(worker)
             worker.restart(move.role, move.budget_tokens, self._cost.start_ns)
-            for pushed in lost:
+            for pushed in there:
                 self._again(pushed)
             # Blocks that waited there are gone: who was to pull them finds out by itself.
         else:
             worker.set_role(move.role, move.budget_tokens)
         self._time.at_ps(self._time.now_ps + self._cost.start_ns * PS_PER_NS, self._retry)
+
+    def _take_back(self, worker: LabWorker) -> list[_Pushed]:
+        """What is on a worker, which will not be heard of there any more."""
+        there = [pushed for (index, _), pushed in self._on.items() if index == worker.index]
+        self._on = {key: pushed for key, pushed in self._on.items() if key[0] != worker.index}
+        return there
+
+    def lost(self, worker: LabWorker) -> None:
+        """What was there begins again elsewhere."""
+        for pushed in self._take_back(worker):
+            self._again(pushed)
+
+    def returned(self, worker: LabWorker) -> None:
+        """Those for whom there was no worker may go on."""
+        self._retry()
 
     def _retry(self) -> None:
         stranded, self._stranded = self._stranded, []

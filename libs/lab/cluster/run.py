@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from libs.lab.cluster.books import Answer, Outcome
 from libs.lab.cluster.cost import StepCost
@@ -23,6 +23,16 @@ class BooksDoNotBalance(Exception):
     """The simulation has lost or made up something: its figures are worth nothing."""
 
 
+class Loss(NamedTuple):
+    """A worker that dies with all that it holds."""
+
+    at_s: float
+    """From the trace's start."""
+    worker: int
+    back_after_s: float
+    """Until it is started again, empty, in the role that it had."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """A cluster, and what its clients want."""
@@ -37,6 +47,7 @@ class Setup:
     closed_loop: bool = False
     """Whether a later turn of a session comes its think time after the turn before has ended, instead of when it came
     in the trace. It comes also where that turn failed: its client goes on with what it has."""
+    losses: Sequence[Loss] = ()
 
 
 @dataclass(slots=True)
@@ -76,6 +87,14 @@ class Gateway(Protocol):
         """A worker's tokens have come."""
         ...
 
+    def lost(self, worker: LabWorker) -> None:
+        """A worker is dead."""
+        ...
+
+    def returned(self, worker: LabWorker) -> None:
+        """It was started again."""
+        ...
+
 
 MakeGateway = Callable[[Sequence[LabWorker], VirtualTime], Gateway]
 
@@ -107,6 +126,8 @@ class Run:
         for worker in self.workers:
             worker.start(self.gateway, peers)
         self.gateway.start()
+        for loss in self._setup.losses:
+            self._lose(loss)
         self._arrive_at(0)
         total = len(self._trace.requests)
 
@@ -118,6 +139,11 @@ class Run:
         self.time.run(going_on)
         self._settle_worker_books()
         return self._result()
+
+    def _lose(self, loss: Loss) -> None:
+        worker, back_after_ns = self.workers[loss.worker], round(loss.back_after_s * 1e9)
+        at_ps = START_PS + (SETTLE_NS + round(loss.at_s * 1e9)) * PS_PER_NS
+        self.time.at_ps(at_ps, lambda: worker.die(back_after_ns))
 
     def _arrive_at(self, index: int) -> None:
         """Have the next one come of those that arrive as in the trace."""

@@ -1,6 +1,7 @@
 """A worker in virtual time: the engine core, with credits, roles and moves as `libs/worker` has them.
 
-Modelled: step times, queues, blocks, prefix reuse, preemption, KV transfers, network hops, role moves that drain.
+Modelled: step times, queues, blocks, prefix reuse, preemption, KV transfers, network hops, role moves that drain, death
+of workers.
 Not modelled: variance between equal steps, the host's own CPU time, failures of the network.
 """
 
@@ -82,6 +83,14 @@ class Gateway(Protocol):
         """So many tokens have come, the last of them now."""
         ...
 
+    def lost(self, worker: "LabWorker") -> None:
+        """It is dead, a hop ago, with all that it had."""
+        ...
+
+    def returned(self, worker: "LabWorker") -> None:
+        """It was started again, as another incarnation that knows nothing."""
+        ...
+
 
 @dataclass(slots=True)
 class Counts:
@@ -140,6 +149,9 @@ class LabWorker:
         self._transfers = TransferSpeed(shape.block_tokens)
         self.credits = Credits()
         self.draining = False
+        self.incarnation = 1
+        self.down = False
+        """Whether it is dead."""
         self._time = time
         self._cost = cost
         self._gateway: Gateway | None = None
@@ -198,7 +210,7 @@ class LabWorker:
             self._config,
             self.capabilities,
             frozenset(),
-            EngineIdentity(self.id, 1, self.id),
+            EngineIdentity(self.id, self.incarnation, self.id),
             random_bytes=self._next_handle,
             new_sequence=CountedSequence,
         )
@@ -259,6 +271,8 @@ class LabWorker:
 
     def receive(self, frame: ToWorker) -> None:
         """A frame has come."""
+        if self.down:
+            return
         self._enter(touched=bool(frame.hand_overs) or not self._hosted.keys().isdisjoint(frame.aborts))
         if frame.demand is not None:
             waiting, _, deadline_ns = frame.demand
@@ -337,23 +351,10 @@ class LabWorker:
 
     def restart(self, role: Role, budget_tokens: int, start_ns: int) -> None:
         """Give up all that is here, and come back with another role and an empty cache after so long."""
-        self._enter(touched=True)
-        if self._running is not None:  # what it has computed is lost, the time is spent
-            running, self._running = self._running, None
-            self.spent.step(self.shape.step_time, running.batch.work, self._time.now_ps - running.start_ps)
-            self._accounted_ps = self._time.now_ps
+        readers = list(self._readers.values())
+        self._give_up()
         self.counts.moves += 1
-        for stream in self._streams.values():
-            self._link.drop(stream)
-            self._source(stream).left(stream)
-        self._streams.clear()
-        self._unasked.clear()
-        readers, self._readers = self._readers, {}
-        self._hosted.clear()
-        self._left.clear()
-        self.core = self._new_core()
-        self._budget = -1
-        for reader, stream in readers.values():
+        for reader, stream in readers:
             reader.lost(stream)
         self.draining = True
         self.assignment = Assignment(self.shape.model, role, budget_tokens, self.assignment.epoch + 1)
@@ -362,15 +363,81 @@ class LabWorker:
         self._time.at_ps(self._time.now_ps + start_ns * PS_PER_NS, self._started)
 
     def _started(self) -> None:
+        if self.down:
+            return
         self._enter()
         self.draining = False
         self._apply_assignment()
         self._leave()
 
+    def die(self, back_after_ns: int) -> None:
+        """Lose all that is here, with what was learned; started again after so long, in the role that it had.
+
+        Its time until then is idle. One that is dead already stays so for as long as it was to be.
+        """
+        if self.down:
+            return
+        assert self._gateway is not None
+        readers = [(each, stream) for each in self._peers.values() for stream in each.streams_from(self)]
+        self.incarnation += 1
+        self._give_up()
+        self.down = self.draining = True
+        self._forget_all()
+        self._rest = Rest.IDLE
+        for reader, stream in readers:  # or they have it all by then
+            self._in_a_hop(partial(reader.lost, stream))
+        self._in_a_hop(partial(self._gateway.lost, self))
+        self._time.at_ps(self._time.now_ps + max(back_after_ns, self.shape.hop_ns) * PS_PER_NS, self._come_back)
+
+    def _come_back(self) -> None:
+        assert self._gateway is not None
+        self._enter()
+        self.down = self.draining = False
+        self.credits.attach(GATEWAY)
+        self._apply_assignment()
+        self._leave()
+        self._gateway.returned(self)
+
+    def _give_up(self) -> None:
+        """All sequences and the cache; a step that runs has spent its time for nothing."""
+        self._enter(touched=True)
+        if self._running is not None:
+            running, self._running = self._running, None
+            self.spent.step(self.shape.step_time, running.batch.work, self._time.now_ps - running.start_ps)
+            self._accounted_ps = self._time.now_ps
+        for stream in self._streams.values():
+            self._link.drop(stream)
+            self._source(stream).left(stream)
+        self._streams.clear()
+        self._unasked.clear()
+        self._readers.clear()
+        self._hosted.clear()
+        self._left.clear()
+        self.core = self._new_core()
+        self._budget = -1
+
+    def _forget_all(self) -> None:
+        """What a process knows beside its engine."""
+        self.credits = Credits()
+        self.speed = Speed(self.shape.step_time, self.shape.chunk_tokens, measured=True)
+        self._transfers = TransferSpeed(self.shape.block_tokens)
+        self._submits = 0
+        self._outbox = Outbox()
+        self._prompts, self._staying, self._move_time = PromptLength(), Staying(), MoveTime()
+        self._waiting = Waiting(self._waiting.name)
+        self._sealed.clear()
+        self._unsettled = True
+        self._expiry_due_ns = 0
+
+    def streams_from(self, source: "LabWorker") -> list[Stream]:
+        """What is on its way here from another worker."""
+        return [stream for stream in self._streams.values() if self._source(stream) is source]
+
     def lost(self, stream: Stream) -> None:
         """The source of these blocks is gone."""
-        if self._streams.pop(stream.sequence.request.sequence_id, None) is None:
+        if self._streams.get(stream.sequence.request.sequence_id) is not stream:
             return
+        del self._streams[stream.sequence.request.sequence_id]
         self._link.drop(stream)
         self._enter()
         self.core.kv_failed(stream.sequence, FinishReason.KV_LOST, "its source is gone", self._time.now_ns())
@@ -553,6 +620,8 @@ class LabWorker:
         self._time.at(expiry_ns, self._expired)
 
     def _expired(self) -> None:
+        if self.down:
+            return
         self._expiry_due_ns = 0
         self._enter()
         self._leave()
@@ -724,6 +793,8 @@ class LabWorker:
 
     def acknowledged(self, stream: Stream) -> None:
         """The reader has all blocks of a handle."""
+        if self.down:
+            return
         self._enter()
         now_ns, opaque = self._time.now_ns(), stream.held.opaque
         self._readers.pop(opaque, None)

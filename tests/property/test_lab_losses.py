@@ -1,0 +1,146 @@
+"""Workers of the lab that die: nothing is lost but time, whenever it happens and however steps are reckoned."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.lab.cluster.books import Outcome
+from libs.lab.cluster.gateway import LabGateway
+from libs.lab.cluster.run import Loss, Result, Run, Setup, check
+from libs.lab.cluster.time import VirtualTime
+from libs.lab.cluster.worker import WorkerShape
+from libs.lab.experiment import Experiment, run
+from libs.lab.hardware import resolve
+from libs.lab.policies import ALL, has_hindsight, policy_named
+from libs.lab.slo import parse_slo
+from libs.lab.traces.generate import generate
+from libs.lab.traces.request import Trace, TraceRequest
+from libs.policy.gateway.expiry import Patience
+from libs.policy.gateway.routing import POLICIES
+from libs.policy.roles import Role
+from libs.policy.step_time import StepTimeModel
+
+MS = 1_000_000
+BLOCK = 16
+MODEL = StepTimeModel(2e6, 20_000, 0.7, 5e6, 31_000, 53.0, 0.3)
+
+requests = st.lists(
+    st.tuples(
+        st.integers(0, 300),  # ms after the one before
+        st.integers(1, 700),  # prompt tokens
+        st.integers(1, 120),  # output tokens
+        st.integers(0, 3),  # prefix
+    ),
+    min_size=1,
+    max_size=25,
+)
+pools = st.tuples(st.integers(1, 2), st.integers(1, 3), st.sampled_from([0, 64, 512]))
+"""Prefill workers, workers that decode, and the prompt budget of these."""
+
+
+def losses(most: int) -> Any:
+    time_us = st.integers(0, 4_000_000)
+    return st.lists(
+        st.builds(
+            lambda at_us, worker, back_us: (at_us / 1e6, worker, back_us / 1e6),
+            time_us,
+            st.integers(0, 4),
+            st.integers(1, 3_000_000),
+        ),
+        min_size=1,
+        max_size=most,
+    )
+
+
+def trace_of(drawn: list[tuple[int, int, int, int]]) -> Trace:
+    found, at_ms = [], 0
+    for number, (gap_ms, prompt, output, prefix) in enumerate(drawn):
+        at_ms += gap_ms
+        shared = prefix * 4
+        ids = [prefix * 1000 + place if place < shared else 10_000 + 100 * number + place for place in range(60)]
+        found.append(TraceRequest(number, at_ms * MS, prompt, output, ids[: -(-prompt // BLOCK)], output + 40))
+    return Trace("drawn", found, BLOCK)
+
+
+def replay(
+    trace: Trace, pool: tuple[int, int, int], lost: Any, *, stepwise: bool = False, kv_blocks: int = 400
+) -> Result:
+    prefill, decode, budget = pool
+    roles = [(Role.PREFILL, 0)] * prefill + [(Role.MIXED, budget)] * decode
+    shape = WorkerShape("m", MODEL, BLOCK, kv_blocks, BLOCK * 1000, 8, 256, 1e8, MS, stepwise=stepwise)
+    dying = [Loss(at_s, worker % len(roles), back_s) for at_s, worker, back_s in lost]
+    setup = Setup(shape, roles, lambda request: 500 * MS, 12 * MS, losses=dying)
+
+    def gateway(workers: Any, time: VirtualTime) -> LabGateway:
+        policy = POLICIES["predicted-ttft"]()
+        return LabGateway(workers, policy, time, patience=Patience(60_000, 20_000), max_waiting=99)
+
+    return Run(trace, setup, gateway).run()
+
+
+def figures(result: Result) -> Any:
+    answers = [
+        (each.outcome, each.first_ps, each.last_ps, each.tokens, each.late, each.cached_tokens)
+        for each in result.answers
+    ]
+    return answers, result.spent, [worker.counts for worker in result.workers], result.virtual_ps
+
+
+@settings(max_examples=80)
+@given(requests, pools, losses(1))
+def test_a_worker_that_dies_costs_no_request_and_no_token(drawn: Any, pool: Any, lost: Any) -> None:
+    trace = trace_of(drawn)
+    result = replay(trace, pool, lost)
+    check(result)
+    assert [each.outcome for each in result.answers] == [Outcome.COMPLETED] * len(drawn)
+    assert [each.tokens for each in result.answers] == [each.output_tokens for each in trace.requests]
+    assert figures(result) == figures(replay(trace, pool, lost, stepwise=True))
+
+
+@settings(max_examples=80)
+@given(requests, pools, losses(8), st.sampled_from([60, 400]))
+def test_books_balance_however_many_die(drawn: Any, pool: Any, lost: Any, kv_blocks: int) -> None:
+    """One that took two workers with it may be refused as poison, as it would be live."""
+    trace = trace_of(drawn)
+    result = replay(trace, pool, lost, kv_blocks=kv_blocks)
+    check(result)
+    assert all(each.outcome is not Outcome.UNFINISHED for each in result.answers)
+    assert all(each.tokens <= each.request.output_tokens for each in result.answers)
+    assert figures(result) == figures(replay(trace, pool, lost, stepwise=True, kv_blocks=kv_blocks))
+
+
+def test_what_a_dead_worker_held_is_computed_again_elsewhere_and_its_cache_is_gone() -> None:
+    keys = tuple(range(20))
+    trace = Trace("t", [TraceRequest(n, n * 1_000 * MS, 330, 40, keys) for n in range(4)], BLOCK)
+    whole = replay(trace, (1, 1, 0), [])
+    lost = replay(trace, (1, 1, 0), [(1.5, 0, 0.2)])
+    assert [each.cached_tokens for each in whole.answers] == [0, 320, 320, 320]
+    assert [each.cached_tokens for each in lost.answers] == [0, 320, 0, 320]
+
+
+def test_a_request_waits_for_its_only_decode_worker_and_goes_on_with_the_tokens_that_it_had() -> None:
+    trace = Trace("t", [TraceRequest(0, 0, 100, 200)])
+    whole, lost = (replay(trace, (1, 1, 0), lost) for lost in ([], [(0.5, 1, 2.0)]))
+    assert lost.answers[0].tokens == 200 and lost.answers[0].first_ps == whole.answers[0].first_ps
+    waited_s = (lost.answers[0].last_ps - whole.answers[0].last_ps) / 1e12
+    assert 2.0 < waited_s < 2.1
+
+
+def test_a_dead_workers_time_is_idle() -> None:
+    trace = Trace("t", [TraceRequest(0, 0, 100, 200)])
+    result = replay(trace, (1, 1, 0), [(0.01, 0, 60.0)])
+    assert result.spent[0].idle_ps > 0.99 * result.virtual_ps
+    check(result)
+
+
+@pytest.mark.parametrize("name", ["fulcrum:2:2", *(name for name in ALL if not has_hindsight(name)), "static:2:2"])
+def test_every_policy_serves_an_easy_trace_whole_though_workers_die(name: str) -> None:
+    trace = generate("poisson:rate=6,seconds=20", seed=3)
+    slo = parse_slo("ttft=max(2s,3x),tpot=50ms")
+    dying = (Loss(4.0, 0, 5.0), Loss(8.1, 3, 3.0), Loss(12.3, 1, 2.0))
+    asked = Experiment(trace, resolve("llama-3.1-8b", "h100"), 4, slo, losses=dying)
+    report, result = run(asked, policy_named(name, 4))
+    assert report.score.completed == len(trace.requests), report.score
+    assert sum(answer.tokens for answer in result.answers) == sum(each.output_tokens for each in trace.requests)
