@@ -2,7 +2,7 @@
 
 The folder gets a copy of `libs/` with an extension module beside each of `MODULES`, which Python prefers to the `.py`
 of that name. It is used where it is asked for, and nowhere else: `PYTHONPATH=build/lab fulcrum lab run …`. Figures are
-those of plain Python (tests/unit/test_lab_compiled.py). A folder that is up to date is left as it is. Needs mypy, which
+those of plain Python (tests/e2e/test_lab_compiled.py). A folder that is up to date is left as it is. Needs mypy, which
 brings mypyc, setuptools and a C compiler; a build takes minutes.
 """
 
