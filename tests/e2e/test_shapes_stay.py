@@ -1,5 +1,6 @@
 """The shapes of what the command line, the ready file and the REST APIs tell, which other people's programs read."""
 
+import asyncio
 import json
 import string
 import time
@@ -14,6 +15,7 @@ import pytest
 from libs.testing import golden
 from libs.testing.golden import Shape, shape
 from libs.testing.suite import Suite, running_suite
+from libs.testing.wait import until
 
 pytestmark = pytest.mark.suite
 QUESTION = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "logprobs": True}
@@ -93,6 +95,10 @@ def test_the_gateways_answers_keep_their_shape(suite: Suite) -> None:
 @pytest.mark.parametrize("service", ["planner", "metrics"])
 def test_what_planner_and_metrics_tell_keeps_its_shape(suite: Suite, service: str) -> None:
     url, named = suite.ready[service], ids(suite)
+    if service == "metrics":
+        ask(suite, "/v1/chat/completions", QUESTION)  # a summary of nobody has another shape
+        summary = f"{url}/v1/requests/summary?window=10s"
+        asyncio.run(until(lambda: "ok" in httpx.get(summary).json()["total"]["outcomes"], what="a counted request"))
     worker = command(suite, "workers")[0]["id"]
     wanted = {
         "planner": ("/v1/workers", "/v1/decisions?limit=1", "/v1/mode"),

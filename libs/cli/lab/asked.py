@@ -11,7 +11,7 @@ from libs.lab.experiment import HOP_MS, LINK_GBPS, MAX_SEQUENCES, Experiment
 from libs.lab.hardware import resolve
 from libs.lab.profile_file import profile_named
 from libs.lab.slo import parse_slo
-from libs.lab.study import quiet, scaled
+from libs.lab.study import scaled
 from libs.lab.traces.generate import KINDS, generate
 from libs.lab.traces.read import read_trace
 from libs.lab.traces.request import Trace
@@ -45,7 +45,6 @@ class Asked:
 
     def experiment(self) -> Experiment:
         """Raises InvalidRequest that says what to do about whatever cannot be run."""
-        quiet()
         hardware = profile_named(self.profile) if self.profile else resolve(self.model, self.device, self.tp)
         slo = parse_slo(self.slo)
         experiment = Experiment(

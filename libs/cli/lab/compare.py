@@ -14,7 +14,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.lab.experiment import Experiment, Report
 from libs.lab.hindsight import merit
 from libs.lab.policies import ALL, has_hindsight, policy_named
-from libs.lab.study import count_gpus, run_all
+from libs.lab.study import count_gpus, quiet, run_all
 
 Needs = dict[str, int | None]
 """Workers that a policy needs; None: more than were tried."""
@@ -26,6 +26,7 @@ def compare_all(asked: Asked, policies: str, *, count: bool, report: Path | None
     reports: dict[str, Report] = {}
     needs: Needs = {}
     interrupted = False
+    quiet()
     with noting() as notes:
         experiment = asked.experiment()
         if count and experiment.losses:

@@ -13,7 +13,7 @@ from libs.cli.tables import PIPE_COLUMNS
 from libs.lab.experiment import Report
 from libs.lab.policies import has_hindsight, policy_named
 from libs.lab.search import Found
-from libs.lab.study import run_named, search_named
+from libs.lab.study import quiet, run_named, search_named
 from libs.lab.traces.describe import describe
 from libs.lab.traces.request import Trace
 
@@ -23,6 +23,7 @@ WIDE: Final = 120
 
 def run_one(asked: Asked, policy: str, *, as_json: bool) -> None:
     """Print what one policy brings. Raises InvalidRequest."""
+    quiet()
     with noting() as notes:
         experiment = asked.experiment()
         report = run_named(experiment, policy, notes.doing)
@@ -44,6 +45,7 @@ def search_all(asked: Asked, policies: str, *, seeds: int, every_step: bool, as_
     """Print the highest rate of each policy; what was found before Ctrl-C is printed too."""
     found: dict[str, Found] = {}
     interrupted = False
+    quiet()
     with noting() as notes:
         experiment = asked.experiment()
         for name in policies.split(","):
