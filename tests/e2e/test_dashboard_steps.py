@@ -60,7 +60,10 @@ async def test_a_click_leads_from_a_gpu_to_the_steps_that_its_figures_are_made_o
 
 
 async def test_a_window_of_an_open_worker_leads_to_the_steps_up_to_it() -> None:
-    async with serving(*half_busy()) as service, looking(service, "/#scope=worker%3Adecode-0") as page:
+    async with (
+        serving(*half_busy(), lived_s=5) as service,
+        looking(service, "/#scope=worker%3Adecode-0") as page,
+    ):
         await figures(page, lambda shown: shown["coverage"] == 1)
         await page.locator("#heat").focus()
         for _ in range(8):
