@@ -36,7 +36,7 @@ from libs.policy.gateway.outlook import lend_speeds
 from libs.policy.gateway.placement import Partner
 from libs.policy.gateway.queues import Queue, model_queues
 from libs.policy.gateway.readiness import serves_decode
-from libs.policy.gateway.view import Binding
+from libs.policy.gateway.view import Binding, WorkerView, rooms
 from libs.runtime.clock import Clock
 from libs.runtime.scheduler import Call, Scheduler
 
@@ -100,6 +100,11 @@ class Dispatcher:
     def waiting(self) -> int:
         """Choices in the queue."""
         return len(self._queue)
+
+    @property
+    def late(self) -> int:
+        """Choices in the queue that can no longer have their first token in time."""
+        return self._queue.late
 
     @property
     def people_waiting(self) -> int:
@@ -191,10 +196,10 @@ class Dispatcher:
         self._turn_is_due = False
         if len(self._queue) or self._moves:
             self._bind()
-        demands: dict[str, Demand] = {}
+        now_ns, demands = self._clock.now_ns(), dict[str, Demand]()
         for link in self._links.links:
             if link.model not in demands:
-                demands[link.model] = self._queue.demand(link.model)
+                demands[link.model] = self._queue.demand(link.model, now_ns)
             link.set_demand(demands[link.model])
 
     def _bind(self) -> None:
@@ -204,24 +209,29 @@ class Dispatcher:
             for generation, stay, binding in self._moves.places(self._links, self._router, now_ns):
                 self._do(generation, generation.placement.place_found(stay, links[binding.decode_worker].key))
         if len(self._queue):
-            waiting = [generation for generation in self._queue.in_order() if generation.may_start]
+            views = self._links.views()
+            self._queue.judge(views)
             if self.suspects:
-                waiting = self._bind_suspects(waiting, links, now_ns)
-            self._bind_these(waiting, links, now_ns)
+                waiting = self._bind_suspects(self._queue.in_order(now_ns), links, now_ns)
+                self._bind_these(waiting, self._links.views(), links, now_ns)
+            else:
+                self._bind_these(self._queue.in_order(now_ns, rooms(views)), views, links, now_ns)
 
     def _bind_suspects(self, waiting: list[Generation], links: Mapping[str, Link], now_ns: int) -> list[Generation]:
         """Each that is to be apart by itself, where it may go, then all others on trial; gives the rest."""
         suspects = self.suspects
         for generation in filter(suspects.apart, waiting):
             if not suspects.held_back(generation, self._live, now_ns):
-                self._bind_these([generation], links, now_ns, barred=suspects.barred(generation, now_ns))
+                views, barred = self._links.views(), suspects.barred(generation, now_ns)
+                self._bind_these([generation], views, links, now_ns, barred=barred)
         on_trial = [each for each in waiting if each.trial is not None and not suspects.apart(each)]
-        self._bind_these(on_trial, links, now_ns, avoided=suspects.taken())
+        self._bind_these(on_trial, self._links.views(), links, now_ns, avoided=suspects.taken())
         return [generation for generation in waiting if generation.trial is None]
 
     def _bind_these(
         self,
         waiting: Sequence[Generation],
+        views: list[WorkerView],
         links: Mapping[str, Link],
         now_ns: int,
         *,
@@ -229,7 +239,7 @@ class Dispatcher:
         barred: frozenset[str] = frozenset(),
     ) -> None:
         """Where there is room; on workers of `avoided` only where there is none on others, on those of `barred` not."""
-        views, hushed = self._links.views(), self._links.hushed | avoided
+        hushed = self._links.hushed | avoided
         bindings = self._router.round(waiting, views, now_ns, hushed=hushed, strand=self._strand, barred=barred)
         for binding in bindings:
             self._start(self._queue[binding.sequence_id], binding, links, now_ns)

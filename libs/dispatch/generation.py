@@ -147,6 +147,11 @@ class Generation:
         return self.timeline.arrival_ns
 
     @property
+    def ttft_deadline_unix_ns(self) -> int:
+        """When its first token is due; 0: never."""
+        return self.context.ttft_deadline_unix_ns
+
+    @property
     def tokens(self) -> int:
         """Prompt and output so far."""
         return self.prompt_tokens + len(self.output)

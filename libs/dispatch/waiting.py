@@ -1,15 +1,17 @@
 """The queue: choices that no worker has room for yet, counted by model."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from itertools import islice
 
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull
 from libs.dispatch.generation import Generation
 from libs.dispatch.ports import Demand
 from libs.policy.gateway.expiry import Expiry, Patience
-from libs.policy.gateway.order import order
+from libs.policy.gateway.order import Line, hopeless_from_ns
 from libs.policy.gateway.outflow import Outflow, retry_after_s
+from libs.policy.gateway.prediction import fastest_speed
 from libs.policy.gateway.readiness import serves, why_not
 from libs.policy.gateway.view import WorkerView
 
@@ -25,7 +27,9 @@ class WaitingQueue:
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
         self._waiting: dict[int, Generation] = {}
-        self._requests: Counter[str] = Counter()
+        self._lines: dict[str, Line[Generation]] = {}
+        """By model; those where nobody waits are none."""
+        self._unjudged: list[Generation] = []
         self._tokens: Counter[str] = Counter()
         self._outflow = Outflow()
         self.batch = 0
@@ -43,6 +47,11 @@ class WaitingQueue:
     def __getitem__(self, sequence_id: int) -> Generation:
         return self._waiting[sequence_id]
 
+    @property
+    def late(self) -> int:
+        """Of those that wait, how many can no longer have their first token in time."""
+        return sum(line.late for line in self._lines.values())
+
     def check_room(self, count: int, now_ns: int) -> None:
         """Raises QueueFull when `count` more would pass the bound."""
         if len(self._waiting) + count > self._max_waiting:
@@ -57,39 +66,65 @@ class WaitingQueue:
         """Let it wait."""
         if not self._waiting:
             self._outflow.resume(now_ns)
-        self._waiting[generation.placement.sequence_id] = generation
-        self._requests[generation.model] += 1
+        sequence_id, model = generation.placement.sequence_id, generation.model
+        self._waiting[sequence_id] = generation
+        if model not in self._lines:
+            self._lines[model] = Line()
+        self._lines[model].add(sequence_id, generation)
+        self._unjudged.append(generation)
         self.batch += generation.batch
-        self._tokens[generation.model] += generation.prompt_tokens
+        self._tokens[model] += generation.prompt_tokens
 
     def remove(self, generation: Generation) -> bool:
         """Whether it was waiting; it is not any more."""
-        if self._waiting.pop(generation.placement.sequence_id, None) is None:
+        sequence_id, model = generation.placement.sequence_id, generation.model
+        if self._waiting.pop(sequence_id, None) is None:
             return False
-        self._requests[generation.model] -= 1
+        line = self._lines[model]
+        line.remove(sequence_id)
+        if not line:
+            del self._lines[model]
         self.batch -= generation.batch
-        self._tokens[generation.model] -= generation.prompt_tokens
+        self._tokens[model] -= generation.prompt_tokens
         return True
 
     def bound(self, generation: Generation, now_ns: int) -> None:
         """It leaves for workers."""
+        if (line := self._lines.get(generation.model)) is not None:
+            line.bound(generation.placement.sequence_id)
         waited = self.remove(generation) and now_ns - generation.timeline.queued_ns >= AT_ONCE_NS
         self._outflow.left(generation.prompt_tokens if waited else 0, now_ns)
 
-    def in_order(self) -> list[Generation]:
-        """The next one first."""
-        return order(self._waiting.values())
+    def judge(self, workers: Sequence[WorkerView]) -> None:
+        """Reckon until when those that have come since could be in time, at the speed of the fastest worker."""
+        if not self._unjudged:
+            return
+        unjudged, self._unjudged = self._unjudged, []
+        speed = cache(partial(fastest_speed, workers))
+        for generation in unjudged:
+            line = self._lines.get(generation.model)
+            if line is not None:
+                tokens, cached = generation.tokens, max(generation.cached_hints.values(), default=0)
+                prefill_ns = speed(generation.model).prompt_ns(max(tokens - cached, 1), tokens**2 - cached**2)
+                line.judge(generation.placement.sequence_id, hopeless_from_ns(generation, prefill_ns))
 
-    def demand(self, model: str) -> Demand:
+    def in_order(self, now_ns: int, room: Mapping[str, int] | None = None) -> list[Generation]:
+        """Those of each model that may start, the next one first; of each no more than it has `room` for."""
+        found: list[Generation] = []
+        for model, line in self._lines.items():
+            ready = (generation for generation in line.in_order(now_ns) if generation.may_start)
+            found.extend(ready if room is None else islice(ready, room.get(model, 0)))
+        return found
+
+    def demand(self, model: str, now_ns: int) -> Demand:
         """What workers of the model are told."""
-        count = self._requests[model]
-        if not count:
+        line = self._lines.get(model)
+        if line is None:
             return Demand()
-        head = next(generation for generation in self.in_order() if generation.model == model)
         return Demand(
-            waiting=count,
+            waiting=len(line),
             waiting_tokens=self._tokens[model],
-            head_deadline_unix_ns=head.context.ttft_deadline_unix_ns,
+            head_deadline_unix_ns=line.head_deadline_ns(now_ns),
         )
 
 

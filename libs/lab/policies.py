@@ -10,9 +10,11 @@ from libs.lab.rivals.port import Cluster, Rival
 from libs.policy.roles import Role
 
 GUARD: Final = "+guard"
+MIXED: Final = "fulcrum-mixed"
+"""All workers mixed, or with a split those that decode."""
 HINDSIGHT: Final = ("fulcrum", "static")
 """Without a split: the best one in hindsight."""
-ALL: Final = ("fulcrum", "static", *(name for name in RIVALS if name != "static"))
+ALL: Final = ("fulcrum", MIXED, "static", *(name for name in RIVALS if name != "static"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,18 @@ def policy_named(name: str, workers: int) -> Policy:
     if workers < 2:
         raise InvalidRequest(f"{workers} workers cannot be split into prefill and decode: name two or more")
     bare = name.removesuffix(GUARD)
+    if bare == MIXED:
+        return _fulcrum(MIXED, 0, workers, mixed=True)
+    if bare.startswith(f"{MIXED}:"):
+        return _fulcrum(bare, *split_of(bare.removeprefix(f"{MIXED}:"), workers), mixed=True)
     if bare.startswith("fulcrum:"):
-        return _fulcrum(*split_of(bare.removeprefix("fulcrum:"), workers))
+        return _fulcrum(bare, *split_of(bare.removeprefix("fulcrum:"), workers), mixed=False)
     try:
         found = rival(bare)
     except InvalidRequest as error:
-        raise InvalidRequest(f"{error.message}; and fulcrum, fulcrum:P:D, each rival with {GUARD}") from None
+        raise InvalidRequest(
+            f"{error.message}; and fulcrum, fulcrum:P:D, {MIXED}, {MIXED}:P:D, each rival with {GUARD}"
+        ) from None
     if bare.startswith("static:"):
         split_of(bare.removeprefix("static:"), workers)
     return _of_rival(found, name, guard=name.endswith(GUARD))
@@ -65,10 +73,15 @@ def split_of(text: str, workers: int) -> tuple[int, int]:
     return prefill, decode
 
 
-def _fulcrum(prefill: int, decode: int) -> Policy:
-    """As it is today: live binding and pacing, roles that stand still."""
-    roles = [(Role.PREFILL, 0)] * prefill + [(Role.MIXED, 0)] * decode
-    return Policy(f"fulcrum:{prefill}:{decode}", lambda cluster: roles)
+def _fulcrum(name: str, prefill: int, decode: int, *, mixed: bool) -> Policy:
+    """Live order, binding and pacing, roles that stand still. `mixed`: decode workers compute prompts too, as far as
+    the TPOT of what they decode leaves time."""
+
+    def roles(cluster: Cluster) -> list[tuple[Role, int]]:
+        budget_tokens = cluster.speed.chunk_tokens if mixed else 0
+        return [(Role.PREFILL, 0)] * prefill + [(Role.MIXED, budget_tokens)] * decode
+
+    return Policy(name, roles)
 
 
 def _of_rival(found: Rival, name: str, *, guard: bool) -> Policy:

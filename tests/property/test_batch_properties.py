@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.policy.batch.capacity import LOOK_AHEAD, Load, allowed
 from libs.policy.batch.deal import SHARE_LINES
-from libs.policy.gateway.order import order
+from libs.policy.gateway.order import Line
 from services.gateway.batch.jobs import MAX_EARLY, JobBook
 from services.gateway.batch.line import read_line
 from services.gateway.batch.note import ShareNote
@@ -242,6 +242,15 @@ class Item:
     arrival_unix_ns: int
     resumed: bool
     batch: bool
+    ttft_deadline_unix_ns: int = 0
+    prompt_tokens: int = 1
+
+
+def order(items: list[Item]) -> list[Item]:
+    line = Line[Item]()
+    for number, item in enumerate(items):
+        line.add(number, item)
+    return list(line.in_order(0))
 
 
 @given(st.lists(st.builds(Item, arrival_unix_ns=st.integers(0, 9), resumed=st.booleans(), batch=st.booleans())))

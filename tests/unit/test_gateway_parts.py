@@ -121,13 +121,13 @@ def test_resumed_requests_come_first_then_first_come_first_served() -> None:
     resumed.placement.reroutes = 1
     for item in (late, early, resumed):
         queue.add(item, 0)
-    assert queue.in_order() == [resumed, early, late]
-    demand = queue.demand("sim")
+    assert queue.in_order(0) == [resumed, early, late]
+    demand = queue.demand("sim", 0)
     assert (demand.waiting, demand.waiting_tokens, demand.head_deadline_unix_ns) == (3, 3, 31)
     for item in (late, early, resumed):
         assert queue.remove(item)
     assert not queue.remove(late)
-    assert queue.demand("sim") == Demand()
+    assert queue.demand("sim", 0) == Demand()
 
 
 def test_the_queue_takes_back_what_ran_already_beyond_its_bound() -> None:

@@ -1,7 +1,29 @@
-"""The order in which waiting requests are bound to workers. Pure."""
+"""The order in which waiting requests are bound to workers: whoever can still be in time first. Pure.
 
-from collections.abc import Iterable
-from typing import Protocol, TypeVar
+First come, first served, so long as all can be in time. Once a cluster has fallen behind, that order makes everyone
+late by as much: the head of the queue is always the one that has just missed its deadline. So a request that can
+no longer have its first token in time waits behind those that can ("late-last"), and goes when there is room for it.
+A share of the prompt tokens is theirs all the same, so that no overload starves them.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from itertools import chain
+from math import inf
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+PREFILL_MARGIN: Final = 1.5
+LIMIT_MARGIN: Final = 0.15
+"""A request can be in time while what is left is more than its own prefill so many times over, and this share of its
+TTFT limit. Without a margin everyone is served on the brink, and half of them fall off it."""
+LATE_SHARE: Final = 1 / 16
+"""Of prompt tokens bound while late requests wait that have been late for `LATE_PATIENCE_NS`."""
+LATE_PATIENCE_NS: Final = 10_000_000_000
+
+
+MOST_GONE: Final = 1024
+"""Requests that have left and are still remembered with the time at which they would have turned late."""
 
 
 class Waiting(Protocol):
@@ -10,6 +32,16 @@ class Waiting(Protocol):
     @property
     def arrival_unix_ns(self) -> int:
         """When the client's request came."""
+        ...
+
+    @property
+    def ttft_deadline_unix_ns(self) -> int:
+        """When its first token is due; 0: never."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the prompt alone."""
         ...
 
     @property
@@ -26,6 +58,135 @@ class Waiting(Protocol):
 W = TypeVar("W", bound=Waiting)
 
 
-def order(waiting: Iterable[W]) -> list[W]:
-    """First come, first served; what its client has already seen start comes before all others, batch lines last."""
-    return sorted(waiting, key=lambda item: (item.batch, not item.resumed, item.arrival_unix_ns))
+class _Place(NamedTuple):
+    """Smaller is sooner: what its client has seen start comes before all others, batch lines last."""
+
+    batch: bool
+    new: bool
+    arrival_ns: int
+    sequence_id: int
+
+
+_FIRST_LINE: Final = _Place(True, False, 0, 0)
+"""Where lines of batch jobs begin: behind late people."""
+
+
+def hopeless_from_ns(waiting: Waiting, prefill_ns: float) -> float:
+    """From when on its first token cannot be expected in time, if its prompt alone takes `prefill_ns`; inf: never.
+
+    What ran already is never given up, and nobody waits for a line of a batch job.
+    """
+    deadline_ns = waiting.ttft_deadline_unix_ns
+    if not deadline_ns or waiting.batch or waiting.resumed:
+        return inf
+    limit_ns = max(deadline_ns - waiting.arrival_unix_ns, 0)
+    return deadline_ns - PREFILL_MARGIN * prefill_ns - LIMIT_MARGIN * limit_ns
+
+
+class Line(Generic[W]):
+    """Requests that wait for one model. Adding, removing and turning late take O(log n) comparisons."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, tuple[_Place, W]] = {}
+        self._hopeful: list[_Place] = []
+        self._late: list[_Place] = []
+        self._hopeless_ns: dict[int, float] = {}
+        self._turning: list[tuple[float, int]] = []
+        """A heap of (hopeless from, sequence id); what has left may still be in it."""
+        self._owed_tokens = 0.0
+        """What is due to late ones of what was bound while they wait."""
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def late(self) -> int:
+        """Requests that can no longer be in time, as of the last look."""
+        return len(self._late)
+
+    def add(self, sequence_id: int, waiting: W) -> None:
+        """Let it wait; it can be in time until `judge` says otherwise."""
+        place = _Place(waiting.batch, not waiting.resumed, waiting.arrival_unix_ns, sequence_id)
+        self._requests[sequence_id] = place, waiting
+        insort(self._hopeful, place)
+
+    def judge(self, sequence_id: int, hopeless_ns: float) -> None:
+        """From when on one that waits cannot be in time: see `hopeless_from_ns`. Once for each."""
+        if hopeless_ns == inf or sequence_id not in self._requests:
+            return
+        self._hopeless_ns[sequence_id] = hopeless_ns
+        heappush(self._turning, (hopeless_ns, sequence_id))
+        if len(self._turning) > MOST_GONE + 2 * len(self._hopeless_ns):
+            self._turning = [(at_ns, each) for each, at_ns in self._hopeless_ns.items()]
+            heapify(self._turning)
+
+    def remove(self, sequence_id: int) -> bool:
+        """Whether it was waiting; it is not any more."""
+        found = self._requests.pop(sequence_id, None)
+        if found is None:
+            return False
+        self._hopeless_ns.pop(sequence_id, None)
+        place = found[0]
+        if not _discard(self._hopeful, place):
+            _discard(self._late, place)
+        if not self._late:
+            self._owed_tokens = 0.0
+        return True
+
+    def bound(self, sequence_id: int) -> None:
+        """It is about to leave for workers: late ones are owed their share of it, or have had it."""
+        found = self._requests.get(sequence_id)
+        if found is None or not self._late:
+            return
+        place, waiting = found
+        if _index(self._late, place) is None:
+            self._owed_tokens += LATE_SHARE * waiting.prompt_tokens
+        else:
+            self._owed_tokens = max(self._owed_tokens - waiting.prompt_tokens, 0.0)
+
+    def look(self, now_ns: int) -> None:
+        """Set those back that can no longer be in time."""
+        turning = self._turning
+        while turning and turning[0][0] <= now_ns:
+            _, sequence_id = heappop(turning)
+            found = self._requests.get(sequence_id)
+            if found is not None and _discard(self._hopeful, found[0]):
+                insort(self._late, found[0])
+
+    def in_order(self, now_ns: int) -> Iterator[W]:
+        """The next one first. Whoever iterates may not change the line meanwhile."""
+        self.look(now_ns)
+        first = self._overdue(now_ns)
+        if first is not None:
+            yield self._requests[first.sequence_id][1]
+        people = bisect_left(self._hopeful, _FIRST_LINE)
+        for place in chain(self._hopeful[:people], self._late, self._hopeful[people:]):
+            if place is not first:
+                yield self._requests[place.sequence_id][1]
+
+    def head_deadline_ns(self, now_ns: int) -> int:
+        """Of the first one that can be in time; 0 where none can, who are in no hurry any more."""
+        self.look(now_ns)
+        return self._requests[self._hopeful[0].sequence_id][1].ttft_deadline_unix_ns if self._hopeful else 0
+
+    def _overdue(self, now_ns: int) -> _Place | None:
+        """The oldest late one, if it has been late for long and what late ones are owed is enough for it."""
+        if not self._late:
+            return None
+        oldest = self._late[0]
+        if now_ns - self._hopeless_ns[oldest.sequence_id] < LATE_PATIENCE_NS:
+            return None
+        return oldest if self._owed_tokens >= self._requests[oldest.sequence_id][1].prompt_tokens else None
+
+
+def _discard(places: list[_Place], place: _Place) -> bool:
+    index = _index(places, place)
+    if index is None:
+        return False
+    del places[index]
+    return True
+
+
+def _index(places: list[_Place], place: _Place) -> int | None:
+    index = bisect_left(places, place)
+    return index if index < len(places) and places[index] == place else None

@@ -208,6 +208,7 @@ class Outlook:
             told_ns=speed.prompt_ns(load.waiting_prefill_tokens, load.waiting_prefill_squares, beside_ns),
             told_unix_ns=self._told_unix_ns,
             unseen_ns=speed.prompt_ns(self._prompt_tokens, self._squares, beside_ns),
+            prompt_tokens=load.waiting_prefill_tokens + self._prompt_tokens,
             decode_sequences=decodes,
             kv_tokens=kv_tokens,
             arriving_kv_tokens=arriving + self._arriving_tokens + self._reserved_tokens,

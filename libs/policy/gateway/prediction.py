@@ -5,8 +5,14 @@ second token waits for what of the KV transfer does not hide behind the prompt, 
 the network, the gateway, sequences that decode only later, and room for KV that comes free in time.
 """
 
-from libs.policy.gateway.view import Ask, Prediction, Room
+from collections.abc import Iterable
+from typing import Final
 
+from libs.policy.gateway.view import Ask, Prediction, Room, WorkerView
+from libs.policy.speed import UNKNOWN_SPEED, Speed
+
+_TYPICAL: Final = 1024
+"""Prompt tokens by which speeds are compared."""
 NO_KV_ROOM_NS = 10e9
 """A worker whose KV is full makes others' sequences end first, or preempts them: worse than any queue worth joining."""
 
@@ -19,6 +25,12 @@ def prompt_ns(ask: Ask, room: Room) -> float:
         cached = tokens - 1
     beside_ns = view.speed.decode_ns(room.decode_sequences, view.kv_tokens) if view.takes_decode else 0.0
     return view.speed.prompt_ns(tokens - cached, tokens * tokens - cached * cached, beside_ns)
+
+
+def fastest_speed(workers: Iterable[WorkerView], model: str) -> Speed:
+    """Of those that compute prompts of a model: what a request could hope for at best."""
+    speeds = {id(view.speed): view.speed for view in workers if view.model == model and _computes_prompts(view)}
+    return min(speeds.values(), key=lambda speed: speed.prompt_ns(_TYPICAL, _TYPICAL**2), default=UNKNOWN_SPEED)
 
 
 def first_token_ns(ask: Ask, room: Room) -> float:
@@ -56,6 +68,7 @@ def take(ask: Ask, source: Room | None, room: Room, turn: int) -> None:
     missing = _missing_tokens(ask, room)
     if source is not None:
         source.backlog_ns += prompt_ns(ask, source)
+        source.prompt_tokens += max(_missing_tokens(ask, source), 1)
         source.turn = turn
     if source is not None and source is not room:
         source.prefill_credits -= 1
@@ -76,3 +89,7 @@ def _step_ns(ask: Ask, room: Room) -> float:
 
 def _missing_tokens(ask: Ask, room: Room) -> int:
     return max(ask.tokens - ask.cached_tokens.get(room.view.id, 0), 0)
+
+
+def _computes_prompts(view: WorkerView) -> bool:
+    return view.takes_prefill or view.takes_both

@@ -1,7 +1,8 @@
 """What one binding round works on: workers as this gateway sees them, requests that wait, and who gets whom. Pure."""
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from libs.policy.speed import UNKNOWN_SPEED, Speed
@@ -31,6 +32,8 @@ class WorkerView:
     told_unix_ns: int = 0
     unseen_ns: float = 0.0
     """Computing those that this gateway has sent since."""
+    prompt_tokens: int = 0
+    """Of both, still to compute."""
     decode_sequences: int = 0
     kv_tokens: int = 0
     """What its sequences hold, about what one of its decode steps reads."""
@@ -102,6 +105,7 @@ class Room:
     arriving_kv_tokens: int
     free_kv_tokens: float
     batch_prompts: int
+    prompt_tokens: int
 
     @classmethod
     def of(cls, view: WorkerView, now_ns: int) -> "Room":
@@ -117,9 +121,23 @@ class Room:
             view.arriving_kv_tokens,
             view.free_kv_tokens,
             view.batch_prompts,
+            view.prompt_tokens,
         )
+
+    def takes_a_prompt(self) -> bool:
+        """Whether a mixed worker is about to run out of prompts: what it cannot begin yet waits in the gateway, where
+        it can still go elsewhere, or let others by."""
+        return self.prompt_tokens <= self.view.speed.chunk_tokens
 
     def admits(self, ask: Ask) -> bool:
         """Whether the prompt may take a prefill credit: batch lines leave half of a gateway's to people who may come,
         where it has more than one."""
         return not ask.batch or self.batch_prompts < max((self.view.prefill_credits + self.view.prompts) // 2, 1)
+
+
+def rooms(workers: Iterable[WorkerView]) -> Counter[str]:
+    """How many requests can be bound at most, by model: each takes a decode credit."""
+    found = Counter[str]()
+    for view in workers:
+        found[view.model] += max(view.decode_credits, 0)
+    return found
