@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
 from libs.policy.worker.slack import (
+    IN_HAND,
     MAX_HOLD_NS,
     MAX_STEP_NS,
+    MAX_STEP_TPOTS,
     TokenLine,
     largest,
     largest_batch,
@@ -64,9 +66,11 @@ def test_a_chunk_keeps_every_line_that_can_be_kept_and_is_as_large_as_that_allow
         assert all(now_ns + step_ns(tokens) <= line.due_ns * (1 + 1e-12) for line in kept)
         late = [line for line in running if line not in kept and line.tpot_ns >= alone_ns]
         assert all(step_ns(tokens) <= line.tpot_ns for line in late), "a late one falls further behind"
-    if len(kept) == len(running) and tokens < room:
-        slack_ns = min(MAX_STEP_NS, *(line.due_ns - now_ns for line in running))
-        assert step_ns(tokens + 1) > slack_ns
+    spare_ns = [line.due_ns - IN_HAND * line.tpot_ns * (line.tokens + 1) - now_ns for line in running]
+    if min(spare_ns) >= alone_ns and tokens < room:
+        held = [MAX_STEP_TPOTS * line.tpot_ns for line in running if line.tpot_ns >= alone_ns]
+        longest_ns = min([MAX_STEP_NS, *held])
+        assert step_ns(tokens + 1) > min(longest_ns, *spare_ns)
 
 
 @given(models, decodes, st.lists(lines, min_size=1, max_size=8), prompts, st.integers(0, 8192), now, st.booleans())
@@ -98,7 +102,7 @@ def test_a_limit_that_a_chunk_takes_exactly_is_enough_for_it(
     room = min(most, sum(end - start for start, end in waiting))
     size = min(size, room)
     limit_ns = ceil(model.step_ns(chunks_work(first_chunks(waiting, size), work)))
-    line = TokenLine(0, max(limit_ns, 1), 0)
+    line = TokenLine(0, ceil(limit_ns / (1 - IN_HAND)) + 1, 0)
     if size and limit_ns <= MAX_STEP_NS and line.tpot_ns >= model.decode_ns(work):
         assert prefill_chunk(model, work, [line], waiting, most_tokens=most, waited_ns=0, now_ns=0) >= size
 

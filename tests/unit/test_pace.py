@@ -54,8 +54,8 @@ def pace(budget: int = 512) -> Pace:
 def test_a_prompt_gets_what_the_tightest_running_sequence_leaves() -> None:
     running, prompt = sequence(1, 20, target_ms=20), sequence(2, 900)
     running.start_line(1000 * MS, 20)
-    assert pace().prompt_tokens([running], [prompt], 1000 * MS) == 100
-    assert pace().prompt_tokens([running], [prompt], 1005 * MS) == 50
+    assert pace().prompt_tokens([running], [prompt], 1000 * MS) == 90, "a twentieth of 20 ms stays in hand"
+    assert pace().prompt_tokens([running], [prompt], 1005 * MS) == 40
     assert pace(30).prompt_tokens([running], [prompt], 1000 * MS) == 30
     assert pace().prompt_tokens([sequence(1, 20)], [prompt], 1000 * MS) == 512, "no target, no limit"
     assert Pace(512).prompt_tokens([running], [prompt], 1000 * MS) == 512, "no model, no limit"

@@ -75,7 +75,7 @@ def _choose(ask: Ask, market: _Market, policy: Policy) -> tuple[Room | None, Roo
         fitting = market.decodes.get(ask.kv_kind)
         return (None, policy.decode(ask, _preferred(ask, fitting), None)) if fitting else None
     prompts = (room for room in market.prompts if room.admits(ask) and market.decodes.get(room.view.kv_kind))
-    possible = [*prompts, *(room for room in market.both if room.takes_a_prompt())]
+    possible = [room for room in (*prompts, *market.both) if room.runs_out_of_prompts]
     if not possible:
         return None
     source = policy.prompt(ask, _preferred(ask, possible))

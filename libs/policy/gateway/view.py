@@ -124,9 +124,10 @@ class Room:
             view.prompt_tokens,
         )
 
-    def takes_a_prompt(self) -> bool:
-        """Whether a mixed worker is about to run out of prompts: what it cannot begin yet waits in the gateway, where
-        it can still go elsewhere, or let others by."""
+    @property
+    def runs_out_of_prompts(self) -> bool:
+        """Whether the step after the next could lack prompt tokens. What a worker cannot begin yet waits in a gateway,
+        where it can still go elsewhere, or let others by: credits bound prompts there, but not how long they are."""
         return self.prompt_tokens <= self.view.speed.chunk_tokens
 
     def admits(self, ask: Ask) -> bool:

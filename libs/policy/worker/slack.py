@@ -8,8 +8,12 @@ from typing import Final
 from libs.policy.step_time import StepTimeModel, StepWork
 
 MAX_STEP_NS: Final = 400_000_000
-"""Prompts make no step longer than this while a sequence with a TPOT target decodes, however far ahead of their lines
-all are; only ones that have waited for `MAX_HOLD_NS` may."""
+MAX_STEP_TPOTS: Final = 3
+"""Prompts make no step longer than this, nor than so many times the tightest TPOT target, while a sequence with one
+decodes, however far ahead of their lines all are: who joins waits for the step. Only prompts that have waited for
+`MAX_HOLD_NS` may."""
+IN_HAND: Final = 0.05
+"""Of TPOT, what prompts leave to the sequences beside them: without it one that joined late never catches up."""
 MAX_HOLD_NS: Final = 2_000_000_000
 """After being held back for so long, a transferred sequence joins the next step, and so does some of a prompt."""
 
@@ -112,15 +116,20 @@ class _Step:
 def step_limit_ns(decode_ns: float, lines: Sequence[TokenLine], *, now_ns: int) -> float:
     """How long the next step may be, given what its decodes alone take.
 
-    A sequence that its line leaves time for bounds the step by that. One that is late whatever the step takes, but
-    whose target decode can hold, is left half of the difference to catch up. One whose target decode cannot hold bounds
-    nothing: holding prompts back would not help it.
+    A sequence that its line leaves time for bounds the step by that, and keeps `IN_HAND` where it can. One that has not
+    so much in hand, or is late whatever the step takes, but whose target decode can hold, is left half of the
+    difference to catch up. One whose target decode cannot hold bounds nothing once it is late: holding prompts back
+    would not help it.
     """
-    limit_ns = float(MAX_STEP_NS)
+    tightest_ns = min((line.tpot_ns for line in lines if line.tpot_ns >= decode_ns), default=MAX_STEP_NS)
+    limit_ns = float(min(MAX_STEP_NS, MAX_STEP_TPOTS * tightest_ns))
     for line in lines:
         slack_ns = line.due_ns - now_ns
+        spare_ns = slack_ns - IN_HAND * line.tpot_ns * (line.tokens + 1)
         if slack_ns >= decode_ns:
             limit_ns = min(limit_ns, slack_ns)
+        if spare_ns >= decode_ns:
+            limit_ns = min(limit_ns, spare_ns)
         elif line.tpot_ns >= decode_ns:
             limit_ns = min(limit_ns, (line.tpot_ns + decode_ns) / 2)
     return limit_ns
