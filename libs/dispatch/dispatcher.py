@@ -107,6 +107,11 @@ class Dispatcher:
         return self._queue.late
 
     @property
+    def hopeful_tokens(self) -> int:
+        """Prompt tokens of those in the queue that can."""
+        return self._queue.hopeful_tokens
+
+    @property
     def people_waiting(self) -> int:
         """Choices in the queue that are no lines of batch jobs."""
         return len(self._queue) - self._queue.batch

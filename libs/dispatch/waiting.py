@@ -52,6 +52,11 @@ class WaitingQueue:
         """Of those that wait, how many can no longer have their first token in time."""
         return sum(line.late for line in self._lines.values())
 
+    @property
+    def hopeful_tokens(self) -> int:
+        """Prompt tokens of the others."""
+        return sum(line.hopeful_tokens for line in self._lines.values())
+
     def check_room(self, count: int, now_ns: int) -> None:
         """Raises QueueFull when `count` more would pass the bound."""
         if len(self._waiting) + count > self._max_waiting:

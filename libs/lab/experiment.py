@@ -256,7 +256,12 @@ def _gateway(policy: Policy, cluster: Cluster) -> MakeGateway:
     rival = policy.rival
     if rival is None:
         return lambda workers, virtual: LabGateway(
-            workers, POLICIES["predicted-ttft"](), virtual, patience=PATIENCE, max_waiting=MAX_WAITING
+            workers,
+            POLICIES["predicted-ttft"](),
+            virtual,
+            patience=PATIENCE,
+            max_waiting=MAX_WAITING,
+            planned_tpot_ns=cluster.slo.tpot_ns if policy.planned else 0,
         )
     return lambda workers, virtual: PushGateway(
         workers,

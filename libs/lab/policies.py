@@ -1,7 +1,7 @@
 """Policies by name: Fulcrum's own, and rivals."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest
@@ -12,6 +12,8 @@ from libs.policy.roles import Role
 GUARD: Final = "+guard"
 MIXED: Final = "fulcrum-mixed"
 """All workers mixed, or with a split those that decode."""
+AUTO: Final = "fulcrum-auto"
+"""The planner moves workers, from an even split or the one that is named."""
 HINDSIGHT: Final = ("fulcrum", "static")
 """Without a split: the best one in hindsight."""
 ALL: Final = ("fulcrum", MIXED, "static", *(name for name in RIVALS if name != "static"))
@@ -26,6 +28,8 @@ class Policy:
     rival: Rival | None = None
     guard: bool = True
     """Whether prompts and newcomers are held to the TPOT of what decodes."""
+    planned: bool = False
+    """Whether the live planner's decision moves roles and budgets."""
 
 
 def policy_named(name: str, workers: int) -> Policy:
@@ -34,6 +38,10 @@ def policy_named(name: str, workers: int) -> Policy:
     if workers < 2:
         raise InvalidRequest(f"{workers} workers cannot be split into prefill and decode: name two or more")
     bare = name.removesuffix(GUARD)
+    if bare == AUTO:
+        return replace(_fulcrum(AUTO, workers // 2, workers - workers // 2, mixed=False), planned=True)
+    if bare.startswith(f"{AUTO}:"):
+        return replace(_fulcrum(bare, *split_of(bare.removeprefix(f"{AUTO}:"), workers), mixed=False), planned=True)
     if bare == MIXED:
         return _fulcrum(MIXED, 0, workers, mixed=True)
     if bare.startswith(f"{MIXED}:"):

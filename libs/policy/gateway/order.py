@@ -93,6 +93,8 @@ class Line(Generic[W]):
         self._hopeless_ns: dict[int, float] = {}
         self._turning: list[tuple[float, int]] = []
         """A heap of (hopeless from, sequence id); what has left may still be in it."""
+        self.hopeful_tokens = 0
+        """Prompt tokens of those that can be in time, as of the last look."""
         self._owed_tokens = 0.0
         """What is due to late ones of what was bound while they wait."""
 
@@ -109,6 +111,7 @@ class Line(Generic[W]):
         place = _Place(waiting.batch, not waiting.resumed, waiting.arrival_unix_ns, sequence_id)
         self._requests[sequence_id] = place, waiting
         insort(self._hopeful, place)
+        self.hopeful_tokens += waiting.prompt_tokens
 
     def judge(self, sequence_id: int, hopeless_ns: float) -> None:
         """From when on one that waits cannot be in time: see `hopeless_from_ns`. Once for each."""
@@ -126,8 +129,10 @@ class Line(Generic[W]):
         if found is None:
             return False
         self._hopeless_ns.pop(sequence_id, None)
-        place = found[0]
-        if not _discard(self._hopeful, place):
+        place, waiting = found
+        if _discard(self._hopeful, place):
+            self.hopeful_tokens -= waiting.prompt_tokens
+        else:
             _discard(self._late, place)
         if not self._late:
             self._owed_tokens = 0.0
@@ -152,6 +157,7 @@ class Line(Generic[W]):
             found = self._requests.get(sequence_id)
             if found is not None and _discard(self._hopeful, found[0]):
                 insort(self._late, found[0])
+                self.hopeful_tokens -= found[1].prompt_tokens
 
     def in_order(self, now_ns: int) -> Iterator[W]:
         """The next one first. Whoever iterates may not change the line meanwhile."""

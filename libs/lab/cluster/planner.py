@@ -1,0 +1,103 @@
+"""The planner of the lab: the live decision about roles, over what workers and the gateway tell, as late as live."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from libs.lab.cluster.time import PS_PER_NS, VirtualTime
+from libs.lab.cluster.worker import LabWorker
+from libs.policy.planner.assigning import Assigned, Memory, Standing, assign
+from libs.policy.planner.capacity import Engine, Work
+from libs.policy.planner.demand import prompts_wanted
+from libs.policy.roles import Role
+
+PERIOD_NS: Final = 100_000_000
+TOLD_LATER_NS: Final = 100_000_000
+"""From what is so at a worker until what was decided from it is there: telemetry, the decision, the call."""
+WINDOW: Final = 10
+"""Periods over which what was computed is averaged."""
+
+
+class Waiting(NamedTuple):
+    """What waits in the gateway."""
+
+    prompt_tokens: int
+    """Of those that can still be in time."""
+
+
+class LabPlanner:
+    """Decides every period."""
+
+    def __init__(
+        self, workers: Sequence[LabWorker], time: VirtualTime, waiting: Callable[[], Waiting], tpot_ns: int
+    ) -> None:
+        shape = workers[0].shape
+        self._workers = workers
+        self._time = time
+        self._waiting = waiting
+        self._tpot_ns = tpot_ns
+        self._engine = Engine(
+            shape.step_time, shape.chunk_tokens, shape.max_sequences, shape.kv_blocks * shape.block_tokens
+        )
+        self._memory = Memory()
+        self._computed_ns: deque[float] = deque(maxlen=WINDOW)
+        self.decisions: list[Assigned] = []
+        """Those that changed something."""
+
+    def start(self) -> None:
+        """Look every period from now on."""
+        for worker in self._workers:
+            worker.recent_steps = []
+        self._look()
+
+    def _look(self) -> None:
+        assigned = assign(self._engine, self._work(), self._standing(), self._memory, self._time.now_ns())
+        self._memory = assigned.memory
+        if assigned.changes:
+            self.decisions.append(assigned)
+            self._time.at_ps(self._time.now_ps + TOLD_LATER_NS * PS_PER_NS, lambda: self._apply(assigned))
+        self._time.at_ps(self._time.now_ps + PERIOD_NS * PS_PER_NS, self._look)
+
+    def _apply(self, assigned: Assigned) -> None:
+        by_id = {worker.id: worker for worker in self._workers}
+        for change in assigned.changes:
+            if not by_id[change.worker_id].down:
+                by_id[change.worker_id].set_role(change.role, change.budget_tokens)
+
+    def _standing(self) -> list[Standing]:
+        found = []
+        for worker in self._workers:
+            load, assignment, shape = worker.load(), worker.assignment, worker.shape
+            kv_tokens = max(shape.kv_blocks - load.free_kv_blocks, 0) * shape.block_tokens
+            found.append(
+                Standing(
+                    worker.id,
+                    assignment.role,
+                    assignment.budget_tokens,
+                    worker.ready,
+                    load.waiting_prefill_tokens,
+                    kv_tokens,
+                )
+            )
+        return found
+
+    def _work(self) -> Work:
+        model, decodes, kv_tokens, waiting_tokens, computed_ns = self._engine.step_time, 0, 0, 0, 0.0
+        for worker in self._workers:
+            load = worker.coasted_load(self._time.now_ps) or worker.load()
+            for work, _ in worker.take_recent_steps():
+                computed_ns += model.prefill_ns(work)
+            waiting_tokens += load.waiting_prefill_tokens
+            queued, queued_tokens = worker.core.queued_decodes()
+            if worker.assignment.role is Role.MIXED:
+                decodes += load.running + load.awaiting_kv + queued
+                kv_tokens += max(worker.shape.kv_blocks - load.free_kv_blocks, 0) * worker.shape.block_tokens
+                kv_tokens += queued_tokens
+            else:
+                decodes += worker.prompts_here
+                kv_tokens += load.waiting_prefill_tokens
+        self._computed_ns.append(computed_ns)
+        served = sum(self._computed_ns) / (len(self._computed_ns) * PERIOD_NS)
+        waiting_tokens += self._waiting().prompt_tokens
+        prompts = prompts_wanted(served, waiting_tokens / self._engine.chunk_speed())
+        return Work(prompts, decodes, kv_tokens, self._tpot_ns)

@@ -1,0 +1,111 @@
+"""How hard prompts and decodes would press on a model's workers in any split of roles. Pure.
+
+Pressure is work over what there is for it: above 1 it grows into a queue. A mixed worker serves both phases: decodes
+first, prompts as far as TPOT leaves time. What that brings depends on how much of a prompt chunk hides behind decode's
+reading of the weights, which the step-time model says; so the best split follows from it and is no setting.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from libs.policy.step_time import StepTimeModel
+from libs.policy.worker.slack import IN_HAND, largest_batch
+
+KV_FILL: Final = 0.9
+"""Of KV room, what sequences may hold before decode counts as full: they grow, and prompts need some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What one worker can do; all of a model are taken to be alike."""
+
+    step_time: StepTimeModel
+    chunk_tokens: int
+    """Prompt tokens of a step at most."""
+    max_sequences: int
+    kv_tokens: int
+    """Room for; 0: without a bound."""
+
+    def chunk_speed(self) -> float:
+        """Prompt tokens a nanosecond in steps of prompts alone."""
+        chunk = self.chunk_tokens
+        return chunk / max(self.step_time.chunks_ns(chunk, chunk * chunk), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a model's workers have to do."""
+
+    prompts: float
+    """Workers that would be busy with prompts alone all the time."""
+    decodes: int
+    """Sequences that decode, or soon will."""
+    kv_tokens: int
+    """That they hold."""
+    tpot_ns: int
+    """The target of the typical one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """So many workers in each role, and how hard both phases would press on them."""
+
+    prefill: int
+    mixed: int
+    prompt_pressure: float
+    decode_pressure: float
+
+    @property
+    def pressure(self) -> float:
+        """Of the phase that is worse off."""
+        return max(self.prompt_pressure, self.decode_pressure)
+
+
+def ride(engine: Engine, work: Work, mixed: int) -> float:
+    """How fast each of so many mixed workers computes prompts beside its decodes, of a prefill worker's speed."""
+    model, each = engine.step_time, work.decodes / mixed
+    step_ns = work.tpot_ns * (1 - IN_HAND)
+    if not each or not work.tpot_ns:
+        return 1.0
+    reading_ns = model.reading_ns(each)
+    decode_ns = reading_ns + model.decode_sequence_ns * each + model.decode_kv_token_ns * work.kv_tokens / mixed
+    if decode_ns >= step_ns:
+        return 0.0
+    prefill_ns = model.most_prefill_ns(step_ns, decode_ns, reading_ns)
+    if prefill_ns < model.prefill_floor_ns:
+        return 0.0
+    tokens = _tokens(model, prefill_ns, engine.chunk_tokens)
+    took_ns = model.mixed_ns(model.chunks_ns(tokens, tokens * tokens), decode_ns, reading_ns)
+    return min(tokens / took_ns / engine.chunk_speed(), 1.0)
+
+
+def split(engine: Engine, work: Work, prefill: int, mixed: int, *, budgets: bool = True) -> Split:
+    """With so many workers in each role, at least one of them mixed. `budgets`: whether those compute prompts too."""
+    speed = prefill + (mixed * ride(engine, work, mixed) if budgets else 0.0)
+    prompts = work.prompts / speed if speed else (float("inf") if work.prompts else 0.0)
+    return Split(prefill, mixed, prompts, _decode_pressure(engine, work, mixed))
+
+
+def splits(engine: Engine, work: Work, workers: int, *, least_prefill: int = 1) -> Iterator[Split]:
+    """All that there are, with at least so many prefill workers and one mixed."""
+    for prefill in range(least_prefill, workers):
+        yield split(engine, work, prefill, workers - prefill)
+
+
+def _decode_pressure(engine: Engine, work: Work, mixed: int) -> float:
+    if not work.decodes:
+        return 0.0
+    context = max(work.kv_tokens // work.decodes, 1)
+    most = engine.max_sequences
+    if work.tpot_ns:
+        most = max(largest_batch(engine.step_time, work.tpot_ns * (1 - IN_HAND), context, engine.max_sequences), 1)
+    room = engine.kv_tokens * KV_FILL
+    return max(work.decodes / (most * mixed), work.kv_tokens / (room * mixed) if room else 0.0)
+
+
+def _tokens(model: StepTimeModel, prefill_ns: float, most: int) -> int:
+    """Of a chunk that takes so long, its squares left aside: they are alike wherever the prompt is computed."""
+    if not model.prefill_token_ns:
+        return most
+    return min(max(int((prefill_ns - model.prefill_fixed_ns) / model.prefill_token_ns), 0), most)
