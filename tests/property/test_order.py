@@ -1,0 +1,120 @@
+"""Late-last: whoever can be in time goes first, and nobody is left for ever."""
+
+from dataclasses import dataclass
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.policy.gateway.order import (
+    LATE_PATIENCE_NS,
+    LATE_SHARE,
+    LIMIT_MARGIN,
+    PREFILL_MARGIN,
+    Line,
+    hopeless_from_ns,
+)
+
+S = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Item:
+    number: int
+    arrival_unix_ns: int = 0
+    ttft_deadline_unix_ns: int = 0
+    prompt_tokens: int = 100
+    resumed: bool = False
+    batch: bool = False
+
+
+def line_of(items: list[Item], hopeless_ns: dict[int, float]) -> Line[Item]:
+    line = Line[Item]()
+    for item in items:
+        line.add(item.number, item)
+        line.judge(item.number, hopeless_ns.get(item.number, inf))
+    return line
+
+
+def numbers(line: Line[Item], now_ns: int) -> list[int]:
+    return [item.number for item in line.in_order(now_ns)]
+
+
+people = st.lists(
+    st.tuples(st.integers(0, 20), st.one_of(st.just(inf), st.integers(0, 40).map(float)), st.booleans(), st.booleans()),
+    max_size=12,
+)
+
+
+@given(people, st.integers(0, 40), st.sets(st.integers(0, 11)))
+def test_the_order_is_that_of_a_sort_by_what_is_so_now(
+    drawn: list[tuple[int, float, bool, bool]], now_ns: int, gone: set[int]
+) -> None:
+    items = [Item(number, at, resumed=resumed, batch=batch) for number, (at, _, resumed, batch) in enumerate(drawn)]
+    late_ns = {item.number: inf if item.batch or item.resumed else drawn[item.number][1] for item in items}
+    line = line_of(items, late_ns)
+    for number in gone:
+        assert line.remove(number) == (number < len(items))
+    here = [item for item in items if item.number not in gone]
+    late = {item.number for item in here if late_ns[item.number] <= now_ns}
+    wanted = sorted(
+        here, key=lambda each: (each.batch, each.number in late, not each.resumed, each.arrival_unix_ns, each.number)
+    )
+    assert numbers(line, now_ns) == [item.number for item in wanted]
+    assert (len(line), line.late) == (len(here), len(late))
+    assert line.hopeful_tokens == 100 * (len(here) - len(late))
+
+
+def test_a_request_is_hopeless_once_its_prefill_and_a_margin_do_not_fit() -> None:
+    item = Item(1, arrival_unix_ns=10 * S, ttft_deadline_unix_ns=12 * S)
+    at_ns = hopeless_from_ns(item, prefill_ns=0.4 * S)
+    assert at_ns == pytest.approx(12 * S - PREFILL_MARGIN * 0.4 * S - LIMIT_MARGIN * 2 * S)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        Item(1, ttft_deadline_unix_ns=0),
+        Item(1, ttft_deadline_unix_ns=5, batch=True),
+        Item(1, ttft_deadline_unix_ns=5, resumed=True),
+    ],
+)
+def test_what_has_no_deadline_ran_already_or_is_nobodys_is_never_given_up(item: Item) -> None:
+    assert hopeless_from_ns(item, S) == inf
+
+
+def test_a_hopeless_head_is_in_no_hurry() -> None:
+    late, hopeful = Item(1, 0, 5 * S), Item(2, 1, 9 * S)
+    line = line_of([late, hopeful], {1: 3.0 * S, 2: 7.0 * S})
+    assert line.head_deadline_ns(2 * S) == 5 * S
+    assert line.head_deadline_ns(3 * S) == 9 * S
+    assert line.head_deadline_ns(7 * S) == 0
+
+
+def test_late_ones_get_their_share_in_an_overload_that_never_ends() -> None:
+    """One prompt is served at a time, a hopeful one always waits: the late one's turn comes by its share."""
+    late = Item(0, 0, S, prompt_tokens=200)
+    line = line_of([late], {0: 0.0})
+    bound_tokens, number, now_ns = 0, 0, 0
+    while 0 in numbers(line, now_ns):
+        number, now_ns = number + 1, now_ns + S
+        fresh = Item(number, now_ns, now_ns + 5 * S)
+        line.add(number, fresh)
+        line.judge(number, inf)
+        first = next(line.in_order(now_ns))
+        line.bound(first.number)
+        line.remove(first.number)
+        bound_tokens += first.prompt_tokens if first is fresh else 0
+        assert number < 1000, "it starves"
+    assert now_ns >= LATE_PATIENCE_NS
+    assert bound_tokens * LATE_SHARE == pytest.approx(late.prompt_tokens, rel=0.2)
+
+
+def test_what_left_long_ago_is_forgotten() -> None:
+    line = Line[Item]()
+    for number in range(5000):
+        line.add(number, Item(number))
+        line.judge(number, 1e18)
+        line.remove(number)
+    assert len(line._turning) < 2000
