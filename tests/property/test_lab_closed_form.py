@@ -55,12 +55,16 @@ def trace_of(drawn: list[tuple[int, int, int, int]]) -> Trace:
     return Trace("drawn", found, BLOCK)
 
 
-def run(drawn: Any, first: Any, moved: Any, kv_blocks: int, *, stepwise: bool, guard: bool) -> Result:
+def run(
+    drawn: Any, first: Any, moved: Any, kv_blocks: int, *, stepwise: bool, guard: bool, planned: bool = False
+) -> Result:
     shape = WorkerShape("m", MODEL, BLOCK, kv_blocks, BLOCK * 1000, 8, 256, 1e8, MS, guard, stepwise=stepwise)
     setup = Setup(shape, first, lambda request: 500 * MS, 12 * MS)
 
     def gateway(workers: Any, time: VirtualTime) -> LabGateway:
-        return LabGateway(workers, POLICIES["predicted-ttft"](), time, patience=Patience(20_000, 5_000), max_waiting=99)
+        policy, tpot_ns = POLICIES["predicted-ttft"](), 12 * MS if planned else 0
+        patience = Patience(20_000, 5_000)
+        return LabGateway(workers, policy, time, patience=patience, max_waiting=99, planned_tpot_ns=tpot_ns)
 
     ran = Run(trace_of(drawn), setup, gateway)
     for at_ms, index, (role, budget) in moved:
@@ -108,3 +112,14 @@ def test_late_tokens_of_a_coast_are_those_that_are_late_one_by_one(
     for step in range(1, steps + 1):
         one_by_one.at(coast.end_ps(step) + delay_ps)
     assert (at_once.late, at_once.tokens, at_once.last_ps) == (one_by_one.late, one_by_one.tokens, one_by_one.last_ps)
+
+
+@settings(max_examples=40)
+@given(requests, st.integers(1, 3), st.integers(1, 3), st.integers(150, 600))
+def test_so_it_does_where_the_planner_moves_workers(drawn: Any, prefill: int, mixed: int, kv_blocks: int) -> None:
+    first = [(Role.PREFILL, 0)] * prefill + [(Role.MIXED, 0)] * mixed
+    at_once, each_step = (
+        run(drawn, first, [], kv_blocks, stepwise=stepwise, guard=True, planned=True) for stepwise in (False, True)
+    )
+    check(at_once)
+    assert figures(at_once) == figures(each_step)

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from libs.engine.port import EngineLoad
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.worker import LabWorker
 from libs.policy.planner.assigning import Assigned, Memory, Standing, assign
@@ -64,10 +65,13 @@ class LabPlanner:
             if not by_id[change.worker_id].down:
                 by_id[change.worker_id].set_role(change.role, change.budget_tokens)
 
+    def _load(self, worker: LabWorker) -> EngineLoad:
+        return worker.coasted_load(self._time.now_ps) or worker.load()
+
     def _standing(self) -> list[Standing]:
         found = []
         for worker in self._workers:
-            load, assignment, shape = worker.load(), worker.assignment, worker.shape
+            load, assignment, shape = self._load(worker), worker.assignment, worker.shape
             kv_tokens = max(shape.kv_blocks - load.free_kv_blocks, 0) * shape.block_tokens
             found.append(
                 Standing(
@@ -84,7 +88,7 @@ class LabPlanner:
     def _work(self) -> Work:
         model, decodes, kv_tokens, waiting_tokens, computed_ns = self._engine.step_time, 0, 0, 0, 0.0
         for worker in self._workers:
-            load = worker.coasted_load(self._time.now_ps) or worker.load()
+            load = self._load(worker)
             for work, _ in worker.take_recent_steps():
                 computed_ns += model.prefill_ns(work)
             waiting_tokens += load.waiting_prefill_tokens
