@@ -76,7 +76,7 @@ def test_a_decision_leaves_every_worker_a_role_and_less_pressure(
     assert sum(found) == prefill + mixed and min(found) >= 1
     assert found == (assigned.then.prefill, assigned.then.mixed)
     if found != (prefill, mixed):
-        assert assigned.now.pressure >= PRESSES and assigned.then.pressure < assigned.now.pressure
+        assert assigned.now.cost >= PRESSES and assigned.then.cost < assigned.now.cost
         assert assigned.code in (Code.PROMPTS_PRESS, Code.DECODES_PRESS)
 
 

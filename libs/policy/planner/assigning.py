@@ -11,7 +11,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from libs.policy.planner.capacity import Engine, Split, Work, split, splits
+from libs.policy.planner.capacity import DECODE_FULL, Engine, Split, Work, split, splits
 from libs.policy.roles import Role
 
 PRESSES: Final = 0.7
@@ -95,13 +95,14 @@ def assign(
         nothing = Split(len(prefill), len(mixed), 0.0, 0.0)
         return Assigned((), None, nothing, nothing, (), memory)
     now = split(engine, work, len(prefill), len(mixed))
-    weighed = sorted(splits(engine, work, len(pool), least_prefill=least_prefill), key=lambda each: each.pressure)
+    weighed = sorted(splits(engine, work, len(pool), least_prefill=least_prefill), key=lambda each: each.cost)
     resting = {name: at_ns for name, at_ns in memory.moved_ns.items() if now_ns - at_ns < REST_NS}
     wanted = _more_mixed(now, weighed)
     changes = _role_changes(engine, wanted, [each for each in pool if each.id not in resting])
     code, then = None, now
     if changes:
-        code = Code.DECODES_PRESS if now.decode_pressure > now.prompt_pressure else Code.PROMPTS_PRESS
+        decodes = now.decode_pressure > min(now.prompt_pressure, DECODE_FULL)
+        code = Code.DECODES_PRESS if decodes else Code.PROMPTS_PRESS
         to_mixed = sum(1 if change.role is Role.MIXED else -1 for change in changes)
         then = split(engine, work, len(prefill) - to_mixed, len(mixed) + to_mixed)
         resting |= dict.fromkeys((change.worker_id for change in changes), now_ns)
@@ -120,10 +121,10 @@ def assign(
 
 def _more_mixed(now: Split, weighed: Sequence[Split]) -> int:
     """How many workers are to go from prefill to mixed, or below 0 the other way."""
-    if now.pressure < PRESSES or not weighed or weighed[0].pressure > now.pressure * (1 - GAIN):
+    if now.cost < PRESSES or not weighed or weighed[0].cost > now.cost * (1 - GAIN):
         return 0
     # Of splits that are as good as the best, the nearest: each move costs.
-    good = [each for each in weighed if each.pressure <= weighed[0].pressure * (1 + GAIN / 3)]
+    good = [each for each in weighed if each.cost <= weighed[0].cost * (1 + GAIN / 3)]
     return min(good, key=lambda each: abs(each.mixed - now.mixed)).mixed - now.mixed
 
 

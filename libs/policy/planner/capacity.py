@@ -14,6 +14,9 @@ from libs.policy.worker.slack import IN_HAND, largest_batch
 
 KV_FILL: Final = 0.9
 """Of KV room, what sequences may hold before decode counts as full: they grow, and prompts need some."""
+DECODE_FULL: Final = 0.9
+DECODE_COST: Final = 10.0
+"""Of decode pressure beyond `DECODE_FULL`, in pressure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,12 @@ class Split:
     def pressure(self) -> float:
         """Of the phase that is worse off."""
         return max(self.prompt_pressure, self.decode_pressure)
+
+    @property
+    def cost(self) -> float:
+        """By which splits are compared. Prompts beyond what there is for them wait; decodes beyond it break the pace of
+        all that run, and preempt each other: that costs many times as much."""
+        return self.pressure + DECODE_COST * max(self.decode_pressure - DECODE_FULL, 0.0)
 
 
 def ride(engine: Engine, work: Work, mixed: int) -> float:
