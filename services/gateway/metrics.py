@@ -88,6 +88,7 @@ class GatewayMetrics:
         self,
         *,
         waiting: Callable[[], float],
+        late: Callable[[], float],
         live: Callable[[], float],
         workers: Callable[[], float],
         unpaired: Callable[[], float],
@@ -99,6 +100,7 @@ class GatewayMetrics:
         """Read depths when they are asked for."""
         for name, text, read in (
             ("waiting", "Choices in the queue", waiting),
+            ("late", "Of them, those that can no longer have their first token in time", late),
             ("live", "Choices that have not ended", live),
             ("workers", "Workers with a stream that stands", workers),
             ("unpaired_workers", "Registered workers that get no work: nobody has KV like theirs", unpaired),

@@ -162,6 +162,7 @@ def _watch(metrics: GatewayMetrics, dispatcher: Dispatcher, fleet: Fleet, stalls
     """What is read off when metrics are asked for."""
     metrics.watch(
         waiting=lambda: dispatcher.waiting,
+        late=lambda: dispatcher.late,
         live=lambda: dispatcher.live,
         workers=lambda: sum(link.connected for link in fleet.links),
         unpaired=lambda: len(fleet.unpaired),
