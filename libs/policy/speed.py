@@ -1,9 +1,15 @@
 """How fast one worker is, as far as a router needs to know: prompts, decode steps, KV on its way. Pure."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
+
+HAND_OVER_S: Final = 0.1
+"""From the end of a prompt until the gateway's next one is at the worker: 1 ms, but tens where cores are busy. What
+comes too late for a step is missing in it, and a worker that runs half-empty steps has less than its plateau. Ample,
+since prompts differ in length: a mean's worth of them often holds less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,12 @@ class Speed:
             return prefill
         reading_ns = min(decode_ns, model.reading_ns(MATRIX_ROWS))
         return prefill + steps * decode_ns - (1 - model.interference) * min(prefill, steps * reading_ns)
+
+    def filled_tokens(self) -> float:
+        """Prompt tokens that keep it busy until the next prompt is there: a step, and what it computes meanwhile."""
+        chunk = self.chunk_tokens
+        step_ns = self.prompt_ns(chunk, chunk * chunk)
+        return chunk * (1 + HAND_OVER_S * 1e9 / step_ns) if step_ns else inf
 
     def decode_ns(self, sequences: float, kv_tokens: float) -> float:
         """One decode step over so many sequences, which read so many tokens' KV; 0 without any."""

@@ -135,7 +135,7 @@ def test_baselines_look_at_nothing_else() -> None:
     views = [prefill("p0", load=2, turn=1), prefill("p1", load=1, turn=2), decode("d")]
     assert where(ask(p0=PROMPT - 64), *views, policy=LeastLoaded())[0] == "p1"
     assert where(ask(p1=PROMPT - 64), *views, policy=RoundRobin())[0] == "p0"
-    asks = [ask(key) for key in range(6)]
+    asks = [replace(ask(key), tokens=64) for key in range(6)]
     taken = [binding.prompt_worker for binding in bind(asks, views, RoundRobin())]
     assert taken == ["p0", "p1"] * 3
 
@@ -145,7 +145,7 @@ def test_a_round_over_a_long_queue_is_cheap(credits_each: int) -> None:
     """128 waiting, 16 workers; the bound leaves room for a slow machine under load."""
     views = [prefill(f"p{number}", prefill_credits=credits_each) for number in range(8)]
     views += [decode(f"d{number}") for number in range(8)]
-    asks = [Ask(key, "m", tokens=PROMPT, cached_tokens={"p1": 64 * key, "p3": 9_000}) for key in range(128)]
+    asks = [Ask(key, "m", tokens=100, cached_tokens={"p1": key, "p3": 90}) for key in range(128)]
     spent_s = []
     for _ in range(5):
         start_s = time.process_time()

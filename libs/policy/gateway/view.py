@@ -126,9 +126,11 @@ class Room:
 
     @property
     def runs_out_of_prompts(self) -> bool:
-        """Whether the step after the next could lack prompt tokens. What a worker cannot begin yet waits in a gateway,
-        where it can still go elsewhere, or let others by: credits bound prompts there, but not how long they are."""
-        return self.prompt_tokens <= self.view.speed.chunk_tokens
+        """Whether a step could lack prompt tokens before the next prompt is there. What a worker cannot begin yet waits
+        in a gateway, where it can still go elsewhere, or let others by: credits bound how many are there, but not how
+        long they are."""
+        tokens, speed = self.prompt_tokens, self.view.speed
+        return tokens <= speed.chunk_tokens or tokens <= speed.filled_tokens()
 
     def admits(self, ask: Ask) -> bool:
         """Whether the prompt may take a prefill credit: batch lines leave half of a gateway's to people who may come,

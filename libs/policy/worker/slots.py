@@ -4,16 +4,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.policy.roles import Role
+from libs.policy.speed import HAND_OVER_S
 
 MIN_PROMPTS: Final = 4
 MAX_PROMPTS: Final = 64
 """Prompts at the worker at once. The rest wait in the gateways, where they can still go elsewhere."""
 FILLED_STEPS: Final = 2
 """Of short prompts as many as fill the running step and the next one, and what is computed in `HAND_OVER_S`."""
-HAND_OVER_S: Final = 0.1
-"""From the end of a prompt until the gateway's next one is here: 1 ms, but tens where cores are busy. What comes too
-late for a step is missing in it, and a worker that runs half-empty steps has less than its plateau. Ample, since
-prompts differ in length: a mean's worth of them often holds less."""
 
 LONG_PROMPT_TOKENS: Final = 1024.0
 """What prompts are taken for before any has come."""
