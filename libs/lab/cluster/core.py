@@ -70,6 +70,8 @@ class LabCore(Core):
         for sequence in decoding:
             if not sequence.sampled_here or sequence.leaving or sequence.aborting or not sequence.has_room:
                 return 0
+            if sequence.length < sequence.followed_to:
+                return 0
             left = sequence.ends_at - sequence.length - 1
             most = min(most, left)
         if most > each:  # only then it matters what room each has

@@ -54,6 +54,8 @@ class Coasted:
     load: EngineLoad
     """After the last of them."""
     submits_taken: int
+    speed: Speed | None
+    """Where it is another one: then these steps are a single one."""
 
 
 PHASES = {Phase.PREFILL: 1, Phase.DECODE: 2, Phase.BOTH: 3}

@@ -24,6 +24,7 @@ from libs.policy.roles import Phase as RolePhase
 _PHASES: Final = {RolePhase.PREFILL: Phase.PREFILL, RolePhase.DECODE: Phase.DECODE, RolePhase.BOTH: Phase.BOTH}
 _CHAIN_ROOT: Final = b"lab"
 _NOTHING: Final = WorkerNews(False, False, None, ())
+_SPEED: Final = WorkerNews(False, True, None, ())
 
 
 @dataclass(eq=False, slots=True)
@@ -228,8 +229,10 @@ class LabLink:
     def coasted(self, coasted: Coasted) -> None:
         """Steps have passed at once: their tokens are counted by the gateway, this is the load after them."""
         self._view = None
+        if coasted.speed is not None:
+            self.outlook.speed = coasted.speed
         self.outlook.told(coasted.load, coasted.submits_taken, self._time.now_ns())
-        self._listener.received(self, _NOTHING)
+        self._listener.received(self, _NOTHING if coasted.speed is None else _SPEED)
 
 
 class LabLinks:
@@ -288,4 +291,5 @@ def _request(generation: TracedGeneration, stay: Stay, blocks: Blocks | None) ->
         yields=generation.batch,
         output_tokens=generation.output_tokens,
         keys=generation.keys,
+        followed_tokens=generation.trial.until if generation.trial is not None else 0,
     )

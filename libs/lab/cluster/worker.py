@@ -518,7 +518,7 @@ class LabWorker:
         """Begin the next step, or many at once, at the time up to which all is accounted for."""
         start_ps = self._accounted_ps
         start_ns = start_ps // PS_PER_NS
-        if may_coast and not self.shape.stepwise:
+        if may_coast and not self.shape.stepwise and not self._outbox.speed:  # which the end of the next step tells
             batch = self.core.plan_or_coast(start_ns)
             if isinstance(batch, Decoding):
                 self._begin_coast(batch)
@@ -607,7 +607,10 @@ class LabWorker:
         last_s = (end_ps - coasting.coast.end_ps(steps - 1)) / 1e12
         self._staying = self._staying.stepped(last_s)
         load = self.core.decoding_load() or self.core.load()
-        gateway, coasted = self._gateway, Coasted(ids, coasting.coast, steps, load, self._submits)
+        box, gateway = self._outbox, self._gateway
+        speed = self.speed if box.speed else None
+        box.speed = False
+        coasted = Coasted(ids, coasting.coast, steps, load, self._submits, speed)
         assert gateway is not None
         self._time.at_ps(end_ps + self.shape.hop_ns * PS_PER_NS, lambda: gateway.coasted(self, coasted))
 
