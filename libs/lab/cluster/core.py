@@ -59,6 +59,10 @@ class LabCore(Core):
                 return Decoding(decodes, steps)  # type: ignore[arg-type]
         return self._compose(decodes, prompts, now_ns)
 
+    def plan_decoding(self, decoding: list[CountedSequence], now_ns: int) -> Batch | None:
+        """As `plan` did when these began to decode, whatever has become ready since."""
+        return self._compose(decoding, [], now_ns)  # type: ignore[arg-type]
+
     def _coasting_steps(self, decoding: list[CountedSequence]) -> int:
         """Decode steps that can pass in which nothing is decided, no sequence ends and none lacks a block."""
         roster = self._sequences
@@ -69,8 +73,6 @@ class LabCore(Core):
         most = decoding[0].ends_at - decoding[0].length - 1
         for sequence in decoding:
             if not sequence.sampled_here or sequence.leaving or sequence.aborting or not sequence.has_room:
-                return 0
-            if sequence.length < sequence.followed_to:
                 return 0
             left = sequence.ends_at - sequence.length - 1
             most = min(most, left)

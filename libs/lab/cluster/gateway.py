@@ -129,6 +129,11 @@ class LabGateway:
 
     # ------------------------------------------------------------ what workers say
 
+    @property
+    def heeds_tokens(self) -> bool:
+        """While choices are on trial: a few tokens acquit one, and others that wait for it may go then."""
+        return bool(self.dispatcher.suspects)
+
     def tell(self, worker: LabWorker, frame: ToGateway) -> None:
         """A frame has come."""
         if (link := self._by_worker.get(worker.index)) is not None:
@@ -141,6 +146,9 @@ class LabGateway:
         link.broken()
         self.dispatcher.lost(link, silent=False, died=True)
         self.dispatcher.unreachable(link)
+        if self.heeds_tokens:
+            for other in self._workers:
+                other.step_singly()
 
     def returned(self, worker: LabWorker) -> None:
         """A link to it waits for its first frame."""
@@ -164,5 +172,4 @@ class LabGateway:
             stay.tokens += coasted.steps
             generation.timeline.last_token_ns = last_ns
             cast(Answer, generation.sink).coasted(coasted.coast, coasted.steps, delay_ps)
-            self.dispatcher.suspects.token(generation)  # as each token does: one on trial may be past it
         link.coasted(coasted)

@@ -291,5 +291,4 @@ def _request(generation: TracedGeneration, stay: Stay, blocks: Blocks | None) ->
         yields=generation.batch,
         output_tokens=generation.output_tokens,
         keys=generation.keys,
-        followed_tokens=generation.trial.until if generation.trial is not None else 0,
     )

@@ -136,6 +136,8 @@ class PushGateway:
 
     # ------------------------------------------------------------ what workers say
 
+    heeds_tokens: Final = False
+
     def tell(self, worker: LabWorker, frame: ToGateway) -> None:
         """A frame has come."""
         for sequence_id in frame.tokens:

@@ -71,6 +71,11 @@ class Gateway(Protocol):
     moved: int
     """Sequences that went on elsewhere with their KV."""
 
+    @property
+    def heeds_tokens(self) -> bool:
+        """Whether steps are to pass one by one."""
+        ...
+
     def start(self) -> None:
         """The cluster stands."""
         ...

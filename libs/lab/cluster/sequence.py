@@ -52,8 +52,6 @@ class CountedRequest(EngineRequest):
     """Where the answer ends by itself, counted from the end of the prompt."""
     keys: Items[bytes] = ()
     """Of the prompt's full blocks."""
-    followed_tokens: int = 0
-    """Output tokens that the gateway decides by, one by one: until it has so many it is on trial."""
 
 
 class CountedSequence(Sequence):
@@ -67,8 +65,6 @@ class CountedSequence(Sequence):
         """Where the trace ends it."""
         self.ends_at = min(self._whole_length, self.max_length)
         """Its length with its last token."""
-        self.followed_to = request.prompt_tokens + request.followed_tokens
-        """The length up to which each token is to come by itself."""
         self.sampled_here = False
         """Whether a token that goes on from its prompt was sampled here."""
 

@@ -23,6 +23,7 @@ from libs.lab.cluster.cost import Coast, StepCost
 from libs.lab.cluster.frames import PHASES, Coasted, ToGateway, ToWorker
 from libs.lab.cluster.hosted import Hosted
 from libs.lab.cluster.kv_stream import MAX_FETCHES, ReceivingLink, Stream
+from libs.lab.cluster.recent import RecentDecodes
 from libs.lab.cluster.sequence import ANY_TOKEN, CountedRequest, CountedSequence
 from libs.lab.cluster.spent import Rest, Spent
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
@@ -74,6 +75,11 @@ class WorkerShape:
 
 class Gateway(Protocol):
     """Who hears of a worker."""
+
+    @property
+    def heeds_tokens(self) -> bool:
+        """Whether it may decide something at any token now: steps then pass one by one."""
+        ...
 
     def tell(self, worker: "LabWorker", frame: ToGateway) -> None:
         """A frame has come, a hop after it was sent."""
@@ -187,6 +193,8 @@ class LabWorker:
         self._prompts = PromptLength()
         self._waiting = Waiting("gateway")
         self._staying = Staying()
+        """Without the time of a step, which `_recent` has."""
+        self._recent = RecentDecodes()
         self._move_time = MoveTime()
         self._sealed: dict[bytes, tuple[int, int]] = {}
         self._budget = self._role_budget = 0
@@ -424,6 +432,7 @@ class LabWorker:
         self._submits = 0
         self._outbox = Outbox()
         self._prompts, self._staying, self._move_time = PromptLength(), Staying(), MoveTime()
+        self._recent = RecentDecodes()
         self._waiting = Waiting(self._waiting.name)
         self._sealed.clear()
         self._unsettled = True
@@ -474,7 +483,8 @@ class LabWorker:
             return
         hosted.offered = True
         kv_bytes = -(-hosted.tokens // self.shape.block_tokens) * self.shape.kv_block_bytes
-        if sooner_moved(hosted.most_tokens_left, kv_bytes, self._staying, self._move_time):
+        staying = replace(self._staying, tpot_s=self._recent.mean_s())
+        if sooner_moved(hosted.most_tokens_left, kv_bytes, staying, self._move_time):
             self._outbox.happened.append(Leaving(hosted.request.sequence_id))
 
     # ------------------------------------------------------------ steps
@@ -516,19 +526,26 @@ class LabWorker:
 
     def _step(self, *, may_coast: bool = True) -> None:
         """Begin the next step, or many at once, at the time up to which all is accounted for."""
-        start_ps = self._accounted_ps
-        start_ns = start_ps // PS_PER_NS
-        if may_coast and not self.shape.stepwise and not self._outbox.speed:  # which the end of the next step tells
+        start_ns = self._accounted_ps // PS_PER_NS
+        if may_coast and self._may_coast():
             batch = self.core.plan_or_coast(start_ns)
             if isinstance(batch, Decoding):
                 self._begin_coast(batch)
                 return
         else:
             batch = self.core.plan(start_ns)
+        self._begin_step(batch)
+
+    def _may_coast(self) -> bool:
+        assert self._gateway is not None
+        # The end of the next step tells a new speed.
+        return not (self.shape.stepwise or self._outbox.speed or self._gateway.heeds_tokens)
+
+    def _begin_step(self, batch: Batch | None) -> None:
         if batch is None:
             return
-        work = batch.work
-        self.core.begin(batch, start_ns)
+        work, start_ps = batch.work, self._accounted_ps
+        self.core.begin(batch, start_ps // PS_PER_NS)
         duration_ps = self._cost.step_ps(work)
         self._running = _Running(batch, start_ps, duration_ps)
         self._time.at_ps(start_ps + duration_ps, partial(self._end_step, self._running))
@@ -542,6 +559,8 @@ class LabWorker:
         self.spent.step(self.shape.step_time, work, running.duration_ps)
         if self.recent_steps is not None:
             self.recent_steps.append((work, running.duration_ps // PS_PER_NS))
+        if work.decode_sequences:
+            self._recent.stepped(Coast(running.start_ps, running.duration_ps, 0), 1)
         self.counts.steps += 1
         self.counts.decode_tokens += work.decode_sequences
         self.counts.prompt_tokens += work.prefill_tokens
@@ -568,14 +587,23 @@ class LabWorker:
             self._pass(coasting, coasting.most)
             self._leave()
 
+    def step_singly(self) -> None:
+        """The gateway heeds tokens from now on."""
+        if self._coasting is not None:
+            self._enter()
+
     def _cut(self, coasting: _Coasting, *, touched: bool) -> None:
         """Steps up to now have passed. The one that runs goes on; where its own sequences are `touched` it is a step
         like any other, which knows what to do about them."""
         coast = coasting.coast
         steps = coast.steps_by(self._time.now_ps)
-        if touched or steps >= coasting.most:
-            self._pass(coasting, min(steps, coasting.most))
+        if steps >= coasting.most:
+            self._pass(coasting, coasting.most)
             self._step(may_coast=False)
+        elif touched:
+            self._pass(coasting, steps)
+            start_ns = self._accounted_ps // PS_PER_NS
+            self._begin_step(self.core.plan_decoding(coasting.decoding, start_ns))
         elif steps:
             self._pass(coasting, steps)
             self.core.stepping(True, self._accounted_ps // PS_PER_NS)
@@ -604,8 +632,7 @@ class LabWorker:
         ids = [sequence.request.sequence_id for sequence in decoding]
         for sequence_id in ids:
             self._hosted[sequence_id].new_tokens += steps
-        last_s = (end_ps - coasting.coast.end_ps(steps - 1)) / 1e12
-        self._staying = self._staying.stepped(last_s)
+        self._recent.stepped(coasting.coast, steps)
         load = self.core.decoding_load() or self.core.load()
         box, gateway = self._outbox, self._gateway
         speed = self.speed if box.speed else None
@@ -635,8 +662,6 @@ class LabWorker:
         event = self.core.take_event(step)
         if event is None:
             return
-        if step is not None and step.decode_sequences:
-            self._staying = self._staying.stepped((step.end_unix_ns - step.start_unix_ns) / 1e9)
         ended = False
         leaves = assignments.leaves_decode(self.assignment, draining=self.draining)
         for output in event.outputs:

@@ -1,0 +1,44 @@
+"""The latest decode steps of a worker, from which it knows how long a step takes."""
+
+from collections import deque
+from typing import Final
+
+from libs.lab.cluster.cost import Coast
+from libs.lab.cluster.time import PS_PER_NS
+from libs.policy.worker.moving import Staying
+
+WEIGHED_STEPS: Final = 256
+"""Each weighs 0.8 of the next one in the mean: those before would change no bit of it."""
+
+
+class RecentDecodes:
+    """Steps one by one and many at once, whose mean is the same either way."""
+
+    def __init__(self) -> None:
+        self._runs: deque[tuple[Coast, int]] = deque(maxlen=WEIGHED_STEPS)
+        self._mean_s: float | None = 0.0
+
+    def stepped(self, coast: Coast, steps: int) -> None:
+        """So many steps have passed, the latest ones."""
+        self._runs.append((coast, steps))
+        self._mean_s = None
+
+    def mean_s(self) -> float:
+        """As the worker's running mean has it; 0: none has passed."""
+        if self._mean_s is None:
+            staying = Staying()
+            for duration_ns in self._durations_ns():
+                staying = staying.stepped(duration_ns / 1e9)
+            self._mean_s = staying.tpot_s
+        return self._mean_s
+
+    def _durations_ns(self) -> list[int]:
+        """Of the latest steps, the earliest first."""
+        found: list[int] = []
+        for coast, steps in reversed(self._runs):
+            first = max(steps - (WEIGHED_STEPS - len(found)), 0)
+            ends_ns = [coast.end_ps(step) // PS_PER_NS for step in range(first, steps + 1)]
+            found += [ends_ns[place] - ends_ns[place - 1] for place in range(len(ends_ns) - 1, 0, -1)]
+            if len(found) == WEIGHED_STEPS:
+                break
+        return found[::-1]
