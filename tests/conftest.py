@@ -1,10 +1,12 @@
 """Stores for every suite: one server of each kind for a whole run, started when a test first asks for it."""
 
+import logging
 import os
 import uuid
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from libs.testing.kafka_install import KafkaUnavailable
 from libs.testing.stores import (
@@ -30,6 +32,18 @@ def _unavailable(error: Exception) -> None:
     if os.environ.get("CI", "").lower() in ("1", "true"):
         pytest.fail(str(error), pytrace=False)
     pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def quiet_lab() -> Iterator[None]:
+    """A module whose simulations would log a line for each of a million requests; its neighbours log as before."""
+    before = structlog.get_config()
+    # A logger that is cached now would stay silent in the modules after this one.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR), cache_logger_on_first_use=False
+    )
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,8 @@ from libs.policy.gateway.expiry import Patience
 from libs.policy.gateway.routing import POLICIES
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
+
+pytestmark = pytest.mark.usefixtures("quiet_lab")
 
 MS = 1_000_000
 BLOCK = 16

@@ -22,6 +22,8 @@ from libs.policy.gateway.routing import POLICIES
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
 
+pytestmark = pytest.mark.usefixtures("quiet_lab")
+
 MS = 1_000_000
 BLOCK = 16
 MODEL = StepTimeModel(2e6, 20_000, 0.7, 5e6, 31_000, 53.0, 0.3)

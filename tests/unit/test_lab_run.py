@@ -19,6 +19,8 @@ from libs.lab.study import run_named
 from libs.lab.traces.generate import generate
 from libs.lab.traces.request import Trace, TraceRequest
 
+pytestmark = pytest.mark.usefixtures("quiet_lab")
+
 SLO = parse_slo("ttft=max(2s,3x),tpot=50ms")
 TRACE = generate("poisson:rate=4,seconds=30", seed=3)
 
