@@ -30,6 +30,7 @@ MODULES: Final = (
         )
     ),
     "libs/lab/cluster/*.py",
+    "libs/lab/cluster/host/*.py",
 )
 """Globs. Not the rest of libs/engine, which the lab does not load, nor what libs/lab does before and after a run."""
 DIGEST: Final = "built-from"

@@ -9,9 +9,9 @@ from typing import Any, Final
 from libs.contracts.errors import InvalidRequest
 from libs.lab.cluster.books import Answer
 from libs.lab.cluster.gateway import LabGateway
+from libs.lab.cluster.host.shape import WorkerShape
 from libs.lab.cluster.push import PushGateway
 from libs.lab.cluster.run import Loss, MakeGateway, Result, Run, Setup, check
-from libs.lab.cluster.worker import WorkerShape
 from libs.lab.hardware import Hardware
 from libs.lab.policies import Policy
 from libs.lab.rivals.port import Cluster, Slo

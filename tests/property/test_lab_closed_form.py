@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from libs.lab.cluster.books import Answer
 from libs.lab.cluster.cost import Coast
 from libs.lab.cluster.gateway import LabGateway
+from libs.lab.cluster.host.shape import WorkerShape
 from libs.lab.cluster.run import Result, Run, Setup, check
 from libs.lab.cluster.time import VirtualTime
-from libs.lab.cluster.worker import WorkerShape
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.gateway.expiry import Patience
 from libs.policy.gateway.routing import POLICIES

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from libs.lab.cluster.books import Answer, Outcome
 from libs.lab.cluster.gateway import LabGateway
+from libs.lab.cluster.host.shape import WorkerShape
 from libs.lab.cluster.run import Result, Run, Setup, check
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
-from libs.lab.cluster.worker import WorkerShape
 from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import resolve
 from libs.lab.policies import policy_named

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from libs.lab.cluster.books import Outcome
 from libs.lab.cluster.gateway import LabGateway
+from libs.lab.cluster.host.shape import WorkerShape
 from libs.lab.cluster.run import Loss, Result, Run, Setup, check
 from libs.lab.cluster.time import VirtualTime
-from libs.lab.cluster.worker import WorkerShape
 from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import resolve
 from libs.lab.policies import ALL, has_hindsight, policy_named

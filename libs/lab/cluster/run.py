@@ -8,9 +8,10 @@ from typing import Final, NamedTuple, Protocol
 from libs.lab.cluster.books import Answer, Outcome
 from libs.lab.cluster.cost import StepCost
 from libs.lab.cluster.frames import Coasted, ToGateway
-from libs.lab.cluster.spent import Spent
+from libs.lab.cluster.host.shape import WorkerShape
+from libs.lab.cluster.host.spent import Spent
 from libs.lab.cluster.time import PS_PER_NS, START_PS, VirtualTime
-from libs.lab.cluster.worker import LabWorker, WorkerShape
+from libs.lab.cluster.worker import LabWorker
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.roles import Assignment, Role
 

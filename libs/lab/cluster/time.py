@@ -40,6 +40,10 @@ class VirtualTime:
         at_ps = time_ps if time_ps > self.now_ps else self.now_ps
         heappush(self._heap, (at_ps, _EVENT, next(self._numbers), call))
 
+    def in_ps(self, delay_ps: int, call: Callable[[], object]) -> None:
+        """So long from now."""
+        heappush(self._heap, (self.now_ps + delay_ps, _EVENT, next(self._numbers), call))
+
     def run(self, going_on: Callable[[], bool]) -> None:
         """Run events while there are any and `going_on` says so."""
         heap = self._heap

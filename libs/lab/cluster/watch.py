@@ -45,7 +45,7 @@ class Watch:
         self._keep_steps = keep_steps
         if keep_steps:
             for worker in workers:
-                worker.recent_steps = []
+                worker.keep_recent_steps()
 
     def came(self, answer: Answer, keys: list[bytes]) -> SeenRequest:
         """A request, as its router sees it."""

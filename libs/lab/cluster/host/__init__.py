@@ -1,0 +1,1 @@
+"""What a worker of the lab is made of: device, KV, duties, and what it says."""

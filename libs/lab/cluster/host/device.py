@@ -1,0 +1,258 @@
+"""The device of a worker: the engine core's steps, one by one or many at once, and what its time is spent on."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+from libs.engine.port import EngineLoad, StepReport
+from libs.engine.runner import Batch, Sampled
+from libs.lab.cluster.core import Decoding, LabCore
+from libs.lab.cluster.cost import Coast, StepCost
+from libs.lab.cluster.host.shape import Counts, WorkerShape
+from libs.lab.cluster.host.spent import RecentDecodes, Rest, Spent
+from libs.lab.cluster.sequence import ANY_TOKEN, CountedSequence
+from libs.lab.cluster.time import PS_PER_NS, VirtualTime
+from libs.policy.step_time import StepWork
+
+_SAMPLED: Final = Sampled(ANY_TOKEN)
+
+
+class Listener(Protocol):
+    """Who has the device work."""
+
+    def may_coast(self) -> bool:
+        """Whether many steps may pass at once now."""
+        ...
+
+    def stepped(self, report: StepReport) -> None:
+        """A step has ended, and the device is free."""
+        ...
+
+    def coasted(self, decoding: list[CountedSequence], coast: Coast, steps: int) -> None:
+        """So many have passed at once, the last of them by now."""
+        ...
+
+    def coast_ended(self) -> None:
+        """The last of them ends now, and the device is free."""
+        ...
+
+
+@dataclass(slots=True)
+class _Running:
+    """A step that runs."""
+
+    batch: Batch
+    start_ps: int
+    duration_ps: int
+
+
+@dataclass(slots=True)
+class _Coasting:
+    """Steps that pass at once."""
+
+    decoding: list[CountedSequence]
+    coast: Coast
+    most: int
+
+
+class Device:
+    """One worker's. Its core is replaced where the worker begins anew."""
+
+    def __init__(self, shape: WorkerShape, time: VirtualTime, cost: StepCost, core: LabCore) -> None:
+        self.core = core
+        self.spent = Spent()
+        self.counts = Counts()
+        self.recent = RecentDecodes()
+        self.rest = Rest.IDLE
+        """What a device that computes nothing does."""
+        self.recent_steps: list[tuple[StepWork, int]] | None = None
+        """(work, duration_ns) of steps since somebody took them; None: nobody does. Steps at once are one of them."""
+        self._model = shape.step_time
+        self._time = time
+        self._cost = cost
+        self._listener: Listener | None = None
+        self._running: _Running | None = None
+        self._coasting: _Coasting | None = None
+        self._accounted_ps = time.now_ps
+
+    def start(self, listener: Listener) -> None:
+        """Work for it from now on."""
+        self._listener = listener
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing is computed."""
+        return self._running is None and self._coasting is None
+
+    @property
+    def coasting(self) -> bool:
+        """Whether steps pass at once."""
+        return self._coasting is not None
+
+    @property
+    def steps_singly(self) -> bool:
+        """Whether a step runs by itself."""
+        return self._running is not None
+
+    def coasted_load(self, before_ps: int) -> EngineLoad | None:
+        """Depths as of the last step that ended by then, where steps pass at once; None elsewhere, as then frames tell.
+
+        Only the free blocks change in such steps.
+        """
+        coasting = self._coasting
+        if coasting is None:
+            return None
+        steps = min(coasting.coast.steps_by(before_ps), coasting.most)
+        if steps <= 0:
+            return None
+        return EngineLoad(
+            running=len(coasting.decoding),
+            waiting=0,
+            waiting_prefill_tokens=0,
+            awaiting_kv=self.core.fetching,
+            free_kv_blocks=self.core.free_blocks_after(coasting.decoding, steps),
+        )
+
+    def take_recent_steps(self) -> list[tuple[StepWork, int]]:
+        """Those since the last call."""
+        steps, self.recent_steps = self.recent_steps or [], []
+        return steps
+
+    # ------------------------------------------------------------ time
+
+    def account(self, *, touched: bool = False) -> None:
+        """Something happens now: time up to now is accounted for, and steps that pass at once are cut at this one.
+
+        `touched`: it concerns sequences that may decode.
+        """
+        if self._coasting is not None:
+            self._cut(self._coasting, touched=touched)
+        elif self._running is None:
+            self.account_rest()
+
+    def account_rest(self) -> None:
+        """The device was free up to now."""
+        now_ps = self._time.now_ps
+        self.spent.rested(self.rest, now_ps - self._accounted_ps)
+        self._accounted_ps = now_ps
+
+    def give_up(self) -> None:
+        """A step that runs has spent its time for nothing."""
+        self.account(touched=True)
+        if self._running is not None:
+            running, self._running = self._running, None
+            self.spent.step(self._model, running.batch.work, self._time.now_ps - running.start_ps)
+            self._accounted_ps = self._time.now_ps
+
+    def close_books(self) -> None:
+        """Account for all time up to now, that of a step that runs included."""
+        self.account()
+        now_ps = self._time.now_ps
+        if self._running is not None:
+            running, self._running = self._running, None
+            self.spent.step(self._model, running.batch.work, now_ps - running.start_ps)
+        elif self._coasting is not None:
+            self._coasting = None
+            self.spent.decode_ps += now_ps - self._accounted_ps
+        self._accounted_ps = now_ps
+
+    # ------------------------------------------------------------ steps
+
+    def step(self, *, may_coast: bool = True) -> None:
+        """Begin the next step, or many at once, at the time up to which all is accounted for."""
+        assert self._listener is not None
+        start_ns = self._accounted_ps // PS_PER_NS
+        if may_coast and self._listener.may_coast():
+            batch = self.core.plan_or_coast(start_ns)
+            if isinstance(batch, Decoding):
+                self._begin_coast(batch)
+                return
+        else:
+            batch = self.core.plan(start_ns)
+        self._begin_step(batch)
+
+    def _begin_step(self, batch: Batch | None) -> None:
+        if batch is None:
+            return
+        work, start_ps = batch.work, self._accounted_ps
+        self.core.begin(batch, start_ps // PS_PER_NS)
+        duration_ps = self._cost.step_ps(work)
+        self._running = _Running(batch, start_ps, duration_ps)
+        self._time.at_ps(start_ps + duration_ps, partial(self._end_step, self._running))
+
+    def _end_step(self, running: _Running) -> None:
+        if self._running is not running:
+            return  # the worker was restarted meanwhile
+        assert self._listener is not None
+        self._running = None
+        self._accounted_ps = self._time.now_ps
+        work = running.batch.work
+        self.spent.step(self._model, work, running.duration_ps)
+        if self.recent_steps is not None:
+            self.recent_steps.append((work, running.duration_ps // PS_PER_NS))
+        if work.decode_sequences:
+            self.recent.stepped(Coast(running.start_ps, running.duration_ps, 0), 1)
+        self.counts.steps += 1
+        self.counts.decode_tokens += work.decode_sequences
+        self.counts.prompt_tokens += work.prefill_tokens
+        sampled = {chunk.sequence_id: _SAMPLED for chunk in running.batch.chunks if chunk.sample}
+        self._listener.stepped(self.core.apply(running.batch, sampled, self._time.now_ns()))
+
+    def _begin_coast(self, decoding: Decoding) -> None:
+        sequences = decoding.sequences
+        kv_tokens = sum(sequence.length for sequence in sequences)
+        self.core.stepping(True, self._accounted_ps // PS_PER_NS)
+        self._coast(
+            _Coasting(sequences, self._cost.coast(self._accounted_ps, len(sequences), kv_tokens), decoding.steps)
+        )
+
+    def _coast(self, coasting: _Coasting) -> None:
+        self._coasting = coasting
+        self._time.at_ps(coasting.coast.end_ps(coasting.most), partial(self._end_coast, coasting))
+
+    def _end_coast(self, coasting: _Coasting) -> None:
+        if self._coasting is coasting:
+            assert self._listener is not None
+            self._pass(coasting, coasting.most)
+            self._listener.coast_ended()
+
+    def _cut(self, coasting: _Coasting, *, touched: bool) -> None:
+        """Steps up to now have passed. The one that runs goes on; where its own sequences are `touched` it is a step
+        like any other, which knows what to do about them."""
+        coast = coasting.coast
+        steps = coast.steps_by(self._time.now_ps)
+        if steps >= coasting.most:
+            self._pass(coasting, coasting.most)
+            self.step(may_coast=False)
+        elif touched:
+            self._pass(coasting, steps)
+            start_ns = self._accounted_ps // PS_PER_NS
+            self._begin_step(self.core.plan_decoding(coasting.decoding, start_ns))
+        elif steps:
+            self._pass(coasting, steps)
+            self.core.stepping(True, self._accounted_ps // PS_PER_NS)
+            first_ps = coast.first_ps + steps * coast.growth_ps
+            rest = Coast(self._accounted_ps, first_ps, coast.growth_ps)
+            self._coast(_Coasting(coasting.decoding, rest, 1))
+        elif coasting.most > 1:
+            self._coast(_Coasting(coasting.decoding, coast, 1))
+
+    def _pass(self, coasting: _Coasting, steps: int) -> None:
+        self._coasting = None
+        end_ps = coasting.coast.end_ps(steps)
+        self.core.stepping(False, end_ps // PS_PER_NS)
+        self._accounted_ps = end_ps
+        if not steps:
+            return
+        assert self._listener is not None
+        decoding = coasting.decoding
+        if self.recent_steps is not None:  # one stands for all of them
+            kv_tokens = sum(sequence.length for sequence in decoding)
+            step_ns = (end_ps - coasting.coast.start_ps) // steps // PS_PER_NS
+            self.recent_steps.append((StepWork(decode_sequences=len(decoding), decode_kv_tokens=kv_tokens), step_ns))
+        self.core.coast(decoding, steps)
+        self.spent.decode_ps += end_ps - coasting.coast.start_ps
+        self.counts.steps += steps
+        self.counts.decode_tokens += steps * len(decoding)
+        self.recent.stepped(coasting.coast, steps)
+        self._listener.coasted(decoding, coasting.coast, steps)

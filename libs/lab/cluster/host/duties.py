@@ -1,0 +1,222 @@
+"""What a worker takes and what it lets go: its role, the credits and the prompt budget that follow, what leaves it."""
+
+from dataclasses import replace
+from typing import Final
+
+from libs.contracts.errors import InvalidRequest, QueueFull
+from libs.dispatch.ports import Demand
+from libs.dispatch.worker_news import Leaving, Refused
+from libs.engine.port import FinishReason, Phase, SequenceOutput
+from libs.lab.cluster.frames import PHASES, ToWorker
+from libs.lab.cluster.host.device import Device
+from libs.lab.cluster.host.hosted import Hosted
+from libs.lab.cluster.host.outbox import Outbox
+from libs.lab.cluster.host.shape import WorkerShape
+from libs.lab.cluster.sequence import CountedRequest
+from libs.policy.roles import Assignment, Refusal, Role
+from libs.policy.step_time import StepTimeModel
+from libs.policy.worker import assignment as assignments
+from libs.policy.worker.budget import engine_budget, role_budget
+from libs.policy.worker.credits import CreditPool, Credits, Waiting
+from libs.policy.worker.moving import MoveTime, Staying, sooner_moved
+from libs.policy.worker.saturation import trial_work
+from libs.policy.worker.slots import PromptLength, SlotFacts, slots
+
+GATEWAY: Final = 1
+"""The one gateway's number in a worker's credits."""
+
+
+class Duties:
+    """One worker's."""
+
+    def __init__(self, shape: WorkerShape, assignment: Assignment, device: Device, outbox: Outbox) -> None:
+        self.assignment = assignment
+        self.draining = False
+        self.credits = Credits()
+        self.hosted: dict[int, Hosted] = {}
+        """Sequences that are here, by id."""
+        self._shape = shape
+        self._step_s = _chunk_s(shape.step_time, shape.chunk_tokens)
+        self._device = device
+        self._outbox = outbox
+        self._prompts = PromptLength()
+        self._waiting = Waiting("gateway")
+        self._staying = Staying()
+        """Without the time of a step, which the device has."""
+        self._move_time = MoveTime()
+        self._sealed: dict[bytes, tuple[int, int]] = {}
+        """(bytes, when) of handles of those that move, until they have moved."""
+        self._budget = self._role_budget = 0
+        self._unsettled = True
+        """Whether credits have changed hands, or could."""
+
+    # ------------------------------------------------------------ the role
+
+    def taken(self, role: Role, budget_tokens: int) -> Assignment | None:
+        """What a change of role would make of the assignment; None: it is not taken."""
+        wanted = assignments.Wanted(role, budget_tokens, self.assignment.epoch)
+        taken = assignments.next_assignment(self.assignment, wanted, draining=self.draining)
+        return None if isinstance(taken, assignments.NotTaken) else taken
+
+    def take(self, assignment: Assignment) -> None:
+        """Another role from now on."""
+        self.assignment = assignment
+        self.apply()
+
+    def begin_as(self, role: Role, budget_tokens: int) -> None:
+        """The role of a process that is being started."""
+        self.draining = True
+        self.assignment = Assignment(self._shape.model, role, budget_tokens, self.assignment.epoch + 1)
+        self.apply()
+
+    def attach(self) -> None:
+        """The gateway is there."""
+        self.credits.attach(GATEWAY)
+
+    def apply(self) -> None:
+        """Fit all to the role."""
+        self._resize()
+        self._apply_budget()
+        self._outbox.assignment = True
+        for hosted in self.hosted.values():
+            hosted.offered = False
+            self._offer(hosted)
+
+    def _resize(self) -> None:
+        facts = SlotFacts(
+            self._shape.max_sequences,
+            self._prompts.mean_tokens,
+            self._shape.chunk_tokens,
+            self._step_s,
+            self.credits.decode.in_use,
+        )
+        self._unsettled = True
+        self.credits.resize(*((0, 0) if self.draining else slots(self.assignment.role, facts)))
+
+    def _apply_budget(self) -> None:
+        self._role_budget = role_budget(self.assignment)
+        budget = engine_budget(self._role_budget, self.hosted.values())
+        if budget != self._budget:
+            self._budget = budget
+            self._device.core.set_prefill_budget(budget)
+
+    def _offer(self, hosted: Hosted) -> None:
+        """Have the gateway look for another place for a sequence of a role that was left, where moving is sooner."""
+        leaves = assignments.leaves_decode(self.assignment, draining=self.draining)
+        if not leaves or not hosted.decodes or hosted.offered:
+            return
+        hosted.offered = True
+        kv_bytes = -(-hosted.tokens // self._shape.block_tokens) * self._shape.kv_block_bytes
+        staying = replace(self._staying, tpot_s=self._device.recent.mean_s())
+        if sooner_moved(hosted.most_tokens_left, kv_bytes, staying, self._move_time):
+            self._outbox.happened.append(Leaving(hosted.request.sequence_id))
+
+    # ------------------------------------------------------------ credits
+
+    def heard(self, frame: ToWorker) -> None:
+        """What the gateway says of its queue and its credits."""
+        if frame.demand is not None:
+            self._heard_demand(frame.demand)
+        pools, self._unsettled = self.credits, True
+        pools.prefill.returned(GATEWAY, frame.returned_prefill)
+        pools.decode.returned(GATEWAY, frame.returned_decode)
+        pools.prefill.spent(GATEWAY, frame.spent_prefill)
+        pools.decode.spent(GATEWAY, frame.spent_decode)
+
+    def _heard_demand(self, demand: Demand) -> None:
+        waiting, _, deadline_ns = demand
+        self._waiting = Waiting(self._waiting.name, waiting, deadline_ns)
+
+    def has_credit(self) -> bool:
+        """Whether there is something to say of credits, once they are settled."""
+        if self._unsettled:
+            self._unsettled = False
+            self.credits.settle({GATEWAY: self._waiting})
+        return self.credits.has_news(GATEWAY)
+
+    def _pool(self, phase: Phase) -> CreditPool:
+        return self.credits.prefill if phase is Phase.PREFILL else self.credits.decode
+
+    # ------------------------------------------------------------ sequences
+
+    def submit(self, request: CountedRequest, now_ns: int) -> None:
+        """Take it, or refuse it."""
+        pool = self._pool(request.phase)
+        has_credit = pool.use(GATEWAY) if self._shape.credits else True
+        refused = self._refusal(request, has_credit=has_credit)
+        if refused is None:
+            try:
+                self._device.core.submit(request, now_ns)
+            except (InvalidRequest, QueueFull) as error:
+                refused = Refused(request.sequence_id, Refusal.INVALID, error.message)
+        if refused is not None:
+            if has_credit and self._shape.credits:
+                pool.free()
+            self._outbox.happened.append(refused)
+            return
+        self.hosted[request.sequence_id] = Hosted(request, self._role_budget)
+        if request.phase is Phase.PREFILL:
+            self._prompts.came(request.prompt_tokens)
+            self._resize()
+
+    def _refusal(self, request: CountedRequest, *, has_credit: bool) -> Refused | None:
+        code = assignments.refusal(self.assignment, PHASES[request.phase], draining=self.draining)
+        if code is None and not has_credit:
+            code = Refusal.NO_CAPACITY
+        return None if code is None else Refused(request.sequence_id, code, code.name.lower())
+
+    def came(self, outputs: tuple[SequenceOutput, ...], now_ns: int) -> None:
+        """What came of sequences: count it, and pass it on."""
+        ended = False
+        leaves = assignments.leaves_decode(self.assignment, draining=self.draining)
+        for output in outputs:
+            hosted = self.hosted.get(output.sequence_id)
+            if hosted is None:
+                continue
+            hosted.new_tokens += len(output.token_ids)
+            if output.finish is not None:
+                ended = True
+                self._end(hosted, output, now_ns)
+            self._outbox.add(output)
+            if leaves and output.only_tokens:
+                self._offer(hosted)
+        if self._budget != self._role_budget:
+            self._apply_budget()
+        if ended:
+            self._resize()
+
+    def _end(self, hosted: Hosted, output: SequenceOutput, now_ns: int) -> None:
+        del self.hosted[output.sequence_id]
+        if self._shape.credits:
+            self._pool(hosted.request.phase).free()
+        if output.finish in (FinishReason.STOP, FinishReason.LENGTH):
+            self._staying = self._staying.ended(hosted.tokens - hosted.request.prompt_tokens)
+        if output.handle is not None and output.finish is FinishReason.MOVED:
+            kv_bytes = output.handle.blocks * self._shape.kv_block_bytes
+            self._sealed[output.handle.opaque] = kv_bytes, now_ns
+
+    def moved(self, opaque: bytes, now_ns: int) -> None:
+        """A handle was read: perhaps of a sequence that goes on elsewhere."""
+        kv_bytes, sealed_ns = self._sealed.pop(opaque, (0, 0))
+        if kv_bytes:
+            self._move_time.observe(kv_bytes, max(now_ns - sealed_ns, 0) / 1e9)
+
+    # ------------------------------------------------------------ the end of a process
+
+    def give_up(self) -> None:
+        """All sequences, and the core with its budget."""
+        self.hosted.clear()
+        self._budget = -1
+
+    def forget(self) -> None:
+        """What was learned, and all credits."""
+        self.credits = Credits()
+        self._prompts, self._staying, self._move_time = PromptLength(), Staying(), MoveTime()
+        self._waiting = Waiting(self._waiting.name)
+        self._sealed.clear()
+        self._unsettled = True
+
+
+def _chunk_s(step_time: StepTimeModel, chunk_tokens: int) -> float:
+    """A full prefill step's."""
+    return max(step_time.prefill_ns(trial_work(chunk_tokens)), 1.0) / 1e9

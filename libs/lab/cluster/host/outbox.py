@@ -1,0 +1,58 @@
+"""What the gateway has yet to be told."""
+
+from libs.dispatch.generation import FinishReason as Ended
+from libs.dispatch.worker_news import Failed, Finished, Happened, Moved, Opened, Prefilled
+from libs.engine.kv_port import KvHandle
+from libs.engine.port import FinishReason, SequenceOutput
+from libs.lab.cluster.host.shape import WorkerShape
+from libs.policy.gateway.effects import Blocks
+
+
+class Outbox:
+    """Of one worker, until its next frame."""
+
+    def __init__(self, worker_id: str, shape: WorkerShape) -> None:
+        self._worker_id = worker_id
+        self._kv_kind = shape.kv_kind
+        self.restart()
+
+    def restart(self) -> None:
+        """All that a new process has to say."""
+        self.tokens: list[int] = []
+        self.happened: list[Happened] = []
+        self.load = False
+        self.assignment = True
+        self.speed = True
+
+    @property
+    def due(self) -> bool:
+        """Whether there is more than a new speed, which can wait for it."""
+        return bool(self.tokens or self.happened or self.load or self.assignment)
+
+    def sent(self) -> None:
+        """A frame has taken all of it."""
+        self.tokens, self.happened = [], []
+        self.load = self.assignment = self.speed = False
+
+    def add(self, output: SequenceOutput) -> None:
+        """What came of a sequence."""
+        self.tokens.extend(output.sequence_id for _ in output.token_ids)
+        if not output.only_tokens and (happened := self._event(output)) is not None:
+            self.happened.append(happened)
+
+    def _event(self, output: SequenceOutput) -> Happened | None:
+        sequence_id, finish = output.sequence_id, output.finish
+        if output.opened is not None:
+            return Opened(sequence_id, self._blocks(output.opened))
+        if finish is FinishReason.STOP or finish is FinishReason.LENGTH:
+            return Finished(sequence_id, Ended(finish.value), output.cached_tokens)
+        if finish is FinishReason.PREFILLED and output.handle is not None:
+            return Prefilled(sequence_id, self._blocks(output.handle), output.cached_tokens)
+        if finish is FinishReason.MOVED and output.handle is not None:
+            return Moved(sequence_id, self._blocks(output.handle), output.cached_tokens)
+        if finish in (FinishReason.KV_LOST, FinishReason.FAILED):
+            return Failed(sequence_id, finish.value, output.detail, blocks_lost=finish is FinishReason.KV_LOST)
+        return None
+
+    def _blocks(self, handle: KvHandle) -> Blocks:
+        return Blocks(handle, self._worker_id, self._kv_kind, once=False)
