@@ -113,6 +113,14 @@ def test_books_balance_however_many_die(drawn: Any, pool: Any, lost: Any, kv_blo
     assert figures(result) == figures(replay(trace, pool, lost, stepwise=True, kv_blocks=kv_blocks))
 
 
+@settings(max_examples=30)
+@given(st.integers(30, 90), st.integers(1, 60), st.integers(257, 500))
+def test_a_step_that_has_begun_takes_in_nothing_that_comes_while_it_runs(at_ms: int, short: int, long: int) -> None:
+    """The KV of a short prompt comes in a step; later in it a streamed prompt turns out to be a whole answer."""
+    trace = trace_of([(0, 100, 60, 0), (at_ms, short, 20, 1), (0, long, 1, 2)])
+    assert figures(replay(trace, (1, 1, 0), [])) == figures(replay(trace, (1, 1, 0), [], stepwise=True))
+
+
 def test_what_a_dead_worker_held_is_computed_again_elsewhere_and_its_cache_is_gone() -> None:
     keys = tuple(range(20))
     trace = Trace("t", [TraceRequest(n, n * 1_000 * MS, 330, 40, keys) for n in range(4)], BLOCK)
