@@ -81,8 +81,6 @@ class LabWorker:
             chunk_tokens=shape.chunk_tokens,
         )
         self._handles = 0
-        self._left: dict[int, bytes] = {}
-        """Handles that a gateway's sequences left, by sequence id."""
         self._submits = 0
         self._expiry_due_ns = 0
         self._outbox = Outbox(self.id, shape)
@@ -205,7 +203,7 @@ class LabWorker:
         if sequence_id in self._duties.hosted:
             self._fetching.abort(sequence_id)
             self.core.abort(sequence_id, now_ns)
-        elif (opaque := self._left.pop(sequence_id, None)) is not None:
+        elif (opaque := self._duties.left.pop(sequence_id, None)) is not None:
             self.core.release(opaque, now_ns)
 
     def step_singly(self) -> None:
@@ -278,7 +276,6 @@ class LabWorker:
         self._device.give_up()
         self._fetching.give_up()
         self._duties.give_up()
-        self._left.clear()
         self._device.core = self._new_core()
 
     def _forget_all(self) -> None:
@@ -370,12 +367,9 @@ class LabWorker:
         self.leave()
 
     def _pass_on(self, step: StepReport | None) -> None:
-        event = self.core.take_event(step)
+        event = self._device.core.take_event(step)
         if event is None:
             return
-        for output in event.outputs:
-            if output.handle is not None and output.finish is not None and output.sequence_id in self._duties.hosted:
-                self._left[output.sequence_id] = output.handle.opaque
         self._duties.came(event.outputs, self._time.now_ns())
 
     def _flush(self) -> None:

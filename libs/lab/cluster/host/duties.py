@@ -35,6 +35,8 @@ class Duties:
         self.credits = Credits()
         self.hosted: dict[int, Hosted] = {}
         """Sequences that are here, by id."""
+        self.left: dict[int, bytes] = {}
+        """Handles that they left, by sequence id."""
         self._shape = shape
         self._step_s = _chunk_s(shape.step_time, shape.chunk_tokens)
         self._device = device
@@ -191,9 +193,11 @@ class Duties:
             self._pool(hosted.request.phase).free()
         if output.finish in (FinishReason.STOP, FinishReason.LENGTH):
             self._staying = self._staying.ended(hosted.tokens - hosted.request.prompt_tokens)
-        if output.handle is not None and output.finish is FinishReason.MOVED:
-            kv_bytes = output.handle.blocks * self._shape.kv_block_bytes
-            self._sealed[output.handle.opaque] = kv_bytes, now_ns
+        if output.handle is not None:
+            if output.finish is FinishReason.MOVED:
+                kv_bytes = output.handle.blocks * self._shape.kv_block_bytes
+                self._sealed[output.handle.opaque] = kv_bytes, now_ns
+            self.left[output.sequence_id] = output.handle.opaque
 
     def moved(self, opaque: bytes, now_ns: int) -> None:
         """A handle was read: perhaps of a sequence that goes on elsewhere."""
@@ -206,6 +210,7 @@ class Duties:
     def give_up(self) -> None:
         """All sequences, and the core with its budget."""
         self.hosted.clear()
+        self.left.clear()
         self._budget = -1
 
     def forget(self) -> None:

@@ -78,19 +78,20 @@ class Fetching:
 
     def ask(self) -> None:
         """Ask the sources of sequences that have got their blocks."""
-        for sequence in self._core.take_fetches():
+        core = self._device.core
+        for sequence in core.take_fetches():
             assert isinstance(sequence, CountedSequence)
             self._unasked.append(sequence)
         while self._unasked and len(self._streams) < MAX_FETCHES:
             sequence = self._unasked.pop(0)
             kv = sequence.request.kv
             assert kv is not None
-            self._core.kv_asked(sequence)
+            core.kv_asked(sequence)
             source, now_ns, found = self._peers[kv.worker_id], self._time.now_ns(), sequence.found_blocks
             try:
                 held = source._core.pull(kv.opaque, now_ns)
             except KvLost as error:
-                self._core.kv_failed(sequence, FinishReason.KV_LOST, error.message, now_ns)
+                core.kv_failed(sequence, FinishReason.KV_LOST, error.message, now_ns)
                 continue
             stream = self._streams[sequence.request.sequence_id] = Stream(sequence, held, found, now_ns, first=found)
             source._readers[held.opaque] = self, stream
