@@ -12,8 +12,12 @@ planner = typer.Typer(help="Look at the planner's mode, or set it.", no_args_is_
 @planner.command(epilog="Example: fulcrum planner mode off")
 def mode(
     mode: Annotated[
-        Literal["off", "advisory"] | None,
-        typer.Argument(help="off decides nothing; advisory publishes decisions and acts on none.", show_default=False),
+        Literal["off", "advisory", "auto"] | None,
+        typer.Argument(
+            help="off decides nothing; advisory publishes decisions and acts on none; auto has workers take the roles "
+            "and budgets that were decided.",
+            show_default=False,
+        ),
     ] = None,
     ready: ReadyFile = None,
     json: Json = False,

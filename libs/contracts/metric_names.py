@@ -77,6 +77,7 @@ REQUEST_OUTPUT_TOKENS_TOTAL: Final = "fulcrum_request_output_tokens_total"
 
 DECISIONS_SEEN_TOTAL: Final = "fulcrum_decisions_seen_total"
 DECISIONS_TOTAL: Final = "fulcrum_planner_decisions_total"
+PLANNER_CALLS_TOTAL: Final = "fulcrum_planner_calls_total"
 PLANNER_WORKERS: Final = "fulcrum_planner_workers"
 PLANNER_UNPAIRED_WORKERS: Final = "fulcrum_planner_unpaired_workers"
 PLANNER_COVERAGE_RATIO: Final = "fulcrum_planner_coverage_ratio"

@@ -3,14 +3,14 @@
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
-from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY, MODE_OFF, Mode
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY, MODE_AUTO, MODE_OFF, Mode
 
-ModeWord = Literal["off", "advisory"]
-MODES: Final = MappingProxyType({"off": MODE_OFF, "advisory": MODE_ADVISORY})
+ModeWord = Literal["off", "advisory", "auto"]
+MODES: Final = MappingProxyType({"off": MODE_OFF, "advisory": MODE_ADVISORY, "auto": MODE_AUTO})
 
 
 def mode_word(mode: Mode) -> str:
-    """off, advisory, ..."""
+    """off, advisory, auto, ..."""
     return Mode.Name(mode).removeprefix("MODE_").lower()
 
 

@@ -18,8 +18,12 @@ class PlannerSettings(HttpSettings):
     """HTTP port; 0 picks one."""
     id: MemberName = Field(default_factory=lambda: own_name("planner"))
     """Name of this planner in its decisions."""
-    mode: Literal["off", "advisory"] = "advisory"
-    """off decides nothing; advisory publishes what it would weigh and acts on nothing."""
+    mode: Literal["off", "advisory", "auto"] = "advisory"
+    """off decides nothing; advisory publishes what it would do and acts on nothing; auto gives workers the roles and
+    budgets that it decides."""
+    tpot_target_ms: float = Field(100.0, gt=0, le=60_000)
+    """Time per output token that roles are decided for; the gateway's own, `FULCRUM_GATEWAY_TPOT_TARGET_MS`, where
+    requests name none."""
     period_ms: int = Field(200, ge=20, le=60_000)
     """A decision every so often; one a second while nothing runs and all workers say so."""
     window_ms: int = Field(2_000, ge=100, le=600_000)

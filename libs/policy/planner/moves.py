@@ -31,6 +31,7 @@ class Action(IntEnum):
     ROLE_MOVED = 3
     """Seen, not decided: a worker has taken a role, whoever gave it."""
     SET_MODE = 4
+    SET_BUDGET = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODE_OFF: _ClassVar[Mode]
     MODE_ADVISORY: _ClassVar[Mode]
     MODE_ACTIVE: _ClassVar[Mode]
+    MODE_AUTO: _ClassVar[Mode]
 
 class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -22,15 +23,18 @@ class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACTION_SET_ROLE: _ClassVar[Action]
     ACTION_ROLE_MOVED: _ClassVar[Action]
     ACTION_SET_MODE: _ClassVar[Action]
+    ACTION_SET_BUDGET: _ClassVar[Action]
 MODE_UNSPECIFIED: Mode
 MODE_OFF: Mode
 MODE_ADVISORY: Mode
 MODE_ACTIVE: Mode
+MODE_AUTO: Mode
 ACTION_UNSPECIFIED: Action
 ACTION_KEEP: Action
 ACTION_SET_ROLE: Action
 ACTION_ROLE_MOVED: Action
 ACTION_SET_MODE: Action
+ACTION_SET_BUDGET: Action
 
 class Decision(_message.Message):
     __slots__ = ("planner_id", "incarnation", "sequence", "decided_unix_ns", "mode", "action", "reason", "inputs", "alternatives", "worker_id", "assignment", "actor", "worker_incarnation")
