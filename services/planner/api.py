@@ -18,6 +18,7 @@ from libs.contracts.roles import role_name
 from libs.policy.planner.moves import ROLE_WORDS
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
+from services.planner.actions import Actor, Outcome
 from services.planner.mode import mode_word
 from services.planner.mode_api import ModeApi
 from services.planner.observe import ObservedWorker, gpus_of
@@ -76,7 +77,10 @@ class PoolAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AlternativeAnswer:
-    """Something that was weighed, and the imbalance it would leave: 0 is balance, over 1 more than a pool can do."""
+    """Something that was weighed, and what it would leave: for splits of roles the pressure, else the imbalance.
+
+    Over 1 either is more than a pool can do; an imbalance of 0 is balance.
+    """
 
     name: str
     score: float
@@ -86,6 +90,7 @@ class AlternativeAnswer:
 class DecisionAnswer:
     """A decision with its inputs and its reason.
 
+    Actions set_role and set_budget say what a worker was asked for, in mode auto: the epoch is that which it then has.
     Action role_moved tells of a move that was seen, whoever made it, and set_mode of this planner's mode; the worker,
     its role and its epoch are empty and 0 where the action is about none.
     """
@@ -133,8 +138,9 @@ def make_api(state: PlannerState, clock: Clock, registry: CollectorRegistry, mod
 class PlannerCollector(Collector):
     """The planner's own figures for Prometheus."""
 
-    def __init__(self, state: PlannerState, clock: Clock) -> None:
+    def __init__(self, state: PlannerState, clock: Clock, actor: Actor | None = None) -> None:
         self._state = state
+        self._actor = actor
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
@@ -144,6 +150,11 @@ class PlannerCollector(Collector):
         for action in (ACTION_KEEP, *sorted(self._state.told.keys() - {ACTION_KEEP})):
             decided.add_metric((action_word(action),), self._state.told[action])
         yield decided
+        if self._actor is not None:
+            calls = CounterMetricFamily(names.PLANNER_CALLS_TOTAL, "Calls that change a worker.", labels=("outcome",))
+            for outcome in Outcome:
+                calls.add_metric((outcome.value,), self._actor.outcomes[outcome])
+            yield calls
         yield GaugeMetricFamily(names.PLANNER_WORKERS, "Registered workers.", len(self._state.workers))
         alone = len(unpaired(self._state.workers))
         yield GaugeMetricFamily(names.PLANNER_UNPAIRED_WORKERS, "Those that nobody has KV like.", alone)

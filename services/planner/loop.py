@@ -5,11 +5,12 @@ from typing import Final
 
 from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_OFF
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
-from libs.contracts.topics import DECISIONS, STEPS
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, StepBatch
+from libs.contracts.topics import DECISIONS, QUEUES, STEPS
 from libs.policy.planner.moves import is_due
 from libs.registry.port import Registry
 from libs.runtime.clock import Clock
+from services.planner.actions import Actor
 from services.planner.state import PlannerState
 
 REGISTRY_POLL_MS: Final = 1_000
@@ -23,21 +24,29 @@ async def follow_workers(registry: Registry, bus: Bus, state: PlannerState, cloc
 
 
 async def follow_telemetry(bus: Bus, state: PlannerState, clock: Clock) -> None:
-    """Enter step telemetry from now on; ends with the bus."""
-    async for record in bus.subscribe((STEPS,)):
+    """Enter step telemetry and what waits at gateways from now on; ends with the bus."""
+    async for record in bus.subscribe((STEPS, QUEUES)):
         if isinstance(record.value, StepBatch):
             state.take_batch(record.value, clock.now_ns())
+        elif isinstance(record.value, GatewayQueues):
+            state.take_queues(record.value, clock.now_ns())
 
 
-async def decide_forever(bus: Bus, state: PlannerState, clock: Clock, *, period_s: float) -> None:
+async def decide_forever(
+    bus: Bus, state: PlannerState, clock: Clock, *, period_s: float, actor: Actor | None = None
+) -> None:
     """Decide and publish every period, except while the mode is off, and of a cluster at rest less often. A late
-    round is not made up for."""
+    round is not made up for. `actor` carries out what is decided; nothing waits for that."""
     loop = asyncio.get_running_loop()
     due_s = decided_s = loop.time()
     while True:
         since_s = loop.time() - decided_s
         if state.identity.mode != MODE_OFF and is_due(at_rest=state.at_rest, since_s=since_s, period_s=period_s):
-            bus.publish(DECISIONS, state.decide(clock.now_ns()))
+            decided = state.decide(clock.now_ns())
+            for decision in decided.decisions:
+                bus.publish(DECISIONS, decision)
+            if actor is not None:
+                actor.carry_out(decided.orders, state.done)
             decided_s = loop.time()
         due_s = max(due_s + period_s, loop.time())
         await asyncio.sleep(due_s - loop.time())

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Load, Worker
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Assignment, Load, Worker
 from libs.policy.planner.snapshot import ClusterSnapshot, PlannedWorker, WorkerLoad, cluster_snapshot
 from libs.policy.roles import Role
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.phase_time import PhaseTime
 
-_ROLES: Final[frozenset[int]] = frozenset(Role)
+ROLES: Final[frozenset[int]] = frozenset(Role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,8 @@ class ObservedWorker:
     """A registered worker; `time` is empty and `load` None while its present incarnation has sent nothing."""
 
     worker: Worker
+    assignment: Assignment
+    """The newest that is known: telemetry tells of a change before the registry does."""
     load: Load | None
     time: PhaseTime
     coverage: float
@@ -28,14 +30,19 @@ def observe_worker(worker: Worker, fleet: Fleet, end_ns: int, window_ns: int) ->
     """One worker with its telemetry; that of an older incarnation says nothing about it."""
     facts = fleet.roll.facts(worker.id)
     if facts is None or facts.incarnation != worker.incarnation:
-        return ObservedWorker(worker, None, PhaseTime(), 0.0)
+        return ObservedWorker(worker, worker.assignment, None, PhaseTime(), 0.0)
     time = fleet.phases(worker.id, end_ns - window_ns, end_ns)
-    return ObservedWorker(worker, facts.load, time, time.covered_ns / window_ns)
+    assignment = facts.assignment if facts.assignment.epoch > worker.assignment.epoch else worker.assignment
+    return ObservedWorker(worker, assignment, facts.load, time, time.covered_ns / window_ns)
 
 
 def observe_cluster(workers: Iterable[Worker], fleet: Fleet, end_ns: int, window_ns: int) -> ClusterSnapshot:
     """The cluster over the window that ends at `end_ns`."""
-    observed = (observe_worker(worker, fleet, end_ns, window_ns) for worker in workers)
+    return observed_cluster((observe_worker(worker, fleet, end_ns, window_ns) for worker in workers), window_ns)
+
+
+def observed_cluster(observed: Iterable[ObservedWorker], window_ns: int) -> ClusterSnapshot:
+    """The same of workers that have been looked at."""
     return cluster_snapshot([_planned(each) for each in observed], window_ns)
 
 
@@ -46,12 +53,12 @@ def gpus_of(worker: Worker) -> int:
 
 def _planned(observed: ObservedWorker) -> PlannedWorker:
     worker, load, time = observed.worker, observed.load, observed.time
-    assignment = worker.assignment
+    assignment = observed.assignment
     return PlannedWorker(
         id=worker.id,
         incarnation=worker.incarnation,
         model=assignment.model,
-        role=Role(assignment.role) if assignment.role in _ROLES else None,
+        role=Role(assignment.role) if assignment.role in ROLES else None,
         epoch=assignment.epoch,
         gpus=gpus_of(worker),
         movable=worker.state == WORKER_STATE_READY,

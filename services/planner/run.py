@@ -17,6 +17,7 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
 from libs.telemetry.split import prefill_shares
+from services.planner.actions import Actor
 from services.planner.api import PlannerCollector, make_api
 from services.planner.loop import decide_forever, follow_telemetry, follow_workers
 from services.planner.mode import MODES, ModeStore
@@ -68,13 +69,20 @@ async def open_planner(
         lag_ns=settings.lag_ms * MS_NS,
         window_ns=settings.window_ms * MS_NS,
         kept_decisions=settings.kept_decisions,
+        tpot_ns=round(settings.tpot_target_ms * MS_NS),
     )
-    for collector in (PlannerCollector(state, clock), BusCollector(ports.bus), RegistryCollector(ports.registry)):
+    token = settings.token.get_secret_value()
+    actor = Actor(transport, tasks, planner_id=settings.id, token=token)
+    for collector in (
+        PlannerCollector(state, clock, actor),
+        BusCollector(ports.bus),
+        RegistryCollector(ports.registry),
+    ):
         metrics.register(collector)
     tasks.spawn("follow workers", follow_workers(ports.registry, ports.bus, state, clock))
     tasks.spawn("follow telemetry", follow_telemetry(ports.bus, state, clock))
     await ports.bus.start()
-    tasks.spawn("decide", decide_forever(ports.bus, state, clock, period_s=settings.period_ms / 1000))
-    modes = ModeApi(state, ports.modes, ports.bus, clock, token=settings.token.get_secret_value())
+    tasks.spawn("decide", decide_forever(ports.bus, state, clock, period_s=settings.period_ms / 1000, actor=actor))
+    modes = ModeApi(state, ports.modes, ports.bus, clock, token=token)
     async with transport.http(make_api(state, clock, metrics, modes), sock, tasks=tasks, drain_s=CLOSE_S) as url:
         yield RunningPlanner(url, state)

@@ -351,7 +351,7 @@ def test_sums_beyond_what_a_decision_carries_are_cut_there():
     for each in workers:
         load = Load(running=most, waiting=most, waiting_prefill_tokens=2**64 - 1)
         state.fleet.add(told(each, 100, load=load), at(WINDOW_MS))
-    (pool,) = state.decide(at(WINDOW_MS)).inputs.pools
+    (pool,) = state.decide(at(WINDOW_MS)).decisions[0].inputs.pools
     assert (pool.gpus, pool.running, pool.waiting, pool.waiting_prefill_tokens) == (most, most, most, 2**64 - 1)
 
 
