@@ -16,6 +16,8 @@ from services.planner.observe_models import ObservedModel
 
 MAX_PRESSURE: Final = 1_000.0
 """As it is told: without workers for a phase it has no bound."""
+MAX_UINT64: Final = 2**64 - 1
+"""Of an epoch that a registry's nonsense may bring; a call made for it is refused as stale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class Assigner:
             model=observed.assignment.model,
             role=f"ROLE_{change.role.name}",
             budget_tokens=change.budget_tokens,
-            epoch=observed.assignment.epoch + 1,
+            epoch=min(observed.assignment.epoch + 1, MAX_UINT64),
         )
         self._wanted[change.worker_id] = _Wanted(observed.worker.incarnation, assignment)
         return Order(observed.worker, assignment, reason)
@@ -139,14 +141,15 @@ def _why_budget(observed: ObservedModel, then: Split, budgets: Sequence[Change],
     alone = split(observed.engine, observed.work, then.prefill, then.mixed, budgets=False)
     on, whose = _workers(then.prefill, "prefill"), _workers(len(budgets), "decode")
     with_budgets = split(observed.engine, observed.work, then.prefill, then.mixed)
+    take, leave = ("takes", "leaves") if len(budgets) == 1 else ("take", "leave")
     if budgets[0].budget_tokens > standings[budgets[0].worker_id].budget_tokens:
         return (
-            f"prompts press {_figure(alone.prompt_pressure)} on {on}; {whose} that compute up to"
-            f" {budgets[0].budget_tokens} of their tokens a step leave {_figure(with_budgets.prompt_pressure)}"
+            f"prompts press {_figure(alone.prompt_pressure)} on {on}; {whose} that {take} up to"
+            f" {budgets[0].budget_tokens} prompt tokens a step {leave} {_figure(with_budgets.prompt_pressure)}"
         )
     return (
-        f"prompts have pressed less than {LOWER:g} on {on} for {CALM_NS / 1e9:g} s; {whose} no longer compute any,"
-        f" which leaves {_figure(alone.prompt_pressure)}"
+        f"prompts have pressed less than {LOWER:g} on {on} for {CALM_NS / 1e9:g} s; without any on {whose} they press"
+        f" {_figure(alone.prompt_pressure)}"
     )
 
 

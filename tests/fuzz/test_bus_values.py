@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from libs.bus.codec import SCHEMA_HEADER, decode
 from libs.bus.port import Record
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
-from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepColumns
 from libs.contracts.step_row import COLUMN_NAMES, StepRow, step_columns
 from libs.contracts.topics import ALL, DECISIONS, QUEUES, REQUESTS, STEPS, WINDOWS, Topic
@@ -141,7 +141,7 @@ def test_planner_takes_any_values(fuzz: Any) -> None:
     )
     def holds(found: list[tuple[Topic, bytes]], workers: list[Worker]) -> None:
         clock = ManualClock(NOW_NS)
-        identity = Identity("planner", NOW_NS, MODE_ADVISORY)
+        identity = Identity("planner", NOW_NS, MODE_AUTO)
         state = PlannerState(
             identity, MoveLimits(), prefill_shares, lag_ns=0, window_ns=2 * SECOND_NS, kept_decisions=8
         )
@@ -152,9 +152,12 @@ def test_planner_takes_any_values(fuzz: Any) -> None:
         state.take_workers(workers, clock.now_ns())
         for record in records(found):
             if record.topic is STEPS:
-                state.fleet.add(record.value, clock.now_ns())  # type: ignore[arg-type]
+                state.take_batch(record.value, clock.now_ns())  # type: ignore[arg-type]
+            elif record.topic is QUEUES:
+                state.take_queues(record.value, clock.now_ns())  # type: ignore[arg-type]
             clock.advance_ms(50)
-            state.decide(clock.now_ns())
+            for order in state.decide(clock.now_ns()).orders:
+                state.done(order, None)
         fuzz.counts["bus values into planner"] += len(found)
         answers(client, PLANNER_PATHS)
 

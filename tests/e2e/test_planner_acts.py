@@ -1,0 +1,77 @@
+"""A running suite whose planner is in mode auto: workers take what it decides, and no request notices."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from libs.testing.suite import Suite, running_suite
+from libs.testing.wait import until
+
+pytestmark = [pytest.mark.alone, pytest.mark.suite]
+
+CLIENTS = 12
+PROMPT = "word " * 800
+"""Some thousand tokens, of which the one prefill worker computes less than all clients ask for in a second."""
+SEEN_S = 30.0
+SLOW = {"FULCRUM_WORKER_SIM_SPEEDUP": "0.5"}
+"""So that few requests are a heavy load."""
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Iterator[Suite]:
+    workers = ("--engine", "sim", "--prefill", "1", "--decode", "2")
+    with running_suite(tmp_path, *workers, env={"FULCRUM_CACHE": str(tmp_path / "cache"), **SLOW}) as found:
+        yield found
+
+
+async def ask_on(http: httpx.AsyncClient, suite: Suite, client: int, answers: list[int], ended: asyncio.Event) -> None:
+    """One request after the other, each with a prompt of its own, until the test has seen what it waits for."""
+    turn = 0
+    while not ended.is_set():
+        turn += 1
+        body = {"model": "sim", "prompt": f"{client} {turn} {PROMPT}", "max_tokens": 4, "temperature": 0}
+        answer = await http.post(f"{suite.gateway}/v1/completions", json=body)
+        answers.append(answer.status_code)
+
+
+async def until_decided(http: httpx.AsyncClient, suite: Suite) -> dict[str, Any]:
+    """The first decision that changes a worker, once that worker has what was decided."""
+    planner = suite.ready["planner"]
+    async with asyncio.timeout(SEEN_S):
+        while True:
+            decisions = (await http.get(f"{planner}/v1/decisions", params={"limit": 1_000})).json()
+            changes = [each for each in decisions if each["action"] in ("set_role", "set_budget")]
+            workers = {each["id"]: each for each in (await http.get(f"{planner}/v1/workers")).json()}
+            for decision in reversed(changes):
+                worker = workers[decision["worker"]]
+                if worker["epoch"] >= decision["epoch"]:
+                    assert worker["moved_by"] == decision["planner_id"]
+                    return dict(decision)
+            await asyncio.sleep(0.1)
+
+
+async def test_under_many_prompts_decode_workers_are_given_some_and_no_request_fails(suite: Suite) -> None:
+    done = suite.fulcrum("planner", "mode", "auto")
+    assert done.returncode == 0, done.stderr
+    answers: list[int] = []
+    async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=None)) as http:
+        ended = asyncio.Event()
+        async with asyncio.TaskGroup() as clients:
+            for client in range(CLIENTS):
+                clients.create_task(ask_on(http, suite, client, answers, ended))
+            try:
+                decision = await until_decided(http, suite)
+                after = len(answers) + 2 * CLIENTS
+                await until(lambda: len(answers) >= after, timeout_s=SEEN_S, what="answers after the change")
+            finally:
+                ended.set()
+        metrics = (await http.get(f"{suite.ready['planner']}/metrics")).text
+    assert decision["mode"] == "auto"
+    assert "press" in decision["reason"]
+    assert len(decision["alternatives"]) >= 2
+    assert set(answers) == {200}
+    assert 'fulcrum_planner_calls_total{outcome="done"}' in metrics
