@@ -64,7 +64,8 @@ def observe_models(
     for model, workers in sorted(by_model.items()):
         fresh = {each.worker.id for each in workers if _is_heard(each, heard.get(each.worker.id), now_ns)}
         there = [each for each in workers if each.worker.id in fresh]
-        standings = [_standing(each, movable=each.worker.id in fresh - alone) for each in workers]
+        movable = fresh - alone
+        standings = [_standing(each, movable=each.worker.id in movable) for each in workers]
         engine = _engine(there, [heard[each.worker.id].step_time for each in there])
         unknown = _unheard(workers, fresh) or (engine if isinstance(engine, str) else "")
         if waiting is None:
