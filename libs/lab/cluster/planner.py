@@ -48,7 +48,7 @@ class LabPlanner:
     def start(self) -> None:
         """Look every period from now on."""
         for worker in self._workers:
-            worker.recent_steps = []
+            worker.keep_recent_steps()
         self._look()
 
     def _look(self) -> None:

@@ -7,6 +7,7 @@ reading of the weights, which the step-time model says; so the best split follow
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from libs.policy.step_time import StepTimeModel
@@ -86,7 +87,7 @@ def ride(engine: Engine, work: Work, mixed: int) -> float:
         return 0.0
     tokens = _tokens(model, prefill_ns, engine.chunk_tokens)
     took_ns = model.mixed_ns(model.chunks_ns(tokens, tokens * tokens), decode_ns, reading_ns)
-    return min(tokens / took_ns / engine.chunk_speed(), 1.0)
+    return min(tokens / took_ns / engine.chunk_speed(), 1.0) if took_ns else 1.0
 
 
 def split(engine: Engine, work: Work, prefill: int, mixed: int, *, budgets: bool = True) -> Split:
@@ -106,11 +107,17 @@ def _decode_pressure(engine: Engine, work: Work, mixed: int) -> float:
     if not work.decodes:
         return 0.0
     context = max(work.kv_tokens // work.decodes, 1)
-    most = engine.max_sequences
-    if work.tpot_ns:
-        most = max(largest_batch(engine.step_time, work.tpot_ns * (1 - IN_HAND), context, engine.max_sequences), 1)
+    most = _most_decodes(engine, work.tpot_ns, context)
     room = engine.kv_tokens * KV_FILL
     return max(work.decodes / (most * mixed), work.kv_tokens / (room * mixed) if room else 0.0)
+
+
+@lru_cache(maxsize=1024)
+def _most_decodes(engine: Engine, tpot_ns: int, context_tokens: int) -> int:
+    """Of one worker within the target; at least one."""
+    if not tpot_ns:
+        return engine.max_sequences
+    return max(largest_batch(engine.step_time, tpot_ns * (1 - IN_HAND), context_tokens, engine.max_sequences), 1)
 
 
 def _tokens(model: StepTimeModel, prefill_ns: float, most: int) -> int:
