@@ -1,8 +1,9 @@
 """What each policy is worth in the lab: the highest rate at which it keeps the SLO, by workload and interference.
 
-16 workers of Llama-3.1-70B, each on four H100, unless asked otherwise. A row a policy, a column a workload; a figure is
-relative to the best static split in hindsight, as shipped ("the knee"). `fulcrum` is what runs live today. At the end
-one JSON line. Quick by default; `--full` has all workloads, all interferences and several seeds, and takes hours.
+8 workers of Llama-3.1-70B, each on four H100, unless asked otherwise. A row a policy, a column a workload; a figure is
+relative to the best static split in hindsight, as shipped ("the knee"). `fulcrum` has roles that stand still, the best
+split in hindsight; `fulcrum-auto` is the live planner. At the end one JSON line. Quick by default; `--full` has 16
+workers, all workloads, all interferences and several seeds, and takes hours.
 """
 
 import argparse
@@ -33,10 +34,10 @@ from libs.lab.traces.request import Trace
 
 MOONCAKE, AZURE = "mooncake_conversation.jsonl", "azure_code_2023.csv"
 QUICK: Final = {
-    "flipflop10": "flipflop:rate=12,seconds=120,period=10,isl=3000,osl=300",
-    "chat-flood": "chat-flood:rate=12,seconds=150,isl=1500,osl=300,flood_rate=4,flood_seconds=30",
-    "mooncake": f"{MOONCAKE}@600+180",
-    "azure-code": f"{AZURE}@1200+180",
+    "flipflop10": "flipflop:rate=6,seconds=80,period=10,isl=3000,osl=300",
+    "chat-flood": "chat-flood:rate=6,seconds=90,isl=1500,osl=300,flood_rate=2,flood_seconds=20",
+    "mooncake": f"{MOONCAKE}@600+120",
+    "azure-code": f"{AZURE}@1200+120",
 }
 FULL: Final = {
     "flipflop2": "flipflop:rate=12,seconds=300,period=2,isl=3000,osl=300",
@@ -49,13 +50,15 @@ FULL: Final = {
     "azure-code": f"{AZURE}@600+1200",
 }
 POLICIES: Final = (
-    "static", "fulcrum", "aggregated", "arrow", "dynamo-load", "dynamo-throughput", "dynamo-both", "llm-d", "niyama",
-    "taichi",
+    "static", "fulcrum", "fulcrum-mixed", "fulcrum-auto", "aggregated", "arrow", "dynamo-load", "dynamo-throughput",
+    "dynamo-both", "llm-d", "niyama", "taichi",
 )  # fmt: skip
 QUICK_POLICIES: Final = (
     "static",
     "static+guard",
     "fulcrum",
+    "fulcrum-mixed",
+    "fulcrum-auto",
     "aggregated",
     "aggregated+guard",
     "arrow",
@@ -81,6 +84,7 @@ class Cell:
 def main() -> None:
     """Search, show, print one JSON line."""
     asked = _arguments()
+    asked.workers = asked.workers or (16 if asked.full else 8)
     quiet()
     console = Console(file=sys.stdout, highlight=False, width=160)
     started = time.monotonic()
@@ -196,7 +200,7 @@ def _arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="all workloads and interferences, three seeds: hours")
     parser.add_argument("--policies", help="names with commas between; static has to be one of them")
-    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=0, help="0: 8, or 16 with --full")
     parser.add_argument("--model", default="llama-3.1-70b")
     parser.add_argument("--device", default="h100")
     parser.add_argument("--slo", default="ttft=max(2s,3x),tpot=50ms")
