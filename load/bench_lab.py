@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
+from itertools import cycle
 from math import prod
 from multiprocessing import get_context
 from pathlib import Path
@@ -65,6 +66,8 @@ QUICK_POLICIES: Final = (
     "dynamo-load",
     "llm-d",
 )
+_OURS: Final = ("#0b6e4f", "#1f9d6f", "#6fd3a8")
+_THEIRS: Final = ("#334155", "#94a3b8", "#b45309", "#f59e0b", "#7c3aed", "#be123c", "#0ea5e9", "#475569", "#d97706")
 WARM_UP: Final = 0.15
 TAIL: Final = 0.1
 """Shares of a trace that are served and not scored."""
@@ -111,6 +114,8 @@ def main() -> None:
     }  # fmt: skip
     if asked.out:
         asked.out.write_text(json.dumps(figures, indent=1) + "\n")
+    if asked.picture:
+        _draw(asked.picture, found, workloads, policies, bounds)
     print(json.dumps(figures))
 
 
@@ -190,6 +195,31 @@ def _table(
     return shown
 
 
+def _draw(
+    path: Path, found: dict[Cell, Found], workloads: dict[str, str], policies: Sequence[str],
+    bounds: dict[tuple[str, float | None], float],
+) -> None:  # fmt: skip
+    """Bars: of the fluid bound, what each policy reaches at the profile's own interference."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 (only where a picture is asked for)
+
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(policies)
+    ours, theirs = cycle(_OURS), cycle(_THEIRS)
+    for place, policy in enumerate(policies):
+        shares = [found[Cell(w, policy, None)].rate_scale / bounds[w, None] for w in workloads]
+        axes.bar(
+            [x + place * width for x in range(len(workloads))], shares, width, label=policy,
+            color=next(ours if policy.startswith("fulcrum") else theirs), edgecolor="white", linewidth=0.5,
+        )  # fmt: skip
+    axes.set_xticks([x + 0.4 - width / 2 for x in range(len(workloads))], list(workloads))
+    axes.set_ylim(0, 1)
+    axes.set_ylabel("highest rate that keeps the SLO, of the fluid bound")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, ncols=2)
+    figure.savefig(path, metadata={"Date": None})
+
+
 def _cells(row: list[float | None]) -> list[str]:
     known = [value for value in row if value]
     mean = prod(known) ** (1 / len(known)) if len(known) == len(row) else None
@@ -205,6 +235,7 @@ def _arguments() -> Any:
     parser.add_argument("--device", default="h100")
     parser.add_argument("--slo", default="ttft=max(2s,3x),tpot=50ms")
     parser.add_argument("--jobs", type=int, default=0, help="searches at a time; 0: as many as there are cores")
+    parser.add_argument("--picture", type=Path, help="an SVG or PNG of it")
     parser.add_argument("--out", type=Path, help="keep the figures here too")
     return parser.parse_args()
 
