@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Collection
 from random import Random
+from typing import Any
 
 import httpx
 import pytest
@@ -91,6 +92,10 @@ async def test_in_any_order_no_request_fails_and_nothing_is_left(suite: Suite, s
 
 LOST_S = 3.5
 """Without a broker: the buffer of 20 records is full after 2 s."""
+BATCH_S = 0.1
+"""GPU time that a record of telemetry tells of; each worker has one GPU."""
+MOST_OF_IT = 0.8
+"""Of what was lost must be shown as not known: the window's ends are rounded to tenths of a second."""
 
 
 @pytest.mark.parametrize(
@@ -115,6 +120,7 @@ async def test_without_stores_workers_may_die_and_change_roles_and_requests_go_o
             down_s = loop.time()
             async with kept_down(suite, *stores):
                 await load.more(4)
+                gone_s = loop.time()
                 async with asyncio.timeout(MOVE_S):
                     epoch = await set_role(suite, moved["address"], moved["epoch"], "mixed", 64)
                 assert epoch == moved["epoch"] + 1
@@ -123,7 +129,7 @@ async def test_without_stores_workers_may_die_and_change_roles_and_requests_go_o
                 async with asyncio.timeout(MOVE_S):
                     assert await set_role(suite, moved["address"], epoch, "decode") == epoch + 1
                 await assert_silence_is_noticed(http, suite, load)
-                await until(lambda: loop.time() > down_s + LOST_S, what="a loss of telemetry")
+                await until(lambda: loop.time() > gone_s + LOST_S, what="a loss of telemetry")
             await load.more(4)
             await until_whole(http, suite)
             if "kafka" in stores:
@@ -160,15 +166,17 @@ async def assert_loss_is_shown(http: httpx.AsyncClient, suite: Suite, since_s: f
     await until_covered(http, suite)
     window_s = asyncio.get_running_loop().time() - since_s
     known = await occupancy(http, suite, window_s)
-    assert 0 < known["coverage"] < 1 - (LOST_S - 2.5) / window_s
     assert known["idle"] < 0.9
     assert sum(known[phase] for phase in ("prefill", "decode", "kv_wait", "idle")) == pytest.approx(1)
     metrics = (await http.get(f"{suite.ready['metrics']}/metrics")).text
     lost = [line for line in metrics.splitlines() if line.startswith(WORKER_DROPPED_BATCHES)]
-    assert sum(float(line.rsplit(" ", 1)[1]) for line in lost) > 0
+    lost_s = sum(float(line.rsplit(" ", 1)[1]) for line in lost) * BATCH_S
+    covered_s = known["gpu_ns"]["covered"] / 1e9
+    unknown_s = covered_s / known["coverage"] - covered_s
+    assert 0 < lost_s < unknown_s / MOST_OF_IT
 
 
-async def occupancy(http: httpx.AsyncClient, suite: Suite, window_s: float) -> dict[str, float]:
+async def occupancy(http: httpx.AsyncClient, suite: Suite, window_s: float) -> dict[str, Any]:
     answer = await http.get(f"{suite.ready['metrics']}/v1/occupancy", params={"window": f"{window_s:.1f}s"})
-    found: dict[str, float] = answer.json()
+    found: dict[str, Any] = answer.json()
     return found
