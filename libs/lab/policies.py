@@ -1,7 +1,7 @@
 """Policies by name: Fulcrum's own, and rivals."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest
@@ -10,13 +10,15 @@ from libs.lab.rivals.port import Cluster, Rival
 from libs.policy.roles import Role
 
 GUARD: Final = "+guard"
+STILL: Final = "fulcrum"
+"""With a split: roles stand still."""
 MIXED: Final = "fulcrum-mixed"
 """All workers mixed, or with a split those that decode."""
 AUTO: Final = "fulcrum-auto"
 """The planner moves workers, from an even split or the one that is named."""
-HINDSIGHT: Final = ("fulcrum", "static")
+HINDSIGHT: Final = (STILL, "static")
 """Without a split: the best one in hindsight."""
-ALL: Final = ("fulcrum", MIXED, "static", *(name for name in RIVALS if name != "static"))
+ALL: Final = (STILL, MIXED, "static", *(name for name in RIVALS if name != "static"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +40,12 @@ def policy_named(name: str, workers: int) -> Policy:
     if workers < 2:
         raise InvalidRequest(f"{workers} workers cannot be split into prefill and decode: name two or more")
     bare = name.removesuffix(GUARD)
-    if bare == AUTO:
-        return replace(_fulcrum(AUTO, workers // 2, workers - workers // 2, mixed=False), planned=True)
-    if bare.startswith(f"{AUTO}:"):
-        return replace(_fulcrum(bare, *split_of(bare.removeprefix(f"{AUTO}:"), workers), mixed=False), planned=True)
-    if bare == MIXED:
-        return _fulcrum(MIXED, 0, workers, mixed=True)
-    if bare.startswith(f"{MIXED}:"):
-        return _fulcrum(bare, *split_of(bare.removeprefix(f"{MIXED}:"), workers), mixed=True)
-    if bare.startswith("fulcrum:"):
-        return _fulcrum(bare, *split_of(bare.removeprefix("fulcrum:"), workers), mixed=False)
+    kind, colon, split = bare.partition(":")
+    if kind in (AUTO, MIXED) or (kind == STILL and colon):
+        halves = (0, workers) if kind == MIXED else (workers // 2, workers - workers // 2)
+        return _fulcrum(
+            bare, *(split_of(split, workers) if colon else halves), mixed=kind == MIXED, planned=kind == AUTO
+        )
     try:
         found = rival(bare)
     except InvalidRequest as error:
@@ -81,15 +79,15 @@ def split_of(text: str, workers: int) -> tuple[int, int]:
     return prefill, decode
 
 
-def _fulcrum(name: str, prefill: int, decode: int, *, mixed: bool) -> Policy:
-    """Live order, binding and pacing, roles that stand still. `mixed`: decode workers compute prompts too, as far as
-    the TPOT of what they decode leaves time."""
+def _fulcrum(name: str, prefill: int, decode: int, *, mixed: bool, planned: bool) -> Policy:
+    """Live order, binding and pacing. `mixed`: decode workers compute prompts too, as far as the TPOT of what they
+    decode leaves time. Roles stand still where they are not `planned`."""
 
     def roles(cluster: Cluster) -> list[tuple[Role, int]]:
         budget_tokens = cluster.speed.chunk_tokens if mixed else 0
         return [(Role.PREFILL, 0)] * prefill + [(Role.MIXED, budget_tokens)] * decode
 
-    return Policy(name, roles)
+    return Policy(name, roles, planned=planned)
 
 
 def _of_rival(found: Rival, name: str, *, guard: bool) -> Policy:

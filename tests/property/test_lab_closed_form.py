@@ -10,31 +10,16 @@ from hypothesis import strategies as st
 from libs.lab.cluster.books import Answer
 from libs.lab.cluster.cost import Coast
 from libs.lab.cluster.gateway import LabGateway
-from libs.lab.cluster.host.shape import WorkerShape
 from libs.lab.cluster.run import Result, Run, Setup, check
 from libs.lab.cluster.time import VirtualTime
-from libs.lab.traces.request import Trace, TraceRequest
+from libs.lab.traces.request import TraceRequest
 from libs.policy.gateway.expiry import Patience
 from libs.policy.gateway.routing import POLICIES
 from libs.policy.roles import Role
-from libs.policy.step_time import StepTimeModel
+from tests.lab_rig import MS, figures, requests, shape, trace_of
 
 pytestmark = pytest.mark.usefixtures("quiet_lab")
 
-MS = 1_000_000
-BLOCK = 16
-MODEL = StepTimeModel(2e6, 20_000, 0.7, 5e6, 31_000, 53.0, 0.3)
-
-requests = st.lists(
-    st.tuples(
-        st.integers(0, 400),  # ms after the one before
-        st.integers(1, 700),  # prompt tokens
-        st.integers(1, 120),  # output tokens
-        st.integers(0, 3),  # prefix
-    ),
-    min_size=1,
-    max_size=25,
-)
 roles = st.lists(
     st.sampled_from([(Role.PREFILL, 0), (Role.MIXED, 0), (Role.MIXED, 64), (Role.MIXED, 512)]), min_size=1, max_size=4
 )
@@ -48,21 +33,10 @@ moves = st.lists(
 )
 
 
-def trace_of(drawn: list[tuple[int, int, int, int]]) -> Trace:
-    found, at_ms = [], 0
-    for number, (gap_ms, prompt, output, prefix) in enumerate(drawn):
-        at_ms += gap_ms
-        shared = prefix * 4
-        ids = [prefix * 1000 + place if place < shared else 10_000 + 100 * number + place for place in range(60)]
-        found.append(TraceRequest(number, at_ms * MS, prompt, output, ids[: -(-prompt // BLOCK)], output + 40))
-    return Trace("drawn", found, BLOCK)
-
-
 def run(
     drawn: Any, first: Any, moved: Any, kv_blocks: int, *, stepwise: bool, guard: bool, planned: bool = False
 ) -> Result:
-    shape = WorkerShape("m", MODEL, BLOCK, kv_blocks, BLOCK * 1000, 8, 256, 1e8, MS, guard, stepwise=stepwise)
-    setup = Setup(shape, first, lambda request: 500 * MS, 12 * MS)
+    setup = Setup(shape(kv_blocks, guard=guard, stepwise=stepwise), first, lambda request: 500 * MS, 12 * MS)
 
     def gateway(workers: Any, time: VirtualTime) -> LabGateway:
         policy, tpot_ns = POLICIES["predicted-ttft"](), 12 * MS if planned else 0
@@ -76,16 +50,8 @@ def run(
     return ran.run()
 
 
-def figures(result: Result) -> Any:
-    answers = [
-        (each.outcome, each.first_ps, each.last_ps, each.tokens, each.late, each.cached_tokens)
-        for each in result.answers
-    ]
-    return answers, result.spent, [worker.counts for worker in result.workers], result.virtual_ps
-
-
 @settings(max_examples=60)
-@given(requests, roles, moves, st.sampled_from([60, 90, 400]), st.booleans())
+@given(requests(400), roles, moves, st.sampled_from([60, 90, 400]), st.booleans())
 def test_many_steps_at_once_bring_what_each_of_them_brings(
     drawn: Any, first: Any, moved: Any, kv_blocks: int, guard: bool
 ) -> None:
@@ -118,7 +84,7 @@ def test_late_tokens_of_a_coast_are_those_that_are_late_one_by_one(
 
 
 @settings(max_examples=40)
-@given(requests, st.integers(1, 3), st.integers(1, 3), st.integers(150, 600))
+@given(requests(400), st.integers(1, 3), st.integers(1, 3), st.integers(150, 600))
 def test_so_it_does_where_the_planner_moves_workers(drawn: Any, prefill: int, mixed: int, kv_blocks: int) -> None:
     first = [(Role.PREFILL, 0)] * prefill + [(Role.MIXED, 0)] * mixed
     at_once, each_step = (

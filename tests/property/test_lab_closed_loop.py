@@ -22,13 +22,10 @@ from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.gateway.expiry import Patience
 from libs.policy.gateway.routing import POLICIES
 from libs.policy.roles import Role
-from libs.policy.step_time import StepTimeModel
+from tests.lab_rig import BLOCK, MODEL, MS
 
 pytestmark = pytest.mark.usefixtures("quiet_lab")
 
-MS = 1_000_000
-BLOCK = 16
-MODEL = StepTimeModel(2e6, 20_000, 0.7, 5e6, 31_000, 53.0, 0.3)
 
 turns = st.lists(
     st.tuples(

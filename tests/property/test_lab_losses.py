@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from libs.lab.cluster.books import Outcome
 from libs.lab.cluster.gateway import LabGateway
-from libs.lab.cluster.host.shape import WorkerShape
 from libs.lab.cluster.run import Loss, Result, Run, Setup, check
 from libs.lab.cluster.time import VirtualTime
 from libs.lab.experiment import Experiment, run
@@ -20,24 +19,10 @@ from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.gateway.expiry import Patience
 from libs.policy.gateway.routing import POLICIES
 from libs.policy.roles import Role
-from libs.policy.step_time import StepTimeModel
+from tests.lab_rig import BLOCK, MS, figures, requests, shape, trace_of
 
 pytestmark = pytest.mark.usefixtures("quiet_lab")
 
-MS = 1_000_000
-BLOCK = 16
-MODEL = StepTimeModel(2e6, 20_000, 0.7, 5e6, 31_000, 53.0, 0.3)
-
-requests = st.lists(
-    st.tuples(
-        st.integers(0, 300),  # ms after the one before
-        st.integers(1, 700),  # prompt tokens
-        st.integers(1, 120),  # output tokens
-        st.integers(0, 3),  # prefix
-    ),
-    min_size=1,
-    max_size=25,
-)
 pools = st.tuples(st.integers(1, 2), st.integers(1, 3), st.sampled_from([0, 64, 512]))
 """Prefill workers, workers that decode, and the prompt budget of these."""
 
@@ -56,24 +41,13 @@ def losses(most: int) -> Any:
     )
 
 
-def trace_of(drawn: list[tuple[int, int, int, int]]) -> Trace:
-    found, at_ms = [], 0
-    for number, (gap_ms, prompt, output, prefix) in enumerate(drawn):
-        at_ms += gap_ms
-        shared = prefix * 4
-        ids = [prefix * 1000 + place if place < shared else 10_000 + 100 * number + place for place in range(60)]
-        found.append(TraceRequest(number, at_ms * MS, prompt, output, ids[: -(-prompt // BLOCK)], output + 40))
-    return Trace("drawn", found, BLOCK)
-
-
 def replay(
     trace: Trace, pool: tuple[int, int, int], lost: Any, *, stepwise: bool = False, kv_blocks: int = 400
 ) -> Result:
     prefill, decode, budget = pool
     roles = [(Role.PREFILL, 0)] * prefill + [(Role.MIXED, budget)] * decode
-    shape = WorkerShape("m", MODEL, BLOCK, kv_blocks, BLOCK * 1000, 8, 256, 1e8, MS, stepwise=stepwise)
     dying = [Loss(at_s, worker % len(roles), back_s) for at_s, worker, back_s in lost]
-    setup = Setup(shape, roles, lambda request: 500 * MS, 12 * MS, losses=dying)
+    setup = Setup(shape(kv_blocks, stepwise=stepwise), roles, lambda request: 500 * MS, 12 * MS, losses=dying)
 
     def gateway(workers: Any, time: VirtualTime) -> LabGateway:
         policy = POLICIES["predicted-ttft"]()
@@ -82,16 +56,8 @@ def replay(
     return Run(trace, setup, gateway).run()
 
 
-def figures(result: Result) -> Any:
-    answers = [
-        (each.outcome, each.first_ps, each.last_ps, each.tokens, each.late, each.cached_tokens)
-        for each in result.answers
-    ]
-    return answers, result.spent, [worker.counts for worker in result.workers], result.virtual_ps
-
-
 @settings(max_examples=80)
-@given(requests, pools, losses(1))
+@given(requests(300), pools, losses(1))
 def test_a_worker_that_dies_costs_no_request_and_no_token(drawn: Any, pool: Any, lost: Any) -> None:
     trace = trace_of(drawn)
     result = replay(trace, pool, lost)
@@ -102,7 +68,7 @@ def test_a_worker_that_dies_costs_no_request_and_no_token(drawn: Any, pool: Any,
 
 
 @settings(max_examples=80)
-@given(requests, pools, losses(8), st.sampled_from([60, 400]))
+@given(requests(300), pools, losses(8), st.sampled_from([60, 400]))
 def test_books_balance_however_many_die(drawn: Any, pool: Any, lost: Any, kv_blocks: int) -> None:
     """One that took two workers with it may be refused as poison, as it would be live."""
     trace = trace_of(drawn)

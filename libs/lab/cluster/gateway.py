@@ -11,7 +11,7 @@ from libs.dispatch.suspects import Suspects
 from libs.lab.cluster.books import Answer
 from libs.lab.cluster.frames import Coasted, ToGateway
 from libs.lab.cluster.links import LabLink, LabLinks, TracedGeneration
-from libs.lab.cluster.planner import LabPlanner, Waiting
+from libs.lab.cluster.planner import LabPlanner
 from libs.lab.cluster.sequence import CountedTokens
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.worker import LabWorker
@@ -61,16 +61,16 @@ class LabGateway:
         self.ended = 0
         self.moved = 0
         """Sequences that went on elsewhere with their KV."""
-        self.planner = LabPlanner(workers, time, self._hopeful, planned_tpot_ns) if planned_tpot_ns else None
+        dispatcher = self.dispatcher
+        self.planner = (
+            LabPlanner(workers, time, lambda: dispatcher.hopeful_tokens, planned_tpot_ns) if planned_tpot_ns else None
+        )
 
     def start(self) -> None:
         """Watch how long things wait."""
         self.dispatcher.watch_time()
         if self.planner is not None:
             self.planner.start()
-
-    def _hopeful(self) -> Waiting:
-        return Waiting(self.dispatcher.hopeful_tokens)
 
     def arrive(self, answer: Answer, keys: Sequence[bytes], tpot_target_ns: int) -> None:
         """A request has come."""

@@ -2,10 +2,10 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
-from libs.engine.port import EngineLoad
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
+from libs.lab.cluster.watch import held_tokens, load_now
 from libs.lab.cluster.worker import LabWorker
 from libs.policy.planner.assigning import Assigned, Memory, Standing, assign
 from libs.policy.planner.capacity import Engine, Work
@@ -19,31 +19,23 @@ WINDOW: Final = 10
 """Periods over which what was computed is averaged."""
 
 
-class Waiting(NamedTuple):
-    """What waits in the gateway."""
-
-    prompt_tokens: int
-    """Of those that can still be in time."""
-
-
 class LabPlanner:
     """Decides every period."""
 
     def __init__(
-        self, workers: Sequence[LabWorker], time: VirtualTime, waiting: Callable[[], Waiting], tpot_ns: int
+        self, workers: Sequence[LabWorker], time: VirtualTime, waiting_tokens: Callable[[], int], tpot_ns: int
     ) -> None:
+        """`waiting_tokens`: of prompts in the gateway that can still be in time."""
         shape = workers[0].shape
         self._workers = workers
         self._time = time
-        self._waiting = waiting
+        self._waiting_tokens = waiting_tokens
         self._tpot_ns = tpot_ns
         self._engine = Engine(
             shape.step_time, shape.chunk_tokens, shape.max_sequences, shape.kv_blocks * shape.block_tokens
         )
         self._memory = Memory()
         self._computed_ns: deque[float] = deque(maxlen=WINDOW)
-        self.decisions: list[Assigned] = []
-        """Those that changed something."""
 
     def start(self) -> None:
         """Look every period from now on."""
@@ -55,7 +47,6 @@ class LabPlanner:
         assigned = assign(self._engine, self._work(), self._standing(), self._memory, self._time.now_ns())
         self._memory = assigned.memory
         if assigned.changes:
-            self.decisions.append(assigned)
             self._time.at_ps(self._time.now_ps + TOLD_LATER_NS * PS_PER_NS, lambda: self._apply(assigned))
         self._time.at_ps(self._time.now_ps + PERIOD_NS * PS_PER_NS, self._look)
 
@@ -65,14 +56,10 @@ class LabPlanner:
             if not by_id[change.worker_id].down:
                 by_id[change.worker_id].set_role(change.role, change.budget_tokens)
 
-    def _load(self, worker: LabWorker) -> EngineLoad:
-        return worker.coasted_load(self._time.now_ps) or worker.load()
-
     def _standing(self) -> list[Standing]:
         found = []
         for worker in self._workers:
-            load, assignment, shape = self._load(worker), worker.assignment, worker.shape
-            kv_tokens = max(shape.kv_blocks - load.free_kv_blocks, 0) * shape.block_tokens
+            load, assignment = load_now(worker, self._time), worker.assignment
             found.append(
                 Standing(
                     worker.id,
@@ -80,7 +67,7 @@ class LabPlanner:
                     assignment.budget_tokens,
                     worker.ready,
                     load.waiting_prefill_tokens,
-                    kv_tokens,
+                    held_tokens(worker, load),
                 )
             )
         return found
@@ -88,20 +75,19 @@ class LabPlanner:
     def _work(self) -> Work:
         model, decodes, kv_tokens, waiting_tokens, computed_ns = self._engine.step_time, 0, 0, 0, 0.0
         for worker in self._workers:
-            load = self._load(worker)
+            load = load_now(worker, self._time)
             for work, _ in worker.take_recent_steps():
                 computed_ns += model.prefill_ns(work)
             waiting_tokens += load.waiting_prefill_tokens
             queued, queued_tokens = worker.core.queued_decodes()
             if worker.assignment.role is Role.MIXED:
                 decodes += load.running + load.awaiting_kv + queued
-                kv_tokens += max(worker.shape.kv_blocks - load.free_kv_blocks, 0) * worker.shape.block_tokens
-                kv_tokens += queued_tokens
+                kv_tokens += held_tokens(worker, load) + queued_tokens
             else:
                 decodes += worker.prompts_here
                 kv_tokens += load.waiting_prefill_tokens
         self._computed_ns.append(computed_ns)
         served = sum(self._computed_ns) / (len(self._computed_ns) * PERIOD_NS)
-        waiting_tokens += self._waiting().prompt_tokens
+        waiting_tokens += self._waiting_tokens()
         prompts = prompts_wanted(served, waiting_tokens / self._engine.chunk_speed())
         return Work(prompts, decodes, kv_tokens, self._tpot_ns)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from libs.engine.port import EngineLoad
 from libs.lab.cluster.books import Answer
 from libs.lab.cluster.time import VirtualTime
 from libs.lab.cluster.worker import LabWorker
@@ -84,9 +85,9 @@ class Watch:
         return [self._view(worker, with_steps=with_steps) for worker in self._workers]
 
     def _view(self, worker: LabWorker, *, with_steps: bool) -> SeenWorker:
-        load = worker.coasted_load(self._time.now_ps) or worker.load()
+        load = load_now(worker, self._time)
         queued, queued_tokens = worker.core.queued_decodes()
-        kv_tokens = queued_tokens + max(worker.shape.kv_blocks - load.free_kv_blocks, 0) * worker.shape.block_tokens
+        kv_tokens = queued_tokens + held_tokens(worker, load)
         steps = worker.take_recent_steps() if with_steps else ()
         tokens = load.waiting_prefill_tokens
         return SeenWorker(
@@ -108,3 +109,13 @@ class Watch:
             free_blocks=load.free_kv_blocks,
             steps=steps,
         )
+
+
+def load_now(worker: LabWorker, time: VirtualTime) -> EngineLoad:
+    """Depths now, also while its steps pass at once."""
+    return worker.coasted_load(time.now_ps) or worker.load()
+
+
+def held_tokens(worker: LabWorker, load: EngineLoad) -> int:
+    """That a worker of such a load has room given to."""
+    return max(worker.shape.kv_blocks - load.free_kv_blocks, 0) * worker.shape.block_tokens
