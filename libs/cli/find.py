@@ -56,7 +56,7 @@ def get_json(base_url: str, path: str, **params: str) -> Any:
     raise StartupError(f"{base_url}{path} refused: {error_text(answer)}")
 
 
-def put_json(base_url: str, path: str, body: dict[str, str], *, token: str) -> Any:
+def put_json(base_url: str, path: str, body: dict[str, Any], *, token: str) -> Any:
     """What a service answers to an admin verb; raises StartupError that says what to do."""
     headers = {"authorization": f"Bearer {token}"}
     try:

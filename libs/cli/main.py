@@ -9,7 +9,7 @@ from libs.cli.batch import batch
 from libs.cli.chat import chat
 from libs.cli.lab.commands import lab
 from libs.cli.occupancy import occupancy
-from libs.cli.planner import planner
+from libs.cli.planner.commands import planner
 from libs.cli.profile import profile
 from libs.cli.role import role
 from libs.cli.top.command import EPILOG, top

@@ -208,6 +208,15 @@ class UnknownWorker(FulcrumError):
     grpc_status = grpc.StatusCode.NOT_FOUND
 
 
+class DecisionNotFound(FulcrumError):
+    """No such decision of the planner is kept."""
+
+    code = "decision_not_found"
+    error_type = "invalid_request_error"
+    http_status = 404
+    grpc_status = grpc.StatusCode.NOT_FOUND
+
+
 class NoLongerKept(FulcrumError):
     """What is asked for was known, or might have been, and is not kept any more."""
 

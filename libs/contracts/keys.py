@@ -21,6 +21,16 @@ def planner_mode(cluster: str) -> str:
     return f"fulcrum:{cluster}:planner-mode"
 
 
+def planner_limits(cluster: str) -> str:
+    """The limits that the planner was last given, as JSON; absent until somebody has."""
+    return f"fulcrum:{cluster}:planner-limits"
+
+
+def planner_lead(cluster: str) -> str:
+    """Which planner decides; it expires unless that planner goes on."""
+    return f"fulcrum:{cluster}:planner-lead"
+
+
 def kv_blocks(cluster: str, model: str, worker_id: str) -> str:
     """Set of the chained block hashes that a worker holds; it lives by the worker's lease."""
     return f"fulcrum:{cluster}:kv:{model}:{worker_id}"

@@ -17,8 +17,9 @@ import libs.launch.leash
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 15.0
-NOT_MEASURED = {"FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": "512"}
-"""Prefill workers do not measure themselves at their start, unless `env` says 0: it takes seconds on a CPU."""
+AS_STARTED = {"FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": "512", "FULCRUM_PLANNER_MODE": "advisory"}
+"""Unless `env` says otherwise: prefill workers do not measure themselves at their start, which takes seconds on a CPU,
+and roles stand still but where a test is about moving them."""
 _DEFAULT_WORKERS = {"prefill": 1, "decode": 1, "mixed": 0}
 
 
@@ -55,7 +56,7 @@ def running_suite(
     To be opened on the main thread: the kernel ends the suite with the thread that started it.
     """
     ready_file = folder / "ready.json"
-    full_env = {**NOT_MEASURED, **os.environ, **(env or {}), "FULCRUM_READY": str(ready_file)}
+    full_env = {**AS_STARTED, **os.environ, **(env or {}), "FULCRUM_READY": str(ready_file)}
     leash = [sys.executable, "-I", "-S", str(Path(libs.launch.leash.__file__)), str(os.getpid())]
     command = [*leash, sys.executable, "-m", "libs.cli.main", "up", "--no-question", "--json-ready", str(ready_file)]
     with (folder / "up.log").open("w") as log:

@@ -7,9 +7,9 @@ from libs.registry.redis import RedisRegistry
 from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.service import Service
-from services.planner.mode_store import RedisModeStore
 from services.planner.run import PlannerPorts, open_planner
 from services.planner.settings import PlannerSettings
+from services.planner.store import RedisPlannerStore
 
 GATHER_MS = 100
 """Of a decision's quarter of a second; every fetch costs this process and the broker half a millisecond."""
@@ -30,11 +30,11 @@ async def main(service: Service[PlannerSettings]) -> None:
             gather_ms=lambda: GATHER_MS,
         )
         registry = RedisRegistry(settings.redis, settings.cluster)
-        modes = RedisModeStore(settings.redis, settings.cluster)
-        for adapter in (modes, registry, bus):
+        store = RedisPlannerStore(settings.redis, settings.cluster)
+        for adapter in (store, registry, bus):
             stack.push_async_callback(adapter.close)
         stack.push_async_callback(tasks.close)  # whatever uses the adapters ends before them
-        ports = PlannerPorts(bus, registry, modes)
+        ports = PlannerPorts(bus, registry, store)
         opening = open_planner(settings=settings, ports=ports, sock=sock, clock=service.clock, tasks=tasks)
         planner = await stack.enter_async_context(opening)
         status.emit("ready", http=planner.url)

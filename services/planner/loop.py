@@ -1,4 +1,4 @@
-"""The planner's loops: what it hears, and a decision every period."""
+"""The planner's loops: what it hears, whether it leads, and a decision every period."""
 
 import asyncio
 from typing import Final
@@ -7,13 +7,15 @@ from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_OFF
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, StepBatch
 from libs.contracts.topics import DECISIONS, QUEUES, STEPS
-from libs.policy.planner.moves import is_due
+from libs.policy.planner.cadence import is_due
 from libs.registry.port import Registry
 from libs.runtime.clock import Clock
 from services.planner.actions import Actor
+from services.planner.kept import LEASE_MS, Lead, PlannerStore
 from services.planner.state import PlannerState
 
 REGISTRY_POLL_MS: Final = 1_000
+LEAD_EVERY_S: Final = LEASE_MS / 4000
 
 
 async def follow_workers(registry: Registry, bus: Bus, state: PlannerState, clock: Clock) -> None:
@@ -32,8 +34,39 @@ async def follow_telemetry(bus: Bus, state: PlannerState, clock: Clock) -> None:
             state.take_queues(record.value, clock.now_ns())
 
 
+class Lease:
+    """Whether this planner leads; it is lost when it could not be renewed in time."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+        self._until_s = float("inf")
+
+    def take(self, found: Lead, asked_s: float) -> None:
+        """What the store answered; where it did not, what was known holds until the lease has run out."""
+        if found is not Lead.UNKNOWN:
+            self._lead, self._until_s = found, asked_s + LEASE_MS / 1000
+
+    def at(self, now_s: float) -> Lead:
+        """Who leads, as far as that is known now."""
+        lost = self._lead is Lead.OURS and now_s >= self._until_s
+        return Lead.UNKNOWN if lost else self._lead
+
+
+async def lead_forever(store: PlannerStore, state: PlannerState, lease: Lease) -> None:
+    """Take the lead when nobody has it, and keep it; leave it when cancelled."""
+    loop = asyncio.get_running_loop()
+    who = f"{state.identity.planner_id} {state.identity.incarnation}"
+    try:
+        while True:
+            asked_s = loop.time()
+            lease.take(await store.lead(who), asked_s)
+            await asyncio.sleep(LEAD_EVERY_S)
+    finally:
+        await store.follow(who)
+
+
 async def decide_forever(
-    bus: Bus, state: PlannerState, clock: Clock, *, period_s: float, actor: Actor | None = None
+    bus: Bus, state: PlannerState, clock: Clock, *, period_s: float, lease: Lease, actor: Actor | None = None
 ) -> None:
     """Decide and publish every period, except while the mode is off, and of a cluster at rest less often. A late
     round is not made up for. `actor` carries out what is decided; nothing waits for that."""
@@ -41,7 +74,9 @@ async def decide_forever(
     due_s = decided_s = loop.time()
     while True:
         since_s = loop.time() - decided_s
-        if state.identity.mode != MODE_OFF and is_due(at_rest=state.at_rest, since_s=since_s, period_s=period_s):
+        state.lead = lease.at(loop.time())
+        decides = state.identity.mode != MODE_OFF and state.lead is not Lead.ANOTHERS
+        if decides and is_due(at_rest=state.at_rest, since_s=since_s, period_s=period_s):
             decided = state.decide(clock.now_ns())
             for decision in decided.decisions:
                 bus.publish(DECISIONS, decision)

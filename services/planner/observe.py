@@ -11,6 +11,10 @@ from libs.telemetry.fleet import Fleet
 from libs.telemetry.phase_time import PhaseTime
 
 ROLES: Final[frozenset[int]] = frozenset(Role)
+PLANNERS: Final = "planner"
+"""With which the names of planners begin where nobody chose another; after a takeover one knows the last one by it."""
+HAND_NS: Final = 60_000_000_000
+"""A worker keeps the role that a person gave it for so long; longer where it is pinned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,17 @@ def observe_worker(worker: Worker, fleet: Fleet, end_ns: int, window_ns: int) ->
     time = fleet.phases(worker.id, end_ns - window_ns, end_ns)
     assignment = facts.assignment if facts.assignment.epoch > worker.assignment.epoch else worker.assignment
     return ObservedWorker(worker, assignment, facts.load, time, time.covered_ns / window_ns)
+
+
+def by_hand(workers: Iterable[Worker], planner_id: str, now_ns: int) -> frozenset[str]:
+    """Workers whose last change of role somebody else than this planner, or one of its kind, made of late."""
+    return frozenset(
+        each.id
+        for each in workers
+        if each.role_change.actor not in ("", planner_id)
+        and not each.role_change.actor.startswith(PLANNERS)
+        and now_ns - each.role_change.unix_ns < HAND_NS
+    )
 
 
 def observe_cluster(workers: Iterable[Worker], fleet: Fleet, end_ns: int, window_ns: int) -> ClusterSnapshot:

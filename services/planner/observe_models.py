@@ -1,6 +1,6 @@
 """What a model's workers can do and have to do, from what they and gateways say: what roles are decided from. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,12 +49,13 @@ def observe_models(
     heard: Mapping[str, Heard],
     waiting: Mapping[str, Waiting] | None,
     *,
-    tpot_ns: int,
+    tpot_ns: Callable[[str], int],
     now_ns: int,
     unpaired: Iterable[str] = (),
+    pinned: Container[str] = (),
 ) -> list[ObservedModel]:
     """Every model that has workers with a role. `waiting`: at gateways, None where those are not heard; `unpaired`:
-    workers that get no work wherever they stand."""
+    workers that get no work wherever they stand; `tpot_ns`: the target of a model."""
     alone = frozenset(unpaired)
     by_model: dict[str, list[ObservedWorker]] = {}
     for each in observed:
@@ -65,16 +66,18 @@ def observe_models(
         fresh = {each.worker.id for each in workers if _is_heard(each, heard.get(each.worker.id), now_ns)}
         there = [each for each in workers if each.worker.id in fresh]
         movable = fresh - alone
-        standings = [_standing(each, movable=each.worker.id in movable) for each in workers]
+        standings = [
+            _standing(each, movable=each.worker.id in movable, pinned=each.worker.id in pinned) for each in workers
+        ]
         engine = _engine(there, [heard[each.worker.id].step_time for each in there])
         unknown = _unheard(workers, fresh) or (engine if isinstance(engine, str) else "")
         if waiting is None:
             unknown = unknown or "no gateway says what waits there"
         if unknown or isinstance(engine, str):
-            found.append(ObservedModel(model, None, Work(0.0, 0, 0, tpot_ns), standings, unknown))
+            found.append(ObservedModel(model, None, Work(0.0, 0, 0, tpot_ns(model)), standings, unknown))
         else:
             at_gateways = (waiting or {}).get(model, Waiting())
-            found.append(ObservedModel(model, engine, _work(engine, there, at_gateways, tpot_ns), standings))
+            found.append(ObservedModel(model, engine, _work(engine, there, at_gateways, tpot_ns(model)), standings))
     return found
 
 
@@ -90,7 +93,7 @@ def _unheard(workers: Sequence[ObservedWorker], fresh: set[str]) -> str:
     return "" if count >= max(len(ready) * HEARD_SHARE, 1) else f"{count} of {len(ready)} workers are heard"
 
 
-def _standing(observed: ObservedWorker, *, movable: bool) -> Standing:
+def _standing(observed: ObservedWorker, *, movable: bool, pinned: bool) -> Standing:
     return Standing(
         id=observed.worker.id,
         role=Role(observed.assignment.role),
@@ -98,6 +101,8 @@ def _standing(observed: ObservedWorker, *, movable: bool) -> Standing:
         movable=movable and observed.worker.state == WORKER_STATE_READY,
         prompt_tokens=observed.load.waiting_prefill_tokens if observed.load else 0,
         kv_tokens=_kv_tokens(observed),
+        pinned=pinned,
+        keeps_budget=not observed.worker.role_change.actor,
     )
 
 
@@ -154,5 +159,5 @@ def _work(engine: Engine, workers: Iterable[ObservedWorker], at_gateways: Waitin
         alike = kv_tokens // decodes if decodes else 0  # gateways do not say what is computed already
         kv_tokens += max(at_gateways.decode_prompt_tokens, at_gateways.decode_requests * alike)
         decodes += at_gateways.decode_requests
-    prompts = prompts_wanted(served, prompt_tokens / engine.chunk_speed())
-    return Work(prompts, decodes, kv_tokens, tpot_ns)
+    waiting_ns = prompt_tokens / engine.chunk_speed()
+    return Work(prompts_wanted(served, waiting_ns), decodes, kv_tokens, tpot_ns, waiting_ns)

@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry
 
 from libs.bus.collector import BusCollector
 from libs.bus.port import Bus
-from libs.policy.planner.moves import MoveLimits
 from libs.registry.collector import RegistryCollector
 from libs.registry.port import Registry
 from libs.runtime.clock import Clock
@@ -18,10 +17,11 @@ from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
 from libs.telemetry.split import prefill_shares
 from services.planner.actions import Actor
-from services.planner.api import PlannerCollector, make_api
-from services.planner.loop import decide_forever, follow_telemetry, follow_workers
-from services.planner.mode import MODES, ModeStore
-from services.planner.mode_api import ModeApi
+from services.planner.http.api import PlannerCollector, make_api
+from services.planner.http.limits_api import LimitsApi, load_limits
+from services.planner.http.mode_api import ModeApi
+from services.planner.kept import MODES, Lead, PlannerStore
+from services.planner.loop import Lease, decide_forever, follow_telemetry, follow_workers, lead_forever
 from services.planner.settings import PlannerSettings
 from services.planner.state import Identity, PlannerState
 
@@ -36,8 +36,8 @@ class PlannerPorts:
 
     bus: Bus
     registry: Registry
-    modes: ModeStore | None = None
-    """Where its mode outlives a restart; None: nowhere."""
+    store: PlannerStore | None = None
+    """Where its mode and limits outlive a restart, and who leads; None: nowhere, and it leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,16 @@ async def open_planner(
     """Serve on a bound socket while the context is open; then `tasks` are to be closed, and after them the ports."""
     metrics = CollectorRegistry()
     transport = transport or guarded_transport(settings, metrics)
-    mode = await ports.modes.load() if ports.modes else None
+    mode = await ports.store.load() if ports.store else None
+    held = await load_limits(ports.store)
     state = PlannerState(
         Identity(settings.id, clock.now_ns(), mode or MODES[settings.mode]),
-        MoveLimits(),
         prefill_shares,
         lag_ns=settings.lag_ms * MS_NS,
         window_ns=settings.window_ms * MS_NS,
         kept_decisions=settings.kept_decisions,
         tpot_ns=round(settings.tpot_target_ms * MS_NS),
+        limits=held.limits(),
     )
     token = settings.token.get_secret_value()
     actor = Actor(transport, tasks, planner_id=settings.id, token=token)
@@ -82,7 +83,14 @@ async def open_planner(
     tasks.spawn("follow workers", follow_workers(ports.registry, ports.bus, state, clock))
     tasks.spawn("follow telemetry", follow_telemetry(ports.bus, state, clock))
     await ports.bus.start()
-    tasks.spawn("decide", decide_forever(ports.bus, state, clock, period_s=settings.period_ms / 1000, actor=actor))
-    modes = ModeApi(state, ports.modes, ports.bus, clock, token=token)
-    async with transport.http(make_api(state, clock, metrics, modes), sock, tasks=tasks, drain_s=CLOSE_S) as url:
+    lease = Lease(Lead.UNKNOWN if ports.store else Lead.OURS)
+    if ports.store is not None:
+        tasks.spawn("lead", lead_forever(ports.store, state, lease))
+    tasks.spawn(
+        "decide", decide_forever(ports.bus, state, clock, period_s=settings.period_ms / 1000, lease=lease, actor=actor)
+    )
+    modes = ModeApi(state, ports.store, ports.bus, clock, token=token)
+    limits = LimitsApi(state, ports.store, ports.bus, clock, token=token, held=held)
+    app = make_api(state, clock, metrics, modes, limits)
+    async with transport.http(app, sock, tasks=tasks, drain_s=CLOSE_S) as url:
         yield RunningPlanner(url, state)

@@ -18,9 +18,9 @@ class PlannerSettings(HttpSettings):
     """HTTP port; 0 picks one."""
     id: MemberName = Field(default_factory=lambda: own_name("planner"))
     """Name of this planner in its decisions."""
-    mode: Literal["off", "advisory", "auto"] = "advisory"
-    """off decides nothing; advisory publishes what it would do and acts on nothing; auto gives workers the roles and
-    budgets that it decides."""
+    mode: Literal["off", "advisory", "auto"] = "auto"
+    """auto gives workers the roles and budgets that it decides; advisory publishes what it would do and acts on
+    nothing; off decides nothing."""
     tpot_target_ms: float = Field(100.0, gt=0, le=60_000)
     """Time per output token that roles are decided for; the gateway's own, `FULCRUM_GATEWAY_TPOT_TARGET_MS`, where
     requests name none."""

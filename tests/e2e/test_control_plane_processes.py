@@ -133,11 +133,11 @@ async def test_what_a_worker_tells_is_answered_and_sigterm_ends_both_with_0(stor
             "ready",
         )
         first = (await planner.http.get("/v1/decisions", params={"limit": "1"})).json()[0]
-        assert (first["action"], first["mode"]) == ("keep", "advisory")
-        assert f"{first['pools'][0]['busy']:.0%} busy" in first["reason"]
+        assert (first["action"], first["mode"]) == ("keep", "auto")
+        assert first["reason"] == "keep: roles of sim stay: no worker has said how long its steps take"
         assert first["pools"][0]["busy"] == pytest.approx(0.25, abs=0.03)  # windows cut steps anywhere
-        # Several a second, and they come through the broker to whoever listens.
-        await planner.until("/v1/decisions", lambda body: body[0]["sequence"] >= first["sequence"] + 5, limit="1")
+        # One a second while nothing changes, and they come through the broker to whoever listens.
+        await planner.until("/v1/decisions", lambda body: body[0]["sequence"] >= first["sequence"] + 2, limit="1")
         assert "fulcrum_decisions_seen_total" in (await metrics.http.get("/metrics")).text
 
         for service in (metrics, planner):

@@ -1,6 +1,7 @@
 """A running suite whose planner is in mode auto: workers take what it decides, and no request notices."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,37 @@ async def test_under_many_prompts_decode_workers_are_given_some_and_no_request_f
         metrics = (await http.get(f"{suite.ready['planner']}/metrics")).text
     assert decision["mode"] == "auto"
     assert "press" in decision["reason"]
-    assert len(decision["alternatives"]) >= 2
+    assert len(decision["candidates"]) >= 2
+    assert decision["predicted"]["served"] > 0
     assert set(answers) == {200}
     assert 'fulcrum_planner_calls_total{outcome="done"}' in metrics
+
+
+def lines(suite: Suite, *arguments: str) -> list[dict[str, Any]]:
+    """Of a command that prints a JSON value a line."""
+    done = suite.fulcrum(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_what_was_decided_is_listed_and_explained_and_limits_are_set_and_refused_by_name(suite: Suite) -> None:
+    (status,) = lines(suite, "planner", "status")
+    assert (status["mode"], status["lead"]) == ("advisory", "ours")
+    assert suite.fulcrum("planner", "mode", "auto").returncode == 0
+    (set_mode, *_) = [each for each in lines(suite, "planner", "decisions") if each["action"] == "set_mode"]
+    assert set_mode["time"].endswith("Z")
+    assert "fulcrum planner set the mode: auto" in suite.fulcrum("planner", "explain", set_mode["id"]).stdout
+    assert suite.fulcrum("planner", "explain", "no-such").returncode == 1
+
+    (found,) = lines(suite, "planner", "limits", "prefill_min=1", "quiet_hours=22:00-06:00", "--pin", "decode-1")
+    assert found["kept"] and found["limits"]["revision"] == 1
+    assert (found["limits"]["pinned"], found["limits"]["quiet_hours"]) == (["decode-1"], ["22:00-06:00"])
+    assert "Pinned: decode-1" in suite.fulcrum("planner", "limits").stdout
+    for wrong, said in (
+        ("prefill_min=x", "whole number"), ("nothing=1", "no limit"), ("quiet_hours=9", "HH:MM-HH:MM"),
+        ("decode_max=0", "greater than or equal to 1"), ("prefill_max=0", "more than prefill_max"),
+    ):  # fmt: skip
+        refused = suite.fulcrum("planner", "limits", wrong)
+        assert (refused.returncode, said in refused.stderr) == (1, True), refused.stderr
+    (found,) = lines(suite, "planner", "limits", "--unpin", "decode-1", "quiet_hours=none", "--model", "sim")
+    assert found["limits"]["pinned"] == []

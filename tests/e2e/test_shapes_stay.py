@@ -65,6 +65,7 @@ def test_commands_keep_the_shape_of_their_json(suite: Suite, tmp_path: Path) -> 
         "role": ("role", "decode-1", "mixed:64", "--first-step-s", "0"),
         "role back": ("role", "decode-1", "decode", "--first-step-s", "0"),
         "planner mode": ("planner", "mode"),
+        "planner limits": ("planner", "limits"),
         "tune prefill": ("tune", "prefill", "--limit", "40", "--most-tokens", "512", "--measure-only"),
         "tune decode": ("tune", "decode", "--tpot", "20"),
         "batch submit": ("batch", "submit", str(file), "--wait"),
@@ -101,7 +102,7 @@ def test_what_planner_and_metrics_tell_keeps_its_shape(suite: Suite, service: st
         asyncio.run(until(lambda: "ok" in httpx.get(summary).json()["total"]["outcomes"], what="a counted request"))
     worker = command(suite, "workers")[0]["id"]
     wanted = {
-        "planner": ("/v1/workers", "/v1/decisions?limit=1", "/v1/mode"),
+        "planner": ("/v1/workers", "/v1/decisions?limit=1", "/v1/mode", "/v1/limits"),
         "metrics": (
             "/v1/occupancy?window=2s",
             "/v1/occupancy/efficiency?window=2s",

@@ -18,7 +18,6 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepColumns
 from libs.contracts.step_row import COLUMN_NAMES, StepRow, step_columns
 from libs.contracts.topics import ALL, DECISIONS, QUEUES, REQUESTS, STEPS, WINDOWS, Topic
 from libs.policy.metrics.shares import Shares
-from libs.policy.planner.moves import MoveLimits
 from libs.telemetry.split import prefill_shares
 from libs.testing.clock import ManualClock
 from libs.testing.messages import messages, spoiled
@@ -35,11 +34,13 @@ from services.metrics.settings import MetricsSettings
 from services.metrics.sharing.sharing import Sharing
 from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter
-from services.planner.api import PlannerCollector
-from services.planner.api import make_api as make_planner_api
-from services.planner.mode_api import ModeApi
-from services.planner.mode_store import RedisModeStore
+from services.planner.http.api import PlannerCollector
+from services.planner.http.api import make_api as make_planner_api
+from services.planner.http.limits_api import LimitsApi
+from services.planner.http.limits_body import LimitsBody
+from services.planner.http.mode_api import ModeApi
 from services.planner.state import Identity, PlannerState
+from services.planner.store import RedisPlannerStore
 
 NOW_NS = 1_700_000_000_000_000_000
 SECOND_NS = 1_000_000_000
@@ -142,13 +143,12 @@ def test_planner_takes_any_values(fuzz: Any) -> None:
     def holds(found: list[tuple[Topic, bytes]], workers: list[Worker]) -> None:
         clock = ManualClock(NOW_NS)
         identity = Identity("planner", NOW_NS, MODE_AUTO)
-        state = PlannerState(
-            identity, MoveLimits(), prefill_shares, lag_ns=0, window_ns=2 * SECOND_NS, kept_decisions=8
-        )
+        state = PlannerState(identity, prefill_shares, lag_ns=0, window_ns=2 * SECOND_NS, kept_decisions=8)
         registry = CollectorRegistry()
         registry.register(PlannerCollector(state, clock))
-        modes = ModeApi(state, RedisModeStore(NO_REDIS, "fuzz"), RecordingBus(), clock, token="")
-        client = TestClient(make_planner_api(state, clock, registry, modes))
+        modes = ModeApi(state, RedisPlannerStore(NO_REDIS, "fuzz"), RecordingBus(), clock, token="")
+        limits = LimitsApi(state, None, RecordingBus(), clock, token="", held=LimitsBody())
+        client = TestClient(make_planner_api(state, clock, registry, modes, limits))
         state.take_workers(workers, clock.now_ns())
         for record in records(found):
             if record.topic is STEPS:

@@ -30,7 +30,6 @@ from libs.kvindex.port import PrefixQuery
 from libs.kvindex.redis import RedisKvIndex
 from libs.perfmodel.learner import StepKind, combine
 from libs.perfmodel.profiles import PROFILES
-from libs.policy.planner.moves import MoveLimits
 from libs.policy.step_time import StepWork
 from libs.policy.worker.saturation import MOST_TOKENS, knee_of
 from libs.registry.collector import RegistryCollector
@@ -47,12 +46,14 @@ from libs.testing.stores import RedisServer
 from libs.testing.suite import Suite
 from libs.testing.worker import RecordingBus
 from services.gateway.fleet import Fleet
-from services.planner.api import PlannerCollector
-from services.planner.api import make_api as make_planner_api
-from services.planner.mode import MODES
-from services.planner.mode_api import ModeApi
-from services.planner.mode_store import RedisModeStore
+from services.planner.http.api import PlannerCollector
+from services.planner.http.api import make_api as make_planner_api
+from services.planner.http.limits_api import LimitsApi
+from services.planner.http.limits_body import LimitsBody
+from services.planner.http.mode_api import ModeApi
+from services.planner.kept import MODES
 from services.planner.state import Identity, PlannerState
+from services.planner.store import RedisPlannerStore
 
 LEASE_MS = 600_000
 NOW_NS = 1_700_000_000_000_000_000
@@ -170,12 +171,13 @@ def takes(workers: list[Worker]) -> None:
             assert math.isfinite(view.speed.decode_ns(100, 100_000))
     clock, registry = ManualClock(NOW_NS), CollectorRegistry()
     identity = Identity("planner", NOW_NS, MODE_ADVISORY)
-    state = PlannerState(identity, MoveLimits(), prefill_shares, lag_ns=0, window_ns=10**9, kept_decisions=8)
+    state = PlannerState(identity, prefill_shares, lag_ns=0, window_ns=10**9, kept_decisions=8)
     registry.register(PlannerCollector(state, clock))
-    modes = ModeApi(state, RedisModeStore("redis://127.0.0.1:1/0", "fuzz"), RecordingBus(), clock, token="")
+    modes = ModeApi(state, RedisPlannerStore("redis://127.0.0.1:1/0", "fuzz"), RecordingBus(), clock, token="")
+    limits = LimitsApi(state, None, RecordingBus(), clock, token="", held=LimitsBody())
     state.take_workers(workers, clock.now_ns())
     state.decide(clock.now_ns())
-    client = TestClient(make_planner_api(state, clock, registry, modes))
+    client = TestClient(make_planner_api(state, clock, registry, modes, limits))
     for path in PLANNER_PATHS:
         assert client.get(path).status_code == 200
 
@@ -301,7 +303,7 @@ async def _saved(store: RedisStepTimes, raw: Any, key: str) -> bool:
 async def test_any_mode_that_was_kept_is_a_mode_or_none(
     raw: Any, embedded_redis_server: RedisServer, cluster: str, fuzz: Any
 ) -> None:
-    modes = RedisModeStore(embedded_redis_server.url, cluster)
+    modes = RedisPlannerStore(embedded_redis_server.url, cluster)
     for word in collected(fuzz, st.binary(max_size=32) | st.sampled_from([b"off", b"advisory", b"OFF"]), 2):
         await raw.set(keys.planner_mode(cluster), word)
         assert await modes.load() in (*MODES.values(), None)

@@ -169,7 +169,7 @@ def test_planner_and_metrics_serve_over_any_ports_in_virtual_time_and_leave_noth
     assert seen["url"] == ("http://planner", "http://metrics")
     assert (seen["coverage"], seen["pool"], seen["decode"]) == (1.0, 0.25, 0.25)
     assert seen["counted"] == {"keep": seen["decisions"]}
-    assert 20 <= seen["decisions"] <= 30
+    assert 4 <= seen["decisions"] <= 7
 
 
 def test_a_run_of_both_is_replayed_exactly():

@@ -22,7 +22,6 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, StepBatch
 from libs.contracts.step_row import step_count
 from libs.contracts.topics import QUEUES, STEPS
-from libs.policy.planner.moves import MoveLimits
 from libs.telemetry.split import prefill_shares
 from libs.testing.worker import RecordingBus
 from load.chaos.clients import Ask, check, send
@@ -38,7 +37,8 @@ from services.metrics.prometheus import RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.ticks import TickWriter
-from services.planner.loop import decide_forever
+from services.planner.kept import Lead
+from services.planner.loop import Lease, decide_forever
 from services.planner.state import Identity, PlannerState
 
 T = TypeVar("T")
@@ -262,24 +262,28 @@ def test_the_metrics_service_looks_more_often_than_windows_end_only_for_readers_
         loop.close()
 
 
-@pytest.mark.parametrize(("rests", "decisions"), [(True, 10), (False, 50)])
-def test_a_planner_decides_once_a_second_about_a_cluster_at_rest(rests: bool, decisions: int) -> None:
+@pytest.mark.parametrize(("rests", "looks"), [(True, 10), (False, 50)])
+def test_a_planner_decides_once_a_second_about_a_cluster_at_rest_and_tells_no_more_often(
+    rests: bool, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop = SimLoop(Random("turns"))
     bus, clock = RecordingBus(), SimClock(loop)
     identity = Identity("planner", clock.now_ns(), MODE_ADVISORY)
-    state = PlannerState(identity, MoveLimits(), prefill_shares, lag_ns=0, window_ns=MS_NS, kept_decisions=9)
+    state = PlannerState(identity, prefill_shares, lag_ns=0, window_ns=MS_NS, kept_decisions=9)
     state.take_workers([] if rests else [Worker(id="silent")], clock.now_ns())
+    looked = []
+    monkeypatch.setattr(state, "decide", lambda now_ns: looked.append(now_ns) or PlannerState.decide(state, now_ns))
 
     async def watch() -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WATCHED_S - 0.05):
-                await decide_forever(bus, state, clock, period_s=0.2)
+                await decide_forever(bus, state, clock, period_s=0.2, lease=Lease(Lead.OURS))
 
     try:
         loop.run_until_complete(watch())
     finally:
         loop.close()
-    assert len(bus.published) == decisions
+    assert (len(looked), len(bus.published)) == (looks, 10)
 
 
 def test_an_idle_gateway_says_at_most_twice_a_second_that_nothing_waits() -> None:

@@ -2,8 +2,6 @@
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,7 +17,6 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     RoleChange,
     Worker,
 )
-from libs.contracts.pb.fulcrum.planner.v1 import planner_pb2
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     ACTION_KEEP,
     ACTION_ROLE_MOVED,
@@ -28,18 +25,21 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     MODE_OFF,
 )
 from libs.contracts.roles import role_from_name
-from libs.policy.planner.moves import KEEP, MAX_ALTERNATIVES, Action, MoveLimits, decide, is_due
+from libs.policy.planner.cadence import is_due, is_news
 from libs.policy.roles import Role
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.split import prefill_shares
 from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, at, step, step_batch
 from libs.testing.worker import RecordingBus
-from services.planner.api import PlannerCollector, make_api
-from services.planner.mode_api import ModeApi
-from services.planner.mode_store import RedisModeStore
+from services.planner.http.api import PlannerCollector, make_api
+from services.planner.http.limits_api import LimitsApi
+from services.planner.http.limits_body import LimitsBody
+from services.planner.http.mode_api import ModeApi
+from services.planner.messages import summary
 from services.planner.observe import observe_cluster
-from services.planner.state import Identity, PlannerState, decision_message
+from services.planner.state import Identity, PlannerState
+from services.planner.store import RedisPlannerStore
 
 WINDOW_MS = 1000
 
@@ -76,11 +76,6 @@ def snapshot_of(*workers_and_busy):
     return observe_cluster([registered for registered, _ in workers_and_busy], fleet, at(WINDOW_MS), WINDOW_MS * MS)
 
 
-def test_decisions_and_messages_number_actions_alike():
-    known = {name.removeprefix("ACTION_"): number for name, number in planner_pb2.Action.items() if number}
-    assert {each.name: each.value for each in Action} == known
-
-
 @pytest.mark.parametrize(
     ("at_rest", "since_s", "due"), [(False, 0.0, True), (True, 0.2, False), (True, 0.85, False), (True, 0.95, True)]
 )
@@ -88,52 +83,9 @@ def test_a_decision_is_due_every_period_and_of_a_cluster_at_rest_once_a_second(a
     assert is_due(at_rest=at_rest, since_s=since_s, period_s=0.2) is due
 
 
-def test_without_workers_it_keeps_and_says_so():
-    plan = decide(snapshot_of(), MoveLimits())
-    assert (plan.action, plan.alternatives) == (Action.KEEP, ())
-    assert "no workers" in plan.reason
-
-
-def test_one_worker_a_pool_leaves_nothing_to_move():
-    plan = decide(snapshot_of((worker("p", "prefill"), 900), (worker("d", "decode"), 100)), MoveLimits())
-    assert [(each.name, round(each.score, 6)) for each in plan.alternatives] == [(KEEP, 0.8)]
-    assert "90% busy" in plan.reason
-    assert "10% busy" in plan.reason
-    assert "too small" in plan.reason
-
-
-def test_each_single_move_is_scored_by_the_imbalance_it_would_leave():
-    snapshot = snapshot_of(
-        (worker("p", "prefill"), 900), (worker("d0", "decode"), 300), (worker("d1", "decode", gpus=2), 300)
-    )
-    plan = decide(snapshot, MoveLimits())
-    scores = {each.name: round(each.score, 6) for each in plan.alternatives}
-    # Work in busy GPUs: prefill 0.9, decode 0.9. Pools of (1, 3) become (2, 2) or (3, 1).
-    assert scores == {KEEP: 0.6, "d0 to prefill": 0.0, "d1 to prefill": 0.6}
-    assert plan.action is Action.KEEP
-    assert "worth weighing: d0 to prefill, which would leave 0.00" in plan.reason
-
-
-def test_no_move_is_called_worth_it_for_a_small_gain():
-    snapshot = snapshot_of((worker("p0", "prefill"), 500), (worker("p1", "prefill"), 500), (worker("d", "decode"), 500))
-    assert "no single move" in decide(snapshot, MoveLimits()).reason
-
-
-def test_workers_that_drain_or_stand_by_are_not_moved():
-    snapshot = snapshot_of(
-        (worker("p0", "prefill"), 500),
-        (worker("p1", "prefill", state=WORKER_STATE_DRAINING), 500),
-        (worker("d", "decode"), 100),
-        (worker("s", "standby"), 0),
-    )
-    assert [each.name for each in decide(snapshot, MoveLimits()).alternatives] == [KEEP]
-
-
-def test_nothing_is_weighed_on_telemetry_that_is_not_there():
-    plan = decide(snapshot_of((worker("p", "prefill"), None), (worker("d", "decode"), 100)), MoveLimits())
-    assert plan.alternatives == ()
-    assert "busy unknown" in plan.reason
-    assert "it tells of 50%" in plan.reason
+@pytest.mark.parametrize(("same", "since_ms", "news"), [(True, 899, False), (True, 1_000, True), (False, 0, True)])
+def test_to_keep_all_is_told_when_its_reasons_change_and_once_a_second(same, since_ms, news):
+    assert is_news(same_reasons=same, since_ns=since_ms * MS) is news
 
 
 def test_mixed_workers_belong_to_the_decode_pool_and_models_are_pooled_apart():
@@ -154,17 +106,13 @@ def test_telemetry_of_an_older_incarnation_says_nothing_about_a_worker():
     assert (pool.busy, pool.coverage, pool.running) == (None, 0, 0)
 
 
-def test_a_worker_without_a_role_is_in_a_pool_of_its_own_and_never_moved():
+def test_a_worker_without_a_role_is_in_a_pool_of_its_own():
     odd = worker("x", "prefill")
     odd.assignment.role = ROLE_UNSPECIFIED
     snapshot = snapshot_of((odd, 100), (worker("p", "prefill"), 500), (worker("d", "decode"), 100))
     assert [pool.role for pool in snapshot.pools] == [None, Role.PREFILL, Role.MIXED]
-    plan = decide(snapshot, MoveLimits())
-    assert [each.name for each in plan.alternatives] == [KEEP]
-    assert "sim no role: 1 workers" in plan.reason
-    message = decision_message(snapshot, plan)
-    assert [pool.role for pool in message.inputs.pools] == [ROLE_UNSPECIFIED, ROLE_PREFILL, ROLE_MIXED]
-    assert message.action == ACTION_KEEP
+    pools = summary(snapshot).pools
+    assert [pool.role for pool in pools] == [ROLE_UNSPECIFIED, ROLE_PREFILL, ROLE_MIXED]
 
 
 def test_a_snapshot_names_the_life_and_the_assignment_that_it_saw():
@@ -173,43 +121,26 @@ def test_a_snapshot_names_the_life_and_the_assignment_that_it_saw():
     assert (seen.id, seen.incarnation, seen.epoch) == ("d", 7, 3)
 
 
-clusters = st.lists(
-    st.tuples(
-        st.sampled_from(["prefill", "decode", "mixed", "standby"]),
-        st.integers(0, 8),
-        st.sampled_from(["a", "b"]),
-        st.one_of(st.none(), st.integers(0, WINDOW_MS)),
-    ),
-    max_size=12,
-)
-
-
-@given(clusters)
-def test_whatever_the_cluster_it_keeps_first_and_moves_follow_from_best_to_worst(cluster):
-    snapshot = snapshot_of(
-        *((worker(f"w{i}", role, gpus=gpus, model=model), busy) for i, (role, gpus, model, busy) in enumerate(cluster))
-    )
-    plan = decide(snapshot, MoveLimits())
-    assert plan.action is Action.KEEP
-    assert plan.reason.startswith("keep: ")
-    assert len(plan.alternatives) <= MAX_ALTERNATIVES + 1
-    if plan.alternatives:
-        assert plan.alternatives[0].name == KEEP
-        scores = [move.score for move in plan.alternatives[1:]]
-        assert scores == sorted(scores)
-        assert 0 <= plan.alternatives[0].score <= 1
-    assert 0 <= snapshot.coverage <= 1
+def test_without_workers_it_keeps_and_says_so(planner):
+    (kept,) = planner.state.decide(at(0)).decisions
+    assert (kept.action, kept.reason_code, kept.reason) == (
+        ACTION_KEEP, "no_workers", "keep: no workers are registered",
+    )  # fmt: skip
 
 
 class Keeper:
     """A Redis that is there or is not."""
 
     def __init__(self):
-        self.mode = None
+        self.mode = self.limits = None
         self.away = False
 
     async def keep(self, mode):
         self.mode = None if self.away else mode
+        return not self.away
+
+    async def keep_limits(self, written):
+        self.limits = None if self.away else written
         return not self.away
 
 
@@ -220,7 +151,6 @@ class Planner:
         self.clock = ManualClock(at(0))
         self.state = PlannerState(
             Identity("planner-0", at(0), MODE_ADVISORY),
-            MoveLimits(),
             prefill_shares,
             lag_ns=0,
             window_ns=WINDOW_MS * MS,
@@ -231,7 +161,8 @@ class Planner:
         self.bus = RecordingBus()
         self.keeper = Keeper()
         modes = ModeApi(self.state, self.keeper, self.bus, self.clock, token="secret")
-        app = make_api(self.state, self.clock, registry, modes)
+        limits = LimitsApi(self.state, self.keeper, self.bus, self.clock, token="secret", held=LimitsBody())
+        app = make_api(self.state, self.clock, registry, modes, limits)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://planner")
 
 
@@ -288,14 +219,26 @@ async def test_decisions_are_answered_newest_first_and_kept_to_a_bound(planner):
     prefill, decode = worker("p", "prefill"), worker("d", "decode")
     planner.state.take_workers([prefill, decode], planner.clock.now_ns())
     planner.state.fleet.add(told(decode, 250), planner.clock.now_ns())
-    for _ in range(8):
+    assert len(planner.state.decide(planner.clock.now_ns()).decisions) == 1
+    assert planner.state.decide(planner.clock.now_ns()).decisions == [], "it said so a moment ago"
+    for turn in range(7):
+        planner.clock.advance_ms(1_000)
+        planner.state.set_mode(MODE_OFF if turn % 2 else MODE_ADVISORY, "me", planner.clock.now_ns())
+    planner.clock.advance_ms(1_000)
+    for _ in range(2):
+        planner.clock.advance_ms(1_000)
         planner.state.decide(planner.clock.now_ns())
     answer = (await planner.http.get("/v1/decisions", params={"limit": 3})).json()
-    assert [decision["sequence"] for decision in answer] == [8, 7, 6]
+    assert [decision["sequence"] for decision in answer] == [10, 8, 7], "of decisions that say the same, the newest"
     assert len((await planner.http.get("/v1/decisions", params={"limit": 1000})).json()) == 5
     newest = answer[0]
-    assert (newest["action"], newest["mode"], newest["coverage"]) == ("keep", "advisory", 0.5)
-    assert [(pool["role"], pool["busy"]) for pool in newest["pools"]] == [("prefill", None), ("decode", 0.25)]
+    assert (newest["action"], newest["mode"], newest["reason_code"]) == ("keep", "advisory", "unknown")
+    assert newest["time"] == "2023-11-14T22:13:31.000Z"
+    assert [(pool["role"], pool["busy"]) for pool in newest["pools"]] == [("prefill", None), ("decode", None)]
+    by_id = (await planner.http.get(f"/v1/decisions/{newest['id']}")).json()
+    assert by_id == (await planner.http.get("/v1/decisions/10")).json() == newest
+    missing = await planner.http.get("/v1/decisions/nothing")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "decision_not_found")
 
 
 @pytest.mark.parametrize(
@@ -344,7 +287,7 @@ def test_sums_beyond_what_a_decision_carries_are_cut_there():
     most = 2**32 - 1
     workers = [worker(name, "decode", gpus=most) for name in ("a", "b")]
     state = PlannerState(
-        Identity("planner", at(0), MODE_ADVISORY), MoveLimits(), prefill_shares, lag_ns=0, window_ns=WINDOW_MS * MS,
+        Identity("planner", at(0), MODE_ADVISORY), prefill_shares, lag_ns=0, window_ns=WINDOW_MS * MS,
         kept_decisions=3,
     )  # fmt: skip
     state.take_workers(workers, at(0))
@@ -403,11 +346,11 @@ async def test_a_mode_is_only_set_by_json_that_says_so(planner):
 
 @pytest.mark.system
 async def test_a_mode_outlives_a_restart_in_redis_and_without_it_is_none(redis, cluster):
-    first, second = RedisModeStore(redis.url, cluster), RedisModeStore(redis.url, cluster)
+    first, second = RedisPlannerStore(redis.url, cluster), RedisPlannerStore(redis.url, cluster)
     assert await first.load() is None
     assert await first.keep(MODE_OFF)
     assert await second.load() == MODE_OFF
-    away = RedisModeStore("redis://127.0.0.1:1/0", cluster)
+    away = RedisPlannerStore("redis://127.0.0.1:1/0", cluster)
     assert (await away.load(), await away.keep(MODE_OFF)) == (None, False)
     for store in (first, second, away):
         await store.close()

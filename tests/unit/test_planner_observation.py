@@ -62,7 +62,12 @@ def look(
     all_heard = {name: Heard(1, NOW_NS, STEP_TIME) for name in names} | (heard or {})
     queues = {"sim": waiting} if waiting else {}
     (found,) = observe_models(
-        workers, all_heard, queues if gateways else None, tpot_ns=TPOT_NS, now_ns=NOW_NS, unpaired=unpaired
+        workers,
+        all_heard,
+        queues if gateways else None,
+        tpot_ns=lambda _model: TPOT_NS,
+        now_ns=NOW_NS,
+        unpaired=unpaired,
     )
     return found
 
@@ -154,7 +159,7 @@ def test_a_worker_that_is_silent_drains_or_gets_no_work_is_not_moved() -> None:
 def test_models_are_looked_at_one_by_one() -> None:
     workers = [worker("a", "prefill", model="one"), worker("b", "prefill", model="two", prefill=1.0)]
     heard = {name: Heard(1, NOW_NS, STEP_TIME) for name in "ab"}
-    found = observe_models(workers, heard, {}, tpot_ns=TPOT_NS, now_ns=NOW_NS)
+    found = observe_models(workers, heard, {}, tpot_ns=lambda _model: TPOT_NS, now_ns=NOW_NS)
     assert [(each.model, each.work.prompts) for each in found] == [("one", 0.0), ("two", 1.0)]
 
 

@@ -1,17 +1,18 @@
 """Which of a model's workers take which role and budget now. Pure: what was done before comes in and goes out.
 
-Every split of the workers is weighed by the pressure that it would leave (see capacity.py). Roles change only where
-something presses, and another split relieves it by more than predictions are off; so a level load, or one that dithers,
-moves nobody. Budgets rise before roles change: they cost nothing.
+Every split of the workers that limits allow is weighed by the pressure that it would leave (see capacity.py). Roles
+change only where something presses, and another split relieves it by more than predictions are off; so a level load, or
+one that dithers, moves nobody. Budgets rise before roles change: they cost nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from libs.policy.planner.capacity import DECODE_FULL, Engine, Split, Work, split, splits
+from libs.policy.planner.capacity import DECODE_FULL, EVERY, Engine, Split, Work, split, splits
+from libs.policy.planner.limits import MAX_WORKERS, ModelLimits
 from libs.policy.roles import Role
 
 PRESSES: Final = 0.7
@@ -27,11 +28,22 @@ CALM_NS: Final = 5_000_000_000
 
 
 class Code(Enum):
-    """Why a worker is changed."""
+    """Why workers are changed, or stay as they are."""
 
     PROMPTS_PRESS = "prompts_press"
     DECODES_PRESS = "decodes_press"
     CALM = "calm"
+    """Prompts have not pressed for a while: decode workers give their budgets back."""
+    LIMITS = "limits"
+    """Workers had roles in numbers that limits do not allow."""
+    BALANCED = "balanced"
+    """Nothing presses."""
+    TOO_SMALL = "too_small"
+    """Work presses beyond what there is in any split."""
+    BEST = "best"
+    """Something presses, and no other split relieves it by enough."""
+    HELD = "held"
+    """Another split would relieve it; resting workers, limits or quiet hours stand against it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,10 @@ class Standing:
     """Waiting there."""
     kv_tokens: int
     """That its sequences hold: what a move to prefill has to carry away."""
+    pinned: bool = False
+    """Whether it keeps the role and budget that a person gave it."""
+    keeps_budget: bool = False
+    """Whether it was started with its budget: only one that was lent to it is taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +79,7 @@ class Memory:
     """What a decision leaves to the next one."""
 
     moved_ns: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """When a worker last changed its role, by id, of those that rest."""
+    """When a worker last changed its role by a decision, by id, of those that rest."""
     calm_since_ns: int = 0
     """0: prompts press, or would without budgets."""
 
@@ -72,9 +88,11 @@ class Memory:
 class Assigned:
     """What was decided about one model."""
 
-    changes: Sequence[Change]
-    code: Code | None
-    """None: nothing changes."""
+    moves: Sequence[Change]
+    """To another role."""
+    budgets: Sequence[Change]
+    """Of workers that keep their role."""
+    code: Code
     now: Split
     """As roles stand, with budgets."""
     then: Split
@@ -83,45 +101,84 @@ class Assigned:
     """All splits that were weighed, the best first."""
     memory: Memory
 
+    @property
+    def changes(self) -> Sequence[Change]:
+        """All of them."""
+        return (*self.moves, *self.budgets)
+
 
 def assign(
-    engine: Engine, work: Work, workers: Sequence[Standing], memory: Memory, now_ns: int, *, least_prefill: int = 1
+    engine: Engine,
+    work: Work,
+    workers: Sequence[Standing],
+    memory: Memory,
+    now_ns: int,
+    *,
+    limits: ModelLimits = EVERY,
+    most_moves: int = MAX_WORKERS,
 ) -> Assigned:
-    """Decide. Workers that are not movable, and those on standby, stay as they are and count for nothing."""
+    """Decide. Workers that are not movable, and those on standby, stay as they are and count for nothing; pinned ones
+    stay and count. `most_moves`: workers that may change their role now."""
     pool = [each for each in workers if each.movable and each.role is not Role.STANDBY]
     prefill = [each for each in pool if each.role is Role.PREFILL]
     mixed = [each for each in pool if each.role is Role.MIXED]
     if not mixed or len(pool) < 2:
         nothing = Split(len(prefill), len(mixed), 0.0, 0.0)
-        return Assigned((), None, nothing, nothing, (), memory)
+        return Assigned((), (), Code.BEST, nothing, nothing, (), memory)
     now = split(engine, work, len(prefill), len(mixed))
-    weighed = sorted(splits(engine, work, len(pool), least_prefill=least_prefill), key=lambda each: each.cost)
+    weighed = sorted(_reachable(engine, work, pool, limits), key=lambda each: each.cost)
     resting = {name: at_ns for name, at_ns in memory.moved_ns.items() if now_ns - at_ns < REST_NS}
-    wanted = _more_mixed(now, weighed)
-    changes = _role_changes(engine, wanted, [each for each in pool if each.id not in resting])
-    code, then = None, now
-    if changes:
-        decodes = now.decode_pressure > min(now.prompt_pressure, DECODE_FULL)
-        code = Code.DECODES_PRESS if decodes else Code.PROMPTS_PRESS
-        to_mixed = sum(1 if change.role is Role.MIXED else -1 for change in changes)
+    wanted = _more_mixed(now, weighed, limits)
+    free = [each for each in pool if not each.pinned and each.id not in resting]
+    moves = _role_changes(engine, wanted, free)[:most_moves]
+    then = now
+    if moves:
+        to_mixed = sum(1 if change.role is Role.MIXED else -1 for change in moves)
         then = split(engine, work, len(prefill) - to_mixed, len(mixed) + to_mixed)
-        resting |= dict.fromkeys((change.worker_id for change in changes), now_ns)
-    alone = split(engine, work, len(prefill), len(mixed), budgets=False).prompt_pressure
-    calm = alone < (LOWER if any(each.budget_tokens for each in mixed) else RAISE)
+        resting |= dict.fromkeys((change.worker_id for change in moves), now_ns)
+    calm = _is_calm(engine, work, prefill, mixed)
     calm_since_ns = (memory.calm_since_ns or now_ns) if calm else 0
-    moving = {change.worker_id for change in changes}
+    staying = {each.id for each in mixed if not each.pinned} - {change.worker_id for change in moves}
     budgets = [
-        change for each in mixed if each.id not in moving if (change := _budget(engine, each, calm_since_ns, now_ns))
+        change for each in mixed if each.id in staying if (change := _budget(engine, each, calm_since_ns, now_ns))
     ]
-    if budgets and code is None:
-        code = Code.PROMPTS_PRESS if not calm_since_ns else Code.CALM
-    found = Memory(MappingProxyType(resting), calm_since_ns)
-    return Assigned((*changes, *budgets), code, now, then, weighed, found)
+    code = _code(now, weighed, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)
+    return Assigned(moves, budgets, code, now, then, weighed, Memory(MappingProxyType(resting), calm_since_ns))
 
 
-def _more_mixed(now: Split, weighed: Sequence[Split]) -> int:
+def _reachable(engine: Engine, work: Work, pool: Sequence[Standing], limits: ModelLimits) -> Iterator[Split]:
+    """Splits that limits allow and pinned workers leave."""
+    prefill = [each for each in pool if each.role is Role.PREFILL]
+    pinned_prefill = sum(each.pinned for each in prefill)
+    pinned_mixed = sum(each.pinned for each in pool) - pinned_prefill
+    least = min(len(prefill), 1)  # whoever runs mixed workers alone is not made to split them
+    for each in splits(engine, work, len(pool), limits, least_prefill=max(least, pinned_prefill)):
+        if each.mixed >= pinned_mixed:
+            yield each
+
+
+def _code(
+    now: Split, weighed: Sequence[Split], limits: ModelLimits, *, moved: bool, wanted: int, budgets: bool, calm: bool
+) -> Code:
+    if moved:
+        if not limits.allow(now.prefill, now.mixed):
+            return Code.LIMITS
+        decodes = now.decode_pressure > min(now.prompt_pressure, DECODE_FULL)
+        return Code.DECODES_PRESS if decodes else Code.PROMPTS_PRESS
+    if budgets:
+        return Code.CALM if calm else Code.PROMPTS_PRESS
+    if wanted:
+        return Code.HELD
+    if now.cost < PRESSES:
+        return Code.BALANCED
+    return Code.TOO_SMALL if min((each.pressure for each in weighed), default=now.pressure) > 1 else Code.BEST
+
+
+def _more_mixed(now: Split, weighed: Sequence[Split], limits: ModelLimits) -> int:
     """How many workers are to go from prefill to mixed, or below 0 the other way."""
-    if now.cost < PRESSES or not weighed or weighed[0].cost > now.cost * (1 - GAIN):
+    if not weighed:
+        return 0
+    if limits.allow(now.prefill, now.mixed) and (now.cost < PRESSES or weighed[0].cost > now.cost * (1 - GAIN)):
         return 0
     # Of splits that are as good as the best, the nearest: each move costs.
     good = [each for each in weighed if each.cost <= weighed[0].cost * (1 + GAIN / 3)]
@@ -130,6 +187,8 @@ def _more_mixed(now: Split, weighed: Sequence[Split]) -> int:
 
 def _role_changes(engine: Engine, wanted: int, free: Sequence[Standing]) -> list[Change]:
     """Those go for whom it costs least."""
+    if not wanted:
+        return []
     if wanted > 0:
         ready = sorted((each for each in free if each.role is Role.PREFILL), key=lambda each: each.prompt_tokens)
         return [Change(each.id, Role.MIXED, engine.chunk_tokens) for each in ready[:wanted]]
@@ -137,9 +196,16 @@ def _role_changes(engine: Engine, wanted: int, free: Sequence[Standing]) -> list
     return [Change(each.id, Role.PREFILL, 0) for each in ready[:-wanted]]
 
 
+def _is_calm(engine: Engine, work: Work, prefill: Sequence[Standing], mixed: Sequence[Standing]) -> bool:
+    """Whether prompts would not press on prefill workers alone."""
+    alone = split(engine, work, len(prefill), len(mixed), budgets=False).prompt_pressure
+    return alone < (LOWER if any(each.budget_tokens for each in mixed) else RAISE)
+
+
 def _budget(engine: Engine, worker: Standing, calm_since_ns: int, now_ns: int) -> Change | None:
     if not calm_since_ns and not worker.budget_tokens:
         return Change(worker.id, Role.MIXED, engine.chunk_tokens)
-    if calm_since_ns and now_ns - calm_since_ns >= CALM_NS and worker.budget_tokens:
+    lent = worker.budget_tokens and not worker.keeps_budget
+    if calm_since_ns and now_ns - calm_since_ns >= CALM_NS and lent:
         return Change(worker.id, Role.MIXED, 0)
     return None

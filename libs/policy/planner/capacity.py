@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from libs.policy.planner.limits import ModelLimits
 from libs.policy.step_time import StepTimeModel
 from libs.policy.worker.slack import IN_HAND, largest_batch
 
 KV_FILL: Final = 0.9
 """Of KV room, what sequences may hold before decode counts as full: they grow, and prompts need some."""
+EVERY: Final = ModelLimits()
 DECODE_FULL: Final = 0.9
 DECODE_COST: Final = 10.0
 """Of decode pressure beyond `DECODE_FULL`, in pressure."""
@@ -49,6 +51,8 @@ class Work:
     """That they hold."""
     tpot_ns: int
     """The target of the typical one."""
+    waiting_ns: float = 0.0
+    """That one worker would take for the prompts that wait; a part of `prompts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +101,13 @@ def split(engine: Engine, work: Work, prefill: int, mixed: int, *, budgets: bool
     return Split(prefill, mixed, prompts, _decode_pressure(engine, work, mixed))
 
 
-def splits(engine: Engine, work: Work, workers: int, *, least_prefill: int = 1) -> Iterator[Split]:
-    """All that there are, with at least so many prefill workers and one mixed."""
+def splits(
+    engine: Engine, work: Work, workers: int, limits: ModelLimits = EVERY, *, least_prefill: int = 1
+) -> Iterator[Split]:
+    """All that limits allow, with at least so many prefill workers and one mixed."""
     for prefill in range(least_prefill, workers):
-        yield split(engine, work, prefill, workers - prefill)
+        if limits.allow(prefill, workers - prefill):
+            yield split(engine, work, prefill, workers - prefill)
 
 
 def _decode_pressure(engine: Engine, work: Work, mixed: int) -> float:

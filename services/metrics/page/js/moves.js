@@ -5,7 +5,8 @@ import { factsOf, markOf, titleOf } from "./alerts.js";
 import { clockText, GUTTER_PX } from "./chart.js";
 import { PHASE_NAMES } from "./phases.js";
 
-const ACTIONS = { role_moved: "moved", set_role: "decided", set_mode: "mode" };
+const ACTIONS = { role_moved: "moved", set_role: "decided", set_budget: "prompts decided" };
+const SET = { set_mode: ["M", "the planner's mode was changed"], set_limits: ["L", "the planner's limits were changed"] };
 const APART_PX = 18;
 const MAX_TOLD = 30; // of a mark's events
 
@@ -71,7 +72,7 @@ export class Moves {
 
 /** Class and text of a mark. */
 function looks(events) {
-  const each = events.map((event) => (event.alert ? markOf(event) : [event.role, event.action === "set_mode" ? "M" : "▼"]));
+  const each = events.map((event) => (event.alert ? markOf(event) : [event.role, SET[event.action]?.[0] ?? "▼"]));
   const [kind] = each.find(([name]) => name.includes("critical")) ?? each.find(([name]) => name.includes("warning")) ?? each[0];
   const texts = new Set(each.map(([, text]) => text));
   const text = texts.size === 1 ? each[0][1] : "◆";
@@ -84,6 +85,6 @@ const factsOfMove = (event) => ({ when: clockText(event.unix_ms / 1000, 1), who:
 
 function describe(event) {
   if (event.alert) return titleOf(event);
-  if (event.action === "set_mode") return "the planner's mode was changed";
+  if (SET[event.action]) return SET[event.action][1];
   return `${event.worker} ${ACTIONS[event.action] ?? event.action} to ${PHASE_NAMES[event.role] ?? event.role}`;
 }

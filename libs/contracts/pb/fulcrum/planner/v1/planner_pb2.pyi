@@ -24,6 +24,8 @@ class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACTION_ROLE_MOVED: _ClassVar[Action]
     ACTION_SET_MODE: _ClassVar[Action]
     ACTION_SET_BUDGET: _ClassVar[Action]
+    ACTION_RECOMMEND: _ClassVar[Action]
+    ACTION_SET_LIMITS: _ClassVar[Action]
 MODE_UNSPECIFIED: Mode
 MODE_OFF: Mode
 MODE_ADVISORY: Mode
@@ -35,9 +37,11 @@ ACTION_SET_ROLE: Action
 ACTION_ROLE_MOVED: Action
 ACTION_SET_MODE: Action
 ACTION_SET_BUDGET: Action
+ACTION_RECOMMEND: Action
+ACTION_SET_LIMITS: Action
 
 class Decision(_message.Message):
-    __slots__ = ("planner_id", "incarnation", "sequence", "decided_unix_ns", "mode", "action", "reason", "inputs", "alternatives", "worker_id", "assignment", "actor", "worker_incarnation")
+    __slots__ = ("planner_id", "incarnation", "sequence", "decided_unix_ns", "mode", "action", "reason", "inputs", "alternatives", "worker_id", "assignment", "actor", "worker_incarnation", "reason_code", "model", "changes", "candidates", "measured")
     PLANNER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +55,11 @@ class Decision(_message.Message):
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_CODE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
     planner_id: str
     incarnation: int
     sequence: int
@@ -64,7 +73,66 @@ class Decision(_message.Message):
     assignment: _common_pb2.Assignment
     actor: str
     worker_incarnation: int
-    def __init__(self, planner_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., decided_unix_ns: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., action: _Optional[_Union[Action, str]] = ..., reason: _Optional[str] = ..., inputs: _Optional[_Union[ClusterSummary, _Mapping]] = ..., alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., worker_id: _Optional[str] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., actor: _Optional[str] = ..., worker_incarnation: _Optional[int] = ...) -> None: ...
+    reason_code: str
+    model: str
+    changes: _containers.RepeatedCompositeFieldContainer[WorkerChange]
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    measured: Measured
+    def __init__(self, planner_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., decided_unix_ns: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., action: _Optional[_Union[Action, str]] = ..., reason: _Optional[str] = ..., inputs: _Optional[_Union[ClusterSummary, _Mapping]] = ..., alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., worker_id: _Optional[str] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., actor: _Optional[str] = ..., worker_incarnation: _Optional[int] = ..., reason_code: _Optional[str] = ..., model: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[WorkerChange, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ...) -> None: ...
+
+class WorkerChange(_message.Message):
+    __slots__ = ("worker_id", "worker_incarnation", "assignment")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    worker_incarnation: int
+    assignment: _common_pb2.Assignment
+    def __init__(self, worker_id: _Optional[str] = ..., worker_incarnation: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("prefill", "decode", "prompt_pressure", "decode_pressure", "ttft_ms", "tpot_ms", "served")
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    DECODE_PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_MS_FIELD_NUMBER: _ClassVar[int]
+    SERVED_FIELD_NUMBER: _ClassVar[int]
+    prefill: int
+    decode: int
+    prompt_pressure: float
+    decode_pressure: float
+    ttft_ms: float
+    tpot_ms: float
+    served: float
+    def __init__(self, prefill: _Optional[int] = ..., decode: _Optional[int] = ..., prompt_pressure: _Optional[float] = ..., decode_pressure: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., served: _Optional[float] = ...) -> None: ...
+
+class Measured(_message.Message):
+    __slots__ = ("before", "after", "after_ms")
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    before: Seen
+    after: Seen
+    after_ms: int
+    def __init__(self, before: _Optional[_Union[Seen, _Mapping]] = ..., after: _Optional[_Union[Seen, _Mapping]] = ..., after_ms: _Optional[int] = ...) -> None: ...
+
+class Seen(_message.Message):
+    __slots__ = ("prefill", "decode", "prompt_pressure", "decode_pressure", "waiting_ms", "decodes")
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    DECODE_PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_MS_FIELD_NUMBER: _ClassVar[int]
+    DECODES_FIELD_NUMBER: _ClassVar[int]
+    prefill: int
+    decode: int
+    prompt_pressure: float
+    decode_pressure: float
+    waiting_ms: float
+    decodes: int
+    def __init__(self, prefill: _Optional[int] = ..., decode: _Optional[int] = ..., prompt_pressure: _Optional[float] = ..., decode_pressure: _Optional[float] = ..., waiting_ms: _Optional[float] = ..., decodes: _Optional[int] = ...) -> None: ...
 
 class ClusterSummary(_message.Message):
     __slots__ = ("pools", "coverage", "window_ms")

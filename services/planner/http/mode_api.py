@@ -1,17 +1,16 @@
 """The routes that tell and set the planner's mode; setting it is an admin verb."""
 
-import hmac
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Header
 
 from libs.bus.port import Bus
-from libs.contracts.errors import Unauthenticated
 from libs.contracts.topics import DECISIONS
 from libs.runtime.clock import Clock
 from libs.runtime.web import JsonRoute
-from services.planner.mode import MODES, ModeStore, ModeWord, mode_word
+from services.planner.http.admin import check_token
+from services.planner.kept import MODES, ModeWord, PlannerStore, mode_word
 from services.planner.state import PlannerState
 
 
@@ -34,12 +33,12 @@ class ModeAnswer:
 class ModeApi:
     """GET and PUT /v1/mode."""
 
-    def __init__(self, state: PlannerState, store: ModeStore | None, bus: Bus, clock: Clock, *, token: str) -> None:
+    def __init__(self, state: PlannerState, store: PlannerStore | None, bus: Bus, clock: Clock, *, token: str) -> None:
         self._state = state
         self._store = store
         self._bus = bus
         self._clock = clock
-        self._expected = f"Bearer {token}" if token else ""
+        self._token = token
         self._kept = True
 
     def router(self) -> APIRouter:
@@ -54,8 +53,7 @@ class ModeApi:
         @router.put("/v1/mode", responses={401: {"description": "the token is missing or wrong"}})
         async def set_mode(request: ModeRequest, authorization: Annotated[str, Header()] = "") -> ModeAnswer:
             """Set the mode; needs the suite's token as `authorization: Bearer TOKEN`."""
-            if not (self._expected and hmac.compare_digest(authorization.encode(), self._expected.encode())):
-                raise Unauthenticated("setting the mode needs the suite's token as authorization: Bearer TOKEN")
+            check_token(self._token, authorization, "setting the mode")
             wanted = MODES[request.mode]
             self._bus.publish(DECISIONS, self._state.set_mode(wanted, request.actor, self._clock.now_ns()))
             self._kept = self._store is not None and await self._store.keep(wanted)

@@ -11,18 +11,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
+from libs.contracts.errors import MAX_QUOTED_CHARS, DecisionNotFound
 from libs.contracts.pairing import Unpaired, unpaired
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WorkerState
-from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, Decision
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP
 from libs.contracts.roles import role_name
-from libs.policy.planner.moves import ROLE_WORDS
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
 from services.planner.actions import Actor, Outcome
-from services.planner.mode import mode_word
-from services.planner.mode_api import ModeApi
+from services.planner.http.answers import DecisionAnswer, PlannerAnswer, decision_answer, planner_answer
+from services.planner.http.limits_api import LimitsApi
+from services.planner.http.mode_api import ModeApi
+from services.planner.messages import action_word
 from services.planner.observe import ObservedWorker, gpus_of
-from services.planner.state import PlannerState, action_word
+from services.planner.state import PlannerState
 
 MAX_LIMIT = 1_000
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many decisions, the newest first.")]
@@ -61,57 +63,9 @@ class WorkerAnswer:
     coverage: float
 
 
-@dataclass(frozen=True, slots=True)
-class PoolAnswer:
-    """The workers of a model in a role, as a decision saw them."""
-
-    model: str
-    role: str
-    workers: int
-    gpus: int
-    busy: float | None
-    running: int
-    waiting: int
-    waiting_prefill_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class AlternativeAnswer:
-    """Something that was weighed, and what it would leave: for splits of roles the pressure, else the imbalance.
-
-    Over 1 either is more than a pool can do; an imbalance of 0 is balance.
-    """
-
-    name: str
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionAnswer:
-    """A decision with its inputs and its reason.
-
-    Actions set_role and set_budget say what a worker was asked for, in mode auto: the epoch is that which it then has.
-    Action role_moved tells of a move that was seen, whoever made it, and set_mode of this planner's mode; the worker,
-    its role and its epoch are empty and 0 where the action is about none.
-    """
-
-    planner_id: str
-    sequence: int
-    decided_unix_ns: int
-    mode: str
-    action: str
-    reason: str
-    actor: str
-    worker: str
-    role: str
-    epoch: int
-    window_ms: int
-    coverage: float
-    pools: list[PoolAnswer]
-    alternatives: list[AlternativeAnswer]
-
-
-def make_api(state: PlannerState, clock: Clock, registry: CollectorRegistry, modes: ModeApi) -> FastAPI:
+def make_api(
+    state: PlannerState, clock: Clock, registry: CollectorRegistry, modes: ModeApi, limits: LimitsApi
+) -> FastAPI:
     """The app over `state`."""
     app = make_web_app(
         "Fulcrum planner",
@@ -126,12 +80,27 @@ def make_api(state: PlannerState, clock: Clock, registry: CollectorRegistry, mod
         alone = unpaired(state.workers)
         return [_worker(each, alone.get(each.worker.id)) for each in state.observed(clock.now_ns())]
 
+    @app.get("/v1/planner")
+    async def planner() -> PlannerAnswer:
+        """The planner's mode, and how hard work presses on each model's workers."""
+        return planner_answer(state, clock.now_ns())
+
     @app.get("/v1/decisions")
     async def decisions(limit: Limit = 20) -> list[DecisionAnswer]:
         """The last decisions, the newest first."""
-        return [_decision(decision) for decision in islice(reversed(state.decisions), limit)]
+        return [decision_answer(decision) for decision in islice(reversed(state.decisions), limit)]
+
+    @app.get("/v1/decisions/{decision_id}", responses={404: {"description": "no such decision is kept"}})
+    async def decision(decision_id: str) -> DecisionAnswer:
+        """One decision, by its id or its sequence number."""
+        for each in map(decision_answer, reversed(state.decisions)):
+            if decision_id in (each.id, str(each.sequence)):
+                return each
+        asked = decision_id[:MAX_QUOTED_CHARS]
+        raise DecisionNotFound(f"decision {asked} is not kept: GET /v1/decisions lists those that are")
 
     app.include_router(modes.router())
+    app.include_router(limits.router())
     return app
 
 
@@ -191,35 +160,4 @@ def _worker(observed: ObservedWorker, alone: Unpaired | None) -> WorkerAnswer:
         pool_faults=observed.load.pool_faults if observed.load else None,
         address=worker.address,
         coverage=observed.coverage,
-    )
-
-
-def _decision(decision: Decision) -> DecisionAnswer:
-    return DecisionAnswer(
-        planner_id=decision.planner_id,
-        sequence=decision.sequence,
-        decided_unix_ns=decision.decided_unix_ns,
-        mode=mode_word(decision.mode),
-        action=action_word(decision.action),
-        reason=decision.reason,
-        actor=decision.actor,
-        worker=decision.worker_id,
-        role=role_name(decision.assignment) if decision.worker_id else "",
-        epoch=decision.assignment.epoch,
-        window_ms=decision.inputs.window_ms,
-        coverage=decision.inputs.coverage,
-        pools=[
-            PoolAnswer(
-                model=pool.model,
-                role=ROLE_WORDS.get(pool.role, "none"),
-                workers=pool.workers,
-                gpus=pool.gpus,
-                busy=pool.busy if pool.HasField("busy") else None,
-                running=pool.running,
-                waiting=pool.waiting,
-                waiting_prefill_tokens=pool.waiting_prefill_tokens,
-            )
-            for pool in decision.inputs.pools
-        ],
-        alternatives=[AlternativeAnswer(each.name, each.score) for each in decision.alternatives],
     )

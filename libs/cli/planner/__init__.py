@@ -1,0 +1,1 @@
+"""`fulcrum planner`."""

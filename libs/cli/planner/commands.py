@@ -1,0 +1,98 @@
+"""`fulcrum planner`: what the planner decides, why, and what it may do."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from libs.cli.options import Json, ReadyFile
+
+planner = typer.Typer(help="What the planner decides, why, and what it may do.", no_args_is_help=True)
+
+
+@planner.command(epilog="Example: fulcrum planner mode auto")
+def mode(
+    mode: Annotated[
+        Literal["off", "advisory", "auto"] | None,
+        typer.Argument(
+            help="off decides nothing; advisory publishes decisions and acts on none; auto has workers take the roles "
+            "and budgets that were decided.",
+            show_default=False,
+        ),
+    ] = None,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Set the planner's mode, which outlives its restart; without one, print it."""
+    from libs.cli.planner.mode import planner_mode  # noqa: PLC0415 (what only this command needs)
+
+    planner_mode(mode, ready_file=ready, as_json=json)
+
+
+@planner.command(epilog="Example: fulcrum planner status")
+def status(ready: ReadyFile = None, json: Json = False) -> None:
+    """How hard work presses on each model's workers, and what was decided last."""
+    from libs.cli.planner.decisions import planner_status  # noqa: PLC0415 (what only this command needs)
+
+    planner_status(ready_file=ready, as_json=json)
+
+
+@planner.command(epilog="Example: fulcrum planner decisions --follow")
+def decisions(
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="How many, the newest.")] = 20,
+    follow: Annotated[
+        bool, typer.Option("--follow", metavar="", help="Go on with what is decided, until Ctrl-C.")
+    ] = False,
+    keeps: Annotated[
+        bool, typer.Option("--keeps", metavar="", help="Those too that leave all workers as they are.")
+    ] = False,
+    ready: ReadyFile = None,
+    json: Annotated[
+        bool, typer.Option("--json", metavar="", help="A line for each decision, one JSON value on it, keeps included.")
+    ] = False,
+) -> None:
+    """What was decided, the oldest first, a line each."""
+    from libs.cli.planner.decisions import planner_decisions  # noqa: PLC0415 (what only this command needs)
+
+    planner_decisions(limit, follow=follow, keeps=keeps or json, ready_file=ready, as_json=json)
+
+
+@planner.command(epilog="Example: fulcrum planner explain 17")
+def explain(
+    decision: Annotated[str, typer.Argument(help="Its id or its number, of `fulcrum planner decisions`.")],
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """One decision: why, what was weighed, what was predicted, and what was seen afterwards."""
+    from libs.cli.planner.decisions import planner_explain  # noqa: PLC0415 (what only this command needs)
+
+    planner_explain(decision, ready_file=ready, as_json=json)
+
+
+@planner.command(epilog="Example: fulcrum planner limits prefill_min=1 decode_max=6 --pin decode-1")
+def limits(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=VALUE]...",
+            help="prefill_min, prefill_max, decode_min, decode_max, tpot_ms (none: no bound), moves_per_s, or "
+            "quiet_hours=22:00-06:00,… (UTC, none: none).",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    model: Annotated[str, typer.Option("--model", metavar="M", help="Of this model alone, in place of all.")] = "",
+    pin: Annotated[
+        list[str] | None,
+        typer.Option("--pin", metavar="WORKER", help="It keeps its role and budget.", show_default=False),
+    ] = None,
+    unpin: Annotated[
+        list[str] | None,
+        typer.Option("--unpin", metavar="WORKER", help="It may be changed again.", show_default=False),
+    ] = None,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Set what the planner may do, at once and beyond its restart; without a setting, print it."""
+    from libs.cli.planner.limits import planner_limits  # noqa: PLC0415 (what only this command needs)
+
+    planner_limits(settings or [], model=model, pin=pin or [], unpin=unpin or [], ready_file=ready, as_json=json)

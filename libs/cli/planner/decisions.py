@@ -1,0 +1,181 @@
+"""What `fulcrum planner status`, `decisions` and `explain` do."""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from libs.cli.find import find_suite, get_json
+
+POLL_S: Final = 0.25
+AT_ONCE: Final = 1_000
+"""Decisions asked for while following: as many as the planner keeps."""
+PIPE_COLUMNS: Final = 200
+PRESSES: Final = 1.0
+STYLES: Final = {
+    "set_role": "bold cyan",
+    "set_budget": "cyan",
+    "recommend": "yellow",
+    "role_moved": "green",
+    "set_mode": "magenta",
+    "set_limits": "magenta",
+}
+
+
+def planner_status(*, ready_file: Path | None, as_json: bool) -> None:
+    """Print the planner as it is. Raises StartupError when there is no suite."""
+    base_url = find_suite(ready_file).planner
+    found: dict[str, Any] = get_json(base_url, "/v1/planner")
+    if as_json:
+        print(json.dumps(found))
+        return
+    console = _console()
+    leads = {"ours": "", "anothers": ", another planner leads", "unknown": ", nobody knows who leads"}[found["lead"]]
+    moved = found["decisions"].get("set_role", 0)
+    console.print(f"{found['planner_id']} is in mode {found['mode']}{leads}; {moved} decisions changed roles.")
+    if found["not_live"]:
+        console.print(found["not_live"], style="yellow", markup=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("model", "prefill", "pressure", "decode", "pressure", "prompts wait", ""):
+        table.add_column(title, justify="left" if title in ("model", "") else "right", no_wrap=title != "")
+    for each in found["models"]:
+        table.add_row(each["model"], *_stands(each))
+    console.print(table if found["models"] else "No worker is registered.")
+    for each in get_json(base_url, "/v1/decisions", limit=str(AT_ONCE)):
+        if each["action"] != "keep":
+            console.print(Text("Last: "), _line(each))
+            return
+
+
+def planner_decisions(limit: int, *, follow: bool, keeps: bool, ready_file: Path | None, as_json: bool) -> None:
+    """Print the last decisions, and with `follow` those that come, until interrupted."""
+    base_url, console = find_suite(ready_file).planner, _console()
+    shown: dict[str, bool] = {}
+    first = _wanted(get_json(base_url, "/v1/decisions", limit=str(AT_ONCE)), keeps=keeps)[:limit]
+    newest = first
+    while True:
+        for each in reversed(newest):
+            if shown.get(each["id"]) == (each["measured"] is not None):
+                continue
+            again, shown[each["id"]] = each["id"] in shown, each["measured"] is not None
+            if as_json:
+                print(json.dumps(each), flush=True)
+            elif not again:
+                console.print(_line(each), soft_wrap=True)
+        if not follow:
+            if not first and not as_json:
+                console.print("Nothing was decided that changes a worker. --keeps shows why not.")
+            return
+        time.sleep(POLL_S)
+        newest = _wanted(get_json(base_url, "/v1/decisions", limit=str(AT_ONCE)), keeps=keeps)
+        shown = {each["id"]: shown[each["id"]] for each in newest if each["id"] in shown}
+        newest = _after(newest, shown)
+
+
+def planner_explain(decision: str, *, ready_file: Path | None, as_json: bool) -> None:
+    """Print one decision. Raises StartupError where it is not kept."""
+    found: dict[str, Any] = get_json(find_suite(ready_file).planner, f"/v1/decisions/{quote(decision, safe='')}")
+    if as_json:
+        print(json.dumps(found))
+        return
+    console = _console()
+    console.print(_line(found), soft_wrap=True)
+    for each in found["changes"]:
+        budget = f", {each['budget_tokens']} prompt tokens a step" if each["budget_tokens"] else ""
+        console.print(f"  {each['worker']}: {each['role']}{budget}", highlight=False)
+    if found["candidates"]:
+        console.print("\nWeighed, the chosen one first:" if found["predicted"] else "\nWeighed, the present one first:")
+        console.print(_candidates(found["candidates"]))
+    if found["measured"]:
+        console.print(
+            f"\nSeen before, and {found['measured']['after_ms'] / 1000:.1f} s after (other things happened too):"
+        )
+        console.print(_seen(found["measured"]))
+
+
+def _wanted(decisions: Iterable[dict[str, Any]], *, keeps: bool) -> list[dict[str, Any]]:
+    return [each for each in decisions if keeps or each["action"] != "keep"]
+
+
+def _after(newest: list[dict[str, Any]], shown: dict[str, bool]) -> list[dict[str, Any]]:
+    """Those from the oldest that was shown on."""
+    last = max((n for n, each in enumerate(newest) if each["id"] in shown), default=len(newest) - 1)
+    return newest[: last + 1]
+
+
+def _line(decision: dict[str, Any]) -> Text:
+    action = decision["action"]
+    clock = decision["time"][11:23]
+    named = ", ".join(decision["workers"][:4]) + ("…" if len(decision["workers"]) > 4 else "")
+    return Text.assemble(
+        (f"{decision['sequence']:>6} ", "dim"),
+        (f"{clock}  ", "dim"),
+        (f"{action:<10} ", STYLES.get(action, "dim")),
+        (f"{named}: " if named else "", "bold"),
+        decision["reason"],
+    )
+
+
+def _stands(model: dict[str, Any]) -> Iterator[Text | str]:
+    now = model["now"]
+    if now is None:
+        yield from ("", "", "", "", "", Text(model["unknown"], style="yellow"))
+        return
+    yield str(now["prefill"])
+    yield _pressure(now["prompt_pressure"])
+    yield str(now["decode"])
+    yield _pressure(now["decode_pressure"])
+    yield f"{now['waiting_ms'] / 1000:.1f} s"
+    pinned = f"; pinned: {', '.join(model['pinned'])}" if model["pinned"] else ""
+    yield f"{model['code'].replace('_', ' ')}{pinned}"
+
+
+def _candidates(candidates: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="bold")
+    for title in ("prefill", "decode", "prompts press", "decodes press", "TTFT", "TPOT", "served in time"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for number, each in enumerate(candidates):
+        table.add_row(
+            str(each["prefill"]),
+            str(each["decode"]),
+            _pressure(each["prompt_pressure"]),
+            _pressure(each["decode_pressure"]),
+            f"{each['ttft_ms'] / 1000:.2f} s",
+            f"{each['tpot_ms']:.0f} ms",
+            f"{each['served']:.0%}",
+            style="bold" if number == 0 else "",
+        )
+    return table
+
+
+def _seen(measured: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="bold")
+    for title in ("", "prefill", "decode", "prompts press", "decodes press", "prompts wait", "decodes"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name in ("before", "after"):
+        each = measured[name]
+        table.add_row(
+            name,
+            str(each["prefill"]),
+            str(each["decode"]),
+            _pressure(each["prompt_pressure"]),
+            _pressure(each["decode_pressure"]),
+            f"{each['waiting_ms'] / 1000:.1f} s",
+            str(each["decodes"]),
+        )
+    return table
+
+
+def _pressure(value: float) -> Text:
+    return Text(f"{value:.2f}", style="bold red" if value > PRESSES else "")
+
+
+def _console() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)

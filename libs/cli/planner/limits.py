@@ -1,0 +1,91 @@
+"""What `fulcrum planner limits` does."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from libs.cli.find import find_one_suite, find_suite, get_json, put_json
+from libs.contracts.errors import StartupError
+from libs.runtime.settings import CommonSettings, load_settings
+
+ACTOR: Final = "fulcrum planner"
+OF_MODELS: Final = {"prefill_min": int, "prefill_max": int, "decode_min": int, "decode_max": int, "tpot_ms": float}
+WITHOUT: Final = {"prefill_min": 0, "decode_min": 1}
+"""What `none` stands for where it is not null."""
+
+
+def planner_limits(
+    settings: Sequence[str],
+    *,
+    model: str,
+    pin: Sequence[str],
+    unpin: Sequence[str],
+    ready_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the limits, after setting those that are named. Raises StartupError that says what to do."""
+    changes = bool(settings or pin or unpin)
+    suite = find_one_suite(ready_file) if changes else find_suite(ready_file)
+    found: dict[str, Any] = get_json(suite.planner, "/v1/limits")
+    if changes:
+        wanted = found["limits"]
+        for setting in settings:
+            _set(wanted, setting, model)
+        wanted["pinned"] = sorted((set(wanted["pinned"]) | set(pin)) - set(unpin))
+        token = suite.token or load_settings(CommonSettings).token.get_secret_value()
+        found = put_json(suite.planner, f"/v1/limits?actor={ACTOR.replace(' ', '%20')}", wanted, token=token)
+    if as_json:
+        print(json.dumps(found))
+        return
+    for line in _lines(found["limits"]):
+        print(line)
+    if not found["kept"]:
+        print("Redis is away: a restart of the planner forgets them.")
+
+
+def _set(limits: dict[str, Any], setting: str, model: str) -> None:
+    name, equals, text = setting.partition("=")
+    none = text.lower() == "none"
+    if not equals or not text:
+        raise StartupError(f"{setting!r} is not NAME=VALUE, such as prefill_min=2")
+    if name == "quiet_hours" and not model:
+        limits["quiet_hours"] = [] if none else text.split(",")
+    elif name == "moves_per_s" and not model:
+        limits["moves_per_s"] = _number(name, text, int)
+    elif name in OF_MODELS:
+        of = limits["models"].setdefault(model, dict(limits["every"])) if model else limits["every"]
+        of[name] = WITHOUT.get(name) if none else _number(name, text, OF_MODELS[name])
+    else:
+        known = ", ".join((*OF_MODELS, *(() if model else ("moves_per_s", "quiet_hours"))))
+        raise StartupError(f"{name!r} is no limit{' of a model' if model else ''}: there are {known}")
+
+
+def _number(name: str, text: str, kind: type[int] | type[float]) -> int | float:
+    try:
+        return kind(text)
+    except ValueError:
+        whole = "a whole number" if kind is int else "a number"
+        raise StartupError(f"{name} is {whole}, not {text!r}") from None
+
+
+def _lines(limits: dict[str, Any]) -> list[str]:
+    lines = [f"Moves a second: {limits['moves_per_s']}"]
+    if limits["quiet_hours"]:
+        lines.append(f"Roles stand still (UTC): {', '.join(limits['quiet_hours'])}")
+    if limits["pinned"]:
+        lines.append(f"Pinned: {', '.join(limits['pinned'])}")
+    lines.append(f"Every model: {_of_model(limits['every'])}")
+    lines += [f"{name}: {_of_model(each)}" for name, each in sorted(limits["models"].items())]
+    return lines
+
+
+def _of_model(each: dict[str, Any]) -> str:
+    def to(role: str) -> str:
+        most = each[f"{role}_max"]
+        return (
+            f"{each[f'{role}_min']} to {most} {role}" if most is not None else f"{each[f'{role}_min']} {role} or more"
+        )
+
+    target = "" if each["tpot_ms"] is None else f", TPOT {each['tpot_ms']:g} ms"
+    return f"{to('prefill')}, {to('decode')}{target}"

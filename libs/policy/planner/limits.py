@@ -1,0 +1,63 @@
+"""What a person allows decisions to do: workers a role, moves a second, hours in which roles stand still. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+DAY_MINUTES: Final = 24 * 60
+MAX_WORKERS: Final = 100_000
+MAX_MOVES_PER_S: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """Of one model's workers. A mixed worker is a decode worker."""
+
+    prefill_min: int = 0
+    prefill_max: int = MAX_WORKERS
+    decode_min: int = 1
+    decode_max: int = MAX_WORKERS
+    tpot_ms: float | None = None
+    """That roles are decided for; None: the planner's own."""
+
+    def allow(self, prefill: int, decode: int) -> bool:
+        """Whether so many workers may have each role."""
+        return self.prefill_min <= prefill <= self.prefill_max and self.decode_min <= decode <= self.decode_max
+
+
+@dataclass(frozen=True, slots=True)
+class QuietHours:
+    """Minutes of the day, UTC; past midnight where the end is not after the start."""
+
+    from_minute: int
+    to_minute: int
+
+    def hold(self, minute: int) -> bool:
+        """Whether roles stand still in this minute of the day."""
+        if self.from_minute < self.to_minute:
+            return self.from_minute <= minute < self.to_minute
+        return minute >= self.from_minute or minute < self.to_minute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of all models."""
+
+    moves_per_s: int = 64
+    """Changes of role at most, over all models."""
+    pinned: frozenset[str] = frozenset()
+    """Workers that keep what they have."""
+    quiet_hours: tuple[QuietHours, ...] = ()
+    every: ModelLimits = field(default_factory=ModelLimits)
+    """Of models that have none of their own."""
+    models: Mapping[str, ModelLimits] = field(default_factory=lambda: MappingProxyType({}))
+
+    def of(self, model: str) -> ModelLimits:
+        """Those that hold for a model."""
+        return self.models.get(model, self.every)
+
+    def quiet(self, now_ns: int) -> bool:
+        """Whether roles stand still; `now_ns` is Unix time."""
+        minute = now_ns // 60_000_000_000 % DAY_MINUTES
+        return any(each.hold(minute) for each in self.quiet_hours)

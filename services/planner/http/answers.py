@@ -1,0 +1,278 @@
+"""What the planner's routes answer, in words and plain numbers. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
+    ACTION_RECOMMEND,
+    Candidate,
+    Decision,
+    Seen,
+    WorkerChange,
+)
+from libs.contracts.roles import role_name
+from libs.policy.roles import Role
+from services.planner.assigner import ModelPlan
+from services.planner.kept import mode_word
+from services.planner.messages import CODE_UNKNOWN, action_word, seen
+from services.planner.state import PlannerState
+
+ROLE_WORDS: Final[Mapping[int, str]] = {Role.PREFILL: "prefill", Role.MIXED: "decode", Role.STANDBY: "standby"}
+"""Of pools: mixed workers are in the decode pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAnswer:
+    """The workers of a model in a role, as a decision saw them."""
+
+    model: str
+    role: str
+    workers: int
+    gpus: int
+    busy: float | None
+    running: int
+    waiting: int
+    waiting_prefill_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AlternativeAnswer:
+    """A split of a model's workers, by its name and the pressure that it would leave."""
+
+    name: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeAnswer:
+    """A worker as it is to be; the epoch is that which it then has, 0 where nobody was asked."""
+
+    worker: str
+    role: str
+    budget_tokens: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateAnswer:
+    """A split of a model's workers, and what is predicted of it while demand stays as it is.
+
+    Pressures are work over what there is for it; above 1 work grows into a queue. `served` is the share of the work
+    that would be done in time.
+    """
+
+    prefill: int
+    decode: int
+    prompt_pressure: float
+    decode_pressure: float
+    ttft_ms: float
+    tpot_ms: float
+    served: float
+
+
+@dataclass(frozen=True, slots=True)
+class SeenAnswer:
+    """A model's workers and how hard work pressed on them; `waiting_ms` is what one worker would take for the prompts
+    that waited."""
+
+    prefill: int
+    decode: int
+    prompt_pressure: float
+    decode_pressure: float
+    waiting_ms: float
+    decodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredAnswer:
+    """What was seen before a decision and `after_ms` after it. Other things happened too: it is no proof."""
+
+    before: SeenAnswer
+    after: SeenAnswer
+    after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionAnswer:
+    """A decision with its inputs and its reason.
+
+    Actions set_role and set_budget say what workers were asked for, in mode auto, and recommend what they would have
+    been; `predicted` is the candidate that was chosen. Action role_moved tells of a move that was seen, whoever made
+    it, set_mode and set_limits of what somebody set. `worker`, `role` and `epoch` are those of the first worker, and
+    empty and 0 where the action is about none.
+    """
+
+    id: str
+    time: str
+    """ISO 8601, UTC."""
+    planner_id: str
+    sequence: int
+    decided_unix_ns: int
+    mode: str
+    action: str
+    reason_code: str
+    reason: str
+    actor: str
+    model: str
+    workers: list[str]
+    changes: list[ChangeAnswer]
+    worker: str
+    role: str
+    epoch: int
+    window_ms: int
+    coverage: float
+    pools: list[PoolAnswer]
+    alternatives: list[AlternativeAnswer]
+    candidates: list[CandidateAnswer]
+    predicted: CandidateAnswer | None
+    measured: MeasuredAnswer | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswer:
+    """A model's workers, and how hard work presses on them; null where too little is known."""
+
+    model: str
+    code: str
+    unknown: str
+    """What is missing, in words; empty where enough is known."""
+    now: SeenAnswer | None
+    pinned: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerAnswer:
+    """The planner as it is now."""
+
+    planner_id: str
+    mode: str
+    lead: str
+    """Who decides, of the planners that share a cluster: ours, anothers, or unknown while Redis does not say."""
+    not_live: str
+    """What it does not hear of; empty when all is well."""
+    decisions: dict[str, int]
+    """So far, by action."""
+    models: list[ModelAnswer]
+
+
+def decision_id(decision: Decision) -> str:
+    """Names a decision among all planners and their restarts."""
+    return f"{decision.planner_id}.{decision.incarnation // 1_000_000_000}.{decision.sequence}"
+
+
+def decision_answer(decision: Decision) -> DecisionAnswer:
+    """As REST and `fulcrum planner decisions` show it."""
+    changes = [_change(each) for each in decision.changes]
+    if decision.worker_id:
+        moved = WorkerChange(worker_id=decision.worker_id, assignment=decision.assignment)
+        changes.append(_change(moved))
+    first = changes[0] if changes else ChangeAnswer("", "", 0, 0)
+    candidates = [_candidate(each) for each in decision.candidates]
+    changing = bool(decision.changes)
+    return DecisionAnswer(
+        id=decision_id(decision),
+        time=iso(decision.decided_unix_ns),
+        planner_id=decision.planner_id,
+        sequence=decision.sequence,
+        decided_unix_ns=decision.decided_unix_ns,
+        mode=mode_word(decision.mode),
+        action=action_word(decision.action),
+        reason_code=decision.reason_code,
+        reason=decision.reason,
+        actor=decision.actor,
+        model=decision.model,
+        workers=[each.worker for each in changes],
+        changes=changes,
+        worker=first.worker,
+        role=first.role,
+        epoch=first.epoch if decision.action != ACTION_RECOMMEND else 0,
+        window_ms=decision.inputs.window_ms,
+        coverage=decision.inputs.coverage,
+        pools=[
+            PoolAnswer(
+                model=pool.model,
+                role=ROLE_WORDS.get(pool.role, "none"),
+                workers=pool.workers,
+                gpus=pool.gpus,
+                busy=pool.busy if pool.HasField("busy") else None,
+                running=pool.running,
+                waiting=pool.waiting,
+                waiting_prefill_tokens=pool.waiting_prefill_tokens,
+            )
+            for pool in decision.inputs.pools
+        ],
+        alternatives=[AlternativeAnswer(each.name, each.score) for each in decision.alternatives],
+        candidates=candidates,
+        predicted=candidates[0] if changing and candidates else None,
+        measured=_measured(decision),
+    )
+
+
+def planner_answer(state: PlannerState, now_ns: int) -> PlannerAnswer:
+    """As of the last decision."""
+    return PlannerAnswer(
+        planner_id=state.identity.planner_id,
+        mode=mode_word(state.identity.mode),
+        lead=state.lead.value,
+        not_live=state.not_live(now_ns) or "",
+        decisions={action_word(action): count for action, count in sorted(state.told.items())},
+        models=[_model(plan) for plan in state.plans],
+    )
+
+
+def iso(unix_ns: int) -> str:
+    """To the millisecond, UTC."""
+    return datetime.fromtimestamp(unix_ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def line(answer: DecisionAnswer) -> dict[str, Any]:
+    """As one JSON value."""
+    return asdict(answer)
+
+
+def _model(plan: ModelPlan) -> ModelAnswer:
+    now = seen(plan)
+    return ModelAnswer(
+        model=plan.observed.model,
+        code=plan.assigned.code.value if plan.assigned else CODE_UNKNOWN,
+        unknown=plan.observed.unknown,
+        now=_seen(now) if now else None,
+        pinned=[each.id for each in plan.observed.standings if each.pinned],
+    )
+
+
+def _change(change: WorkerChange) -> ChangeAnswer:
+    assignment = change.assignment
+    return ChangeAnswer(change.worker_id, role_name(assignment), assignment.budget_tokens, assignment.epoch)
+
+
+def _candidate(each: Candidate) -> CandidateAnswer:
+    return CandidateAnswer(
+        prefill=each.prefill,
+        decode=each.decode,
+        prompt_pressure=each.prompt_pressure,
+        decode_pressure=each.decode_pressure,
+        ttft_ms=each.ttft_ms,
+        tpot_ms=each.tpot_ms,
+        served=each.served,
+    )
+
+
+def _seen(seen: Seen) -> SeenAnswer:
+    return SeenAnswer(
+        prefill=seen.prefill,
+        decode=seen.decode,
+        prompt_pressure=seen.prompt_pressure,
+        decode_pressure=seen.decode_pressure,
+        waiting_ms=seen.waiting_ms,
+        decodes=seen.decodes,
+    )
+
+
+def _measured(decision: Decision) -> MeasuredAnswer | None:
+    if not decision.HasField("measured"):
+        return None
+    measured = decision.measured
+    return MeasuredAnswer(_seen(measured.before), _seen(measured.after), measured.after_ms)

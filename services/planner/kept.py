@@ -1,0 +1,54 @@
+"""What outlives a planner: its mode, in words, its limits, and who leads; the port to where that is kept."""
+
+from enum import Enum
+from types import MappingProxyType
+from typing import Final, Literal, Protocol
+
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY, MODE_AUTO, MODE_OFF, Mode
+
+ModeWord = Literal["off", "advisory", "auto"]
+MODES: Final = MappingProxyType({"off": MODE_OFF, "advisory": MODE_ADVISORY, "auto": MODE_AUTO})
+LEASE_MS: Final = 1_200
+"""Another planner takes over so long after the last sign of the one that leads."""
+
+
+def mode_word(mode: Mode) -> str:
+    """off, advisory, auto, ..."""
+    return Mode.Name(mode).removeprefix("MODE_").lower()
+
+
+class Lead(Enum):
+    """Who decides, of planners that share a cluster."""
+
+    OURS = "ours"
+    ANOTHERS = "anothers"
+    UNKNOWN = "unknown"
+    """The store does not answer."""
+
+
+class PlannerStore(Protocol):
+    """What a planner remembers. Without it a mode and limits hold until it restarts, and it leads alone."""
+
+    async def load(self) -> Mode | None:
+        """The mode that was last kept; None when none was, or the store is away."""
+        ...
+
+    async def keep(self, mode: Mode) -> bool:
+        """Remember a mode; whether that worked."""
+        ...
+
+    async def load_limits(self) -> str | None:
+        """The limits that were last kept, as they were written; None likewise."""
+        ...
+
+    async def keep_limits(self, written: str) -> bool:
+        """Remember limits; whether that worked."""
+        ...
+
+    async def lead(self, who: str) -> Lead:
+        """Take the lead for `LEASE_MS`, or go on having it, unless somebody else has it."""
+        ...
+
+    async def follow(self, who: str) -> None:
+        """Leave the lead to others, where it is ours."""
+        ...

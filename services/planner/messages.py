@@ -1,0 +1,196 @@
+"""Decisions as they are published. Pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_UNSPECIFIED, Assignment, Worker
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
+    ACTION_KEEP,
+    ACTION_RECOMMEND,
+    ACTION_ROLE_MOVED,
+    ACTION_SET_BUDGET,
+    ACTION_SET_ROLE,
+    Action,
+    Alternative,
+    Candidate,
+    ClusterSummary,
+    Decision,
+    Measured,
+    PoolSummary,
+    Seen,
+    WorkerChange,
+)
+from libs.contracts.roles import role_name
+from libs.policy.planner.assigning import Assigned, Change
+from libs.policy.planner.capacity import Engine, Split, Work
+from libs.policy.planner.outlook import outlook
+from libs.policy.planner.snapshot import ClusterSnapshot
+from services.planner.actions import Order
+from services.planner.assigner import ModelPlan
+from services.planner.reasons import MAX_PRESSURE, why_budgets, why_kept, why_moved, why_told
+
+MAX_CANDIDATES: Final = 8
+"""Splits named in a decision, the chosen one first."""
+MAX_UINT32: Final = 2**32 - 1
+MAX_UINT64: Final = 2**64 - 1
+"""What a decision can carry: sums over workers that each tell the most are cut there."""
+NS_PER_MS: Final = 1_000_000
+CODE_NOBODY: Final = "no_workers"
+CODE_UNKNOWN: Final = "unknown"
+"""Too little is known of a model to decide about it."""
+
+
+def kept(snapshot: ClusterSnapshot, plans: Sequence[ModelPlan]) -> Decision:
+    """To leave all as it is."""
+    candidates = [each for plan in plans[:1] for each in _candidates(plan)]
+    return Decision(
+        action=ACTION_KEEP,
+        reason=why_kept(plans),
+        reason_code=" ".join(dict.fromkeys(map(_code, plans))) or CODE_NOBODY,
+        inputs=summary(snapshot),
+        candidates=candidates,
+        alternatives=_named(candidates),
+    )
+
+
+def changed(snapshot: ClusterSnapshot, plan: ModelPlan, assigned: Assigned) -> list[tuple[Decision, Sequence[Change]]]:
+    """What mode auto makes of a plan: changes of role, then those of budgets, each as one decision."""
+    found = []
+    for action, changes, why in (
+        (ACTION_SET_ROLE, plan.moves, why_moved),
+        (ACTION_SET_BUDGET, plan.budgets, why_budgets),
+    ):
+        if changes:
+            found.append((_about(action, snapshot, plan, assigned, why(plan, assigned)), changes))
+    return found
+
+
+def recommended(snapshot: ClusterSnapshot, plan: ModelPlan, assigned: Assigned) -> Decision:
+    """What mode auto would make of it."""
+    decision = _about(ACTION_RECOMMEND, snapshot, plan, assigned, f"In mode auto: {why_told(plan, assigned)}")
+    decision.changes.extend(
+        WorkerChange(worker_id=each.worker_id, assignment=_assignment(plan.observed.model, each))
+        for each in (*plan.moves, *plan.budgets)
+    )
+    return decision
+
+
+def worker_changes(orders: Iterable[Order]) -> list[WorkerChange]:
+    """As workers are asked for them."""
+    return [
+        WorkerChange(worker_id=each.worker.id, worker_incarnation=each.worker.incarnation, assignment=each.wanted)
+        for each in orders
+    ]
+
+
+def role_moved(worker: Worker) -> Decision:
+    """That a worker has another role was seen, whoever gave it."""
+    change, role = worker.role_change, role_name(worker.assignment)
+    actor = change.actor or "somebody"
+    return Decision(
+        action=ACTION_ROLE_MOVED,
+        reason=f"{actor} moved {worker.id} to {role}: {change.reason or 'no reason given'}",
+        actor=actor,
+        worker_id=worker.id,
+        worker_incarnation=worker.incarnation,
+        assignment=worker.assignment,
+    )
+
+
+def seen(plan: ModelPlan) -> Seen | None:
+    """A model as it is, to be held against how it is later; None where too little is known."""
+    if plan.assigned is None:
+        return None
+    now, work = plan.assigned.now, plan.observed.work
+    return Seen(
+        prefill=now.prefill,
+        decode=now.mixed,
+        prompt_pressure=min(now.prompt_pressure, MAX_PRESSURE),
+        decode_pressure=min(now.decode_pressure, MAX_PRESSURE),
+        waiting_ms=work.waiting_ns / NS_PER_MS,
+        decodes=min(work.decodes, MAX_UINT32),
+    )
+
+
+def measured(before: Seen, after: Seen, after_ms: int) -> Measured:
+    """What was seen around a decision."""
+    return Measured(before=before, after=after, after_ms=after_ms)
+
+
+def summary(snapshot: ClusterSnapshot) -> ClusterSummary:
+    """The pools that a decision saw."""
+    return ClusterSummary(
+        coverage=snapshot.coverage,
+        window_ms=snapshot.window_ms,
+        pools=[
+            PoolSummary(
+                model=pool.model,
+                role=ROLE_UNSPECIFIED if pool.role is None else f"ROLE_{pool.role.name}",
+                workers=len(pool.workers),
+                gpus=min(pool.gpus, MAX_UINT32),
+                busy=pool.busy,
+                running=min(pool.running, MAX_UINT32),
+                waiting=min(pool.waiting, MAX_UINT32),
+                waiting_prefill_tokens=min(pool.waiting_prefill_tokens, MAX_UINT64),
+            )
+            for pool in snapshot.pools
+        ],
+    )
+
+
+def action_word(action: Action) -> str:
+    """keep, set_role, set_budget, ... or unknown."""
+    return Action.Name(action).removeprefix("ACTION_").lower() if action in Action.values() else "unknown"
+
+
+def _about(action: Action, snapshot: ClusterSnapshot, plan: ModelPlan, assigned: Assigned, reason: str) -> Decision:
+    candidates = _candidates(plan)
+    return Decision(
+        action=action,
+        reason=reason,
+        reason_code=assigned.code.value,
+        model=plan.observed.model,
+        inputs=summary(snapshot),
+        candidates=candidates,
+        alternatives=_named(candidates),
+    )
+
+
+def _code(plan: ModelPlan) -> str:
+    return plan.assigned.code.value if plan.assigned else CODE_UNKNOWN
+
+
+def _named(candidates: Iterable[Candidate]) -> list[Alternative]:
+    """By name, with the pressure of the phase that is worse off."""
+    return [
+        Alternative(
+            name=f"{each.prefill} prefill, {each.decode} decode", score=max(each.prompt_pressure, each.decode_pressure)
+        )
+        for each in candidates
+    ]
+
+
+def _candidates(plan: ModelPlan) -> list[Candidate]:
+    """The chosen split, the present one, then others by their cost."""
+    engine, work, assigned = plan.observed.engine, plan.observed.work, plan.assigned
+    if engine is None or assigned is None:
+        return []
+    chosen = dict.fromkeys((assigned.then, assigned.now, *assigned.candidates[:MAX_CANDIDATES]))
+    return [_candidate(engine, work, each) for each in list(chosen)[:MAX_CANDIDATES]]
+
+
+def _candidate(engine: Engine, work: Work, split: Split) -> Candidate:
+    predicted = outlook(engine, work, split)
+    return Candidate(
+        prefill=split.prefill,
+        decode=split.mixed,
+        prompt_pressure=min(split.prompt_pressure, MAX_PRESSURE),
+        decode_pressure=min(split.decode_pressure, MAX_PRESSURE),
+        ttft_ms=predicted.ttft_ns / NS_PER_MS,
+        tpot_ms=predicted.tpot_ns / NS_PER_MS,
+        served=predicted.served,
+    )
+
+
+def _assignment(model: str, change: Change) -> Assignment:
+    return Assignment(model=model, role=f"ROLE_{change.role.name}", budget_tokens=change.budget_tokens)

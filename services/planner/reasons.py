@@ -1,0 +1,96 @@
+"""Decisions in one plain sentence. Pure."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from libs.policy.planner.assigning import CALM_NS, LOWER, Assigned, Code
+from libs.policy.planner.capacity import Split, split
+from libs.policy.planner.outlook import outlook
+from libs.policy.roles import Role
+from services.planner.assigner import ModelPlan
+
+MAX_PRESSURE: Final = 1_000.0
+"""As it is said: without workers for a phase it has no bound."""
+LONG_MS: Final = 1_000
+"""A predicted TTFT is named from here on."""
+
+
+def why_moved(plan: ModelPlan, assigned: Assigned) -> str:
+    """Of changes of role."""
+    now, then = assigned.now, assigned.then
+    to_prefill = sum(change.role is Role.PREFILL for change in plan.moves)
+    way = f"{to_prefill} decode to prefill" if to_prefill else f"{len(plan.moves)} prefill to decode"
+    leaves = f"{way} leaves {figure(then.pressure)}"
+    if assigned.code is Code.LIMITS:
+        return f"limits ask for other numbers than {workers(now.prefill, 'prefill')} and {now.mixed} decode; {leaves}"
+    if assigned.code is Code.DECODES_PRESS:
+        return f"decodes press {figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}; {leaves}"
+    pressed = f"prompts press {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}"
+    return f"{pressed}{_waits(plan, now)}; {leaves}"
+
+
+def why_budgets(plan: ModelPlan, assigned: Assigned) -> str:
+    """Of changes of budget alone."""
+    observed, then = plan.observed, assigned.then
+    assert observed.engine is not None
+    standings = {each.id: each for each in observed.standings}
+    alone = split(observed.engine, observed.work, then.prefill, then.mixed, budgets=False)
+    on, whose = workers(then.prefill, "prefill"), workers(len(plan.budgets), "decode")
+    take, leave = ("takes", "leaves") if len(plan.budgets) == 1 else ("take", "leave")
+    if plan.budgets[0].budget_tokens > standings[plan.budgets[0].worker_id].budget_tokens:
+        return (
+            f"prompts press {figure(alone.prompt_pressure)} on {on}{_waits(plan, alone)}; {whose} that {take} up to"
+            f" {plan.budgets[0].budget_tokens} prompt tokens a step {leave} {figure(then.prompt_pressure)}"
+        )
+    return (
+        f"prompts have pressed less than {LOWER:g} on {on} for {CALM_NS / 1e9:g} s; without any on {whose} they press"
+        f" {figure(alone.prompt_pressure)}"
+    )
+
+
+def why_kept(plans: Sequence[ModelPlan]) -> str:
+    """Of a decision to leave all as it is."""
+    return "keep: " + ("; ".join(map(_stands, plans)) if plans else "no workers are registered")
+
+
+def why_told(plan: ModelPlan, assigned: Assigned) -> str:
+    """All that would change about a model."""
+    said = [why_moved(plan, assigned)] if plan.moves else []
+    return "; ".join([*said, why_budgets(plan, assigned)] if plan.budgets else said)
+
+
+def figure(pressure: float) -> str:
+    """A pressure as people read it."""
+    return f"{pressure:.1f}" if pressure <= MAX_PRESSURE else f"more than {MAX_PRESSURE:.0f}"
+
+
+def workers(count: int, role: str) -> str:
+    """1 decode worker, 2 decode workers."""
+    return f"{count} {role} worker{'' if count == 1 else 's'}"
+
+
+_WHY_KEPT: Final = {
+    Code.TOO_SMALL: ", which is more than there is in any split of roles",
+    Code.BEST: "; no other split of roles relieves it by enough",
+    Code.HELD: "; another split would relieve it, but workers rest, are pinned, or roles stand still",
+}
+
+
+def _stands(plan: ModelPlan) -> str:
+    model, assigned = plan.observed.model, plan.assigned
+    if assigned is None:
+        return f"roles of {model} stay: {plan.observed.unknown}"
+    now = assigned.now
+    return (
+        f"{model}: prompts press {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}, decodes "
+        f"{figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}{_WHY_KEPT.get(assigned.code, '')}"
+    )
+
+
+def _waits(plan: ModelPlan, now: Split) -> str:
+    """How long a prompt would wait, where that is long."""
+    engine = plan.observed.engine
+    if engine is None:
+        return ""
+    ttft_ms = outlook(engine, plan.observed.work, now).ttft_ns / 1e6
+    return f", TTFT would reach {ttft_ms / 1e3:.1f} s" if ttft_ms >= LONG_MS else ""

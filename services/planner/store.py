@@ -1,0 +1,95 @@
+"""What outlives a planner, in Redis: its mode, its limits, and who leads."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, Final
+
+import structlog
+from redis.exceptions import RedisError
+
+from libs.contracts import keys
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Mode
+from libs.runtime.redis import make_redis
+from services.planner.kept import LEASE_MS, MODES, Lead, mode_word
+
+log = structlog.get_logger()
+
+TIMEOUT_MS: Final = 500
+CALL_TIMEOUT_S: Final = 1.5
+LEAD_TIMEOUT_S: Final = LEASE_MS / 4000
+_LEAD: Final = """
+local held = redis.call('get', KEYS[1])
+if held and held ~= ARGV[1] then return 0 end
+redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2])
+return 1
+"""
+
+
+class RedisPlannerStore:
+    """PlannerStore in Redis."""
+
+    def __init__(self, url: str, cluster: str) -> None:
+        self._redis = make_redis(url, timeout_ms=TIMEOUT_MS)
+        self._mode_key = keys.planner_mode(cluster)
+        self._limits_key = keys.planner_limits(cluster)
+        self._lead_key = keys.planner_lead(cluster)
+        self._lead = self._redis.register_script(_LEAD)
+
+    async def load(self) -> Mode | None:
+        """The mode that was last kept; None when none was, or Redis is away."""
+        word = await self._read(self._mode_key, "the planner's mode cannot be read: that of its settings holds")
+        return MODES.get(word) if word else None
+
+    async def keep(self, mode: Mode) -> bool:
+        """Remember a mode; whether that worked."""
+        return await self._write(self._mode_key, mode_word(mode), "the planner's mode could not be kept")
+
+    async def load_limits(self) -> str | None:
+        """The limits that were last kept, as they were written; None likewise."""
+        return await self._read(self._limits_key, "the planner's limits cannot be read: it has none")
+
+    async def keep_limits(self, written: str) -> bool:
+        """Remember limits; whether that worked."""
+        return await self._write(self._limits_key, written, "the planner's limits could not be kept")
+
+    async def lead(self, who: str) -> Lead:
+        """Take the lead for `LEASE_MS`, or go on having it, unless somebody else has it."""
+        try:
+            async with asyncio.timeout(LEAD_TIMEOUT_S):
+                taken = await self._lead(keys=[self._lead_key], args=[who, LEASE_MS])
+        except (RedisError, OSError, TimeoutError):
+            return Lead.UNKNOWN
+        return Lead.OURS if taken else Lead.ANOTHERS
+
+    async def follow(self, who: str) -> None:
+        """Leave the lead to others, where it is ours; it runs out by itself where Redis is away."""
+        try:
+            if await _within(self._redis.get(self._lead_key)) == who.encode():
+                await _within(self._redis.delete(self._lead_key))
+        except (RedisError, OSError, TimeoutError) as error:
+            log.info("the lead runs out by itself", error=str(error))
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+        await self._redis.aclose()
+
+    async def _read(self, key: str, unread: str) -> str | None:
+        try:
+            found: Any = await _within(self._redis.get(key))
+        except (RedisError, OSError, TimeoutError) as error:
+            log.warning(unread, error=str(error))
+            return None
+        return found.decode(errors="replace") if found else None
+
+    async def _write(self, key: str, text: str, unkept: str) -> bool:
+        try:
+            await _within(self._redis.set(key, text))
+        except (RedisError, OSError, TimeoutError) as error:
+            log.warning(unkept, error=str(error))
+            return False
+        return True
+
+
+async def _within(call: Awaitable[Any]) -> Any:
+    async with asyncio.timeout(CALL_TIMEOUT_S):
+        return await call

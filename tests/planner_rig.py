@@ -1,0 +1,84 @@
+"""A cluster whose workers say how busy they are with prompts, and a planner's state that hears them."""
+
+from typing import Any
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
+    WORKER_STATE_READY,
+    Assignment,
+    Capabilities,
+    Load,
+    RoleChange,
+    Worker,
+)
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
+from libs.contracts.roles import role_from_name, role_name
+from libs.perfmodel.learner import FittedModel
+from libs.perfmodel.profiles import PROFILES
+from libs.perfmodel.wire import step_time_message
+from libs.telemetry.split import prefill_shares
+from libs.testing.telemetry import MS, at, step, step_batch
+from services.planner.state import Decided, Identity, PlannerState
+
+STEP_TIME = step_time_message(FittedModel(PROFILES["llama-8b-h100"].step_time))
+WINDOW_MS = 1_000
+CHUNK = 512
+
+
+class Cluster:
+    """Workers that are registered and say how busy they are with prompts."""
+
+    def __init__(self, mode: Any = MODE_AUTO, **roles: str) -> None:
+        self.state = PlannerState(
+            Identity("planner-0", at(0), mode), prefill_shares, lag_ns=0, window_ns=WINDOW_MS * MS,
+            kept_decisions=100,
+        )  # fmt: skip
+        self.workers = {name: registered(name, role) for name, role in roles.items()}
+        self.ms = 0
+        self.state.take_workers(list(self.workers.values()), at(0))
+
+    def decide(self, **busy: float) -> Decided:
+        """After another window in which workers spent such shares of it on prompts."""
+        from_ms, self.ms = self.ms, self.ms + WINDOW_MS
+        for name, each in self.workers.items():
+            share = busy.get(name, 0.0)
+            steps = [step(from_ms, from_ms + share * WINDOW_MS, prefill=CHUNK)] if share else []
+            batch = step_batch(
+                self.ms, (from_ms, self.ms), steps, worker=name, load=Load(free_kv_blocks=1_000), role="decode"
+            )
+            batch.assignment.CopyFrom(each.assignment)
+            batch.step_time.CopyFrom(STEP_TIME)
+            self.state.take_batch(batch, at(self.ms))
+        return self.state.decide(at(self.ms))
+
+    def queue(self, prompt_tokens: int) -> None:
+        """So much waits at a gateway."""
+        queues = [ModelQueue(model="sim", prefill_requests=1, prefill_tokens=prompt_tokens)] if prompt_tokens else []
+        told = GatewayQueues(gateway_id="g", incarnation=1, told_unix_ns=at(self.ms), queues=queues)
+        self.state.take_queues(told, at(self.ms + WINDOW_MS))
+
+    def carry_out(self, decided: Decided) -> None:
+        """As workers do that answer, and tell the registry."""
+        for order in decided.orders:
+            self.workers[order.worker.id].assignment.CopyFrom(order.wanted)
+            self.workers[order.worker.id].role_change.CopyFrom(RoleChange(actor="planner-0", unix_ns=at(self.ms)))
+            self.state.done(order, order.wanted)
+        self.state.take_workers(list(self.workers.values()), at(self.ms))
+
+
+def registered(name: str, role: str) -> Worker:
+    wire_role, budget_tokens = role_from_name(role, CHUNK if role == "mixed" else 0)
+    return Worker(
+        id=name, incarnation=1, state=WORKER_STATE_READY, address="127.0.0.1:1",
+        assignment=Assignment(model="sim", role=wire_role, budget_tokens=budget_tokens, epoch=3),
+        capabilities=Capabilities(block_size_tokens=16, kv_blocks=1_000, max_sequences=64, chunk_tokens=CHUNK),
+    )  # fmt: skip
+
+
+def actions(decided: Decided) -> list[tuple[int, str, str]]:
+    """By worker; decisions that change none have none."""
+    return [
+        (each.action, change.worker_id, role_name(change.assignment))
+        for each in decided.decisions
+        for change in each.changes
+    ]
