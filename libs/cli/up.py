@@ -33,6 +33,10 @@ def up(
     mixed: Annotated[
         int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="0", help="Workers that do both.")
     ] = None,
+    workers_per_process: Annotated[
+        int,
+        typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Of --engine sim: so many workers share a process."),
+    ] = 1,
     gateways: Annotated[int, typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Gateways.")] = 1,
     gateway_port: Annotated[
         int,
@@ -80,6 +84,7 @@ def up(
         prefill=1 if prefill is None else prefill,
         decode=1 if decode is None else decode,
         mixed=mixed or 0,
+        workers_per_process=workers_per_process,
         gateways=gateways,
         gateway_port=gateway_port,
         sim_profile=sim_profile,

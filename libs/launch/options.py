@@ -19,6 +19,8 @@ class SuiteOptions:
     prefill: int = 1
     decode: int = 1
     mixed: int = 0
+    workers_per_process: int = 1
+    """Engine sim: workers of a role that share a process."""
     gateways: int = 1
     gateway_port: int = 8000
     """0 picks one."""
@@ -42,6 +44,8 @@ class SuiteOptions:
 
     def check(self) -> None:
         """Raises StartupError for what makes no suite."""
+        if self.workers_per_process > 1 and self.engine != "sim":
+            raise StartupError("--workers-per-process is for --engine sim: the others compute, and share nothing")
         if self.sim_profile is not None:
             if self.engine != "sim":
                 raise StartupError("--sim-profile is for --engine sim")

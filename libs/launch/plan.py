@@ -126,15 +126,20 @@ def _workers(options: SuiteOptions, model: Model, place: Place, shared: Mapping[
     }
     if options.sim_profile is not None:
         own["FULCRUM_WORKER_SIM_PROFILE"] = options.sim_profile
+    each = options.workers_per_process
     return tuple(
-        ChildSpec(
-            f"{role}-{number}",
-            ("python", "-m", f"services.{service_of(role)}"),
-            {**own, **role_settings(role), **settings, "FULCRUM_WORKER_ID": f"{role}-{number}"},
-        )
+        _worker(own, role, range(first + 1, min(first + each, len(kind)) + 1), kind[first])
         for role, kind in _kinds(options, place).items()
-        for number, settings in enumerate(kind, start=1)
+        for first in range(0, len(kind), each)
     )
+
+
+def _worker(own: Mapping[str, str], role: str, numbers: Sequence[int], settings: Mapping[str, str]) -> ChildSpec:
+    """A process with one worker, or with several that have the same settings."""
+    first, *others = (f"{role}-{number}" for number in numbers)
+    companions = {"FULCRUM_WORKER_COMPANIONS": json.dumps(others)} if others else {}
+    env = {**own, **role_settings(role), **settings, **companions, "FULCRUM_WORKER_ID": first}
+    return ChildSpec(first, ("python", "-m", f"services.{service_of(role)}"), env)
 
 
 def _kinds(options: SuiteOptions, place: Place) -> dict[str, Sequence[Mapping[str, str]]]:

@@ -73,9 +73,15 @@ class WorkerPorts:
 
 
 async def run_worker(
-    settings: WorkerSettings, ports: WorkerPorts, clock: Clock, tasks: TaskOwner, stopping: asyncio.Event
+    settings: WorkerSettings,
+    ports: WorkerPorts,
+    clock: Clock,
+    tasks: TaskOwner,
+    stopping: asyncio.Event,
+    *,
+    ready: Callable[[str], None],
 ) -> None:
-    """Serve until `stopping`, then drain. Raises StartupError when the worker cannot start."""
+    """Serve until `stopping`, then drain; `ready` takes the address. Raises StartupError when it cannot start."""
     sys.setswitchinterval(LOCK_TURN_S)
     async with AsyncExitStack() as stack:
         opening = asyncio.ensure_future(stack.enter_async_context(open_worker(settings, ports, clock, tasks)))
@@ -93,7 +99,7 @@ async def run_worker(
         # What is loaded by now stays: a full collection would walk it, with torch for a tenth of a second each time.
         gc.collect()
         gc.freeze()
-        status.emit("ready", grpc=running.address)
+        ready(running.address)
         await stopping.wait()
         if tasks.error is None:
             await drain(running.host, settings.drain_s)

@@ -1,6 +1,7 @@
 """Composition root of prefill and decode, which are one worker in different first roles: the only place that knows
 which adapters they stand on."""
 
+import asyncio
 from typing import TypeVar
 
 from libs.bus.kafka import KafkaBus
@@ -8,8 +9,9 @@ from libs.engine.factory import make_engine
 from libs.engine.port import EngineIdentity
 from libs.engine.vllm.follow import follow
 from libs.kvindex.redis import RedisKvIndex
-from libs.model.info import load_model_info
+from libs.model.info import ModelInfo, load_model_info
 from libs.registry.redis import RedisRegistry
+from libs.runtime import status
 from libs.runtime.paths import cache_dir
 from libs.runtime.service import Service
 from libs.stepstore.files import FileStepTimes
@@ -26,14 +28,37 @@ SettingsT = TypeVar("SettingsT", bound=WorkerSettings)
 
 
 async def serve_worker(service: Service[SettingsT]) -> None:
-    """Run a worker, or another node's share in one, until the service is stopped."""
+    """Run a worker and its companions, or another node's share in one, until the service is stopped."""
     settings = service.settings
     model = load_model_info(settings.model_path, settings.model or None)
     if settings.parallel.node_rank:
         identity = EngineIdentity(settings.id, service.clock.now_ns(), settings.advertised_address(0))
         await follow(settings.engine_config(model.name), identity, service.stopping)
         return
-    ports = WorkerPorts(
+    alike = [settings.model_copy(update={"id": name}) for name in (settings.id, *settings.companions)]
+    addresses: list[str] = []
+
+    def ready(address: str) -> None:
+        addresses.append(address)
+        if len(addresses) == len(alike):
+            status.emit("ready", grpc=addresses[0])
+
+    running = [
+        asyncio.ensure_future(
+            run_worker(each, _ports(each, service, model), service.clock, service.tasks, service.stopping, ready=ready)
+        )
+        for each in alike
+    ]
+    try:
+        await asyncio.gather(*running)
+    finally:
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _ports(settings: WorkerSettings, service: Service[SettingsT], model: ModelInfo) -> WorkerPorts:
+    return WorkerPorts(
         engine=make_engine(settings.engine, settings.engine_config(model.name), service.clock),
         registry=RedisRegistry(settings.redis, settings.cluster),
         kv_index=RedisKvIndex(settings.redis, settings.cluster),
@@ -49,4 +74,3 @@ async def serve_worker(service: Service[SettingsT]) -> None:
         ),
         model=model,
     )
-    await run_worker(settings, ports, service.clock, service.tasks, service.stopping)

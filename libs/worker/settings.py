@@ -27,6 +27,8 @@ class WorkerSettings(CommonSettings):
 
     id: MemberName = Field(default_factory=lambda: own_name("worker"))
     """Stable over restarts; unique in the cluster."""
+    companions: tuple[MemberName, ...] = ()
+    """Engine sim: names of further workers that this process runs, each as it would alone."""
     port: int = Field(0, ge=0, le=65535)
     """Port of the gRPC server; 0 picks one."""
     advertise: str = ""
@@ -98,6 +100,8 @@ class WorkerSettings(CommonSettings):
             raise ValueError("role mixed needs FULCRUM_WORKER_BUDGET_TOKENS of at least 1")
         if self.engine != "sim" and self.model_path == BUILTIN_SIM:
             raise ValueError(f"engine {self.engine} needs a model folder in FULCRUM_WORKER_MODEL_PATH")
+        if self.companions and (self.engine != "sim" or self.port):
+            raise ValueError("FULCRUM_WORKER_COMPANIONS is for engine sim, and port 0: each takes its own")
         if self.engine == "vllm":
             check_arguments(self.vllm_arguments)
         width = self.parallel.gpus

@@ -40,10 +40,12 @@ async def test_a_worker_told_to_stop_while_it_loads_stops_at_once() -> None:
         bus=RecordingBus(), model=model
     )  # fmt: skip
     tasks, stopping = TaskOwner(), asyncio.Event()
-    worker = asyncio.create_task(run_worker(settings, ports, SystemClock(), tasks, stopping))
+    ready: list[str] = []
+    worker = asyncio.create_task(run_worker(settings, ports, SystemClock(), tasks, stopping, ready=ready.append))
     async with asyncio.timeout(5):
         await engine.loading.wait()
         stopping.set()
         await worker
     assert not registry.seen
+    assert ready == []
     assert not len(tasks)
