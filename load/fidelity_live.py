@@ -31,11 +31,16 @@ class WrongAnswer(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class Answer:
+    """What a request came to, and what its client saw."""
+
     served: Served
     client_ttft_ns: float
     late_ns: float
     """How much later than due it was sent."""
+    number: int
+    begun_ns: int
+    """By the monotonic clock, when the trace began."""
 
 
 def settings(place: Place, trace: Trace) -> dict[str, str]:
@@ -74,7 +79,7 @@ def live_replay(url: str, model: str, place: Place, trace: Trace, prompts: Seque
     gc.collect()
     gc.disable()  # a pause of the client's would be taken for the server's
     try:
-        answers = asyncio.run(_play(url, model, trace, prompts))
+        answers = asyncio.run(play(url, model, trace, prompts))
     finally:
         gc.enable()
     names = _names(place, [each.served for each in answers.values()])
@@ -103,16 +108,27 @@ def _names(place: Place, served: Sequence[Served]) -> Mapping[str, str]:
     }
 
 
-async def _play(url: str, model: str, trace: Trace, prompts: Sequence[Sequence[int]]) -> dict[int, _Answer]:
+async def play(
+    url: str, model: str, trace: Trace, prompts: Sequence[Sequence[int]], failed: list[str] | None = None
+) -> dict[int, Answer]:
+    """Ask each request in its time. Raises WrongAnswer, or where there is a list for what has failed, enters it."""
     where = urlsplit(url)
     host, port = str(where.hostname), int(where.port or 80)
     requests = [
         _request(model, prompt, each.output_tokens) for prompt, each in zip(prompts, trace.requests, strict=True)
     ]
     start_ns = time.monotonic_ns() + int(LEAD_S * 1e9)
-    answers: dict[int, _Answer] = {}
+    answers: dict[int, Answer] = {}
 
     async def ask(place: int) -> None:
+        try:
+            await ask_one(place)
+        except (WrongAnswer, OSError, TimeoutError) as error:
+            if failed is None:
+                raise
+            failed.append(repr(error)[:500])
+
+    async def ask_one(place: int) -> None:
         each = trace.requests[place]
         due_ns = start_ns + each.arrival_ns
         await asyncio.sleep((due_ns - time.monotonic_ns()) / 1e9)
@@ -125,7 +141,7 @@ async def _play(url: str, model: str, trace: Trace, prompts: Sequence[Sequence[i
             finally:
                 writer.close()
         found = _served(body, sent_ns - start_ns, each.output_tokens)
-        answers[each.number] = _Answer(found, first_ns - sent_ns, sent_ns - due_ns)
+        answers[each.number] = Answer(found, first_ns - sent_ns, sent_ns - due_ns, place, start_ns)
 
     await asyncio.gather(*(ask(place) for place in range(len(requests))))
     return answers

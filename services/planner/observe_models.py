@@ -153,7 +153,9 @@ def _work(engine: Engine, workers: Iterable[ObservedWorker], at_gateways: Waitin
             continue
         served += time.prefill_ns / time.covered_ns if time.covered_ns else 0.0
         prompt_tokens += load.waiting_prefill_tokens
-        decodes += load.running + load.waiting + load.awaiting_kv
+        # A prompt that waits decodes no sooner than one before it has ended: those in turn count, not their queue.
+        decodes += load.running + load.awaiting_kv
+        decodes += 0 if each.assignment.role == ROLE_PREFILL else load.waiting
         kv_tokens += load.waiting_prefill_tokens if each.assignment.role == ROLE_PREFILL else _kv_tokens(each)
     if at_gateways.decode_requests:
         alike = kv_tokens // decodes if decodes else 0  # gateways do not say what is computed already

@@ -105,5 +105,7 @@ def test_what_was_decided_is_listed_and_explained_and_limits_are_set_and_refused
     ):  # fmt: skip
         refused = suite.fulcrum("planner", "limits", wrong)
         assert (refused.returncode, said in refused.stderr) == (1, True), refused.stderr
-    (found,) = lines(suite, "planner", "limits", "--unpin", "decode-1", "quiet_hours=none", "--model", "sim")
-    assert found["limits"]["pinned"] == []
+    (found,) = lines(suite, "planner", "limits", "--unpin", "decode-1", "quiet_hours=none")
+    assert (found["limits"]["pinned"], found["limits"]["quiet_hours"]) == ([], [])
+    (found,) = lines(suite, "planner", "limits", "--model", "sim", "decode_max=2")
+    assert found["limits"]["models"]["sim"]["decode_max"] == 2
