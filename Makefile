@@ -147,6 +147,9 @@ test-clients: setup-dev ## Java's client, curl, OpenAI's for Python and Node, Gu
 bench-lab: setup-dev ## the highest rate at which each policy keeps the SLO, by workload (minutes); ARGS="--full" for hours
 	$(BIN)/python -m load.bench_lab $(ARGS)
 
+bench-spike: setup-dev ## stories whose mix turns, on live suites of 16 simulated GPUs: planner, static, aggregated (minutes)
+	@$(BIN)/python -m load.bench_spike $(ARGS)
+
 bench-cluster-phase: setup-dev ## occupancy of a cluster of engines as told, against clocks around their model calls
 	@$(BIN)/python -m load.bench_cluster_phase $(ARGS)
 

@@ -15,8 +15,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +25,7 @@ import httpx
 
 from libs.lab.slo import SloSpec, parse_slo
 from libs.lab.traces.generate import generate
-from libs.lab.traces.request import Trace
+from libs.lab.traces.request import Trace, TraceRequest
 from libs.perfmodel.profiles import profile
 from libs.policy.roles import Role
 from libs.policy.speed import Speed
@@ -56,6 +56,8 @@ class Story:
     spec: str
     turns: Sequence[tuple[float, str]]
     """(s from its beginning, prefill or decode)"""
+    burst: tuple[int, int] = (0, 0)
+    """At each turn, so many prompts of so many tokens."""
 
 
 def flipflop(rate: float, seconds: int, period: int) -> Story:
@@ -74,7 +76,39 @@ def flood(rate: float, seconds: int) -> Story:
     return Story(spec, [(seconds * 0.4, "prefill")])
 
 
-STORIES: Final = {"flipflop": lambda seconds: flipflop(7, seconds, 10), "flood": lambda seconds: flood(5, seconds)}
+def bursts(seconds: int, every_s: int = 10, prompts: int = 40, tokens: int = 4_000) -> Story:
+    """A chat, into which so many long prompts fall within a tenth of a second, again and again."""
+    at_s = [float(each) for each in range(every_s // 2, seconds - 2, every_s)]
+    return Story(
+        f"poisson:rate=4,isl=500,osl=100,spread=0.25,seconds={seconds}",
+        [(each, "prefill") for each in at_s],
+        burst=(prompts, tokens),
+    )
+
+
+STORIES: Final[Mapping[str, Callable[[int], Story]]] = {
+    "flipflop": lambda seconds: flipflop(7, seconds, 10),
+    "flood": lambda seconds: flood(5, seconds),
+    "bursts": bursts,
+}
+MOST_TOKENS: Final = 8_192
+"""Of the simulated model's context: what is longer is left out."""
+BURST_S: Final = 0.1
+
+
+def made(story: Story, seed: int) -> Trace:
+    """The requests of a story, in order of arrival."""
+    trace = generate(story.spec, seed=seed)
+    requests = [each for each in trace.requests if each.input_tokens + each.output_tokens < MOST_TOKENS]
+    count, tokens = story.burst
+    for at_s, _ in story.turns if count else ():
+        gap_ns = round(BURST_S * 1e9 / count)
+        requests += [
+            TraceRequest(0, round(at_s * 1e9) + number * gap_ns, tokens, 16, service_class="burst")
+            for number in range(count)
+        ]
+    requests.sort(key=lambda each: each.arrival_ns)
+    return replace(trace, requests=[replace(each, number=number) for number, each in enumerate(requests)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +221,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
 
 def run(policy: Policy, story: Story, *, seed: int) -> dict[str, Any]:
     """One policy on one story."""
-    trace = generate(story.spec, seed=seed)
+    trace = made(story, seed)
     place = Place(profile(PROFILE), [(Role.PREFILL, 0)], CHUNK_TOKENS, MAX_SEQUENCES, LINK_GBPS)
     prompts = prompt_ids(trace, seed=seed)
     asked = ("--prefill", str(policy.prefill), "--decode", str(policy.decode), "--mixed", str(policy.mixed))

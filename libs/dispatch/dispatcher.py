@@ -4,7 +4,7 @@ All sync: what is decided here leaves with the links' next frames. Where a choic
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import structlog
@@ -118,7 +118,10 @@ class Dispatcher:
 
     def queues(self) -> list[Queue]:
         """What waits, by model and phase."""
-        return model_queues(self._queue, self._links.views()) if len(self._queue) else []
+        if not len(self._queue):
+            return []
+        found = model_queues(self._queue, self._links.views())
+        return [replace(each, hopeful_tokens=self._queue.hopeful_of(each.model)) for each in found]
 
     @property
     def live(self) -> int:

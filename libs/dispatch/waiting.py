@@ -57,6 +57,11 @@ class WaitingQueue:
         """Prompt tokens of the others."""
         return sum(line.hopeful_tokens for line in self._lines.values())
 
+    def hopeful_of(self, model: str) -> int:
+        """Those of one model."""
+        line = self._lines.get(model)
+        return line.hopeful_tokens if line else 0
+
     def check_room(self, count: int, now_ns: int) -> None:
         """Raises QueueFull when `count` more would pass the bound."""
         if len(self._waiting) + count > self._max_waiting:

@@ -28,14 +28,24 @@ class Waiting(NamedTuple):
     decode_requests: int = 0
     decode_prompt_tokens: int = 0
     """Of those that wait for decode, still to be computed once there is a place."""
+    hopeful_tokens: int = 0
+    """Prompt tokens of all that can still be in time; all of them, where a gateway does not say."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Still to be computed."""
+        return self.prefill_tokens + self.decode_prompt_tokens
 
     def plus(self, queue: ModelQueue) -> "Waiting":
         """With one gateway's."""
+        tokens = queue.hopeful_tokens if queue.HasField("hopeful_tokens") else MAX_TOKENS
+        every = min(queue.prefill_tokens, MAX_TOKENS) + min(queue.decode_prompt_tokens, MAX_TOKENS)
         return Waiting(
             self.prefill_requests + queue.prefill_requests,
             self.prefill_tokens + min(queue.prefill_tokens, MAX_TOKENS),
             self.decode_requests + queue.decode_requests,
             self.decode_prompt_tokens + min(queue.decode_prompt_tokens, MAX_TOKENS),
+            self.hopeful_tokens + min(tokens, every),
         )
 
 
@@ -78,6 +88,10 @@ class Gateways:
             return None
         heard = (told for told in self._told.values() if told.heard_ns > newest_ns - SILENT_NS)
         return _by_model(queue for told in heard for queue in told.queues)
+
+    def waiting_tokens(self, now_ns: int) -> int:
+        """Of all models; 0 where no gateway is heard."""
+        return sum(each.prompt_tokens for each in (self.waiting(now_ns) or {}).values())
 
     def _newest_ns(self) -> int | None:
         return next(reversed(self._told.values())).heard_ns if self._told else None

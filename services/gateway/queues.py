@@ -12,6 +12,12 @@ from libs.policy.gateway.queues import Queue
 from libs.runtime.clock import Clock
 
 EVERY_S: Final = 0.2
+LOOK_S: Final = 0.05
+"""While requests are here: who moves workers wants to hear at once of a queue that grows."""
+GROWN: Final = 1.25
+"""By so much since it was told last, a queue is told again before its time."""
+EVERY_NS: Final = 180_000_000
+"""Between looks that are `EVERY_S` apart, with what timers are off."""
 EMPTY_EVERY_NS: Final = 500_000_000
 """At the first round after so long it is told again that nothing waits: readers give a silent gateway 2 s."""
 MAX_MODELS: Final = 64
@@ -23,8 +29,13 @@ requests keep their room in the buffer."""
 class QueueTeller:
     """One gateway's voice."""
 
-    def __init__(self, bus: Bus, queues: Callable[[], list[Queue]], gateway_id: str, clock: Clock) -> None:
+    def __init__(
+        self, bus: Bus, queues: Callable[[], list[Queue]], live: Callable[[], int], gateway_id: str, clock: Clock
+    ) -> None:
+        """`live`: requests that have not ended."""
         self._bus = bus
+        self._live = live
+        self._told_tokens = 0
         self._queues = queues
         self._gateway_id = gateway_id
         self._clock = clock
@@ -38,9 +49,11 @@ class QueueTeller:
         """Tell until cancelled."""
         while True:
             queues = self._queues()
-            if queues or self._told_waiting or self._clock.now_ns() >= self._told_ns + EMPTY_EVERY_NS:
+            since_ns = self._clock.now_ns() - self._told_ns
+            due = since_ns >= (EVERY_NS if queues or self._told_waiting else EMPTY_EVERY_NS)
+            if due or _tokens(queues) > GROWN * self._told_tokens:
                 self.tell(queues)
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(LOOK_S if self._live() else EVERY_S)
 
     def leave(self) -> None:
         """Say that nothing comes after this."""
@@ -52,6 +65,7 @@ class QueueTeller:
             return
         self._left = last
         self._told_waiting, self._told_ns = bool(queues), self._clock.now_ns()
+        self._told_tokens = _tokens(queues)
         message = GatewayQueues(
             gateway_id=self._gateway_id,
             incarnation=self._began_ns,
@@ -60,3 +74,7 @@ class QueueTeller:
             last=last,
         )
         self._bus.publish(QUEUES, message)
+
+
+def _tokens(queues: list[Queue]) -> int:
+    return sum(each.prefill_tokens + each.decode_prompt_tokens for each in queues)

@@ -141,7 +141,7 @@ async def open_gateway(
         tasks.spawn("fleet", fleet.follow(ports.registry, dispatcher))
         scheduler.at(clock.now_ns(), dispatcher.watch_time)
         tasks.spawn("stalls", stalls.sweep())
-        teller = QueueTeller(ports.bus, dispatcher.queues, settings.id, clock)
+        teller = QueueTeller(ports.bus, dispatcher.queues, lambda: dispatcher.live, settings.id, clock)
         tasks.spawn("queues", teller.run())
         tasks.spawn("silence", SilenceWatch(fleet, metrics, settings.silent_after_ms, settings.max_silent_ms).run())
         async with transport.http(app, sock, tasks=tasks, drain_s=CLOSE_S) as url, AsyncExitStack() as jobs:

@@ -1,6 +1,7 @@
 """The planner's loops: what it hears, whether it leads, and a decision every period."""
 
 import asyncio
+import contextlib
 from typing import Final
 
 from libs.bus.port import Bus
@@ -15,6 +16,9 @@ from services.planner.kept import LEASE_MS, Lead, PlannerStore
 from services.planner.state import PlannerState
 
 REGISTRY_POLL_MS: Final = 1_000
+LEAST_S: Final = 0.02
+LEAST_REST: Final = 9
+"""After a decision, at least so many times what it took: news make of no planner more than a tenth of a core."""
 LEAD_EVERY_S: Final = LEASE_MS / 4000
 
 
@@ -25,13 +29,14 @@ async def follow_workers(registry: Registry, bus: Bus, state: PlannerState, cloc
             bus.publish(DECISIONS, moved)
 
 
-async def follow_telemetry(bus: Bus, state: PlannerState, clock: Clock) -> None:
-    """Enter step telemetry and what waits at gateways from now on; ends with the bus."""
+async def follow_telemetry(bus: Bus, state: PlannerState, clock: Clock, news: asyncio.Event) -> None:
+    """Enter step telemetry and what waits at gateways from now on; ends with the bus. `news` is set where more waits
+    than before."""
     async for record in bus.subscribe((STEPS, QUEUES)):
         if isinstance(record.value, StepBatch):
             state.take_batch(record.value, clock.now_ns())
-        elif isinstance(record.value, GatewayQueues):
-            state.take_queues(record.value, clock.now_ns())
+        elif isinstance(record.value, GatewayQueues) and state.take_queues(record.value, clock.now_ns()):
+            news.set()
 
 
 class Lease:
@@ -66,22 +71,36 @@ async def lead_forever(store: PlannerStore, state: PlannerState, lease: Lease) -
 
 
 async def decide_forever(
-    bus: Bus, state: PlannerState, clock: Clock, *, period_s: float, lease: Lease, actor: Actor | None = None
+    bus: Bus,
+    state: PlannerState,
+    clock: Clock,
+    *,
+    period_s: float,
+    lease: Lease,
+    news: asyncio.Event,
+    actor: Actor | None = None,
 ) -> None:
-    """Decide and publish every period, except while the mode is off, and of a cluster at rest less often. A late
-    round is not made up for. `actor` carries out what is decided; nothing waits for that."""
+    """Decide and publish every period, except while the mode is off, and of a cluster at rest less often; at once where
+    there is news. A late round is not made up for. `actor` carries out what is decided; nothing waits for that."""
     loop = asyncio.get_running_loop()
     due_s = decided_s = loop.time()
+    rest_s = 0.0
     while True:
         since_s = loop.time() - decided_s
         state.lead = lease.at(loop.time())
         decides = state.identity.mode != MODE_OFF and state.lead is not Lead.ANOTHERS
-        if decides and is_due(at_rest=state.at_rest, since_s=since_s, period_s=period_s):
+        if decides and (news.is_set() or is_due(at_rest=state.at_rest, since_s=since_s, period_s=period_s)):
+            news.clear()
+            began_s = loop.time()
             decided = state.decide(clock.now_ns())
             for decision in decided.decisions:
                 bus.publish(DECISIONS, decision)
             if actor is not None:
                 actor.carry_out(decided.orders, state.done)
             decided_s = loop.time()
+            rest_s = max(LEAST_S, (decided_s - began_s) * LEAST_REST)
         due_s = max(due_s + period_s, loop.time())
-        await asyncio.sleep(due_s - loop.time())
+        await asyncio.sleep(rest_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(due_s):
+                await news.wait()

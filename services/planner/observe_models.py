@@ -9,7 +9,7 @@ from libs.perfmodel.learner import StepKind, combine
 from libs.perfmodel.wire import fitted_model
 from libs.policy.planner.assigning import Standing
 from libs.policy.planner.capacity import Engine, Work
-from libs.policy.planner.demand import prompts_wanted
+from libs.policy.planner.demand import decodes_to_come, prompts_wanted
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
 from libs.policy.step_time import StepTimeModel
 from libs.telemetry.gateways import Waiting
@@ -146,17 +146,19 @@ def _step_time(told: Sequence[StepTime]) -> StepTimeModel | None:
 def _work(engine: Engine, workers: Iterable[ObservedWorker], at_gateways: Waiting, tpot_ns: int) -> Work:
     """All that was computed of late, runs, or waits, here or at gateways."""
     served, decodes, kv_tokens = 0.0, 0, 0
-    prompt_tokens = at_gateways.prefill_tokens + at_gateways.decode_prompt_tokens
+    prompt_tokens = at_gateways.hopeful_tokens  # whoever is late already is served by what others leave
     for each in workers:
         load, time = each.load, each.time
         if load is None:
             continue
         served += time.prefill_ns / time.covered_ns if time.covered_ns else 0.0
         prompt_tokens += load.waiting_prefill_tokens
-        # A prompt that waits decodes no sooner than one before it has ended: those in turn count, not their queue.
-        decodes += load.running + load.awaiting_kv
-        decodes += 0 if each.assignment.role == ROLE_PREFILL else load.waiting
-        kv_tokens += load.waiting_prefill_tokens if each.assignment.role == ROLE_PREFILL else _kv_tokens(each)
+        if each.assignment.role == ROLE_PREFILL:
+            count, tokens = decodes_to_come(load.running, load.waiting, load.waiting_prefill_tokens)
+        else:
+            count, tokens = load.running + load.waiting + load.awaiting_kv, _kv_tokens(each)
+        decodes += count
+        kv_tokens += round(tokens)
     if at_gateways.decode_requests:
         alike = kv_tokens // decodes if decodes else 0  # gateways do not say what is computed already
         kv_tokens += max(at_gateways.decode_prompt_tokens, at_gateways.decode_requests * alike)

@@ -1,5 +1,6 @@
 """A planner over its ports: what it hears, decides and answers. `app.py` gives it its adapters."""
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -80,14 +81,18 @@ async def open_planner(
         RegistryCollector(ports.registry),
     ):
         metrics.register(collector)
+    news = asyncio.Event()
     tasks.spawn("follow workers", follow_workers(ports.registry, ports.bus, state, clock))
-    tasks.spawn("follow telemetry", follow_telemetry(ports.bus, state, clock))
+    tasks.spawn("follow telemetry", follow_telemetry(ports.bus, state, clock, news))
     await ports.bus.start()
     lease = Lease(Lead.UNKNOWN if ports.store else Lead.OURS)
     if ports.store is not None:
         tasks.spawn("lead", lead_forever(ports.store, state, lease))
     tasks.spawn(
-        "decide", decide_forever(ports.bus, state, clock, period_s=settings.period_ms / 1000, lease=lease, actor=actor)
+        "decide",
+        decide_forever(
+            ports.bus, state, clock, period_s=settings.period_ms / 1000, lease=lease, news=news, actor=actor
+        ),
     )
     modes = ModeApi(state, ports.store, ports.bus, clock, token=token)
     limits = LimitsApi(state, ports.store, ports.bus, clock, token=token, held=held)

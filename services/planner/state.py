@@ -139,10 +139,12 @@ class PlannerState:
             batch.steps.start_unix_ns or load.running or load.waiting or load.awaiting_kv
         )
 
-    def take_queues(self, queues: GatewayQueues, now_ns: int) -> None:
-        """What waits at a gateway, as it came at `now_ns`."""
+    def take_queues(self, queues: GatewayQueues, now_ns: int) -> bool:
+        """What waits at a gateway, as it came at `now_ns`; whether more waits than before."""
+        before = self.gateways.waiting_tokens(now_ns)
         self.gateways.take(queues, now_ns)
         self.at_rest = self.at_rest and not queues.queues
+        return self.gateways.waiting_tokens(now_ns) > before
 
     def set_mode(self, mode: Mode, actor: str, now_ns: int) -> Decision:
         """Decide from now on in this mode, or not at all; the change is kept like a decision."""

@@ -277,7 +277,7 @@ def test_a_planner_decides_once_a_second_about_a_cluster_at_rest_and_tells_no_mo
     async def watch() -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WATCHED_S - 0.05):
-                await decide_forever(bus, state, clock, period_s=0.2, lease=Lease(Lead.OURS))
+                await decide_forever(bus, state, clock, period_s=0.2, lease=Lease(Lead.OURS), news=asyncio.Event())
 
     try:
         loop.run_until_complete(watch())

@@ -81,17 +81,23 @@ def test_prompts_wanted_are_those_computed_and_what_waits_at_workers_and_gateway
     busy = look(
         worker("p", "prefill", prefill=1.0, load=load),
         worker("d", "decode"),
-        waiting=Waiting(prefill_requests=3, prefill_tokens=a_second, decode_requests=1, decode_prompt_tokens=a_second),
+        waiting=Waiting(
+            prefill_requests=3,
+            prefill_tokens=a_second,
+            decode_requests=1,
+            decode_prompt_tokens=a_second,
+            hopeful_tokens=2 * a_second,
+        ),
     )
     assert busy.work.prompts == pytest.approx(4.0, rel=1e-3)
 
 
-def test_decodes_are_all_sequences_that_decode_or_soon_will_with_the_kv_they_hold() -> None:
+def test_decodes_are_all_sequences_that_decode_or_soon_will_but_no_prompts_that_wait() -> None:
     found = look(
         worker("p", "prefill", load=Load(running=1, waiting=2, waiting_prefill_tokens=300, free_kv_blocks=900)),
         worker("d", "decode", load=Load(running=4, waiting=1, awaiting_kv=2, free_kv_blocks=990)),
     )
-    assert (found.work.decodes, found.work.kv_tokens, found.work.tpot_ns) == (10, 300 + 160, TPOT_NS)
+    assert (found.work.decodes, found.work.kv_tokens, found.work.tpot_ns) == (8, 100 + 160, TPOT_NS)
 
 
 def test_those_that_wait_for_decode_at_gateways_are_taken_to_hold_as_much_as_others() -> None:

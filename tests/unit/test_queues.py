@@ -28,12 +28,12 @@ def test_what_gateways_tell_is_summed_until_one_leaves_or_falls_silent_while_oth
     gateways = Gateways()
     gateways.take(told("a", prefill_requests=3, prefill_tokens=300), at(0))
     gateways.take(told("b", prefill_requests=1, prefill_tokens=50, decode_requests=7), at(0))
-    assert gateways.waiting(at(0)) == {"m": Waiting(4, 350, 7)}
+    assert gateways.waiting(at(0)) == {"m": Waiting(4, 350, 7, 0, 350)}
     gateways.take(told("b", SILENT_NS // MS, decode_requests=5), at(0) + SILENT_NS)
     assert gateways.waiting(at(0) + SILENT_NS) == {"m": Waiting(0, 0, 5)}
     gateways.take(told("a", 2_100, prefill_requests=2, prefill_tokens=20), at(2_100))
     gateways.take(told("b", 2_100, last=True), at(2_100))
-    assert gateways.waiting(at(2_100)) == {"m": Waiting(2, 20)}
+    assert gateways.waiting(at(2_100)) == {"m": Waiting(2, 20, hopeful_tokens=20)}
 
 
 def test_while_no_gateway_is_heard_what_waits_is_unknown_and_later_nothing():
@@ -123,7 +123,7 @@ def test_a_choice_waits_for_the_phase_that_has_no_room(workers, phase):
 
 def test_a_gateway_tells_until_it_has_left():
     bus, waiting = RecordingBus(), [Queue("m", prefill_requests=1)]
-    teller = QueueTeller(bus, lambda: waiting, "gw", ManualClock(at(0)))
+    teller = QueueTeller(bus, lambda: waiting, lambda: 1, "gw", ManualClock(at(0)))
     teller.tell(waiting)
     teller.leave()
     teller.tell(waiting)

@@ -9,7 +9,7 @@ from libs.lab.cluster.watch import held_tokens, load_now
 from libs.lab.cluster.worker import LabWorker
 from libs.policy.planner.assigning import Assigned, Memory, Standing, assign
 from libs.policy.planner.capacity import Engine, Work
-from libs.policy.planner.demand import prompts_wanted
+from libs.policy.planner.demand import decodes_to_come, prompts_wanted
 from libs.policy.roles import Role
 
 PERIOD_NS: Final = 100_000_000
@@ -84,8 +84,9 @@ class LabPlanner:
                 decodes += load.running + load.awaiting_kv + queued
                 kv_tokens += held_tokens(worker, load) + queued_tokens
             else:
-                decodes += worker.prompts_here
-                kv_tokens += load.waiting_prefill_tokens
+                count, tokens = decodes_to_come(load.running, load.waiting, load.waiting_prefill_tokens)
+                decodes += count
+                kv_tokens += round(tokens)
         self._computed_ns.append(computed_ns)
         served = sum(self._computed_ns) / (len(self._computed_ns) * PERIOD_NS)
         waiting_tokens += self._waiting_tokens()

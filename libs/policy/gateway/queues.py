@@ -35,6 +35,8 @@ class Queue:
     prefill_tokens: int = 0
     decode_requests: int = 0
     decode_prompt_tokens: int = 0
+    hopeful_tokens: int = 0
+    """Prompt tokens of all of them that can still have their first token in time."""
 
 
 def model_queues(waiting: Iterable[Queued], workers: Sequence[WorkerView]) -> list[Queue]:

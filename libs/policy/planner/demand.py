@@ -1,4 +1,4 @@
-"""How many workers prompts would keep busy: what was computed of late, and what waits. Pure."""
+"""What a model's workers have to do, from what they say: prompts, and decodes to come. Pure."""
 
 from typing import Final
 
@@ -12,3 +12,13 @@ def prompts_wanted(served: float, waiting_ns: float) -> float:
     While all that comes is served, that is what is wanted. What a cluster falls behind shows in what waits.
     """
     return served + waiting_ns / HORIZON_NS
+
+
+def decodes_to_come(running: int, waiting: int, prompt_tokens: int) -> tuple[int, float]:
+    """Sequences that decode soon, of a prefill worker's prompts, and the KV tokens that they bring: those that it
+    computes. One that waits decodes no sooner than one before it has ended, and takes its place.
+
+    prompt_tokens: of all of them, still to be computed."""
+    if not running:
+        return 0, 0.0
+    return running, prompt_tokens * running / (running + waiting)

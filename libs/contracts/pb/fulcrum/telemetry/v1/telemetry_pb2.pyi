@@ -212,18 +212,20 @@ class GatewayQueues(_message.Message):
     def __init__(self, gateway_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., told_unix_ns: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[ModelQueue, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class ModelQueue(_message.Message):
-    __slots__ = ("model", "prefill_requests", "prefill_tokens", "decode_requests", "decode_prompt_tokens")
+    __slots__ = ("model", "prefill_requests", "prefill_tokens", "decode_requests", "decode_prompt_tokens", "hopeful_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PREFILL_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DECODE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     DECODE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HOPEFUL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     prefill_requests: int
     prefill_tokens: int
     decode_requests: int
     decode_prompt_tokens: int
-    def __init__(self, model: _Optional[str] = ..., prefill_requests: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., decode_requests: _Optional[int] = ..., decode_prompt_tokens: _Optional[int] = ...) -> None: ...
+    hopeful_tokens: int
+    def __init__(self, model: _Optional[str] = ..., prefill_requests: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., decode_requests: _Optional[int] = ..., decode_prompt_tokens: _Optional[int] = ..., hopeful_tokens: _Optional[int] = ...) -> None: ...
 
 class SharedWindows(_message.Message):
     __slots__ = ("metrics_id", "workers", "windows", "told_unix_ns", "incarnation")
