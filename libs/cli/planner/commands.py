@@ -43,7 +43,10 @@ def decisions(
         bool, typer.Option("--follow", metavar="", help="Go on with what is decided, until Ctrl-C.")
     ] = False,
     keeps: Annotated[
-        bool, typer.Option("--keeps", metavar="", help="Those too that leave all workers as they are.")
+        bool,
+        typer.Option(
+            "--keeps", metavar="", help="Those too that leave all workers as they are, and each change as it is seen."
+        ),
     ] = False,
     ready: ReadyFile = None,
     json: Annotated[

@@ -49,8 +49,8 @@ def planner_status(*, ready_file: Path | None, as_json: bool) -> None:
         table.add_row(each["model"], *_stands(each))
     console.print(table if found["models"] else "No worker is registered.")
     for each in get_json(base_url, "/v1/decisions", limit=str(AT_ONCE)):
-        if each["action"] != "keep":
-            console.print(Text("Last: "), _line(each))
+        if each["action"] != "keep" and not _seen_of_its_own(each):
+            console.print(Text("Last: "), _line(each), soft_wrap=True)
             return
 
 
@@ -101,7 +101,12 @@ def planner_explain(decision: str, *, ready_file: Path | None, as_json: bool) ->
 
 
 def _wanted(decisions: Iterable[dict[str, Any]], *, keeps: bool) -> list[dict[str, Any]]:
-    return [each for each in decisions if keeps or each["action"] != "keep"]
+    return [each for each in decisions if keeps or not (each["action"] == "keep" or _seen_of_its_own(each))]
+
+
+def _seen_of_its_own(decision: dict[str, Any]) -> bool:
+    """Whether it only says that a worker has done what this planner had decided."""
+    return bool(decision["action"] == "role_moved" and decision["actor"] == decision["planner_id"])
 
 
 def _after(newest: list[dict[str, Any]], shown: dict[str, bool]) -> list[dict[str, Any]]:
