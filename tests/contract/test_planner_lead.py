@@ -1,0 +1,77 @@
+"""Who decides, of planners that share a Redis: one, and another soon after its end."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO
+from libs.telemetry.split import prefill_shares
+from services.planner.kept import LEASE_MS, Lead
+from services.planner.loop import Lease, lead_forever
+from services.planner.state import Identity, PlannerState
+from services.planner.store import RedisPlannerStore
+
+TAKEOVER_S = 2.0
+
+
+async def until_led(store: RedisPlannerStore, who: str) -> float:
+    """How long it takes until the lead is given."""
+    loop = asyncio.get_running_loop()
+    asked_s = loop.time()
+    async with asyncio.timeout(TAKEOVER_S):
+        while await store.lead(who) is not Lead.OURS:
+            await asyncio.sleep(0.02)
+    return loop.time() - asked_s
+
+
+async def test_one_leads_until_it_leaves_or_its_lease_runs_out(redis: Any, cluster: str) -> None:
+    first, second = RedisPlannerStore(redis.url, cluster), RedisPlannerStore(redis.url, cluster)
+    assert await first.lead("a 1") is Lead.OURS
+    assert await second.lead("b 1") is Lead.ANOTHERS
+    assert await first.lead("a 1") is Lead.OURS
+    await second.follow("b 1")  # which leads nobody, and ends nothing
+    assert await second.lead("b 1") is Lead.ANOTHERS
+    await first.follow("a 1")
+    assert await second.lead("b 1") is Lead.OURS
+    assert await first.lead("a 1") is Lead.ANOTHERS
+    assert await until_led(first, "a 1") <= TAKEOVER_S  # the second one fell silent
+    for store in (first, second):
+        await store.close()
+
+
+async def test_a_planner_that_is_told_to_end_leaves_the_lead_at_once(redis: Any, cluster: str) -> None:
+    first, second = RedisPlannerStore(redis.url, cluster), RedisPlannerStore(redis.url, cluster)
+    state = PlannerState(Identity("a", 1, MODE_AUTO), prefill_shares, lag_ns=0, window_ns=1, kept_decisions=1)
+    lease = Lease(Lead.UNKNOWN)
+    leading = asyncio.create_task(lead_forever(first, state, lease))
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(TAKEOVER_S):
+        while lease.at(loop.time()) is not Lead.OURS:
+            await asyncio.sleep(0.01)
+    leading.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await leading
+    assert await second.lead("b 1") is Lead.OURS
+    for store in (first, second):
+        await store.close()
+
+
+async def test_without_redis_nobody_knows_who_leads(cluster: str) -> None:
+    away = RedisPlannerStore("redis://127.0.0.1:1/0", cluster)
+    assert await away.lead("a 1") is Lead.UNKNOWN
+    await away.follow("a 1")
+    await away.close()
+
+
+@given(st.lists(st.tuples(st.sampled_from(Lead), st.integers(0, 3 * LEASE_MS)), min_size=1, max_size=12))
+def test_a_lead_that_could_not_be_renewed_in_time_is_not_known_any_more(answers: list[tuple[Lead, int]]) -> None:
+    lease, now_ms, last = Lease(Lead.UNKNOWN), 0, (Lead.UNKNOWN, 0)
+    for found, later_ms in answers:
+        now_ms += later_ms
+        lease.take(found, now_ms / 1000)
+        last = last if found is Lead.UNKNOWN else (found, now_ms)
+        lost = last[0] is Lead.OURS and now_ms >= last[1] + LEASE_MS
+        assert lease.at(now_ms / 1000) is (Lead.UNKNOWN if lost else last[0])
