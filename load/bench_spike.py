@@ -86,10 +86,16 @@ def bursts(seconds: int, every_s: int = 10, prompts: int = 40, tokens: int = 4_0
     )
 
 
+def steady(rate: float, seconds: int) -> Story:
+    """Nothing turns: whatever moves here is for nothing."""
+    return Story(f"poisson:rate={rate},isl=2000,osl=150,spread=0.4,seconds={seconds}", [])
+
+
 STORIES: Final[Mapping[str, Callable[[int], Story]]] = {
     "flipflop": lambda seconds: flipflop(7, seconds, 10),
     "flood": lambda seconds: flood(5, seconds),
     "bursts": bursts,
+    "steady": lambda seconds: steady(8, seconds),
 }
 MOST_TOKENS: Final = 8_192
 """Of the simulated model's context: what is longer is left out."""
@@ -303,7 +309,7 @@ HEAD: Final = "\n".join(
 def main() -> None:
     """Print a table a story, and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stories", nargs="+", choices=STORIES, default=list(STORIES))
+    parser.add_argument("--stories", nargs="+", choices=STORIES, default=["flipflop", "flood", "bursts"])
     parser.add_argument("--policies", nargs="+", help="of auto, static, aggregated; all by default")
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--seconds", type=int, default=60)
