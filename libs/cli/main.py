@@ -7,6 +7,7 @@ import typer
 
 from libs.cli.batch import batch
 from libs.cli.chat import chat
+from libs.cli.forecast.commands import forecast
 from libs.cli.lab.commands import lab
 from libs.cli.occupancy import occupancy
 from libs.cli.planner.commands import planner
@@ -38,6 +39,7 @@ app.add_typer(batch, name="batch")
 
 app.add_typer(tune, name="tune")
 app.add_typer(lab, name="lab")
+app.add_typer(forecast, name="forecast")
 
 
 def _version(wanted: bool) -> None:

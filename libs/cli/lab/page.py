@@ -33,7 +33,7 @@ def write_page(path: Path, experiment: Experiment, ranked: Sequence[Report], nee
         "measured" if experiment.hardware.mixed_measured and experiment.interference is None else "an assumption"
     )
     plots = "".join(
-        f"<h2>{title}</h2>{_plot(draw)}"
+        f"<h2>{title}</h2>{draw_svg(draw)}"
         for title, draw in (
             ("Served in time", lambda axes: _attainment(axes, ranked)),
             ("Time to first token", lambda axes: _spans(axes, ranked, "ttft_s", 1.0, "seconds", log=True)),
@@ -79,7 +79,8 @@ def _table(ranked: Sequence[Report], needs: dict[str, int | None], gpus: int) ->
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def _plot(draw: Callable[[Any], None]) -> str:
+def draw_svg(draw: Callable[[Any], None]) -> str:
+    """An SVG element of what `draw` puts on matplotlib's axes. Raises InvalidRequest without matplotlib."""
     try:
         import matplotlib as mpl  # noqa: PLC0415 (only where a report is asked for)
     except ImportError:

@@ -1,0 +1,194 @@
+"""`fulcrum forecast backtest`: forecasts held against what came, as a table, as JSON and as a page."""
+
+import json
+import re
+from collections.abc import Sequence
+from functools import partial
+from math import exp, isfinite, log
+from pathlib import Path
+from typing import Any, Final
+
+from rich.table import Table
+
+from libs.cli.forecast.page import check_plots, write_page
+from libs.cli.lab.progress import Notes, noting
+from libs.cli.lab.runs import make_console
+from libs.contracts.errors import InvalidRequest
+from libs.forecast.backtest import Found, Plan, make_plan, run, score
+from libs.forecast.baselines import Baseline, light_baselines
+from libs.forecast.demand_file import read_demand
+from libs.policy.forecast.history import DemandHistory
+from libs.policy.forecast.model import DemandForecaster
+
+_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+MOST_HORIZONS: Final = 16
+
+
+def backtest_all(
+    files: Sequence[Path],
+    baselines: str,
+    horizons: str,
+    *,
+    test_s: float,
+    every: int,
+    report: Path | None,
+    as_json: bool,
+) -> None:
+    """Print a record for each file, series and horizon. Raises InvalidRequest."""
+    horizons_s = parse_horizons(horizons)
+    rivals = chosen_baselines(baselines)
+    if report is not None:
+        check_plots()
+        try:
+            report.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidRequest(f"cannot write a report to {report}: {error.strerror}") from None
+    tested: list[tuple[str, Found, list[dict[str, Any]]]] = []
+    with noting() as notes:
+        planned = [(path, *_plan(path, horizons_s, test_s)) for path in files]  # every file is read before any is run
+        for path, history, plan in planned:
+            _say(notes, path, history, plan, horizons_s)
+            name = path.stem if len({each.stem for each in files}) == len(files) else str(path)
+            doing = partial(_doing, notes, name)
+            found = run(history, plan, DemandForecaster(), rivals, every=every, note=doing)
+            tested.append((name, found, [{"file": name, **_clean(each)} for each in score(found)]))
+    records = [record for _, _, found in tested for record in found]
+    if report is not None:
+        (report / "backtest.json").write_text(json.dumps(records, indent=1) + "\n")
+        write_page(report / "index.html", tested)
+    if as_json:
+        print(json.dumps(records))
+        return
+    console = make_console()
+    for name, _, found_records in tested:
+        console.print(f"\n{name}")
+        console.print(_table(found_records))
+        for line in summary(found_records):
+            console.print(line)
+    if report is not None:
+        console.print(f"\nThe page is {report / 'index.html'}")
+
+
+def _doing(notes: Notes, name: str, line: str) -> None:
+    notes.doing(f"{name}: {line}")
+
+
+def parse_horizons(text: str) -> tuple[float, ...]:
+    """Seconds of "10m,1h". Raises InvalidRequest."""
+    found = [re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhd])", each.strip()) for each in text.split(",")]
+    seconds = tuple(float(each[1]) * _UNITS[each[2]] for each in found if each)
+    if len(seconds) != len(found) or len(seconds) > MOST_HORIZONS or min(seconds) <= 0:
+        raise InvalidRequest(f"--horizons {text[:60]!r}: up to {MOST_HORIZONS} times such as 10m,1h,24h are needed")
+    return seconds
+
+
+def chosen_baselines(text: str) -> list[Baseline]:
+    """By name; "light", "all". Raises InvalidRequest where one is not known or its library is not installed."""
+    light = light_baselines()
+    if text == "light":
+        return light
+    from libs.forecast.heavy import heavy_baselines, heavy_names  # noqa: PLC0415 (imports libraries that are extras)
+
+    if text == "all":
+        return light + heavy_baselines(heavy_names())
+    names = text.split(",")
+    known = {each.name: each for each in light}
+    unknown = [name for name in names if name not in known and name not in heavy_names()]
+    if unknown:
+        raise InvalidRequest(f"no baseline is called {unknown[0]!r}; known are {', '.join([*known, *heavy_names()])}")
+    return [known[name] for name in names if name in known] + heavy_baselines([n for n in names if n not in known])
+
+
+def _plan(path: Path, horizons_s: Sequence[float], test_s: float) -> tuple[DemandHistory, Plan]:
+    history = read_demand(path)
+    try:
+        return history, make_plan(history, horizons_s, test_s)
+    except ValueError as error:
+        raise InvalidRequest(f"{path}: {error}") from None
+
+
+def _say(notes: Notes, path: Path, history: DemandHistory, plan: Plan, horizons_s: Sequence[float]) -> None:
+    days = len(history) * history.step_s / 86_400
+    scored = (len(history) - plan.test_from) * history.step_s / 86_400
+    notes.done(
+        f"{path.name}: {len(history)} bins of {history.step_s:g} s, {days:.1f} days, the last {scored:.1f} scored"
+    )
+    for note in history.notes:
+        notes.done(f"{path.name}: {note}")
+    for horizon_s in horizons_s:
+        if round(horizon_s / history.step_s) not in plan.horizons:
+            notes.done(
+                f"{path.name}: {spell(horizon_s)} ahead is left out: shorter than a bin, or longer than the file bears"
+            )
+    if days < 2:
+        notes.done(f"{path.name}: little history: no daily season can be learned, bands are wide")
+
+
+def spell(seconds: float) -> str:
+    """ "10 min", "3 h"."""
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"
+
+
+def _clean(value: Any) -> Any:
+    """Six digits, and None for what is not finite: JSON has no nan."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _clean(each) for key, each in value.items()}
+    return [_clean(each) for each in value] if isinstance(value, list) else value
+
+
+def _table(records: Sequence[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("series", no_wrap=True)
+    for title in ("ahead", "WAPE", "MASE", "WIS", "90 % band holds", "best baseline", "its WAPE", "ratio", "WIS ratio"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for each in records:
+        best = each["baselines"].get(each["best_baseline"], {})
+        table.add_row(
+            each["series"], spell(each["horizon_s"]), _percent(each["wape"]), _shown(each["mase"]),
+            f"{each['wis']:.4g}", f"{each['coverage90']:.0%} ± {1.96 * (each['coverage90_error'] or 0):.0%}",
+            each["best_baseline"] or "–", _percent(best.get("wape")), _shown(ratio(each["wape"], best.get("wape"))),
+            _shown(ratio(each["wis"], best.get("wis"))),
+        )  # fmt: skip
+    return table
+
+
+def ratio(ours: float | None, theirs: float | None) -> float | None:
+    """None where either is not there, or nothing to divide by."""
+    return ours / theirs if ours is not None and theirs else None
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def summary(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Geometric means over series and horizons, in words."""
+    lines = []
+    for title, some in (
+        ("under 1 h ahead", [each for each in records if each["horizon_s"] < 3600]),
+        ("1 h and more", [each for each in records if each["horizon_s"] >= 3600]),
+    ):
+        chosen = mean_ratio(ratio(each["wape"], each["best_baseline_wape"]) for each in some)
+        names = sorted({name for each in some for name in each["baselines"]})
+        wapes = {n: mean_ratio(ratio(e["wape"], e["baselines"].get(n, {}).get("wape")) for e in some) for n in names}
+        scores = {n: mean_ratio(ratio(e["wis"], e["baselines"].get(n, {}).get("wis")) for e in some) for n in names}
+        if chosen is not None:
+            lines.append(f"{title}: WAPE is {chosen:.3f} times that of the best baseline, chosen on the training days")
+            each_one = [f"{name} {_shown(wapes[name])} and {_shown(scores[name])}" for name in names]
+            lines.append(f"  WAPE and WIS as multiples of each one's: {', '.join(each_one)}")
+    return lines
+
+
+def mean_ratio(ratios: Any) -> float | None:
+    """Geometric mean of those that are there and above 0."""
+    found = [log(each) for each in ratios if each]
+    return exp(sum(found) / len(found)) if found else None

@@ -1,0 +1,1 @@
+"""Forecasts of demand held against what came: files, baselines, scores, rolling backtests."""

@@ -1,0 +1,216 @@
+"""What forecasts are held against: simple forecasters whose parameters are fitted on the training days. Numpy alone.
+
+Each foretells one series for many origins. Unknown bins are what was last known; so a forecast of an origin depends on
+bins up to it alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from libs.lab.rivals.dynamo_predictors import FIRST_VARIANCE, LEVEL_NOISE, MEASUREMENT_NOISE, TREND_NOISE
+from libs.policy.forecast.history import DemandHistory, Floats, SeriesName
+from libs.policy.forecast.levels import hold
+
+MOST_LAGS: Final = 36
+"""Of `Autoregression`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One series up to the last origin, and what is asked of a baseline."""
+
+    history: DemandHistory
+    name: SeriesName
+    fitted: int
+    """Bins that parameters may be fitted on."""
+    origins: Sequence[int]
+    horizons: tuple[int, ...]
+
+    @property
+    def values(self) -> Floats:
+        """The series, each unknown bin as the last known one."""
+        return np.nan_to_num(hold(self.history.series(self.name)))
+
+    def season(self, seconds: float) -> int:
+        """Bins of a season."""
+        return max(round(seconds / self.history.step_s), 1)
+
+
+class Baseline(Protocol):
+    """Foretells a series."""
+
+    name: str
+
+    def foretell(self, asked: Asked) -> Floats | None:
+        """[origins, horizons] At least 0; None: there is too little history to fit on."""
+        ...
+
+
+class Persistence:
+    """As the last bin."""
+
+    name = "persistence"
+
+    def foretell(self, asked: Asked) -> Floats | None:
+        """The same again."""
+        return np.repeat(asked.values[np.asarray(asked.origins)][:, None], len(asked.horizons), axis=1)
+
+
+class SeasonalNaive:
+    """As a day or a week ago."""
+
+    def __init__(self, name: str, seconds: float) -> None:
+        self.name = name
+        self._seconds = seconds
+
+    def foretell(self, asked: Asked) -> Floats | None:
+        """The same time of the latest season that has it."""
+        season = asked.season(self._seconds)
+        horizons = np.array(asked.horizons)
+        back = -(-horizons // season) * season
+        places = np.asarray(asked.origins)[:, None] + (horizons - back)[None]
+        if not len(asked.origins) or places.min() < 0:
+            return None
+        return np.asarray(asked.values[places])
+
+
+class ExponentialSmoothing:
+    """Level, damped trend and, with `season_s`, a daily season, all additive: Holt-Winters, or ETS without seasons.
+
+    Smoothing parameters are those of a grid with the least squared one-step error on the training days.
+    """
+
+    def __init__(self, name: str, season_s: float = 0.0) -> None:
+        self.name = name
+        self._season_s = season_s
+
+    def foretell(self, asked: Asked) -> Floats | None:
+        """By the states at the origins."""
+        season = asked.season(self._season_s) if self._season_s else 1
+        if asked.fitted < max(2 * season, 12):
+            return None
+        seasonal = (0.0, 0.05, 0.2, 0.5) if season > 1 else (0.0,)
+        grid = np.array([
+            (level, trend, share, damping)
+            for level in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+            for share in seasonal
+            for trend, damping in ((0.0, 0.0), (0.02, 0.98), (0.1, 0.98), (0.1, 0.9), (0.3, 0.8))
+        ])  # fmt: skip
+        errors, _ = _smooth(asked.values[: asked.fitted], grid, season, ())
+        best = grid[[int(np.argmin(errors))]]
+        _, states = _smooth(asked.values[: max(asked.origins) + 1], best, season, asked.origins)
+        damping = best[0, 3]
+        found = np.empty((len(asked.origins), len(asked.horizons)))
+        for row, (origin, (level, trend, seasons)) in enumerate(zip(asked.origins, states, strict=True)):
+            for column, horizon in enumerate(asked.horizons):
+                run = damping * (1 - damping**horizon) / (1 - damping) if damping else 0.0
+                found[row, column] = level + run * trend + seasons[(origin + horizon) % season]
+        return np.maximum(found, 0.0)
+
+
+def _smooth(
+    values: Floats, grid: Floats, season: int, origins: Sequence[int]
+) -> tuple[Floats, list[tuple[float, float, Floats]]]:
+    """(squared one-step errors by row of the grid, states after each origin, of the first row)."""
+    level_rate, trend_rate, season_rate, damping = grid.T
+    level = np.full(len(grid), float(values[:season].mean()))
+    trend = np.zeros(len(grid))
+    seasons = np.repeat((values[:season] - values[:season].mean())[:, None], len(grid), axis=1)
+    errors = np.zeros(len(grid))
+    kept: dict[int, tuple[float, float, Floats]] = {}
+    wanted = set(origins)
+    for place, value in enumerate(values):
+        slot = place % season
+        expected = level + damping * trend
+        error = value - expected - seasons[slot]
+        if place >= season:
+            errors += error * error
+        before = level
+        level = expected + level_rate * error
+        trend = damping * trend + trend_rate * ((level - before) - damping * trend)
+        seasons[slot] += season_rate * (1 - level_rate) * error if season > 1 else 0.0
+        if place in wanted:
+            kept[place] = float(level[0]), float(trend[0]), seasons[:, 0].copy()
+    return errors, [kept[origin] for origin in origins]
+
+
+class Autoregression:
+    """A mean, and deviations from it by their last lags, as many as Akaike's criterion takes: ARIMA(p, 0, 0)."""
+
+    name = "ar"
+
+    def foretell(self, asked: Asked) -> Floats | None:
+        """Step by step up to the longest horizon."""
+        train = asked.values[: asked.fitted]
+        if asked.fitted < 2 * MOST_LAGS or not train.any():
+            return None
+        mean = float(train.mean())
+        lagged = np.lib.stride_tricks.sliding_window_view(train - mean, MOST_LAGS + 1)
+        best: Floats = np.zeros(1)
+        least = float("inf")
+        for lags in (1, 2, 3, 4, 6, 9, 12, 18, 24, MOST_LAGS):
+            rows, wanted = lagged[:, MOST_LAGS - lags : MOST_LAGS][:, ::-1], lagged[:, MOST_LAGS]
+            weights = np.asarray(np.linalg.lstsq(rows, wanted, rcond=None)[0], dtype=np.float64)
+            criterion = len(wanted) * np.log(((wanted - rows @ weights) ** 2).mean() + 1e-12) + 2 * lags
+            if criterion < least:
+                best, least = weights, float(criterion)
+        values = asked.values - mean
+        state = np.stack([values[np.maximum(np.asarray(asked.origins) - lag, 0)] for lag in range(len(best))], axis=1)
+        found = np.empty((len(asked.origins), len(asked.horizons)))
+        for step in range(1, max(asked.horizons) + 1):
+            following = state @ best
+            state = np.concatenate([following[:, None], state[:, :-1]], axis=1)
+            for column in (at for at, horizon in enumerate(asked.horizons) if horizon == step):
+                found[:, column] = following
+        return np.maximum(np.clip(found + mean, 0.0, 10 * train.max()), 0.0)
+
+
+class DynamoKalman:
+    """As Dynamo's planner: a level and a trend of requests per interval, of prompt and of output lengths apart."""
+
+    name = "kalman-dynamo"
+
+    def foretell(self, asked: Asked) -> Floats | None:
+        """Level plus so many trends; tokens are requests times lengths."""
+        last = max(asked.origins) + 1
+        requests = np.nan_to_num(hold(asked.history.requests[:last]))
+        per_bin = asked.history.step_s
+        found = _kalman(requests * per_bin, asked.origins, asked.horizons) / per_bin
+        if asked.name == "requests":
+            return found
+        lengths = np.where(requests > 0, asked.history.series(asked.name)[:last] / np.maximum(requests, 1e-12), np.nan)
+        return found * _kalman(np.nan_to_num(hold(lengths)), asked.origins, asked.horizons)
+
+
+def _kalman(values: Floats, origins: Sequence[int], horizons: Sequence[int]) -> Floats:
+    level, trend = float(values[0]), 0.0
+    level_variance = trend_variance = FIRST_VARIANCE
+    covariance = 0.0
+    states = np.empty((len(values), 2))
+    states[0] = level, trend
+    for place, value in enumerate(values[1:].tolist(), start=1):
+        level += trend
+        level_variance += 2 * covariance + trend_variance + LEVEL_NOISE
+        covariance += trend_variance
+        trend_variance += TREND_NOISE
+        error, whole = value - level, level_variance + MEASUREMENT_NOISE
+        gain, trend_gain = level_variance / whole, covariance / whole
+        level += gain * error
+        trend += trend_gain * error
+        trend_variance -= trend_gain * covariance
+        covariance *= 1 - gain
+        level_variance *= 1 - gain
+        states[place] = level, trend
+    at = states[np.asarray(origins)]
+    return np.asarray(np.maximum(at[:, :1] + at[:, 1:] * np.array(horizons), 0.0))
+
+
+def light_baselines() -> list[Baseline]:
+    """Those that run with what `make up` installs."""
+    return [
+        Persistence(), SeasonalNaive("seasonal-day", 86_400.0), SeasonalNaive("seasonal-week", 604_800.0),
+        ExponentialSmoothing("holt-winters", 86_400.0), ExponentialSmoothing("ets"), Autoregression(), DynamoKalman(),
+    ]  # fmt: skip

@@ -1,0 +1,123 @@
+"""Demand in time bins: arrivals and their prompt and output tokens, with what is not known left out. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+SeriesName = Literal["requests", "prefill", "decode"]
+SERIES: Final[tuple[SeriesName, ...]] = ("requests", "prefill", "decode")
+MIN_KNOWN_SHARE: Final = 0.3
+"""Of a bin's requests, for the tokens of those known to stand for all of them."""
+MOST_BINS: Final = 100_000
+"""Of a history; older ones are dropped."""
+OUTAGE_S: Final = 3600.0
+"""Zeros in a series that had none before are an outage for so long, and then the end of demand."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemandHistory:
+    """Mean rates per bin, all series of the same length; nan where a bin is not known."""
+
+    step_s: float
+    start_s: float
+    """Begin of the first bin."""
+    requests: Floats
+    """Per second."""
+    prefill: Floats
+    """Prompt tokens per second of all requests."""
+    decode: Floats
+    """Output tokens per second of all requests."""
+    notes: tuple[str, ...] = ()
+    """What was repaired or left out, in words."""
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def series(self, name: SeriesName) -> Floats:
+        """One of the three."""
+        return {"requests": self.requests, "prefill": self.prefill, "decode": self.decode}[name]
+
+    def before(self, bins: int) -> "DemandHistory":
+        """The first `bins` alone."""
+        return DemandHistory(
+            self.step_s, self.start_s, self.requests[:bins], self.prefill[:bins], self.decode[:bins], self.notes
+        )
+
+
+def history_from_rates(times_s: ArrayLike, rates: Mapping[str, ArrayLike], step_s: float = 0.0) -> DemandHistory:
+    """Bins on a regular grid from samples in the order in which they were taken.
+
+    rates: "requests", "known_requests", "prefill", "decode", each per second; the tokens are those of the known
+    requests, and are scaled to all where `MIN_KNOWN_SHARE` of them is known. step_s: 0: the commonest step. A gap
+    becomes unknown bins; where the clock was set back, what was read later replaces what was read before; negative and
+    infinite rates are unknown. Raises ValueError where lengths differ.
+    """
+    times = np.asarray(times_s, dtype=np.float64)
+    columns = {name: np.asarray(rates[name], dtype=np.float64) for name in (*SERIES, "known_requests")}
+    if any(len(column) != len(times) for column in columns.values()):
+        raise ValueError("times and rates differ in length")
+    finite = np.isfinite(times)
+    times, columns = times[finite], {name: column[finite] for name, column in columns.items()}
+    notes = [] if finite.all() else [f"{int((~finite).sum())} samples without a time are left out"]
+    if not len(times):
+        return DemandHistory(step_s or 600.0, 0.0, *(np.empty(0),) * 3, notes=(*notes, "no samples"))
+    moved = np.diff(times)
+    forward = moved[moved > 0]
+    step = step_s or (float(_commonest(forward)) if len(forward) else 600.0)
+    if (moved <= 0).any():
+        notes.append(f"the clock was set back {int((moved <= 0).sum())} times: later samples replace earlier ones")
+    places = np.floor((times - times.max()) / step + 1e-6 + 0.5).astype(np.int64)
+    places -= max(int(places.min()), -MOST_BINS + 1)
+    kept = places >= 0
+    if not kept.all():
+        notes.append(f"samples older than {MOST_BINS} bins are left out")
+    size = int(places.max()) + 1
+    grid = {name: np.full(size, np.nan) for name in columns}
+    for name, column in columns.items():
+        grid[name][places[kept]] = np.where(np.isfinite(column) & (column >= 0), column, np.nan)[kept]
+    unseen = size - len(np.unique(places[kept]))
+    if unseen:
+        notes.append(f"{unseen} of {size} bins have no sample")
+    tokens, masked = _of_all_requests(grid)
+    if masked:
+        notes.append(f"in {masked} of {size} bins under {MIN_KNOWN_SHARE:.0%} of the requests have known tokens")
+    start_s = float(times.max()) - (size - 1) * step
+    return DemandHistory(step, start_s, grid["requests"], tokens["prefill"], tokens["decode"], tuple(notes))
+
+
+def _commonest(steps: Floats) -> np.float64:
+    values, counts = np.unique(steps, return_counts=True)
+    return np.float64(values[counts.argmax()])
+
+
+def _of_all_requests(grid: Mapping[str, Floats]) -> tuple[dict[str, Floats], int]:
+    """Tokens scaled from known to all requests, and in how many bins too few are known."""
+    requests, known = grid["requests"], grid["known_requests"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        enough = (known > 0) & (known >= MIN_KNOWN_SHARE * requests)
+        factor = np.where(enough, np.maximum(requests / known, 1.0), np.nan)
+    factor[requests == 0] = 0.0  # nothing came, so no token did
+    tokens = {name: np.where(factor == 0, 0.0, grid[name] * factor) for name in ("prefill", "decode")}
+    return tokens, int((np.isfinite(requests) & ~np.isfinite(factor)).sum())
+
+
+def without_outages(values: Floats, step_s: float) -> Floats:
+    """Zeros after demand are unknown for up to `OUTAGE_S`, then demand that ended; depends on earlier bins only.
+
+    Only where zeros are rare among the bins before them: sporadic demand keeps its zeros.
+    """
+    zero = values == 0
+    if not zero.any():
+        return values
+    places = np.arange(len(values))
+    seen = np.cumsum(np.isfinite(values))
+    zeros_before = np.cumsum(zero) - zero
+    run_start = np.maximum.accumulate(np.where(zero, -1, places))
+    in_run = places - run_start
+    earlier_zeros = zeros_before - np.where(zero, in_run - 1, 0)
+    rare = (earlier_zeros <= 0.02 * seen) & (seen - zeros_before > 12) & (run_start >= 0)
+    return np.where(zero & rare & (in_run * step_s <= OUTAGE_S), np.nan, values)
