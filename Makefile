@@ -149,6 +149,8 @@ bench-lab: setup-dev ## the highest rate at which each policy keeps the SLO, by 
 
 bench-spike: setup-dev ## stories whose mix turns, on live suites of 16 simulated GPUs: planner, static, aggregated (minutes)
 	@$(BIN)/python -m load.bench_spike $(ARGS)
+bench-forecast: setup-dev ## how long a refit of 500 series and one forecast take, on one core
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m load.bench_forecast $(ARGS)
 
 bench-cluster-phase: setup-dev ## occupancy of a cluster of engines as told, against clocks around their model calls
 	@$(BIN)/python -m load.bench_cluster_phase $(ARGS)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from libs.policy.forecast.history import Floats
 from libs.policy.forecast.levels import running_means
@@ -24,7 +25,7 @@ PRIOR_GROWTH: Final = 0.3
 horizon. From ServeGen's m-large, days 1 to 10."""
 PRIOR_WINDOWS: Final = 1.0
 """The prior counts like so many horizons of history."""
-WARM_BINS: Final = 432
+WARM_BINS: Final = 288
 """Before the first forecast over which widths adapt."""
 ANCHOR_BINS: Final = 6
 """Shapes are taken anew every so many bins."""
@@ -35,8 +36,12 @@ MOST_WIDTH: Final = 0.7
 """Of a log width that adapts: a factor of 2."""
 _SMALL_ERROR: Final = 0.02
 _RIDGE: Final = 0.05
-_LAPLACE: Final = np.array([-np.log(2 - 2 * p) if p > 0.5 else np.log(2 * p) for p in np.linspace(0.025, 0.975, 20)])
-"""Shape of errors before any evidence, of mean absolute size 1."""
+_SAME: Final = 1e-9
+"""Rounding differs with the length of arrays: what depends on it would not be the same for the same past."""
+_LAPLACE: Final = 1.3 * np.array(
+    [-np.log(2 - 2 * p) if p > 0.5 else np.log(2 * p) for p in np.linspace(0.025, 0.975, 20)]
+)
+"""Shape of errors before any evidence. A scale foretells the mean of log sizes, so mean sizes are 1.3 of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ def bands(
         due = origin - steps
         ripe = due >= start
         if ripe.any() and np.isfinite(actual[origin]):
-            below = actual[origin] <= out[np.maximum(due, start) - start, rows]
+            below = actual[origin] <= out[np.maximum(due, start) - start, rows] + _SAME
             width += np.where(ripe[:, None], rate * outward * (levels - below), 0.0)
             np.clip(width, -MOST_WIDTH, MOST_WIDTH, out=width)
         out[origin - start] = point[:, origin, None] + raw[origin - start] * np.exp(width)
@@ -128,36 +133,31 @@ def _shapes(point: Floats, actual: Floats, scale: Floats, horizon: int, *, step_
     """[n - start, levels] Offsets of quantiles from the forecast of each origin, before they adapt."""
     count = len(point)
     ended = max(count - horizon, 0)
-    errors = np.full(count, np.nan)
-    errors[:ended] = actual[horizon:] - point[:ended]
-    places = np.flatnonzero(np.isfinite(errors))
-    relative = errors[places] / scale[places]
-    order = np.argsort(relative)
-    places, relative = places[order], relative[order]
+    places = np.flatnonzero(np.isfinite(actual[horizon:]))[: ended or None]
+    relative = (actual[places + horizon] - point[places]) / scale[places]
+    weight = 0.5 ** ((start - places) * step_s / MEMORY_S)  # of one reference, whatever follows
     anchors = np.arange(start - start % ANCHOR_BINS, count, ANCHOR_BINS)
-    ages = anchors[:, None] - horizon - places[None]
-    weight = np.where(ages >= 0, 0.5 ** (np.maximum(ages, 0) * step_s / MEMORY_S), 0.0)
-    total = weight.sum(axis=1)
-    windows = total**2 / np.maximum((weight**2).sum(axis=1), 1e-12) / horizon
-    size = np.where(total > 0, weight @ np.abs(relative) / np.maximum(total, 1e-12), 1.0)
-    size = np.maximum(size, 1e-6)
+    seen = np.searchsorted(places, anchors - horizon, side="right")  # errors known at each anchor
+    total, squares, sizes = (_sum_before(each, seen) for each in (weight, weight**2, weight * np.abs(relative)))
+    windows = total**2 / np.maximum(squares, 1e-300) / horizon
+    size = np.where(total > 0, np.maximum(sizes / np.maximum(total, 1e-300), 1e-6), 1.0)
     # The prior's share, in size and in shape, shrinks with the horizons that were seen.
     expected = prior_error(horizon * step_s) / np.exp(np.log(scale[: start + 1]).mean())
     shrunk = np.exp((windows * np.log(size) + PRIOR_WINDOWS * np.log(expected)) / (windows + PRIOR_WINDOWS))
     few = 1 + 1.55 / np.maximum(windows + PRIOR_WINDOWS, 1.5)  # near Student's t over the normal at 95 %
-    out = np.empty((len(anchors), len(LEVELS)))
-    for row in range(len(anchors)):
-        merged = np.concatenate([relative, _LAPLACE * size[row]])
-        share = PRIOR_WINDOWS / (windows[row] + PRIOR_WINDOWS) if total[row] > 0 else 1.0
-        own = weight[row] / max(total[row], 1e-12) * (1 - share)
-        weights = np.concatenate([own, np.full(len(_LAPLACE), share / len(_LAPLACE))])
-        out[row] = _quantiles(merged, weights) * (shrunk[row] / size[row] * few[row])
+    merged = np.concatenate([relative, _LAPLACE])
+    order = np.argsort(merged, kind="stable")
+    known_from = np.concatenate([places + horizon, np.full(len(_LAPLACE), -1)])[order]
+    base = np.concatenate([weight, np.zeros(len(_LAPLACE))])[order]
+    pseudo = np.concatenate([np.zeros(len(places)), np.full(len(_LAPLACE), 1 / len(_LAPLACE))])[order]
+    share = np.where(total > 0, PRIOR_WINDOWS / (windows + PRIOR_WINDOWS), 1.0)
+    own = ((1 - share) / np.maximum(total, 1e-300))[:, None]
+    reached = np.cumsum(np.where(known_from <= anchors[:, None], base, 0.0) * own + share[:, None] * pseudo, axis=1)
+    at = [np.searchsorted(row, np.array(LEVELS) * row[-1] - _SAME) for row in reached]
+    out = merged[order][np.minimum(np.stack(at), len(merged) - 1)] * (shrunk / size * few)[:, None]
     out[:, LEVELS.index(0.5)] = 0.0  # the blend was learned as a median; one of few past errors is worse
     return np.asarray(out[(np.arange(start, count) - anchors[0]) // ANCHOR_BINS] * scale[start:, None])
 
 
-def _quantiles(values: Floats, weights: Floats) -> Floats:
-    order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weights[order])
-    places = np.searchsorted(reached, np.array(LEVELS) * reached[-1])
-    return np.asarray(values[order][np.minimum(places, len(values) - 1)])
+def _sum_before(values: Floats, places: NDArray[np.intp]) -> Floats:
+    return np.concatenate([[0.0], np.cumsum(values)])[places]

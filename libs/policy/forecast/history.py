@@ -70,8 +70,9 @@ def history_from_rates(times_s: ArrayLike, rates: Mapping[str, ArrayLike], step_
     step = step_s or (float(_commonest(forward)) if len(forward) else 600.0)
     if (moved <= 0).any():
         notes.append(f"the clock was set back {int((moved <= 0).sum())} times: later samples replace earlier ones")
-    places = np.floor((times - times.max()) / step + 1e-6 + 0.5).astype(np.int64)
-    places -= max(int(places.min()), -MOST_BINS + 1)
+    places = np.floor((times - times[0]) / step + 0.5 + 1e-6).astype(np.int64)
+    first = max(int(places.min()), int(places.max()) - MOST_BINS + 1)
+    places -= first
     kept = places >= 0
     if not kept.all():
         notes.append(f"samples older than {MOST_BINS} bins are left out")
@@ -85,7 +86,7 @@ def history_from_rates(times_s: ArrayLike, rates: Mapping[str, ArrayLike], step_
     tokens, masked = _of_all_requests(grid)
     if masked:
         notes.append(f"in {masked} of {size} bins under {MIN_KNOWN_SHARE:.0%} of the requests have known tokens")
-    start_s = float(times.max()) - (size - 1) * step
+    start_s = float(times[0]) + first * step
     return DemandHistory(step, start_s, grid["requests"], tokens["prefill"], tokens["decode"], tuple(notes))
 
 
@@ -97,9 +98,9 @@ def _commonest(steps: Floats) -> np.float64:
 def _of_all_requests(grid: Mapping[str, Floats]) -> tuple[dict[str, Floats], int]:
     """Tokens scaled from known to all requests, and in how many bins too few are known."""
     requests, known = grid["requests"], grid["known_requests"]
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         enough = (known > 0) & (known >= MIN_KNOWN_SHARE * requests)
-        factor = np.where(enough, np.maximum(requests / known, 1.0), np.nan)
+        factor = np.where(enough, np.clip(requests / known, 1.0, 1 / MIN_KNOWN_SHARE), np.nan)
     factor[requests == 0] = 0.0  # nothing came, so no token did
     tokens = {name: np.where(factor == 0, 0.0, grid[name] * factor) for name in ("prefill", "decode")}
     return tokens, int((np.isfinite(requests) & ~np.isfinite(factor)).sum())

@@ -114,9 +114,9 @@ class DemandModel:
             return np.zeros((places.size, len(self.horizons), len(LEVELS)))
         log, actual, driver = _logs(history, name, model.first, int(places.max()) + 1, model.offsets)
         targets = make_targets(log, driver, self.horizons, self.step_s, self.fitted - model.first)
-        point = np.einsum("hnd,hd->hn", targets.values, model.weights)
         known = model.foretold.shape[1] - 1  # the weights were learned with the last one
-        point[:, :known] = model.foretold[:, :known]
+        following = (targets.values[:, known:] @ model.weights[:, :, None])[:, :, 0]
+        point = np.concatenate([model.foretold[:, :known], following], axis=1)
         scale = model.scale.at(states_of(log, self.step_s))
         first = int(places.min()) - model.first
         found = bands(point, actual, scale, self.horizons, self.step_s, first=first, fitted=self.fitted - model.first)

@@ -1,0 +1,124 @@
+"""What the forecaster does with seasons, shifts, bursts, outages and little history."""
+
+import numpy as np
+import pytest
+
+from libs.policy.forecast.bands import LEVELS
+from libs.policy.forecast.history import SERIES, DemandHistory, Floats, history_from_rates
+from libs.policy.forecast.model import DemandForecaster
+
+HORIZONS = (1, 6, 18, 144)
+MEDIAN = LEVELS.index(0.5)
+
+
+def _demand(requests: Floats, prompt: Floats | float = 100.0, output: Floats | float = 20.0) -> DemandHistory:
+    rates = {"requests": requests, "known_requests": requests}
+    times_s = np.arange(len(requests)) * 600.0
+    return history_from_rates(times_s, {**rates, "prefill": requests * prompt, "decode": requests * output})
+
+
+def _noise(bins: int, size: float, seed: int = 1) -> Floats:
+    return np.exp(np.random.default_rng(seed).normal(0, size, bins))
+
+
+def _medians(history: DemandHistory, name: str = "requests") -> Floats:
+    model = DemandForecaster().fit(history, HORIZONS)
+    return model.forecast(history)[name].quantiles[:, MEDIAN]  # type: ignore[index]
+
+
+def test_a_daily_season_is_foretold_from_its_third_day_on() -> None:
+    at = np.arange(5 * 144)
+    day = 100 * np.exp(np.sin(2 * np.pi * at / 144)) * _noise(len(at), 0.05)
+    last = 5 * 144 - 108  # a quarter into the day, at the peak; 3 h later demand is far lower
+    found = _medians(_demand(day[: last + 1]))
+    came = 100 * np.exp(np.sin(2 * np.pi * (last + np.array(HORIZONS)) / 144))
+    assert found == pytest.approx(came, rel=0.15)
+    assert found[2] < 0.9 * found[0]
+
+
+def test_a_level_that_shifted_for_good_is_believed() -> None:
+    values = np.concatenate([np.full(600, 100.0), np.full(300, 300.0)]) * _noise(900, 0.05)
+    found = _medians(_demand(values))
+    assert found[0] == pytest.approx(300, rel=0.1)
+    assert found[1] == pytest.approx(300, rel=0.15)
+
+
+def test_a_burst_fades_from_the_forecast_where_bursts_have_faded_before() -> None:
+    values = 100 * _noise(1200, 0.05)
+    values[np.arange(50, 1150, 60)] *= 5
+    values[-1] = 500
+    found = _medians(_demand(values))
+    assert found[1] < 200
+    assert found[3] < 200
+
+
+def test_an_outage_moves_no_forecast_to_zero() -> None:
+    values = 100 * _noise(600, 0.05)
+    values[-3:] = 0
+    assert _medians(_demand(values))[0] == pytest.approx(100, rel=0.2)
+
+
+def test_a_model_that_ended_is_foretold_to_have_none() -> None:
+    values = 100 * _noise(600, 0.05)
+    values[-144:] = 0
+    assert _medians(_demand(values))[0] < 2
+
+
+def test_bands_of_steady_noise_hold_ninety_percent() -> None:
+    history = _demand(100 * _noise(1500, 0.3))
+    model = DemandForecaster().fit(history.before(1000), HORIZONS)
+    for name in SERIES:
+        found = model.forecast_at(history, name, range(999, 1499 - 6))
+        for place, horizon in enumerate(HORIZONS[:2]):
+            came = history.series(name)[np.arange(999, 1499 - 6) + horizon]
+            held = (came >= found[:, place, 0]) & (came <= found[:, place, -1])
+            assert 0.85 < held.mean() < 0.95
+
+
+def test_a_band_is_wider_with_little_history_and_says_so() -> None:
+    noise = 100 * _noise(2016, 0.1)
+    little, much = _demand(noise[-12:]), _demand(noise)
+    for history in (little, much):
+        model = DemandForecaster().fit(history, HORIZONS)
+        forecast = model.forecast(history)["requests"]
+        spread = np.log(forecast.quantiles[:, -1] / np.maximum(forecast.quantiles[:, 0], 1e-9))
+        if history is little:
+            wide = spread
+            assert "little history (2.0 h)" in forecast.notes[0]
+    assert (wide > 1.5 * spread).all()
+
+
+def test_no_demand_yet_and_nothing_known_are_said_in_words() -> None:
+    nothing = _demand(np.zeros(50))
+    model = DemandForecaster().fit(nothing, HORIZONS)
+    assert not model.forecast(nothing)["requests"].quantiles.any()
+    assert "no demand so far" in model.forecast(nothing)["requests"].notes[0]
+    empty = _demand(np.empty(0))
+    assert "nothing is foretold" in DemandForecaster().fit(empty, HORIZONS).forecast(empty)["decode"].notes[0]
+
+
+def test_lengths_that_stay_while_arrivals_go_back_are_foretold_together() -> None:
+    requests = 100 * _noise(1500, 0.03)
+    requests[np.arange(40, 1460, 40)] *= 4  # a burst lasts one bin, with the lengths of always
+    requests[-1] = 400
+    history = _demand(requests, prompt=np.full(1500, 500.0))
+    forecasts = DemandForecaster().fit(history, HORIZONS).forecast(history)
+    per_request = forecasts["prefill"].quantiles[1, MEDIAN] / forecasts["requests"].quantiles[1, MEDIAN]
+    assert per_request == pytest.approx(500, rel=0.1)
+
+
+def test_a_history_that_begins_elsewhere_is_refused() -> None:
+    history = _demand(100 * _noise(200, 0.1))
+    model = DemandForecaster().fit(history, HORIZONS)
+    moved = DemandHistory(600.0, 600.0, history.requests, history.prefill, history.decode)
+    with pytest.raises(ValueError, match="fit anew"):
+        model.forecast_at(moved, "requests", [199])
+    with pytest.raises(ValueError, match="outside the history"):
+        model.forecast_at(history, "requests", [10])
+
+
+def test_what_a_forecast_is_made_of_can_be_asked() -> None:
+    history = _demand(100 * _noise(600, 0.1))
+    weights = DemandForecaster().fit(history, HORIZONS).explain("prefill")
+    assert len(weights) == len(HORIZONS)
+    assert all(0.7 < sum(each.values()) <= 1.001 for each in weights)
