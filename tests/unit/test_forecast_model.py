@@ -75,6 +75,18 @@ def test_bands_of_steady_noise_hold_ninety_percent() -> None:
             assert 0.85 < held.mean() < 0.95
 
 
+def test_bands_hold_in_calm_and_in_restless_hours() -> None:
+    at = np.arange(1800)
+    restless = at // 72 % 2 == 1
+    history = _demand(100 * np.exp(np.random.default_rng(5).normal(0, 1, 1800) * np.where(restless, 0.4, 0.05)))
+    found = DemandForecaster().fit(history.before(1200), HORIZONS).forecast_at(history, "requests", range(1199, 1793))
+    for place, horizon in enumerate(HORIZONS[:2]):
+        came = np.arange(1199, 1793) + horizon
+        held = (history.requests[came] >= found[:, place, 0]) & (history.requests[came] <= found[:, place, -1])
+        assert 0.82 < held[restless[came]].mean() < 0.97
+        assert 0.82 < held[~restless[came]].mean() < 0.97
+
+
 def test_a_band_is_wider_with_little_history_and_says_so() -> None:
     noise = 100 * _noise(2016, 0.1)
     little, much = _demand(noise[-12:]), _demand(noise)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from libs.policy.forecast.history import Floats
 from libs.policy.forecast.levels import running_means
+from libs.policy.forecast.targets import DAY_S, DAYS_BACK, FADE
 
 LEVELS: Final = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 """Quantiles of every forecast: bands of 50, 80 and 90 %, and the median."""
@@ -34,6 +35,8 @@ ADAPT: Final = 0.06
 ADAPT_BINS: Final = 6
 MOST_WIDTH: Final = 0.7
 """Of a log width that adapts: a factor of 2."""
+AROUND_S: Final = 5400.0
+"""Before and after a time of day: how restless a series is at this time."""
 _SMALL_ERROR: Final = 0.02
 _RIDGE: Final = 0.05
 _SAME: Final = 1e-9
@@ -50,36 +53,65 @@ class Scale:
 
     centre: Floats
     weights: Floats
-    """[horizons, features]"""
+    """Both [horizons, features]."""
 
     def at(self, states: Floats) -> Floats:
         """[horizons, n]"""
-        return np.asarray(np.exp(np.clip(self.weights @ (states - self.centre).T, -5.0, 2.0)))
+        found = ((states - self.centre[:, None]) @ self.weights[:, :, None])[:, :, 0]
+        return np.asarray(np.exp(np.clip(found, -5.0, 2.0)))
 
 
-def states_of(log: Floats, step_s: float) -> Floats:
-    """[n, 4] One, how far the series is from its hour, its hour from its days, and how restless it is."""
+def states_of(log: Floats, horizons: tuple[int, ...], step_s: float) -> Floats:
+    """[horizons, n, 5] One; how far the series is from its hour, and its hour from its days; how restless it is, and
+    how much more than on the whole it was on earlier days at the time of day that is foretold."""
     hour, days = running_means(log, np.array([3600.0, 180_000.0]) / step_s)
-    moves = running_means(np.abs(np.diff(log, prepend=log[0])), np.array([7200.0 / step_s]))[0]
-    return np.stack([np.ones(len(log)), np.abs(log - hour), np.abs(hour - days), np.log(moves + _SMALL_ERROR)], axis=1)
+    moved = np.abs(np.diff(log, prepend=log[0]))
+    restless = np.log(running_means(moved, np.array([7200.0 / step_s]))[0] + _SMALL_ERROR)
+    same = [np.ones(len(log)), np.abs(log - hour), np.abs(hour - days), restless]
+    at_time = _restless_at_time(moved, horizons, step_s)
+    return np.stack([np.stack([*same, row], axis=1) for row in at_time])
+
+
+def _restless_at_time(moved: Floats, horizons: tuple[int, ...], step_s: float) -> Floats:
+    """[horizons, n] Logarithm of the mean move around the foretold time of day on earlier days over that of all bins
+    before; 0 where there is no earlier day."""
+    day, around = round(DAY_S / step_s), max(round(AROUND_S / step_s), 1)
+    sums = np.concatenate([[0.0], np.cumsum(moved)])
+    places = np.arange(len(moved))
+    usual = np.log(sums[1:] / (places + 1) + _SMALL_ERROR)
+    out = np.zeros((len(horizons), len(moved)))
+    if day <= 2 * around:
+        return out
+    for row, horizon in zip(out, horizons, strict=True):
+        total, weights = np.zeros(len(moved)), np.zeros(len(moved))
+        first = -(-(horizon + around) // day)
+        for back in range(first, first + DAYS_BACK):
+            last = places + horizon + around - back * day  # of a window that has ended at the origin
+            seen = last - 2 * around >= 0
+            window = (sums[last[seen] + 1] - sums[last[seen] - 2 * around]) / (2 * around + 1)
+            total[seen] += FADE ** (back - first) * window
+            weights[seen] += FADE ** (back - first)
+        known = weights > 0
+        row[known] = np.log(total[known] / weights[known] + _SMALL_ERROR) - usual[known]
+    return out
 
 
 def fit_scale(states: Floats, errors: Floats, horizons: tuple[int, ...], step_s: float) -> Scale:
-    """Regression of log error sizes on states, by horizon; errors: [horizons, n], nan where not known."""
-    recency = 0.5 ** (np.arange(len(states))[::-1] * step_s / MEMORY_S)
-    centre = states.mean(axis=0)
-    centre[0] = 0.0
-    weights = np.zeros((len(horizons), states.shape[1]))
+    """Regression of log error sizes on states; states: [horizons, n, features], errors: [horizons, n], nan: unknown."""
+    recency = 0.5 ** (np.arange(states.shape[1])[::-1] * step_s / MEMORY_S)
+    centre = states.mean(axis=1)
+    centre[:, 0] = 0.0
+    weights = np.zeros((len(horizons), states.shape[2]))
     for place, horizon in enumerate(horizons):
         known = np.isfinite(errors[place])
         weights[place, 0] = np.log(prior_error(horizon * step_s))
         if not known.any():
             continue
-        rows, weight = states[known] - centre, recency[known] / recency[known].sum()
+        rows, weight = states[place, known] - centre[place], recency[known] / recency[known].sum()
         sizes = np.log(np.abs(errors[place, known]) + _SMALL_ERROR)
         mean = float(weight @ sizes)
         # Few independent errors say little of what their size depends on.
-        ridge = np.diag([1e-9, *[_RIDGE * (1 + horizon / 12)] * (states.shape[1] - 1)])
+        ridge = np.diag([1e-9, *[_RIDGE * (1 + horizon / 12)] * 3, _RIDGE])
         solved = np.linalg.solve((rows * weight[:, None]).T @ rows + ridge, (rows * weight[:, None]).T @ (sizes - mean))
         weights[place] = solved
         weights[place, 0] += mean
@@ -115,17 +147,21 @@ def bands(
     rate = ADAPT * np.minimum(1.0, ADAPT_BINS / steps)[:, None]
     levels = np.array(LEVELS)
     outward = np.sign(levels - 0.5)
-    width = np.zeros((len(steps), len(levels)))
+    # Calm and restless states adapt apart, or bands that are wide in one and narrow in the other pass for right.
+    state = (scale > np.median(scale[:, : max(fitted, 1)], axis=1, keepdims=True)).astype(np.intp)  # [horizons, n]
+    width = np.zeros((len(steps), 2, len(levels)))
     out = np.empty_like(raw)
     rows = np.arange(len(steps))
     for origin in range(start, count):
         due = origin - steps
         ripe = due >= start
         if ripe.any() and np.isfinite(actual[origin]):
-            below = actual[origin] <= out[np.maximum(due, start) - start, rows] + _SAME
-            width += np.where(ripe[:, None], rate * outward * (levels - below), 0.0)
-            np.clip(width, -MOST_WIDTH, MOST_WIDTH, out=width)
-        out[origin - start] = point[:, origin, None] + raw[origin - start] * np.exp(width)
+            due = np.maximum(due, start)
+            below = actual[origin] <= out[due - start, rows] + _SAME
+            was = state[rows, due]
+            moved = width[rows, was] + np.where(ripe[:, None], rate * outward * (levels - below), 0.0)
+            width[rows, was] = np.clip(moved, -MOST_WIDTH, MOST_WIDTH)
+        out[origin - start] = point[:, origin, None] + raw[origin - start] * np.exp(width[rows, state[:, origin]])
     return np.asarray(np.sort(out[first - start :], axis=2))
 
 
@@ -138,7 +174,8 @@ def _shapes(point: Floats, actual: Floats, scale: Floats, horizon: int, *, step_
     weight = 0.5 ** ((start - places) * step_s / MEMORY_S)  # of one reference, whatever follows
     anchors = np.arange(start - start % ANCHOR_BINS, count, ANCHOR_BINS)
     seen = np.searchsorted(places, anchors - horizon, side="right")  # errors known at each anchor
-    total, squares, sizes = (_sum_before(each, seen) for each in (weight, weight**2, weight * np.abs(relative)))
+    parts = weight, weight**2, weight * np.abs(relative)
+    total, squares, sizes = (_sum_before(np.asarray(part), seen) for part in parts)
     windows = total**2 / np.maximum(squares, 1e-300) / horizon
     size = np.where(total > 0, np.maximum(sizes / np.maximum(total, 1e-300), 1e-6), 1.0)
     # The prior's share, in size and in shape, shrinks with the horizons that were seen.
@@ -160,4 +197,4 @@ def _shapes(point: Floats, actual: Floats, scale: Floats, horizon: int, *, step_
 
 
 def _sum_before(values: Floats, places: NDArray[np.intp]) -> Floats:
-    return np.concatenate([[0.0], np.cumsum(values)])[places]
+    return np.asarray(np.concatenate([[0.0], np.cumsum(values)])[places])

@@ -117,7 +117,7 @@ class DemandModel:
         known = model.foretold.shape[1] - 1  # the weights were learned with the last one
         following = (targets.values[:, known:] @ model.weights[:, :, None])[:, :, 0]
         point = np.concatenate([model.foretold[:, :known], following], axis=1)
-        scale = model.scale.at(states_of(log, self.step_s))
+        scale = model.scale.at(states_of(log, self.horizons, self.step_s))
         first = int(places.min()) - model.first
         found = bands(point, actual, scale, self.horizons, self.step_s, first=first, fitted=self.fitted - model.first)
         ceiling = np.maximum.accumulate(log)[places - model.first] + 3.0
@@ -168,7 +168,7 @@ def _fit(history: DemandHistory, name: SeriesName, horizons: tuple[int, ...], st
     errors = np.full(foretold.shape, np.nan)
     for place, horizon in enumerate(horizons):
         errors[place, : max(len(actual) - horizon, 0)] = actual[horizon:] - foretold[place, : -horizon or None]
-    scale = fit_scale(states_of(log, history.step_s), errors, horizons, history.step_s)
+    scale = fit_scale(states_of(log, horizons, history.step_s), errors, horizons, history.step_s)
     return _SeriesModel(first, offsets, weights, foretold, scale, targets.names)
 
 
