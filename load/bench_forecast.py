@@ -1,5 +1,6 @@
-"""How long forecasts take: a refit of many series on one core, and one forecast. The last line is JSON.
+"""How much of one core forecasts take: a refit of many series, and one forecast. The last line is JSON.
 
+CPU time, so that a busy machine tells nearly the same.
 Series are drawn (days, weeks, bursts, level shifts, seeded); the figures depend on their length, not on their shape.
 """
 
@@ -57,15 +58,15 @@ def _measure(days: int, series: int, seed: int) -> dict[str, float]:
     histories = [draw_demand(days, seed + each) for each in range(-(-series // 3))]
     forecaster = DemandForecaster()
     forecaster.fit(histories[0], HORIZONS)
-    started = time.perf_counter()
+    started = time.process_time()
     models = [forecaster.fit(history, HORIZONS) for history in histories]
-    refit_s = time.perf_counter() - started
+    refit_s = time.process_time() - started
     took_ms = []
     for model, history in zip(models, histories, strict=True):
         for name in ("requests", "prefill", "decode"):
-            at = time.perf_counter()
+            at = time.process_time()
             model.forecast_at(history, name, [len(history) - 1])
-            took_ms.append(1e3 * (time.perf_counter() - at))
+            took_ms.append(1e3 * (time.process_time() - at))
     each_s = refit_s / (3 * len(histories))
     p50, p99 = np.quantile(took_ms, [0.5, 0.99])
     return {

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from libs.cli.forecast.page import check_plots, write_page
+from libs.cli.forecast.page import check_plots, spell, write_page
 from libs.cli.lab.progress import Notes, noting
 from libs.cli.lab.runs import make_console
 from libs.contracts.errors import InvalidRequest
@@ -122,14 +122,6 @@ def _say(notes: Notes, path: Path, history: DemandHistory, plan: Plan, horizons_
             )
     if days < 2:
         notes.done(f"{path.name}: little history: no daily season can be learned, bands are wide")
-
-
-def spell(seconds: float) -> str:
-    """ "10 min", "3 h"."""
-    for unit, size in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g} {unit}"
-    return f"{seconds:g} s"
 
 
 def _clean(value: Any) -> Any:

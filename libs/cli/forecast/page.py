@@ -30,6 +30,14 @@ def check_plots() -> None:
         raise InvalidRequest("--report needs matplotlib: pip install 'fulcrum[plots]'") from None
 
 
+def spell(seconds: float) -> str:
+    """ "10 min", "3 h"."""
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"
+
+
 def write_page(path: Path, tested: Tested) -> None:
     """Table and plots of each file. Raises InvalidRequest without matplotlib."""
     parts = [_part(name, found, records) for name, found, records in tested]
@@ -52,10 +60,8 @@ def _part(name: str, found: Found, records: Sequence[dict[str, Any]]) -> str:
     wanted = sorted({0, min(1, len(found.plan.horizons) - 1), len(found.plan.horizons) - 1})
     for series in SERIES:
         for place in wanted:
-            ahead = found.plan.horizons[place] * found.history.step_s / 60
-            plots.append(
-                f"<h2>{series}, foretold {ahead:g} min before</h2>{draw_svg(partial(_fan, found, series, place))}"
-            )
+            ahead = spell(found.plan.horizons[place] * found.history.step_s)
+            plots.append(f"<h2>{series}, foretold {ahead} before</h2>{draw_svg(partial(_fan, found, series, place))}")
     notes = "".join(f'<p class="dim">{escape(note)}</p>' for note in found.history.notes)
     return f'<h1>{escape(name)}</h1>{notes}<div class="scroll">{_table(records)}</div>{"".join(plots)}'
 
@@ -65,7 +71,7 @@ def _table(records: Sequence[dict[str, Any]]) -> str:
     rows = []
     for each in records:
         cells = [
-            each["series"], f"{each['horizon_s'] / 3600:g} h", _figure(each["wape"]), _figure(each["mase"]),
+            each["series"], spell(each["horizon_s"]), _figure(each["wape"]), _figure(each["mase"]),
             _figure(each["pinball"]), _figure(each["wis"]),
             f"{each['coverage90']:.1%} ± {1.96 * (each['coverage90_error'] or 0):.1%}", each["best_baseline"] or "–",
             _figure(each["best_baseline_wape"]),
@@ -95,7 +101,7 @@ def _fan(found: Found, series: SeriesName, place: int, axes: Any) -> None:
 
 
 def _names(records: Sequence[dict[str, Any]]) -> list[str]:
-    return [f"{each['series']}\n{each['horizon_s'] / 3600:.3g} h" for each in records]
+    return [f"{each['series']}\n{spell(each['horizon_s'])}" for each in records]
 
 
 def _wapes(axes: Any, records: Sequence[dict[str, Any]]) -> None:

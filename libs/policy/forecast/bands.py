@@ -24,7 +24,7 @@ PRIOR_ERROR: Final = 0.12
 PRIOR_GROWTH: Final = 0.3
 """Mean absolute error in logarithms before any evidence: 0.12 ten minutes ahead, growing with this power of the
 horizon. From ServeGen's m-large, days 1 to 10."""
-PRIOR_WINDOWS: Final = 1.0
+PRIOR_WINDOWS: Final = 2.0
 """The prior counts like so many horizons of history."""
 WARM_BINS: Final = 288
 """Before the first forecast over which widths adapt."""
