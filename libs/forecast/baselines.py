@@ -32,11 +32,18 @@ class Asked:
     @property
     def values(self) -> Floats:
         """The series, each unknown bin as the last known one."""
-        return np.nan_to_num(hold(self.history.series(self.name)))
+        return held(self.history.series(self.name))
 
     def season(self, seconds: float) -> int:
         """Bins of a season."""
         return max(round(seconds / self.history.step_s), 1)
+
+
+def held(values: Floats) -> Floats:
+    """Each unknown bin as the last known one, 0 before any: later bins say nothing of earlier ones."""
+    known = np.isfinite(values)
+    found = np.nan_to_num(hold(values))
+    return np.where(np.cumsum(known) > 0, found, 0.0)
 
 
 class Baseline(Protocol):
@@ -176,13 +183,13 @@ class DynamoKalman:
     def foretell(self, asked: Asked) -> Floats | None:
         """Level plus so many trends; tokens are requests times lengths."""
         last = max(asked.origins) + 1
-        requests = np.nan_to_num(hold(asked.history.requests[:last]))
+        requests = held(asked.history.requests[:last])
         per_bin = asked.history.step_s
         found = _kalman(requests * per_bin, asked.origins, asked.horizons) / per_bin
         if asked.name == "requests":
             return found
         lengths = np.where(requests > 0, asked.history.series(asked.name)[:last] / np.maximum(requests, 1e-12), np.nan)
-        return found * _kalman(np.nan_to_num(hold(lengths)), asked.origins, asked.horizons)
+        return found * _kalman(held(lengths), asked.origins, asked.horizons)
 
 
 def _kalman(values: Floats, origins: Sequence[int], horizons: Sequence[int]) -> Floats:

@@ -14,9 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from libs.contracts.errors import InvalidRequest
-from libs.forecast.baselines import Asked, Baseline
+from libs.forecast.baselines import Asked, Baseline, held
 from libs.policy.forecast.history import Floats
-from libs.policy.forecast.levels import hold
 
 PROPHET_WINDOW: Final = 50
 """Intervals that Dynamo's Prophet sees."""
@@ -78,14 +77,14 @@ class _DynamoStyle:
         if asked.fitted < 5:  # below, Dynamo foretells the last value
             return None
         last = max(asked.origins) + 1
-        requests = np.nan_to_num(hold(asked.history.requests[:last]))
+        requests = held(asked.history.requests[:last])
         key = (asked.fitted, last)
         if self._requests is None or self._requests[0] != key:  # three series ask for the same
             self._requests = key, self._one(requests * asked.history.step_s, asked) / asked.history.step_s
         if asked.name == "requests":
             return self._requests[1]
         lengths = np.where(requests > 0, asked.history.series(asked.name)[:last] / np.maximum(requests, 1e-12), np.nan)
-        return self._requests[1] * self._one(np.nan_to_num(hold(lengths)), asked)
+        return self._requests[1] * self._one(held(lengths), asked)
 
 
 def _arima(values: Floats, asked: Asked) -> Floats:

@@ -140,9 +140,11 @@ def bands(
     """
     count = point.shape[1]
     start = max(min(fitted - WARM_BINS, first), 0)
-    raw = np.stack(
-        [_shapes(point[k], actual, scale[k], h, step_s=step_s, start=start) for k, h in enumerate(horizons)], axis=1
-    )  # [n - start, horizons, levels] offsets in logarithms
+    shapes = [
+        _shapes(point[k], actual, scale[k], h, step_s=step_s, start=start, fitted=fitted)
+        for k, h in enumerate(horizons)
+    ]
+    raw = np.stack(shapes, axis=1)  # [n - start, horizons, levels] offsets in logarithms
     steps = np.array(horizons)
     rate = ADAPT * np.minimum(1.0, ADAPT_BINS / steps)[:, None]
     levels = np.array(LEVELS)
@@ -165,7 +167,9 @@ def bands(
     return np.asarray(np.sort(out[first - start :], axis=2))
 
 
-def _shapes(point: Floats, actual: Floats, scale: Floats, horizon: int, *, step_s: float, start: int) -> Floats:
+def _shapes(
+    point: Floats, actual: Floats, scale: Floats, horizon: int, *, step_s: float, start: int, fitted: int
+) -> Floats:
     """[n - start, levels] Offsets of quantiles from the forecast of each origin, before they adapt."""
     count = len(point)
     ended = max(count - horizon, 0)
@@ -176,7 +180,7 @@ def _shapes(point: Floats, actual: Floats, scale: Floats, horizon: int, *, step_
     seen = np.searchsorted(places, anchors - horizon, side="right")  # errors known at each anchor
     parts = weight, weight**2, weight * np.abs(relative)
     total, squares, sizes = (_sum_before(np.asarray(part), seen) for part in parts)
-    windows = total**2 / np.maximum(squares, 1e-300) / horizon
+    windows = total**2 / np.maximum(squares, 1e-300) / _bins_alike(relative[places + horizon < fitted], horizon)
     size = np.where(total > 0, np.maximum(sizes / np.maximum(total, 1e-300), 1e-6), 1.0)
     # The prior's share, in size and in shape, shrinks with the horizons that were seen.
     expected = prior_error(horizon * step_s) / np.exp(np.log(scale[: start + 1]).mean())
@@ -194,6 +198,21 @@ def _shapes(point: Floats, actual: Floats, scale: Floats, horizon: int, *, step_
     out = merged[order][np.minimum(np.stack(at), len(merged) - 1)] * (shrunk / size * few)[:, None]
     out[:, LEVELS.index(0.5)] = 0.0  # the blend was learned as a median; one of few past errors is worse
     return np.asarray(out[(np.arange(start, count) - anchors[0]) // ANCHOR_BINS] * scale[start:, None])
+
+
+def _bins_alike(errors: Floats, horizon: int) -> float:
+    """How many neighbouring errors say what one does: at most `horizon`, less where they are unlike.
+
+    Their integrated autocorrelation time, by eighths of the horizon; the mean in logarithms of it and the horizon, as
+    so few errors know little of how alike they are.
+    """
+    lag = max(horizon // 8, 1)
+    if len(errors) < 2 * horizon:
+        return float(horizon)
+    off = errors - errors.mean()
+    whole = float(off @ off) + 1e-12
+    alike = sum(max(float(off[at:] @ off[:-at]) / whole, 0.0) for at in range(lag, horizon, lag))
+    return float(np.sqrt(min(lag * (1 + 2 * alike), horizon) * horizon))
 
 
 def _sum_before(values: Floats, places: NDArray[np.intp]) -> Floats:
