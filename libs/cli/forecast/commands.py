@@ -21,7 +21,7 @@ def backtest(
     files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="CSV in time bins, see docs/forecast.md.")],
     *,
     baselines: Annotated[
-        str, typer.Option(metavar="NAMES", help="light, all (needs fulcrum[forecast]), or names with commas between.")
+        str, typer.Option(metavar="NAMES", help="light, all (with the extra 'forecast'), or names with commas between.")
     ] = "light",
     horizons: Annotated[str, typer.Option(metavar="TIMES", help="How far ahead, e.g. 30m,2h.")] = "10m,1h,3h,24h",
     test_days: Annotated[
