@@ -9,6 +9,7 @@ from libs.cli.batch import batch
 from libs.cli.chat import chat
 from libs.cli.forecast.commands import forecast
 from libs.cli.lab.commands import lab
+from libs.cli.models.commands import models
 from libs.cli.occupancy import occupancy
 from libs.cli.planner.commands import planner
 from libs.cli.profile import profile
@@ -40,6 +41,7 @@ app.add_typer(batch, name="batch")
 app.add_typer(tune, name="tune")
 app.add_typer(lab, name="lab")
 app.add_typer(forecast, name="forecast")
+app.add_typer(models, name="models")
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,193 @@
+"""A log replayed under the forecaster, window by window, and what its reservations would have been worth."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from libs.contracts.errors import InvalidRequest
+from libs.lab.models.baselines import KEEP_ALIVES_S, fixed_poisson, keep_alive, one_a_model
+from libs.lab.models.replay import seen_by_window
+from libs.lab.models.score import Score, clairvoyant, grade
+from libs.lab.models.usage import MAX_WINDOWS, Floats, UsageLog, Use, use_by_window
+from libs.policy.reserve.forecaster import Forecaster
+from libs.policy.reserve.holding import Holder
+
+WARMUP: Final = 1 / 3
+"""Share of the windows that are learned from and not scored."""
+LEAST_WINDOWS: Final = 12
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of a backtest."""
+
+    window_s: float = 60.0
+    confidence: float = 0.99
+    period_s: float = 3600.0
+    """A planning period: over it the reservation in hindsight is constant, and so is the held one."""
+    warmup: float = WARMUP
+    independent: bool = True
+    """Also without a common factor and calibration, which takes as long again."""
+
+
+@dataclass(slots=True)
+class Series:
+    """What was forecast of each window, as far as the replay came."""
+
+    reserved_gpus: list[float] = field(default_factory=list)
+    held_gpus: list[float] = field(default_factory=list)
+    uncalibrated_gpus: list[float] = field(default_factory=list)
+    independent_gpus: list[float] = field(default_factory=list)
+    expected_models: list[float] = field(default_factory=list)
+    expected_peak_gpus: list[float] = field(default_factory=list)
+    p50_gpus: list[float] = field(default_factory=list)
+    laws: dict[str, int] = field(default_factory=dict)
+    common: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Backtest:
+    """What came of it."""
+
+    log: UsageLog
+    settings: Settings
+    use: Use
+    series: Series
+    warmup: int
+    """Windows that are not scored."""
+    done: int
+    """Windows that were replayed; fewer than there are where it was interrupted."""
+    hindsight_gpus: Floats
+    """Of each scored window."""
+    scores: list[Score]
+    """The forecast first."""
+    interrupted: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """One record; `baselines` has the others."""
+        scored = slice(self.warmup, self.done)
+        ours, series = self.scores[0], self.series
+        return {
+            "file": self.log.name,
+            "windows": self.done - self.warmup,
+            "active_mean": _mean(self.use.mean_models[scored]),
+            "predicted_mean": _mean(np.array(series.expected_models[scored])),
+            "p99_coverage": ours.coverage,
+            "p99_coverage_interval": list(ours.interval),
+            "reserved_gpus": ours.reserved_gpus,
+            "clairvoyant_gpus": _mean(self.hindsight_gpus),
+            "keeps_confidence": ours.keeps_confidence,
+            "keeps_cost": ours.keeps_cost,
+            "peak_mean_gpus": _mean(self.use.peak_gpus[scored]),
+            "predicted_peak_mean_gpus": _mean(np.array(series.expected_peak_gpus[scored])),
+            "window_s": self.settings.window_s,
+            "period_s": self.settings.period_s,
+            "confidence": self.settings.confidence,
+            "warmup_windows": self.warmup,
+            "models": len(self.log.models),
+            "requests": len(self.log.t_s),
+            "laws": series.laws,
+            "common_rate": dict(zip(("spread", "keep"), series.common, strict=True)) if series.common else None,
+            "interrupted": self.interrupted,
+            "baselines": [_record(each) for each in self.scores[1:]],
+            "notes": list(self.log.notes),
+        }
+
+
+def _record(score: Score) -> dict[str, Any]:
+    return {
+        "policy": score.policy,
+        "p99_coverage": score.coverage,
+        "p99_coverage_interval": list(score.interval),
+        "reserved_gpus": score.reserved_gpus,
+        "cost": score.cost,
+        "keeps_confidence": score.keeps_confidence,
+        "keeps_cost": score.keeps_cost,
+    }
+
+
+def backtest(log: UsageLog, settings: Settings, progress: Progress = lambda line: None) -> Backtest:
+    """Replay it all. Ctrl-C ends the replay, and what was done until then is scored. Raises InvalidRequest."""
+    count = int(log.end_s / settings.window_s)
+    if count < LEAST_WINDOWS:
+        raise InvalidRequest(
+            f"{log.name} lasts {log.end_s:g} s: {count} whole windows of {settings.window_s:g} s, where "
+            f"{LEAST_WINDOWS} are the least; ask for shorter ones"
+        )
+    if count > MAX_WINDOWS:
+        raise InvalidRequest(f"{count} windows, where {MAX_WINDOWS} are the most: ask for longer ones")
+    use = use_by_window(log, settings.window_s)
+    warmup = max(int(count * settings.warmup), 1)
+    series, done, interrupted = Series(), 0, False
+    try:
+        for done in replay(log, use, settings, series):
+            progress(f"{done:,} of {count:,} windows")
+    except KeyboardInterrupt:
+        interrupted = True
+    done = min(len(series.reserved_gpus), len(series.held_gpus), done)
+    if done <= warmup:
+        raise KeyboardInterrupt
+    scored = slice(warmup, done)
+    hindsight = clairvoyant(use.peak_gpus[scored], per_period(settings), settings.confidence)
+    return Backtest(
+        log, settings, use, series, warmup, done, hindsight,
+        _scores(log, use, settings, series=series, scored=scored, hindsight=hindsight), interrupted,
+    )  # fmt: skip
+
+
+def per_period(settings: Settings) -> int:
+    """Windows of a planning period."""
+    return max(round(settings.period_s / settings.window_s), 1)
+
+
+def replay(log: UsageLog, use: Use, settings: Settings, series: Series) -> Iterator[int]:
+    """Forecast and learn each window in turn, into `series`; yields the number of windows that are done."""
+    ours = Forecaster(settings.window_s, settings.confidence)
+    plain = Forecaster(settings.window_s, settings.confidence, common=False, calibrated=False)
+    holder = Holder(settings.confidence, per_period(settings))
+    for done, seen in enumerate(seen_by_window(log, use), 1):
+        outlook = ours.ahead(seen.begin_s)
+        series.held_gpus.append(holder.reserve(outlook.distribution) * outlook.unit_gpus)
+        series.reserved_gpus.append(outlook.reserve_gpus)
+        series.p50_gpus.append(outlook.quantiles_gpus[0])
+        series.uncalibrated_gpus.append(outlook.uncalibrated_gpus)
+        series.expected_models.append(outlook.expected_models)
+        series.expected_peak_gpus.append(outlook.peak_expected_gpus)
+        if settings.independent:
+            series.independent_gpus.append(plain.ahead(seen.begin_s).reserve_gpus)
+            plain.learn(seen)
+        holder.learn(seen.peak_gpus / outlook.unit_gpus)
+        ours.learn(seen)
+        series.laws, series.common = ours.laws(), ours.common_setting()
+        yield done
+
+
+def _scores(
+    log: UsageLog, use: Use, settings: Settings, *, series: Series, scored: slice, hindsight: Floats
+) -> list[Score]:
+    peak = use.peak_gpus[scored]
+
+    def of(name: str, reserved: Floats, held: Floats | None = None) -> Score:
+        paid = reserved if held is None else held
+        return grade(name, reserved, peak, hindsight, confidence=settings.confidence, held=paid)
+
+    found = [of("fulcrum", np.array(series.reserved_gpus[scored]))]
+    found.append(of("fulcrum, held for a period", np.array(series.held_gpus[scored])))
+    found.append(of("fulcrum, not calibrated", np.array(series.uncalibrated_gpus[scored])))
+    if settings.independent:
+        found.append(of("independent models, not calibrated", np.array(series.independent_gpus[scored])))
+    found.append(of("fixed Poisson rates", fixed_poisson(log, use, scored.start, settings.confidence)[scored]))
+    for hold_s in KEEP_ALIVES_S:
+        there, held = keep_alive(log, use, hold_s)
+        found.append(of(f"keep-alive {hold_s:g} s", there[scored], held[scored]))
+    found.append(
+        of("one GPU a model" if np.all(log.gpus == 1) else "every model's GPUs", one_a_model(log, use)[scored])
+    )
+    return found
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if len(values) else 0.0

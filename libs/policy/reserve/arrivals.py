@@ -1,0 +1,196 @@
+"""When each model is asked next: laws of arrival side by side, each model's chosen by how well it foretold. Pure.
+
+A law gives every model a cumulative hazard of its next arrival over the seconds ahead. `constant` is a Poisson process,
+`hourly` one whose rate follows the hour of the day as all models' do, `gamma` a renewal process of gamma gaps,
+`renewal` one of whatever gaps were seen, by which sessions are followed by silence. Rates of models with little history
+lean on those of the others (Gamma prior by moments: empirical Bayes).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from libs.policy.reserve.counts import Floats, Whole
+from libs.policy.reserve.hazards import HazardTable
+from libs.policy.reserve.steady import gamma_cdf
+
+HOUR_S: Final = 3600.0
+HOURS: Final = 24
+MEMORIES_S: Final = (3 * HOUR_S, 24 * HOUR_S, 7 * 24 * HOUR_S)
+"""Half-lives of what is remembered of rates."""
+LAWS: Final = ("constant 3h", "constant 24h", "constant 7d", "hourly", "gamma", "renewal")
+POISSON_LAWS: Final = 4
+"""The first so many are Poisson processes, given what all rates have in common."""
+PENALTY: Final = np.array([0.0, 0.0, 0.0, 2.0, 2.0, 4.0])
+"""Nats by which a richer law has to foretell better before it is taken."""
+SHARED_WEIGHT: Final = 3.0
+"""Models' worth of the mean evidence that each model's own is added to, so that new ones take what suits most."""
+JUDGED_S: Final = 24 * HOUR_S
+"""Half-life of evidence."""
+HOUR_PRIOR: Final = 50.0
+"""Requests of the mean hour that each hour's rate leans on."""
+_CVS: Final = np.array([1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0])
+_GRID: Final = np.geomspace(1e-5, 1e3, 200)
+LEAST_LEFT: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrivals:
+    """Those of one window, in order of time within each model."""
+
+    t_s: Floats
+    model: Whole
+
+
+def _gamma_tables() -> Floats:
+    """[cv, grid]: cumulative hazard of gamma gaps of mean 1 after so long."""
+    rows = []
+    for cv in _CVS.tolist():
+        shape = 1 / (cv * cv)
+        left = 1 - gamma_cdf(shape, _GRID * shape)
+        hazard = -np.log(np.maximum(left, LEAST_LEFT))
+        # Beyond where the series is exact, the tail is as good as exponential.
+        rows.append(np.where(left > LEAST_LEFT * 10, hazard, -np.log(LEAST_LEFT) + (_GRID - _GRID[0]) * shape))
+    return np.asarray(np.maximum.accumulate(np.array(rows), axis=1))
+
+
+class ArrivalLaws:
+    """Learns from each window's arrivals, and tells each model's hazard under the law that suits it."""
+
+    def __init__(self, shortest_s: float) -> None:
+        """shortest_s: the finest gap that matters."""
+        self._gaps = HazardTable(shortest_s, 0.5 ** (1 / MEMORIES_S[-1]))
+        self._tables = _gamma_tables()
+        self.last_s: Floats = np.zeros(0)
+        """Each model's last arrival, or its first notice."""
+        self._count: Floats = np.zeros((len(MEMORIES_S), 0))
+        self._spent_s: Floats = np.zeros((len(MEMORIES_S), 0))
+        self._hour_count: Floats = np.zeros(HOURS)
+        self._hour_expected: Floats = np.zeros(HOURS)
+        self._this_hour = 0
+        self._this_count = self._this_expected = 0.0
+        self._gap_moments: Floats = np.zeros((3, 0))
+        self._evidence: Floats = np.zeros((len(LAWS), 0))
+        self._rates: Floats = np.zeros((len(MEMORIES_S), 0))
+        self._cv_place: Whole = np.zeros(0, dtype=np.int64)
+        self.chosen: Whole = np.zeros(0, dtype=np.int64)
+        """Place in `LAWS`, by model."""
+
+    def __len__(self) -> int:
+        return len(self.last_s)
+
+    def grow(self, models: int, now_s: float) -> None:
+        """Models that are first asked now."""
+        more = models - len(self.last_s)
+        if more <= 0:
+            return
+        self.last_s = np.append(self.last_s, np.full(more, now_s))
+        self._count = np.pad(self._count, ((0, 0), (0, more)))
+        self._spent_s = np.pad(self._spent_s, ((0, 0), (0, more)))
+        self._gap_moments = np.pad(self._gap_moments, ((0, 0), (0, more)))
+        self._evidence = np.pad(self._evidence, ((0, 0), (0, more)))
+        self._gaps.grow(models)
+        self.refresh()
+
+    def hazards(self, now_s: float, ahead_s: Floats) -> Floats:
+        """Cumulative hazards of the next arrival, [law, seconds ahead, model]."""
+        models = np.arange(len(self))
+        since_s = np.maximum(now_s - self.last_s, 0.0)
+        found = np.empty((len(LAWS), len(ahead_s), len(self)))
+        found[: len(MEMORIES_S)] = self._rates[:, None, :] * ahead_s[None, :, None]
+        found[3] = found[1] * self._season(now_s)
+        rate = self._rates[2]
+        gamma_now, renewal_now = self._gamma(since_s * rate), self._gaps.cumulative(models, since_s)
+        for place, seconds in enumerate(ahead_s.tolist()):
+            found[4, place] = self._gamma((since_s + seconds) * rate) - gamma_now
+            found[5, place] = self._gaps.cumulative(models, since_s + seconds) - renewal_now
+        return np.maximum(found, 1e-12)
+
+    def rates_per_s(self) -> Floats:
+        """Of the last day, by model."""
+        return np.asarray(self._rates[1])
+
+    def _season(self, now_s: float) -> float:
+        hour = int(now_s / HOUR_S) % HOURS
+        mean = self._hour_count.sum() / max(self._hour_expected.sum(), 1e-9) if self._hour_count.sum() else 1.0
+        return float((self._hour_count[hour] + HOUR_PRIOR) / (self._hour_expected[hour] * mean + HOUR_PRIOR))
+
+    def _gamma(self, gaps: Floats) -> Floats:
+        at = np.clip(gaps, _GRID[0], _GRID[-1])
+        exact = np.log(at / _GRID[0]) / np.log(_GRID[1] / _GRID[0])
+        below = np.minimum(exact.astype(np.int64), len(_GRID) - 2)
+        low, high = self._tables[self._cv_place, below], self._tables[self._cv_place, below + 1]
+        return np.where(gaps < _GRID[0], low * gaps / _GRID[0], low + (high - low) * (exact - below))
+
+    def learn(self, begin_s: float, end_s: float, arrivals: Arrivals, common: float) -> None:
+        """A window has passed; `common` is the factor that was on all models' rates in it."""
+        length_s = end_s - begin_s
+        asked = np.bincount(arrivals.model, minlength=len(self)).astype(np.float64)
+        hazard = self.hazards(begin_s, np.array([length_s]))[:, 0, :] * common
+        told = np.where(asked[None, :] > 0, np.log(-np.expm1(-hazard)), -hazard)
+        self._evidence = self._evidence * 0.5 ** (length_s / JUDGED_S) + told
+        self._learn_gaps(begin_s, end_s, arrivals)
+        self._learn_hour(int(begin_s / HOUR_S), float(asked.sum()), float(self._rates[2].sum()) * length_s)
+        for place, memory_s in enumerate(MEMORIES_S):
+            keep = 0.5 ** (length_s / memory_s)
+            self._count[place] = self._count[place] * keep + asked
+            self._spent_s[place] = self._spent_s[place] * keep + length_s
+
+    def _learn_hour(self, hour: int, asked: float, expected: float) -> None:
+        """An hour counts once it is over, so that it speaks for that hour of other days and not for itself."""
+        if hour != self._this_hour:
+            place = self._this_hour % HOURS
+            self._hour_count[place] += self._this_count
+            self._hour_expected[place] += self._this_expected
+            self._this_hour, self._this_count, self._this_expected = hour, 0.0, 0.0
+        self._this_count += asked
+        self._this_expected += expected
+
+    def _learn_gaps(self, begin_s: float, end_s: float, arrivals: Arrivals) -> None:
+        order = np.lexsort((arrivals.t_s, arrivals.model))
+        t_s, model = arrivals.t_s[order], arrivals.model[order]
+        is_first = np.ones(len(model), dtype=bool)
+        is_first[1:] = model[1:] != model[:-1]
+        before_s = np.where(is_first, self.last_s[model], np.roll(t_s, 1)) if len(model) else t_s
+        gap_s = t_s - before_s
+        watched_s = np.where(is_first, begin_s - before_s, 0.0)
+        self._gaps.forget(end_s - begin_s)
+        self._gaps.learn(model, np.maximum(watched_s, 0.0), gap_s, np.ones(len(model)))
+        for row, values in zip(self._gap_moments, (np.ones(len(gap_s)), gap_s, gap_s * gap_s), strict=True):
+            np.add.at(row, model, values)
+        np.maximum.at(self.last_s, model, t_s)
+        models = np.arange(len(self))
+        since_s = end_s - self.last_s
+        watched_s = np.maximum(begin_s - self.last_s, 0.0)
+        self._gaps.learn(models, watched_s, since_s, np.zeros(len(models)))
+
+    def refresh(self) -> None:
+        """Estimate anew: rates, shapes, and which law suits each model."""
+        self._gaps.refresh()
+        self._rates = np.stack(
+            [shrunk_rates(count, spent) for count, spent in zip(self._count, self._spent_s, strict=True)]
+        )
+        gaps, total_s, squares = self._gap_moments
+        mean = total_s / np.maximum(gaps, 1)
+        squared = np.where(gaps > 1, squares / np.maximum(gaps, 1) / np.maximum(mean * mean, 1e-12) - 1, 1.0)
+        shared = float((squared * gaps).sum() / gaps.sum()) if gaps.sum() else 1.0
+        cv = np.sqrt(np.maximum((squared * gaps + shared * 20) / (gaps + 20), 1e-6))
+        self._cv_place = np.abs(np.log(cv[:, None] / _CVS[None, :])).argmin(axis=1)
+        told = self._evidence.mean(axis=1, keepdims=True) * SHARED_WEIGHT if len(self) else 0.0
+        self.chosen = (self._evidence + told - PENALTY[:, None]).argmax(axis=0)
+
+
+def shrunk_rates(count: Floats, spent_s: Floats) -> Floats:
+    """Each model's rate given its count over its seconds, where rates are Gamma over models: empirical Bayes.
+
+    The prior has the mean of all, and the variance of the models' rates beyond what counting alone brings.
+    """
+    if not len(count):
+        return count
+    mean = (float(count.sum()) + 0.5) / (float(spent_s.sum()) + 1.0)
+    weight = spent_s / max(float(spent_s.sum()), 1e-9)
+    rate = count / np.maximum(spent_s, 1e-9)
+    noise = mean * float((weight / np.maximum(spent_s, 1e-9)).sum())
+    variance = max(float((weight * (rate - mean) ** 2).sum()) - noise, 0.01 * mean * mean)
+    return (count + mean * mean / variance) / (spent_s + mean / variance)

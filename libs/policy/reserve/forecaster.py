@@ -1,0 +1,251 @@
+"""How many GPUs the models will need at once in the window ahead, as a distribution, from what came before it. Pure."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from libs.policy.reserve.arrivals import LAWS, POISSON_LAWS, ArrivalLaws, Arrivals
+from libs.policy.reserve.calibration import Calibrator, normal_level, score
+from libs.policy.reserve.common_rate import CommonRate
+from libs.policy.reserve.counts import Floats, Whole, gpu_units, mean_of, quantile, sum_distribution
+from libs.policy.reserve.hazards import HazardTable
+
+REACHES: Final = np.array([0.02, 0.05, 0.1, 0.18, 0.3, 0.45, 0.65, 1.0])
+"""Shares of the window that are tried as the time within which requests count as being there at once."""
+MIDDLES: Final = np.array([0.125, 0.375, 0.625, 0.875])
+"""Of the window, where the expected number of active models is taken."""
+REFRESH_WINDOWS: Final = 10
+REACH_KEEP: Final = 0.999
+"""Per window, of the evidence for each reach."""
+TRY_EVERY: Final = 4
+"""Windows between two looks at which reach tells best, once there is some history."""
+COLD_WINDOWS: Final = 30
+"""At the start, in which so little is known that what goes wrong says nothing of what will."""
+NEW_PRIOR_S: Final = 3600.0
+"""Seconds' worth of no new model that the rate of new ones leans on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """All that is known of a window once it has passed."""
+
+    begin_s: float
+    end_s: float
+    arrivals: Arrivals
+    ended_model: Whole
+    """Models of the requests that ended in it, in any order."""
+    ended_start_s: Floats
+    ended_s: Floats
+    gpus: Floats
+    """That each model needs which has ever been asked, by its place; new ones at the end."""
+    peak_gpus: float
+    """The most at once that models with a request in flight needed."""
+    mean_models: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outlook:
+    """The window ahead."""
+
+    expected_models: float
+    """Active, over the window's time."""
+    peak_expected_gpus: float
+    """The most at once, on average."""
+    reserve_gpus: int
+    """That are passed with no more than 1 − the confidence."""
+    uncalibrated_gpus: int
+    """The same quantile of the distribution as it stands."""
+    quantiles_gpus: tuple[int, int, int]
+    """p50, p90, p99 of the distribution as it stands."""
+    distribution: Floats
+    """Of the most GPUs needed at once, in `unit_gpus`."""
+    unit_gpus: float
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """Requests that are in flight."""
+
+    model: Whole
+    start_s: Floats
+
+    def take(self, arrivals: Arrivals, ended_model: Whole, ended_start_s: Floats) -> None:
+        """Those of a window come, and those that have ended leave."""
+        model = np.concatenate([self.model, arrivals.model])
+        start_s = np.concatenate([self.start_s, arrivals.t_s])
+        order = np.lexsort((start_s, model))
+        model, start_s = model[order], start_s[order]
+        gone = _places(model, start_s, ended_model, ended_start_s)
+        kept = np.ones(len(model), dtype=bool)
+        kept[gone] = False
+        self.model, self.start_s = model[kept], start_s[kept]
+
+
+def _places(model: Whole, start_s: Floats, ended_model: Whole, ended_start_s: Floats) -> Whole:
+    """Where the ended ones stand among those in flight, which are sorted; equal ones have a place each."""
+    if not len(ended_model):
+        return np.zeros(0, dtype=np.int64)
+    order = np.lexsort((ended_start_s, ended_model))
+    wanted_model, wanted_s = ended_model[order], ended_start_s[order]
+    span = float(max(start_s.max(initial=0.0), 1.0)) * 2
+    keys, wanted = model * span + start_s, wanted_model * span + wanted_s
+    first = np.searchsorted(keys, wanted, side="left")
+    is_new = np.ones(len(wanted), dtype=bool)
+    is_new[1:] = wanted[1:] != wanted[:-1]
+    begins = np.maximum.accumulate(np.where(is_new, np.arange(len(wanted)), 0))
+    return np.asarray(np.minimum(first + np.arange(len(wanted)) - begins, len(keys) - 1), dtype=np.int64)
+
+
+class Forecaster:
+    """One for a set of models. After each window `learn` takes what it brought; `ahead` tells the next one.
+
+    Each model is active at the window's peak if a request in flight is still there, or the next one comes, within a
+    reach that is learned: 0 would be who is active now, the whole window everyone who is active in it at some time.
+    Given the factor that all rates have in common, models are independent. What is wrong with all that, the
+    calibration of the reservation sees and makes up for.
+    """
+
+    def __init__(self, window_s: float, confidence: float, *, common: bool = True, calibrated: bool = True) -> None:
+        """common, calibrated: False leaves that part out, to see what it is worth."""
+        self._window_s, self._confidence = window_s, confidence
+        self._laws = ArrivalLaws(window_s / 16)
+        self._runs = HazardTable(window_s / 16, 0.5 ** (1 / (7 * 86_400.0)))
+        self._common = CommonRate() if common else None
+        self._calibrator = Calibrator(confidence) if calibrated else None
+        self._flight = _Flight(np.zeros(0, dtype=np.int64), np.zeros(0))
+        self._gpus: Floats = np.zeros(0)
+        self._reach_evidence: Floats = np.zeros(len(REACHES))
+        self._reaches: Floats = np.zeros((0, 0))
+        self._units: tuple[Whole, float] = (np.zeros(0, dtype=np.int64), 1.0)
+        self._new_models = 0.0
+        self._watched_s = 0.0
+        self._windows = 0
+        self._bias = [0.0, 0.0]
+        self._outlook: Outlook | None = None
+        self._expected_raw = 0.0
+
+    def ahead(self, now_s: float) -> Outlook:
+        """The window that begins now."""
+        values, chances = self._common.ahead() if self._common else (np.ones(1), np.ones(1))
+        self._units = gpu_units(np.append(self._gpus, self._new_gpus())) if len(self._gpus) else (np.ones(1, int), 1.0)
+        best = int(self._reach_evidence.argmax())
+        is_trial = self._windows % TRY_EVERY == 0 or self._windows < 200
+        tried = np.arange(len(REACHES)) if is_trial else np.array([best])
+        ahead_s = np.append(REACHES[tried], MIDDLES) * self._window_s
+        hazards, gone, reaches = self._hazards(now_s, ahead_s), self._gone(now_s, ahead_s), len(tried)
+        rows = self._distributions(hazards[:reaches], gone[:reaches], values, chances, tried)
+        self._reaches = rows if is_trial else np.zeros((0, 0))
+        distribution = rows[best] if is_trial else rows[0]
+        self._expected_raw = self._expected(hazards[reaches:], gone[reaches:], values, chances)
+        level = normal_level(self._calibrator.deviate) if self._calibrator else self._confidence
+        unit = self._units[1]
+        levels = (0.5, 0.9, 0.99, self._confidence, level)
+        told = [int(np.ceil(quantile(distribution, each) * unit - 1e-9)) for each in levels]
+        bias = (self._bias[0] + 5) / (self._bias[1] + 5)
+        self._outlook = Outlook(
+            self._expected_raw * bias, mean_of(distribution) * unit, told[4], told[3],
+            (told[0], told[1], told[2]), distribution, unit,
+        )  # fmt: skip
+        return self._outlook
+
+    def learn(self, seen: Seen) -> None:
+        """What the window has brought for which `ahead` was asked last."""
+        known = len(self._gpus)
+        length_s = seen.end_s - seen.begin_s
+        self._judge(seen)
+        asked = np.bincount(seen.arrivals.model, minlength=len(seen.gpus))[:known].astype(np.float64)
+        common = 1.0
+        if self._common and known and self._windows >= COLD_WINDOWS:
+            hazard = self._hazards(seen.begin_s, np.array([length_s]))[0]
+            common = self._common.learn(hazard, asked, self._laws.chosen < POISSON_LAWS)
+        self._gpus = seen.gpus
+        self._laws.grow(len(seen.gpus), seen.begin_s)
+        self._runs.grow(len(seen.gpus))
+        self._laws.learn(seen.begin_s, seen.end_s, seen.arrivals, common)
+        ran_s = seen.ended_s - seen.ended_start_s
+        self._runs.forget(length_s)
+        self._runs.learn(seen.ended_model, np.zeros(len(ran_s)), ran_s, np.ones(len(ran_s)))
+        self._flight.take(seen.arrivals, seen.ended_model, seen.ended_start_s)
+        keep = 0.5 ** (length_s / (24 * 3600.0))
+        self._new_models = self._new_models * keep + len(seen.gpus) - known
+        self._watched_s = self._watched_s * keep + length_s
+        if self._windows % REFRESH_WINDOWS == 0 or len(seen.gpus) > known:
+            self._laws.refresh()
+            self._runs.refresh()
+        self._windows += 1
+
+    def _judge(self, seen: Seen) -> None:
+        """What the last outlook said, by what came."""
+        outlook = self._outlook
+        if outlook is None:
+            return
+        came = int(np.ceil(seen.peak_gpus / outlook.unit_gpus - 1e-9))
+        if self._calibrator and self._windows >= COLD_WINDOWS:
+            covered = seen.peak_gpus <= outlook.reserve_gpus + 1e-9
+            self._calibrator.learn(score(outlook.distribution, came), covered=covered)
+        if len(self._reaches):
+            # Widened a little, so that one surprise does not decide for good.
+            at = min(came, self._reaches.shape[1] - 1)
+            told = self._reaches[:, max(at - 1, 0) : at + 2].mean(axis=1)
+            self._reach_evidence = self._reach_evidence * REACH_KEEP + np.log(told + 1e-6)
+        keep = 0.999
+        self._bias = [self._bias[0] * keep + seen.mean_models, self._bias[1] * keep + self._expected_raw]
+
+    def _hazards(self, now_s: float, ahead_s: Floats) -> Floats:
+        """[seconds ahead, model], each model's by its chosen law."""
+        if not len(self._gpus):
+            return np.zeros((len(ahead_s), 0))
+        every = self._laws.hazards(now_s, ahead_s)
+        return every[self._laws.chosen, :, np.arange(len(self._gpus))].T
+
+    def _gone(self, now_s: float, ahead_s: Floats) -> Floats:
+        """Probability that none of a model's requests in flight is there any more, [seconds ahead, model]."""
+        gone = np.ones((len(ahead_s), len(self._gpus)))
+        model = self._flight.model
+        if not len(model):
+            return gone
+        ran_s = now_s - self._flight.start_s
+        before = self._runs.cumulative(model, ran_s)
+        for place, seconds in enumerate(ahead_s.tolist()):
+            ended = -np.expm1(before - self._runs.cumulative(model, ran_s + seconds))
+            np.multiply.at(gone[place], model, ended)
+        return gone
+
+    def _distributions(self, hazards: Floats, gone: Floats, values: Floats, chances: Floats, tried: Whole) -> Floats:
+        """Of the most units at once, [reach, units]."""
+        idle = gone[:, None, :] * np.exp(-hazards[:, None, :] * values[None, :, None])
+        new = np.exp(-self._new_rate() * REACHES[tried] * self._window_s)
+        new = np.repeat(new[:, None, None], len(values), axis=1)
+        active = (1 - np.concatenate([idle, new], axis=2)).reshape(len(tried) * len(values), -1)
+        rows = sum_distribution(active, self._units[0])
+        return np.asarray(np.einsum("rvu,v->ru", rows.reshape(len(tried), len(values), -1), chances))
+
+    def _expected(self, hazards: Floats, gone: Floats, values: Floats, chances: Floats) -> float:
+        """Active models over the window; a request that comes counts for as long as it is there."""
+        if not len(self._gpus):
+            return 0.0
+        models = np.arange(len(self._gpus))
+        seconds = MIDDLES * self._window_s
+        total = 0.0
+        for place, ahead_s in enumerate(seconds.tolist()):
+            middles = (np.arange(4) + 0.5) / 4 * ahead_s
+            left = np.exp(-np.stack([self._runs.cumulative(models, np.full(len(models), each)) for each in middles]))
+            come = hazards[place] * left.mean(axis=0)
+            idle = gone[place] * (np.exp(-np.outer(values, come)).T @ chances)
+            total += float((1 - idle).sum())
+        return total / len(seconds) + self._new_rate() * self._window_s / 2
+
+    def _new_rate(self) -> float:
+        return self._new_models / (self._watched_s + NEW_PRIOR_S)
+
+    def _new_gpus(self) -> float:
+        return float(np.quantile(self._gpus, 0.5, method="higher")) if len(self._gpus) else 1.0
+
+    def laws(self) -> dict[str, int]:
+        """How many models have which law of arrival."""
+        return {name: int((self._laws.chosen == place).sum()) for place, name in enumerate(LAWS)}
+
+    def common_setting(self) -> tuple[float, float] | None:
+        """Of the factor that all rates share: see `CommonRate.setting`."""
+        return self._common.setting if self._common else None
