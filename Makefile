@@ -151,6 +151,8 @@ bench-spike: setup-dev ## stories whose mix turns, on live suites of 16 simulate
 	@$(BIN)/python -m load.bench_spike $(ARGS)
 bench-forecast: setup-dev ## how long a refit of 500 series and one forecast take, on one core
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m load.bench_forecast $(ARGS)
+bench-models-forecast: setup-dev ## how many models will be active, and what is reserved for them: made days, public logs
+	@$(BIN)/python -m load.bench_models_forecast $(ARGS)
 
 bench-cluster-phase: setup-dev ## occupancy of a cluster of engines as told, against clocks around their model calls
 	@$(BIN)/python -m load.bench_cluster_phase $(ARGS)

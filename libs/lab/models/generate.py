@@ -51,6 +51,8 @@ KINDS: Final[Mapping[str, Sequence[Parameter]]] = MappingProxyType(
 
 STEP_S: Final = 10.0
 """Between two values of a rate that moves."""
+DISPERSION_TICKS: Final = 50_000.0
+"""Arrivals from which a law's index of dispersion is taken."""
 
 
 def generate_usage(spec: str, *, seed: int) -> UsageLog:
@@ -123,13 +125,14 @@ def _gamma_ticks(rng: np.random.Generator, cv: float, until: float) -> Floats:
 def _surge(rng: np.random.Generator, values: Mapping[str, float], steps: int) -> Floats:
     """A log-normal factor of mean 1 whose logarithm reverts to its mean, or ones.
 
-    Two models' Poisson numbers in a minute then have covariance (λ·60)²·v and variance λ·60 + (λ·60)²·v with v the
-    factor's variance, hence v = c/((1 − c)·λ·60) for correlation c.
+    With μ requests a minute and an index of dispersion d of one model's own gaps, two models' numbers in a minute have
+    covariance μ²·v and variance d·μ + μ²·v under a factor of variance v: for correlation c, v = c·d/((1 − c)·μ).
     """
     correlation = values.get("correlation", 0.0)
     if not correlation:
         return np.ones(steps)
-    variance = correlation / ((1 - correlation) * values["rate"] * 60)
+    mean = values["rate"] * 60
+    variance = correlation * _dispersion(rng, values.get("cv", 1.0), mean) / ((1 - correlation) * mean)
     log_variance = float(np.log1p(variance))
     keep = float(np.exp(-STEP_S / values["lasts"]))
     noise = rng.normal(0.0, float(np.sqrt(log_variance * (1 - keep * keep))), steps)
@@ -139,6 +142,13 @@ def _surge(rng: np.random.Generator, values: Mapping[str, float], steps: int) ->
         level = keep * level + shift
         logs[step] = level
     return np.exp(logs - log_variance / 2)
+
+
+def _dispersion(rng: np.random.Generator, cv: float, mean: float) -> float:
+    """Variance over mean of the numbers of gamma gaps' arrivals in stretches that hold `mean` of them."""
+    ticks = _gamma_ticks(rng, cv, DISPERSION_TICKS)
+    counts = np.histogram(ticks, np.arange(0.0, DISPERSION_TICKS, mean))[0]
+    return float(counts.var() / counts.mean()) if cv != 1 else 1.0
 
 
 def _shocks(

@@ -59,14 +59,14 @@ def spells(log: UsageLog, hold_s: float = 0.0) -> tuple[Floats, Floats, Whole]:
     order = np.lexsort((log.t_s, log.model))
     start, model = log.t_s[order], log.model[order]
     end = start + log.exec_s[order] + hold_s
-    # Models lie one after the other on one axis, so that a running maximum over all stays within each.
-    span = float(end.max(initial=0.0)) + 1.0
-    latest = np.maximum.accumulate(end + model * span) if len(end) else end
+    # Models lie one after the other on one axis of ranks, so that a running maximum over all stays within each.
+    ends, rank = np.unique(end, return_inverse=True)
+    latest = ends[np.maximum.accumulate(rank + model * len(ends)) - model * len(ends)] if len(end) else end
     is_first = np.ones(len(start), dtype=bool)
-    is_first[1:] = (model[1:] != model[:-1]) | (start[1:] + model[1:] * span > latest[:-1])
+    is_first[1:] = (model[1:] != model[:-1]) | (start[1:] > latest[:-1])
     firsts = np.flatnonzero(is_first)
     lasts = np.append(firsts[1:], len(start)) - 1 if len(firsts) else firsts
-    return start[firsts], (latest - model * span)[lasts], model[firsts]
+    return start[firsts], latest[lasts], model[firsts]
 
 
 def use_by_window(log: UsageLog, window_s: float, hold_s: float = 0.0) -> Use:

@@ -26,6 +26,10 @@ PENALTY: Final = np.array([0.0, 0.0, 0.0, 2.0, 2.0, 4.0])
 """Nats by which a richer law has to foretell better before it is taken."""
 SHARED_WEIGHT: Final = 3.0
 """Models' worth of the mean evidence that each model's own is added to, so that new ones take what suits most."""
+COLD_WINDOWS: Final = 10
+"""After a model's first notice, in which its laws know too little to be judged."""
+MOST_NATS: Final = 6.0
+"""That one window may say against a law."""
 JUDGED_S: Final = 24 * HOUR_S
 """Half-life of evidence."""
 HOUR_PRIOR: Final = 50.0
@@ -121,7 +125,7 @@ class ArrivalLaws:
         exact = np.log(at / _GRID[0]) / np.log(_GRID[1] / _GRID[0])
         below = np.minimum(exact.astype(np.int64), len(_GRID) - 2)
         low, high = self._tables[self._cv_place, below], self._tables[self._cv_place, below + 1]
-        return np.where(gaps < _GRID[0], low * gaps / _GRID[0], low + (high - low) * (exact - below))
+        return np.asarray(np.where(gaps < _GRID[0], low * gaps / _GRID[0], low + (high - low) * (exact - below)))
 
     def learn(self, begin_s: float, end_s: float, arrivals: Arrivals, common: float) -> None:
         """A window has passed; `common` is the factor that was on all models' rates in it."""
@@ -129,7 +133,8 @@ class ArrivalLaws:
         asked = np.bincount(arrivals.model, minlength=len(self)).astype(np.float64)
         hazard = self.hazards(begin_s, np.array([length_s]))[:, 0, :] * common
         told = np.where(asked[None, :] > 0, np.log(-np.expm1(-hazard)), -hazard)
-        self._evidence = self._evidence * 0.5 ** (length_s / JUDGED_S) + told
+        told[:, self._spent_s[-1] < COLD_WINDOWS * length_s] = 0.0
+        self._evidence = self._evidence * 0.5 ** (length_s / JUDGED_S) + np.maximum(told, -MOST_NATS)
         self._learn_gaps(begin_s, end_s, arrivals)
         self._learn_hour(int(begin_s / HOUR_S), float(asked.sum()), float(self._rates[2].sum()) * length_s)
         for place, memory_s in enumerate(MEMORIES_S):

@@ -5,6 +5,7 @@ deviate to ask for next is a quantile of past scores (split conformal), recent o
 with what was covered (adaptive conformal inference: Gibbs and Candès 2021). Nothing is assumed of the forecast.
 """
 
+from math import erfc, sqrt
 from statistics import NormalDist
 from typing import Final
 
@@ -18,9 +19,19 @@ HALF_LIFE: Final = 600.0
 """Windows after which a score counts half."""
 TRUSTED: Final = 60.0
 """Scores' worth of the forecast's own word, spread as a standard normal, that is counted beside past scores."""
-GAIN: Final = 0.005
-"""By which a level moves at a miss; 1/GAIN windows bound how long a run of misses goes on."""
-EXTREME: Final = 8.0
+PRUDENCE: Final = 0.8
+"""Of the misses that are allowed, what is aimed at: a log is finite, and its misses scatter around the aim."""
+STEP: Final = 0.5
+"""Of the allowed misses, by which a miss lowers the level that is asked for."""
+CENTRE_KEEP: Final = 0.985
+"""Per window, of where scores lie: half is forgotten in 46."""
+CENTRE_PRIOR: Final = 10.0
+"""Scores at 0 that are counted beside."""
+CENTRE_REACH: Final = 10.0
+"""Beyond which a score is as far out as any."""
+LEAST: Final = 1e-250
+EXTREME: Final = 33.0
+"""The deviate of what the forecast holds to be less likely than `LEAST`."""
 _NORMAL: Final = NormalDist()
 
 
@@ -28,33 +39,43 @@ def score(distribution: Floats, came: int) -> float:
     """The deviate below which the distribution has less than `came`; one that is larger covers it."""
     below = float(distribution[: max(came, 0)].sum())
     above = float(distribution[max(came, 0) :].sum())
-    if below <= 1e-14:
+    if below <= LEAST:
         return -EXTREME
-    if above <= 1e-14:
+    if above <= LEAST:
         return EXTREME
-    deviate = _NORMAL.inv_cdf(below) if below < 0.5 else -_NORMAL.inv_cdf(min(above, 0.999999999))
-    return max(min(deviate, EXTREME), -EXTREME)
+    return _NORMAL.inv_cdf(below) if below < above else -_NORMAL.inv_cdf(above)
 
 
-def normal_level(deviate: float) -> float:
-    """The probability below a deviate; 1 where it is too far out to tell."""
-    return _NORMAL.cdf(deviate) if deviate < EXTREME - 1 else 1.0
+def normal_miss(deviate: float) -> float:
+    """The probability beyond a deviate, exact far out."""
+    return erfc(deviate / sqrt(2)) / 2
 
 
 class Calibrator:
-    """Tracks the deviate for one confidence."""
+    """Tracks the deviate for one confidence.
+
+    Where scores lie on average moves faster than how far they spread: the first is followed with a short memory, the
+    quantile is one of what is left.
+    """
 
     def __init__(self, confidence: float) -> None:
-        self._miss = 1 - confidence
+        self._miss = PRUDENCE * (1 - confidence)
         self._level_miss = self._miss
-        self._scores: list[float] = []
-        own = (np.arange(400) + 0.5) / 400
-        self._own: Floats = np.array([_NORMAL.inv_cdf(each) for each in own.tolist()])
+        self._left: list[float] = []
+        """Scores less where they were expected."""
+        self._sum = self._weight = 0.0
+        own = ((np.arange(400) + 0.5) / 400).tolist()
+        self._own: Floats = np.array([_NORMAL.inv_cdf(each) for each in own])
+
+    @property
+    def centre(self) -> float:
+        """Where scores have lain of late; 0 is where they would if the forecast were right."""
+        return self._sum / (self._weight + CENTRE_PRIOR)
 
     @property
     def deviate(self) -> float:
         """To be covered in the next window."""
-        past = np.array(self._scores)
+        past = np.array(self._left)
         age = np.arange(len(past))[::-1]
         weight = np.concatenate([0.5 ** (age / HALF_LIFE), np.full(len(self._own), TRUSTED / len(self._own))])
         values = np.concatenate([past, self._own])
@@ -63,12 +84,14 @@ class Calibrator:
         # One more score, that of the window to come, counts as above all others: the finite-sample correction.
         allowed = self._level_miss * (weight.sum() + 1) - 1
         place = int(np.searchsorted(-above, -max(allowed, 0.0), side="left"))
-        return float(values[order][min(place, len(values) - 1)]) if allowed > 0 else float(values[order][-1])
+        return self.centre + float(values[order][min(place, len(values) - 1)])
 
     def learn(self, seen: float, *, covered: bool) -> None:
         """The score of a window that has passed, and whether what was asked for covered it."""
-        self._scores.append(seen)
-        if len(self._scores) > MOST:
-            del self._scores[0]
-        self._level_miss += GAIN * (self._miss - (0.0 if covered else 1.0)) * self._miss * 10
+        self._left.append(seen - self.centre)
+        if len(self._left) > MOST:
+            del self._left[0]
+        kept = max(min(seen, CENTRE_REACH), -CENTRE_REACH)
+        self._sum, self._weight = self._sum * CENTRE_KEEP + kept, self._weight * CENTRE_KEEP + 1
+        self._level_miss += STEP * self._miss * (self._miss - (0.0 if covered else 1.0))
         self._level_miss = min(max(self._level_miss, self._miss / 8), self._miss * 2)

@@ -11,14 +11,14 @@ Bools = NDArray[np.bool_]
 
 SPREADS: Final = (0.1, 0.2, 0.35, 0.6, 1.0)
 """Standard deviations of the factor's logarithm that are tried; 0, no common factor, is tried too."""
-KEEPS: Final = (0.0, 0.8, 0.95, 0.985)
+KEEPS: Final = (0.0, 0.8, 0.95, 0.985, 0.997)
 """What is left of the logarithm after a window, on average."""
 NODES: Final = 15
 REACH: Final = 2.8
 """Standard deviations that the nodes span to either side."""
-CLEAR: Final = 3.0
+CLEAR: Final = 2.0
 """Nats by which a common factor has to foretell better than none before one is believed in."""
-EVIDENCE_KEEP: Final = 0.995
+EVIDENCE_KEEP: Final = 0.98
 """Per window."""
 MOST_NATS: Final = 10.0
 """That one window may say for or against a setting."""

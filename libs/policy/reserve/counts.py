@@ -71,8 +71,15 @@ def _plus_poisson(found: Floats, top: int, mean: Floats, width: int, most: int) 
 
 
 def quantile(distribution: Floats, level: float) -> int:
-    """The smallest number that is reached or not passed with at least this probability."""
-    return min(int(np.searchsorted(np.cumsum(distribution), level - 1e-12)), len(distribution) - 1)
+    """The smallest number that is not passed with at least this probability."""
+    return not_passed(distribution, 1 - level + 1e-12)
+
+
+def not_passed(distribution: Floats, miss: float) -> int:
+    """The smallest number that is passed with at most this probability, however small: sums begin at the far end."""
+    beyond = np.cumsum(distribution[::-1])[::-1]
+    found = np.searchsorted(-beyond, -miss, side="left")
+    return max(min(int(found), len(distribution)) - 1, 0)
 
 
 def mean_of(distribution: Floats) -> float:

@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 
 from libs.policy.reserve.arrivals import LAWS, POISSON_LAWS, ArrivalLaws, Arrivals
-from libs.policy.reserve.calibration import Calibrator, normal_level, score
+from libs.policy.reserve.calibration import Calibrator, normal_miss, score
 from libs.policy.reserve.common_rate import CommonRate
-from libs.policy.reserve.counts import Floats, Whole, gpu_units, mean_of, quantile, sum_distribution
+from libs.policy.reserve.counts import Floats, Whole, gpu_units, mean_of, not_passed, sum_distribution
 from libs.policy.reserve.hazards import HazardTable
 
 REACHES: Final = np.array([0.02, 0.05, 0.1, 0.18, 0.3, 0.45, 0.65, 1.0])
@@ -22,6 +22,8 @@ TRY_EVERY: Final = 4
 """Windows between two looks at which reach tells best, once there is some history."""
 COLD_WINDOWS: Final = 30
 """At the start, in which so little is known that what goes wrong says nothing of what will."""
+OFTEN_WINDOWS: Final = 60
+"""At the start, in which every window looks at it."""
 NEW_PRIOR_S: Final = 3600.0
 """Seconds' worth of no new model that the rate of new ones leans on."""
 
@@ -130,7 +132,7 @@ class Forecaster:
         values, chances = self._common.ahead() if self._common else (np.ones(1), np.ones(1))
         self._units = gpu_units(np.append(self._gpus, self._new_gpus())) if len(self._gpus) else (np.ones(1, int), 1.0)
         best = int(self._reach_evidence.argmax())
-        is_trial = self._windows % TRY_EVERY == 0 or self._windows < 200
+        is_trial = self._windows % TRY_EVERY == 0 or self._windows < OFTEN_WINDOWS
         tried = np.arange(len(REACHES)) if is_trial else np.array([best])
         ahead_s = np.append(REACHES[tried], MIDDLES) * self._window_s
         hazards, gone, reaches = self._hazards(now_s, ahead_s), self._gone(now_s, ahead_s), len(tried)
@@ -138,10 +140,10 @@ class Forecaster:
         self._reaches = rows if is_trial else np.zeros((0, 0))
         distribution = rows[best] if is_trial else rows[0]
         self._expected_raw = self._expected(hazards[reaches:], gone[reaches:], values, chances)
-        level = normal_level(self._calibrator.deviate) if self._calibrator else self._confidence
+        miss = normal_miss(self._calibrator.deviate) if self._calibrator else 1 - self._confidence
         unit = self._units[1]
-        levels = (0.5, 0.9, 0.99, self._confidence, level)
-        told = [int(np.ceil(quantile(distribution, each) * unit - 1e-9)) for each in levels]
+        misses = (0.5, 0.1, 0.01, 1 - self._confidence, miss)
+        told = [int(np.ceil(not_passed(distribution, each) * unit - 1e-9)) for each in misses]
         bias = (self._bias[0] + 5) / (self._bias[1] + 5)
         self._outlook = Outlook(
             self._expected_raw * bias, mean_of(distribution) * unit, told[4], told[3],

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from libs.policy.reserve.calibration import Calibrator, normal_level, score
-from libs.policy.reserve.counts import Floats, quantile
+from libs.policy.reserve.calibration import Calibrator, normal_miss, score
+from libs.policy.reserve.counts import Floats, not_passed
 
 
 class Holder:
@@ -27,7 +27,7 @@ class Holder:
         self._recent.append(distribution)
         if self._place % self._windows == 0:
             self._held = _mean(self._recent)
-            self._units = quantile(self._held, normal_level(self._calibrator.deviate))
+            self._units = not_passed(self._held, normal_miss(self._calibrator.deviate))
             self._recent = []
         self._place += 1
         return self._units
