@@ -124,14 +124,14 @@ def covered(calibrator, forecast, came):
     for place, number in enumerate(came):
         reserved = not_passed(forecast, normal_miss(calibrator.deviate))
         hit += (number <= reserved) * (place >= len(came) // 3)
-        calibrator.learn(score(forecast, int(number)), covered=bool(number <= reserved))
+        calibrator.learn(forecast, int(number), covered=bool(number <= reserved))
     return hit / (len(came) - len(came) // 3)
 
 
 FORECAST = sum_distribution(np.full((1, 100), 0.4), np.ones(100, dtype=np.int64))[0]
 
 
-@pytest.mark.parametrize(("mean", "spread"), [(40, 5), (40, 10), (55, 5), (25, 2)])
+@pytest.mark.parametrize(("mean", "spread"), [(40, 5), (40, 10), (55, 5), (28, 3)])
 def test_a_wrong_forecast_is_calibrated_to_cover_what_it_should(mean, spread):
     came = np.clip(np.rint(np.random.default_rng(7).normal(mean, spread, 6000)), 0, 100)
     assert 0.985 <= covered(Calibrator(0.99), FORECAST, came) <= 0.999
@@ -141,6 +141,14 @@ def test_calibration_follows_when_the_law_changes_on_the_way():
     rng = np.random.default_rng(8)
     came = np.clip(np.rint(np.concatenate([rng.normal(40, 5, 3000), rng.normal(60, 9, 6000)])), 0, 100)
     assert covered(Calibrator(0.99), FORECAST, came) >= 0.985
+
+
+def test_a_forecast_of_mostly_nothing_is_calibrated_without_asking_for_much():
+    """Windows in which nothing comes lie at the very end of every forecast."""
+    rng, seldom = np.random.default_rng(11), sum_distribution(np.full((1, 40), 0.02), np.ones(40, dtype=np.int64))[0]
+    came = rng.poisson(0.4, 6000) * (rng.random(6000) < 0.5)
+    assert 0.985 <= covered(calibrator := Calibrator(0.99), seldom, came) <= 0.999
+    assert not_passed(seldom, normal_miss(calibrator.deviate)) <= 3
 
 
 @given(st.integers(0, 100), st.floats(-8.0, 20.0))

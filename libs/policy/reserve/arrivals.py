@@ -34,6 +34,7 @@ JUDGED_S: Final = 24 * HOUR_S
 """Half-life of evidence."""
 HOUR_PRIOR: Final = 50.0
 """Requests of the mean hour that each hour's rate leans on."""
+MOST_DISPERSION: Final = 16.0
 _CVS: Final = np.array([1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0])
 _GRID: Final = np.geomspace(1e-5, 1e3, 200)
 LEAST_LEFT: Final = 1e-9
@@ -105,10 +106,9 @@ class ArrivalLaws:
         found[: len(MEMORIES_S)] = self._rates[:, None, :] * ahead_s[None, :, None]
         found[3] = found[1] * self._season(now_s)
         rate = self._rates[2]
-        gamma_now, renewal_now = self._gamma(since_s * rate), self._gaps.cumulative(models, since_s)
-        for place, seconds in enumerate(ahead_s.tolist()):
-            found[4, place] = self._gamma((since_s + seconds) * rate) - gamma_now
-            found[5, place] = self._gaps.cumulative(models, since_s + seconds) - renewal_now
+        later_s = since_s + ahead_s[:, None]
+        found[4] = self._gamma(later_s * rate) - self._gamma(since_s * rate)
+        found[5] = self._gaps.cumulative(models, later_s) - self._gaps.cumulative(models, since_s)
         return np.maximum(found, 1e-12)
 
     def rates_per_s(self) -> Floats:
@@ -173,29 +173,32 @@ class ArrivalLaws:
     def refresh(self) -> None:
         """Estimate anew: rates, shapes, and which law suits each model."""
         self._gaps.refresh()
-        self._rates = np.stack(
-            [shrunk_rates(count, spent) for count, spent in zip(self._count, self._spent_s, strict=True)]
-        )
         gaps, total_s, squares = self._gap_moments
         mean = total_s / np.maximum(gaps, 1)
         squared = np.where(gaps > 1, squares / np.maximum(gaps, 1) / np.maximum(mean * mean, 1e-12) - 1, 1.0)
         shared = float((squared * gaps).sum() / gaps.sum()) if gaps.sum() else 1.0
+        dispersion = min(max(shared, 1.0), MOST_DISPERSION)
+        self._rates = np.stack(
+            [shrunk_rates(count, spent, dispersion) for count, spent in zip(self._count, self._spent_s, strict=True)]
+        )
         cv = np.sqrt(np.maximum((squared * gaps + shared * 20) / (gaps + 20), 1e-6))
         self._cv_place = np.abs(np.log(cv[:, None] / _CVS[None, :])).argmin(axis=1)
         told = self._evidence.mean(axis=1, keepdims=True) * SHARED_WEIGHT if len(self) else 0.0
         self.chosen = (self._evidence + told - PENALTY[:, None]).argmax(axis=0)
 
 
-def shrunk_rates(count: Floats, spent_s: Floats) -> Floats:
+def shrunk_rates(count: Floats, spent_s: Floats, dispersion: float = 1.0) -> Floats:
     """Each model's rate given its count over its seconds, where rates are Gamma over models: empirical Bayes.
 
-    The prior has the mean of all, and the variance of the models' rates beyond what counting alone brings.
+    The prior has the mean of all, and the variance of the models' rates beyond what counting alone brings. dispersion:
+    variance over mean of a model's counts; of bursts it takes as many times more to tell a rate.
     """
     if not len(count):
         return count
     mean = (float(count.sum()) + 0.5) / (float(spent_s.sum()) + 1.0)
     weight = spent_s / max(float(spent_s.sum()), 1e-9)
     rate = count / np.maximum(spent_s, 1e-9)
-    noise = mean * float((weight / np.maximum(spent_s, 1e-9)).sum())
+    noise = dispersion * mean * float((weight / np.maximum(spent_s, 1e-9)).sum())
     variance = max(float((weight * (rate - mean) ** 2).sum()) - noise, 0.01 * mean * mean)
-    return (count + mean * mean / variance) / (spent_s + mean / variance)
+    told, told_s = count / dispersion, spent_s / dispersion
+    return (told + mean * mean / variance) / (told_s + mean / variance)

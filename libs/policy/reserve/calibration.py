@@ -37,8 +37,17 @@ _NORMAL: Final = NormalDist()
 
 def score(distribution: Floats, came: int) -> float:
     """The deviate below which the distribution has less than `came`; one that is larger covers it."""
-    below = float(distribution[: max(came, 0)].sum())
-    above = float(distribution[max(came, 0) :].sum())
+    return _deviate(float(distribution[:came].sum()), float(distribution[came:].sum()))
+
+
+def middle(distribution: Floats, came: int) -> float:
+    """The deviate of `came` itself, half of whose probability lies to either side: 0 on average if the forecast is
+    right, however coarse it is."""
+    half = float(distribution[came]) / 2 if came < len(distribution) else 0.0
+    return _deviate(float(distribution[:came].sum()) + half, float(distribution[came + 1 :].sum()) + half)
+
+
+def _deviate(below: float, above: float) -> float:
     if below <= LEAST:
         return -EXTREME
     if above <= LEAST:
@@ -69,7 +78,7 @@ class Calibrator:
 
     @property
     def centre(self) -> float:
-        """Where scores have lain of late; 0 is where they would if the forecast were right."""
+        """Where what came has lain of late; 0 is where it would if the forecast were right."""
         return self._sum / (self._weight + CENTRE_PRIOR)
 
     @property
@@ -86,12 +95,12 @@ class Calibrator:
         place = int(np.searchsorted(-above, -max(allowed, 0.0), side="left"))
         return self.centre + float(values[order][min(place, len(values) - 1)])
 
-    def learn(self, seen: float, *, covered: bool) -> None:
-        """The score of a window that has passed, and whether what was asked for covered it."""
-        self._left.append(seen - self.centre)
+    def learn(self, forecast: Floats, came: int, *, covered: bool) -> None:
+        """A window has passed: what had been forecast of it, what came, whether what was asked for covered it."""
+        self._left.append(score(forecast, came) - self.centre)
         if len(self._left) > MOST:
             del self._left[0]
-        kept = max(min(seen, CENTRE_REACH), -CENTRE_REACH)
+        kept = max(min(middle(forecast, came), CENTRE_REACH), -CENTRE_REACH)
         self._sum, self._weight = self._sum * CENTRE_KEEP + kept, self._weight * CENTRE_KEEP + 1
         self._level_miss += STEP * self._miss * (self._miss - (0.0 if covered else 1.0))
         self._level_miss = min(max(self._level_miss, self._miss / 8), self._miss * 2)

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from libs.policy.reserve.arrivals import LAWS, POISSON_LAWS, ArrivalLaws, Arrivals
-from libs.policy.reserve.calibration import Calibrator, normal_miss, score
+from libs.policy.reserve.calibration import Calibrator, normal_miss
 from libs.policy.reserve.common_rate import CommonRate
 from libs.policy.reserve.counts import Floats, Whole, gpu_units, mean_of, not_passed, sum_distribution
 from libs.policy.reserve.hazards import HazardTable
@@ -15,6 +15,8 @@ REACHES: Final = np.array([0.02, 0.05, 0.1, 0.18, 0.3, 0.45, 0.65, 1.0])
 """Shares of the window that are tried as the time within which requests count as being there at once."""
 MIDDLES: Final = np.array([0.125, 0.375, 0.625, 0.875])
 """Of the window, where the expected number of active models is taken."""
+QUARTERS: Final = 4
+"""Of the time until then, where it is asked whether what has come is still there."""
 REFRESH_WINDOWS: Final = 10
 REACH_KEEP: Final = 0.999
 """Per window, of the evidence for each reach."""
@@ -185,7 +187,7 @@ class Forecaster:
         came = int(np.ceil(seen.peak_gpus / outlook.unit_gpus - 1e-9))
         if self._calibrator and self._windows >= COLD_WINDOWS:
             covered = seen.peak_gpus <= outlook.reserve_gpus + 1e-9
-            self._calibrator.learn(score(outlook.distribution, came), covered=covered)
+            self._calibrator.learn(outlook.distribution, came, covered=covered)
         if len(self._reaches):
             # Widened a little, so that one surprise does not decide for good.
             at = min(came, self._reaches.shape[1] - 1)
@@ -227,15 +229,13 @@ class Forecaster:
         """Active models over the window; a request that comes counts for as long as it is there."""
         if not len(self._gpus):
             return 0.0
-        models = np.arange(len(self._gpus))
+        models = np.arange(len(self._gpus))[None, :]
         seconds = MIDDLES * self._window_s
-        total = 0.0
-        for place, ahead_s in enumerate(seconds.tolist()):
-            middles = (np.arange(4) + 0.5) / 4 * ahead_s
-            left = np.exp(-np.stack([self._runs.cumulative(models, np.full(len(models), each)) for each in middles]))
-            come = hazards[place] * left.mean(axis=0)
-            idle = gone[place] * (np.exp(-np.outer(values, come)).T @ chances)
-            total += float((1 - idle).sum())
+        points = np.outer(seconds, (np.arange(QUARTERS) + 0.5) / QUARTERS).reshape(-1, 1)
+        left = np.exp(-self._runs.cumulative(models, points)).reshape(len(seconds), QUARTERS, -1).mean(axis=1)
+        come = hazards * left
+        idle = gone * np.einsum("vpm,v->pm", np.exp(-values[:, None, None] * come), chances)
+        total = float((1 - idle).sum())
         return total / len(seconds) + self._new_rate() * self._window_s / 2
 
     def _new_rate(self) -> float:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from libs.policy.reserve.calibration import Calibrator, normal_miss, score
+from libs.policy.reserve.calibration import Calibrator, normal_miss
 from libs.policy.reserve.counts import Floats, not_passed
 
 
@@ -37,7 +37,7 @@ class Holder:
         if self._place <= 2 * self._windows:
             return  # what was held for the first period was held in ignorance, and most of the second
         came = int(np.ceil(came_units - 1e-9))
-        self._calibrator.learn(score(self._held, came), covered=came <= self._units)
+        self._calibrator.learn(self._held, came, covered=came <= self._units)
 
 
 def _mean(rows: list[Floats]) -> Floats:
