@@ -154,6 +154,9 @@ bench-forecast: setup-dev ## how long a refit of 500 series and one forecast tak
 bench-models-forecast: setup-dev ## how many models will be active, and what is reserved for them: made days, public logs
 	@$(BIN)/python -m load.bench_models_forecast $(ARGS)
 
+bench-models-keep: setup-dev ## what it costs to keep sporadic models loaded, by rule: idle GPU time, cold starts
+	@$(BIN)/python -m load.bench_models_keep $(ARGS)
+
 bench-cluster-phase: setup-dev ## occupancy of a cluster of engines as told, against clocks around their model calls
 	@$(BIN)/python -m load.bench_cluster_phase $(ARGS)
 

@@ -173,6 +173,13 @@ def test_a_broken_log_is_one_line_that_says_what_is_wrong(tmp_path, text, messag
     assert "\n" not in done.exception.message
 
 
+def test_times_count_from_the_minute_of_the_first_request(tmp_path):
+    """Unix time, and a log's later days, begin far from 0."""
+    file = tmp_path / "log.csv"
+    file.write_text("t_s,model,exec_s\n1700000030,a,1\n1700000090.5,a,2\n")
+    assert read_usage(file).t_s.tolist() == [50.0, 110.5]
+
+
 def test_aegaeons_columns_are_read_with_times_made_of_tokens(tmp_path):
     file = tmp_path / "log.csv"
     file.write_text("Request Time,Model Name,Input Length,Output Length\n00:00:01.500,a,800,100\n00:00:02.000,b,8,10\n")

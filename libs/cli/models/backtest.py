@@ -40,10 +40,14 @@ def run_backtest(
         raise InvalidRequest(f"--period {period} is shorter than --window {window}")
     if report is not None:
         _make_folder(report)
-    with noting() as notes:
-        notes.doing(f"reading {file.name}")
-        log = read_usage(file, notes.doing)
-        found = backtest(log, settings, notes.doing)
+    try:
+        with noting() as notes:
+            notes.doing(f"reading {file.name}")
+            log = read_usage(file, notes.doing)
+            found = backtest(log, settings, notes.doing)
+    except KeyboardInterrupt:
+        print("fulcrum: interrupted before there was a window to score", file=sys.stderr)
+        sys.exit(130)
     figures = rounded(found.as_json())
     if report is not None:
         write_report(report, found, figures)

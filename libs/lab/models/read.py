@@ -16,11 +16,14 @@ USAGE_COLUMNS: Final = ("t_s", "model", "exec_s")
 SIZE_COLUMN: Final = "gpus"
 """Beside `USAGE_COLUMNS`, where sizes differ: GPUs that the model needs while it is in use."""
 MAX_GPUS: Final = 1024.0
+MAX_T_S: Final = 1e11
+"""Unix time, too."""
 MAX_EXEC_S: Final = 7 * 86_400.0
 PREFILL_TOKENS_PER_S: Final = 8000.0
 TPOT_S: Final = 0.05
 """What makes seconds of tokens, in logs that have no times of execution: Aegaeon's mean of 16.8 s comes out for the
 335 output tokens of its ShareGPT lengths."""
+MINUTE_S: Final = 60.0
 NOTE_EVERY: Final = 100_000
 """Requests between two lines of progress."""
 
@@ -30,7 +33,10 @@ Row = tuple[float, str, float, float]
 
 
 def read_usage(path: str | Path, note: Note = lambda line: None) -> UsageLog:
-    """The log of a file, its times counted from the file's own zero. Raises InvalidRequest, which names the line."""
+    """The log of a file, its times counted from the minute of its first request.
+
+    Raises InvalidRequest, which names the line.
+    """
     path = Path(path)
     lines = numbered_lines(path)
     number, first = next(lines, (0, ""))
@@ -67,7 +73,7 @@ def _usage_rows(source: Source) -> Iterator[Row]:
                 return None  # Alibaba's log has requests that never got as far as a model
             raise Fault("model is empty")
         gpus = real(cells[SIZE_COLUMN], SIZE_COLUMN, 0.125, MAX_GPUS) if has_size else 0.0
-        return real(cells["t_s"], "t_s", 0, 1e9), cells["model"], run_s, gpus
+        return real(cells["t_s"], "t_s", 0, MAX_T_S), cells["model"], run_s, gpus
 
     return (each for _, each in source.rows(row) if each is not None)
 
@@ -101,8 +107,15 @@ def _log(path: Path, rows: Iterator[Row], notes: list[str], note: Note) -> Usage
             note(f"{path.name}: {count:,} requests read")
     if not t_s:
         raise InvalidRequest(f"{path}: no request in it")
+    begin_s = t_s[0] // MINUTE_S * MINUTE_S
     return UsageLog(
-        path.name, np.array(t_s), np.array(model), np.array(exec_s), list(places), np.array(sizes), tuple(notes)
+        path.name,
+        np.array(t_s) - begin_s,
+        np.array(model),
+        np.array(exec_s),
+        list(places),
+        np.array(sizes),
+        tuple(notes),
     )
 
 

@@ -20,7 +20,7 @@ class UsageLog:
 
     name: str
     t_s: Floats
-    """Arrivals, from the start of the log's first day or hour: see `read_usage`."""
+    """Arrivals, from a zero before the first: see `read_usage`."""
     model: Whole
     """Places in `models`."""
     exec_s: Floats
