@@ -78,15 +78,15 @@ def test_the_histogram_loads_again_shortly_before_a_model_that_comes_by_the_cloc
 
 
 def test_by_worth_idle_gpu_time_is_given_for_cold_starts_as_they_are_priced():
-    log = generate_usage("gamma:models=20,cv=4,rate=0.004,seconds=21600", seed=2)
-    found = [replay_worth(log, cost, tick_s=10.0, from_s=7200.0, load_s=5.0) for cost in (30.0, 300.0, 3000.0)]
+    log = generate_usage("gamma:models=12,cv=4,rate=0.008,seconds=10800", seed=2)
+    found = [replay_worth(log, cost, tick_s=10.0, from_s=3600.0, load_s=5.0) for cost in (30.0, 300.0, 3000.0)]
     assert found[0].idle_gpu_s < found[1].idle_gpu_s < found[2].idle_gpu_s
     assert found[0].cold_starts > found[1].cold_starts > found[2].cold_starts
 
 
 def test_a_model_is_never_kept_beyond_the_room():
-    log = generate_usage("poisson:models=20,rate=0.01,seconds=10800", seed=2)
-    free = replay_worth(log, 3000.0, tick_s=10.0, from_s=3600.0, load_s=5.0)
-    bound = replay_worth(log, 3000.0, tick_s=10.0, from_s=3600.0, load_s=5.0, room_gpus=6.0)
+    log = generate_usage("poisson:models=16,rate=0.01,seconds=5400", seed=2)
+    free = replay_worth(log, 3000.0, tick_s=10.0, from_s=1800.0, load_s=5.0)
+    bound = replay_worth(log, 3000.0, tick_s=10.0, from_s=1800.0, load_s=5.0, room_gpus=6.0)
     assert bound.cold_starts > free.cold_starts
     assert bound.idle_gpu_s < free.idle_gpu_s

@@ -111,10 +111,6 @@ class ArrivalLaws:
         found[5] = self._gaps.cumulative(models, later_s) - self._gaps.cumulative(models, since_s)
         return np.maximum(found, 1e-12)
 
-    def rates_per_s(self) -> Floats:
-        """Of the last day, by model."""
-        return np.asarray(self._rates[1])
-
     def _season(self, now_s: float) -> float:
         hour = int(now_s / HOUR_S) % HOURS
         mean = self._hour_count.sum() / max(self._hour_expected.sum(), 1e-9) if self._hour_count.sum() else 1.0

@@ -59,11 +59,6 @@ class CommonRate:
         kept = belief > 1e-5
         return self._factor[best][kept], belief[kept] / belief[kept].sum()
 
-    def expected(self) -> float:
-        """The factor that is likely in the window that `learn` was last called for."""
-        values, chances = self.ahead()
-        return float(values @ chances)
-
     def learn(self, hazard: Floats, asked: Floats, counted: Bools) -> float:
         """A window has passed in which models with these cumulative hazards were asked so many times.
 
