@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libs.lab.models import keeping
 from libs.lab.models.generate import generate_usage
 from libs.lab.models.keeping import Window, hybrid_histogram, keep_for, replay_rule, replay_worth
 from libs.lab.models.usage import UsageLog
+from libs.policy.reserve.arrivals import ArrivalLaws
 from libs.policy.reserve.keeping import Pool, choose, worth_of
 
 
@@ -67,6 +69,33 @@ def test_a_keep_alive_pays_for_each_gap_until_it_is_over():
     found = replay_rule(log, "", keep_for(60.0), from_s=0.0, load_s=5.0)
     assert (found.cold_starts, found.loads) == (2, 2)
     assert found.idle_gpu_s == pytest.approx(40 + 60 + 20 + 2 * 5)
+    late = replay_rule(log, "", keep_for(60.0), from_s=100.0, load_s=5.0)
+    assert (late.cold_starts, late.idle_gpu_s) == (1, pytest.approx(20 + 20 + 5))
+
+
+def test_both_replays_count_alike(monkeypatch):
+    """A keep-alive, decided by ticks, costs what it does in continuous time, but for what a tick leaves open."""
+    log = generate_usage("gamma:models=20,cv=4,rate=0.004,seconds=21600", seed=3)
+    rule = replay_rule(log, "", keep_for(300.0), from_s=7200.0, load_s=5.0)
+    monkeypatch.setattr(keeping, "worth_of", _worth_of_a_keep_alive)
+    monkeypatch.setattr(keeping, "ArrivalLaws", _Watched)
+    by_ticks = replay_worth(log, 300.0, tick_s=5.0, from_s=7200.0, load_s=5.0)
+    assert by_ticks.cold_starts == pytest.approx(rule.cold_starts, rel=0.04)
+    assert by_ticks.idle_gpu_s == pytest.approx(rule.idle_gpu_s, rel=0.06)
+
+
+class _Watched(ArrivalLaws):
+    """Remembers how long ago each model was asked."""
+
+    since_s = np.zeros(0)
+
+    def hazards(self, now_s, ahead_s):
+        _Watched.since_s = now_s - self.last_s
+        return np.full((6, len(ahead_s), len(self)), 1e-9)
+
+
+def _worth_of_a_keep_alive(*_):
+    return np.where(_Watched.since_s < 300.0 + 12.0, 2.0, 0.0)
 
 
 def test_the_histogram_loads_again_shortly_before_a_model_that_comes_by_the_clock():

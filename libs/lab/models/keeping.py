@@ -81,24 +81,30 @@ def replay_rule(log: UsageLog, name: str, rule: Rule, *, from_s: float, load_s: 
     begin_s, end_s, model = begin_s[order], end_s[order], model[order]
     idle_s: list[float] = []
     for place in range(len(model)):
+        gpus = float(log.gpus[model[place]])
         if not place or model[place] != model[place - 1]:
             idle_s = []
             if begin_s[place] >= from_s:
                 kept.cold_starts, kept.loads = kept.cold_starts + 1, kept.loads + 1
-                kept.idle_gpu_s += load_s * log.gpus[model[place]]
-            continue
-        gap_s = float(begin_s[place] - end_s[place - 1])
-        if end_s[place - 1] >= from_s:
-            _one_gap(kept, rule(idle_s), gap_s, float(log.gpus[model[place]]), load_s)
-        idle_s.append(gap_s)
+                kept.idle_gpu_s += load_s * gpus
+        else:
+            free_s = float(end_s[place - 1])
+            gap_s = float(begin_s[place]) - free_s
+            _one_gap(kept, rule(idle_s), gap_s, from_s=from_s - free_s, gpus=gpus, load_s=load_s)
+            idle_s.append(gap_s)
+        if place + 1 == len(model) or model[place + 1] != model[place]:
+            window, free_s = rule(idle_s), float(end_s[place])
+            held_s = min(log.end_s - free_s, window.until_s) - max(window.load_after_s, from_s - free_s)
+            kept.idle_gpu_s += gpus * max(held_s, 0.0)
     return kept
 
 
-def _one_gap(kept: Kept, window: Window, gap_s: float, gpus: float, load_s: float) -> None:
+def _one_gap(kept: Kept, window: Window, gap_s: float, *, from_s: float, gpus: float, load_s: float) -> None:
+    """An idle time between two requests; what was before `from_s`, counted from its beginning, does not count."""
     is_reloaded = window.load_after_s > 0
-    held_s = max(min(gap_s, window.until_s) - window.load_after_s, 0.0)
-    is_cold = gap_s > window.until_s or (is_reloaded and gap_s < window.load_after_s)
-    loads = int(is_cold) + int(is_reloaded and gap_s >= window.load_after_s)
+    held_s = max(min(gap_s, window.until_s) - max(window.load_after_s, from_s), 0.0)
+    is_cold = gap_s >= from_s and (gap_s > window.until_s or (is_reloaded and gap_s < window.load_after_s))
+    loads = int(is_cold) + int(is_reloaded and gap_s >= window.load_after_s >= from_s)
     kept.idle_gpu_s += gpus * (held_s + loads * load_s)
     kept.cold_starts += int(is_cold)
     kept.loads += loads
