@@ -23,7 +23,7 @@ from libs.lab.models.usage import UsageLog
 
 MADE: Final = ("gamma:models=60,cv=4,rate=0.002", "poisson:models=60,rate=0.002", "daily:models=60,cv=4,rate=0.002")
 MADE_TICK_S: Final = 10.0
-PUBLIC, PUBLIC_TICK_S = "alibaba_genai_2024-11.csv", 15.0
+PUBLIC, PUBLIC_TICK_S = "alibaba_genai_2024-11.csv", 30.0
 COLD_COSTS_GPU_S: Final = (60.0, 300.0, 1200.0)
 KEEP_ALIVES_S: Final = (60.0, 300.0, 600.0, 1200.0)
 LOAD_S: Final = 5.0

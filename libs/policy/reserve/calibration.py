@@ -1,8 +1,9 @@
 """How far a forecast's quantile has to be moved so that it is passed as seldom as it says. Pure.
 
 Each window gives a score: the normal deviate up to which the forecast, before the window, put less than what came. The
-deviate to ask for next is a quantile of past scores (split conformal), recent ones counting more, at a level that moves
-with what was covered (adaptive conformal inference: Gibbs and Candès 2021). Nothing is assumed of the forecast.
+deviate to ask for next is where what came has lain of late, plus a quantile of how far scores strayed from that (split
+conformal), recent ones counting more, at a level that moves with what was covered (adaptive conformal inference: Gibbs
+and Candès 2021). Nothing is assumed of the forecast.
 """
 
 from math import erfc, sqrt

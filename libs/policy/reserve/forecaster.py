@@ -26,6 +26,10 @@ COLD_WINDOWS: Final = 30
 """At the start, in which so little is known that what goes wrong says nothing of what will."""
 OFTEN_WINDOWS: Final = 60
 """At the start, in which every window looks at it."""
+BIAS_KEEP, BIAS_PRIOR = 0.999, 5.0
+"""Per window, of what is remembered of how far expected numbers were off; and models' worth of being right."""
+RUNS_HALF_LIFE_S: Final = 7 * 86_400.0
+NEW_HALF_LIFE_S: Final = 86_400.0
 NEW_PRIOR_S: Final = 3600.0
 """Seconds' worth of no new model that the rate of new ones leans on."""
 
@@ -114,7 +118,7 @@ class Forecaster:
         """common, calibrated: False leaves that part out, to see what it is worth."""
         self._window_s, self._confidence = window_s, confidence
         self._laws = ArrivalLaws(window_s / 16)
-        self._runs = HazardTable(window_s / 16, 0.5 ** (1 / (7 * 86_400.0)))
+        self._runs = HazardTable(window_s / 16, 0.5 ** (1 / RUNS_HALF_LIFE_S))
         self._common = CommonRate() if common else None
         self._calibrator = Calibrator(confidence) if calibrated else None
         self._flight = _Flight(np.zeros(0, dtype=np.int64), np.zeros(0))
@@ -146,7 +150,7 @@ class Forecaster:
         unit = self._units[1]
         misses = (0.5, 0.1, 0.01, 1 - self._confidence, miss)
         told = [int(np.ceil(not_passed(distribution, each) * unit - 1e-9)) for each in misses]
-        bias = (self._bias[0] + 5) / (self._bias[1] + 5)
+        bias = (self._bias[0] + BIAS_PRIOR) / (self._bias[1] + BIAS_PRIOR)
         self._outlook = Outlook(
             self._expected_raw * bias, mean_of(distribution) * unit, told[4], told[3],
             (told[0], told[1], told[2]), distribution, unit,
@@ -171,7 +175,7 @@ class Forecaster:
         self._runs.forget(length_s)
         self._runs.learn(seen.ended_model, np.zeros(len(ran_s)), ran_s, np.ones(len(ran_s)))
         self._flight.take(seen.arrivals, seen.ended_model, seen.ended_start_s)
-        keep = 0.5 ** (length_s / (24 * 3600.0))
+        keep = 0.5 ** (length_s / NEW_HALF_LIFE_S)
         self._new_models = self._new_models * keep + len(seen.gpus) - known
         self._watched_s = self._watched_s * keep + length_s
         if self._windows % REFRESH_WINDOWS == 0 or len(seen.gpus) > known:
@@ -193,8 +197,8 @@ class Forecaster:
             at = min(came, self._reaches.shape[1] - 1)
             told = self._reaches[:, max(at - 1, 0) : at + 2].mean(axis=1)
             self._reach_evidence = self._reach_evidence * REACH_KEEP + np.log(told + 1e-6)
-        keep = 0.999
-        self._bias = [self._bias[0] * keep + seen.mean_models, self._bias[1] * keep + self._expected_raw]
+        came_models, told_models = self._bias
+        self._bias = [came_models * BIAS_KEEP + seen.mean_models, told_models * BIAS_KEEP + self._expected_raw]
 
     def _hazards(self, now_s: float, ahead_s: Floats) -> Floats:
         """[seconds ahead, model], each model's by its chosen law."""
