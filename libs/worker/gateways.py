@@ -155,10 +155,14 @@ class Gateways:
 
     def beat(self, now_s: float) -> float:
         """Have the load told to gateways whose last frame is too old: silence would look like death. The answer is
-        when the next one will be, in the loop's time, if no frame is made and nothing stirs until then."""
+        when the next one will be, in the loop's time, if no frame is made and nothing stirs until then.
+
+        Blocks that wait to be pulled are work too: their gateway would have them computed again elsewhere.
+        """
         due_s = now_s + RESTING_BEAT_S
+        holds_blocks = self._engine.integrity().leased_handles > 0
         for link in self:
-            beat_s = BEAT_S if link.living else RESTING_BEAT_S
+            beat_s = BEAT_S if link.living or holds_blocks else RESTING_BEAT_S
             if link.told_s + beat_s - now_s < TIMER_S:
                 link.load_news = True
                 link.wake.set()
