@@ -33,6 +33,8 @@ LINK_GBPS: Final = 400.0
 """For KV, of each GPU of a worker: one network card a GPU, as H100 and later nodes have them."""
 HOP_MS: Final = 1.0
 """A message from gateway to worker or back, with what it waits at either end: measured on an idle suite."""
+LOOKUP_MS: Final = 1.0
+"""From a request's arrival until the block index has said what of its prompt workers hold."""
 PATIENCE: Final = Patience(max_wait_ms=600_000, no_workers_wait_ms=30_000)
 MAX_WAITING: Final = 1_000_000
 """The lab shows how late requests are rather than how many a gateway would refuse."""
@@ -52,6 +54,7 @@ class Experiment:
     link_gbps: float = LINK_GBPS
     """Of each GPU."""
     hop_ms: float = HOP_MS
+    lookup_ms: float = LOOKUP_MS
     max_sequences: int = MAX_SEQUENCES
     chunk_tokens: int = 0
     """Prompt tokens of a step; 0: the smallest that saturates the device."""
@@ -206,7 +209,7 @@ def run(
         closed_loop=experiment.closed_loop,
         losses=experiment.losses,
     )
-    result = Run(experiment.trace, setup, _gateway(policy, cluster)).run(on_progress)
+    result = Run(experiment.trace, setup, _gateway(policy, cluster, round(experiment.lookup_ms * 1e6))).run(on_progress)
     check(result)
     scored = score(_measured(experiment, result.answers), work)
     gpus = experiment.hardware.profile.gpus
@@ -252,7 +255,7 @@ def _typical(experiment: Experiment) -> Slo:
     return Slo(experiment.slo.ttft_limit_ns(experiment.work.prompt_ns(mean)), experiment.slo.tpot_ns)
 
 
-def _gateway(policy: Policy, cluster: Cluster) -> MakeGateway:
+def _gateway(policy: Policy, cluster: Cluster, lookup_ns: int) -> MakeGateway:
     rival = policy.rival
     if rival is None:
         return lambda workers, virtual: LabGateway(
@@ -262,6 +265,7 @@ def _gateway(policy: Policy, cluster: Cluster) -> MakeGateway:
             patience=PATIENCE,
             max_waiting=MAX_WAITING,
             planned_tpot_ns=cluster.slo.tpot_ns if policy.planned else 0,
+            lookup_ns=lookup_ns,
         )
     return lambda workers, virtual: PushGateway(
         workers,

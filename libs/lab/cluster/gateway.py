@@ -19,6 +19,7 @@ from libs.lab.traces.request import TraceRequest
 from libs.policy.gateway.effects import Stay
 from libs.policy.gateway.expiry import Patience
 from libs.policy.gateway.routing import Policy
+from libs.policy.roles import Phase, serves
 
 SUSPECTED_S = 60.0
 
@@ -41,10 +42,13 @@ class LabGateway:
         patience: Patience,
         max_waiting: int,
         planned_tpot_ns: int = 0,
+        lookup_ns: int = 0,
     ) -> None:
-        """`planned_tpot_ns`: the target by which a planner assigns roles; 0: they stand still."""
+        """`planned_tpot_ns`: the target by which a planner assigns roles; 0: they stand still. `lookup_ns`: from a
+        request's arrival until the block index has answered, where there is a choice of workers."""
         self._time = time
         self._workers = workers
+        self._lookup_ps = lookup_ns * PS_PER_NS
         self._links = LabLinks()
         self.dispatcher = Dispatcher(
             links=self._links,
@@ -74,17 +78,31 @@ class LabGateway:
 
     def arrive(self, answer: Answer, keys: Sequence[bytes], tpot_target_ns: int) -> None:
         """A request has come."""
-        generation = self._generation(answer, answer.request, keys, tpot_target_ns)
-        try:
-            self.dispatcher.submit([generation])
-        except FulcrumError as error:
-            answer.fail(error)
-            self.ended += 1
+        arrived_ns = self._time.now_ns()
+
+        def submit() -> None:
+            generation = self._generation(answer, answer.request, keys, tpot_target_ns, arrived_ns)
+            try:
+                self.dispatcher.submit([generation])
+            except FulcrumError as error:
+                answer.fail(error)
+                self.ended += 1
+
+        looked_up = answer.request.input_tokens >= self._workers[0].shape.block_tokens  # or there is no block to find
+        if self._lookup_ps and looked_up and self._has_choice():
+            self._time.in_ps(self._lookup_ps, submit)
+        else:
+            submit()
+
+    def _has_choice(self) -> bool:
+        """Whether more than one worker computes prompts, or more than one decodes: else nothing is looked up."""
+        roles = [link.assignment for link in self._links.links if link.serving]
+        prompts = sum(serves(role, Phase.PREFILL) or serves(role, Phase.BOTH) for role in roles)
+        return prompts > 1 or sum(serves(role, Phase.DECODE) for role in roles) > 1
 
     def _generation(
-        self, answer: Answer, request: TraceRequest, keys: Sequence[bytes], tpot_target_ns: int
+        self, answer: Answer, request: TraceRequest, keys: Sequence[bytes], tpot_target_ns: int, now_ns: int
     ) -> TracedGeneration:
-        now_ns = self._time.now_ns()
         most = max(request.max_output_tokens, request.output_tokens)
         return TracedGeneration(
             request_id=str(request.number),

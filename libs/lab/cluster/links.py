@@ -81,6 +81,11 @@ class LabLink:
         """Whether the worker takes work."""
         return self._connected
 
+    @property
+    def assignment(self) -> Assignment:
+        """What it has said that it does."""
+        return self._described.assignment
+
     def partner(self) -> Partner | None:
         """As sequences that are to decode there see it."""
         if not self._connected:

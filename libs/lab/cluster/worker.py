@@ -1,8 +1,7 @@
 """A worker in virtual time: the engine core, with credits, roles and moves as `libs/worker` has them.
 
 Modelled: step times, queues, blocks, prefix reuse, preemption, KV transfers, network hops, role moves that drain, death
-of workers.
-Not modelled: variance between equal steps, the host's own CPU time, failures of the network.
+of workers. Not modelled: variance between equal steps, the host's own CPU time, failures of the network.
 """
 
 from dataclasses import replace
@@ -14,6 +13,7 @@ from libs.engine.port import Capabilities, EngineIdentity, EngineLoad, StepRepor
 from libs.lab.cluster.core import LabCore
 from libs.lab.cluster.cost import Coast, StepCost
 from libs.lab.cluster.frames import Coasted, ToGateway, ToWorker
+from libs.lab.cluster.host.beat import Beat
 from libs.lab.cluster.host.device import Device
 from libs.lab.cluster.host.duties import GATEWAY, Duties
 from libs.lab.cluster.host.fetching import Fetching
@@ -88,6 +88,7 @@ class LabWorker:
         self.spent, self.counts = self._device.spent, self._device.counts
         self._duties = Duties(shape, assignment, self._device, self._outbox)
         self._fetching = Fetching(shape, time, self._device)
+        self._beat = Beat(time, self._device, self._tell_load)
 
     def start(self, gateway: Gateway, peers: dict[str, "LabWorker"]) -> None:
         """Join the cluster."""
@@ -308,7 +309,9 @@ class LabWorker:
             device.step()
         self._fetching.ask()
         self._pass_on(None)
-        self._flush()
+        told = self._flush()
+        if self.shape.credits:
+            self._beat.watch(told=told)
         if device.free:
             device.rest = self._fetching.rest
             self._watch_leases()
@@ -338,7 +341,9 @@ class LabWorker:
         load = self.core.decoding_load() or self.core.load()
         coasted = Coasted(ids, coast, steps, load, self._submits, self.speed if box.speed else None)
         box.speed = False
-        self._time.at_ps(coast.end_ps(steps) + self.shape.hop_ps, lambda: gateway.coasted(self, coasted))
+        end_ps = coast.end_ps(steps)
+        self._beat.told(load, end_ps)
+        self._time.at_ps(end_ps + self.shape.hop_ps, lambda: gateway.coasted(self, coasted))
 
     def received_at(self, transfers: TransferSpeed) -> None:
         """A sequence's blocks have come at that speed."""
@@ -349,7 +354,12 @@ class LabWorker:
     def was_read(self, opaque: bytes) -> None:
         """A reader has all blocks of a handle, which is let go."""
         self._duties.moved(opaque, self._time.now_ns())
-        self._outbox.load = True
+
+    def _tell_load(self) -> None:
+        """A sign of life."""
+        if not self._down:
+            self._outbox.load = True
+            self._flush()
 
     def _watch_leases(self) -> None:
         """While nothing else happens here, the end of a lease may give room."""
@@ -368,25 +378,22 @@ class LabWorker:
 
     def _pass_on(self, step: StepReport | None) -> None:
         event = self._device.core.take_event(step)
-        if event is None:
-            return
-        self._duties.came(event.outputs, self._time.now_ns())
+        if event is not None:
+            self._duties.came(event.outputs, self._time.now_ns())
 
-    def _flush(self) -> None:
-        """Tell the gateway, a hop from now."""
+    def _flush(self) -> bool:
+        """Tell the gateway, a hop from now; whether there is something to tell."""
         box, duties, gateway = self._outbox, self._duties, self._gateway
         has_credit = duties.has_credit()
         if not (has_credit or box.due):
-            return
+            return False
         assert gateway is not None
-        frame = ToGateway(
-            self.core.load(),
-            self._submits,
-            box.tokens,
-            box.happened,
-            duties.credits.take(GATEWAY) if has_credit else None,
-            duties.assignment if box.assignment else None,
-            self.speed if box.speed else None,
-        )
+        load = self.core.load()
+        self._beat.told(load, self._time.now_ps)
+        credit = duties.credits.take(GATEWAY) if has_credit else None
+        assignment = duties.assignment if box.assignment else None
+        speed = self.speed if box.speed else None
+        frame = ToGateway(load, self._submits, box.tokens, box.happened, credit, assignment, speed)
         box.sent()
         self._time.in_ps(self.shape.hop_ps, lambda: gateway.tell(self, frame))
+        return True

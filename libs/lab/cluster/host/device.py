@@ -94,6 +94,21 @@ class Device:
         """Whether a step runs by itself."""
         return self._running is not None
 
+    @property
+    def longest_coasting_ps(self) -> int:
+        """Of the steps that pass at once, the last; 0: there are none."""
+        coasting = self._coasting
+        return 0 if coasting is None else coasting.coast.first_ps + (coasting.most - 1) * coasting.coast.growth_ps
+
+    @property
+    def last_coasted_ps(self) -> int:
+        """When the latest of them ended that has; 0: none has."""
+        coasting = self._coasting
+        if coasting is None:
+            return 0
+        steps = min(coasting.coast.steps_by(self._time.now_ps), coasting.most)
+        return coasting.coast.end_ps(steps) if steps else 0
+
     def coasted_load(self, before_ps: int) -> EngineLoad | None:
         """Depths as of the last step that ended by then, where steps pass at once; None elsewhere, as then frames tell.
 

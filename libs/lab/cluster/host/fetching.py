@@ -1,7 +1,7 @@
 """KV from and for others: what one worker receives over its link, and whom it serves."""
 
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from libs.contracts.errors import KvLost
 from libs.engine.handles import Received
@@ -12,8 +12,11 @@ from libs.lab.cluster.host.kv_stream import MAX_FETCHES, ReceivingLink, Stream
 from libs.lab.cluster.host.shape import WorkerShape
 from libs.lab.cluster.host.spent import Rest
 from libs.lab.cluster.sequence import CountedSequence
-from libs.lab.cluster.time import VirtualTime
+from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.policy.worker.transfers import TransferSpeed
+
+ACK_DELAY_PS: Final = 10_000_000 * PS_PER_NS
+"""As `libs.worker.kv_link` has it."""
 
 
 class Owner(Protocol):
@@ -56,6 +59,8 @@ class Fetching:
         self._streams: dict[int, Stream] = {}
         self._unasked: list[CountedSequence] = []
         """Beyond `MAX_FETCHES`."""
+        self._unacknowledged: dict[str, list[Stream]] = {}
+        """Streams of which all is here, by worker id of their source, which keeps their blocks until it hears so."""
         self._readers: dict[bytes, tuple[Fetching, Stream]] = {}
         """Of handles here, who reads them as they fill."""
         self._transfers = TransferSpeed(shape.block_tokens)
@@ -95,6 +100,7 @@ class Fetching:
                 continue
             stream = self._streams[sequence.request.sequence_id] = Stream(sequence, held, found, now_ns, first=found)
             source._readers[held.opaque] = self, stream
+            self._acknowledge(kv.worker_id)
             self._in_two_hops(stream)
 
     def _in_two_hops(self, stream: Stream) -> None:
@@ -140,7 +146,25 @@ class Fetching:
         self._core.kv_arrived(stream.sequence, received, stream.asked_ns, now_ns)
         self._transfers.arrived(blocks, now_ns - stream.asked_ns)
         self._owner.received_at(self._transfers)
-        self._time.in_ps(self._hop_ps, partial(self._source(stream).acknowledged, stream))
+        self._owe_acknowledgement(stream)
+
+    def _owe_acknowledgement(self, stream: Stream) -> None:
+        """It goes to its source with whatever is asked for there next, or by itself after a while."""
+        kv = stream.sequence.request.kv
+        assert kv is not None
+        unacknowledged = self._unacknowledged.setdefault(kv.worker_id, [])
+        unacknowledged.append(stream)
+        if len(unacknowledged) == 1:
+
+            def waited() -> None:
+                if self._unacknowledged.get(kv.worker_id) is unacknowledged:
+                    self._acknowledge(kv.worker_id)
+
+            self._time.in_ps(ACK_DELAY_PS, waited)
+
+    def _acknowledge(self, worker_id: str) -> None:
+        for stream in self._unacknowledged.pop(worker_id, ()):
+            self._time.in_ps(self._hop_ps, partial(self._peers[worker_id].acknowledged, stream))
 
     def lost(self, stream: Stream) -> None:
         """The source of these blocks is gone."""
@@ -219,6 +243,7 @@ class Fetching:
             self._drop(stream)
         self._streams.clear()
         self._unasked.clear()
+        self._unacknowledged.clear()
         self._readers.clear()
 
     def forget(self) -> None:

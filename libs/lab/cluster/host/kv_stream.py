@@ -1,8 +1,9 @@
 """KV on its way from one worker to another over the receiver's link, as blocks get ready.
 
-A link's transfers share it evenly, as those do that take turns chunk by chunk; the sender's side is not modelled.
+The sender's side is not modelled.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -43,22 +44,25 @@ class Stream:
 
 
 class ReceivingLink:
-    """One worker's, which all that it receives at a time shares evenly."""
+    """One worker's. All that it receives at a time takes turns on it, a block each, as pulls do live with chunks."""
 
     def __init__(self, time: VirtualTime, block_ps: int, arrived: Callable[[Stream], None]) -> None:
         """`arrived` is called when all has come that was on its way for a sequence."""
         self._time = time
         self._block_ps = block_ps
         self._arrived = arrived
-        self._left_ps: dict[Stream, int] = {}
-        """Time on the link, had each all of it, that what is on its way still takes."""
+        self._left: dict[Stream, int] = {}
+        """Blocks on their way."""
+        self._turns: deque[Stream] = deque()
+        """A block of the first one is on the link."""
         self._since_ps = 0
+        """From when on."""
         self._plans = 0
 
     @property
     def moving(self) -> int:
         """Sequences whose blocks are on the link."""
-        return len(self._left_ps)
+        return len(self._turns)
 
     def pull(self, stream: Stream) -> None:
         """Send what is ready, beside what is on its way."""
@@ -68,39 +72,52 @@ class ReceivingLink:
         self._pass()
         stream.at += blocks
         stream.moving = True
-        self._left_ps[stream] = self._left_ps.get(stream, 0) + blocks * self._block_ps
+        if stream not in self._left:
+            if not self._turns:
+                self._since_ps = self._time.now_ps
+            self._turns.append(stream)
+        self._left[stream] = self._left.get(stream, 0) + blocks
         self._plan()
 
     def drop(self, stream: Stream) -> None:
         """Nobody waits for it any more."""
-        if stream in self._left_ps:
+        if stream in self._left:
             self._pass()
-            del self._left_ps[stream]
+            if stream is self._turns[0]:
+                self._since_ps = self._time.now_ps
+            self._leave(stream)
             self._plan()
 
+    def _leave(self, stream: Stream) -> None:
+        del self._left[stream]
+        self._turns.remove(stream)
+
     def _pass(self) -> None:
-        """Time up to now was shared; what division leaves over, less than a picosecond each, is lost."""
-        now_ps, streams = self._time.now_ps, self._left_ps
-        if streams:
-            share_ps = (now_ps - self._since_ps) // len(streams)
-            for stream in streams:
-                streams[stream] -= share_ps
-        self._since_ps = now_ps
+        """Blocks up to now have come; none of them was a sequence's last, but for those that are through just now."""
+        if not self._turns:
+            return
+        blocks = (self._time.now_ps - self._since_ps) // self._block_ps
+        self._since_ps += blocks * self._block_ps
+        rounds, more = divmod(blocks, len(self._turns))
+        for place, stream in enumerate(self._turns):
+            self._left[stream] -= rounds + (place < more)
+        self._turns.rotate(-more)
 
     def _plan(self) -> None:
         """Wake up when the next one is through, unless something changes before."""
         self._plans += 1
-        if self._left_ps:
-            wait_ps = min(self._left_ps.values()) * len(self._left_ps)
-            self._time.at_ps(self._time.now_ps + wait_ps, partial(self._come, self._plans))
+        if self._turns:
+            blocks, place = min((self._left[stream], place) for place, stream in enumerate(self._turns))
+            before = (blocks - 1) * len(self._turns) + place + 1 if blocks else 0
+            self._time.at_ps(self._since_ps + before * self._block_ps, partial(self._come, self._plans))
 
     def _come(self, plan: int) -> None:
         if plan != self._plans:
             return
         self._pass()
-        here = [stream for stream, left_ps in self._left_ps.items() if left_ps <= 0]
+        here = [stream for stream in self._turns if not self._left[stream]]
         for stream in here:
-            del self._left_ps[stream]
+            self._leave(stream)
             stream.moving = False
         self._plan()
         for stream in here:
