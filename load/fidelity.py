@@ -23,6 +23,10 @@ HOPS: Final = 2
 CALIBRATIONS: Final = 5
 POOL: Final = 10_000_000
 """More than a trace has requests."""
+SAME_NS: Final = 1_000.0
+"""A simulated clock's nanoseconds are those of a float of seconds, which add up over the steps of an answer."""
+TTFT_MEAN, TPOT_MEAN, P99, TIMES_SPREAD = 0.04, 0.01, 0.10, 1.5
+"""Aims: shares of the live figure, or so many times what two live runs differ by where that is more."""
 BYTES: Final = 256
 """Ids of prompts are drawn below this: the built-in vocabulary's bytes."""
 
@@ -73,6 +77,8 @@ class Constants:
     """What the lab cannot know of the machine that a suite runs on."""
 
     hop_ms: float
+    lookup_ms: float = 0.0
+    """From a request's arrival until the block index has answered."""
     step_ms: float = 0.0
     """What a step takes longer than the engine alone, by the worker's own CPU time."""
 
@@ -90,6 +96,7 @@ def lab_replay(place: Place, trace: Trace, constants: Constants) -> Replay:
         workers=len(place.roles),
         slo=parse_slo(SLO),
         hop_ms=hop_ms,
+        lookup_ms=constants.lookup_ms,
         link_gbps=place.link_gbps / place.profile.gpus,  # which is of one GPU there, of the worker here
         chunk_tokens=place.chunk_tokens,
         max_sequences=place.max_sequences,
@@ -122,8 +129,10 @@ def calibrate(place: Place, trace: Trace, truth: Replay, constants: Constants) -
         pairs = [(truth.served[number], other) for number, other in lab.served.items()]
         ttft_ns = np.median([one.ttft_ns - other.ttft_ns for one, other in pairs])
         tpot_ns = np.median([one.tpot_ns - other.tpot_ns for one, other in pairs if one.tpot_ns])
-        constants = Constants(
-            max(constants.hop_ms + float(ttft_ns) / HOPS / 1e6, 0.0), constants.step_ms + float(tpot_ns) / 1e6
+        constants = replace(
+            constants,
+            hop_ms=max(constants.hop_ms + float(ttft_ns) / HOPS / 1e6, 0.0),
+            step_ms=constants.step_ms + float(tpot_ns) / 1e6,
         )
     return constants
 
@@ -191,7 +200,10 @@ class Comparison:
     ttft: Figures
     tpot: Figures
     same_prefill: float
+    """Share of requests whose prompt was computed at the same worker."""
     same_decode: float
+    same_times: float
+    """Share of requests whose TTFT and TPOT differ by less than `SAME_NS`."""
     cached_tokens: tuple[int, int]
     preemptions: tuple[int, int]
 
@@ -213,9 +225,15 @@ def compare(case: str, first: Replay, second: Replay, asked: int) -> Comparison:
         tpot=_figures([one.tpot_ns for one, _ in later], [other.tpot_ns for _, other in later]),
         same_prefill=_share(pairs, lambda each: each.prefill_worker),
         same_decode=_share(later, lambda each: each.decode_worker),
+        same_times=sum(map(_same_times, pairs)) / max(len(pairs), 1),
         cached_tokens=(sum(one.cached_tokens for one, _ in pairs), sum(other.cached_tokens for _, other in pairs)),
         preemptions=(first.preemptions, second.preemptions),
     )
+
+
+def _same_times(pair: tuple[Served, Served]) -> bool:
+    one, other = pair
+    return abs(one.ttft_ns - other.ttft_ns) < SAME_NS and abs(one.tpot_ns - other.tpot_ns) < SAME_NS
 
 
 def _share(pairs: Sequence[tuple[Served, Served]], of: Callable[[Served], str]) -> float:
@@ -243,11 +261,23 @@ def _summary(times_ms: Any) -> dict[str, float]:
     return {"mean": float(times_ms.mean()), "p50": float(p50), "p99": float(p99)}
 
 
+def verdict(lab: Comparison, spread: Sequence[Comparison]) -> dict[str, Any]:
+    """What the lab is off by, and what it may be; `spread`: of live runs against each other."""
+    aims = {("ttft", "mean"): TTFT_MEAN, ("ttft", "p99"): P99, ("tpot", "mean"): TPOT_MEAN, ("tpot", "p99"): P99}
+    found = {}
+    for (time_name, of), aim in aims.items():
+        off = getattr(lab, time_name).difference[of]
+        apart = max((abs(getattr(each, time_name).difference[of]) for each in spread), default=0.0)
+        allowed = max(aim, TIMES_SPREAD * apart)
+        found[f"{time_name} {of}"] = {"off": off, "aim": aim, "allowed": allowed, "met": abs(off) <= allowed}
+    return found
+
+
 def table(rows: Sequence[Comparison], first: str, second: str) -> str:
     """For people."""
     lines = [
         f"| case | requests | | {first}: mean, p50, p99 ms | {second} | difference | a request's own, median, p99 ms"
-        " | same prefill, decode | cached tokens | preemptions |",
+        " | same prefill, decode, times | cached tokens | preemptions |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -259,7 +289,7 @@ def table(rows: Sequence[Comparison], first: str, second: str) -> str:
                 f" | {_three(each.first_ms, digits)} | {_three(each.second_ms, digits)}"
                 f" | {', '.join(f'{value:+.2%}' for value in each.difference.values())}"
                 f" | {each.typical_gap_ms:.3f}, {each.p99_gap_ms:.3f}"
-                f" | {f'{row.same_prefill:.1%}, {row.same_decode:.1%}' if of_row else ''}"
+                f" | {f'{row.same_prefill:.1%}, {row.same_decode:.1%}, {row.same_times:.1%}' if of_row else ''}"
                 f" | {'{} / {}'.format(*row.cached_tokens) if of_row else ''}"
                 f" | {'{} / {}'.format(*row.preemptions) if of_row else ''} |"
             )

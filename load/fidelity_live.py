@@ -24,6 +24,9 @@ LEAD_S = 1.0
 """Before the first request: everything to be sent is made."""
 ANSWER_S = 120.0
 READ_BYTES = 65_536
+REFUSED = b" 429 "
+HEAD_BYTES = 32
+"""Of an answer: its status line begins in them."""
 
 
 class WrongAnswer(Exception):
@@ -75,7 +78,7 @@ def learned_steps(folder: Path, prior: StepTimeModel) -> StepTimeModel:
 
 
 def live_replay(url: str, model: str, place: Place, trace: Trace, prompts: Sequence[Sequence[int]]) -> Replay:
-    """Ask each request in its time. Raises WrongAnswer."""
+    """Ask each request in its time; those that are refused for lack of room are left out. Raises WrongAnswer."""
     gc.collect()
     gc.disable()  # a pause of the client's would be taken for the server's
     try:
@@ -140,6 +143,8 @@ async def play(
                 body, first_ns = await _read(reader)
             finally:
                 writer.close()
+        if REFUSED in body[:HEAD_BYTES]:
+            return  # as `Comparison.failed` tells
         found = _served(body, sent_ns - start_ns, each.output_tokens)
         answers[each.number] = Answer(found, first_ns - sent_ns, sent_ns - due_ns, place, start_ns)
 

@@ -33,13 +33,42 @@ SETTLE_S: Final = 3.0
 TELL_S: Final = 2.0
 """After the last answer: events have been published."""
 KV_LEASE_MS: Final = 30_000
+TELEMETRY_MS: Final = 100
+"""As suites have it."""
 GATEWAY: Final = "g0"
+EVEN_STORE_MS: Final = 0.75
+"""There and back: the mean of `load.chaos.stores`."""
 MEAN_HOP_MS: Final = 0.3
 """Of `load.chaos.net`: 0.1 ms and 0.2 ms more in the mean."""
 
 
-def sim_replay(place: Place, trace: Trace, *, seed: int = 0) -> Replay:
-    """The trace on the simulated cluster; `seed` draws delays of the network and turns of processes."""
+class EvenNet(Net):
+    """Every message takes as long as every other, as in the lab."""
+
+    def __init__(self, loop: SimLoop, random: Random, log: Log, hop_ms: float) -> None:
+        super().__init__(loop, random, log)
+        self.hop_s = hop_ms / 1e3
+
+    def delay_s(self, one: Node, other: Node) -> float:
+        """The same for all."""
+        return self.hop_s
+
+
+class EvenStores(Stores):
+    """Every question to them takes as long as every other."""
+
+    async def _travel(self) -> None:
+        await self._pass(EVEN_STORE_MS / 2 / 1e3)
+
+    async def _travel_late(self) -> None:
+        await self._travel()
+
+
+def sim_replay(place: Place, trace: Trace, *, seed: int = 0, hop_ms: float | None = None) -> Replay:
+    """The trace on the simulated cluster; `seed` draws delays of the network and turns of processes.
+
+    With `hop_ms` every message takes so long.
+    """
     global_random.seed(seed)
     loop = SimLoop(Random(f"{seed} turns"))
     structlog.configure(processors=[_drop])
@@ -49,8 +78,9 @@ def sim_replay(place: Place, trace: Trace, *, seed: int = 0) -> Replay:
             model = write_model(Path(folder) / "sim")
             models = {"FULCRUM_GATEWAY_MODELS": json.dumps({"sim": str(model)})}
             with patch.object(os, "getpid", lambda: 1), patch.dict(os.environ, models):
-                net = Net(loop, Random(f"{seed} network"), Log(loop, None))
-                stores = Stores(loop, Random(f"{seed} stores"))
+                chance, log = Random(f"{seed} network"), Log(loop, None)
+                net = Net(loop, chance, log) if hop_ms is None else EvenNet(loop, chance, log, hop_ms)
+                stores = (Stores if hop_ms is None else EvenStores)(loop, Random(f"{seed} stores"))
                 cluster = Cluster(loop, net, stores, engine=_engine(place, trace, model))
                 return cluster.run(_run(net, stores, cluster, place, trace))
     finally:
@@ -74,6 +104,7 @@ def _engine(place: Place, trace: Trace, model: Path) -> dict[str, Any]:
         "max_sequences": place.max_sequences,
         "block_size_tokens": trace.block_tokens or DEFAULT_BLOCK_TOKENS,
         "kv_lease_ms": KV_LEASE_MS,
+        "telemetry_ms": TELEMETRY_MS,
     } | ({"budget_tokens": budgets.pop()} if budgets else {})
 
 
@@ -82,6 +113,8 @@ async def _run(net: Net, stores: Stores, cluster: Cluster, place: Place, trace: 
     for index, (role, budget) in enumerate(place.roles):
         cluster.start_worker(f"w{index}", "prefill" if role is Role.PREFILL else "mixed" if budget else "decode")
     await asyncio.sleep(SETTLE_S)
+    if isinstance(net, EvenNet):
+        await asyncio.sleep(_until_in_phase_s(cluster, net, trace))
     client = Node("client")
     cluster.loop.add(client)
     prompts = prompt_ids(trace)
@@ -111,6 +144,14 @@ async def _run(net: Net, stores: Stores, cluster: Cluster, place: Place, trace: 
         if event.outcome == OUTCOME_OK
     }
     return Replay(served, preemptions)
+
+
+def _until_in_phase_s(cluster: Cluster, net: EvenNet, trace: Trace) -> float:
+    """Until a trace that begins then has its first request at the gateway as workers publish telemetry, as in the lab:
+    with it goes their load."""
+    arrives_s = cluster.loop.time() + trace.requests[0].arrival_ns / 1e9 + net.hop_s
+    begun_s = min(each.served_s or 0.0 for each in cluster.workers())
+    return (begun_s - arrives_s) % (TELEMETRY_MS / 1e3)
 
 
 def _served(event: RequestEvent) -> Served:
