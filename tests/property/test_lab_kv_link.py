@@ -1,0 +1,75 @@
+"""A link of the lab on which sequences take turns brings each block when turns taken one by one would."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.lab.cluster.host.kv_stream import ReceivingLink, Stream
+from libs.lab.cluster.time import START_PS, VirtualTime
+
+BLOCK_PS = 1000
+
+
+@dataclass
+class Held:
+    """Blocks at their source."""
+
+    ready: int = 0
+
+
+drawn = st.lists(st.tuples(st.integers(0, 9_000), st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=14)
+"""(when, stream, blocks that get ready)."""
+drops = st.lists(st.tuples(st.integers(0, 9_000), st.integers(0, 3)), max_size=2)
+
+
+def one_by_one(ready: list[tuple[int, int, int]], dropped: dict[int, int]) -> list[tuple[int, int]]:
+    """(when, stream) of each end, by looking at every picosecond."""
+    queue: list[int] = []
+    left: dict[int, int] = {}
+    ends, since = list[tuple[int, int]](), 0
+    for now in range(9_001 + BLOCK_PS * (1 + sum(blocks for _, _, blocks in ready))):
+        if queue and now - since == BLOCK_PS:
+            stream, since = queue.pop(0), now
+            left[stream] -= 1
+            if left[stream]:
+                queue.append(stream)
+            else:
+                ends.append((now, stream))
+        for stream in [each for each, at in dropped.items() if at == now and each in queue]:
+            since = now if queue[0] == stream else since
+            queue.remove(stream)
+        for _, stream, blocks in [each for each in ready if each[0] == now]:
+            if dropped.get(stream, 10**9) <= now:
+                continue
+            since = since if queue else now
+            if stream not in queue:
+                queue.append(stream)
+                left[stream] = 0
+            left[stream] += blocks
+    return ends
+
+
+@given(drawn, drops)
+def test_turns_are_reckoned_as_they_would_be_taken(ready: list[tuple[int, int, int]], gone: list[Any]) -> None:
+    ready = sorted({(at * 2 + 1, stream): blocks for at, stream, blocks in ready}.items())  # type: ignore[assignment]
+    steps = [(at, stream, blocks) for (at, stream), blocks in cast(Any, ready) if at < 9_000]
+    dropped = {stream: at * 2 + 1 for at, stream in gone if at * 2 + 1 < 9_000}
+    time, ends = VirtualTime(), list[tuple[int, int]]()
+    link = ReceivingLink(time, BLOCK_PS, lambda stream: ends.append((time.now_ps - START_PS, names[stream])))
+    streams = [Stream(cast(Any, None), cast(Any, Held()), 0, 0) for _ in range(4)]
+    names = {stream: place for place, stream in enumerate(streams)}
+
+    def pull(place: int, blocks: int) -> None:
+        if dropped.get(place, 10**9) > time.now_ps - START_PS:
+            cast(Any, streams[place].held).ready += blocks
+            link.pull(streams[place])
+
+    for place, at in dropped.items():
+        time.at_ps(START_PS + at, lambda place=place: link.drop(streams[place]))
+    for at, place, blocks in steps:
+        time.at_ps(START_PS + at, lambda place=place, blocks=blocks: pull(place, blocks))
+    time.run(lambda: True)
+    assert ends == one_by_one(steps, dropped)
+    assert not link.moving
