@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
@@ -40,7 +40,7 @@ from load.fidelity import (
     verdict,
 )
 from load.fidelity_cases import LIVE, SIM_CASES, WARM_UP, Live, live_trace, short, traces_of
-from load.fidelity_live import learned_steps, live_replay, settings, sim_settings
+from load.fidelity_live import Kept, learned_steps, live_replay, settings, sim_settings
 from load.fidelity_sim import EVEN_STORE_MS, MEAN_HOP_MS, sim_replay
 
 EXAMPLES: Final = """examples:
@@ -88,24 +88,6 @@ def against_sim(only: Sequence[str], *, seeds: int) -> dict[str, Any]:
         "drawn_delays": [row.as_json() for row in drawn],
         "simulation_against_itself": [row.as_json() for row in itself],
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """One run of a suite."""
-
-    link: str
-    seconds: float
-    seed: int
-    replay: Replay
-    load_before: float
-    """Load average of the machine."""
-    load_after: float
-
-    @property
-    def trace(self) -> Trace:
-        """What it was asked."""
-        return live_trace(LIVE[self.link], self.seconds, self.seed)
 
 
 def run_live(link: str, seconds: float, seed: int) -> Kept:

@@ -19,6 +19,7 @@ from libs.perfmodel.wire import fitted_model
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
 from load.fidelity import Place, Replay, Served
+from load.fidelity_cases import LIVE, live_trace
 
 LEAD_S = 1.0
 """Before the first request: everything to be sent is made."""
@@ -44,6 +45,24 @@ class Answer:
     number: int
     begun_ns: int
     """By the monotonic clock, when the trace began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One run of a suite."""
+
+    link: str
+    seconds: float
+    seed: int
+    replay: Replay
+    load_before: float
+    """Load average of the machine."""
+    load_after: float
+
+    @property
+    def trace(self) -> Trace:
+        """What it was asked."""
+        return live_trace(LIVE[self.link], self.seconds, self.seed)
 
 
 def settings(place: Place, trace: Trace) -> dict[str, str]:
