@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
@@ -132,7 +132,8 @@ def judged(runs: Sequence[Kept]) -> dict[str, Any]:
     }
     print(
         f"calibrated on run 1: hop {constants.hop_ms:.2f} ms, look-up {constants.lookup_ms:.2f} ms,"
-        f" {constants.step_ms:+.3f} ms a step\n\n{table(labs, first.link, 'lab')}\n"
+        f" {constants.gateway_ms:+.2f} ms in the gateway, {constants.step_ms:+.3f} ms a step\n"
+        f"\n{table(labs, first.link, 'lab')}\n"
     )
     if spread:
         print(table(list(spread.values()), first.link, f"{first.link} again"), end="\n\n")
@@ -145,7 +146,7 @@ def judged(runs: Sequence[Kept]) -> dict[str, Any]:
                 word = "met" if found["met"] else "NOT MET"
                 print(f"{name}: {time_name} {found['off']:+.2%} of {found['allowed']:.2%} {word}")
     return {
-        "constants": {"hop_ms": constants.hop_ms, "lookup_ms": constants.lookup_ms, "step_ms": constants.step_ms},
+        "constants": asdict(constants),
         "step_time": str(place.profile.step_time),
         "runs": [
             {"load_before": run.load_before, "load_after": run.load_after, "late_ms": run.replay.latest_ns / 1e6}

@@ -20,7 +20,10 @@ SLO: Final = "ttft=5s,tpot=100ms"
 """A gateway's own defaults, so that requests need name none."""
 HOPS: Final = 2
 """Of a first token: to the prefill worker and back."""
-CALIBRATIONS: Final = 5
+HAND_OVER_HOPS: Final = 2
+"""Between the first token and the second: to the decode worker and back."""
+LEAST_HOP_MS: Final = 0.05
+CALIBRATIONS: Final = 6
 POOL: Final = 10_000_000
 """More than a trace has requests."""
 SAME_NS: Final = 1_000.0
@@ -81,6 +84,8 @@ class Constants:
     """From a request's arrival until the block index has answered."""
     step_ms: float = 0.0
     """What a step takes longer than the engine alone, by the worker's own CPU time."""
+    gateway_ms: float = 0.0
+    """What the gateway takes of a first token's time, beside its look-up."""
 
 
 def lab_replay(place: Place, trace: Trace, constants: Constants) -> Replay:
@@ -106,7 +111,7 @@ def lab_replay(place: Place, trace: Trace, constants: Constants) -> Replay:
     served = {
         answer.request.number: Served(
             answer.request.arrival_ns,
-            answer.ttft_ns,
+            answer.ttft_ns + constants.gateway_ms * 1e6,
             answer.tpot_ns,
             answer.prefill_worker,
             answer.decode_worker,
@@ -121,20 +126,39 @@ def lab_replay(place: Place, trace: Trace, constants: Constants) -> Replay:
 def calibrate(place: Place, trace: Trace, truth: Replay, constants: Constants) -> Constants:
     """Constants with which a typical request takes as long in the lab as it did.
 
-    By medians of what a request's own times differ by: a mean hangs on queues, and they on who came before whom.
+    By medians of what a request's own times differ by: a mean hangs on queues, and they on who came before whom. What
+    decoding differs by grows with the tokens by a step's share, and has hops beside, of the hand-over, once.
     """
     came = as_it_came(trace, truth)
+    later = {each.number: each.output_tokens - 1 for each in came.requests}
     for _ in range(CALIBRATIONS):
         lab = lab_replay(place, came, constants)
-        pairs = [(truth.served[number], other) for number, other in lab.served.items()]
-        ttft_ns = np.median([one.ttft_ns - other.ttft_ns for one, other in pairs])
-        tpot_ns = np.median([one.tpot_ns - other.tpot_ns for one, other in pairs if one.tpot_ns])
+        pairs = [(later[number], truth.served[number], other) for number, other in lab.served.items()]
+        ttft_ms = float(np.median([one.ttft_ns - other.ttft_ns for _, one, other in pairs])) / 1e6
+        decode_ms = [(tokens, tokens * (one.tpot_ns - other.tpot_ns) / 1e6) for tokens, one, other in pairs if tokens]
+        once_ms, step_ms = line(decode_ms)
+        hop_ms = max(constants.hop_ms + once_ms / HAND_OVER_HOPS, LEAST_HOP_MS)
+        more_ms = hop_ms - constants.hop_ms
         constants = replace(
             constants,
-            hop_ms=max(constants.hop_ms + float(ttft_ns) / HOPS / 1e6, 0.0),
-            step_ms=constants.step_ms + float(tpot_ns) / 1e6,
+            hop_ms=hop_ms,
+            step_ms=constants.step_ms + step_ms,
+            gateway_ms=constants.gateway_ms + ttft_ms - HOPS * more_ms,
         )
     return constants
+
+
+def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(at 0, slope) of the line through the medians of the lower and the upper half of points (x, y)."""
+    middle = float(np.median([x for x, _ in points]))
+    halves = [[each for each in points if each[0] <= middle], [each for each in points if each[0] > middle]]
+    if not halves[1]:  # all at one x: nothing tells the two apart
+        return 0.0, float(np.median([y / x for x, y in points]))
+    (low_x, low_y), (high_x, high_y) = (
+        (float(np.median([x for x, _ in half])), float(np.median([y for _, y in half]))) for half in halves
+    )
+    slope = (high_y - low_y) / (high_x - low_x)
+    return low_y - slope * low_x, slope
 
 
 def pooled(replays: Sequence[Replay]) -> Replay:

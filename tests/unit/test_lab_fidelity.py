@@ -11,6 +11,7 @@ from libs.lab.traces.generate import generate
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.roles import Role
 from load.fidelity import (
+    HOPS,
     Constants,
     Replay,
     Served,
@@ -18,6 +19,7 @@ from load.fidelity import (
     calibrate,
     compare,
     lab_replay,
+    line,
     pooled,
     prompt_ids,
     verdict,
@@ -47,11 +49,20 @@ def test_the_lab_places_and_times_every_request_as_the_real_code_does(case: Case
 
 
 def test_calibration_finds_the_constants_that_a_run_had() -> None:
-    place, trace = CASES["one of each"].place(), generate("poisson:rate=4,isl=800,osl=40,seconds=20", seed=1)
-    had = Constants(3.0, 1.0, 0.4)
+    place, trace = CASES["one of each"].place(), generate("poisson:rate=4,isl=800,osl=40,seconds=30", seed=1)
+    had = Constants(3.0, 1.0, 0.4, 2.0)
     found = calibrate(place, trace, lab_replay(place, trace, had), Constants(1.0, 1.0))
-    assert found.hop_ms == pytest.approx(had.hop_ms, abs=0.05)
-    assert found.step_ms == pytest.approx(had.step_ms, rel=0.1)
+    assert found.step_ms == pytest.approx(had.step_ms, abs=0.1)
+    assert HOPS * found.hop_ms + found.gateway_ms == pytest.approx(HOPS * had.hop_ms + had.gateway_ms, abs=0.2)
+
+
+@given(st.floats(-5, 5), st.floats(-2, 2), st.lists(st.integers(1, 50), min_size=2, max_size=20))
+def test_points_of_a_line_give_it(at_0: float, slope: float, places: list[int]) -> None:
+    found = line([(x, at_0 + slope * x) for x in places])
+    if len(set(places)) > 1 and np.median(places) < max(places):
+        assert found == pytest.approx((at_0, slope), abs=1e-6)
+    else:
+        assert found[0] == 0.0
 
 
 served = st.builds(
