@@ -157,6 +157,7 @@ bench-models-forecast: setup-dev ## how many models will be active, and what is 
 bench-models-keep: setup-dev ## what it costs to keep sporadic models loaded, by rule: idle GPU time, cold starts
 	@$(BIN)/python -m load.bench_models_keep $(ARGS)
 bench-lab-fidelity: setup-dev ## how near the lab is to the real code in virtual time, to a live sim suite, and to torch (15 minutes)
+bench-lab-fidelity: setup-dev ## how near the lab is to the real code in virtual time, to a live sim suite, and to torch (15 minutes, alone on the machine)
 	$(BIN)/python -m load.bench_lab_fidelity $(or $(ARGS),all)
 
 bench-cluster-phase: setup-dev ## occupancy of a cluster of engines as told, against clocks around their model calls
