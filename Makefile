@@ -159,6 +159,8 @@ bench-models-keep: setup-dev ## what it costs to keep sporadic models loaded, by
 bench-lab-fidelity: setup-dev ## how near the lab is to the real code in virtual time, to a live sim suite, and to torch (15 minutes)
 bench-lab-fidelity: setup-dev ## how near the lab is to the real code in virtual time, to a live sim suite, and to torch (15 minutes, alone on the machine)
 	$(BIN)/python -m load.bench_lab_fidelity $(or $(ARGS),all)
+bench-lab-speed: setup-dev peer-dynamo ## how fast the lab is, plain and compiled, beside DynoSim; equal step times; slopes (minutes)
+	@$(BIN)/python -m load.bench_lab_speed $(ARGS)
 
 bench-cluster-phase: setup-dev ## occupancy of a cluster of engines as told, against clocks around their model calls
 	@$(BIN)/python -m load.bench_cluster_phase $(ARGS)

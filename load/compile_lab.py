@@ -16,6 +16,9 @@ import sysconfig
 from pathlib import Path
 from typing import Final
 
+from load import compile_records
+from load.compile_records import bases, with_constructors
+
 ROOT: Final = Path(__file__).parent.parent
 MODULES: Final = (
     "libs/policy/*.py",
@@ -61,6 +64,7 @@ def digest(optimise: int) -> str:
     of = hashlib.sha256(f"{sys.version} {optimise} {MODULES} {_BUILD}".encode())
     for path in sorted((ROOT / "libs").rglob("*.py")):
         of.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    of.update(Path(compile_records.__file__).read_bytes())
     return of.hexdigest()
 
 
@@ -77,6 +81,9 @@ def build(folder: Path, optimise: int = 3) -> bool:
     shutil.copytree(ROOT / "libs", folder / "libs", ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
     modules = [str(path.relative_to(ROOT)) for glob in MODULES for path in sorted(ROOT.glob(glob))]
     modules = [path for path in modules if not path.endswith("__init__.py")]
+    derived_from = bases(path.read_text() for path in (folder / "libs").rglob("*.py"))
+    for path in modules:
+        (folder / path).write_text(with_constructors((folder / path).read_text(), derived_from))
     command = [sys.executable, "-c", _BUILD, str(optimise), str(os.cpu_count() or 1), *modules]
     subprocess.run(command, cwd=folder, check=True, env=os.environ | {"PYTHONPATH": ""}, stdout=sys.stderr)
     shutil.rmtree(folder / "build", ignore_errors=True)

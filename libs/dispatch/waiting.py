@@ -14,6 +14,7 @@ from libs.policy.gateway.outflow import Outflow, retry_after_s
 from libs.policy.gateway.prediction import fastest_speed
 from libs.policy.gateway.readiness import serves, why_not
 from libs.policy.gateway.view import WorkerView
+from libs.policy.speed import Speed
 
 RETRY_AFTER_S = 1.0
 """Where it is not for the queue that a client has to wait."""
@@ -110,12 +111,15 @@ class WaitingQueue:
         if not self._unjudged:
             return
         unjudged, self._unjudged = self._unjudged, []
-        speed = cache(partial(fastest_speed, workers))
+        speeds: dict[str, Speed] = {}
         for generation in unjudged:
-            line = self._lines.get(generation.model)
+            model = generation.model
+            line = self._lines.get(model)
             if line is not None:
+                if model not in speeds:
+                    speeds[model] = fastest_speed(workers, model)
                 tokens, cached = generation.tokens, max(generation.cached_hints.values(), default=0)
-                prefill_ns = speed(generation.model).prompt_ns(max(tokens - cached, 1), tokens**2 - cached**2)
+                prefill_ns = speeds[model].prompt_ns(max(tokens - cached, 1), tokens**2 - cached**2)
                 line.judge(generation.placement.sequence_id, hopeless_from_ns(generation, prefill_ns))
 
     def in_order(self, now_ns: int, room: Mapping[str, int] | None = None) -> list[Generation]:

@@ -84,13 +84,14 @@ class BlockPool:
 
         None, changing nothing, without room.
         """
-        idle = sum(1 for block in shared if not self._blocks[block].references)
+        idle = sum([not self._blocks[block].references for block in shared]) if shared else 0
         if count + spare > self.available - idle:
             return None
         for block in shared:
             self._evictable.pop(block, None)
             self._blocks[block].references += 1
-        return [*shared, *(self._take() for _ in range(count))]
+        taken = [self._take() for _ in range(count)]
+        return [*shared, *taken] if shared else taken
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give back one reference to each block of a sequence, first to last; raises ValueError on a double release."""

@@ -20,7 +20,7 @@ class Roster:
         """By id, in the order in which they came."""
         self._at: Mapping[Stage, dict[int, Sequence]] = {stage: {} for stage in Stage}
         self._views = {stage: there.values() for stage, there in self._at.items()}
-        self._queues = tuple(self._at[stage] for stage in QUEUED)
+        self._waiting = 0
         self._queued_prompt_tokens = 0
 
     def __len__(self) -> int:
@@ -55,6 +55,8 @@ class Roster:
         self._leave(sequence)
         if stage is Stage.QUEUED_PROMPT:
             self._queued_prompt_tokens += sequence.length
+        if stage in QUEUED:
+            self._waiting += 1
         sequence.stage = stage
         self._at[stage][sequence.sequence_id] = sequence
 
@@ -65,8 +67,11 @@ class Roster:
         del self._all[sequence.sequence_id]
 
     def _leave(self, sequence: Sequence) -> None:
-        if sequence.stage is not None:
-            del self._at[sequence.stage][sequence.sequence_id]
+        if sequence.stage is None:
+            return
+        del self._at[sequence.stage][sequence.sequence_id]
+        if sequence.stage in QUEUED:
+            self._waiting -= 1
         if sequence.stage is Stage.QUEUED_PROMPT:
             self._queued_prompt_tokens -= sequence.length
 
@@ -101,7 +106,7 @@ class Roster:
     @property
     def waiting(self) -> int:
         """Sequences in the queues."""
-        return sum(map(len, self._queues))
+        return self._waiting
 
     @property
     def waiting_prefill_tokens(self) -> int:

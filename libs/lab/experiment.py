@@ -1,7 +1,9 @@
 """One experiment: a trace, a cluster, a policy, what clients want; and what it comes to."""
 
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Final
@@ -36,6 +38,7 @@ HOP_MS: Final = 1.0
 LOOKUP_MS: Final = 1.0
 """From a request's arrival until the block index has said what of its prompt workers hold."""
 PATIENCE: Final = Patience(max_wait_ms=600_000, no_workers_wait_ms=30_000)
+COLLECT_AFTER_OBJECTS: Final = 200_000
 MAX_WAITING: Final = 1_000_000
 """The lab shows how late requests are rather than how many a gateway would refuse."""
 
@@ -209,7 +212,9 @@ def run(
         closed_loop=experiment.closed_loop,
         losses=experiment.losses,
     )
-    result = Run(experiment.trace, setup, _gateway(policy, cluster, round(experiment.lookup_ms * 1e6))).run(on_progress)
+    gateway = _gateway(policy, cluster, round(experiment.lookup_ms * 1e6))
+    with _seldom_collecting():
+        result = Run(experiment.trace, setup, gateway).run(on_progress)
     check(result)
     scored = score(_measured(experiment, result.answers), work)
     gpus = experiment.hardware.profile.gpus
@@ -232,6 +237,17 @@ def run(
         events=result.events,
     )
     return report, result
+
+
+@contextmanager
+def _seldom_collecting() -> Iterator[None]:
+    """A run makes millions of small objects and hardly a circle of them: to look for circles is a twentieth of it."""
+    usual = gc.get_threshold()
+    gc.set_threshold(COLLECT_AFTER_OBJECTS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 @cache

@@ -46,7 +46,10 @@ def bind(asks: Iterable[Ask], workers: Sequence[WorkerView], policy: Policy, now
     """Bind in the order of `asks`; one that finds no room holds up all later ones of its model, so none is starved."""
     markets: dict[str, _Market] = {}
     for view in workers:
-        markets.setdefault(view.model, _Market()).add(Room.of(view, now_ns))
+        market = markets.get(view.model)
+        if market is None:
+            market = markets[view.model] = _Market()
+        market.add(Room.of(view, now_ns))
     turn = max((view.turn for view in workers), default=0)
     bindings: list[Binding] = []
     for ask in asks:

@@ -1,7 +1,6 @@
 """What one binding round works on: workers as this gateway sees them, requests that wait, and who gets whom. Pure."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -138,9 +137,9 @@ class Room:
         return not ask.batch or self.batch_prompts < max((self.view.prefill_credits + self.view.prompts) // 2, 1)
 
 
-def rooms(workers: Iterable[WorkerView]) -> Counter[str]:
+def rooms(workers: Iterable[WorkerView]) -> dict[str, int]:
     """How many requests can be bound at most, by model: each takes a decode credit."""
-    found = Counter[str]()
+    found: dict[str, int] = {}
     for view in workers:
-        found[view.model] += max(view.decode_credits, 0)
+        found[view.model] = found.get(view.model, 0) + max(view.decode_credits, 0)
     return found
