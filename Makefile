@@ -162,6 +162,9 @@ bench-lab-fidelity: setup-dev ## how near the lab is to the real code in virtual
 bench-lab-speed: setup-dev peer-dynamo ## how fast the lab is, plain and compiled, beside DynoSim; equal step times; slopes (minutes)
 	@$(BIN)/python -m load.bench_lab_speed $(ARGS)
 
+bench-lab-claims: setup-dev ## aiconfigurator's and NVIDIA's figures for disaggregation, rebuilt in the lab (minutes)
+	@$(BIN)/python -m load.bench_lab_claims $(ARGS)
+
 bench-cluster-phase: setup-dev ## occupancy of a cluster of engines as told, against clocks around their model calls
 	@$(BIN)/python -m load.bench_cluster_phase $(ARGS)
 

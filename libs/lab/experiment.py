@@ -13,7 +13,7 @@ from libs.lab.cluster.books import Answer
 from libs.lab.cluster.gateway import LabGateway
 from libs.lab.cluster.host.shape import WorkerShape
 from libs.lab.cluster.push import PushGateway
-from libs.lab.cluster.run import Loss, MakeGateway, Result, Run, Setup, check
+from libs.lab.cluster.run import Loss, MakeGateway, Result, RoleMove, Run, Setup, check
 from libs.lab.hardware import Hardware
 from libs.lab.policies import Policy
 from libs.lab.rivals.port import Cluster, Slo
@@ -71,6 +71,10 @@ class Experiment:
     """Whether later turns of a session wait for the answer to the one before, and their think time."""
     losses: Sequence[Loss] = ()
     """Workers that die on the way."""
+    moves: Sequence[RoleMove] = ()
+    """Of roles, at given times."""
+    refused: frozenset[int] = frozenset()
+    """Numbers of requests that are turned away as they arrive."""
     stepwise: bool = False
 
     def __post_init__(self) -> None:
@@ -211,6 +215,8 @@ def run(
         round(experiment.overtime_s * 1e9),
         closed_loop=experiment.closed_loop,
         losses=experiment.losses,
+        moves=experiment.moves,
+        refused=experiment.refused,
     )
     gateway = _gateway(policy, cluster, round(experiment.lookup_ms * 1e6))
     with _seldom_collecting():

@@ -16,7 +16,9 @@ MIXED: Final = "fulcrum-mixed"
 """All workers mixed, or with a split those that decode."""
 AUTO: Final = "fulcrum-auto"
 """The planner moves workers, from an even split or the one that is named."""
-HINDSIGHT: Final = (STILL, "static")
+OFFLINE: Final = "offline"
+"""The best schedule found by who knows the trace (libs/lab/offline.py)."""
+HINDSIGHT: Final = (STILL, "static", OFFLINE)
 """Without a split: the best one in hindsight."""
 ALL: Final = (STILL, MIXED, "static", *(name for name in RIVALS if name != "static"))
 

@@ -12,8 +12,9 @@ import structlog
 
 from libs.lab.experiment import Experiment, Report, run
 from libs.lab.hindsight import best_split, first_guess
-from libs.lab.policies import GUARD, has_hindsight, policy_named, with_split
-from libs.lab.search import Found, fewest_workers, highest_rate
+from libs.lab.offline import Schedule, best_offline
+from libs.lab.policies import GUARD, OFFLINE, has_hindsight, policy_named, with_split
+from libs.lab.search import WANTED, Found, fewest_workers, highest_rate, passes
 from libs.lab.traces.scaling import ScaleMethod, scale_rate
 
 MOST_WORKERS: Final = 4
@@ -29,6 +30,8 @@ def run_named(experiment: Experiment, name: str, note: Note = lambda line: None,
     """One policy; `fulcrum` and `static` by the split that was best in hindsight, sought from `guess` prefill workers
     (0: from their share of the work)."""
     workers = experiment.workers
+    if name == OFFLINE:
+        return best_offline(experiment).report
     if not has_hindsight(name):
         return run(experiment, policy_named(name, workers), _counter(experiment, name, note))[0]
 
@@ -72,13 +75,22 @@ def search_named(
     superposition; compression has one."""
 
     guess = 0
+    known: Schedule | None = None
+
+    def offline(each: Experiment) -> Report:
+        nonlocal known
+        found = best_offline(each, known)
+        if passes([found.report]) >= WANTED:
+            known = found.schedule
+        return found.report
 
     def at_rate(rate: float) -> Sequence[Report]:
         nonlocal guess
         drawn = (replace(experiment, seed=seed) for seed in range(experiment.seed, experiment.seed + seeds))
         reports = []
         for each in drawn:
-            reports.append(run_named(scaled(each, rate, method), name, guess=guess))
+            made = scaled(each, rate, method)
+            reports.append(offline(made) if name == OFFLINE else run_named(made, name, guess=guess))
             guess = int(reports[-1].roles.partition(":")[0]) if has_hindsight(name) else 0
         note(f"{name}: {reports[0].score.slo_attainment:.1%} good at {rate:.2f} times the rate")
         return reports

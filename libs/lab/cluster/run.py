@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
+from libs.contracts.errors import QueueFull
 from libs.lab.cluster.books import Answer, Outcome
 from libs.lab.cluster.cost import StepCost
 from libs.lab.cluster.frames import Coasted, ToGateway
@@ -34,6 +35,16 @@ class Loss(NamedTuple):
     """Until it is started again, empty, in the role that it had."""
 
 
+class RoleMove(NamedTuple):
+    """A worker that takes another role at its time, whatever a planner thinks of it."""
+
+    at_s: float
+    """From the trace's start."""
+    worker: int
+    role: Role
+    budget_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """A cluster, and what its clients want."""
@@ -49,6 +60,9 @@ class Setup:
     """Whether a later turn of a session comes its think time after the turn before has ended, instead of when it came
     in the trace. It comes also where that turn failed: its client goes on with what it has."""
     losses: Sequence[Loss] = ()
+    moves: Sequence[RoleMove] = ()
+    refused: frozenset[int] = frozenset()
+    """Numbers of requests that are turned away as they arrive."""
 
 
 @dataclass(slots=True)
@@ -134,6 +148,8 @@ class Run:
         self.gateway.start()
         for loss in self._setup.losses:
             self._lose(loss)
+        for move in self._setup.moves:
+            self._move(move)
         self._arrive_at(0)
         total = len(self._trace.requests)
 
@@ -151,6 +167,11 @@ class Run:
         at_ps = START_PS + (SETTLE_NS + round(loss.at_s * 1e9)) * PS_PER_NS
         self.time.at_ps(at_ps, lambda: worker.die(back_after_ns))
 
+    def _move(self, move: RoleMove) -> None:
+        worker = self.workers[move.worker]
+        at_ps = START_PS + (SETTLE_NS + round(move.at_s * 1e9)) * PS_PER_NS
+        self.time.at_ps(at_ps, lambda: worker.down or worker.set_role(move.role, move.budget_tokens))
+
     def _arrive_at(self, index: int) -> None:
         """Have the next one come of those that arrive as in the trace."""
         if index < len(self._in_time):
@@ -166,7 +187,11 @@ class Run:
         if (turn := self._next_turns.get(place)) is not None:
             answer.on_end = lambda: self._answered(turn)
         self.answers.append(answer)
-        self.gateway.arrive(answer, self._keys.of(request), setup.tpot_limit_ns)
+        if request.number in setup.refused:
+            answer.fail(QueueFull("turned away", retry_after_s=0.0))
+            self.gateway.ended += 1
+        else:
+            self.gateway.arrive(answer, self._keys.of(request), setup.tpot_limit_ns)
         if next_index:
             self._arrive_at(next_index)
 

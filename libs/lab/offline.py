@@ -1,0 +1,150 @@
+"""The best schedule that a search finds which knows the trace beforehand: what a planner could still win.
+
+Roles over time and who is refused are searched; order, binding and pacing are those of Fulcrum, live as in any run, and
+the lab itself says what a schedule is worth. It is a lower bound of the best schedule, as `fluid_rate` is an upper one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from libs.lab.cluster.books import Answer
+from libs.lab.cluster.run import RoleMove
+from libs.lab.experiment import Experiment, Report, run
+from libs.lab.hindsight import merit
+from libs.lab.policies import AUTO, MIXED, OFFLINE, policy_named
+from libs.lab.score import is_good
+from libs.lab.search import WANTED, passes
+from libs.policy.roles import Role
+
+RUNS: Final = 40
+"""Schedules that are tried, each a run of the lab."""
+SEGMENT_S: Final = 5.0
+MAX_SEGMENTS: Final = 24
+CONSTANT_SHARES: Final = (0.0, 0.25, 0.4, 0.5, 0.65, 0.8)
+"""Of workers in role prefill, to begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Who does what when."""
+
+    prefill: tuple[int, ...]
+    """Workers in role prefill in each segment of the trace, equally long; the others are mixed. Empty: the live planner
+    moves them."""
+    refused: frozenset[int] = frozenset()
+    """Numbers of requests that are turned away as they arrive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A schedule and what came of it."""
+
+    schedule: Schedule
+    report: Report
+    answers: Sequence[Answer]
+
+
+def best_offline(experiment: Experiment, start: Schedule | None = None, *, runs: int = RUNS) -> Tried:
+    """The best of so many schedules; one that keeps the SLO for `WANTED` of requests and work ends the search.
+
+    First the planner, constant splits, and roles by the work that the trace is known to bring; then one change after
+    the other to the best so far: a stretch of time with more or fewer prefill workers, or those refused that were in
+    vain. `start`: one that was good for another rate.
+    """
+    chance = np.random.default_rng(experiment.seed)
+    best: Tried | None = None
+    tried: set[Schedule] = set()
+    first = _first(experiment, start)
+    for number in range(runs):
+        if number < len(first):
+            schedule = first[number]
+        else:
+            assert best is not None
+            schedule = _changed(best, experiment, chance)
+        if schedule in tried:
+            continue
+        tried.add(schedule)
+        found = _try(experiment, schedule)
+        if best is None or merit(found.report) > merit(best.report):
+            best = found
+        if passes([best.report]) >= WANTED:
+            break
+    assert best is not None
+    return best
+
+
+def _first(experiment: Experiment, start: Schedule | None) -> list[Schedule]:
+    workers, segments = experiment.workers, _segments(experiment)
+    constant = dict.fromkeys(min(round(share * workers), workers - 1) for share in CONSTANT_SHARES)
+    known = _by_work(experiment, segments)
+    begin = [Schedule(start.prefill)] if start is not None else []
+    return [*begin, Schedule(()), Schedule(known), *(Schedule((each,) * segments) for each in constant)]
+
+
+def _segments(experiment: Experiment) -> int:
+    return max(min(round(experiment.trace.duration_ns / 1e9 / SEGMENT_S), MAX_SEGMENTS), 1)
+
+
+def _by_work(experiment: Experiment, segments: int) -> tuple[int, ...]:
+    """Prefill workers by the share of prompts in the work that arrives in each segment."""
+    work, workers = experiment.work, experiment.workers
+    prompts, whole = [0.0] * segments, [0.0] * segments
+    for request in experiment.trace.requests:
+        place = min(int(request.arrival_ns / max(experiment.trace.duration_ns, 1) * segments), segments - 1)
+        prompts[place] += work.prompt_ns(request.input_tokens)
+        whole[place] += work.ns(request.input_tokens, request.output_tokens)
+    shares = [part / all_of_it if all_of_it else 0.0 for part, all_of_it in zip(prompts, whole, strict=True)]
+    return tuple(min(round(share * workers), workers - 1) for share in shares)
+
+
+def _try(experiment: Experiment, schedule: Schedule) -> Tried:
+    changed = replace(experiment, moves=_moves(experiment, schedule.prefill), refused=schedule.refused)
+    name = AUTO if not schedule.prefill else MIXED
+    report, result = run(changed, policy_named(name, experiment.workers))
+    return Tried(schedule, replace(report, policy=OFFLINE), result.answers)
+
+
+def _moves(experiment: Experiment, prefill: tuple[int, ...]) -> list[RoleMove]:
+    """Of the workers that change sides, at the beginnings of segments; workers of low index prefill first."""
+    moves, before = [], 0
+    seconds, budget_tokens = experiment.trace.duration_ns / 1e9, experiment.speed.chunk_tokens
+    for place, now in enumerate(prefill):
+        at_s = seconds * place / len(prefill)
+        moves += [RoleMove(at_s, worker, Role.PREFILL, 0) for worker in range(before, now)]
+        moves += [RoleMove(at_s, worker, Role.MIXED, budget_tokens) for worker in range(now, before)]
+        before = now
+    return moves
+
+
+def _changed(best: Tried, experiment: Experiment, chance: np.random.Generator) -> Schedule:
+    """A neighbour of the best so far."""
+    schedule, segments = best.schedule, _segments(experiment)
+    if chance.random() < 1 / 3:
+        return replace(schedule, refused=_in_vain(best, experiment))
+    prefill = list(schedule.prefill or _by_work(experiment, segments))
+    first = int(chance.integers(len(prefill)))
+    last = min(first + int(chance.choice((1, 1, 2, 4, len(prefill)))), len(prefill))
+    by = int(chance.choice((-2, -1, 1, 2)))
+    for place in range(first, last):
+        prefill[place] = min(max(prefill[place] + by, 0), experiment.workers - 1)
+    return replace(schedule, prefill=tuple(prefill))
+
+
+def _in_vain(best: Tried, experiment: Experiment) -> frozenset[int]:
+    """Requests that were not good, as many as may be lost, those first that took most work for it."""
+    work = experiment.work
+    ideal = {
+        each.request.number: work.ns(each.request.input_tokens, each.request.output_tokens) for each in best.answers
+    }
+    lost = [each.request.number for each in best.answers if not is_good(each)]
+    lost.sort(key=lambda number: -ideal[number])
+    left_requests, left_ns = (1 - WANTED) * len(ideal), (1 - WANTED) * sum(ideal.values())
+    refused = set()
+    for number in lost:
+        if left_requests >= 1 and left_ns >= ideal[number]:
+            refused.add(number)
+            left_requests, left_ns = left_requests - 1, left_ns - ideal[number]
+    return frozenset(refused)

@@ -1,0 +1,62 @@
+"""The offline schedule: at least as good as what it starts from, and told the truth about what it refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from libs.lab.cluster.books import Outcome
+from libs.lab.cluster.run import RoleMove
+from libs.lab.experiment import Experiment, run
+from libs.lab.hardware import resolve
+from libs.lab.hindsight import merit
+from libs.lab.offline import Schedule, best_offline
+from libs.lab.policies import policy_named
+from libs.lab.search import WANTED, passes
+from libs.lab.slo import parse_slo
+from libs.lab.study import run_named
+from libs.lab.traces.generate import generate
+from libs.policy.roles import Role
+
+pytestmark = pytest.mark.usefixtures("quiet_lab")
+
+SLO = parse_slo("ttft=max(1s,3x),tpot=30ms")
+HARDWARE = resolve("llama-3.1-8b", "h100")
+EASY = Experiment(generate("poisson:rate=4,seconds=20", seed=3), HARDWARE, 3, SLO)
+HARD = Experiment(generate("flipflop:rate=45,seconds=20,isl=3000,osl=300", seed=3), HARDWARE, 3, SLO)
+
+
+def test_the_search_is_never_worse_than_the_planner_or_a_constant_split() -> None:
+    found = merit(best_offline(HARD, runs=12).report)
+    for name in ("fulcrum-auto", "fulcrum-mixed", "fulcrum-mixed:1:2"):
+        assert found >= merit(run_named(HARD, name)), name
+
+
+def test_more_tries_find_nothing_worse_and_a_seed_finds_the_same_again() -> None:
+    few, many, again = (best_offline(HARD, runs=runs) for runs in (8, 14, 14))
+    assert merit(many.report) >= merit(few.report)
+    assert many.schedule == again.schedule
+    assert replace(many.report, wall_s=0.0) == replace(again.report, wall_s=0.0)
+
+
+def test_a_rate_that_is_kept_at_once_takes_one_run_and_refuses_nobody() -> None:
+    found = best_offline(EASY)
+    assert found.schedule == Schedule(())
+    assert passes([found.report]) >= WANTED
+    assert found.report.score.rejected == 0
+
+
+def test_what_is_refused_counts_as_rejected_and_not_as_good() -> None:
+    refused = frozenset(range(0, len(EASY.trace.requests), 4))
+    report, result = run(replace(EASY, refused=refused), policy_named("fulcrum:1:2", 3))
+    assert {each.request.number for each in result.answers if each.outcome is Outcome.REJECTED} == refused
+    assert report.score.rejected == len(refused)
+    assert report.score.good <= len(EASY.trace.requests) - len(refused)
+    assert report.score.completed == len(EASY.trace.requests) - len(refused)
+
+
+def test_roles_move_when_the_schedule_says_so() -> None:
+    moves = [RoleMove(5.0, 1, Role.PREFILL, 0), RoleMove(10.0, 1, Role.MIXED, 0)]
+    report, result = run(replace(EASY, moves=moves), policy_named("fulcrum:1:2", 3))
+    assert report.role_moves == 2
+    assert result.workers[1].assignment.role is Role.MIXED
+    assert report.score.completed == len(EASY.trace.requests)
