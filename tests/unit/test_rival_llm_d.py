@@ -2,7 +2,7 @@
 
 import pytest
 
-from libs.lab.rivals.llm_d import Balance, DecodeRate, Saturation, Shape, llm_d, wanted_change
+from libs.lab.rivals.llm_d import Balance, DecodeRate, Recent, Saturation, Shape, llm_d, wanted_change
 from libs.lab.rivals.port import Mover
 from libs.policy.roles import Role
 from tests.rival_rig import MS, SECOND, cluster, mixed, prefill, request, seen
@@ -112,3 +112,35 @@ def test_the_picker_weighs_cached_prefix_queue_and_free_kv() -> None:
 def test_a_move_restarts_the_pod() -> None:
     assert llm_d(start_s=120).move_cost.start_ns == 120 * SECOND
     assert llm_d().move_cost.restarts
+
+
+def test_decode_rates_count_only_where_a_deployment_asks_for_them() -> None:
+    # One sequence at use 0.01 with 16 ms beside a base of 6 ms: ITL(0.8) = 6 + 800 ms, so 80,000 / 1,100 / 0.806 = 90
+    # tokens a second, of which 4 x 200 a second are asked: decode misses what it does not miss by saturation.
+    decoders = [mixed(2, decodes=1, kv_tokens=1000, decode_step_ns=16 * MS), mixed(3)]
+    look = seen([prefill(0), prefill(1), *decoders], arrived=60, mean_input_tokens=1000.0, mean_output_tokens=200.0)
+    shipped, asked = llm_d().mover(cluster()), llm_d(throughput=True).mover(cluster())
+    assert shipped is not None and asked is not None
+    assert not shipped.moves(look)
+    assert [(move.index, move.role) for move in asked.moves(look)] == [(1, Role.MIXED)]
+
+
+def test_lengths_are_means_over_five_minutes_and_arrivals_over_one() -> None:
+    recent = Recent()
+    for place in range(21):
+        recent.look(seen([], arrived=place, mean_input_tokens=100.0 * place, ended=1, mean_output_tokens=10.0 * place))
+    # The first of 21 looks is out: Σ 100·n² / Σ n for n = 1..20 is 100 · 41 / 3, the mean of 10..200 is 105.
+    assert recent.shape() == Shape(pytest.approx(4100 / 3), pytest.approx(105.0))
+    assert recent.rate_rps(15 * SECOND) == pytest.approx((17 + 18 + 19 + 20) / 60)
+
+
+def test_what_a_replica_holds_is_the_most_it_held_in_a_minute_until_it_is_another_pod() -> None:
+    recent = Recent()
+    for kv_tokens in (9000, 7000, 5000, 3000):
+        recent.look(seen([mixed(0, kv_tokens=kv_tokens)]))
+    assert recent.at_peak([mixed(0, kv_tokens=3000)])[0].kv_tokens == 9000
+    recent.look(seen([mixed(0, kv_tokens=1000)]))
+    assert recent.at_peak([mixed(0, kv_tokens=1000)])[0].kv_tokens == 7000
+    recent.look(seen([mixed(0, kv_tokens=0, ready=False)]))
+    recent.look(seen([mixed(0, kv_tokens=2000)]))
+    assert recent.at_peak([mixed(0, kv_tokens=2000)])[0].kv_tokens == 2000

@@ -42,6 +42,7 @@ RIVALS: Final[Mapping[str, Kind]] = MappingProxyType(
         "dynamo-throughput": Kind(partial(dynamo, "throughput"), RESTARTED),
         "dynamo-both": Kind(partial(dynamo, "both"), RESTARTED),
         "llm-d": Kind(llm_d, RESTARTED),
+        "llm-d-throughput": Kind(partial(llm_d, throughput=True), RESTARTED),
         "niyama": Kind(niyama, ("",)),
         "taichi": Kind(taichi, ("", "P:D", "P:D:BUDGET_TOKENS")),
     }

@@ -3,13 +3,14 @@
 Read in llm-d/llm-d-autoscaling (formerly llm-d-workload-variant-autoscaler): at v0.5.1 (commit b08b1c7, February 2026)
 internal/engines/analyzers/saturation_v2/analyzer.go, internal/engines/pipeline/cost_aware_optimizer.go and
 internal/interfaces/saturation_scaling.go; at commit 88d6832 internal/engines/analyzers/throughput
-(constants.go, itl_model.go) with its developer guide, and issue 1005 for the interval of 15 s. The picker's scorers
+(constants.go, itl_model.go) with its developer guide (throughput is opt-in: the configuration that ships lists only
+saturation; windows of its queries), and issue 1005 for the interval of 15 s. The picker's scorers
 and weights (prefix 3, queue 2, KV 2) are those of the default profile of the Gateway API inference extension.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, floor
 from statistics import mean
 from typing import Final
@@ -19,6 +20,8 @@ from libs.lab.rivals.port import Cluster, Interval, Move, MoveCost, Mover, Rival
 from libs.policy.roles import Role
 
 LOOK_NS: Final = 15_000_000_000
+LENGTHS_LOOKS, RATE_LOOKS, PEAK_LOOKS = 20, 4, 4
+"""Over which lengths (5 minutes), arrivals and the use of KV (a minute each) are asked of Prometheus."""
 START_S: Final = 30
 PREFIX_WEIGHT: Final = 3.0
 QUEUE_WEIGHT: Final = 2.0
@@ -137,10 +140,6 @@ class Shape:
     input_tokens: float = 0.0
     output_tokens: float = 0.0
 
-    def after(self, interval: Interval) -> "Shape":
-        """With what the interval tells."""
-        return Shape(interval.mean_input_tokens or self.input_tokens, interval.mean_output_tokens or self.output_tokens)
-
     def differs(self, other: "Shape") -> bool:
         """Whether a length is off by more than the tolerance."""
         pairs = ((self.input_tokens, other.input_tokens), (self.output_tokens, other.output_tokens))
@@ -218,28 +217,70 @@ class DecodeRate:
 
 
 @dataclass(slots=True)
+class Recent:
+    """What Prometheus tells: means over some time, and the highest use of late."""
+
+    _intervals: deque[Interval] = field(default_factory=lambda: deque(maxlen=LENGTHS_LOOKS))
+    _kv_tokens: dict[int, deque[int]] = field(default_factory=dict)
+
+    def look(self, seen: Seen) -> None:
+        """Another interval has passed."""
+        self._intervals.append(seen.interval)
+        for worker in seen.workers:
+            held = self._kv_tokens.setdefault(worker.index, deque(maxlen=PEAK_LOOKS))
+            held.append(worker.kv_tokens)
+            if not worker.ready:
+                held.clear()  # another pod
+
+    def shape(self) -> Shape:
+        """Mean lengths."""
+        inputs = [(each.mean_input_tokens, max(each.arrived, 1)) for each in self._intervals if each.mean_input_tokens]
+        outputs = [(each.mean_output_tokens, max(each.ended, 1)) for each in self._intervals if each.mean_output_tokens]
+        return Shape(_weighed(inputs), _weighed(outputs))
+
+    def rate_rps(self, look_ns: int) -> float:
+        """Arrivals a second."""
+        latest = list(self._intervals)[-RATE_LOOKS:]
+        return sum(each.arrived for each in latest) * 1e9 / (len(latest) * look_ns)
+
+    def at_peak(self, pool: Sequence[SeenWorker]) -> list[SeenWorker]:
+        """Workers as if they held all that they held at most."""
+        return [replace(each, kv_tokens=max(self._kv_tokens[each.index])) for each in pool]
+
+
+def _weighed(parts: Sequence[tuple[float, int]]) -> float:
+    return sum(value * weight for value, weight in parts) / sum(weight for _, weight in parts) if parts else 0.0
+
+
+@dataclass(slots=True)
 class AutoscalerMover:
     """Each role adds when any analysis misses replicas, and can spare those that all analyses can."""
 
+    throughput: bool = False
+    """Whether decode has the second analysis."""
     every_ns: int = LOOK_NS
     wants_steps: bool = False
-    _shape: Shape = field(default_factory=Shape)
+    _recent: Recent = field(default_factory=Recent)
     _prefill: Saturation = field(default_factory=Saturation)
     _decode: Saturation = field(default_factory=Saturation)
     _rate: DecodeRate = field(default_factory=DecodeRate)
 
     def moves(self, seen: Seen) -> list[Move]:
         """Replicas that one role misses and the other can spare."""
-        self._shape = self._shape.after(seen.interval)
+        self._recent.look(seen)
+        shape = self._recent.shape()
         prefills, decoders = prefill_pool(seen.workers), decode_pool(seen.workers)
         if not prefills or not decoders:
             return []
         starting = [worker.role for worker in seen.workers if not worker.ready]
         decode_pending = starting.count(Role.MIXED)
-        rate_rps = seen.interval.arrived * 1e9 / self.every_ns
-        by_rate = self._rate.balance(decoders, decode_pending, self._shape, rate_rps, seen.now_ns)
-        prefill = [self._prefill.balance(prefills, starting.count(Role.PREFILL), self._shape)]
-        decode = [self._decode.balance(decoders, decode_pending, self._shape), *([by_rate] if by_rate else [])]
+        prefill_pending = starting.count(Role.PREFILL)
+        prefill = [self._prefill.balance(self._recent.at_peak(prefills), prefill_pending, shape)]
+        decode = [self._decode.balance(self._recent.at_peak(decoders), decode_pending, shape)]
+        if self.throughput:
+            rate_rps = self._recent.rate_rps(self.every_ns)
+            by_rate = self._rate.balance(decoders, decode_pending, shape, rate_rps, seen.now_ns)
+            decode += [by_rate] if by_rate else []
         return paired_moves(seen.workers, more_prefill=wanted_change(prefill), more_decode=wanted_change(decode))
 
 
@@ -249,14 +290,17 @@ def wanted_change(balances: Sequence[Balance]) -> int:
     return missing or -min(balance.spare for balance in balances)
 
 
-def llm_d(prefill: int = 0, decode: int = 0, start_s: int = START_S) -> Rival:
-    """llm-d from a split of this many workers on each side, or an even one. start_s: until a new replica serves."""
+def llm_d(prefill: int = 0, decode: int = 0, start_s: int = START_S, *, throughput: bool = False) -> Rival:
+    """llm-d from a split of this many workers on each side, or an even one. start_s: until a new replica serves.
+
+    `throughput`: with its analysis of decode rates, which is off unless a deployment asks for it.
+    """
 
     def router(cluster: Cluster) -> Router:
         return PickerRouter()
 
     def mover(cluster: Cluster) -> Mover:
-        return AutoscalerMover()
+        return AutoscalerMover(throughput)
 
     def first_roles(cluster: Cluster) -> list[Move]:
         return split_roles(cluster, *((prefill, decode) if prefill or decode else halves(cluster)))
@@ -264,12 +308,13 @@ def llm_d(prefill: int = 0, decode: int = 0, start_s: int = START_S) -> Rival:
     split = f":{prefill}:{decode}" if prefill or decode else ""
     start = "" if start_s == START_S else f":{start_s}"
     return Rival(
-        name=f"llm-d{split}{start}",
+        name=f"llm-d{'-throughput' if throughput else ''}{split}{start}",
         source="llm-d/llm-d-autoscaling v0.5.1 (b08b1c7, saturation) and 88d6832 (throughput); default endpoint picker",
         simplified=(
             "llm-d scales each role up and down on its own; under a fixed number of workers a replica moves when one "
             "role misses it and the other can spare it.",
             "The ITL of a replica is the step-time model's for what it holds, not a mean over a minute.",
+            "The highest use of KV in a minute is that of the looks in it.",
             "Capacity seen when queueing is remembered for each role by itself; as read it is shared.",
             "The pods' horizontal autoscaler, which delays what the analysis asks for, acts at once.",
             "Input tokens are not reduced by the prefix hit rate.",
