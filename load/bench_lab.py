@@ -32,6 +32,7 @@ from libs.lab.study import quiet, search_named
 from libs.lab.traces.generate import generate
 from libs.lab.traces.read import read_trace
 from libs.lab.traces.request import Trace
+from load.compile_lab import run_compiled
 
 MOONCAKE, AZURE = "mooncake_conversation.jsonl", "azure_code_2023.csv"
 QUICK: Final = {
@@ -52,7 +53,7 @@ FULL: Final = {
 }
 POLICIES: Final = (
     "static", "fulcrum", "fulcrum-mixed", "fulcrum-auto", "aggregated", "arrow", "dynamo-load", "dynamo-throughput",
-    "dynamo-both", "llm-d", "niyama", "taichi",
+    "dynamo-both", "llm-d", "niyama", "taichi", "offline",
 )  # fmt: skip
 QUICK_POLICIES: Final = (
     "static",
@@ -65,6 +66,7 @@ QUICK_POLICIES: Final = (
     "arrow",
     "dynamo-load",
     "llm-d",
+    "offline",
 )
 _OURS: Final = ("#0b6e4f", "#1f9d6f", "#6fd3a8")
 _THEIRS: Final = ("#334155", "#94a3b8", "#b45309", "#f59e0b", "#7c3aed", "#be123c", "#0ea5e9", "#475569", "#d97706")
@@ -87,6 +89,8 @@ class Cell:
 def main() -> None:
     """Search, show, print one JSON line."""
     asked = _arguments()
+    if not asked.plain:
+        run_compiled("load.bench_lab")
     asked.workers = asked.workers or (16 if asked.full else 8)
     quiet()
     console = Console(file=sys.stdout, highlight=False, width=160)
@@ -235,6 +239,7 @@ def _arguments() -> Any:
     parser.add_argument("--device", default="h100")
     parser.add_argument("--slo", default="ttft=max(2s,3x),tpot=50ms")
     parser.add_argument("--jobs", type=int, default=0, help="searches at a time; 0: as many as there are cores")
+    parser.add_argument("--plain", action="store_true", help="not compiled, with equal figures in three times the time")
     parser.add_argument("--picture", type=Path, help="an SVG or PNG of it")
     parser.add_argument("--out", type=Path, help="keep the figures here too")
     return parser.parse_args()

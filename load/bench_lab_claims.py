@@ -33,6 +33,7 @@ from libs.perfmodel.priors import prior_step_time
 from libs.perfmodel.profiles import Profile
 from libs.perfmodel.utilisation import Compute
 from libs.policy.worker.slack import largest_batch
+from load.compile_lab import run_compiled
 
 MEASURED: Final = "llama3.1-70b-h100-tp4-aic"
 """BF16, from kernels measured on H100, mixed steps among them."""
@@ -108,6 +109,7 @@ def setups() -> list[Setup]:
 def main() -> None:
     """Search, show, print one JSON line."""
     asked = _arguments()
+    run_compiled("load.bench_lab_claims")
     quiet()
     started = time.monotonic()
     every = [each for each in setups() if not asked.only or each.claim == asked.only]

@@ -16,6 +16,7 @@ import sysconfig
 from pathlib import Path
 from typing import Final
 
+from libs.lab.cluster.worker import LabWorker
 from load import compile_records
 from load.compile_records import bases, with_constructors
 
@@ -90,6 +91,19 @@ def build(folder: Path, optimise: int = 3) -> bool:
     shutil.rmtree(folder / ".mypy_cache", ignore_errors=True)
     mark.write_text(wanted)
     return True
+
+
+def run_compiled(module: str, folder: Path = ROOT / "build" / "lab") -> None:
+    """Have the program `python -m module …` that runs now go on with compiled modules, built first where they are not
+    up to date. Returns, with all as it was, where they are in use already or cannot be built."""
+    in_use = sys.modules[LabWorker.__module__].__file__ or ""
+    if not in_use.endswith(".py") or missing():
+        return
+    print(f"compiling into {folder}, about a minute where anything has changed", file=sys.stderr)
+    build(folder)
+    paths = dict.fromkeys([str(folder), str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    os.execve(sys.executable, [sys.executable, "-P", "-m", module, *sys.argv[1:]], environment)
 
 
 def parser() -> argparse.ArgumentParser:

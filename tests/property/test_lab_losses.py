@@ -1,5 +1,6 @@
 """Workers of the lab that die: nothing is lost but time, whenever it happens and however steps are reckoned."""
 
+import random
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from libs.lab.cluster.books import Outcome
 from libs.lab.cluster.gateway import LabGateway
-from libs.lab.cluster.run import Loss, Result, Run, Setup, check
+from libs.lab.cluster.run import Loss, Result, RoleMove, Run, Setup, check
 from libs.lab.cluster.time import VirtualTime
 from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import resolve
@@ -77,6 +78,44 @@ def test_books_balance_however_many_die(drawn: Any, pool: Any, lost: Any, kv_blo
     assert all(each.outcome is not Outcome.UNFINISHED for each in result.answers)
     assert all(each.tokens <= each.request.output_tokens for each in result.answers)
     assert figures(result) == figures(replay(trace, pool, lost, stepwise=True, kv_blocks=kv_blocks))
+
+
+def drawn_by(seed: int, *, stepwise: bool) -> Result:
+    """Some cluster of any roles, in which workers die, take other roles, and have little KV."""
+    chance = random.Random(seed)
+    drawn = [
+        (chance.randint(0, chance.choice([3, 60, 300])), chance.randint(1, 700),
+         chance.randint(1, chance.choice([6, 120, 400])), chance.randint(0, 3))
+        for _ in range(chance.randint(1, 40))
+    ]  # fmt: skip
+    workers = chance.randint(2, 6)
+    every = [(Role.PREFILL, 0), (Role.MIXED, 0), (Role.MIXED, 64), (Role.MIXED, 512)]
+    roles = [chance.choice(every) for _ in range(workers)]
+    lost = [
+        Loss(chance.randint(0, 4_000_000) / 1e6, chance.randrange(workers), chance.randint(1, 3_000_000) / 1e6)
+        for _ in range(chance.randint(0, 8))
+    ]
+    others = [(Role.PREFILL, 0), (Role.MIXED, 0), (Role.MIXED, 128), (Role.STANDBY, 0)]
+    moves = [
+        RoleMove(chance.randint(0, 3_000_000) / 1e6, chance.randrange(workers), *chance.choice(others))
+        for _ in range(chance.randint(0, 6))
+    ]
+    made = shape(chance.choice([60, 90, 400]), guard=chance.random() < 0.5, stepwise=stepwise)
+    setup = Setup(made, roles, lambda request: 500 * MS, 12 * MS, overtime_ns=30_000 * MS, losses=lost, moves=moves)
+    policy = POLICIES[chance.choice(sorted(POLICIES))]
+
+    def gateway(workers: Any, time: VirtualTime) -> LabGateway:
+        return LabGateway(workers, policy(), time, patience=Patience(20_000, 5_000), max_waiting=99)
+
+    return Run(trace_of(drawn), setup, gateway).run()
+
+
+@pytest.mark.parametrize("seed", [843, 1624, *range(12)])
+def test_a_gateway_binds_alike_though_steps_that_passed_at_once_are_told_late(seed: int) -> None:
+    """Where a sequence is bound less than a hop after the last of them, the gateway has heard of those before it."""
+    closed = drawn_by(seed, stepwise=False)
+    if all(each.outcome is not Outcome.UNFINISHED for each in closed.answers):
+        assert figures(closed) == figures(drawn_by(seed, stepwise=True))
 
 
 @settings(max_examples=30)

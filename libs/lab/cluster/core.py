@@ -102,6 +102,11 @@ class LabCore(Core):
                 grown += more
         return self._pool.available - grown
 
+    @property
+    def free_blocks(self) -> int:
+        """That could be given out now."""
+        return self._pool.available
+
     def stepping(self, going_on: bool, now_ns: int) -> None:
         """Steps that pass at once begin or end now."""
         self._kv_wait.stepping(going_on, now_ns)

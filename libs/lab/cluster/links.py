@@ -99,9 +99,9 @@ class LabLink:
 
     def view(self) -> WorkerView:
         """For binding."""
-        load = self.worker.coasted_load(self._time.now_ps - self._hop_ps)
-        if load is not None:
-            self.outlook.told(load, self.worker.submits_taken, self._time.now_ns())
+        told = self.worker.told_load(self._time.now_ps - self._hop_ps)
+        if told is not None:
+            self.outlook.told(*told, self._time.now_ns())
             self._view = None
         if self._view is None:
             self._view = self.outlook.view(

@@ -177,6 +177,13 @@ class LabWorker:
         """
         return self._device.coasted_load(before_ps)
 
+    def told_load(self, before_ps: int) -> tuple[EngineLoad, int] | None:
+        """(depths, submits taken) as frames of steps that passed at once would have told; None where frames did."""
+        if (passed := self._device.passed_load(before_ps)) is not None:
+            return passed
+        load = self._device.coasted_load(before_ps)
+        return (load, self._submits) if load is not None else None
+
     # ------------------------------------------------------------ what the gateway sends
 
     def receive(self, frame: ToWorker) -> None:

@@ -1,5 +1,6 @@
 """The device of a worker: the engine core's steps, one by one or many at once, and what its time is spent on."""
 
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -19,6 +20,11 @@ _SAMPLED: Final = Sampled(ANY_TOKEN)
 
 class Listener(Protocol):
     """Who has the device work."""
+
+    @property
+    def submits_taken(self) -> int:
+        """So far."""
+        ...
 
     def may_coast(self) -> bool:
         """Whether many steps may pass at once now."""
@@ -55,6 +61,32 @@ class _Coasting:
     most: int
 
 
+@dataclass(slots=True)
+class _Passed:
+    """Steps that have passed at once, and what there was before the first of them."""
+
+    coast: Coast
+    steps: int
+    end_ps: int
+    running: int
+    fetching: int
+    free_blocks: int
+    rooms: list[tuple[int, int]]
+    """(tokens, blocks) of each sequence."""
+    submits: int
+
+    def load_after(self, steps: int, block_tokens: int) -> EngineLoad:
+        """Depths once so many of them had passed."""
+        grown = sum([max(-(-(length + steps) // block_tokens) - blocks, 0) for length, blocks in self.rooms])
+        return EngineLoad(
+            running=self.running,
+            waiting=0,
+            waiting_prefill_tokens=0,
+            awaiting_kv=self.fetching,
+            free_kv_blocks=self.free_blocks - grown,
+        )
+
+
 class Device:
     """One worker's. Its core is replaced where the worker begins anew."""
 
@@ -70,6 +102,9 @@ class Device:
         self._model = shape.step_time
         self._time = time
         self._cost = cost
+        self._block_tokens, self._hop_ps = shape.block_tokens, shape.hop_ps
+        self._passed: deque[_Passed] = deque()
+        """That ended less than a hop ago, or are yet to be asked for."""
         self._listener: Listener | None = None
         self._running: _Running | None = None
         self._coasting: _Coasting | None = None
@@ -108,6 +143,17 @@ class Device:
             return 0
         steps = min(coasting.coast.steps_by(self._time.now_ps), coasting.most)
         return coasting.coast.end_ps(steps) if steps else 0
+
+    def passed_load(self, before_ps: int) -> tuple[EngineLoad, int] | None:
+        """As `coasted_load`, and the submits taken by then, where the step was one of many that have passed at once and
+        the last of them had not ended; None elsewhere. Their own frame comes only after the last one."""
+        while self._passed and self._passed[0].end_ps <= before_ps:
+            self._passed.popleft()
+        if not self._passed:
+            return None
+        passed = self._passed[0]
+        steps = passed.coast.steps_by(before_ps)
+        return (passed.load_after(steps, self._block_tokens), passed.submits) if steps > 0 else None
 
     def coasted_load(self, before_ps: int) -> EngineLoad | None:
         """Depths as of the last step that ended by then, where steps pass at once; None elsewhere, as then frames tell.
@@ -154,6 +200,7 @@ class Device:
     def give_up(self) -> None:
         """A step that runs has spent its time for nothing."""
         self.account(touched=True)
+        self._passed.clear()
         if self._running is not None:
             running, self._running = self._running, None
             self.spent.step(self._model, running.batch.work, self._time.now_ps - running.start_ps)
@@ -261,6 +308,7 @@ class Device:
             return
         assert self._listener is not None
         decoding = coasting.decoding
+        self._keep(coasting, steps, end_ps)
         if self.recent_steps is not None:  # one stands for all of them
             kv_tokens = sum(sequence.length for sequence in decoding)
             step_ns = (end_ps - coasting.coast.start_ps) // steps // PS_PER_NS
@@ -271,3 +319,15 @@ class Device:
         self.counts.decode_tokens += steps * len(decoding)
         self.recent.stepped(coasting.coast, steps)
         self._listener.coasted(decoding, coasting.coast, steps)
+
+    def _keep(self, coasting: _Coasting, steps: int, end_ps: int) -> None:
+        """For a gateway that hears of them a hop after each."""
+        assert self._listener is not None
+        passed = self._passed
+        while passed and passed[0].end_ps + self._hop_ps <= self._time.now_ps:
+            passed.popleft()
+        rooms = [(sequence.length, len(sequence.blocks)) for sequence in coasting.decoding]
+        core, submits = self.core, self._listener.submits_taken
+        passed.append(
+            _Passed(coasting.coast, steps, end_ps, len(rooms), core.fetching, core.free_blocks, rooms, submits)
+        )
