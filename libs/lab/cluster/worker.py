@@ -171,10 +171,7 @@ class LabWorker:
         return self.core.load()
 
     def coasted_load(self, before_ps: int) -> EngineLoad | None:
-        """Depths as of the last step that ended by then, where steps pass at once; None elsewhere, as then frames tell.
-
-        Only the free blocks change in such steps.
-        """
+        """As `Device.coasted_load`."""
         return self._device.coasted_load(before_ps)
 
     def told_load(self, before_ps: int) -> tuple[EngineLoad, int] | None:
@@ -312,9 +309,11 @@ class LabWorker:
     def leave(self) -> None:
         """It has happened: act on what the core decided."""
         device = self._device
-        if device.free:
-            device.step()
-        self._fetching.ask()
+        while True:
+            if device.free:
+                device.step()
+            if not self._fetching.ask():
+                break
         self._pass_on(None)
         told = self._flush()
         if self.shape.credits:

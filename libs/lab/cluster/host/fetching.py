@@ -81,9 +81,10 @@ class Fetching:
 
     # ------------------------------------------------------------ from others
 
-    def ask(self) -> None:
-        """Ask the sources of sequences that have got their blocks."""
-        core = self._device.core
+    def ask(self) -> bool:
+        """Ask the sources of sequences that have got their blocks; whether one had lost its KV, so that others may have
+        got blocks since."""
+        core, lost = self._device.core, False
         for sequence in core.take_fetches():
             assert isinstance(sequence, CountedSequence)
             self._unasked.append(sequence)
@@ -97,11 +98,13 @@ class Fetching:
                 held = source._core.pull(kv.opaque, now_ns)
             except KvLost as error:
                 core.kv_failed(sequence, FinishReason.KV_LOST, error.message, now_ns)
+                lost = True
                 continue
             stream = self._streams[sequence.request.sequence_id] = Stream(sequence, held, found, now_ns, first=found)
             source._readers[held.opaque] = self, stream
             self._acknowledge(kv.worker_id)
             self._in_two_hops(stream)
+        return lost
 
     def _in_two_hops(self, stream: Stream) -> None:
         """For asking and for the answer."""
