@@ -85,10 +85,12 @@ def main() -> None:
         folders["compiled"] = asked.compiled.resolve()
     with tempfile.TemporaryDirectory() as scratch:
         console = Console(file=sys.stdout, highlight=False, width=140)
-        speed = _speed(folders, asked.rounds, Path(scratch))
-        equal = _equal(folders, Path(scratch))
-        slopes = [] if asked.no_slopes else _slopes(folders)
-        for table in (_speed_table(speed), _equal_table(equal), *_slope_tables(slopes)):
+        speed = _speed(folders, asked.rounds) if "speed" in asked.parts else []
+        equal = _equal(folders, Path(scratch)) if "equal" in asked.parts else []
+        slopes = _slopes(folders) if "slopes" in asked.parts else []
+        shown = [_speed_table(speed)] if speed else []
+        shown += [_equal_table(equal)] if equal else []
+        for table in (*shown, *_slope_tables(slopes)):
             console.print(table)
             console.print()
     print(json.dumps({"bench": "lab-speed", "cores": os.cpu_count(), "speed": speed, "equal": equal, "slopes": slopes}))
@@ -137,13 +139,13 @@ def _lab(folder: Path, job: Job) -> dict[str, Any]:
     return _last_line(command, folder, environment)
 
 
-def _dynosim(router: str, profile: Path | None) -> dict[str, Any] | None:
-    """The same trace there; None where it is not installed."""
+def _dynosim(router: str, profile: Path | None, trace: Path | None = None) -> dict[str, Any] | None:
+    """The same trace there, or one that was written for it; None where it is not installed."""
     if not peer_python().is_file():
         print("no rows of DynoSim: `make peer-dynamo` installs it", file=sys.stderr)
         return None
     asked = {
-        "trace": str(_trace()), "block_tokens": BLOCK_TOKENS, "prefill": 9, "decode": 7, "blocks": BLOCKS,
+        "trace": str(trace or _trace()), "block_tokens": BLOCK_TOKENS, "prefill": 9, "decode": 7, "blocks": BLOCKS,
         "chunk_tokens": CHUNK_TOKENS, "max_sequences": MAX_SEQUENCES, "router": router, "ttft_ms": 2000, "itl_ms": 50,
         "profile": str(profile or ""),
     }  # fmt: skip
@@ -178,7 +180,7 @@ def _last_line(command: Sequence[str], folder: Path, environment: dict[str, str]
 # ---------------------------------------------------------------- the three parts
 
 
-def _speed(folders: dict[str, Path], rounds: int, scratch: Path) -> list[dict[str, Any]]:
+def _speed(folders: dict[str, Path], rounds: int) -> list[dict[str, Any]]:
     """Rows of (who, policy, best CPU seconds), those to compare in turns."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for number in range(rounds):
@@ -205,8 +207,9 @@ def _speed(folders: dict[str, Path], rounds: int, scratch: Path) -> list[dict[st
 
 def _equal(folders: dict[str, Path], scratch: Path) -> list[dict[str, Any]]:
     """Both simulators with `EQUAL` step times; plain and compiled have to agree to the last digit."""
-    table = scratch / "equal.npz"
+    table, spread = scratch / "equal.npz", scratch / "spread.jsonl"
     _write_profile(table)
+    _write_spread(spread)
     rows = []
     for policy, router in ROUTERS.items():
         runs = {name: _lab(folder, Job(policy=policy, equal=True)) for name, folder in folders.items()}
@@ -216,10 +219,19 @@ def _equal(folders: dict[str, Path], scratch: Path) -> list[dict[str, Any]]:
         if any(each != told["plain"] for each in told.values()):
             raise SystemExit(f"compiled and plain differ: {told}")
         rows.append({"who": f"lab, {policy}:9:7", **told["plain"]})
-        peer = _dynosim(router, table)
+        peer = _dynosim(router, table, spread)
         if peer is not None:
             rows.append({"who": f"DynoSim, {router}", **{key: peer[key] for key in ("ttft_s", "tpot_s", "reused")}})
     return rows
+
+
+def _write_spread(path: Path) -> None:
+    """The trace as the lab has it come: within a tick of its clock of 3 s, where DynoSim lets all come at once."""
+    with path.open("w") as file:
+        for each in read_trace(_trace(), seed=1, seconds=Job().seconds).requests:
+            row = {"timestamp": each.arrival_ns / 1e6, "input_length": each.input_tokens,
+                   "output_length": each.output_tokens, "hash_ids": list(each.hash_ids)}  # fmt: skip
+            file.write(json.dumps(row) + "\n")
 
 
 def _write_profile(path: Path) -> None:
@@ -247,7 +259,8 @@ def _slopes(folders: dict[str, Path]) -> list[dict[str, Any]]:
                    "cpu_s": each["cpu_s"], "us_per_request": 1e6 * each["cpu_s"] / each["requests"],
                    "events_per_request": each["events"] / each["requests"]}  # fmt: skip
             found.append(row)
-            print(f"{what}: {name}, {job.workers} workers, {row['requests']:,} requests", file=sys.stderr)
+            done = f"{job.workers} workers, {row['requests']:,} requests, {row['us_per_request']:.0f} us each"
+            print(f"{what}: {name}, {done}", file=sys.stderr)
     return found
 
 
@@ -305,7 +318,7 @@ def _arguments() -> Any:
     parser.add_argument(
         "--compiled", type=Path, default=ROOT / "build" / "lab", help="where the compiled lab is, or will be"
     )
-    parser.add_argument("--no-slopes", action="store_true", help="leave out the slopes")
+    parser.add_argument("--parts", default="speed,equal,slopes", help="some of them, with commas between")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 
