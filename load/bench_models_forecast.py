@@ -1,4 +1,4 @@
-"""How well the number of active models is foretold, and what is reserved for them: made days, and public logs.
+"""How well the number of active models is predicted, and what is reserved for them: made days, and public logs.
 
 Each kind of day is made with a seed that nothing was tuned on (`--seeds`); its first third is learned from and not
 scored. Public logs are read from the folder that FULCRUM_DATA names and left out where they are absent; Aegaeon's last
@@ -77,7 +77,7 @@ def _run(log: UsageLog, name: str, settings: Settings) -> dict[str, Any]:
 
 def _show(rows: list[dict[str, Any]]) -> None:
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    titles = ("log", "windows", "active", "foretold", "covered", "95 % interval", "GPUs", "hindsight", "cost", "held",
+    titles = ("log", "windows", "active", "predicted", "covered", "95 % interval", "GPUs", "hindsight", "cost", "held",
               "independent", "Poisson", "keep 60 s", "keep 300 s", "one each")  # fmt: skip
     for title in titles:
         shown.add_column(title, justify="left" if title == "log" else "right", no_wrap=True)

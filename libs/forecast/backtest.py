@@ -30,7 +30,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which bins are foretold, and from when on forecasts are scored."""
+    """Which bins are predicted, and from when on forecasts are scored."""
 
     horizons: tuple[int, ...]
     """Bins; those that the file is long enough for."""
@@ -39,7 +39,7 @@ class Plan:
     test_from: int
     """First outcome that is scored."""
     fits: tuple[int, ...]
-    """Bins that each fit sees; it foretells until the next one."""
+    """Bins that each fit sees; it predicts until the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def run(
         note(f"fit {number} of {len(plan.fits)}: ours")
         for each in baselines:
             for name in SERIES:
-                said = each.foretell(Asked(history.before(until), name, fitted, origins, plan.horizons))
+                said = each.predict(Asked(history.before(until), name, fitted, origins, plan.horizons))
                 if said is not None:
                     theirs[each.name][name][origins] = said
             note(f"fit {number} of {len(plan.fits)}: {each.name}")

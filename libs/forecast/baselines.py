@@ -1,6 +1,6 @@
 """What forecasts are held against: simple forecasters whose parameters are fitted on the training days. Numpy alone.
 
-Each foretells one series for many origins. Unknown bins are what was last known; so a forecast of an origin depends on
+Each predicts one series for many origins. Unknown bins are what was last known; so a forecast of an origin depends on
 bins up to it alone.
 """
 
@@ -47,11 +47,11 @@ def held(values: Floats) -> Floats:
 
 
 class Baseline(Protocol):
-    """Foretells a series."""
+    """Predicts a series."""
 
     name: str
 
-    def foretell(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: Asked) -> Floats | None:
         """[origins, horizons] At least 0; None: there is too little history to fit on."""
         ...
 
@@ -61,7 +61,7 @@ class Persistence:
 
     name = "persistence"
 
-    def foretell(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: Asked) -> Floats | None:
         """The same again."""
         return np.repeat(asked.values[np.asarray(asked.origins)][:, None], len(asked.horizons), axis=1)
 
@@ -73,7 +73,7 @@ class SeasonalNaive:
         self.name = name
         self._seconds = seconds
 
-    def foretell(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: Asked) -> Floats | None:
         """The same time of the latest season that has it."""
         season = asked.season(self._seconds)
         horizons = np.array(asked.horizons)
@@ -94,7 +94,7 @@ class ExponentialSmoothing:
         self.name = name
         self._season_s = season_s
 
-    def foretell(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: Asked) -> Floats | None:
         """By the states at the origins."""
         season = asked.season(self._season_s) if self._season_s else 1
         if asked.fitted < max(2 * season, 12):
@@ -149,7 +149,7 @@ class Autoregression:
 
     name = "ar"
 
-    def foretell(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: Asked) -> Floats | None:
         """Step by step up to the longest horizon."""
         train = asked.values[: asked.fitted]
         if asked.fitted < 2 * MOST_LAGS or not train.any():
@@ -180,7 +180,7 @@ class DynamoKalman:
 
     name = "kalman-dynamo"
 
-    def foretell(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: Asked) -> Floats | None:
         """Level plus so many trends; tokens are requests times lengths."""
         last = max(asked.origins) + 1
         requests = held(asked.history.requests[:last])

@@ -2,7 +2,7 @@
 
 The first three are statsforecast's (Nixtla). For Dynamo: ai-dynamo 1.6.1, its planner/core/load/predictors.py and its
 defaults (auto_arima fitted once and then updated, Prophet on the last 50 intervals; each on requests, prompt lengths
-and output lengths apart). There they foretell one step; here as many as are asked for.
+and output lengths apart). There they predict one step; here as many as are asked for.
 """
 
 import logging
@@ -46,7 +46,7 @@ class _Forwarded:
         self.name = name
         self._make = make
 
-    def foretell(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: Asked) -> Floats | None:
         """The mean, at least 0."""
         day = asked.season(_DAY_S)
         if asked.fitted < 2 * day + 1:
@@ -65,16 +65,16 @@ class _Forwarded:
 
 
 class _DynamoStyle:
-    """Requests, and their prompt or output lengths, each foretold apart; tokens are the product."""
+    """Requests, and their prompt or output lengths, each predicted apart; tokens are the product."""
 
-    def __init__(self, name: str, foretell_one: Callable[[Floats, Asked], Floats]) -> None:
+    def __init__(self, name: str, predict_one: Callable[[Floats, Asked], Floats]) -> None:
         self.name = name
-        self._one = foretell_one
+        self._one = predict_one
         self._requests: tuple[tuple[int, int], Floats] | None = None
 
-    def foretell(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: Asked) -> Floats | None:
         """At least 0."""
-        if asked.fitted < 5:  # below, Dynamo foretells the last value
+        if asked.fitted < 5:  # below, Dynamo predicts the last value
             return None
         last = max(asked.origins) + 1
         requests = held(asked.history.requests[:last])
@@ -137,7 +137,7 @@ class _Prophet:
 
     name = "prophet"
 
-    def foretell(self, asked: Asked) -> Floats | None:
+    def predict(self, asked: Asked) -> Floats | None:
         """At least 0."""
         if asked.fitted < 24:
             return None

@@ -71,7 +71,7 @@ def test_outcomes_that_stand_or_fall_together_leave_more_doubt() -> None:
 
 
 def _said(baseline: Any, values: Floats, fitted: int, origin: int, horizons: tuple[int, ...] = (1, 6)) -> Floats:
-    found: Floats | None = baseline.foretell(Asked(_demand(values), "requests", fitted, [origin], horizons))
+    found: Floats | None = baseline.predict(Asked(_demand(values), "requests", fitted, [origin], horizons))
     assert found is not None
     return found[0]
 
@@ -82,7 +82,7 @@ def test_simple_baselines_say_what_their_names_say() -> None:
     assert _said(SeasonalNaive("day", 86_400), values, 900, 1000).tolist() == [values[857], values[862]]
     assert _said(SeasonalNaive("week", 604_800), values, 1100, 1200, (1008,)).tolist() == [values[1200]]
     short = Asked(_demand(values[:50]), "requests", 40, [45], (1,))
-    assert SeasonalNaive("day", 86_400).foretell(short) is None
+    assert SeasonalNaive("day", 86_400).predict(short) is None
 
 
 def test_holt_winters_follows_a_season_and_ets_a_level() -> None:

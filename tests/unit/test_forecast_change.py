@@ -48,7 +48,7 @@ def test_a_month_of_stationary_series_has_at_most_one_false_alarm(memory: float)
     assert sum(len(find_changes(each, 60.0)) for each in minutes) <= 1
 
 
-def test_a_daily_wave_that_was_foretold_is_no_change() -> None:
+def test_a_daily_wave_that_was_predicted_is_no_change() -> None:
     at = np.arange(6 * 144)
     wave = 100 * np.exp(np.sin(2 * np.pi * at / 144))
     values = wave * _stationary(len(at), 1, 0.0, 0.05)

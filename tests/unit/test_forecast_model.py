@@ -26,7 +26,7 @@ def _medians(history: DemandHistory, name: str = "requests") -> Floats:
     return model.forecast(history)[name].quantiles[:, MEDIAN]  # type: ignore[index]
 
 
-def test_a_daily_season_is_foretold_from_its_third_day_on() -> None:
+def test_a_daily_season_is_predicted_from_its_third_day_on() -> None:
     at = np.arange(5 * 144)
     day = 100 * np.exp(np.sin(2 * np.pi * at / 144)) * _noise(len(at), 0.05)
     last = 5 * 144 - 108  # a quarter into the day, at the peak; 3 h later demand is far lower
@@ -58,7 +58,7 @@ def test_an_outage_moves_no_forecast_to_zero() -> None:
     assert _medians(_demand(values))[0] == pytest.approx(100, rel=0.2)
 
 
-def test_a_model_that_ended_is_foretold_to_have_none() -> None:
+def test_a_model_that_ended_is_predicted_to_have_none() -> None:
     values = 100 * _noise(600, 0.05)
     values[-144:] = 0
     assert _medians(_demand(values))[0] < 2
@@ -106,10 +106,10 @@ def test_no_demand_yet_and_nothing_known_are_said_in_words() -> None:
     assert not model.forecast(nothing)["requests"].quantiles.any()
     assert "no demand so far" in model.forecast(nothing)["requests"].notes[0]
     empty = _demand(np.empty(0))
-    assert "nothing is foretold" in DemandForecaster().fit(empty, HORIZONS).forecast(empty)["decode"].notes[0]
+    assert "nothing is predicted" in DemandForecaster().fit(empty, HORIZONS).forecast(empty)["decode"].notes[0]
 
 
-def test_lengths_that_stay_while_arrivals_go_back_are_foretold_together() -> None:
+def test_lengths_that_stay_while_arrivals_go_back_are_predicted_together() -> None:
     requests = 100 * _noise(1500, 0.03)
     requests[np.arange(40, 1460, 40)] *= 4  # a burst lasts one bin, with the lengths of always
     requests[-1] = 400

@@ -214,7 +214,7 @@ def test_independence_covers_too_little_where_models_go_together():
     assert by_name["fulcrum, not calibrated"].coverage > independent.coverage
 
 
-def test_what_is_foretold_of_poisson_models_is_what_the_textbook_says():
+def test_what_is_predicted_of_poisson_models_is_what_the_textbook_says():
     found = backtest(generate_usage("poisson:seconds=28800", seed=6), Settings(independent=False)).as_json()
     assert found["predicted_mean"] == pytest.approx(46.3, rel=0.03)
     assert found["active_mean"] == pytest.approx(46.3, rel=0.03)

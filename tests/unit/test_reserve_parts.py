@@ -34,13 +34,13 @@ def learned(times, seconds):
 
 
 @pytest.mark.parametrize(("cv", "is_poisson"), [(1.0, True), (4.0, False)])
-def test_the_law_of_arrival_is_chosen_by_what_foretold_best(cv, is_poisson):
+def test_the_law_of_arrival_is_chosen_by_what_predicted_best(cv, is_poisson):
     rng = np.random.default_rng(3)
     laws = learned([gaps_to_times(rng, cv, 0.02, 6 * 3600) for _ in range(8)], 6 * 3600)
     assert all((place < POISSON_LAWS) == is_poisson for place in laws.chosen.tolist()), [LAWS[i] for i in laws.chosen]
 
 
-def test_a_renewal_law_foretells_each_window_as_often_as_it_comes_true():
+def test_a_renewal_law_predicts_each_window_as_often_as_it_comes_true():
     rng = np.random.default_rng(4)
     times = [gaps_to_times(rng, 4.0, 0.05, 8 * 3600) for _ in range(30)]
     laws = learned([each[each < 4 * 3600] for each in times], 4 * 3600)

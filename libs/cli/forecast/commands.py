@@ -7,13 +7,13 @@ import typer
 
 from libs.cli.options import Json
 
-forecast = typer.Typer(help="Foretell demand with honest bands, and hold forecasts against what came.",
+forecast = typer.Typer(help="Predict demand with honest bands, and hold forecasts against what came.",
                        no_args_is_help=True)  # fmt: skip
 
 
 @forecast.callback()
 def options() -> None:
-    """Foretell demand with honest bands, and hold forecasts against what came."""
+    """Predict demand with honest bands, and hold forecasts against what came."""
 
 
 @forecast.command(epilog="Example: fulcrum forecast backtest demand.csv --report out/")

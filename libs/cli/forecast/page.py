@@ -61,7 +61,7 @@ def _part(name: str, found: Found, records: Sequence[dict[str, Any]]) -> str:
     for series in SERIES:
         for place in wanted:
             ahead = spell(found.plan.horizons[place] * found.history.step_s)
-            plots.append(f"<h2>{series}, foretold {ahead} before</h2>{draw_svg(partial(_fan, found, series, place))}")
+            plots.append(f"<h2>{series}, predicted {ahead} before</h2>{draw_svg(partial(_fan, found, series, place))}")
     notes = "".join(f'<p class="dim">{escape(note)}</p>' for note in found.history.notes)
     return f'<h1>{escape(name)}</h1>{notes}<div class="scroll">{_table(records)}</div>{"".join(plots)}'
 

@@ -36,7 +36,7 @@ def backtest(
     ] = None,
     json: Json = False,
 ) -> None:
-    """How well a log's use was foretold window by window, from what came before alone, and what that would have cost.
+    """How well a log's use was predicted window by window, from what came before alone, and what that would have cost.
 
     The first third is learned from and not scored. Ctrl-C scores what was replayed until then.
     """

@@ -44,7 +44,7 @@ _SAME: Final = 1e-9
 _LAPLACE: Final = 1.3 * np.array(
     [-np.log(2 - 2 * p) if p > 0.5 else np.log(2 * p) for p in np.linspace(0.025, 0.975, 20)]
 )
-"""Shape of errors before any evidence. A scale foretells the mean of log sizes, so mean sizes are 1.3 of it."""
+"""Shape of errors before any evidence. A scale predicts the mean of log sizes, so mean sizes are 1.3 of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Scale:
 
 def states_of(log: Floats, horizons: tuple[int, ...], step_s: float) -> Floats:
     """[horizons, n, 5] One; how far the series is from its hour, and its hour from its days; how restless it is, and
-    how much more than on the whole it was on earlier days at the time of day that is foretold."""
+    how much more than on the whole it was on earlier days at the time of day that is predicted."""
     hour, days = running_means(log, np.array([3600.0, 180_000.0]) / step_s)
     moved = np.abs(np.diff(log, prepend=log[0]))
     restless = np.log(running_means(moved, np.array([7200.0 / step_s]))[0] + _SMALL_ERROR)
@@ -73,7 +73,7 @@ def states_of(log: Floats, horizons: tuple[int, ...], step_s: float) -> Floats:
 
 
 def _restless_at_time(moved: Floats, horizons: tuple[int, ...], step_s: float) -> Floats:
-    """[horizons, n] Logarithm of the mean move around the foretold time of day on earlier days over that of all bins
+    """[horizons, n] Logarithm of the mean move around the predicted time of day on earlier days over that of all bins
     before; 0 where there is no earlier day."""
     day, around = round(DAY_S / step_s), max(round(AROUND_S / step_s), 1)
     sums = np.concatenate([[0.0], np.cumsum(moved)])

@@ -40,16 +40,16 @@ def checkpoints(bins: int, day: int) -> list[int]:
 def learn(targets: Targets, actual: Floats, horizons: Sequence[int], day: int) -> tuple[Floats, Floats]:
     """(weights [horizons, targets], forecasts [horizons, n] of each origin by weights learned before it).
 
-    actual: [n] logarithms, nan where unknown; bins before the first checkpoint are foretold by the prior.
+    actual: [n] logarithms, nan where unknown; bins before the first checkpoint are predicted by the prior.
     """
     count = len(actual)
     points = checkpoints(count, day)
     weights = targets.prior.copy()
-    foretold = np.empty((len(horizons), count))
+    predicted = np.empty((len(horizons), count))
     for at, following in zip([0, *points], [*points, count], strict=True):
         weights = _descend(targets, actual[:at], horizons, weights, _ROUNDS)
-        foretold[:, at:following] = (targets.values[:, at:following] @ weights[:, :, None])[:, :, 0]
-    return _descend(targets, actual, horizons, weights, _LAST_ROUNDS), foretold
+        predicted[:, at:following] = (targets.values[:, at:following] @ weights[:, :, None])[:, :, 0]
+    return _descend(targets, actual, horizons, weights, _LAST_ROUNDS), predicted
 
 
 def _descend(targets: Targets, actual: Floats, horizons: Sequence[int], start: Floats, rounds: int) -> Floats:

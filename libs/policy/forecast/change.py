@@ -52,7 +52,7 @@ class Change:
 def find_changes(values: Floats, step_s: float, expected: Floats | None = None) -> list[Change]:
     """Changes of level in order; each depends on bins up to `found` alone. nan: not known.
 
-    expected: what each bin was foretold to be a day before, where days have a season: the ratio to it is looked at.
+    expected: what each bin was predicted to be a day before, where days have a season: the ratio to it is looked at.
     Levels are those of `values` all the same.
     """
     seen = hold(values)

@@ -1,4 +1,4 @@
-"""The demand forecaster: fitted on a history, it foretells arrivals, prompt and output tokens with bands. Pure."""
+"""The demand forecaster: fitted on a history, it predicts arrivals, prompt and output tokens with bands. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Forecast:
 
 
 class FittedModel(Protocol):
-    """What foretells the demand whose history it was fitted on, and what came after."""
+    """What predicts the demand whose history it was fitted on, and what came after."""
 
     def forecast_at(self, history: DemandHistory, name: SeriesName, origins: Sequence[int]) -> Floats:
         """[origins, horizons, levels] As `Forecast.quantiles`, each from the bins up to and with its origin alone.
@@ -71,7 +71,7 @@ class _SeriesModel:
     offsets: tuple[float, float]
     """Added before logarithms are taken: to the series, and to the arrivals that drive it (0: none do)."""
     weights: Floats
-    foretold: Floats
+    predicted: Floats
     """[horizons, fitted bins] What weights learned before each origin said."""
     scale: Scale
     targets: tuple[str, ...]
@@ -114,9 +114,9 @@ class DemandModel:
             return np.zeros((places.size, len(self.horizons), len(LEVELS)))
         log, actual, driver = _logs(history, name, model.first, int(places.max()) + 1, model.offsets)
         targets = make_targets(log, driver, self.horizons, self.step_s, self.fitted - model.first)
-        known = model.foretold.shape[1] - 1  # the weights were learned with the last one
+        known = model.predicted.shape[1] - 1  # the weights were learned with the last one
         following = (targets.values[:, known:] @ model.weights[:, :, None])[:, :, 0]
-        point = np.concatenate([model.foretold[:, :known], following], axis=1)
+        point = np.concatenate([model.predicted[:, :known], following], axis=1)
         scale = model.scale.at(states_of(log, self.horizons, self.step_s))
         first = int(places.min()) - model.first
         found = bands(point, actual, scale, self.horizons, self.step_s, first=first, fitted=self.fitted - model.first)
@@ -129,9 +129,9 @@ class DemandModel:
         values = history.series(name)
         known = int(np.isfinite(values).sum())
         if not known:
-            return ("no bin of this series is known: nothing is foretold",)
+            return ("no bin of this series is known: nothing is predicted",)
         if self.models[name] is None:
-            return ("no demand so far: none is foretold",)
+            return ("no demand so far: none is predicted",)
         span_s = (len(values) - int(np.isfinite(values).argmax())) * history.step_s
         notes = []
         if span_s < 2 * DAY_S:
@@ -164,12 +164,12 @@ def _fit(history: DemandHistory, name: SeriesName, horizons: tuple[int, ...], st
     offsets = _offset(values), _offset(history.requests[first:]) if name != "requests" else 0.0
     log, actual, driver = _logs(history, name, first, len(history), offsets)
     targets = make_targets(log, driver, horizons, history.step_s, len(log))
-    weights, foretold = learn(targets, actual, horizons, max(round(DAY_S / history.step_s), 2))
-    errors = np.full(foretold.shape, np.nan)
+    weights, predicted = learn(targets, actual, horizons, max(round(DAY_S / history.step_s), 2))
+    errors = np.full(predicted.shape, np.nan)
     for place, horizon in enumerate(horizons):
-        errors[place, : max(len(actual) - horizon, 0)] = actual[horizon:] - foretold[place, : -horizon or None]
+        errors[place, : max(len(actual) - horizon, 0)] = actual[horizon:] - predicted[place, : -horizon or None]
     scale = fit_scale(states_of(log, horizons, history.step_s), errors, horizons, history.step_s)
-    return _SeriesModel(first, offsets, weights, foretold, scale, targets.names)
+    return _SeriesModel(first, offsets, weights, predicted, scale, targets.names)
 
 
 def _offset(values: Floats) -> float:

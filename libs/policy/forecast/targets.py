@@ -27,7 +27,7 @@ SEASON_LEVEL_S: Final = 600.0
 _LEVEL_CENTRE: Final = 0.5
 _LEVEL_SPREAD: Final = 1.5
 """Standard deviation, in logarithms, of the prior of half-lives around half the horizon: the longer the horizon, the
-slower the level that foretells it."""
+slower the level that predicts it."""
 _OTHER_PRIOR: Final = 0.05
 
 

@@ -1,4 +1,4 @@
-"""When each model is asked next: laws of arrival side by side, each model's chosen by how well it foretold. Pure.
+"""When each model is asked next: laws of arrival side by side, each model's chosen by how well it predicted. Pure.
 
 A law gives every model a cumulative hazard of its next arrival over the seconds ahead. `constant` is a Poisson process,
 `hourly` one whose rate follows the hour of the day as all models' do, `gamma` a renewal process of gamma gaps,
@@ -23,7 +23,7 @@ LAWS: Final = ("constant 3h", "constant 24h", "constant 7d", "hourly", "gamma", 
 POISSON_LAWS: Final = 4
 """The first so many are Poisson processes, given what all rates have in common."""
 PENALTY: Final = np.array([0.0, 0.0, 0.0, 2.0, 2.0, 4.0])
-"""Nats by which a richer law has to foretell better before it is taken."""
+"""Nats by which a richer law has to predict better before it is taken."""
 SHARED_WEIGHT: Final = 3.0
 """Models' worth of the mean evidence that each model's own is added to, so that new ones take what suits most."""
 COLD_WINDOWS: Final = 10

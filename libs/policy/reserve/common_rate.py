@@ -17,7 +17,7 @@ NODES: Final = 15
 REACH: Final = 2.8
 """Standard deviations that the nodes span to either side."""
 CLEAR: Final = 2.0
-"""Nats by which a common factor has to foretell better than none before one is believed in."""
+"""Nats by which a common factor has to predict better than none before one is believed in."""
 EVIDENCE_KEEP: Final = 0.98
 """Per window."""
 MOST_NATS: Final = 10.0
@@ -46,7 +46,7 @@ class CommonRate:
 
     @property
     def setting(self) -> tuple[float, float] | None:
-        """Spread and keep of the setting that foretold best; None: models have nothing in common."""
+        """Spread and keep of the setting that predicted best; None: models have nothing in common."""
         best = int(self._evidence.argmax())
         return self._settings[best] if self._evidence[best] > CLEAR else None
 
