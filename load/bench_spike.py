@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -133,8 +134,8 @@ def policies(workers: int) -> list[Policy]:
     half = workers // 2
     return [
         Policy("auto", half, workers - half, 0, "auto"),
-        Policy(f"static {half}:{workers - half}", half, workers - half, 0, "off"),
-        Policy("aggregated", 0, 0, workers, "off"),
+        Policy(f"static {half}:{workers - half}", half, workers - half, 0, "advisory"),
+        Policy("aggregated", 0, 0, workers, "advisory"),
     ]
 
 
@@ -146,6 +147,8 @@ class Seen:
     decisions: dict[str, dict[str, Any]] = field(default_factory=dict)
     changed_ns: dict[tuple[str, int], int] = field(default_factory=dict)
     """By worker and epoch, when it took it by its own clock."""
+    looks: list[tuple[int, int, int, int, float]] = field(default_factory=list)
+    """(Unix ns, prefill workers, decode workers, those of them that compute prompts too, ms of prompts that wait)"""
 
 
 async def watch(suite: Suite, seen: Seen) -> None:
@@ -153,8 +156,15 @@ async def watch(suite: Suite, seen: Seen) -> None:
     url = suite.ready["planner"]
     async with httpx.AsyncClient(timeout=5) as http:
         while True:
-            for worker in (await http.get(f"{url}/v1/workers")).json():
+            workers = (await http.get(f"{url}/v1/workers")).json()
+            for worker in workers:
                 seen.changed_ns[worker["id"], worker["epoch"]] = worker["moved_unix_ns"]
+            roles = Counter(worker["role"] for worker in workers)
+            taking = sum(worker["role"] != "prefill" and worker["budget_tokens"] > 0 for worker in workers)
+            models = (await http.get(f"{url}/v1/planner")).json()["models"]
+            waiting_ms = sum(model["now"]["waiting_ms"] for model in models if model["now"])
+            decode = roles["decode"] + roles["mixed"]
+            seen.looks.append((time.time_ns(), roles["prefill"], decode, taking, waiting_ms))
             for decision in (await http.get(f"{url}/v1/decisions", params={"limit": 50})).json():
                 seen.decisions[decision["id"]] = decision
             await asyncio.sleep(POLL_S)
@@ -269,6 +279,7 @@ def timeline(seen: Seen, answers: dict[int, Answer], trace: Trace) -> dict[str, 
             [trace.requests[number].arrival_ns / 1e9, each.client_ttft_ns / 1e6, each.served.tpot_ns / 1e6]
             for number, each in sorted(answers.items())
         ],
+        "looks": [[(at_ns - seen.start_unix_ns) / 1e9, *counts] for at_ns, *counts in seen.looks],
         "changes": [
             [(each["decided_unix_ns"] - seen.start_unix_ns) / 1e9, each["action"], each["workers"], each["reason"]]
             for each in sorted(changes, key=lambda each: int(each["decided_unix_ns"]))
@@ -314,7 +325,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="timelines as JSON, for a picture")
+    parser.add_argument("--out", type=Path, help="timelines as JSON")
+    parser.add_argument("--picture", type=Path, help="a folder: an SVG a story (needs matplotlib)")
     asked = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {}
     began = datetime.now()
@@ -332,6 +344,12 @@ def main() -> None:
                 print(f"  {error}")
     if asked.out:
         asked.out.write_text(json.dumps(found))
+    if asked.picture:
+        from load.spike_picture import draw  # noqa: PLC0415 (matplotlib, only where asked for)
+
+        asked.picture.mkdir(parents=True, exist_ok=True)
+        for name, rows in found.items():
+            draw(rows, asked.picture / f"spike-{name}.svg")
     took_s = (datetime.now() - began).total_seconds()
     for row in (each for rows in found.values() for each in rows):
         del row["timeline"]

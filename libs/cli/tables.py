@@ -40,7 +40,7 @@ def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
         table.add_column(title, no_wrap=True)
     now_ns = time.time_ns()
     for worker in workers:
-        budget = f" +{worker['budget_tokens']}" if worker["role"] == "mixed" else ""
+        budget = f" +{worker['budget_tokens']}" if worker["budget_tokens"] else ""
         engine, device = worker["engine"], worker["device"]
         table.add_row(
             worker["id"],

@@ -45,10 +45,14 @@ def by_hand(workers: Iterable[Worker], planner_id: str, now_ns: int) -> frozense
     return frozenset(
         each.id
         for each in workers
-        if each.role_change.actor not in ("", planner_id)
-        and not each.role_change.actor.startswith(PLANNERS)
-        and now_ns - each.role_change.unix_ns < HAND_NS
+        if each.role_change.actor and not by_planner(each, planner_id) and now_ns - each.role_change.unix_ns < HAND_NS
     )
+
+
+def by_planner(worker: Worker, planner_id: str) -> bool:
+    """Whether a planner, this one or one of its kind, gave it what it has."""
+    actor = worker.role_change.actor
+    return actor == planner_id or actor.startswith(PLANNERS)
 
 
 def observe_cluster(workers: Iterable[Worker], fleet: Fleet, end_ns: int, window_ns: int) -> ClusterSnapshot:

@@ -317,6 +317,17 @@ async def test_role_moves_are_told_with_actor_and_reason_whoever_made_them(plann
     assert planner.state.take_workers([restarted], now_ns) == []
 
 
+async def test_a_decode_worker_to_which_the_planner_lends_prompts_is_a_decode_worker_still(planner):
+    lent, chosen = worker("d", "mixed"), worker("m", "mixed")
+    lent.role_change.CopyFrom(RoleChange(actor="planner-0", unix_ns=at(0)))
+    chosen.role_change.CopyFrom(RoleChange(actor="fulcrum role", unix_ns=at(0)))
+    planner.state.take_workers([lent, chosen, worker("s", "mixed")], at(0))
+    found = {
+        each["id"]: (each["role"], each["budget_tokens"]) for each in (await planner.http.get("/v1/workers")).json()
+    }
+    assert found == {"d": ("decode", 64), "m": ("mixed", 64), "s": ("mixed", 64)}
+
+
 async def test_the_mode_is_set_with_the_token_told_and_kept(planner):
     assert (await planner.http.get("/v1/mode")).json() == {"mode": "advisory", "kept": True}
     off = {"mode": "off", "actor": "tester"}

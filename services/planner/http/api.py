@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from libs.contracts import metric_names as names
 from libs.contracts.errors import MAX_QUOTED_CHARS, DecisionNotFound
 from libs.contracts.pairing import Unpaired, unpaired
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WorkerState
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, WorkerState
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP
 from libs.contracts.roles import role_name
 from libs.runtime.clock import Clock
@@ -23,7 +23,7 @@ from services.planner.http.answers import DecisionAnswer, PlannerAnswer, decisio
 from services.planner.http.limits_api import LimitsApi
 from services.planner.http.mode_api import ModeApi
 from services.planner.messages import action_word
-from services.planner.observe import ObservedWorker, gpus_of
+from services.planner.observe import ObservedWorker, by_planner, gpus_of
 from services.planner.state import PlannerState
 
 MAX_LIMIT = 1_000
@@ -35,7 +35,9 @@ class WorkerAnswer:
     """A registered worker. Depths and counts are null until its telemetry tells them.
 
     `moves` counts its changes of role since it started; `moved_*` tell of the last one, and are 0 and empty before it.
-    `unpaired` says why it gets no work, where nobody in the other phase has KV like its own; else it is empty.
+    A decode worker that computes prompts too for a while, since the planner had it, keeps role decode and has a budget;
+    one that was started or set so by somebody is mixed. `unpaired` says why it gets no work, where nobody in the other
+    phase has KV like its own; else it is empty.
     """
 
     id: str
@@ -78,7 +80,8 @@ def make_api(
     async def workers() -> list[WorkerAnswer]:
         """Registered workers, by id, with their latest depths."""
         alone = unpaired(state.workers)
-        return [_worker(each, alone.get(each.worker.id)) for each in state.observed(clock.now_ns())]
+        planner_id = state.identity.planner_id
+        return [_worker(each, planner_id, alone.get(each.worker.id)) for each in state.observed(clock.now_ns())]
 
     @app.get("/v1/planner")
     async def planner() -> PlannerAnswer:
@@ -133,14 +136,16 @@ class PlannerCollector(Collector):
         yield GaugeMetricFamily(names.PLANNER_REGISTRY_AGE_SECONDS, "Since the registry answered.", age_s)
 
 
-def _worker(observed: ObservedWorker, alone: Unpaired | None) -> WorkerAnswer:
+def _worker(observed: ObservedWorker, planner_id: str, alone: Unpaired | None) -> WorkerAnswer:
     worker, assignment = observed.worker, observed.worker.assignment
+    # A decode worker to which the planner lends prompts is still one; mixed is what somebody chose.
+    lent = assignment.role == ROLE_MIXED and assignment.budget_tokens > 0 and by_planner(worker, planner_id)
     known = worker.state in WorkerState.values()
     return WorkerAnswer(
         id=worker.id,
         pid=worker.pid,
         node=worker.node,
-        role=role_name(assignment),
+        role="decode" if lent else role_name(assignment),
         budget_tokens=assignment.budget_tokens,
         engine=worker.engine,
         model=assignment.model,
