@@ -69,7 +69,8 @@ def _show(found: Backtest, report: Path | None) -> None:
         console.print(f"[dim]{note}[/]")
     console.print(
         f"active at a time: {figures['active_mean']:.2f}, predicted {figures['predicted_mean']:.2f}; "
-        f"GPUs at a window's peak: {figures['peak_mean_gpus']:.2f}, predicted {figures['predicted_peak_mean_gpus']:.2f}\n"
+        f"GPUs at a window's peak: {figures['peak_mean_gpus']:.2f}, "
+        f"predicted {figures['predicted_peak_mean_gpus']:.2f}\n"
     )
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("policy", "covered", "95 % interval", "GPUs", "of hindsight's", "keeps"):
