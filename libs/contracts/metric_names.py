@@ -82,6 +82,8 @@ PLANNER_WORKERS: Final = "fulcrum_planner_workers"
 PLANNER_UNPAIRED_WORKERS: Final = "fulcrum_planner_unpaired_workers"
 PLANNER_COVERAGE_RATIO: Final = "fulcrum_planner_coverage_ratio"
 PLANNER_REGISTRY_AGE_SECONDS: Final = "fulcrum_planner_registry_age_seconds"
+PLANNER_PRESSURE: Final = "fulcrum_planner_pressure"
+PLANNER_LEADS: Final = "fulcrum_planner_leads"
 
 BUS_PUBLISHED_TOTAL: Final = "fulcrum_bus_published_total"
 BUS_DROPPED_TOTAL: Final = "fulcrum_bus_dropped_total"

@@ -11,7 +11,9 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     MODE_ADVISORY,
 )
 from libs.policy.planner.assigning import CALM_NS
+from libs.testing.clock import ManualClock
 from libs.testing.telemetry import MS, at, step_batch
+from services.planner.http.api import PlannerCollector
 from tests.planner_rig import CHUNK, STEP_TIME, WINDOW_MS, Cluster, actions
 
 
@@ -118,3 +120,16 @@ def test_a_model_of_which_too_little_is_known_stays_and_that_is_told() -> None:
     cluster = Cluster(p="prefill", d="decode")
     (kept,) = cluster.state.decide(at(WINDOW_MS)).decisions
     assert kept.reason == "keep: roles of sim stay: 0 of 2 workers are heard"
+
+
+def test_how_hard_work_presses_is_a_gauge_by_model_and_phase() -> None:
+    cluster = Cluster(p="prefill", d="decode")
+    cluster.decide(p=0.4)
+    samples = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in PlannerCollector(cluster.state, ManualClock(at(cluster.ms))).collect()
+        for sample in family.samples
+    }
+    assert 0 < samples["fulcrum_planner_pressure", "prefill", "sim"] < 0.4
+    assert samples["fulcrum_planner_pressure", "decode", "sim"] == 0
+    assert samples["fulcrum_planner_leads",] == 1

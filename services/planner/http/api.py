@@ -22,7 +22,8 @@ from services.planner.actions import Actor, Outcome
 from services.planner.http.answers import DecisionAnswer, PlannerAnswer, decision_answer, planner_answer
 from services.planner.http.limits_api import LimitsApi
 from services.planner.http.mode_api import ModeApi
-from services.planner.messages import action_word
+from services.planner.kept import Lead
+from services.planner.messages import action_word, seen
 from services.planner.observe import ObservedWorker, by_planner, gpus_of
 from services.planner.state import PlannerState
 
@@ -133,7 +134,23 @@ class PlannerCollector(Collector):
         coverage = self._state.snapshot(now_ns).coverage
         yield GaugeMetricFamily(names.PLANNER_COVERAGE_RATIO, "Share of GPU time that telemetry tells of.", coverage)
         age_s = self._state.registry_age_ns(now_ns) / 1e9
+        leads = GaugeMetricFamily(names.PLANNER_LEADS, "1 where it is this planner that decides.")
+        leads.add_metric((), self._state.lead is Lead.OURS)
+        yield leads
+        yield self._pressures()
         yield GaugeMetricFamily(names.PLANNER_REGISTRY_AGE_SECONDS, "Since the registry answered.", age_s)
+
+    def _pressures(self) -> Metric:
+        """Of models that enough is known of; those of one that serves a phase with nobody are cut."""
+        found = GaugeMetricFamily(
+            names.PLANNER_PRESSURE, "Work over what there is for it; above 1 it queues.", labels=("model", "phase")
+        )
+        for plan in self._state.plans:
+            now = seen(plan)
+            if now is not None:
+                found.add_metric((plan.observed.model, "prefill"), now.prompt_pressure)
+                found.add_metric((plan.observed.model, "decode"), now.decode_pressure)
+        return found
 
 
 def _worker(observed: ObservedWorker, planner_id: str, alone: Unpaired | None) -> WorkerAnswer:
