@@ -91,7 +91,7 @@ class _Run:
         self._out.print("\nCtrl-C stops it. In another terminal:", style="dim")
         if ready.gateway_port != DEFAULT_GATEWAY_PORT:
             self._out.print(f"  export FULCRUM_READY={self._ready_file(ready)}", markup=False)
-        for command in ('chat "Why is the sky blue?"', "workers", "occupancy"):
+        for command in ('chat "Why is the sky blue?"', "workers", "top", "planner decisions --follow"):
             self._out.print(f"  {_program()} {command}", markup=False)
 
     def _show(self, ready: Ready) -> None:
@@ -99,7 +99,7 @@ class _Run:
             ("gateway" if number == 1 else f"gateway {number}", gateway, "OpenAI's API at /v1, described at /docs")
             for number, gateway in enumerate(ready.gateways, start=1)
         ]
-        rows.append(("planner", ready.planner, "/v1/workers, /v1/decisions"))
+        rows.append(("planner", ready.planner, "moves workers to where work presses; /v1/workers, /v1/decisions"))
         rows.append(("metrics", ready.metrics, "the cluster live, in a browser; /v1/occupancy, /metrics"))
         self._out.print(f"\n[bold]Fulcrum serves {ready.model}[/] ({ready.engine})")
         for name, url, what in rows:
