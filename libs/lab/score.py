@@ -12,6 +12,8 @@ from libs.policy.worker.slack import largest_batch
 MAX_LATE_SHARE: Final = 0.01
 """Of a good answer's tokens, those after t_first + TPOT·k + 200 ms."""
 QUANTILES: Final = ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))
+NEAR: Final = (0.8, 1.25)
+"""A predicted TTFT over the one that came is near between these."""
 
 
 def is_good(answer: Answer) -> bool:
@@ -69,6 +71,9 @@ class Score:
     """Share that was good, of each class."""
     ttft_s: dict[str, float]
     tpot_s: dict[str, float]
+    ttft_prediction: dict[str, float]
+    """TTFT as predicted when a request was bound, over that which it came to: quantiles, and `within`, the share that
+    lies between 0.8 and 1.25; empty where nothing is predicted."""
 
 
 def score(answers: Sequence[Answer], work: IdealWork) -> Score:
@@ -91,7 +96,17 @@ def score(answers: Sequence[Answer], work: IdealWork) -> Score:
         by_class={name: sum(each) / len(each) for name, each in sorted(classes.items()) if name},
         ttft_s=quantiles(answer.ttft_ns / 1e9 for answer in answers if answer.tokens),
         tpot_s=quantiles(answer.tpot_ns / 1e9 for answer in answers if answer.tokens > 1),
+        ttft_prediction=_prediction(answers),
     )
+
+
+def _prediction(answers: Iterable[Answer]) -> dict[str, float]:
+    ratios = sorted(each.predicted_ttft_ns / each.ttft_ns for each in answers if each.predicted_ttft_ns and each.tokens)
+    if not ratios:
+        return {}
+    low, high = NEAR
+    found = {f"p{round(share * 100)}": ratios[int(share * (len(ratios) - 1))] for share in (0.1, 0.5, 0.9)}
+    return found | {"within": sum(low <= each <= high for each in ratios) / len(ratios)}
 
 
 def quantiles(values: Iterable[float]) -> dict[str, float]:

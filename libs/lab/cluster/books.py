@@ -43,6 +43,8 @@ class Answer:
     late: int = 0
     """Tokens that came too late."""
     outcome: Outcome = Outcome.UNFINISHED
+    predicted_ttft_ns: int = 0
+    """As the gateway expected when it bound the request; 0: it never did, or was told by a policy where to go."""
     cached_tokens: int = 0
     prefill_worker: str = ""
     decode_worker: str = ""

@@ -138,6 +138,7 @@ class LabGateway:
     def _ended(self, generation: Generation, ending: Ending) -> None:
         answer = cast(Answer, generation.sink)
         answer.cached_tokens = generation.cached_tokens
+        answer.predicted_ttft_ns = generation.timeline.predicted_ttft_ns
         answer.prefill_worker, answer.decode_worker = (
             generation.placement.prefill_worker,
             generation.placement.decode_worker,
