@@ -286,7 +286,8 @@ def _gateway(policy: Policy, cluster: Cluster, lookup_ns: int) -> MakeGateway:
             virtual,
             patience=PATIENCE,
             max_waiting=MAX_WAITING,
-            planned_tpot_ns=cluster.slo.tpot_ns if policy.planned else 0,
+            tpot_ns=cluster.slo.tpot_ns,
+            planned=policy.planned,
             lookup_ns=lookup_ns,
         )
     return lambda workers, virtual: PushGateway(

@@ -23,6 +23,8 @@ class Speed:
     """To receive the KV of one token; 0: not known."""
     measured: bool = False
     """From steps of the worker's own; else a guess."""
+    paced_step_ns: float = 0.0
+    """What a step with decodes in it takes at most, for their TPOT; 0: without a bound."""
 
     def prompt_ns(self, tokens: float, squares: float, decode_ns: float = 0.0) -> float:
         """Computing `tokens` prompt tokens in chunks, each step beside decodes that alone take `decode_ns`.
@@ -40,7 +42,12 @@ class Speed:
         if not decode_ns:
             return prefill
         reading_ns = min(decode_ns, model.reading_ns(MATRIX_ROWS))
-        return prefill + steps * decode_ns - (1 - model.interference) * min(prefill, steps * reading_ns)
+        whole_ns = prefill + steps * decode_ns - (1 - model.interference) * min(prefill, steps * reading_ns)
+        if not self.paced_step_ns or whole_ns <= steps * self.paced_step_ns:
+            return whole_ns
+        beside_ns = max(model.most_prefill_ns(self.paced_step_ns, decode_ns, reading_ns) - model.prefill_fixed_ns, 0.0)
+        work_ns = prefill - steps * model.prefill_fixed_ns
+        return max(whole_ns, work_ns / max(beside_ns, LEAST_BESIDE * self.paced_step_ns) * self.paced_step_ns)
 
     def filled_tokens(self) -> float:
         """Prompt tokens that keep it busy until the next prompt is there: a step, and what it computes meanwhile."""
@@ -56,5 +63,7 @@ class Speed:
         return model.reading_ns(sequences) + sequences * model.decode_sequence_ns + kv_tokens * model.decode_kv_token_ns
 
 
+LEAST_BESIDE: Final = 0.1
+"""Of a step that decodes fill, what prompts get all the same in the long run."""
 UNKNOWN_SPEED: Final = Speed(StepTimeModel(*[0.0] * 7), chunk_tokens=1)
 """Of which nothing can be foretold: everything takes no time, so that only load and turns decide."""

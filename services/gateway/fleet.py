@@ -31,7 +31,10 @@ class Fleet:
         traffic: Traffic,
         tasks: TaskOwner,
         clock: Clock,
+        tpot_ns: float = 0.0,
     ) -> None:
+        """`tpot_ns`: what requests want that name no TPOT; 0: nothing."""
+        self._tpot_ns = tpot_ns
         self._hello = hello
         self._clock = clock
         self._transport = transport
@@ -112,6 +115,7 @@ class Fleet:
             traffic=self._traffic,
             listener=listener,
             clock=self._clock,
+            tpot_ns=self._tpot_ns,
         )
         self._links[key] = link
         self._stop[key] = self._tasks.spawn(f"link {worker.id}", link.run()).cancel

@@ -8,12 +8,13 @@ from libs.perfmodel.wire import compute_of
 from libs.policy.gateway.outlook import Outlook
 
 
-def outlook_of(worker: common.Worker) -> Outlook:
-    """Of a worker that has told no load and no speed yet."""
+def outlook_of(worker: common.Worker, tpot_ns: float = 0.0) -> Outlook:
+    """Of a worker that has told no load and no speed yet; `tpot_ns`: what requests want that name no TPOT, 0 for
+    nothing."""
     can = worker.capabilities
     compute = compute_of(can.compute) if can.HasField("compute") else None
     speed = prior_speed(worker.engine, worker.device, can.chunk_tokens, compute, max(worker.gpus, 1))
-    return Outlook(worker.device, speed, can.kv_blocks)
+    return Outlook(worker.device, speed, can.kv_blocks, tpot_ns)
 
 
 def hear(outlook: Outlook, frame: pb.WorkerFrame, worker: common.Worker, now_ns: int) -> None:

@@ -61,7 +61,9 @@ class WorkerLink:
         traffic: Traffic,
         listener: LinkListener,
         clock: Clock,
+        tpot_ns: float = 0.0,
     ) -> None:
+        """`tpot_ns`: what requests want that name no TPOT; 0: nothing."""
         self.id = worker.id
         self.incarnation = worker.incarnation
         self.key = worker.id, worker.incarnation
@@ -90,7 +92,8 @@ class WorkerLink:
         self._worker: common.Worker | None = None
         self._clock = clock
         self._registered = worker
-        self.outlook = outlook_of(worker)
+        self._tpot_ns = tpot_ns
+        self.outlook = outlook_of(worker, tpot_ns)
         self._next = pb.GatewayFrame()
         self._submits: deque[pb.Submit] = deque()
         self._proceeds: list[pb.Proceed] = []
@@ -355,7 +358,7 @@ class WorkerLink:
         self._aborts.clear()
         self._next = pb.GatewayFrame()
         self._demand = Demand()
-        self.outlook = outlook_of(self._registered)
+        self.outlook = outlook_of(self._registered, self._tpot_ns)
         self._leaving.clear()
         self._listener.lost(self, silent=self.left, died=died)
         self._unheard.clear()

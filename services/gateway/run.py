@@ -85,7 +85,8 @@ async def open_gateway(
     metrics = GatewayMetrics()
     transport = transport or guarded_transport(settings, metrics.registry)
     hello = Hello(gateway_id=settings.id, cluster=settings.cluster)
-    fleet = Fleet(hello=hello, transport=transport, traffic=Traffic(metrics), tasks=tasks, clock=clock)
+    tpot_ns = settings.tpot_target_ms * 1e6
+    fleet = Fleet(hello=hello, transport=transport, traffic=Traffic(metrics), tasks=tasks, clock=clock, tpot_ns=tpot_ns)
     scheduler = LoopScheduler(clock, tasks, "expiry")
     dispatcher = Dispatcher(
         links=fleet,

@@ -39,9 +39,8 @@ def run(
     setup = Setup(shape(kv_blocks, guard=guard, stepwise=stepwise), first, lambda request: 500 * MS, 12 * MS)
 
     def gateway(workers: Any, time: VirtualTime) -> LabGateway:
-        policy, tpot_ns = POLICIES["predicted-ttft"](), 12 * MS if planned else 0
-        patience = Patience(20_000, 5_000)
-        return LabGateway(workers, policy, time, patience=patience, max_waiting=99, planned_tpot_ns=tpot_ns)
+        policy, patience = POLICIES["predicted-ttft"](), Patience(20_000, 5_000)
+        return LabGateway(workers, policy, time, patience=patience, max_waiting=99, tpot_ns=12 * MS, planned=planned)
 
     ran = Run(trace_of(drawn), setup, gateway)
     for at_ms, index, (role, budget) in moved:

@@ -41,11 +41,13 @@ class LabGateway:
         *,
         patience: Patience,
         max_waiting: int,
-        planned_tpot_ns: int = 0,
+        tpot_ns: int = 0,
+        planned: bool = False,
         lookup_ns: int = 0,
     ) -> None:
-        """`planned_tpot_ns`: the target by which a planner assigns roles; 0: they stand still. `lookup_ns`: from a
-        request's arrival until the block index has answered, where there is a choice of workers."""
+        """`tpot_ns`: what requests want. `planned`: whether a planner assigns roles, which else stand still.
+        `lookup_ns`: from a request's arrival until the block index has answered, where there is a choice of workers."""
+        self._tpot_ns = tpot_ns
         self._time = time
         self._workers = workers
         self._lookup_ps = lookup_ns * PS_PER_NS
@@ -60,15 +62,13 @@ class LabGateway:
             bounds=Bounds(max_waiting, patience, max_reroutes=8),
         )
         for worker in workers:
-            self._links.add(LabLink(worker, self.dispatcher, time))
+            self._links.add(LabLink(worker, self.dispatcher, time, tpot_ns))
         self._by_worker = {link.worker.index: link for link in self._links.links}
         self.ended = 0
         self.moved = 0
         """Sequences that went on elsewhere with their KV."""
         dispatcher = self.dispatcher
-        self.planner = (
-            LabPlanner(workers, time, lambda: dispatcher.hopeful_tokens, planned_tpot_ns) if planned_tpot_ns else None
-        )
+        self.planner = LabPlanner(workers, time, lambda: dispatcher.hopeful_tokens, tpot_ns) if planned else None
 
     def start(self) -> None:
         """Watch how long things wait."""
@@ -171,7 +171,7 @@ class LabGateway:
 
     def returned(self, worker: LabWorker) -> None:
         """A link to it waits for its first frame."""
-        link = self._by_worker[worker.index] = LabLink(worker, self.dispatcher, self._time)
+        link = self._by_worker[worker.index] = LabLink(worker, self.dispatcher, self._time, self._tpot_ns)
         self._links.add(link)
 
     def coasted(self, worker: LabWorker, coasted: Coasted) -> None:

@@ -50,10 +50,10 @@ class _Described:
 class LabLink:
     """One worker's; implements `libs.dispatch.ports.Link`."""
 
-    def __init__(self, worker: LabWorker, listener: LinkListener, time: VirtualTime) -> None:
+    def __init__(self, worker: LabWorker, listener: LinkListener, time: VirtualTime, tpot_ns: int) -> None:
         self.id = worker.id
         self.key: WorkerKey = (worker.id, worker.incarnation)
-        self.outlook = Outlook("lab", worker.speed, worker.shape.kv_blocks)
+        self.outlook = Outlook("lab", worker.speed, worker.shape.kv_blocks, tpot_ns)
         self.prefill = Purse()
         self.decode = Purse()
         self.worker = worker

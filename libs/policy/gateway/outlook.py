@@ -8,6 +8,7 @@ from typing import Protocol
 from libs.policy.gateway.view import WorkerView
 from libs.policy.roles import Assigned, Phase, serves
 from libs.policy.speed import Speed
+from libs.policy.worker.slack import IN_HAND
 
 
 class Load(Protocol):
@@ -125,8 +126,10 @@ class Sent:
 class Outlook:
     """Counts a submit from when it is sent until the worker's own count has it, or until it has ended."""
 
-    def __init__(self, device: str, speed: Speed, kv_blocks: int) -> None:
-        """`speed`: what is believed until the worker tells its own."""
+    def __init__(self, device: str, speed: Speed, kv_blocks: int, tpot_ns: float = 0.0) -> None:
+        """`speed`: what is believed until the worker tells its own. `tpot_ns`: the target that its decodes are taken to
+        have, 0 where none."""
+        self._paced_step_ns = tpot_ns * (1 - IN_HAND)
         self.device = device
         self.speed = speed
         self.turn = 0
@@ -188,7 +191,8 @@ class Outlook:
         decodes = load.running + self._decodes + self._reserved if takes_decode else 0
         speed = self.speed
         if takes_both:
-            speed = replace(speed, chunk_tokens=min(speed.chunk_tokens, assignment.budget_tokens))
+            chunk_tokens = min(speed.chunk_tokens, assignment.budget_tokens)
+            speed = replace(speed, chunk_tokens=chunk_tokens, paced_step_ns=self._paced_step_ns)
         beside_ns = speed.decode_ns(decodes, kv_tokens)
         coming = self._kv_tokens + self._reserved_tokens
         arriving = load.awaiting_kv * kv_tokens // max(load.running + load.awaiting_kv, 1) if load.awaiting_kv else 0
