@@ -8,11 +8,15 @@ from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
+from google.protobuf.message import Message
+
 from libs.bus.buffer import Outgoing
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import role_from_name
+from libs.contracts.topics import Topic
 from libs.engine.factory import make_engine
 from libs.model.info import load_model_info
 from libs.runtime.access import bearer
@@ -78,6 +82,8 @@ class Process:
     worker: RunningWorker | None = None
     planner: RunningPlanner | None = None
     metrics: RunningMetrics | None = None
+    decided: list[Decision] = field(default_factory=list)
+    """What its planner has told, once each: of those that say the same it keeps the newest alone."""
     spare_tasks: int = 0
     """Owned tasks beside those of links, when nothing runs."""
     served_s: float | None = None
@@ -263,6 +269,14 @@ class Cluster:
         await drain(process.worker.host, DRAIN_S)
 
     async def _planner(self, process: Process, stack: AsyncExitStack) -> None:
+        publish = process.bus.publish
+
+        def overheard(topic: Topic, value: Message) -> None:
+            if isinstance(value, Decision) and not value.HasField("measured"):
+                process.decided.append(Decision.FromString(value.SerializeToString()))
+            publish(topic, value)
+
+        process.bus.publish = overheard  # type: ignore[method-assign]
         opening = open_planner(
             settings=PlannerSettings.model_validate({"id": process.node.name, "token": TOKEN}),
             ports=PlannerPorts(process.bus, self._registry()), sock=None,  # type: ignore[arg-type]

@@ -15,8 +15,8 @@ from services.metrics.run import RunningMetrics
 
 PLANNER, METRICS = "planner", "metrics"
 DECIDED_S: Final = 1.5
-"""From one decision to the next at most, while the planner runs: it decides five times a second, and about a cluster at
-rest once a second."""
+"""From one decision that is told to the next one at most, while the planner runs: that all stays as it is, it tells
+once a second."""
 TOLD_S: Final = 1.2
 """How long ago the window ended that is looked at: by then its telemetry has come, and has been written."""
 WINDOW_S: Final = 1.0
@@ -54,14 +54,14 @@ def _registered(stores: Stores) -> Iterator[Worker]:
 
 
 def missed_decisions(cluster: Cluster) -> Iterator[str]:
-    """Every life of a planner decided all the time, numbered what it decided, and has told the broker."""
+    """Every life of a planner decided all the time, numbered what it told, and has told the broker."""
     told = {
         (each.incarnation, each.sequence) for each in cluster.stores.records(DECISIONS) if isinstance(each, Decision)
     }
     for process in (*cluster.past, *cluster.processes.values()):
         if process.planner is None:
             continue
-        decisions = list(process.planner.state.decisions)
+        decisions = process.decided
         numbers = [each.sequence for each in decisions]
         if numbers != list(range(1, len(numbers) + 1)):
             yield f"{process.node} numbers its decisions {numbers}"

@@ -83,22 +83,22 @@ async def decide_forever(
     """Decide and publish every period, except while the mode is off, and of a cluster at rest less often; at once where
     there is news. A late round is not made up for. `actor` carries out what is decided; nothing waits for that."""
     loop = asyncio.get_running_loop()
-    due_s = decided_s = loop.time()
+    due_s = told_s = loop.time()
     rest_s = 0.0
     while True:
-        since_s = loop.time() - decided_s
-        state.lead = lease.at(loop.time())
+        began_s = loop.time()
+        state.lead = lease.at(began_s)
         decides = state.identity.mode != MODE_OFF and state.lead is not Lead.ANOTHERS
-        if decides and (news.is_set() or is_due(at_rest=state.at_rest, since_s=since_s, period_s=period_s)):
+        due = is_due(at_rest=state.at_rest, since_s=began_s - told_s, period_s=period_s)
+        if decides and (due or news.is_set()):
             news.clear()
-            began_s = loop.time()
             decided = state.decide(clock.now_ns())
             for decision in decided.decisions:
                 bus.publish(DECISIONS, decision)
             if actor is not None:
                 actor.carry_out(decided.orders, state.done)
-            decided_s = loop.time()
-            rest_s = max(LEAST_S, (decided_s - began_s) * LEAST_REST)
+            told_s = began_s if decided.decisions else told_s
+            rest_s = max(LEAST_S, (loop.time() - began_s) * LEAST_REST)
         due_s = max(due_s + period_s, loop.time())
         await asyncio.sleep(rest_s)
         with contextlib.suppress(TimeoutError):
