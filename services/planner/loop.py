@@ -18,7 +18,7 @@ from services.planner.state import PlannerState
 REGISTRY_POLL_MS: Final = 1_000
 LEAST_S: Final = 0.02
 LEAST_REST: Final = 9
-"""After a decision, at least so many times what it took: news make of no planner more than a tenth of a core."""
+"""After a decision, at least so many times what it took, but no longer than a period: so news cost little."""
 LEAD_EVERY_S: Final = LEASE_MS / 4000
 
 
@@ -98,8 +98,9 @@ async def decide_forever(
             if actor is not None:
                 actor.carry_out(decided.orders, state.done)
             told_s = began_s if decided.decisions else told_s
-            rest_s = max(LEAST_S, (loop.time() - began_s) * LEAST_REST)
-        due_s = max(due_s + period_s, loop.time())
+            rest_s = min(max(LEAST_S, (loop.time() - began_s) * LEAST_REST), period_s)
+        if loop.time() >= due_s:  # not where news came before
+            due_s = max(due_s + period_s, loop.time())
         await asyncio.sleep(rest_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(due_s):

@@ -291,3 +291,36 @@ def test_an_idle_gateway_says_at_most_twice_a_second_that_nothing_waits() -> Non
     told = [each.told_unix_ns for each in records if isinstance(each, GatewayQueues)]
     assert told
     assert all(500 * MS_NS <= later - earlier <= 750 * MS_NS for earlier, later in itertools.pairwise(told))
+
+
+def test_news_make_no_later_decision_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planner that hears of a growing queue again and again still decides every period afterwards."""
+    loop = SimLoop(Random("news"))
+    bus, clock = RecordingBus(), SimClock(loop)
+    state = PlannerState(
+        Identity("planner", clock.now_ns(), MODE_ADVISORY), prefill_shares, lag_ns=0, window_ns=MS_NS, kept_decisions=9
+    )
+    state.take_workers([Worker(id="silent")], clock.now_ns())
+    looked: list[float] = []
+    monkeypatch.setattr(
+        state, "decide", lambda now_ns: looked.append(loop.time()) or PlannerState.decide(state, now_ns)
+    )
+
+    async def watch() -> None:
+        news = asyncio.Event()
+        deciding = asyncio.create_task(
+            decide_forever(bus, state, clock, period_s=0.2, lease=Lease(Lead.OURS), news=news)
+        )
+        for _ in range(20):
+            news.set()
+            await asyncio.sleep(0.03)
+        await asyncio.sleep(2)
+        deciding.cancel()
+        await asyncio.gather(deciding, return_exceptions=True)
+
+    try:
+        loop.run_until_complete(watch())
+    finally:
+        loop.close()
+    assert len([at_s for at_s in looked if at_s < 0.6]) >= 15
+    assert max(later - earlier for earlier, later in itertools.pairwise(looked)) <= 0.21
