@@ -37,14 +37,14 @@ class Cluster:
         self.ms = 0
         self.state.take_workers(list(self.workers.values()), at(0))
 
-    def decide(self, **busy: float) -> Decided:
+    def decide(self, load: Load | None = None, **busy: float) -> Decided:
         """After another window in which workers spent such shares of it on prompts."""
         from_ms, self.ms = self.ms, self.ms + WINDOW_MS
         for name, each in self.workers.items():
             share = busy.get(name, 0.0)
             steps = [step(from_ms, from_ms + share * WINDOW_MS, prefill=CHUNK)] if share else []
             batch = step_batch(
-                self.ms, (from_ms, self.ms), steps, worker=name, load=Load(free_kv_blocks=1_000), role="decode"
+                self.ms, (from_ms, self.ms), steps, worker=name, load=load or Load(free_kv_blocks=1_000), role="decode"
             )
             batch.assignment.CopyFrom(each.assignment)
             batch.step_time.CopyFrom(STEP_TIME)

@@ -46,8 +46,9 @@ class Order:
     reason: str
 
 
-Done = Callable[[Order, Assignment | None], None]
-"""Takes an order and what its worker has by now; None where it has not changed, or nobody knows."""
+Done = Callable[[Order, Assignment | None, bool], None]
+"""Takes an order and what its worker has by now, None where it has not changed, or nobody knows; and whether the worker
+could not be asked."""
 
 
 class Actor:
@@ -61,6 +62,11 @@ class Actor:
         self._calling: set[str] = set()
         self.outcomes: Counter[Outcome] = Counter()
         """Of the calls so far."""
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether it has what workers want to see of those who change them."""
+        return bool(self._token)
 
     @property
     def outstanding(self) -> int:
@@ -118,4 +124,4 @@ class Actor:
 
     def _end(self, order: Order, outcome: Outcome, assignment: Assignment | None, done: Done) -> None:
         self.outcomes[outcome] += 1
-        done(order, assignment)
+        done(order, assignment, outcome is Outcome.FAILED)

@@ -16,6 +16,8 @@ from services.planner.observe_models import ObservedModel
 MAX_UINT64: Final = 2**64 - 1
 """Of an epoch that a registry's nonsense may bring; a call made for it is refused as stale."""
 SECOND_NS: Final = 1_000_000_000
+FAILED_NS: Final = 5_000_000_000
+"""A worker that could not be asked is left as it is for so long: others may relieve the load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Assigner:
     def __init__(self) -> None:
         self._memories: dict[str, Memory] = {}
         self._wanted: dict[str, _Wanted] = {}
+        self._failed_ns: dict[str, int] = {}
+        """When workers could not be asked; 0 until the next decision."""
         self._moved_ns: deque[int] = deque()
         """When roles were changed within the last second, over all models; as many as limits allow in one."""
 
@@ -65,6 +69,7 @@ class Assigner:
     def decide(self, models: Iterable[ObservedModel], limits: Limits, now_ns: int, *, acts: bool) -> list[ModelPlan]:
         """About each model. `acts`: whether the changes are made, so that workers rest after them."""
         plans, memories = [], {}
+        left = self._left_alone(now_ns)
         for each in models:
             before = memories[each.model] = self._memories.get(each.model, Memory())
             if each.engine is None:
@@ -72,7 +77,13 @@ class Assigner:
                 continue
             most = self._moves_left(limits, now_ns)
             assigned = assign(
-                each.engine, each.work, each.standings, before, now_ns, limits=limits.of(each.model), most_moves=most
+                each.engine,
+                each.work,
+                [replace(one, pinned=True) if one.id in left else one for one in each.standings],
+                before,
+                now_ns,
+                limits=limits.of(each.model),
+                most_moves=most,
             )
             plan = ModelPlan(each, assigned, self._free(assigned.moves), self._free(assigned.budgets))
             plans.append(plan)
@@ -93,8 +104,11 @@ class Assigner:
         self._wanted[change.worker_id] = _Wanted(observed.worker.incarnation, assignment)
         return Order(observed.worker, assignment, reason)
 
-    def done(self, order: Order, assignment: Assignment | None) -> None:
-        """A call has ended; one that changed nothing leaves its worker to the next decision, as if it had not been."""
+    def done(self, order: Order, assignment: Assignment | None, *, failed: bool = False) -> None:
+        """A call has ended; one that changed nothing leaves its worker to the next decision, as if it had not been.
+        `failed`: to a later one, as the worker could not be asked."""
+        if failed:
+            self._failed_ns[order.worker.id] = 0
         wanted = self._wanted.get(order.worker.id)
         if wanted is None or wanted.assignment is not order.wanted:
             return
@@ -104,6 +118,12 @@ class Assigner:
         del self._wanted[order.worker.id]
         for model, memory in self._memories.items():
             self._memories[model] = replace(memory, moved_ns=_without(memory.moved_ns, order.worker.id))
+
+    def _left_alone(self, now_ns: int) -> set[str]:
+        self._failed_ns = {
+            name: at_ns or now_ns for name, at_ns in self._failed_ns.items() if not at_ns or now_ns - at_ns < FAILED_NS
+        }
+        return set(self._failed_ns)
 
     def _moves_left(self, limits: Limits, now_ns: int) -> int:
         while self._moved_ns and now_ns - self._moved_ns[0] >= SECOND_NS:

@@ -1,5 +1,6 @@
 """What outlives a planner: its mode, in words, its limits, and who leads; the port to where that is kept."""
 
+from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
@@ -26,19 +27,24 @@ class Lead(Enum):
     """The store does not answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What was last kept; None where nothing was."""
+
+    mode: Mode | None
+    limits: str | None
+    """As they were written."""
+
+
 class PlannerStore(Protocol):
     """What a planner remembers. Without it a mode and limits hold until it restarts, and it leads alone."""
 
-    async def load(self) -> Mode | None:
-        """The mode that was last kept; None when none was, or the store is away."""
+    async def load(self) -> Kept | None:
+        """What was last kept; None where the store does not answer."""
         ...
 
     async def keep(self, mode: Mode) -> bool:
         """Remember a mode; whether that worked."""
-        ...
-
-    async def load_limits(self) -> str | None:
-        """The limits that were last kept, as they were written; None likewise."""
         ...
 
     async def keep_limits(self, written: str) -> bool:

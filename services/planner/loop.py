@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from libs.bus.port import Bus
@@ -57,14 +58,19 @@ class Lease:
         return Lead.UNKNOWN if lost else self._lead
 
 
-async def lead_forever(store: PlannerStore, state: PlannerState, lease: Lease) -> None:
-    """Take the lead when nobody has it, and keep it; leave it when cancelled."""
+async def lead_forever(
+    store: PlannerStore, state: PlannerState, lease: Lease, settle: Callable[[], Awaitable[bool]]
+) -> None:
+    """Take the lead when nobody has it, and keep it; leave it when cancelled. `settle` brings what is kept and what is
+    held to together, whenever the lead comes and all the time while another has it; nothing is done before it has."""
     loop = asyncio.get_running_loop()
     who = f"{state.identity.planner_id} {state.identity.incarnation}"
     try:
         while True:
-            asked_s = loop.time()
-            lease.take(await store.lead(who), asked_s)
+            asked_s, before = loop.time(), lease.at(loop.time())
+            found = await store.lead(who)
+            settled = found is Lead.UNKNOWN or found is before is Lead.OURS or await settle()
+            lease.take(found if settled else Lead.UNKNOWN, asked_s)
             await asyncio.sleep(LEAD_EVERY_S)
     finally:
         await store.follow(who)
@@ -84,14 +90,15 @@ async def decide_forever(
     there is news. A late round is not made up for. `actor` carries out what is decided; nothing waits for that."""
     loop = asyncio.get_running_loop()
     due_s = told_s = loop.time()
-    rest_s = 0.0
+    rest_s = LEAST_S
     while True:
         began_s = loop.time()
+        told = news.is_set()
+        news.clear()
         state.lead = lease.at(began_s)
         decides = state.identity.mode != MODE_OFF and state.lead is not Lead.ANOTHERS
         due = is_due(at_rest=state.at_rest, since_s=began_s - told_s, period_s=period_s)
-        if decides and (due or news.is_set()):
-            news.clear()
+        if decides and (due or told):
             decided = state.decide(clock.now_ns())
             for decision in decided.decisions:
                 bus.publish(DECISIONS, decision)

@@ -13,7 +13,7 @@ from libs.policy.planner.demand import decodes_to_come, prompts_wanted
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
 from libs.policy.step_time import StepTimeModel
 from libs.telemetry.gateways import Waiting
-from services.planner.observe import ROLES, ObservedWorker
+from services.planner.observe import ROLES, ObservedWorker, by_planner
 
 FRESH_NS: Final = 2_000_000_000
 """Workers tell at least three times a second: what one said longer ago is not what it has now."""
@@ -53,6 +53,7 @@ def observe_models(
     now_ns: int,
     unpaired: Iterable[str] = (),
     pinned: Container[str] = (),
+    planner_id: str = "",
 ) -> list[ObservedModel]:
     """Every model that has workers with a role. `waiting`: at gateways, None where those are not heard; `unpaired`:
     workers that get no work wherever they stand; `tpot_ns`: the target of a model."""
@@ -67,7 +68,13 @@ def observe_models(
         there = [each for each in workers if each.worker.id in fresh]
         movable = fresh - alone
         standings = [
-            _standing(each, movable=each.worker.id in movable, pinned=each.worker.id in pinned) for each in workers
+            _standing(
+                each,
+                movable=each.worker.id in movable,
+                pinned=each.worker.id in pinned,
+                keeps_budget=not by_planner(each.worker, planner_id),
+            )
+            for each in workers
         ]
         engine = _engine(there, [heard[each.worker.id].step_time for each in there])
         unknown = _unheard(workers, fresh) or (engine if isinstance(engine, str) else "")
@@ -93,7 +100,7 @@ def _unheard(workers: Sequence[ObservedWorker], fresh: set[str]) -> str:
     return "" if count >= max(len(ready) * HEARD_SHARE, 1) else f"{count} of {len(ready)} workers are heard"
 
 
-def _standing(observed: ObservedWorker, *, movable: bool, pinned: bool) -> Standing:
+def _standing(observed: ObservedWorker, *, movable: bool, pinned: bool, keeps_budget: bool) -> Standing:
     return Standing(
         id=observed.worker.id,
         role=Role(observed.assignment.role),
@@ -102,7 +109,7 @@ def _standing(observed: ObservedWorker, *, movable: bool, pinned: bool) -> Stand
         prompt_tokens=observed.load.waiting_prefill_tokens if observed.load else 0,
         kv_tokens=_kv_tokens(observed),
         pinned=pinned,
-        keeps_budget=not observed.worker.role_change.actor,
+        keeps_budget=keeps_budget,
     )
 
 
@@ -156,7 +163,8 @@ def _work(engine: Engine, workers: Iterable[ObservedWorker], at_gateways: Waitin
         if each.assignment.role == ROLE_PREFILL:
             count, tokens = decodes_to_come(load.running, load.waiting, load.waiting_prefill_tokens)
         else:
-            count, tokens = load.running + load.waiting + load.awaiting_kv, _kv_tokens(each)
+            queued = 0 if load.waiting_prefill_tokens else load.waiting  # else they are prompts
+            count, tokens = load.running + queued + load.awaiting_kv, _kv_tokens(each)
         decodes += count
         kv_tokens += round(tokens)
     if at_gateways.decode_requests:

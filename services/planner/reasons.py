@@ -72,6 +72,7 @@ def workers(count: int, role: str) -> str:
 _WHY_KEPT: Final = {
     Code.TOO_SMALL: ", which is more than there is in any split of roles",
     Code.BEST: "; no other split of roles relieves it by enough",
+    Code.UNMET: ", in numbers that limits do not allow; no others can be reached",
     Code.HELD: "; another split would relieve it, but workers rest, are pinned, or roles stand still",
 }
 

@@ -97,6 +97,8 @@ class PlannerState:
         self.started_ns = identity.incarnation
         self.lead = Lead.OURS
         """Whether it decides, of the planners that share its cluster; where nobody knows, it acts on nothing."""
+        self.may_ask = True
+        """Whether workers would do what it asks: not without the suite's token."""
         self.plans: Sequence[ModelPlan] = ()
         """What the last decision saw of each model."""
         self._kept: tuple[str, Action] | None = None
@@ -154,6 +156,11 @@ class PlannerState:
         word = mode_word(mode)
         return self._tell(Decision(action=ACTION_SET_MODE, actor=actor, reason=f"{actor} set the mode: {word}"), now_ns)
 
+    def take_mode(self, mode: Mode) -> None:
+        """That of whoever led before, which has told of it."""
+        self.identity = replace(self.identity, mode=mode)
+        self._kept, self.at_rest = None, False
+
     def registry_age_ns(self, now_ns: int) -> int:
         """Since the registry answered; since the start when it never has."""
         return now_ns - (self.started_ns if self._registry_ns is None else self._registry_ns)
@@ -178,7 +185,7 @@ class PlannerState:
         observed = self._assigner.as_asked(self.observed(now_ns))
         snapshot = observed_cluster(observed, self._window_ns)
         self.at_rest = snapshot.at_rest
-        acts = self.identity.mode == MODE_AUTO and self.lead is Lead.OURS
+        acts = self.identity.mode == MODE_AUTO and self.lead is Lead.OURS and self.may_ask
         self.plans = self._assigner.decide(self._models(observed, now_ns), self.limits, now_ns, acts=acts)
         looked_at = self._look_again(now_ns)
         changing = [plan for plan in self.plans if plan.moves or plan.budgets]
@@ -191,9 +198,9 @@ class PlannerState:
             same = [messages.kept(snapshot, self.plans)]
         return Decided([*looked_at, *self._tell_again(same, now_ns)])
 
-    def done(self, order: Order, assignment: Assignment | None) -> None:
-        """An order was carried out, and the worker has this now; or it was not."""
-        self._assigner.done(order, assignment)
+    def done(self, order: Order, assignment: Assignment | None, failed: bool = False) -> None:
+        """An order was carried out, and the worker has this now; or it was not. `failed`: it could not be asked."""
+        self._assigner.done(order, assignment, failed=failed)
 
     def _models(self, observed: Sequence[ObservedWorker], now_ns: int) -> list[ObservedModel]:
         return observe_models(
@@ -204,6 +211,7 @@ class PlannerState:
             now_ns=now_ns,
             unpaired=unpaired(self.workers),
             pinned=self.limits.pinned | by_hand(self.workers, self.identity.planner_id, now_ns),
+            planner_id=self.identity.planner_id,
         )
 
     def _tpot_of(self, model: str) -> int:

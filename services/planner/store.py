@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 from libs.contracts import keys
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Mode
 from libs.runtime.redis import make_redis
-from services.planner.kept import LEASE_MS, MODES, Lead, mode_word
+from services.planner.kept import LEASE_MS, MODES, Kept, Lead, mode_word
 
 log = structlog.get_logger()
 
@@ -35,18 +35,18 @@ class RedisPlannerStore:
         self._lead_key = keys.planner_lead(cluster)
         self._lead = self._redis.register_script(_LEAD)
 
-    async def load(self) -> Mode | None:
-        """The mode that was last kept; None when none was, or Redis is away."""
-        word = await self._read(self._mode_key, "the planner's mode cannot be read: that of its settings holds")
-        return MODES.get(word) if word else None
+    async def load(self) -> Kept | None:
+        """What was last kept; None where Redis does not answer."""
+        try:
+            mode, limits = await _within(self._redis.mget(self._mode_key, self._limits_key))
+        except (RedisError, OSError, TimeoutError) as error:
+            log.warning("what the planner kept cannot be read: it acts on nothing until then", error=str(error))
+            return None
+        return Kept(MODES.get(_text(mode)) if mode else None, _text(limits) if limits else None)
 
     async def keep(self, mode: Mode) -> bool:
         """Remember a mode; whether that worked."""
         return await self._write(self._mode_key, mode_word(mode), "the planner's mode could not be kept")
-
-    async def load_limits(self) -> str | None:
-        """The limits that were last kept, as they were written; None likewise."""
-        return await self._read(self._limits_key, "the planner's limits cannot be read: it has none")
 
     async def keep_limits(self, written: str) -> bool:
         """Remember limits; whether that worked."""
@@ -73,14 +73,6 @@ class RedisPlannerStore:
         """Disconnect. Idempotent."""
         await self._redis.aclose()
 
-    async def _read(self, key: str, unread: str) -> str | None:
-        try:
-            found: Any = await _within(self._redis.get(key))
-        except (RedisError, OSError, TimeoutError) as error:
-            log.warning(unread, error=str(error))
-            return None
-        return found.decode(errors="replace") if found else None
-
     async def _write(self, key: str, text: str, unkept: str) -> bool:
         try:
             await _within(self._redis.set(key, text))
@@ -88,6 +80,10 @@ class RedisPlannerStore:
             log.warning(unkept, error=str(error))
             return False
         return True
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")
 
 
 async def _within(call: Awaitable[Any]) -> Any:

@@ -19,7 +19,7 @@ async def test_workers_take_what_was_decided_and_a_stale_call_changes_nothing() 
         return Order(worker.host.worker(), wanted, "prompts press")
 
     async with local_worker("a", "decode") as one, local_worker("b", "decode") as other:
-        actor.carry_out([order(one, 2), order(other, 5)], lambda of, got: ended.update({of.worker.id: got}))
+        actor.carry_out([order(one, 2), order(other, 5)], lambda of, got, _failed: ended.update({of.worker.id: got}))
         assert not ended  # nobody waits for them
         await eventually(lambda: len(ended) == 2)
         assert one.host.assignment.current.budget_tokens == 512

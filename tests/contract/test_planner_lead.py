@@ -7,14 +7,25 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO, MODE_OFF
 from libs.telemetry.split import prefill_shares
+from libs.testing.clock import ManualClock
+from libs.testing.worker import RecordingBus
+from services.planner.http.limits_api import LimitsApi
+from services.planner.http.limits_body import LimitsBody
+from services.planner.http.mode_api import ModeApi
 from services.planner.kept import LEASE_MS, Lead
 from services.planner.loop import Lease, lead_forever
+from services.planner.run import settle
 from services.planner.state import Identity, PlannerState
 from services.planner.store import RedisPlannerStore
 
 TAKEOVER_S = 2.0
+
+
+async def settled() -> bool:
+    """Nothing was kept."""
+    return True
 
 
 async def until_led(store: RedisPlannerStore, who: str) -> float:
@@ -46,7 +57,7 @@ async def test_a_planner_that_is_told_to_end_leaves_the_lead_at_once(redis: Any,
     first, second = RedisPlannerStore(redis.url, cluster), RedisPlannerStore(redis.url, cluster)
     state = PlannerState(Identity("a", 1, MODE_AUTO), prefill_shares, lag_ns=0, window_ns=1, kept_decisions=1)
     lease = Lease(Lead.UNKNOWN)
-    leading = asyncio.create_task(lead_forever(first, state, lease))
+    leading = asyncio.create_task(lead_forever(first, state, lease, settled))
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(TAKEOVER_S):
         while lease.at(loop.time()) is not Lead.OURS:
@@ -75,3 +86,23 @@ def test_a_lead_that_could_not_be_renewed_in_time_is_not_known_any_more(answers:
         last = last if found is Lead.UNKNOWN else (found, now_ms)
         lost = last[0] is Lead.OURS and now_ms >= last[1] + LEASE_MS
         assert lease.at(now_ms / 1000) is (Lead.UNKNOWN if lost else last[0])
+
+
+async def test_whoever_takes_the_lead_takes_mode_and_limits_with_it_and_none_before_they_are_read(
+    redis: Any, cluster: str
+) -> None:
+    """What was set on the planner that led, another one knows; what was set while Redis was away is kept then."""
+    store = RedisPlannerStore(redis.url, cluster)
+    assert await store.keep(MODE_OFF)
+    assert await store.keep_limits(LimitsBody(pinned=["d"], revision=3).model_dump_json())
+    state = PlannerState(Identity("b", 1, MODE_AUTO), prefill_shares, lag_ns=0, window_ns=1, kept_decisions=1)
+    bus, clock = RecordingBus(), ManualClock()
+    modes = ModeApi(state, store, bus, clock, token="t")
+    limits = LimitsApi(state, store, bus, clock, token="t")
+    away = RedisPlannerStore("redis://127.0.0.1:1/0", cluster)
+    assert not await settle(away, state, ModeApi(state, away, bus, clock, token="t"), limits)
+    assert (state.identity.mode, state.limits.pinned) == (MODE_AUTO, frozenset())
+    assert await settle(store, state, modes, limits)
+    assert (state.identity.mode, state.limits.pinned) == (MODE_OFF, {"d"})
+    for each in (store, away):
+        await each.close()

@@ -37,7 +37,6 @@ from services.metrics.ticks import TickWriter
 from services.planner.http.api import PlannerCollector
 from services.planner.http.api import make_api as make_planner_api
 from services.planner.http.limits_api import LimitsApi
-from services.planner.http.limits_body import LimitsBody
 from services.planner.http.mode_api import ModeApi
 from services.planner.state import Identity, PlannerState
 from services.planner.store import RedisPlannerStore
@@ -147,7 +146,7 @@ def test_planner_takes_any_values(fuzz: Any) -> None:
         registry = CollectorRegistry()
         registry.register(PlannerCollector(state, clock))
         modes = ModeApi(state, RedisPlannerStore(NO_REDIS, "fuzz"), RecordingBus(), clock, token="")
-        limits = LimitsApi(state, None, RecordingBus(), clock, token="", held=LimitsBody())
+        limits = LimitsApi(state, None, RecordingBus(), clock, token="")
         client = TestClient(make_planner_api(state, clock, registry, modes, limits))
         state.take_workers(workers, clock.now_ns())
         for record in records(found):

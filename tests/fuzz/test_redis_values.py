@@ -49,7 +49,6 @@ from services.gateway.fleet import Fleet
 from services.planner.http.api import PlannerCollector
 from services.planner.http.api import make_api as make_planner_api
 from services.planner.http.limits_api import LimitsApi
-from services.planner.http.limits_body import LimitsBody
 from services.planner.http.mode_api import ModeApi
 from services.planner.kept import MODES
 from services.planner.state import Identity, PlannerState
@@ -174,7 +173,7 @@ def takes(workers: list[Worker]) -> None:
     state = PlannerState(identity, prefill_shares, lag_ns=0, window_ns=10**9, kept_decisions=8)
     registry.register(PlannerCollector(state, clock))
     modes = ModeApi(state, RedisPlannerStore("redis://127.0.0.1:1/0", "fuzz"), RecordingBus(), clock, token="")
-    limits = LimitsApi(state, None, RecordingBus(), clock, token="", held=LimitsBody())
+    limits = LimitsApi(state, None, RecordingBus(), clock, token="")
     state.take_workers(workers, clock.now_ns())
     state.decide(clock.now_ns())
     client = TestClient(make_planner_api(state, clock, registry, modes, limits))

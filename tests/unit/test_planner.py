@@ -34,8 +34,8 @@ from libs.testing.telemetry import MS, at, step, step_batch
 from libs.testing.worker import RecordingBus
 from services.planner.http.api import PlannerCollector, make_api
 from services.planner.http.limits_api import LimitsApi
-from services.planner.http.limits_body import LimitsBody
 from services.planner.http.mode_api import ModeApi
+from services.planner.kept import Kept
 from services.planner.messages import summary
 from services.planner.observe import observe_cluster
 from services.planner.state import Identity, PlannerState
@@ -161,7 +161,7 @@ class Planner:
         self.bus = RecordingBus()
         self.keeper = Keeper()
         modes = ModeApi(self.state, self.keeper, self.bus, self.clock, token="secret")
-        limits = LimitsApi(self.state, self.keeper, self.bus, self.clock, token="secret", held=LimitsBody())
+        limits = LimitsApi(self.state, self.keeper, self.bus, self.clock, token="secret")
         app = make_api(self.state, self.clock, registry, modes, limits)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://planner")
 
@@ -358,9 +358,9 @@ async def test_a_mode_is_only_set_by_json_that_says_so(planner):
 @pytest.mark.system
 async def test_a_mode_outlives_a_restart_in_redis_and_without_it_is_none(redis, cluster):
     first, second = RedisPlannerStore(redis.url, cluster), RedisPlannerStore(redis.url, cluster)
-    assert await first.load() is None
-    assert await first.keep(MODE_OFF)
-    assert await second.load() == MODE_OFF
+    assert await first.load() == Kept(None, None)
+    assert await first.keep(MODE_OFF) and await first.keep_limits("{}")
+    assert await second.load() == Kept(MODE_OFF, "{}")
     away = RedisPlannerStore("redis://127.0.0.1:1/0", cluster)
     assert (await away.load(), await away.keep(MODE_OFF)) == (None, False)
     for store in (first, second, away):

@@ -66,7 +66,7 @@ class Rig:
     def order(self, *names: str) -> None:
         self.actor.carry_out([order(name) for name in names], self.done)
 
-    def done(self, of: Order, assignment: Assignment | None) -> None:
+    def done(self, of: Order, assignment: Assignment | None, failed: bool = False) -> None:
         assert of.worker.id not in self.ended
         self.ended[of.worker.id] = assignment
 
@@ -121,7 +121,7 @@ async def test_a_worker_that_has_not_answered_is_not_asked_again(rig: Rig) -> No
     rig.order("a")
     await rig.until_asked("a")
     again: list[Assignment | None] = []
-    rig.actor.carry_out([order("a")], lambda _, assignment: again.append(assignment))
+    rig.actor.carry_out([order("a")], lambda _, assignment, _failed: again.append(assignment))
     assert again == [None]
     rig.to("a").may_answer.set()
     await rig.until_ended("a")

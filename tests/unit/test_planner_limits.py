@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import RoleChange
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load, RoleChange
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_RECOMMEND, ACTION_SET_BUDGET, ACTION_SET_ROLE
+from libs.policy.planner.assigning import LACKING_NS
 from libs.policy.planner.limits import DAY_MINUTES, Limits, ModelLimits, QuietHours
 from libs.testing.telemetry import at
+from services.planner.assigner import FAILED_NS
 from services.planner.http.answers import decision_answer
 from services.planner.http.limits_body import LimitsBody
 from services.planner.kept import Lead
@@ -133,3 +135,56 @@ def test_limits_allow_what_lies_between_them(prefill: int, decode: int) -> None:
 def test_what_was_set_is_told_in_words() -> None:
     before = LimitsBody()
     assert LimitsBody(moves_per_s=2, revision=7).changed_from(before) == "moves_per_s from 64 to 2"
+
+
+def test_limits_that_no_numbers_within_reach_meet_are_named_and_move_nobody() -> None:
+    cluster = Cluster(p="prefill", d="decode")
+    cluster.state.set_limits(limits(every={"prefill_min": 2}), "me", "", at(0))
+    (kept,) = cluster.decide().decisions
+    assert (kept.reason_code, "limits do not allow" in kept.reason) == ("limits_unmet", True)
+
+
+def test_where_no_prefill_worker_is_allowed_all_become_decode_workers() -> None:
+    cluster = Cluster(p="prefill", d="decode")
+    cluster.state.set_limits(limits(every={"prefill_max": 0}), "me", "", at(0))
+    assert (ACTION_SET_ROLE, "p", "mixed") in actions(cluster.decide())
+
+
+def test_workers_that_were_started_mixed_are_not_made_prefill_workers_by_a_little_work() -> None:
+    cluster = Cluster(m="mixed", n="mixed")
+    load = Load(running=60, free_kv_blocks=100)
+    for share in (0.05, 0.3, 0.5):
+        assert not [each for each in actions(cluster.decide(load=load, m=share)) if each[0] == ACTION_SET_ROLE]
+
+
+def test_a_decode_worker_whose_prefill_workers_are_gone_computes_prompts_itself() -> None:
+    cluster = Cluster(d="decode")
+    cluster.queue(1_000)
+    assert actions(cluster.decide()) == [(ACTION_SET_BUDGET, "d", "mixed")]
+
+
+def test_prefill_workers_left_alone_with_work_decode_too_but_not_before_one_that_restarts_is_back() -> None:
+    cluster = Cluster(p="prefill", q="prefill")
+    cluster.queue(1_000)
+    assert actions(cluster.decide()) == []
+    found: list[Any] = []
+    while not found:
+        cluster.queue(1_000)
+        found = actions(cluster.decide())
+    assert cluster.ms * MS >= LACKING_NS
+    assert {each[2] for each in found} == {"mixed"}
+
+
+def test_a_worker_that_could_not_be_asked_is_left_alone_while_others_relieve_the_load() -> None:
+    cluster = Cluster(p="prefill", d="decode", e="decode")
+    for order in cluster.decide(p=0.9).orders:
+        cluster.state.done(order, None, failed=order.worker.id == "d")
+    assert [each.worker.id for each in cluster.decide(p=0.9).orders] == ["e"]
+    cluster.ms += FAILED_NS // MS
+    assert "d" in [each.worker.id for each in cluster.decide(p=0.9).orders]
+
+
+def test_without_a_token_it_recommends() -> None:
+    cluster = Cluster(p="prefill", d="decode")
+    cluster.state.may_ask = False
+    assert [each.action for each in cluster.decide(p=0.9).decisions] == [ACTION_RECOMMEND]

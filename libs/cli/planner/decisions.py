@@ -15,8 +15,12 @@ from rich.text import Text
 from libs.cli.find import find_suite, get_json
 
 POLL_S: Final = 0.25
-AT_ONCE: Final = 1_000
-"""Decisions asked for while following: as many as the planner keeps."""
+MOST: Final = 1_000
+"""Decisions asked for at first: as many as the planner keeps."""
+AT_ONCE: Final = 50
+"""And at each look while following: more than come between two."""
+MEASURED: Final = ("set_role", "set_budget")
+"""Of these it is told later what was seen."""
 PIPE_COLUMNS: Final = 200
 PRESSES: Final = 1.0
 STYLES: Final = {
@@ -57,26 +61,47 @@ def planner_status(*, ready_file: Path | None, as_json: bool) -> None:
 def planner_decisions(limit: int, *, follow: bool, keeps: bool, ready_file: Path | None, as_json: bool) -> None:
     """Print the last decisions, and with `follow` those that come, until interrupted."""
     base_url, console = find_suite(ready_file).planner, _console()
-    shown: dict[str, bool] = {}
-    first = _wanted(get_json(base_url, "/v1/decisions", limit=str(AT_ONCE)), keeps=keeps)[:limit]
-    newest = first
-    while True:
-        for each in reversed(newest):
-            if shown.get(each["id"]) == (each["measured"] is not None):
-                continue
-            again, shown[each["id"]] = each["id"] in shown, each["measured"] is not None
-            if as_json:
-                print(json.dumps(each), flush=True)
-            elif not again:
-                console.print(_line(each), soft_wrap=True)
-        if not follow:
-            if not first and not as_json:
-                console.print("Nothing was decided that changes a worker. --keeps shows why not.")
-            return
+    first = _wanted(get_json(base_url, "/v1/decisions", limit=str(MOST)), keeps=keeps)[:limit]
+    shown = _Shown(as_json=as_json)
+    for each in reversed(first):
+        _print(console, each, as_json=as_json)
+        shown.is_news(each)
+    if not first and not as_json and not follow:
+        console.print("Nothing was decided that changes a worker. --keeps shows why not.")
+    while follow:
         time.sleep(POLL_S)
-        newest = _wanted(get_json(base_url, "/v1/decisions", limit=str(AT_ONCE)), keeps=keeps)
-        shown = {each["id"]: shown[each["id"]] for each in newest if each["id"] in shown}
-        newest = _after(newest, shown)
+        for each in reversed(_wanted(get_json(base_url, "/v1/decisions", limit=str(AT_ONCE)), keeps=keeps)):
+            if shown.is_news(each):
+                _print(console, each, as_json=as_json)
+
+
+class _Shown:
+    """Which decisions were printed: the newest, and those to which what was seen afterwards may still come."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._newest = (0, 0)
+        self._as_json = as_json
+        self._unmeasured: set[str] = set()
+
+    def is_news(self, decision: dict[str, Any]) -> bool:
+        """Whether it is to be printed; then it counts as printed."""
+        place = decision["decided_unix_ns"], decision["sequence"]
+        newer = place > self._newest
+        measured = decision["measured"] is not None
+        again = self._as_json and measured and decision["id"] in self._unmeasured
+        self._newest = max(self._newest, place)
+        if newer and not measured and decision["action"] in MEASURED:
+            self._unmeasured.add(decision["id"])
+        elif again:
+            self._unmeasured.discard(decision["id"])
+        return newer or again
+
+
+def _print(console: Console, decision: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(decision), flush=True)
+    else:
+        console.print(_line(decision), soft_wrap=True)
 
 
 def planner_explain(decision: str, *, ready_file: Path | None, as_json: bool) -> None:
@@ -107,12 +132,6 @@ def _wanted(decisions: Iterable[dict[str, Any]], *, keeps: bool) -> list[dict[st
 def _seen_of_its_own(decision: dict[str, Any]) -> bool:
     """Whether it only says that a worker has done what this planner had decided."""
     return bool(decision["action"] == "role_moved" and decision["actor"] == decision["planner_id"])
-
-
-def _after(newest: list[dict[str, Any]], shown: dict[str, bool]) -> list[dict[str, Any]]:
-    """Those from the oldest that was shown on."""
-    last = max((n for n, each in enumerate(newest) if each["id"] in shown), default=len(newest) - 1)
-    return newest[: last + 1]
 
 
 def _line(decision: dict[str, Any]) -> Text:

@@ -25,6 +25,8 @@ RAISE: Final = 0.5
 LOWER: Final = 0.2
 """Budgets rise where prompts would press so hard on prefill workers alone, and fall after `CALM_NS` below the other."""
 CALM_NS: Final = 5_000_000_000
+LACKING_NS: Final = 2_000_000_000
+"""For so long nobody decodes, before a prefill worker is made to: a worker that restarts is back sooner."""
 
 
 class Code(Enum):
@@ -36,6 +38,8 @@ class Code(Enum):
     """Prompts have not pressed for a while: decode workers give their budgets back."""
     LIMITS = "limits"
     """Workers had roles in numbers that limits do not allow."""
+    UNMET = "limits_unmet"
+    """They have, and no numbers that could be reached are allowed."""
     BALANCED = "balanced"
     """Nothing presses."""
     TOO_SMALL = "too_small"
@@ -62,7 +66,7 @@ class Standing:
     pinned: bool = False
     """Whether it keeps the role and budget that a person gave it."""
     keeps_budget: bool = False
-    """Whether it was started with its budget: only one that was lent to it is taken back."""
+    """Whether it was started with its role and budget, or a person set them: what was lent alone is taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ class Memory:
     """When a worker last changed its role by a decision, by id, of those that rest."""
     calm_since_ns: int = 0
     """0: prompts press, or would without budgets."""
+    lacking_since_ns: int = 0
+    """Nobody decodes though there is work; 0: somebody does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +128,15 @@ def assign(
     pool = [each for each in workers if each.movable and each.role is not Role.STANDBY]
     prefill = [each for each in pool if each.role is Role.PREFILL]
     mixed = [each for each in pool if each.role is Role.MIXED]
-    if not mixed or len(pool) < 2:
-        nothing = Split(len(prefill), len(mixed), 0.0, 0.0)
-        return Assigned((), (), Code.BEST, nothing, nothing, (), memory)
+    if not pool:
+        nobody = Split(0, 0, 0.0, 0.0)
+        return Assigned((), (), Code.BEST, nobody, nobody, (), memory)
     now = split(engine, work, len(prefill), len(mixed))
     weighed = sorted(_reachable(engine, work, pool, limits), key=lambda each: each.cost)
     resting = {name: at_ns for name, at_ns in memory.moved_ns.items() if now_ns - at_ns < REST_NS}
-    wanted = _more_mixed(now, weighed, limits)
+    lacking_since_ns = 0 if mixed or not now.pressure else (memory.lacking_since_ns or now_ns)
+    rests = lacking_since_ns and now_ns - lacking_since_ns < LACKING_NS
+    wanted = 0 if rests else _more_mixed(now, weighed, limits)
     free = [each for each in pool if not each.pinned and each.id not in resting]
     moves = _role_changes(engine, wanted, free)[:most_moves]
     then = now
@@ -143,7 +151,9 @@ def assign(
         change for each in mixed if each.id in staying if (change := _budget(engine, each, calm_since_ns, now_ns))
     ]
     code = _code(now, weighed, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)
-    return Assigned(moves, budgets, code, now, then, weighed, Memory(MappingProxyType(resting), calm_since_ns))
+    return Assigned(
+        moves, budgets, code, now, then, weighed, Memory(MappingProxyType(resting), calm_since_ns, lacking_since_ns)
+    )
 
 
 def _reachable(engine: Engine, work: Work, pool: Sequence[Standing], limits: ModelLimits) -> Iterator[Split]:
@@ -151,7 +161,11 @@ def _reachable(engine: Engine, work: Work, pool: Sequence[Standing], limits: Mod
     prefill = [each for each in pool if each.role is Role.PREFILL]
     pinned_prefill = sum(each.pinned for each in prefill)
     pinned_mixed = sum(each.pinned for each in pool) - pinned_prefill
-    least = min(len(prefill), 1)  # whoever runs mixed workers alone is not made to split them
+    # Whoever started mixed workers alone is not made to split them, and can have them together again.
+    alike = any(each.keeps_budget and each.budget_tokens for each in pool) and not any(
+        each.keeps_budget for each in prefill
+    )
+    least = 0 if alike or len(pool) == 1 or not limits.prefill_max else min(len(prefill), 1)
     for each in splits(engine, work, len(pool), limits, least_prefill=max(least, pinned_prefill)):
         if each.mixed >= pinned_mixed:
             yield each
@@ -169,6 +183,8 @@ def _code(
         return Code.CALM if calm else Code.PROMPTS_PRESS
     if wanted:
         return Code.HELD
+    if not limits.allow(now.prefill, now.mixed) and not weighed:
+        return Code.UNMET
     if now.cost < PRESSES:
         return Code.BALANCED
     return Code.TOO_SMALL if min((each.pressure for each in weighed), default=now.pressure) > 1 else Code.BEST

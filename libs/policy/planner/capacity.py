@@ -18,6 +18,8 @@ KV_FILL: Final = 0.9
 """Of KV room, what sequences may hold before decode counts as full: they grow, and prompts need some."""
 EVERY: Final = ModelLimits()
 DECODE_FULL: Final = 0.9
+LEAST_RIDE: Final = 0.1
+"""Of a prefill worker's speed, what mixed workers give prompts that nobody else computes, whatever their decodes."""
 DECODE_COST: Final = 10.0
 """Of decode pressure beyond `DECODE_FULL`, in pressure."""
 
@@ -78,6 +80,8 @@ class Split:
 
 def ride(engine: Engine, work: Work, mixed: int) -> float:
     """How fast each of so many mixed workers computes prompts beside its decodes, of a prefill worker's speed."""
+    if not mixed:
+        return 0.0
     model, each = engine.step_time, work.decodes / mixed
     step_ns = work.tpot_ns * (1 - IN_HAND)
     if not each or not work.tpot_ns:
@@ -95,8 +99,10 @@ def ride(engine: Engine, work: Work, mixed: int) -> float:
 
 
 def split(engine: Engine, work: Work, prefill: int, mixed: int, *, budgets: bool = True) -> Split:
-    """With so many workers in each role, at least one of them mixed. `budgets`: whether those compute prompts too."""
+    """With so many workers in each role. `budgets`: whether those compute prompts too."""
     speed = prefill + (mixed * ride(engine, work, mixed) if budgets else 0.0)
+    if budgets and not speed:
+        speed = mixed * LEAST_RIDE
     prompts = work.prompts / speed if speed else (float("inf") if work.prompts else 0.0)
     return Split(prefill, mixed, prompts, _decode_pressure(engine, work, mixed))
 
@@ -111,6 +117,8 @@ def splits(
 
 
 def _decode_pressure(engine: Engine, work: Work, mixed: int) -> float:
+    if not mixed:  # prompts too end with a decode
+        return float("inf") if work.decodes or work.prompts else 0.0
     if not work.decodes:
         return 0.0
     context = max(work.kv_tokens // work.decodes, 1)

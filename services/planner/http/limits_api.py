@@ -11,7 +11,7 @@ from libs.contracts.errors import Conflict
 from libs.contracts.topics import DECISIONS
 from libs.runtime.clock import Clock
 from libs.runtime.web import JsonRoute
-from services.planner.http.admin import check_token
+from services.planner.http.admin import check_leads, check_token
 from services.planner.http.limits_body import MAX_NAME_CHARS, LimitsBody
 from services.planner.kept import PlannerStore
 from services.planner.state import PlannerState
@@ -31,17 +31,25 @@ class LimitsAnswer(BaseModel):
 class LimitsApi:
     """GET and PUT /v1/limits."""
 
-    def __init__(
-        self, state: PlannerState, store: PlannerStore | None, bus: Bus, clock: Clock, *, token: str, held: LimitsBody
-    ) -> None:
-        """`held`: those that `state` holds to."""
+    def __init__(self, state: PlannerState, store: PlannerStore | None, bus: Bus, clock: Clock, *, token: str) -> None:
         self._state = state
         self._store = store
         self._bus = bus
         self._clock = clock
         self._token = token
-        self._held = held
+        self._held = LimitsBody()
         self._kept = True
+
+    async def keep_again(self) -> bool:
+        """Keep limits that were set while the store was away; whether it has them now."""
+        if not self._kept and self._store is not None:
+            self._kept = await self._store.keep_limits(self._held.model_dump_json())
+        return self._kept
+
+    def take(self, kept: LimitsBody) -> None:
+        """Hold to those that were kept by whoever led before."""
+        self._held, self._kept = kept, True
+        self._state.limits = kept.limits()
 
     def router(self) -> APIRouter:
         """The routes, for the planner's app."""
@@ -64,6 +72,7 @@ class LimitsApi:
         ) -> LimitsAnswer:
             """Set all of them; needs the suite's token as `authorization: Bearer TOKEN`."""
             check_token(self._token, authorization, "setting limits")
+            check_leads(self._state)
             if wanted.revision != self._held.revision:
                 raise Conflict(
                     f"limits are at revision {self._held.revision} by now: read them again", param="revision"
@@ -77,9 +86,8 @@ class LimitsApi:
         return router
 
 
-async def load_limits(store: PlannerStore | None) -> LimitsBody:
-    """Those that were last kept; none where nothing was, or what was cannot be read."""
-    written = await store.load_limits() if store else None
+def read_limits(written: str | None) -> LimitsBody:
+    """Those that were kept; none where nothing was, or what was is not understood."""
     if written is None:
         return LimitsBody()
     try:

@@ -9,7 +9,7 @@ from libs.bus.port import Bus
 from libs.contracts.topics import DECISIONS
 from libs.runtime.clock import Clock
 from libs.runtime.web import JsonRoute
-from services.planner.http.admin import check_token
+from services.planner.http.admin import check_leads, check_token
 from services.planner.kept import MODES, ModeWord, PlannerStore, mode_word
 from services.planner.state import PlannerState
 
@@ -41,6 +41,12 @@ class ModeApi:
         self._token = token
         self._kept = True
 
+    async def keep_again(self) -> bool:
+        """Keep a mode that was set while the store was away; whether it has the mode now."""
+        if not self._kept and self._store is not None:
+            self._kept = await self._store.keep(self._state.identity.mode)
+        return self._kept
+
     def router(self) -> APIRouter:
         """The routes, for the planner's app."""
         router = APIRouter(route_class=JsonRoute)
@@ -54,6 +60,7 @@ class ModeApi:
         async def set_mode(request: ModeRequest, authorization: Annotated[str, Header()] = "") -> ModeAnswer:
             """Set the mode; needs the suite's token as `authorization: Bearer TOKEN`."""
             check_token(self._token, authorization, "setting the mode")
+            check_leads(self._state)
             wanted = MODES[request.mode]
             self._bus.publish(DECISIONS, self._state.set_mode(wanted, request.actor, self._clock.now_ns()))
             self._kept = self._store is not None and await self._store.keep(wanted)
