@@ -48,9 +48,10 @@ from libs.testing.worker import RecordingBus
 from services.gateway.fleet import Fleet
 from services.planner.http.api import PlannerCollector
 from services.planner.http.api import make_api as make_planner_api
-from services.planner.http.limits_api import LimitsApi
+from services.planner.http.limits_api import LimitsApi, read_limits
+from services.planner.http.limits_body import LimitsBody
 from services.planner.http.mode_api import ModeApi
-from services.planner.kept import MODES
+from services.planner.kept import MODES, Kept
 from services.planner.state import Identity, PlannerState
 from services.planner.store import RedisPlannerStore
 
@@ -305,12 +306,27 @@ async def test_any_mode_that_was_kept_is_a_mode_or_none(
     modes = RedisPlannerStore(embedded_redis_server.url, cluster)
     for word in collected(fuzz, st.binary(max_size=32) | st.sampled_from([b"off", b"advisory", b"OFF"]), 2):
         await raw.set(keys.planner_mode(cluster), word)
-        assert await modes.load() in (*MODES.values(), None)
+        kept = await modes.load()
+        assert kept is not None and kept.mode in (*MODES.values(), None)
     await raw.unlink(keys.planner_mode(cluster))
     await raw.lpush(keys.planner_mode(cluster), "off")
-    assert await modes.load() is None
-    assert await modes.keep(MODES["off"]) and await modes.load() == Mode.Value("MODE_OFF")
+    assert await modes.load() == Kept(None, None)
+    assert await modes.keep(MODES["off"]) and await modes.load() == Kept(Mode.Value("MODE_OFF"), None)
     await modes.close()
+
+
+async def test_any_limits_that_were_kept_are_limits_or_none(
+    raw: Any, embedded_redis_server: RedisServer, cluster: str, fuzz: Any
+) -> None:
+    store = RedisPlannerStore(embedded_redis_server.url, cluster)
+    written = LimitsBody(pinned=["d"], quiet_hours=["22:00-06:00"]).model_dump_json().encode()
+    for value in collected(
+        fuzz, st.binary(max_size=64) | st.integers(0, len(written)).map(lambda end: written[:end]), 2
+    ):
+        await raw.set(keys.planner_limits(cluster), value)
+        kept = await store.load()
+        assert kept is not None and read_limits(kept.limits).limits().moves_per_s > 0
+    await store.close()
 
 
 @pytest.mark.parametrize(
