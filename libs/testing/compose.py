@@ -119,7 +119,8 @@ def _ports() -> Mapping[str, str]:
 @asynccontextmanager
 async def running_cluster(profile: str) -> AsyncIterator[Cluster]:
     """Build, start, wait until all is healthy; at the end take down containers, networks and volumes."""
-    environment = {**_ports(), "FULCRUM_TOKEN": secrets.token_hex(8)}
+    # Roles stand still: how many workers have each is what scaling is told by.
+    environment = {**_ports(), "FULCRUM_TOKEN": secrets.token_hex(8), "FULCRUM_PLANNER_MODE": "advisory"}
     cluster = Cluster(KINDS[profile], environment, f"fulcrum-test-{secrets.token_hex(3)}")
     try:
         await cluster.compose("up", "--build", "--wait", "-d", timeout_s=UP_S)
