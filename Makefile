@@ -59,63 +59,70 @@ PROFILE ?= sim
 test-compose: setup-dev ## docker compose up, scaled, killed and restarted under load (needs a Docker Engine)
 	FULCRUM_TEST_COMPOSE=$(PROFILE) $(BIN)/python -m pytest -s tests/compose $(ARGS)
 
+# The image of vLLM on GPUs, built and imported without a GPU: gigabytes, so by hand and whenever locks or Dockerfile change.
+IMAGE_BUILD = $(foreach name,PIP_INDEX_URL PIP_EXTRA_INDEX_URL CA_CERTIFICATE,--build-arg $(name))
+test-image: ## build the image of vLLM on GPUs, import what a worker imports, read-only and without a GPU (gigabytes)
+	docker build -f deploy/images/Dockerfile --build-arg LOCK=vllm $(IMAGE_BUILD) -t fulcrum/vllm:dev .
+	docker run --rm -i --read-only --tmpfs /tmp --tmpfs /cache:exec,uid=10001,mode=0700 --network none \
+	  fulcrum/vllm:dev python - <deploy/images/check_imports.py
+
 # vLLM's own tests run in its environment; one event loop, since engines that take long to start are shared.
 VLLM_LOOP = -o asyncio_default_test_loop_scope=session -o asyncio_default_fixture_loop_scope=session
 test-vllm: setup-vllm ## the vllm engine: contract suite, exactness over NIXL, killed workers, a whole suite
 	.venv-vllm/bin/python -m pytest -m vllm --timeout 300 $(VLLM_LOOP) tests/contract/test_engine_contract.py tests/vllm $(ARGS)
 
 # Tests in which something is given the number of a port: suites, stores that are killed and started again, services away.
-PORT_TESTS = tests/unit/test_ports.py tests/unit/test_vllm_follow.py tests/unit/test_healthcheck.py \
-	tests/unit/test_top.py::test_a_service_that_is_away_is_told_and_followed_again_whenever_it_is_back \
-	tests/contract/test_registry_contract.py tests/contract/test_kv_pulls.py \
+PORT_TESTS = tests/unit/runtime/test_ports.py tests/unit/vllm/test_vllm_follow.py tests/unit/runtime/test_healthcheck.py \
+	tests/unit/cli/test_top.py::test_a_service_that_is_away_is_told_and_followed_again_whenever_it_is_back \
+	tests/contract/stores/test_registry_contract.py tests/contract/worker/test_kv_pulls.py \
 	tests/contract/test_bus_contract.py::test_a_killed_broker_stops_neither_publisher_nor_subscriber \
-	tests/e2e/test_worker_processes.py::test_a_worker_serves_and_stops_while_redis_and_kafka_are_away \
-	tests/e2e/test_worker_processes.py::test_a_killed_worker_is_gone_when_its_lease_ends_and_comes_back_under_its_name \
-	tests/e2e/test_up_life.py::test_two_suites_live_side_by_side \
-	tests/e2e/test_up_life.py::test_children_that_are_killed_come_back_under_their_names \
-	tests/e2e/test_up_life.py::test_with_json_stdout_is_the_ready_file_and_nothing_else \
-	tests/faults/test_half_open.py
+	tests/e2e/up/test_worker_processes.py::test_a_worker_serves_and_stops_while_redis_and_kafka_are_away \
+	tests/e2e/up/test_worker_processes.py::test_a_killed_worker_is_gone_when_its_lease_ends_and_comes_back_under_its_name \
+	tests/e2e/up/test_up_life.py::test_two_suites_live_side_by_side \
+	tests/e2e/up/test_up_life.py::test_children_that_are_killed_come_back_under_their_names \
+	tests/e2e/up/test_up_life.py::test_with_json_stdout_is_the_ready_file_and_nothing_else \
+	tests/faults/gateway/test_half_open.py
 test-ports: setup-dev ## tests that take ports, RUNS=20 times beside 200 connections a second (half an hour)
-	$(BIN)/python -m libs.testing.connections --times $(RUNS) $(BIN)/python -m pytest $(ARGS) $(PORT_TESTS)
+	$(BIN)/python -m libs.testing.servers.connections --times $(RUNS) $(BIN)/python -m pytest $(ARGS) $(PORT_TESTS)
 
 test-faults: setup-dev ## every fault test, the long ones too (minutes)
 	$(BIN)/python -m pytest tests/faults -m "faults or not faults" $(ARGS)
 
 bench-gpu: setup-dev ## the engine's contract suite and benches on a GPU; raw figures into gpu_engine.json
-	$(BIN)/python -m load.gpu_engine $(ARGS)
+	$(BIN)/python -m load.engine.gpu_engine $(ARGS)
 
 bench-engine: setup-dev ## the torch engine against plain transformers, side by side
-	$(BIN)/python -m load.bench_engine $(ARGS)
+	$(BIN)/python -m load.engine.bench_engine $(ARGS)
 
 bench-vllm: setup-vllm ## vllm beside torch and beside vLLM's own server, its steps against a clock, role moves (minutes)
-	@.venv-vllm/bin/python -m load.bench_engine --vllm --threads 1 $(ARGS)
-	@.venv-vllm/bin/python -m load.bench_vllm_serve
-	@.venv-vllm/bin/python -m load.bench_vllm_phase
-	@.venv-vllm/bin/python -m load.bench_role --only vllm-tiny
+	@.venv-vllm/bin/python -m load.engine.bench_engine --vllm --threads 1 $(ARGS)
+	@.venv-vllm/bin/python -m load.engine.bench_vllm_serve
+	@.venv-vllm/bin/python -m load.engine.bench_vllm_phase
+	@.venv-vllm/bin/python -m load.planner.bench_role --only vllm-tiny
 
 bench-phase: setup-dev ## phase time as told against a clock around the model call, torch and sim
-	@$(BIN)/python -m load.bench_phase $(ARGS)
+	@$(BIN)/python -m load.engine.bench_phase $(ARGS)
 
 bench-steps: setup-dev ## how well step times are foretold, pure and mixed, on steps not seen
-	@$(BIN)/python -m load.bench_steps $(ARGS)
+	@$(BIN)/python -m load.engine.bench_steps $(ARGS)
 
 bench-tune: setup-dev ## the prefill chunk that workers measure for themselves, and its TTFT against the engine's default
-	@$(BIN)/python -m load.bench_tune $(ARGS)
+	@$(BIN)/python -m load.engine.bench_tune $(ARGS)
 
 bench-role: setup-dev ## role moves on whole suites, idle and loaded, every token checked (minutes)
-	@$(BIN)/python -m load.bench_role $(ARGS)
+	@$(BIN)/python -m load.planner.bench_role $(ARGS)
 
 soak-batch: setup-dev ## 100,000 batch lines with gateways, workers, broker and Redis killed; ARGS="--lines 1000000"
-	@$(BIN)/python -m load.soak_batch $(ARGS)
+	@$(BIN)/python -m load.batch.soak_batch $(ARGS)
 
 bench-batch: setup-dev ## lines a second of a batch job beside a plain aiokafka loop (needs Java and Maven)
-	@$(BIN)/python -m load.bench_batch $(ARGS)
+	@$(BIN)/python -m load.batch.bench_batch $(ARGS)
 
 bench-batch-prefix: setup-dev ## cache hits of a job whose lines share beginnings, by prefix and by arrival
-	@$(BIN)/python -m load.bench_batch_prefix $(ARGS)
+	@$(BIN)/python -m load.batch.bench_batch_prefix $(ARGS)
 
 bench-batch-yield: setup-dev ## what a batch job costs people: online TTFT with and without one, in alternating rounds
-	@$(BIN)/python -m load.bench_batch_yield $(ARGS)
+	@$(BIN)/python -m load.batch.bench_batch_yield $(ARGS)
 
 check: lint test ## lint, strict types, import rules, generated code, tests
 
@@ -127,52 +134,73 @@ lint: setup-dev ## the part of check that runs nothing
 	$(BIN)/python -m libs.contracts.generate --check
 
 bench-kv: setup-dev ## KV hand-off between workers, against memcpy and a raw socket
-	@$(BIN)/python -m load.bench_kv $(ARGS)
+	@$(BIN)/python -m load.engine.bench_kv $(ARGS)
 
 bench-first-hour: setup-dev ## whether CPU, coverage and freshness wear out, idle and loaded (80 minutes); ARGS="--hour"
-	@$(BIN)/python -m load.bench_first_hour $(ARGS)
+	@$(BIN)/python -m load.metrics.bench_first_hour $(ARGS)
 
 bench-overload: setup-dev ## a suite at 1x and 10x of its capacity: refusals, Retry-After, memory over time
-	@$(BIN)/python -m load.bench_overload $(ARGS)
+	@$(BIN)/python -m load.gateway.bench_overload $(ARGS)
 
 bench-prefix: setup-dev ## routing by cached prefixes on the Mooncake trace, against no cache and simpler policies
-	@$(BIN)/python -m load.bench_prefix $(ARGS)
+	@$(BIN)/python -m load.gateway.bench_prefix $(ARGS)
 
 bench-gateway: setup-dev ## cost of a request: requests/s, latency, CPU by process; ARGS="--peer dynamo" beside it
-	@$(BIN)/python -m load.bench_gateway $(ARGS)
+	@$(BIN)/python -m load.gateway.bench_gateway $(ARGS)
 
 test-clients: setup-dev ## Java's client, curl, OpenAI's for Python and Node, GuideLLM against a suite, unmodified
 	@$(BIN)/python -m load.clients $(ARGS)
 
 bench-lab: setup-dev ## the highest rate at which each policy keeps the SLO, by workload (minutes); ARGS="--full" for hours
-	$(BIN)/python -m load.bench_lab $(ARGS)
+	$(BIN)/python -m load.lab.bench_lab $(ARGS)
 
 bench-spike: setup-dev ## stories whose mix turns, on live suites of 16 simulated GPUs: planner, static, aggregated (minutes)
-	@$(BIN)/python -m load.bench_spike $(ARGS)
+	@$(BIN)/python -m load.planner.bench_spike $(ARGS)
+bench-planner: setup-dev ## what the planner costs with 100 and 1,000 workers: CPU share, time of a decision
+	@$(BIN)/python -m load.planner.bench_planner $(ARGS)
+bench-verdict: setup-dev ## planted situations on live suites of simulated GPUs: whether the verdict names them (minutes)
+	@$(BIN)/python -m load.verdict.bench_verdict $(ARGS)
+
+bench-policy-live: setup-dev ## order and moves against first come, first served on live suites, at growing rates, beside the lab
+	@$(BIN)/python -m load.planner.bench_policy_live $(ARGS)
+
+bench-policy-cost: setup-dev ## what a gateway's and the planner's decisions take, by queue length and workers
+	@$(BIN)/python -m load.gateway.bench_policy_cost $(ARGS)
+soak-planner: setup-dev ## random spikes while workers, planner, gateway, Redis and broker are killed, 5 minutes; ARGS=--hour
+	@$(BIN)/python -m load.planner.soak_planner $(ARGS)
+
+bench-steady: setup-dev ## moves and goodput at a steady 30, 60 and 90 % of capacity, against standing still
+	@$(BIN)/python -m load.planner.bench_steady $(ARGS)
+
 bench-forecast: setup-dev ## how long a refit of 500 series and one forecast take, on one core
-	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m load.bench_forecast $(ARGS)
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m load.forecast.bench_forecast $(ARGS)
+bench-forecast-live: setup-dev ## a day in minutes on a simulated suite: forecast, plan and alert against what came
+	@$(BIN)/python -m load.forecast.bench_forecast_live $(ARGS)
 bench-models-forecast: setup-dev ## how many models will be active, and what is reserved for them: made days, public logs
-	@$(BIN)/python -m load.bench_models_forecast $(ARGS)
+	@$(BIN)/python -m load.forecast.bench_models_forecast $(ARGS)
 
 bench-models-keep: setup-dev ## what it costs to keep sporadic models loaded, by rule: idle GPU time, cold starts
-	@$(BIN)/python -m load.bench_models_keep $(ARGS)
-bench-lab-fidelity: setup-dev ## how near the lab is to the real code in virtual time, to a live sim suite, and to torch (15 minutes)
+	@$(BIN)/python -m load.forecast.bench_models_keep $(ARGS)
+
+bench-models-live: setup-dev ## 40 models on 8 simulated GPUs under 30 generated minutes, compressed: lost, 404, waits as told
+	@$(BIN)/python -m load.models.bench_models_live $(ARGS)
+
 bench-lab-fidelity: setup-dev ## how near the lab is to the real code in virtual time, to a live sim suite, and to torch (15 minutes, alone on the machine)
-	$(BIN)/python -m load.bench_lab_fidelity $(or $(ARGS),all)
+	$(BIN)/python -m load.lab.bench_lab_fidelity $(or $(ARGS),all)
 bench-lab-speed: setup-dev peer-dynamo ## how fast the lab is, plain and compiled, beside DynoSim; equal step times; slopes (minutes)
-	@$(BIN)/python -m load.bench_lab_speed $(ARGS)
+	@$(BIN)/python -m load.lab.bench_lab_speed $(ARGS)
 
 bench-lab-claims: setup-dev ## aiconfigurator's and NVIDIA's figures for disaggregation, rebuilt in the lab (minutes)
-	@$(BIN)/python -m load.bench_lab_claims $(ARGS)
+	@$(BIN)/python -m load.lab.bench_lab_claims $(ARGS)
 
 bench-cluster-phase: setup-dev ## occupancy of a cluster of engines as told, against clocks around their model calls
-	@$(BIN)/python -m load.bench_cluster_phase $(ARGS)
+	@$(BIN)/python -m load.metrics.bench_cluster_phase $(ARGS)
 
 bench-occupancy: setup-dev ## live occupancy of 10 to 3,000 GPUs: CPU, freshness, memory, and the page over 1,000
-	@$(BIN)/python -m load.bench_occupancy $(ARGS)
+	@$(BIN)/python -m load.metrics.bench_occupancy $(ARGS)
 
 screenshots: setup-dev ## write docs/images anew from a simulated suite under load
-	@$(BIN)/python -m load.screenshots $(ARGS)
+	@$(BIN)/python -m load.metrics.screenshots $(ARGS)
 
 peer-dynamo: setup-dev ## install the peer of bench-gateway into a venv of its own in the cache folder
 	@$(BIN)/python -m load.peers.dynamo.install

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from libs.testing.kafka_install import KafkaUnavailable
-from libs.testing.stores import (
+from libs.testing.servers.kafka_install import KafkaUnavailable
+from libs.testing.servers.stores import (
     KafkaServer,
     RedisServer,
     RedisUnavailable,
@@ -85,7 +85,7 @@ def real_redis_server() -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The browser's program."""
-    from libs.testing.browser import BrowserUnavailable, find_browser  # not where the engines' own tests run
+    from libs.testing.suites.browser import BrowserUnavailable, find_browser  # not where the engines' own tests run
 
     try:
         return find_browser()

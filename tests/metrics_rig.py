@@ -2,21 +2,28 @@
 
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
+from libs.policy.verdict.limits import VerdictLimits
 from libs.runtime.clock import Clock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
-from services.metrics.alerts.desk import AlertDesk
-from services.metrics.api import make_api
-from services.metrics.hub import Hub
+from services.metrics.alerts.evaluator import AlertEvaluator
+from services.metrics.http.routes import make_api
 from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
-from services.metrics.ticks import TickWriter
+from services.metrics.status.api import status_now
+from services.metrics.status.evaluator import VerdictEvaluator
+from services.metrics.stream.hub import Hub
+from services.metrics.stream.ticks import TickWriter
+from services.metrics.trail.keep import keep_trail
+from services.metrics.trail.trail import Trail
 
+MS_NS: Final = 1_000_000
 LAG_NS: Final = 4 * TICK_NS
 LIVE_LAG_NS: Final = TICK_NS
 """Workers of these tests send each full 100 ms and a little later: their windows are whole when they are told."""
@@ -35,11 +42,19 @@ async def serving_metrics(
     """The service's address; `sending`, which feeds the state, runs for as long. Nothing of it may fail."""
     tasks = TaskOwner()
     writer = TickWriter(window_ns=TICK_NS, settled_ns=LAG_NS)
-    desk = AlertDesk(state, settings.alert_limits(), lag_ns=LIVE_LAG_NS)
-    api = make_api(state, hub, desk.book, clock, CollectorRegistry(), lag_ns=LAG_NS, live_lag_ns=LIVE_LAG_NS)
+    desk = AlertEvaluator(state, settings.alert_limits(), lag_ns=LIVE_LAG_NS)
+    verdicts = VerdictEvaluator(
+        state, VerdictLimits(), ttft_limit_ns=5_000 * MS_NS, tpot_ns=100 * MS_NS, lag_ns=LIVE_LAG_NS
+    )
+    trail = Trail()
+    api = make_api(
+        state, hub, desk.book, clock, CollectorRegistry(), lag_ns=LAG_NS, live_lag_ns=LIVE_LAG_NS, verdicts=verdicts,
+        trail=trail,
+    )  # fmt: skip
     try:
         tasks.spawn("workers", sending)
-        tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=LIVE_LAG_NS))
+        tasks.spawn("trail", keep_trail(trail, partial(status_now, state, verdicts, desk.book), clock))
+        tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=LIVE_LAG_NS, verdicts=verdicts))
         async with serve_http(api, bind("127.0.0.1", port, "PORT"), tasks=tasks) as url:
             try:
                 yield url

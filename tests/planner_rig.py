@@ -11,13 +11,13 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     Worker,
 )
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue, StepBatch
 from libs.contracts.roles import role_from_name, role_name
 from libs.perfmodel.learner import FittedModel
 from libs.perfmodel.profiles import PROFILES
 from libs.perfmodel.wire import step_time_message
-from libs.telemetry.split import prefill_shares
-from libs.testing.telemetry import MS, at, step, step_batch
+from libs.testing.loads import Telling
+from libs.testing.workers.telemetry import MS, at, step, step_batch
 from services.planner.state import Decided, Identity, PlannerState
 
 STEP_TIME = step_time_message(FittedModel(PROFILES["llama-8b-h100"].step_time))
@@ -30,16 +30,29 @@ class Cluster:
 
     def __init__(self, mode: Any = MODE_AUTO, **roles: str) -> None:
         self.state = PlannerState(
-            Identity("planner-0", at(0), mode), prefill_shares, lag_ns=0, window_ns=WINDOW_MS * MS,
+            Identity("planner-0", at(0), mode), lag_ns=0, window_ns=WINDOW_MS * MS,
             kept_decisions=100,
         )  # fmt: skip
         self.workers = {name: registered(name, role) for name, role in roles.items()}
         self.ms = 0
-        self.state.take_workers(list(self.workers.values()), at(0))
+        self.telling = Telling()
+        self.register()
+
+    def register(self) -> None:
+        """The registry's list, as it is now."""
+        self.state.take_workers(
+            [Worker.FromString(each.SerializeToString()) for each in self.workers.values()], at(self.ms)
+        )
+
+    def hear(self, batch: StepBatch, now_ms: int) -> None:
+        """What a worker tells, by way of a metrics service."""
+        self.state.take_loads(self.telling.loads([batch], at(now_ms)), at(now_ms))
 
     def decide(self, load: Load | None = None, **busy: float) -> Decided:
         """After another window in which workers spent such shares of it on prompts."""
         from_ms, self.ms = self.ms, self.ms + WINDOW_MS
+        self.register()
+        batches = []
         for name, each in self.workers.items():
             share = busy.get(name, 0.0)
             steps = [step(from_ms, from_ms + share * WINDOW_MS, prefill=CHUNK)] if share else []
@@ -48,7 +61,8 @@ class Cluster:
             )
             batch.assignment.CopyFrom(each.assignment)
             batch.step_time.CopyFrom(STEP_TIME)
-            self.state.take_batch(batch, at(self.ms))
+            batches.append(batch)
+        self.state.take_loads(self.telling.loads(batches, at(self.ms)), at(self.ms))
         return self.state.decide(at(self.ms))
 
     def queue(self, prompt_tokens: int) -> None:
@@ -63,7 +77,7 @@ class Cluster:
             self.workers[order.worker.id].assignment.CopyFrom(order.wanted)
             self.workers[order.worker.id].role_change.CopyFrom(RoleChange(actor="planner-0", unix_ns=at(self.ms)))
             self.state.done(order, order.wanted)
-        self.state.take_workers(list(self.workers.values()), at(self.ms))
+        self.register()
 
 
 def registered(name: str, role: str) -> Worker:

@@ -1,6 +1,6 @@
 """A pytest plugin: which tests run by which target, and what a fast one may not do. CONTRIBUTING.md says how to use it.
 
-    fast   tests/unit and tests/property, less test_torch_* and what is marked `system`, `torch` or `slow`
+    fast   tests/unit and tests/property, less tests/unit/torch and what is marked `system`, `torch` or `slow`
     test   fast, the rest of those folders, tests/contract over the embedded stores, and SHOWN: what `pytest` runs
     rest   all that `test` leaves
     all    test and rest
@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 FAST_FOLDERS = ("tests/unit/", "tests/property/")
-SLOW_TO_IMPORT = ("tests/unit/test_torch_",)
+SLOW_TO_IMPORT = ("tests/unit/torch/",)
 """torch and transformers take seconds, in each process."""
 TEST_FOLDERS = (*FAST_FOLDERS, "tests/contract/")
 SHOWN = (
-    "tests/e2e/test_shapes_stay.py",
-    "tests/e2e/test_up_commands.py",
+    "tests/e2e/up/test_shapes_stay.py",
+    "tests/e2e/up/test_up_commands.py",
     "tests/e2e/test_openai_client.py",
 )
 """Whole suites that a newcomer sees pass: all commands, all shapes that programs read, OpenAI's own client."""

@@ -7,4 +7,4 @@ if ! command -v "$python" >/dev/null; then
   echo "make kafka: no $python yet: run \`make setup-dev\` first" >&2
   exit 2
 fi
-exec "$python" -m libs.testing.stores "$@"
+exec "$python" -m libs.testing.servers.stores "$@"

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
@@ -32,7 +32,7 @@ CLOSE_TIMEOUT_S = 3.0
 FETCH_WAIT_MS = 500
 """How long a fetch waits at the broker for a first record."""
 GATHER_BYTES = 1024 * 1024
-"""A fetch that gathers is answered earlier when there are so many."""
+"""A gathering fetch returns early once it has this many bytes."""
 
 
 class BrokerAway(Exception):
@@ -191,3 +191,27 @@ async def _stop(consumer: AIOKafkaConsumer) -> None:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
+
+
+SPAN_POLL_MS = 500
+SPAN_POLL_RECORDS = 500
+SPAN_STALL_S = 10.0
+"""A span whose records exist and do not arrive for this long has failed."""
+
+
+async def read_span(consumer: AIOKafkaConsumer, part: TopicPartition, start: int, end: int) -> AsyncIterator[Any]:
+    """aiokafka's committed records from `start` to before `end`; raises one of CONNECTION_ERRORS."""
+    consumer.assign([part])
+    consumer.seek(part, start)
+    loop = asyncio.get_running_loop()
+    position, moved_s = start, loop.time()
+    while position < end:
+        batches = await consumer.getmany(part, timeout_ms=SPAN_POLL_MS, max_records=SPAN_POLL_RECORDS)
+        for record in batches.get(part, ()):
+            if record.offset < end:
+                yield record
+        known, position = position, await consumer.position(part)
+        if position > known:
+            moved_s = loop.time()
+        elif loop.time() - moved_s > SPAN_STALL_S:
+            raise BrokerAway(f"{part} has records that do not come")

@@ -15,12 +15,12 @@ from libs.bus.clients import (
     open_consumer,
     open_member,
     open_producer,
+    read_span,
 )
 from libs.bus.codec import SCHEMA_HEADER, encode
 from libs.bus.lanes import LANE_ERRORS, Lanes
 from libs.bus.offsets import committed_offsets
 from libs.bus.port import Record
-from libs.bus.span import read_span
 from libs.bus.subscription import Subscription
 from libs.bus.work import Handle
 from libs.contracts.errors import BrokerUnavailable, TopicNotFound

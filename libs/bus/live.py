@@ -7,11 +7,10 @@ from typing import Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from libs.bus.clients import open_consumer
+from libs.bus.clients import open_consumer, read_span
 from libs.bus.codec import to_record
 from libs.bus.kafka import KafkaBus
 from libs.bus.port import Gap, Record, Span, Wanted
-from libs.bus.span import read_span
 from libs.bus.subscription import Jumps, Subscription
 from libs.contracts.topics import Topic
 

@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -14,7 +15,6 @@ from libs.bus.broker import partitions
 from libs.bus.clients import CONNECTION_ERRORS, BrokerAway, at_once, gather, open_admin, open_consumer
 from libs.bus.codec import to_record
 from libs.bus.port import TAKEN_OVER_NS, Gap, Record, Wanted
-from libs.bus.progress import Progress
 from libs.contracts.topics import Topic
 from libs.policy.metrics.behind import Behind
 from libs.runtime.backoff import Backoff
@@ -32,6 +32,28 @@ STALL_S = 3.0
 """Records that are there but do not come for this long mean that the client is of no more use."""
 POLL_MS = 500
 MAX_POLL_RECORDS = 500
+
+
+PartitionT = TypeVar("PartitionT", bound=Hashable)
+
+
+class Progress(Generic[PartitionT]):
+    """Remembers since when each partition has had records that are not read."""
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
+        self._moved_at_s: dict[PartitionT, float] = {}
+        self._positions: Mapping[PartitionT, int] = {}
+
+    def stalled(
+        self, now_s: float, positions: Mapping[PartitionT, int], ends: Mapping[PartitionT, int]
+    ) -> list[PartitionT]:
+        """Partitions that have been behind their end, at one position, for longer than the bound."""
+        for partition, position in positions.items():
+            if position >= ends[partition] or position != self._positions.get(partition):
+                self._moved_at_s[partition] = now_s
+        self._positions = positions
+        return [partition for partition in positions if now_s - self._moved_at_s[partition] > self._stall_s]
 
 
 @dataclass(frozen=True, slots=True)

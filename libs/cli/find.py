@@ -1,14 +1,24 @@
-"""Where the suite is that a command talks to, and how to say that there is none."""
+"""Where the suite is that a command talks to, what its services answer, and how to say that there is none.
 
+Plain `http.client`: importing httpx alone takes 0.2 s, which commands that print a table would make people wait for.
+"""
+
+import json
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode, urlsplit
 
 from libs.contracts.errors import StartupError
 from libs.launch.ready import DEFAULT_GATEWAY_PORT, Ready, default_ready_file, read_ready
 
-TIMEOUT_S = 10.0
+if TYPE_CHECKING:
+    import httpx
+
+TIMEOUT_S: Final = 10.0
+MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
+OK: Final = range(200, 300)
 
 
 def find_suite(ready_file: Path | None) -> Ready:
@@ -47,28 +57,34 @@ def no_suite(url: str) -> StartupError:
 
 def get_json(base_url: str, path: str, **params: str) -> Any:
     """What a service answers; raises StartupError that says what to do."""
-    try:
-        answer = httpx.get(f"{base_url}{path}", params=params, timeout=TIMEOUT_S, trust_env=False)
-    except httpx.TransportError:
-        raise no_suite(base_url) from None
-    if answer.is_success:
-        return answer.json()
-    raise StartupError(f"{base_url}{path} refused: {error_text(answer)}")
+    return _answer(base_url, "GET", f"{path}?{urlencode(params)}" if params else path, {}, None)
 
 
 def put_json(base_url: str, path: str, body: dict[str, Any], *, token: str) -> Any:
     """What a service answers to an admin verb; raises StartupError that says what to do."""
-    headers = {"authorization": f"Bearer {token}"}
+    headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+    return _answer(base_url, "PUT", path, headers, json.dumps(body).encode())
+
+
+def _answer(base_url: str, method: str, path: str, headers: dict[str, str], body: bytes | None) -> Any:
+    url = urlsplit(base_url)
+    connect = HTTPSConnection if url.scheme == "https" else HTTPConnection
     try:
-        answer = httpx.put(f"{base_url}{path}", json=body, headers=headers, timeout=TIMEOUT_S, trust_env=False)
-    except httpx.TransportError:
+        with closing(connect(url.hostname or "", url.port, timeout=TIMEOUT_S)) as connection:
+            connection.request(method, f"{url.path.rstrip('/')}{path}", body, headers)
+            answer = connection.getresponse()
+            content = answer.read(MAX_ANSWER_BYTES)
+    except (OSError, HTTPException):
         raise no_suite(base_url) from None
-    if answer.is_success:
-        return answer.json()
-    raise StartupError(f"{base_url}{path} refused: {error_text(answer)}")
+    if answer.status not in OK:
+        raise StartupError(f"{base_url}{path} refused: {_message(answer.status, content)}")
+    try:
+        return json.loads(content)
+    except ValueError:
+        raise StartupError(f"{base_url}{path} answers something that is no JSON: is it a suite?") from None
 
 
-def checked(answer: httpx.Response) -> dict[str, Any]:
+def checked(answer: "httpx.Response") -> dict[str, Any]:
     """What the gateway answers; raises StartupError where it refused."""
     if not answer.is_success:
         raise StartupError(f"the gateway refused: {error_text(answer)}")
@@ -76,14 +92,18 @@ def checked(answer: httpx.Response) -> dict[str, Any]:
     return found
 
 
-def error_text(answer: httpx.Response) -> str:
+def error_text(answer: "httpx.Response") -> str:
     """The message of an error in OpenAI's or FastAPI's shape, else its status."""
+    return _message(answer.status_code, answer.content)
+
+
+def _message(status: int, content: bytes) -> str:
     try:
-        body = answer.json()
+        body = json.loads(content)
         error = body.get("error", body)
         return str(error.get("message") or error["detail"]) if isinstance(error, dict) else str(error)
     except (ValueError, KeyError, AttributeError):
-        return f"HTTP {answer.status_code}"
+        return f"HTTP {status}"
 
 
 def _default() -> Ready:

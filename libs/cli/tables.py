@@ -1,23 +1,21 @@
 """What `fulcrum workers` and `fulcrum occupancy` print."""
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
+from libs.cli.console import make_console, plain_table
 from libs.cli.find import find_suite, get_json
+from libs.cli.status.gauge import span
 
 BAR_CELLS = 24
 BEHIND_MS = 2_000
 """Data that are older are not shown without saying so."""
-PIPE_COLUMNS = 200
-"""Where there is no terminal to fit into."""
 ROLE_STYLES = {"prefill": "cyan", "decode": "green", "mixed": "yellow", "standby": "dim"}
 PHASES = {"prefill": ("█", "cyan"), "decode": ("▓", "green"), "kv_wait": ("▒", "yellow"), "idle": ("·", "grey37")}
 """Cell and style of each; the cells differ, since not every output has colours."""
@@ -29,15 +27,9 @@ def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(workers))
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for title in ("worker", "role", "state"):
-        table.add_column(title, no_wrap=True)
-    for title in ("run", "wait", "epoch", "moves"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("last move", no_wrap=True)
-    table.add_column("model")
-    for title in ("device", "address"):
-        table.add_column(title, no_wrap=True)
+    titles = ("worker", "role", "state", "run", "wait", "up", "pid", "epoch", "moves", "last move", "model", "device")
+    left = ("worker", "role", "state", "last move", "model", "device", "address")
+    table = plain_table(*titles, "address", left=left, wraps=("model",), gap=1)
     now_ns = time.time_ns()
     for worker in workers:
         budget = f" +{worker['budget_tokens']}" if worker["budget_tokens"] else ""
@@ -46,8 +38,9 @@ def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
             worker["id"],
             Text(worker["role"] + budget, style=ROLE_STYLES.get(worker["role"], "")),
             Text(worker["state"], style="green" if worker["state"] == "ready" else "yellow"),
-            str(worker["running"]),
-            str(worker["waiting"]),
+            *(Text("–", "dim") if worker[name] is None else str(worker[name]) for name in ("running", "waiting")),
+            span((now_ns - worker["started_unix_ns"]) / 1e6),
+            str(worker["pid"]),
             str(worker["epoch"]),
             str(worker["moves"] or "–"),
             last_move(worker, now_ns),
@@ -55,7 +48,7 @@ def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
             device if device.startswith(engine) else f"{engine} {device}",
             worker["address"],
         )
-    console = _console()
+    console = make_console()
     console.print(table if workers else "No worker is registered.")
     for worker in workers:
         if worker["unpaired"]:
@@ -73,16 +66,13 @@ def show_occupancy(ready_file: Path | None, window: str, *, as_json: bool) -> No
 
 def show_occupancy_of(found: dict[str, Any]) -> None:
     """Print what `/v1/occupancy` answered."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("", no_wrap=True)
-    table.add_column(f"last {found['window_ms'] / 1000:g} s", no_wrap=True)
-    for title in (*map(_title, PHASES), "P:D", "covered"):
-        table.add_column(title, justify="right", no_wrap=True)
+    window = f"last {found['window_ms'] / 1000:g} s"
+    table = plain_table("", window, *map(_title, PHASES), "P:D", "covered", left=("", window), gap=1)
     table.add_row(Text("all", style="bold"), *_cells(found))
     for worker in found["workers"]:
         table.add_row(f"{worker['id']}", *_cells(worker))
     legend = Text(" ").join(Text(f"{cell} {_title(phase)}", style=style) for phase, (cell, style) in PHASES.items())
-    _console().print(Group(table, Text(), legend, *_age(found["age_ms"])))
+    make_console().print(Group(table, Text(), legend, *_age(found["age_ms"])))
 
 
 def _age(age_ms: int | None) -> Iterator[Text]:
@@ -96,15 +86,7 @@ def last_move(worker: dict[str, Any], now_ns: int) -> Text:
     """How long ago a worker took its role, and who gave it."""
     if not worker["moved_unix_ns"]:
         return Text("–", style="dim")
-    age_s = max(now_ns - worker["moved_unix_ns"], 0) // 1_000_000_000
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
-        if age_s >= size or size == 1:
-            return Text(f"{age_s // size}{unit} ago, {worker['moved_by'] or 'unnamed'}")
-    raise AssertionError("a second is the smallest unit")
-
-
-def _console() -> Console:
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    return Text(f"{span((now_ns - worker['moved_unix_ns']) / 1e6)} ago, {worker['moved_by'] or 'unnamed'}")
 
 
 def _title(phase: str) -> str:
@@ -113,7 +95,9 @@ def _title(phase: str) -> str:
 
 def _cells(figures: dict[str, Any]) -> list[Text | str]:
     shares = [_percent(figures[phase]) for phase in PHASES]
-    ratio = "–" if figures["ratio"] is None else f"{figures['ratio']:.2f}"
+    ratio = (
+        f"{figures['ratio']:.2f}" if figures["ratio"] and figures["prefill"] else ""
+    )  # of one phase alone there is none
     return [phase_bar(figures), *shares, ratio, _percent(figures["coverage"])]
 
 

@@ -17,7 +17,7 @@ def quoted(text: str) -> str:
 
 
 class FulcrumError(Exception):
-    """Something that a caller is told about in one line. `message` says what to do where there is something to do."""
+    """An error that a caller gets as one line. `message` says what to do where there is something to do."""
 
     code: ClassVar[str] = "internal_error"
     error_type: ClassVar[str] = "server_error"

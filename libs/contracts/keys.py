@@ -26,6 +26,12 @@ def planner_limits(cluster: str) -> str:
     return f"fulcrum:{cluster}:planner-limits"
 
 
+def planner_memory(cluster: str, what: str) -> str:
+    """What the planner remembers beside its mode and limits, as JSON: the GPU time that started workers took today
+    (scale), and what was lost by the hour (regret)."""
+    return f"fulcrum:{cluster}:planner-{what}"
+
+
 def planner_lead(cluster: str) -> str:
     """Which planner decides; it expires unless that planner goes on."""
     return f"fulcrum:{cluster}:planner-lead"
@@ -38,10 +44,45 @@ def kv_blocks(cluster: str, model: str, worker_id: str) -> str:
 
 def step_time(cluster: str, *kind: str) -> str:
     """Hash of the latest fits of how long steps of a kind of worker take, one serialized StepTime for each kind of
-    step. Kinds are told apart by engine, model, device and variant."""
+    step. A kind is engine, model, device and variant."""
     return f"fulcrum:{cluster}:step-time:{':'.join(kind)}"
 
 
 def step_time_lease(cluster: str, *kind: str) -> str:
     """Who measures prefill for a kind of worker now; it expires."""
     return f"fulcrum:{cluster}:step-time-lease:{':'.join(kind)}"
+
+
+def models(cluster: str) -> str:
+    """Hash of the models that the cluster can serve, an entry as JSON under each name."""
+    return f"fulcrum:{cluster}:models"
+
+
+def model_times(cluster: str) -> str:
+    """Hash of how long bringing each model up took, as JSON."""
+    return f"fulcrum:{cluster}:model-times"
+
+
+def model_outlook(cluster: str) -> str:
+    """What the planner expects of each model, as JSON; it expires unless the planner goes on."""
+    return f"fulcrum:{cluster}:model-outlook"
+
+
+def model_changes(cluster: str) -> str:
+    """Pub/sub channel that tells of changes of the three above."""
+    return f"fulcrum:{cluster}:model-changes"
+
+
+def model_gateways(cluster: str) -> str:
+    """Set of ids of gateways that tell how they use models; one whose use key is gone is dead."""
+    return f"fulcrum:{cluster}:model-gateways"
+
+
+def model_use(cluster: str, gateway_id: str) -> str:
+    """What a gateway has of each model, as JSON; it expires unless the gateway goes on."""
+    return f"fulcrum:{cluster}:model-use:{gateway_id}"
+
+
+def model_uses(cluster: str) -> str:
+    """Pub/sub channel that carries a gateway's id when it has told its use."""
+    return f"fulcrum:{cluster}:model-uses"

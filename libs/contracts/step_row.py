@@ -12,7 +12,7 @@ ENTRY_BYTES: Final = 8
 
 
 class StepRow(NamedTuple):
-    """One step; its fields are the columns of `StepColumns`, where they are told what they mean."""
+    """One step; its fields are the columns of `StepColumns`, where they are documented."""
 
     start_unix_ns: int
     end_unix_ns: int = 0
@@ -48,8 +48,8 @@ def whole_columns(steps: StepColumns) -> list[bytes]:
     whole = [column or zeros for column in columns]
     if length % ENTRY_BYTES == 0 and {*map(len, whole)} == {length}:
         return whole
-    told = ", ".join(f"{name} {len(column)}" for name, column in zip(COLUMN_NAMES, columns, strict=True) if column)
-    raise ValueError(f"columns of unlike length in bytes: {told}")
+    lengths = ", ".join(f"{name} {len(column)}" for name, column in zip(COLUMN_NAMES, columns, strict=True) if column)
+    raise ValueError(f"columns of unlike length in bytes: {lengths}")
 
 
 def step_rows(steps: StepColumns) -> list[StepRow]:

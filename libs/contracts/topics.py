@@ -6,8 +6,15 @@ from google.protobuf.message import Message
 
 from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import AlertEvent
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import JobEvent, Result, Share, Submission
+from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, RequestEvent, SharedWindows, StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
+    FleetLoads,
+    GatewayQueues,
+    RequestEvent,
+    SharedWindows,
+    StepBatch,
+)
 
 HOUR_MS = 3_600_000
 SEGMENT_BYTES = 32 * 1024 * 1024
@@ -38,6 +45,8 @@ REQUESTS = Topic("requests.v1", RequestEvent, key="request_id", partitions=4, re
 DECISIONS = Topic("decisions.v1", Decision, key="planner_id", partitions=1, retention_ms=7 * 24 * HOUR_MS)
 WINDOWS = Topic("windows.v2", SharedWindows, key="metrics_id", partitions=1, retention_ms=HOUR_MS // 6)
 QUEUES = Topic("queues.v1", GatewayQueues, key="gateway_id", partitions=1, retention_ms=HOUR_MS // 6)
+LOADS = Topic("loads.v1", FleetLoads, key="metrics_id", partitions=1, retention_ms=HOUR_MS // 6)
+DEMAND = Topic("demand.v1", DemandTotals, key="gateway_id", partitions=1, retention_ms=24 * HOUR_MS)
 ALERTS = Topic("alerts.v1", AlertEvent, key="alert_id", partitions=1, retention_ms=7 * 24 * HOUR_MS)
 
 BATCH_JOBS = Topic("batch-jobs.v2", JobEvent, key="job_id", partitions=4, retention_ms=30 * 24 * HOUR_MS)
@@ -47,5 +56,18 @@ BATCH_SUBMIT = Topic(
     "batch-submit.v1", Submission, key="body", partitions=1, retention_ms=14 * 24 * HOUR_MS, wraps="body"
 )
 
-ALL = (STEPS, REQUESTS, DECISIONS, WINDOWS, QUEUES, ALERTS, BATCH_JOBS, BATCH_SHARES, BATCH_RESULTS, BATCH_SUBMIT)
+ALL = (
+    STEPS,
+    REQUESTS,
+    DECISIONS,
+    WINDOWS,
+    QUEUES,
+    LOADS,
+    DEMAND,
+    ALERTS,
+    BATCH_JOBS,
+    BATCH_SHARES,
+    BATCH_RESULTS,
+    BATCH_SUBMIT,
+)
 """Made at start where the broker allows it (the embedded one makes topics on first use, with 4 partitions each)."""

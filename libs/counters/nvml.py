@@ -100,11 +100,11 @@ class NvmlCounters:
         asked.sample1, asked.sample2 = before, sample
         asked.metrics[0].metricId = nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL
         asked.metrics[1].metricId = nvml.NVML_GPM_METRIC_DRAM_BW_UTIL
-        told = self._asked(nvml.nvmlGpmMetricsGet, asked)
+        reported = self._asked(nvml.nvmlGpmMetricsGet, asked)
         self._asked(nvml.nvmlGpmSampleFree, before)
-        if told is None:
+        if reported is None:
             return None, None
-        tensor, dram = (told.metrics[place] for place in range(2))
+        tensor, dram = (reported.metrics[place] for place in range(2))
         return _share(tensor), _share(dram)
 
     def _asked(self, function: Callable[..., T], *arguments: Any) -> T | None:

@@ -4,16 +4,18 @@ All sync: what is decided here leaves with the links' next frames. Where a choic
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 
 import structlog
 
 from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, SequenceFailed
-from libs.dispatch.generation import Ending, FinishReason, Generation
-from libs.dispatch.moves import Moves
-from libs.dispatch.ports import Demand, Link, Links
+from libs.dispatch.arrivals import Arrivals
+from libs.dispatch.experience import Experience
+from libs.dispatch.generation import ApiFinishReason, Ending, Generation
+from libs.dispatch.ports import ColdModels, Demand, Link, Links
 from libs.dispatch.router import Router
+from libs.dispatch.sequence_moves import SequenceMoves
 from libs.dispatch.stays import Stays
 from libs.dispatch.suspects import Suspects, poison_error
 from libs.dispatch.waiting import RETRY_AFTER_S, WaitingQueue, expired
@@ -34,7 +36,7 @@ from libs.policy.gateway.effects import Effects, End, EndReason, Stay, Wait, Wor
 from libs.policy.gateway.expiry import Patience
 from libs.policy.gateway.outlook import lend_speeds
 from libs.policy.gateway.placement import Partner
-from libs.policy.gateway.queues import Queue, model_queues
+from libs.policy.gateway.queues import Queue
 from libs.policy.gateway.readiness import serves_decode
 from libs.policy.gateway.view import Binding, WorkerView, rooms
 from libs.runtime.clock import Clock
@@ -53,7 +55,7 @@ Ended = Callable[[Generation, Ending], None]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of every choice, and of all that wait."""
+    """Bounds on each choice and on the queue."""
 
     max_waiting: int
     patience: Patience
@@ -83,9 +85,13 @@ class Dispatcher:
         self._scheduler = scheduler
         self._ended = ended
         self._bounds = bounds
+        self.cold: ColdModels | None = None
+        """Who knows of models that no worker serves; None: nobody."""
+        self._experience = Experience()
         self._queue = WaitingQueue(bounds.max_waiting)
-        self._moves = Moves()
+        self._moves = SequenceMoves()
         self._stays = Stays(links)
+        self._arrivals = Arrivals()
         self._live: dict[Generation, None] = {}
         """In the order in which they came."""
         self._sequence_ids = count(1)
@@ -111,17 +117,18 @@ class Dispatcher:
         """Prompt tokens of those in the queue that can."""
         return self._queue.hopeful_tokens
 
+    def waiting_for(self, model: str) -> int:
+        """Choices in the queue that are for a model."""
+        return self._queue.of(model)
+
     @property
     def people_waiting(self) -> int:
         """Choices in the queue that are no lines of batch jobs."""
         return len(self._queue) - self._queue.batch
 
     def queues(self) -> list[Queue]:
-        """What waits, by model and phase."""
-        if not len(self._queue):
-            return []
-        found = model_queues(self._queue, self._links.views())
-        return [replace(each, hopeful_tokens=self._queue.hopeful_of(each.model)) for each in found]
+        """What waits, by model and phase, and what came."""
+        return self._arrivals.queues(self._queue, self._links)
 
     @property
     def live(self) -> int:
@@ -150,6 +157,7 @@ class Dispatcher:
         self.suspects.admit(generations)
         for generation in generations:
             self._live[generation] = None
+            self._arrivals.came(generation)
             self._wait(generation)
 
     def cancel(self, generation: Generation, because: FulcrumError | None) -> None:
@@ -177,7 +185,9 @@ class Dispatcher:
         drain_s = self._queue.drain_s(now_ns)
         if len(self._queue):
             views, patience = self._links.views(), self._bounds.patience
-            for generation, error in expired(self._queue, views, patience, now_ns=now_ns, drain_s=drain_s):
+            for generation, error in expired(
+                self._queue, views, patience, now_ns=now_ns, drain_s=drain_s, cold=self.cold
+            ):
                 self._end(generation, error)
         for generation in self.suspects.overdue(self._live):
             self._end(generation, poison_error())
@@ -247,17 +257,18 @@ class Dispatcher:
         barred: frozenset[str] = frozenset(),
     ) -> None:
         """Where there is room; on workers of `avoided` only where there is none on others, on those of `barred` not."""
-        hushed = self._links.hushed | avoided
-        bindings = self._router.round(waiting, views, now_ns, hushed=hushed, strand=self._strand, barred=barred)
+        quiet = self._links.quiet | avoided
+        bindings = self._router.round(waiting, views, now_ns, quiet=quiet, drop_stale_kv=self._drop_kv, barred=barred)
         for binding in bindings:
             self._start(self._queue[binding.sequence_id], binding, links, now_ns)
 
-    def _strand(self, generation: Generation) -> None:
-        self._do(generation, generation.placement.stranded())
+    def _drop_kv(self, generation: Generation) -> None:
+        self._do(generation, generation.placement.drop_stale_kv())
 
     def _start(self, generation: Generation, binding: Binding, links: Mapping[str, Link], now_ns: int) -> None:
         self._queue.bound(generation, now_ns)
         generation.timeline.bound(now_ns, binding.predicted.ttft_ns)
+        self._experience.bound(generation.model, generation.timeline)
         decode, prompt_key = links[binding.decode_worker], None
         decode.outlook.turn = turn = next(self._turns)
         if binding.prompt_worker is not None:
@@ -292,12 +303,22 @@ class Dispatcher:
     def _token(self, generation: Generation, stay: Stay, token_id: int, logprob: Logprob | None, now_ns: int) -> None:
         ended = generation.token(token_id, logprob, now_ns)
         stay.tokens += 1
+        if len(generation.output) == 1 and not generation.resumed:
+            self._learn(generation, stay.worker)
         if generation.trial is not None and self.suspects.token(generation):
             self._turn_soon()
         if stay.tokens == 1 and stay is generation.placement.decode:
             self._do(generation, generation.placement.first_decoded())
         if ended is not None:
             self._end(generation, ended)
+
+    def _learn(self, generation: Generation, worker: WorkerKey) -> None:
+        """What its prediction was worth, in general and there."""
+        self._experience.first_token(generation)
+        timeline, link = generation.timeline, self._links.link(worker)
+        if link is not None:
+            predicted_ns = timeline.predicted_first_ns - timeline.bound_ns
+            link.outlook.slowness.answered(predicted_ns, timeline.first_token_ns - timeline.bound_ns)
 
     def _hear(self, generation: Generation, stay: Stay, happened: Happened) -> None:
         """Have it decided what becomes of a choice."""
@@ -368,7 +389,7 @@ class Dispatcher:
         """Whether some worker of the model could take over blocks of this kind, credits aside."""
         return serves_decode(self._links.views(), model, kv_kind)
 
-    def _do(self, generation: Generation, effects: Effects, reason: FinishReason | None = None) -> None:
+    def _do(self, generation: Generation, effects: Effects, reason: ApiFinishReason | None = None) -> None:
         """Carry effects out; `reason`: how a worker says that it has ended."""
         for effect in effects:
             if isinstance(effect, Wait):
@@ -380,7 +401,7 @@ class Dispatcher:
             else:
                 self._stays.do(generation, effect)
 
-    def _outcome(self, generation: Generation, why: EndReason, detail: str, reason: FinishReason | None) -> Ending:
+    def _outcome(self, generation: Generation, why: EndReason, detail: str, reason: ApiFinishReason | None) -> Ending:
         if why is EndReason.REFUSED:
             return InvalidRequest(detail)
         if why is EndReason.GAVE_UP:
@@ -391,9 +412,10 @@ class Dispatcher:
         if generation.placement.ended:
             return
         self._queue.remove(generation)
-        self.suspects.ended(generation, well=isinstance(outcome, FinishReason))
+        self.suspects.ended(generation, well=isinstance(outcome, ApiFinishReason))
         self._do(generation, generation.placement.over())
         del self._live[generation]
+        self._arrivals.ended(generation)
         if not self._live and self._on_idle is not None:
             self._on_idle()
         self._ended(generation, generation.conclude(outcome))

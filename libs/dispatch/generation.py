@@ -21,14 +21,14 @@ log = structlog.get_logger()
 _PHASES: Final = {Phase.PREFILL: pb.PHASE_PREFILL, Phase.DECODE: pb.PHASE_DECODE, Phase.BOTH: pb.PHASE_BOTH}
 
 
-class FinishReason(Enum):
+class ApiFinishReason(Enum):
     """Why a choice ended well, in the API's words."""
 
     STOP = "stop"
     LENGTH = "length"
 
 
-Ending = FinishReason | FulcrumError | None
+Ending = ApiFinishReason | FulcrumError | None
 """How a choice ended: well, failed, or None where its client left."""
 
 
@@ -48,7 +48,7 @@ class Sink(Protocol):
         """Take the next token; True when the text ends with it (a stop string), and no more are wanted."""
         ...
 
-    def finish(self, reason: FinishReason) -> None:
+    def finish(self, reason: ApiFinishReason) -> None:
         """All tokens have come."""
         ...
 
@@ -58,7 +58,7 @@ class Sink(Protocol):
 
 
 @dataclass(slots=True)
-class Timeline:
+class RequestTimes:
     """When things happened, Unix ns; 0: not yet."""
 
     arrival_ns: int
@@ -68,11 +68,13 @@ class Timeline:
     """When it was first bound to workers."""
     predicted_first_ns: int = 0
     """When its first token was expected, as of then."""
+    likely_first_ns: tuple[int, ...] = ()
+    """By when it comes with the chances of `libs.policy.estimates.ratios.LEVELS`, as of then; empty: not known."""
     first_token_ns: int = 0
     last_token_ns: int = 0
 
     def bound(self, now_ns: int, predicted_ttft_ns: float) -> None:
-        """It goes to workers; only the first time counts."""
+        """Record that the request was bound; only the first time counts."""
         if not self.bound_ns:
             self.bound_ns = now_ns
             self.predicted_first_ns = now_ns + round(predicted_ttft_ns)
@@ -118,7 +120,7 @@ class Generation:
     end_token_ids: frozenset[int]
     """Tokens that end the text; empty where the client wants to go on past them."""
     sink: Sink
-    timeline: Timeline
+    timeline: RequestTimes
 
     batch: bool = False
     """A line of a batch job: it comes after all that somebody waits for."""
@@ -134,7 +136,7 @@ class Generation:
     """Choices of its request with the same prompt, one of which has to have a token before this one goes to a worker:
     a prompt that kills workers is not given to more of them at a time than it may take."""
     fingerprint: bytes = b""
-    """Of model and prompt; empty until somebody wanted it."""
+    """Hash of model and prompt; empty until it is first needed."""
     trial: Trial | None = None
     """Set while its prompt is suspected of killing workers."""
 
@@ -171,18 +173,18 @@ class Generation:
         """Whether it was bound already and lost its worker."""
         return self.placement.resumed
 
-    def token(self, token_id: int, logprob: Logprob | None, now_ns: int) -> FinishReason | FulcrumError | None:
+    def token(self, token_id: int, logprob: Logprob | None, now_ns: int) -> ApiFinishReason | FulcrumError | None:
         """Take the next token; how the choice ends, None while it does not."""
         self.output.append(token_id)
         self.timeline.token(now_ns)
         try:
-            return FinishReason.STOP if self.sink.token(token_id, logprob) else None
+            return ApiFinishReason.STOP if self.sink.token(token_id, logprob) else None
         except Exception as error:  # whatever it is, what else comes from that worker goes on
             return unmade(error, self.request_id)
 
     def conclude(self, outcome: Ending) -> Ending:
         """Tell the sink; gives how the choice has ended, which is otherwise than meant where the sink fails."""
-        if isinstance(outcome, FinishReason):
+        if isinstance(outcome, ApiFinishReason):
             try:
                 self.sink.finish(outcome)
             except Exception as error:
@@ -191,11 +193,11 @@ class Generation:
             self.sink.fail(outcome)
         return outcome
 
-    def complete(self) -> FinishReason | None:
+    def complete(self) -> ApiFinishReason | None:
         """Whether the output is whole by itself, whatever the worker says next."""
         if self.output and self.output[-1] in self.end_token_ids:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.output) >= self.max_output_tokens else None
+            return ApiFinishReason.STOP
+        return ApiFinishReason.LENGTH if len(self.output) >= self.max_output_tokens else None
 
     def message(self, stay: Stay, blocks: Blocks | None, epoch: int) -> pb.Submit:
         """What a worker is asked: to go on from all tokens so far."""

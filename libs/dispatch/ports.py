@@ -4,6 +4,7 @@ event loop; a discrete-event driver brings its own."""
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from libs.contracts.errors import FulcrumError
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.worker_news import WorkerNews
 from libs.policy.gateway.effects import Blocks, Stay, WorkerKey
@@ -22,7 +23,7 @@ class Work(Protocol):
 
     @property
     def prompt_tokens(self) -> int:
-        """Of the prompt alone."""
+        """Tokens of the prompt, without generated ones."""
         ...
 
     @property
@@ -41,7 +42,7 @@ class Work(Protocol):
 
 
 class Demand(NamedTuple):
-    """What waits for a model here, as its workers are told."""
+    """The queue of a model at this gateway, as its workers get it."""
 
     waiting: int = 0
     waiting_tokens: int = 0
@@ -89,7 +90,7 @@ class Link(Protocol):
         ...
 
     def release(self, prompt_tokens: int) -> None:
-        """Such a sequence does not need its reserved credit."""
+        """Return the credit that was reserved for a sequence with such a prompt."""
         ...
 
     def set_demand(self, demand: Demand) -> None:
@@ -106,7 +107,7 @@ class Links(Protocol):
         ...
 
     @property
-    def hushed(self) -> frozenset[str]:
+    def quiet(self) -> frozenset[str]:
         """Ids of workers that have been silent for a moment: new work goes to others where there are any."""
         ...
 
@@ -127,8 +128,20 @@ class Links(Protocol):
         ...
 
 
+class ColdModels(Protocol):
+    """What is expected of models that no worker serves now."""
+
+    def covers(self, name: str) -> bool:
+        """Whether it is known here what becomes of requests that wait for the model."""
+        ...
+
+    def ends(self, name: str, waited_s: float) -> FulcrumError | None:
+        """Why such a request waits no longer; None: it does."""
+        ...
+
+
 class LinkListener(Protocol):
-    """Who hears of what a link brings."""
+    """Receives the events of a link."""
 
     def received(self, link: Link, news: WorkerNews) -> None:
         """A frame came; credits, load and assignment are in the link already."""

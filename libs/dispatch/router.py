@@ -21,21 +21,19 @@ class Router:
         views: list[WorkerView],
         now_ns: int,
         *,
-        hushed: frozenset[str],
-        strand: Callable[[Generation], None],
+        quiet: frozenset[str],
+        drop_stale_kv: Callable[[Generation], None],
         barred: frozenset[str] = frozenset(),
     ) -> list[Binding]:
-        """Bindings for `waiting`, in its order; `hushed` workers are taken only where there are no others, those of
-        `barred` not at all.
-
-        `strand` is called for those whose blocks nobody is left to pull.
+        """Bindings for `waiting`, in its order. `quiet` workers are used only where there are no others, `barred` ones
+        never. Calls `drop_stale_kv` for requests whose KV blocks no worker is left to pull.
         """
 
         def ask(generation: Generation) -> Ask:
             blocks = generation.placement.blocks
             if blocks is not None and not serves_decode(views, generation.model, blocks.kind):
-                strand(generation)
-            return _ask(generation, hushed)
+                drop_stale_kv(generation)
+            return _ask(generation, quiet)
 
         open_to_all = [view for view in views if view.id not in barred] if barred else views
         return self.bind(map(ask, waiting), open_to_all, now_ns)
@@ -47,7 +45,7 @@ class Router:
         return bind(asks, views, self._policy, now_ns)
 
 
-def _ask(generation: Generation, hushed: frozenset[str]) -> Ask:
+def _ask(generation: Generation, quiet: frozenset[str]) -> Ask:
     placement = generation.placement
     return Ask(
         sequence_id=placement.sequence_id,
@@ -55,6 +53,6 @@ def _ask(generation: Generation, hushed: frozenset[str]) -> Ask:
         tokens=generation.tokens,
         kv_kind=placement.blocks.kind if placement.blocks is not None else None,
         cached_tokens=generation.cached_hints,
-        avoid=hushed.union(placement.avoid),
+        avoid=quiet.union(placement.avoid),
         batch=generation.batch,
     )

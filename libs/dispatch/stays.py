@@ -33,7 +33,7 @@ class Stays:
     def __init__(self, links: Links) -> None:
         self._links = links
         self._there: dict[WorkerKey, _There] = {}
-        """Of workers that have anything."""
+        """Stays by worker, for workers that have any."""
 
     def __iter__(self) -> Iterator[Found]:
         return (found for there in self._there.values() for found in there.running.values())

@@ -181,7 +181,7 @@ class PoisonCollector(Collector):
 
 
 def _choose_leaders(generations: Sequence[Generation]) -> None:
-    """Of choices with the same prompt as many go first as workers may be lost; the others wait for one of them."""
+    """Let as many choices with the same prompt go first as workers may be lost; the others wait for one of them."""
     leaders: dict[bytes, list[Generation]] = {}
     for generation in generations:
         first = leaders.setdefault(generation.prompt, [])
@@ -197,7 +197,7 @@ def poison_error() -> PoisonRequest:
 
 
 def _fingerprint(generation: Generation) -> Prompt:
-    """Of what the prompt's computation depends on, sampling left out."""
+    """A hash of everything that the prompt's computation depends on, without sampling."""
     if not generation.fingerprint:
         model = generation.model.encode()
         generation.fingerprint = xxhash.xxh3_128_digest(b"%d:%b%b" % (len(model), model, generation.prompt))

@@ -7,8 +7,9 @@ from itertools import islice
 
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull
 from libs.dispatch.generation import Generation
-from libs.dispatch.ports import Demand
+from libs.dispatch.ports import ColdModels, Demand
 from libs.policy.gateway.expiry import Expiry, Patience
+from libs.policy.gateway.fairness import FairTurns, Flow
 from libs.policy.gateway.order import Line, hopeless_from_ns
 from libs.policy.gateway.outflow import Outflow, retry_after_s
 from libs.policy.gateway.prediction import fastest_speed
@@ -30,11 +31,17 @@ class WaitingQueue:
         self._waiting: dict[int, Generation] = {}
         self._lines: dict[str, Line[Generation]] = {}
         """By model; those where nobody waits are none."""
+        self._fair: dict[str, FairTurns] = {}
+        """By model, of those where somebody waits."""
+        self._turns: dict[int, tuple[Flow, int]] = {}
+        """Of those that wait and take turns, by sequence id."""
         self._unjudged: list[Generation] = []
         self._tokens: Counter[str] = Counter()
+        self._batch: Counter[str] = Counter()
+        self._batch_tokens: Counter[str] = Counter()
         self._outflow = Outflow()
         self.batch = 0
-        """Of those that wait, lines of batch jobs."""
+        """Waiting lines of batch jobs."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -50,7 +57,7 @@ class WaitingQueue:
 
     @property
     def late(self) -> int:
-        """Of those that wait, how many can no longer have their first token in time."""
+        """Number of waiting requests whose first token can no longer be in time."""
         return sum(line.late for line in self._lines.values())
 
     @property
@@ -58,10 +65,18 @@ class WaitingQueue:
         """Prompt tokens of the others."""
         return sum(line.hopeful_tokens for line in self._lines.values())
 
+    def of(self, model: str) -> int:
+        """How many wait for a model."""
+        return len(self._lines.get(model, ()))
+
     def hopeful_of(self, model: str) -> int:
-        """Those of one model."""
+        """Of `hopeful_tokens`, those of one model."""
         line = self._lines.get(model)
         return line.hopeful_tokens if line else 0
+
+    def batch_of(self, model: str) -> tuple[int, int]:
+        """Of those that wait for one model, lines of batch jobs, and tokens of their prompts."""
+        return self._batch[model], self._batch_tokens[model]
 
     def check_room(self, count: int, now_ns: int) -> None:
         """Raises QueueFull when `count` more would pass the bound."""
@@ -80,30 +95,46 @@ class WaitingQueue:
         sequence_id, model = generation.placement.sequence_id, generation.model
         self._waiting[sequence_id] = generation
         if model not in self._lines:
-            self._lines[model] = Line()
-        self._lines[model].add(sequence_id, generation)
+            self._lines[model], self._fair[model] = Line(), FairTurns()
+        self._lines[model].add(sequence_id, generation, self._turn(sequence_id, generation))
         self._unjudged.append(generation)
-        self.batch += generation.batch
-        self._tokens[model] += generation.prompt_tokens
+        self._count(generation, 1)
 
-    def remove(self, generation: Generation) -> bool:
-        """Whether it was waiting; it is not any more."""
+    def remove(self, generation: Generation, *, bound: bool = False) -> bool:
+        """Whether it was waiting; it is not any more. `bound`: it goes to workers."""
         sequence_id, model = generation.placement.sequence_id, generation.model
         if self._waiting.pop(sequence_id, None) is None:
             return False
+        if (found := self._turns.pop(sequence_id, None)) is not None:
+            self._fair[model].left(*found, bound=bound)
         line = self._lines[model]
         line.remove(sequence_id)
         if not line:
-            del self._lines[model]
-        self.batch -= generation.batch
-        self._tokens[model] -= generation.prompt_tokens
+            del self._lines[model], self._fair[model]
+        self._count(generation, -1)
         return True
 
+    def _count(self, generation: Generation, sign: int) -> None:
+        model, tokens = generation.model, sign * generation.prompt_tokens
+        self._tokens[model] += tokens
+        if generation.batch:
+            self.batch += sign
+            self._batch[model] += sign
+            self._batch_tokens[model] += tokens
+
+    def _turn(self, sequence_id: int, generation: Generation) -> int:
+        """Among its tenant's and others'. Batch lines have shares of their own; what ran already goes before all."""
+        if generation.batch or generation.resumed:
+            return 0
+        flow = generation.context.tenant, generation.context.service_class
+        self._turns[sequence_id] = found = self._fair[generation.model].came(flow, generation.prompt_tokens)
+        return found[1]
+
     def bound(self, generation: Generation, now_ns: int) -> None:
-        """It leaves for workers."""
+        """Take a request off the queue, as it was bound."""
         if (line := self._lines.get(generation.model)) is not None:
             line.bound(generation.placement.sequence_id)
-        waited = self.remove(generation) and now_ns - generation.timeline.queued_ns >= AT_ONCE_NS
+        waited = self.remove(generation, bound=True) and now_ns - generation.timeline.queued_ns >= AT_ONCE_NS
         self._outflow.left(generation.prompt_tokens if waited else 0, now_ns)
 
     def judge(self, workers: Sequence[WorkerView]) -> None:
@@ -131,7 +162,7 @@ class WaitingQueue:
         return found
 
     def demand(self, model: str, now_ns: int) -> Demand:
-        """What workers of the model are told."""
+        """The model's queue as its workers get it."""
         line = self._lines.get(model)
         if line is None:
             return Demand()
@@ -143,13 +174,24 @@ class WaitingQueue:
 
 
 def expired(
-    waiting: Iterable[Generation], workers: list[WorkerView], patience: Patience, *, now_ns: int, drain_s: float
+    waiting: Iterable[Generation],
+    workers: list[WorkerView],
+    patience: Patience,
+    *,
+    now_ns: int,
+    drain_s: float,
+    cold: ColdModels | None = None,
 ) -> list[tuple[Generation, FulcrumError]]:
-    """Those that have waited too long, and what their clients are told. Pure."""
+    """Those that have waited too long, and the errors of their clients. `cold`: knows models without a worker."""
     found: list[tuple[Generation, FulcrumError]] = []
     served = cache(partial(serves, workers))
     for generation in waiting:
         model = generation.model
+        if cold is not None and cold.covers(model) and not served(model):
+            error = cold.ends(model, (now_ns - generation.timeline.queued_ns) / 1e9)
+            if error is not None:
+                found.append((generation, error))
+            continue
         match patience.ends(now_ns - generation.timeline.queued_ns, partial(served, model)):
             case Expiry.NO_WORKERS:
                 message = f"no worker serves model {model!r} now{why_not(workers, model)}"

@@ -6,12 +6,12 @@ from typing import Final, NamedTuple
 
 from libs.contracts.packing import unpack_f32, unpack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.dispatch.generation import FinishReason
+from libs.dispatch.generation import ApiFinishReason
 from libs.engine.port import Logprob
 from libs.policy.gateway.effects import Blocks
 from libs.policy.roles import Refusal
 
-_FINISHED: Final = {pb.FINISH_REASON_STOP: FinishReason.STOP, pb.FINISH_REASON_LENGTH: FinishReason.LENGTH}
+_FINISHED: Final = {pb.FINISH_REASON_STOP: ApiFinishReason.STOP, pb.FINISH_REASON_LENGTH: ApiFinishReason.LENGTH}
 _REFUSALS: Final[Mapping[int, Refusal]] = {refusal.value: refusal for refusal in Refusal}
 
 
@@ -62,7 +62,7 @@ class Finished(NamedTuple):
     """The worker has ended it; `reason` None: in a way that nobody asked for."""
 
     sequence_id: int
-    reason: FinishReason | None
+    reason: ApiFinishReason | None
     cached_tokens: int
 
 
@@ -92,13 +92,13 @@ class WorkerNews(NamedTuple):
     introduced: bool
     """The worker said who it is."""
     speed: bool
-    """It told its speed."""
+    """The worker reported its speed."""
     tokens: Tokens | None
     happened: Sequence[Happened]
 
 
 def read_news(frame: pb.WorkerFrame, kv_kind: str, *, kv_once: bool) -> WorkerNews:
-    """Of a worker with that kind of KV, whose blocks are good for one reader (`kv_once`) or more. Raises
+    """Parse a frame of a worker with KV of kind `kv_kind`; `kv_once`: its blocks can be read only once. Raises
     MalformedFrame."""
     happened: list[Happened] = []
     for event in frame.events:

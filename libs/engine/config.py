@@ -32,7 +32,7 @@ class EngineConfig:
     vllm_connector: str = "NixlConnector"
     """What moves KV between vllm engines, by vLLM's name."""
     vllm_connector_config: Mapping[str, Any] = field(default_factory=dict)
-    """What that is told beside, in its own words."""
+    """Further configuration of that connector, by its own names."""
     vllm_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further engine arguments of vLLM's, by its names."""
     sim_profile: str = "llama-8b-h100"
@@ -41,5 +41,17 @@ class EngineConfig:
     """How much faster than the modelled device the sim engine runs."""
     sim_kv_memory_mb: int = 0
     """Modelled KV memory; 0 is the profile's."""
+    sim_weights_bytes: int = 0
+    """Modelled size of the model's weights; 0: they are there at once."""
+    sim_memory_bytes: int = 80_000_000_000
+    """Modelled memory of the device: larger weights cannot be loaded."""
+    sim_load_gb_per_s: float = 4.0
+    """Modelled speed of weights from their source to the device: sequential reads of one NVMe drive."""
+    sim_wake_gb_per_s: float = 25.0
+    """The same from host memory and back: PCIe 4.0 x16, pinned."""
+    sim_load_overhead_s: float = 0.5
+    """Beside the bytes, each time that weights come to the device."""
     sim_link_gbps: float = 100.0
     """Modelled KV link, gigabits a second."""
+    sim_faults: Path | None = None
+    """File of faults that simulated devices have, by worker; None: none has any."""

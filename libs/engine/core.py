@@ -10,11 +10,12 @@ from typing import Final
 
 from libs.contracts.errors import InvalidRequest, QueueFull
 from libs.engine import batching
-from libs.engine.block_pool import BlockPool
+from libs.engine.batching import blocks_to_spare, grow
 from libs.engine.config import EngineConfig
-from libs.engine.handles import Held, RandomBytes, Received
+from libs.engine.kv.block_pool import BlockPool
+from libs.engine.kv.handles import Held, RandomBytes, Received
+from libs.engine.kv.wait import KvWait
 from libs.engine.kv_port import KvHandle
-from libs.engine.kv_wait import KvWait
 from libs.engine.offers import Offers
 from libs.engine.port import (
     BlockEvents,
@@ -31,7 +32,6 @@ from libs.engine.port import (
     SequenceOutput,
     StepReport,
 )
-from libs.engine.preemption import blocks_to_spare, grow
 from libs.engine.roster import QUEUED, Roster
 from libs.engine.runner import Batch, Sampled
 from libs.engine.sequence import Sequence, Stage
@@ -50,7 +50,7 @@ class Core:
     Prompts are admitted first come, first served, transferred sequences before them: their first token is out and
     their blocks wait under a lease. Preempted sequences go before both. Of each kind, sequences that yield come last,
     and are the first to be preempted. Blocks are allocated as sequences grow; see
-    libs/engine/preemption.py for what happens when they run out.
+    libs/engine/batching.py for what happens when they run out.
     """
 
     def __init__(
@@ -126,6 +126,7 @@ class Core:
             raise InvalidRequest(f"a sequence of {sequence.length} tokens cannot go on from {token_ids}")
         sequence.handed = token_ids
         sequence.start_line(now_ns, sequence.length + len(token_ids))
+        sequence.kv_ready = True  # the prompt is computed
         if sequence.kv_arrived:
             self._go_on(sequence, now_ns)
 
@@ -221,8 +222,8 @@ class Core:
     # ------------------------------------------------------------------ measuring
 
     def lend_blocks(self, tokens: int, now_ns: int) -> list[int] | None:
-        """Blocks for a step that measures so many tokens, to be given back; None without room, or while sequences
-        decode that cannot wait for it."""
+        """Blocks for a measured step of `tokens` tokens, which the caller returns; None without room, or while
+        sequences decode that cannot wait for it."""
         if not self._pace.has_time_for_trial(tokens, list(self._sequences.at(Stage.DECODE)), now_ns):
             return None
         return self._pool.allocate(blocks_for(tokens, self._capabilities.block_size_tokens))
@@ -271,6 +272,12 @@ class Core:
             self._go_on(sequence, now_ns)
         self._note_awaiting(now_ns)
 
+    def kv_is_ready(self, sequence: Sequence, ready: bool, now_ns: int) -> None:
+        """Whether some of its KV is ready at its source and not here, from now on."""
+        if sequence.kv_ready is not ready:
+            sequence.kv_ready = ready
+            self._note_awaiting(now_ns)
+
     def kv_failed(self, sequence: Sequence, reason: FinishReason, detail: str, now_ns: int) -> None:
         """The blocks will not come."""
         self._finish(sequence, reason, detail=detail)
@@ -291,7 +298,7 @@ class Core:
         self._offers.leave(held, now_ns)
 
     def to_sum(self, most: int) -> tuple[Held, int, int] | None:
-        """(handle, first, end): at most so many blocks ready for others whose checksums nobody has taken."""
+        """(handle, first, end): at most `most` blocks ready for others whose checksums nobody has taken."""
         return self._offers.to_sum(most)
 
     def release(self, opaque: bytes, now_ns: int) -> None:
@@ -312,18 +319,22 @@ class Core:
 
     def take_event(self, step: StepReport | None = None) -> EngineEvent | None:
         """Everything since the last call, with the step that brought it; None when nothing happened."""
-        if not (step or self._outputs or self._transfers or self._kv_wait.ended or self._pool.changes):
+        waited = self._kv_wait.ended or self._kv_wait.starved_ended
+        if not (step or self._outputs or self._transfers or waited or self._pool.changes):
             return None
         blocks = _NO_BLOCKS
         if self._pool.changes:
             changes = self._pool.take_changes()
             blocks = BlockEvents(tuple(changes.stored), tuple(changes.removed))
-        event = EngineEvent(tuple(self._outputs), step, self._kv_wait.take_ended(), tuple(self._transfers), blocks)
+        waits, starved = self._kv_wait.take_ended(), self._kv_wait.take_starved()
+        event = EngineEvent(tuple(self._outputs), step, waits, tuple(self._transfers), blocks, starved)
         self._outputs, self._transfers = [], []
         return event
 
     def load(self, *, reported_to_ns: int = 0, pool_faults: int = 0) -> EngineLoad:
         """Depths now, with what only the engine around it knows."""
+        fetching = self._sequences.at(Stage.FETCHING)
+        ready_since = [each.kv_ready_since_ns for each in fetching if each.kv_ready_since_ns and not each.kv_arrived]
         return EngineLoad(
             running=len(self._sequences.at(Stage.PREFILL)) + len(self._sequences.at(Stage.DECODE)),
             waiting=self._sequences.waiting,
@@ -336,6 +347,9 @@ class Core:
             preemptions=self._preemptions,
             recomputed_tokens=self._recomputed_tokens,
             waiting_prefill_squares=self._sequences.waiting_prefill_squares,
+            starved_since_unix_ns=self._kv_wait.starved_since_ns,
+            awaiting_ready_kv=len(ready_since),
+            ready_kv_since_unix_ns=min(ready_since, default=0),
         )
 
     def integrity(self) -> EngineIntegrity:
@@ -463,8 +477,12 @@ class Core:
 
     def _note_awaiting(self, now_ns: int) -> None:
         """One whose KV is all here, and that awaits the token sampled elsewhere, awaits no KV."""
-        fetching = self._sequences.at(Stage.FETCHING)
-        self._kv_wait.awaiting(bool(fetching) and not all(each.kv_arrived for each in fetching), now_ns)
+        some = ready = False
+        for each in self._sequences.at(Stage.FETCHING):
+            if not each.kv_arrived:
+                some, ready = True, ready or each.kv_ready
+                each.kv_ready_since_ns = (each.kv_ready_since_ns or now_ns) if each.kv_ready else 0
+        self._kv_wait.awaiting(some, now_ns, ready=ready)
 
 
 def _logprobs(token: Sampled) -> tuple[Logprob, ...]:

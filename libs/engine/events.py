@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
-from libs.engine.block_pool import BlockChanges
+from libs.engine.kv.block_pool import BlockChanges
 from libs.engine.port import BlockEvents, EngineEvent
 
 MAX_UNREAD_STEPS = 256
@@ -80,11 +80,12 @@ def merge(first: EngineEvent, later: EngineEvent) -> EngineEvent:
         kv_waits=first.kv_waits + later.kv_waits,
         kv_transfers=first.kv_transfers + later.kv_transfers,
         blocks=BlockEvents(tuple(changes.stored), tuple(changes.removed)),
+        starved=first.starved + later.starved,
     )
 
 
 def _starts(event: EngineEvent) -> Iterator[int]:
     if event.step is not None:
         yield event.step.start_unix_ns
-    for start, _end in event.kv_waits:
+    for start, _end in event.kv_waits + event.starved:
         yield start

@@ -7,7 +7,7 @@ from typing import Final
 
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
-from libs.engine.handles import RandomBytes
+from libs.engine.kv.handles import RandomBytes
 from libs.engine.local import LocalEngine
 from libs.engine.port import Engine
 from libs.engine.runner import Runner

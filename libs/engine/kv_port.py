@@ -33,9 +33,11 @@ class KvChunk:
     data_bytes: int = 0
     """What the blocks weigh, also where `data` is only simulated."""
     checksums: tuple[int, ...] = ()
-    """Of each block, by libs/engine/checksum.py."""
+    """Of each block, by libs/engine/kv/checksum.py."""
     pool_blocks: tuple[int, ...] = ()
     """Where the blocks lie in the sender's pool."""
+    ready_blocks: int = 0
+    """Blocks of the handle up to here are ready at the sender; 0: unknown. A chunk without blocks tells just that."""
     shared: bool = False
     """The views are of the sender's own memory, on this host."""
 
@@ -53,6 +55,11 @@ class KvExport(Protocol):
 
         Raises KvLost once the handle is gone: its lease has ended, or its prompt was given up.
         """
+        ...
+
+    @property
+    def ready_blocks(self) -> int:
+        """Blocks of the handle up to here are ready; 0 where `take` has given all of them. Raises as `take` does."""
         ...
 
     def close(self) -> None:

@@ -9,10 +9,10 @@ from libs.contracts.errors import FulcrumError, KvLost, KvMismatch, QueueFull
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
 from libs.engine.events import EventQueue
-from libs.engine.handles import RandomBytes
-from libs.engine.kv_copy import BlockCopies, BlockWriter
+from libs.engine.kv.copy import BlockCopies, BlockWriter
+from libs.engine.kv.handles import RandomBytes
+from libs.engine.kv.transfer import BlockExport, receive_blocks
 from libs.engine.kv_port import KvExport, KvFetcher
-from libs.engine.kv_transfer import BlockExport, receive_blocks
 from libs.engine.port import (
     Capabilities,
     EngineEvent,
@@ -67,7 +67,7 @@ class LocalEngine:
         self._unannounced_ns = 0
         """Start of the running step as long as it is not announced, else 0."""
         self._trial: tuple[int, asyncio.Future[int | None]] | None = None
-        """A measurement that waits for its turn: tokens, and who is told."""
+        """A measurement that waits for its turn: tokens, and the future of its result."""
         self._pool_faults = 0
         self._closed = False
 
@@ -98,7 +98,25 @@ class LocalEngine:
 
     async def start(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
         """Load the runner and start the loop. Raises StartupError."""
-        capabilities = await self._runner.load(identity, progress)
+        self._begin(await self._runner.load(identity, progress), identity, fetcher)
+
+    async def sleep(self) -> None:
+        """Abort what runs, end the events, keep the weights in host memory. Idempotent."""
+        if not self._closed:
+            await self._stop()
+            await self._runner.sleep()
+
+    async def wake(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
+        """Start again from host memory, with an empty pool. Raises StartupError."""
+        capabilities = await self._runner.wake(identity, progress)
+        self._events = EventQueue()
+        self._tasks = TaskOwner(on_failure=self._events.end)
+        self._fetch_slots = asyncio.Semaphore(MAX_FETCHES)
+        self._fetches, self._kv_waiting, self._trial, self._unannounced_ns = {}, set(), None, 0
+        self._closed = False
+        self._begin(capabilities, identity, fetcher)
+
+    def _begin(self, capabilities: Capabilities, identity: EngineIdentity, fetcher: KvFetcher) -> None:
         eos_token_ids = self._runner.eos_token_ids
         core = Core(self._config, capabilities, eos_token_ids, identity, random_bytes=self._random_bytes)
         copies = BlockCopies(self._runner, capabilities.kv_block_bytes)
@@ -209,8 +227,11 @@ class LocalEngine:
 
     async def close(self) -> None:
         """Abort what runs, end the events, free the device. Idempotent."""
-        if self._closed:
-            return
+        if not self._closed:
+            await self._stop()
+        await self._runner.close()
+
+    async def _stop(self) -> None:
         self._closed = True
         await self._tasks.close()
         if self._trial is not None:
@@ -220,7 +241,6 @@ class LocalEngine:
             self._core.drop_all(self._clock.now_ns())
             self._publish()
         self._events.end()
-        await self._runner.close()
 
     async def _run(self) -> None:
         steps = 0
@@ -279,7 +299,7 @@ class LocalEngine:
             timer.cancel()
 
     async def _measure(self, tokens: int, done: "asyncio.Future[int | None]") -> None:
-        """The step of a trial, told as what it is: prompt tokens that the device computes."""
+        """Run a trial's step, reported as a step that computes prompt tokens."""
         core, capabilities, _, _ = self._parts
         self._trial = None
         blocks = core.lend_blocks(tokens, self._clock.now_ns())
@@ -362,6 +382,7 @@ class LocalEngine:
                     handle,
                     blocks=sequence.blocks,
                     found=sequence.found_blocks,
+                    on_ready=lambda ready: core.kv_is_ready(sequence, ready, self._clock.now_ns()),
                 )
             except FulcrumError as error:
                 reason = FinishReason.KV_LOST if isinstance(error, KvLost) else FinishReason.FAILED

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from libs.contracts.errors import KvLost
-from libs.engine.block_pool import BlockPool
-from libs.engine.handles import HandleTable, Held, RandomBytes
+from libs.engine.kv.block_pool import BlockPool
+from libs.engine.kv.handles import HandleTable, Held, RandomBytes
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.sequence import Sequence
@@ -84,7 +84,7 @@ class Offers:
         self._handles.leave(held, now_ns)
 
     def to_sum(self, most: int) -> tuple[Held, int, int] | None:
-        """(handle, first, end): at most so many ready blocks whose checksums nobody has taken; None without any."""
+        """(handle, first, end): at most `most` ready blocks whose checksums nobody has taken; None without any."""
         while self._to_sum:
             held = next(iter(self._to_sum.values()))
             first = held.unsummed()
@@ -98,7 +98,7 @@ class Offers:
         self._free(self._handles.drop(opaque))
 
     def leave_unread(self, opaque: bytes, now_ns: int) -> None:
-        """Who was to have the blocks pulled is gone; a receiver that it told of them may still come."""
+        """The gateway that held the handle is gone; a receiver that it gave the handle to may still come."""
         self._handles.leave_unread(opaque, now_ns)
 
     def end_sequence(self, sequence_id: int) -> None:

@@ -64,17 +64,19 @@ class Capabilities:
     seeds_by_position: bool = True
     """A seeded sequence that goes on elsewhere draws what it would have drawn here; else only whole ones repeat."""
     kv_once: bool = False
-    """A handle's blocks are held until somebody has read them and no longer, which a later reader is not told: it would
-    read what has taken their place. Else they can be fetched again, or fail with KvLost."""
+    """A handle's blocks are held until they are read once; a later reader gets no error, but whatever has taken their
+    place. Otherwise they can be fetched again, or fail with KvLost."""
     first_token_from: Literal["prefill", "decode"] = "prefill"
     """Where the decode side samples it, a computed prompt brings no token, and its last token is computed again there.
     """
     kv_nonce: bytes = b""
     """What is written in the pool's file, where other processes of the host can map it; empty: they cannot."""
     chunk_tokens: int = 0
-    """Prompt tokens that one step computes at most; 0: not told."""
+    """Prompt tokens that one step computes at most; 0: unknown."""
     compute: Compute | None = None
     """What utilisation is reckoned from; None: unknown."""
+    sleeps: bool = False
+    """`Engine.sleep` and `wake` work."""
     variant: str = ""
     """What beside model and device decides how long a step takes, in a few words: types, width, threads, versions."""
 
@@ -212,9 +214,12 @@ class EngineEvent:
     outputs: tuple[SequenceOutput, ...] = ()
     step: StepReport | None = None
     kv_waits: tuple[tuple[int, int], ...] = ()
-    """Ended intervals (start, end) in Unix ns in which no step ran and at least one sequence awaited KV."""
+    """Ended intervals (start, end) in Unix ns in which no step ran and at least one sequence awaited KV that was ready
+    at its source."""
     kv_transfers: tuple[KvTransferReport, ...] = ()
     blocks: BlockEvents = BlockEvents()
+    starved: tuple[tuple[int, int], ...] = ()
+    """Likewise, with all KV that sequences awaited still to be computed at its source; no part of `kv_waits`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +243,12 @@ class EngineLoad:
     """Tokens computed again, since the start, because of that."""
     pool_faults: int = 0
     """As in `EngineIntegrity`."""
+    starved_since_unix_ns: int = 0
+    """Start of a starvation that goes on (see `EngineEvent.starved`); 0 when none does."""
+    awaiting_ready_kv: int = 0
+    """Of `awaiting_kv`, sequences of which a block is ready at its source and not here."""
+    ready_kv_since_unix_ns: int = 0
+    """Since when the longest awaited of them has been; 0 without any."""
     waiting_prefill_squares: int = 0
     """Of `waiting_prefill_tokens`: each prompt's length squared less the square of what it has computed, summed."""
 
@@ -287,6 +298,15 @@ class Engine(Protocol):
 
     async def start(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
         """Load the model. Raises StartupError with one line that says what to do."""
+        ...
+
+    async def sleep(self) -> None:
+        """Give the device back and keep the weights in host memory, where capabilities say so. What still runs is
+        aborted, as by `close`; `events` end. Idempotent."""
+        ...
+
+    async def wake(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
+        """As `start`, from host memory: the KV pool is empty, and handles from before are void. Raises StartupError."""
         ...
 
     def submit(self, request: EngineRequest) -> None:

@@ -96,6 +96,14 @@ class Runner(Protocol):
         """Load weights, allocate the pool, shared under this identity where that is asked for. Raises StartupError."""
         ...
 
+    async def sleep(self) -> None:
+        """Keep the weights in host memory, free the device. Only where `Capabilities.sleeps`; no `run` is under way."""
+        ...
+
+    async def wake(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
+        """As `load`, after `sleep`. Raises StartupError."""
+        ...
+
     async def run(self, batch: Batch) -> dict[int, Sampled]:
         """Compute the batch; a token for each chunk with `sample`, by its id. One at a time.
 

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.contracts.hashing import block_hashes
-from libs.engine.block_pool import BlockPool
-from libs.engine.handles import Held
+from libs.engine.kv.block_pool import BlockPool
+from libs.engine.kv.handles import Held
 from libs.engine.port import EngineRequest, FinishReason, Phase
 from libs.engine.runner import Chunk
 from libs.policy.worker.slack import TokenLine
@@ -48,6 +48,10 @@ class Sequence:
         self.computed_prompt_tokens = 0
         self.kv_bytes_received = 0
         self.kv_arrived = False
+        self.kv_ready = request.kv is not None and not request.kv.streamed
+        """Some of its KV is ready at its source and not here, as far as the source has said."""
+        self.kv_ready_since_ns = 0
+        """Since when; 0: it is not."""
         self.found_blocks = 0
         """Blocks at the start of its table that were found here with their KV, so that only the rest is fetched."""
         self.handed: tuple[int, ...] | None = None

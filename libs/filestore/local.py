@@ -49,7 +49,7 @@ class LocalFiles:
         """Drafts of this process."""
         self._unread: frozenset[str] = frozenset()
         """Names whose description could not be read when that was looked at last."""
-        with suppress(OSError):  # which is told whenever the store is used
+        with suppress(OSError):  # each use of the store reports it
             private_folder(folder)
             private_folder(folder / _DRAFTS)
 
@@ -59,7 +59,7 @@ class LocalFiles:
         home, target = self._folder / _DRAFTS / uuid.uuid4().hex, self._home(file_id)
         self._own.add(home)
         try:
-            with _told():
+            with _store_errors():
                 await self._room.measure()
                 draft = await asyncio.to_thread(LocalDraft, home, target, self._room, self._home, max_bytes=max_bytes)
             try:
@@ -71,8 +71,8 @@ class LocalFiles:
             self._own.discard(home)
 
     async def need_room(self, more_bytes: int) -> None:
-        """Raises StoreFull where it has no room for so many now."""
-        with _told():
+        """Raises StoreFull where `more_bytes` do not fit now."""
+        with _store_errors():
             await self._room.measure()
         self._room.check(more_bytes)
 
@@ -89,7 +89,7 @@ class LocalFiles:
             file = await asyncio.to_thread(_open, path, first_byte)
         try:
             while True:
-                with _told():
+                with _store_errors():
                     part = await asyncio.to_thread(file.read, READ_BYTES if left is None else min(left, READ_BYTES))
                 if not part:
                     return
@@ -100,7 +100,7 @@ class LocalFiles:
 
     async def infos(self) -> list[FileInfo]:
         """All of them, the youngest first."""
-        with _told():
+        with _store_errors():
             found = await asyncio.to_thread(self._scan)
         return youngest_first(found)
 
@@ -118,7 +118,7 @@ class LocalFiles:
     @contextmanager
     def _found(self, file_id: str) -> Iterator[None]:
         """Raises FileNotFound for a file that is not there, as long as the store is."""
-        with _told():
+        with _store_errors():
             try:
                 yield
             except _NONE:
@@ -178,7 +178,7 @@ class LocalDraft:
         self._bytes += len(part)
         if self._bytes > self._max_bytes:
             raise FileTooLarge(f"the file is over {self._max_bytes} bytes", param="file")
-        with _told():
+        with _store_errors():
             await self._room.take(len(part))
             self.held_bytes += len(part)
             await asyncio.to_thread(self._file.write, part)
@@ -188,7 +188,7 @@ class LocalDraft:
         self._target = self._home_of(file_id) if file_id else self._target
         now_ns = time.time_ns()
         info = FileInfo(self._target.name, name, purpose, self._bytes, now_ns // 10**9, now_ns)
-        with _told():
+        with _store_errors():
             await self._room.measure()
             self._room.check()
             async with self._room.keeping(self.held_bytes):
@@ -216,7 +216,7 @@ class LocalDraft:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _store_errors() -> Iterator[None]:
     """The disk's errors in our words. A part may only reach it when the file is closed."""
     try:
         yield
@@ -235,7 +235,7 @@ def _read_info(home: Path) -> FileInfo:
 
 
 def _sync(file: BinaryIO) -> None:
-    """What is told to be kept is on the disk, whatever fails next."""
+    """Write the file through to the disk, so that it survives a crash."""
     file.flush()
     os.fsync(file.fileno())
 

@@ -51,7 +51,7 @@ class FileStore(Protocol):
         ...
 
     async def need_room(self, more_bytes: int) -> None:
-        """Raises StoreFull where it has no room for so many now."""
+        """Raises StoreFull where `more_bytes` do not fit now."""
         ...
 
     async def info(self, file_id: str) -> FileInfo:

@@ -79,7 +79,7 @@ class S3Files:
             self._room.give(draft.held_bytes)
 
     async def need_room(self, more_bytes: int) -> None:
-        """Raises StoreFull where it has no room for so many now."""
+        """Raises StoreFull where `more_bytes` do not fit now."""
         await self._room.measure()
         self._room.check(more_bytes)
 
@@ -191,7 +191,7 @@ class S3Files:
             raise _Unreadable(f"what is known of file {file_id or key!r} cannot be read ({error})") from error
 
     def known_key(self, file_id: str) -> str:
-        """Where it is told of a file; raises FileNotFound for what is no id."""
+        """The key of a file's description; raises FileNotFound for a malformed id."""
         if not _ID.fullmatch(file_id):
             raise _not_found(file_id)
         return f"{self._prefix}info/{file_id}.json"

@@ -23,7 +23,7 @@ LEAST_FIT: Final = 6
 _LEAST_ERRORS: Final = 12
 """Behind a baseline's band."""
 _HOURS: Final = 3
-"""By so many hours of the day is coverage counted."""
+"""Hours of the day in a bin of coverage."""
 
 Note = Callable[[str], None]
 

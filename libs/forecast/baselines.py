@@ -181,7 +181,7 @@ class DynamoKalman:
     name = "kalman-dynamo"
 
     def predict(self, asked: Asked) -> Floats | None:
-        """Level plus so many trends; tokens are requests times lengths."""
+        """Level plus a number of trends; tokens are requests times lengths."""
         last = max(asked.origins) + 1
         requests = held(asked.history.requests[:last])
         per_bin = asked.history.step_s

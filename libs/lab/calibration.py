@@ -43,7 +43,7 @@ def calibrated(name: str, workers: Sequence[Learned]) -> tuple[Hardware, tuple[s
     InvalidRequest for none, and for several kinds.
     """
     if not workers:
-        raise InvalidRequest("no worker has told what it has learned")
+        raise InvalidRequest("no worker has published a learned step-time model")
     kinds = {each.kind: each.worker_id for each in workers}
     if len(kinds) > 1:
         found = "; ".join(f"{model} on {device} ({example})" for (_, model, device, _), example in kinds.items())

@@ -4,16 +4,17 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, Final
 
 from libs.contracts.errors import InvalidRequest
 from libs.lab.cluster.books import Answer
-from libs.lab.cluster.gateway import LabGateway
+from libs.lab.cluster.gateway import Borrowed, LabGateway
 from libs.lab.cluster.host.shape import WorkerShape
 from libs.lab.cluster.push import PushGateway
 from libs.lab.cluster.run import Loss, MakeGateway, Result, RoleMove, Run, Setup, check
+from libs.lab.cluster.wrong import Wrong
 from libs.lab.hardware import Hardware
 from libs.lab.policies import Policy
 from libs.lab.rivals.port import Cluster, Slo
@@ -64,9 +65,9 @@ class Experiment:
     overtime_s: float = 600.0
     """After the last arrival."""
     warm_up_s: float = 0.0
-    """Requests that arrive in the first so many seconds are served and not scored."""
+    """Requests that arrive in these first seconds are served and not scored."""
     tail_s: float = 0.0
-    """Nor those of the last so many: they only keep the cluster as busy as it was while the scored ones finish."""
+    """Requests of these last seconds are not scored either: they keep the cluster busy while the scored ones finish."""
     closed_loop: bool = False
     """Whether later turns of a session wait for the answer to the one before, and their think time."""
     losses: Sequence[Loss] = ()
@@ -75,6 +76,8 @@ class Experiment:
     """Of roles, at given times."""
     refused: frozenset[int] = frozenset()
     """Numbers of requests that are turned away as they arrive."""
+    wrong: Wrong = field(default_factory=Wrong)
+    """What the cluster takes to be otherwise than it is."""
     stepwise: bool = False
 
     def __post_init__(self) -> None:
@@ -156,7 +159,7 @@ class Experiment:
             link_bytes_per_s=self.link_bytes_per_s,
             hop_ns=round(self.hop_ms * 1e6),
             guard=policy.guard,
-            credits=policy.rival is None,
+            credits=policy.rival is None or policy.ours,
             stepwise=self.stepwise,
         )
 
@@ -217,8 +220,9 @@ def run(
         losses=experiment.losses,
         moves=experiment.moves,
         refused=experiment.refused,
+        wrong=experiment.wrong,
     )
-    gateway = _gateway(policy, cluster, round(experiment.lookup_ms * 1e6))
+    gateway = _gateway(policy, cluster, round(experiment.lookup_ms * 1e6), experiment.wrong)
     with _seldom_collecting():
         result = Run(experiment.trace, setup, gateway).run(on_progress)
     check(result)
@@ -277,9 +281,11 @@ def _typical(experiment: Experiment) -> Slo:
     return Slo(experiment.slo.ttft_limit_ns(experiment.work.prompt_ns(mean)), experiment.slo.tpot_ns)
 
 
-def _gateway(policy: Policy, cluster: Cluster, lookup_ns: int) -> MakeGateway:
+def _gateway(policy: Policy, cluster: Cluster, lookup_ns: int, wrong: Wrong) -> MakeGateway:
     rival = policy.rival
-    if rival is None:
+    mover = rival.mover(cluster) if rival is not None and policy.ours else None
+    borrowed = Borrowed(mover, cluster.slo) if mover is not None else None
+    if rival is None or policy.ours:
         return lambda workers, virtual: LabGateway(
             workers,
             POLICIES["predicted-ttft"](),
@@ -288,6 +294,9 @@ def _gateway(policy: Policy, cluster: Cluster, lookup_ns: int) -> MakeGateway:
             max_waiting=MAX_WAITING,
             tpot_ns=cluster.slo.tpot_ns,
             planned=policy.planned,
+            borrowed=borrowed,
+            late_last=policy.late_last,
+            wrong=wrong,
             lookup_ns=lookup_ns,
         )
     return lambda workers, virtual: PushGateway(

@@ -4,8 +4,7 @@ import re
 from dataclasses import dataclass
 
 from libs.contracts.errors import InvalidRequest, StartupError
-from libs.perfmodel.profiles import PROFILES, Profile, profile
-from libs.perfmodel.shipped import shipped_entries
+from libs.perfmodel.profiles import PROFILES, Profile, profile, shipped_entries
 
 _TP = re.compile(r"-tp(\d+)")
 

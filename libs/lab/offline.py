@@ -48,7 +48,7 @@ class Tried:
 
 
 def best_offline(experiment: Experiment, start: Schedule | None = None, *, runs: int = RUNS) -> Tried:
-    """The best of so many schedules; one that keeps the SLO for `WANTED` of requests and work ends the search.
+    """The best of `runs` schedules; one that keeps the SLO for `WANTED` of requests and work ends the search.
 
     First the planner, constant splits, and roles by the work that the trace is known to bring; then one change after
     the other to the best so far: a stretch of time with more or fewer prefill workers, or those refused that were in

@@ -1,19 +1,24 @@
 """Policies by name: Fulcrum's own, and rivals."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest
 from libs.lab.rivals.catalog import RIVALS, rival
-from libs.lab.rivals.port import Cluster, Rival
+from libs.lab.rivals.port import Cluster, MoveCost, Rival
 from libs.policy.roles import Role
 
-GUARD: Final = "+guard"
+GUARD, MOVES, OURS = "+guard", "+moves", "+ours"
+"""After a rival's name: with our decode guard; with our role moves, which restart nothing; with our order, late
+binding, guard and moves, so that its split and its mover alone are its own."""
+EXTRAS: Final = (GUARD, MOVES, OURS)
 STILL: Final = "fulcrum"
 """With a split: roles stand still."""
 MIXED: Final = "fulcrum-mixed"
 """All workers mixed, or with a split those that decode."""
+FCFS: Final = "fulcrum-fcfs"
+"""With a split: roles stand still, and nobody is put before who came first, however late: what was before ADR 49."""
 AUTO: Final = "fulcrum-auto"
 """The planner moves workers, from an even split or the one that is named."""
 OFFLINE: Final = "offline"
@@ -34,40 +39,58 @@ class Policy:
     """Whether prompts and newcomers are held to the TPOT of what decodes."""
     planned: bool = False
     """Whether the live planner's decision moves roles and budgets."""
+    ours: bool = False
+    """Whether the live dispatcher runs it though a rival's mover decides about roles."""
+    late_last: bool = True
+    """Whether requests that can no longer be in time wait behind those that can."""
 
 
 def policy_named(name: str, workers: int) -> Policy:
-    """One with its split, e.g. fulcrum:9:7, static:9:7, arrow, aggregated:512, dynamo-load+guard. Raises InvalidRequest
+    """One with its split, e.g. fulcrum:9:7, static:9:7, arrow, aggregated:512, dynamo-load+ours. Raises InvalidRequest
     that lists what there is."""
     if workers < 2:
         raise InvalidRequest(f"{workers} workers cannot be split into prefill and decode: name two or more")
-    bare = name.removesuffix(GUARD)
+    bare, extras = bare_name(name)
     kind, colon, split = bare.partition(":")
-    if kind in (AUTO, MIXED) or (kind == STILL and colon):
+    if kind in (AUTO, MIXED, FCFS) or (kind == STILL and colon):
         halves = (0, workers) if kind == MIXED else (workers // 2, workers - workers // 2)
         return _fulcrum(
-            bare, *(split_of(split, workers) if colon else halves), mixed=kind == MIXED, planned=kind == AUTO
+            bare,
+            *(split_of(split, workers) if colon else halves),
+            mixed=kind == MIXED,
+            planned=kind == AUTO,
+            late_last=kind != FCFS,
         )
     try:
         found = rival(bare)
     except InvalidRequest as error:
         raise InvalidRequest(
-            f"{error.message}; and fulcrum, fulcrum:P:D, {MIXED}, {MIXED}:P:D, each rival with {GUARD}"
+            f"{error.message}; and fulcrum, fulcrum:P:D, {MIXED}, {MIXED}:P:D, each rival with {', '.join(EXTRAS)}"
         ) from None
     if bare.startswith("static:"):
         split_of(bare.removeprefix("static:"), workers)
-    return _of_rival(found, name, guard=name.endswith(GUARD))
+    if MOVES in extras or OURS in extras:
+        found = replace(found, move_cost=MoveCost())
+    return _of_rival(found, name, guard=GUARD in extras or OURS in extras, ours=OURS in extras)
+
+
+def bare_name(name: str) -> tuple[str, str]:
+    """(`dynamo-load:9:7`, `+moves+guard`) of `dynamo-load:9:7+moves+guard`."""
+    bare = name
+    while extra := next((each for each in EXTRAS if bare.endswith(each)), ""):
+        bare = bare.removesuffix(extra)
+    return bare, name[len(bare) :]
 
 
 def with_split(name: str, prefill: int, decode: int) -> str:
     """`static+guard` with a split is `static:9:7+guard`."""
-    bare = name.removesuffix(GUARD)
-    return f"{bare}:{prefill}:{decode}{name[len(bare) :]}"
+    bare, extras = bare_name(name)
+    return f"{bare}:{prefill}:{decode}{extras}"
 
 
 def has_hindsight(name: str) -> bool:
     """Whether its split is to be found by trying."""
-    return name.removesuffix(GUARD) in HINDSIGHT
+    return bare_name(name)[0] in HINDSIGHT
 
 
 def split_of(text: str, workers: int) -> tuple[int, int]:
@@ -81,7 +104,7 @@ def split_of(text: str, workers: int) -> tuple[int, int]:
     return prefill, decode
 
 
-def _fulcrum(name: str, prefill: int, decode: int, *, mixed: bool, planned: bool) -> Policy:
+def _fulcrum(name: str, prefill: int, decode: int, *, mixed: bool, planned: bool, late_last: bool = True) -> Policy:
     """Live order, binding and pacing. `mixed`: decode workers compute prompts too, as far as the TPOT of what they
     decode leaves time. Roles stand still where they are not `planned`."""
 
@@ -89,11 +112,11 @@ def _fulcrum(name: str, prefill: int, decode: int, *, mixed: bool, planned: bool
         budget_tokens = cluster.speed.chunk_tokens if mixed else 0
         return [(Role.PREFILL, 0)] * prefill + [(Role.MIXED, budget_tokens)] * decode
 
-    return Policy(name, roles, planned=planned)
+    return Policy(name, roles, planned=planned, late_last=late_last)
 
 
-def _of_rival(found: Rival, name: str, *, guard: bool) -> Policy:
+def _of_rival(found: Rival, name: str, *, guard: bool, ours: bool) -> Policy:
     def roles(cluster: Cluster) -> list[tuple[Role, int]]:
         return [(move.role, move.budget_tokens) for move in found.first_roles(cluster)]
 
-    return Policy(name, roles, found, guard=guard or found.guard)
+    return Policy(name, roles, found, guard=guard or found.guard, ours=ours)

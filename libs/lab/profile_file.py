@@ -55,7 +55,7 @@ def read_profile(path: Path) -> Hardware:
     except OSError as error:
         raise InvalidRequest(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):
-        raise InvalidRequest(f"{path} is no JSON of at most {MAX_FILE_BYTES} bytes") from None
+        raise InvalidRequest(f"{path} is not JSON of at most {MAX_FILE_BYTES} bytes") from None
     if not isinstance(row, dict) or not isinstance(row.get("step_time"), dict):
         raise InvalidRequest(f"{path} is no profile: it has no step_time")
     times = row["step_time"]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from libs.lab.cluster.books import Answer, Outcome
+from libs.policy.estimates.ratios import LEVELS
 from libs.policy.speed import Speed
 from libs.policy.step_time import MATRIX_ROWS
 from libs.policy.worker.slack import largest_batch
@@ -73,7 +74,8 @@ class Score:
     tpot_s: dict[str, float]
     ttft_prediction: dict[str, float]
     """TTFT as predicted when a request was bound, over that which it came to: quantiles, and `within`, the share that
-    lies between 0.8 and 1.25; empty where nothing is predicted."""
+    lies between 0.8 and 1.25; `covered_p50` and so on, the share that came by what was to hold for 50 %. Empty where
+    nothing is predicted."""
 
 
 def score(answers: Sequence[Answer], work: IdealWork) -> Score:
@@ -100,13 +102,18 @@ def score(answers: Sequence[Answer], work: IdealWork) -> Score:
     )
 
 
-def _prediction(answers: Iterable[Answer]) -> dict[str, float]:
+def _prediction(answers: Sequence[Answer]) -> dict[str, float]:
     ratios = sorted(each.predicted_ttft_ns / each.ttft_ns for each in answers if each.predicted_ttft_ns and each.tokens)
     if not ratios:
         return {}
     low, high = NEAR
     found = {f"p{round(share * 100)}": ratios[int(share * (len(ratios) - 1))] for share in (0.1, 0.5, 0.9)}
-    return found | {"within": sum(low <= each <= high for each in ratios) / len(ratios)}
+    found["within"] = sum(low <= each <= high for each in ratios) / len(ratios)
+    reported = [each for each in answers if each.likely_ttft_ns and each.tokens]
+    for place, level in enumerate(LEVELS if reported else ()):
+        covered = sum(each.ttft_ns <= each.likely_ttft_ns[place] for each in reported) / len(reported)
+        found[f"covered_p{round(level * 100)}"] = covered
+    return found
 
 
 def quantiles(values: Iterable[float]) -> dict[str, float]:

@@ -22,7 +22,7 @@ _T95: Final = (0.0, 6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.83
 """One-sided 95 % quantiles of Student's t by degrees of freedom (0: one seed, no interval)."""
 
 AtRate = Callable[[float], Sequence[Report]]
-"""A run for each seed at so many times the trace's rate."""
+"""A run for each seed at a multiple of the trace's rate."""
 
 
 @dataclass(frozen=True, slots=True)

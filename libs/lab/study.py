@@ -13,7 +13,7 @@ import structlog
 from libs.lab.experiment import Experiment, Report, run
 from libs.lab.hindsight import best_split, first_guess
 from libs.lab.offline import Schedule, best_offline
-from libs.lab.policies import GUARD, OFFLINE, has_hindsight, policy_named, with_split
+from libs.lab.policies import OFFLINE, bare_name, has_hindsight, policy_named, with_split
 from libs.lab.search import WANTED, Found, fewest_workers, highest_rate, passes
 from libs.lab.traces.scaling import ScaleMethod, scale_rate
 
@@ -55,7 +55,7 @@ def _counter(experiment: Experiment, name: str, note: Note) -> Callable[[int], N
 
 
 def scaled(experiment: Experiment, factor: float, method: ScaleMethod) -> Experiment:
-    """At so many times the trace's rate."""
+    """The experiment at `factor` times the rate of its trace."""
     if factor == 1:
         return experiment
     return replace(experiment, trace=scale_rate(experiment.trace, factor, method, experiment.seed))
@@ -115,13 +115,13 @@ def count_gpus(experiment: Experiment, names: Sequence[str], jobs: int) -> Itera
 
 def _without_split(name: str) -> str:
     """What stands for a policy in a cluster of another size: a split named for this one fits no other."""
-    bare = name.removesuffix(GUARD)
+    bare, extras = bare_name(name)
     kind, *numbers = bare.split(":")
-    return kind + name[len(bare) :] if len(numbers) > 1 else name
+    return kind + extras if len(numbers) > 1 else name
 
 
 def run_all(experiment: Experiment, names: Sequence[str], jobs: int) -> Iterator[tuple[str, Report]]:
-    """(policy, report) as they come. Whoever stops listening ends what still runs."""
+    """(policy, report) as they come. A caller that stops iterating ends the runs that are left."""
     return _side_by_side(run_named, experiment, names, jobs)
 
 

@@ -29,8 +29,8 @@ def deal(
 ) -> list[Mapping[str, str]]:
     """The settings by which each of `workers` sees its own GPUs only; empty where nothing is to be dealt. Pure.
 
-    Workers share GPUs where there are too few: torch's take the memory that they are told to, vLLM's as much as there
-    is unless `gpu_memory_utilization` is among its `arguments`. Raises StartupError where they could not.
+    Workers share GPUs where there are too few: torch's take the memory in their settings, vLLM's as much as there is
+    unless `gpu_memory_utilization` is among its `arguments`. Raises StartupError where they could not.
     """
     if engine == "sim" or not gpus or device not in ("auto", "cuda"):
         return [{}] * workers

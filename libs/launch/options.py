@@ -19,6 +19,12 @@ class SuiteOptions:
     prefill: int = 1
     decode: int = 1
     mixed: int = 0
+    spare: int = 0
+    """Workers that may be started beside, on standby, as the planner wishes."""
+    pool: int = 0
+    """Workers that models are loaded on when they are asked for, in place of those above; 0: none."""
+    models: tuple[str, ...] = ()
+    """Of the pool, as `--model` names them."""
     workers_per_process: int = 1
     """Engine sim: workers of a role that share a process."""
     gateways: int = 1
@@ -37,9 +43,11 @@ class SuiteOptions:
 
     @property
     def workers(self) -> int:
-        """Of all roles."""
+        """Of all roles, without spare ones."""
         if self.profile is not None:
             return len(load_profile(self.profile).workers)
+        if self.pool:
+            return self.pool
         return self.prefill + self.decode + self.mixed
 
     def check(self) -> None:
@@ -51,6 +59,8 @@ class SuiteOptions:
                 raise StartupError("--sim-profile is for --engine sim")
             profile(self.sim_profile)
         if self.profile is not None:
+            if self.spare:
+                raise StartupError("--spare is for suites without --profile, which says which worker has which GPUs")
             if self.engine != "vllm":
                 raise StartupError("--profile is for --engine vllm")
             nodes = load_profile(self.profile).nodes
@@ -59,6 +69,10 @@ class SuiteOptions:
                     f"profile {self.profile} takes {nodes} machines: start its workers on each, with the settings that"
                     f" `fulcrum profile {self.profile}` prints (docs/deploy.md)"
                 )
+            return
+        if self.pool:
+            if self.engine == "vllm":
+                raise StartupError("--pool is for --engine sim and torch: vLLM's workers keep their model")
             return
         if self.prefill + self.mixed < 1:
             raise StartupError("nobody would compute prompts: ask for --prefill 1 or --mixed 1 at least")

@@ -1,4 +1,4 @@
-"""Which processes make a suite, and what each is told: a pure function of what was asked for."""
+"""The processes of a suite and their settings: a pure function of the options."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,9 @@ from typing import Any
 
 from libs.launch.gpus import deal
 from libs.launch.options import SuiteOptions
-from libs.launch.port import ChildSpec
+from libs.launch.processes.port import ChildSpec
 from libs.launch.profile import load_profile
-from libs.launch.roles import ROLES, role_settings, service_of
+from libs.launch.roles import POOL, ROLES, SPARE, role_settings, service_of
 from libs.model.fetch import Model
 
 _REDIS_READY = "eady to accept connections"
@@ -35,6 +35,8 @@ class Place:
     gateway_drain_s: int
     token: str
     cluster: str
+    spares_url: str = ""
+    """Of the launcher, where the planner wishes for spare workers."""
     batch_topics: str = ""
     """That batch jobs may read and write."""
     gpus: tuple[str, ...] = ()
@@ -44,21 +46,33 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolModel:
+    """One of those that share a pool."""
+
+    name: str
+    path: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Stores start first and stop last, so that logs stay quiet; services would take any order."""
 
     stores: tuple[ChildSpec, ...]
     gateways: tuple[ChildSpec, ...]
     workers: tuple[ChildSpec, ...]
+    spares: tuple[ChildSpec, ...]
+    """Workers that are started as the planner wishes."""
     observers: tuple[ChildSpec, ...]
     """Planner and metrics."""
     kafka: str
-    """As services are told it."""
+    """The broker's address in the services' settings."""
     redis: str
+    model: str = ""
 
 
-def make_plan(options: SuiteOptions, model: Model, place: Place) -> Plan:
-    """Every process with its name, program and settings."""
+def make_plan(options: SuiteOptions, model: Model, place: Place, models: Sequence[PoolModel] = ()) -> Plan:
+    """Every process with its name, program and settings. `models`: of a pool, where there is one."""
     kafka = options.kafka or place.kafka
     redis = options.redis or f"unix://{place.folder / 'redis.sock'}"
     shared = {
@@ -67,16 +81,21 @@ def make_plan(options: SuiteOptions, model: Model, place: Place) -> Plan:
         "FULCRUM_TOKEN": place.token,
         "FULCRUM_CLUSTER": place.cluster,
     }
+    own, kinds = _worker_settings(options, model, place, shared), _kinds(options, place)
+    wishes = {"FULCRUM_PLANNER_ACTUATOR": "process", "FULCRUM_PLANNER_ACTUATOR_URL": place.spares_url}
+    asked = shared | _catalogue(models) | (wishes if options.spare else {})
     return Plan(
         stores=_stores(options, place),
         gateways=_gateways(options, model, place, shared),
-        workers=_workers(options, model, place, shared),
+        workers=_workers(options, own, kinds),
+        spares=tuple(_worker(own, SPARE, [number], each) for number, each in enumerate(kinds[SPARE], start=1)),
         observers=(
-            _service("planner", shared, "FULCRUM_PLANNER_PORT", place.planner_port),
+            _service("planner", asked, "FULCRUM_PLANNER_PORT", place.planner_port),
             _service("metrics", shared, "FULCRUM_METRICS_PORT", place.metrics_port),
         ),
         kafka=kafka,
         redis=redis,
+        model=model.name,
     )
 
 
@@ -104,9 +123,19 @@ def _gateways(options: SuiteOptions, model: Model, place: Place, shared: Mapping
     for number in range(1, options.gateways + 1):
         port = options.gateway_port if number == 1 else 0
         env = {**own, "FULCRUM_GATEWAY_ID": f"gateway-{number}"}
-        env["FULCRUM_GATEWAY_MODELS"] = json.dumps({model.name: model.path})
+        env["FULCRUM_GATEWAY_MODELS"] = json.dumps({} if options.pool else {model.name: model.path})
+        if options.pool:
+            env["FULCRUM_GATEWAY_MODEL_CATALOGUE"] = "1"
         specs.append(_service("gateway", env, "FULCRUM_GATEWAY_PORT", port, name=f"gateway-{number}"))
     return tuple(specs)
+
+
+def _catalogue(models: Sequence[PoolModel]) -> dict[str, str]:
+    """What the planner is told of a pool's models."""
+    if not models:
+        return {}
+    entries = [{"name": each.name, "source": each.path, "size_bytes": each.size_bytes} for each in models]
+    return {"FULCRUM_PLANNER_MODEL_CATALOGUE": "1", "FULCRUM_PLANNER_MODELS": json.dumps(entries)}
 
 
 def _service(service: str, env: Mapping[str, str], variable: str, port: int, *, name: str = "") -> ChildSpec:
@@ -114,7 +143,7 @@ def _service(service: str, env: Mapping[str, str], variable: str, port: int, *, 
     return ChildSpec(name or service, command, {**env, variable: str(port)}, port_variable=variable)
 
 
-def _workers(options: SuiteOptions, model: Model, place: Place, shared: Mapping[str, str]) -> tuple[ChildSpec, ...]:
+def _worker_settings(options: SuiteOptions, model: Model, place: Place, shared: Mapping[str, str]) -> Mapping[str, str]:
     own = {
         **shared,
         "FULCRUM_WORKER_PORT": "0",
@@ -126,10 +155,17 @@ def _workers(options: SuiteOptions, model: Model, place: Place, shared: Mapping[
     }
     if options.sim_profile is not None:
         own["FULCRUM_WORKER_SIM_PROFILE"] = options.sim_profile
+    return own
+
+
+def _workers(
+    options: SuiteOptions, own: Mapping[str, str], kinds: Mapping[str, Sequence[Mapping[str, str]]]
+) -> tuple[ChildSpec, ...]:
     each = options.workers_per_process
     return tuple(
         _worker(own, role, range(first + 1, min(first + each, len(kind)) + 1), kind[first])
-        for role, kind in _kinds(options, place).items()
+        for role, kind in kinds.items()
+        if role != SPARE
         for first in range(0, len(kind), each)
     )
 
@@ -146,13 +182,21 @@ def _kinds(options: SuiteOptions, place: Place) -> dict[str, Sequence[Mapping[st
     """By role, the settings of each worker that not all have. Raises StartupError where GPUs do not go round."""
     if options.profile is not None:
         profile = load_profile(options.profile)
-        return {role: [worker.settings() for worker in profile.of(role)] for role in ROLES}
+        return {SPARE: [], **{role: [worker.settings() for worker in profile.of(role)] for role in ROLES}}
     dealt = deal(
         place.gpus,
-        options.workers,
+        options.workers + options.spare,
         engine=options.engine,
         device=place.worker_device,
         arguments=place.vllm_arguments,
     )
+    if options.pool:
+        return {POOL: dealt[: options.pool], SPARE: dealt[options.pool :]}
     decode, mixed = options.prefill, options.prefill + options.decode
-    return {"prefill": dealt[:decode], "decode": dealt[decode:mixed], "mixed": dealt[mixed:]}
+    spare = options.workers
+    return {
+        "prefill": dealt[:decode],
+        "decode": dealt[decode:mixed],
+        "mixed": dealt[mixed:spare],
+        SPARE: dealt[spare:],
+    }

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from libs.contracts.errors import StartupError
 from libs.launch.options import SuiteOptions
 from libs.runtime.http import bind
+from libs.runtime.net.ports import held_port
 from libs.runtime.paths import cache_dir
-from libs.runtime.ports import held_port
 
 MIN_FREE_BYTES = 64 * 1024 * 1024
 CONNECT_TIMEOUT_S = 3.0

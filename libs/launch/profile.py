@@ -41,7 +41,7 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return service_of(self.role)
 
     def settings(self) -> Mapping[str, str]:
-        """The environment of its process, beside what every worker is told."""
+        """Environment variables of its process, beside those of every worker."""
         return {
             "FULCRUM_WORKER_ENGINE": "vllm",
             **role_settings(self.role),
@@ -91,7 +91,7 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         return [worker for worker in self.workers if worker.role == role]
 
     def model_settings(self, folder: str) -> Mapping[str, str]:
-        """What its workers are told of the model, which `python -m libs.model.prepare` has put below `folder`."""
+        """Its workers' settings of the model that `python -m libs.model.prepare` has put below `folder`."""
         return {"FULCRUM_WORKER_MODEL": self.model, "FULCRUM_WORKER_MODEL_PATH": f"{folder}/{self.model}"}
 
     def check(self) -> None:

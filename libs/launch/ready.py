@@ -42,6 +42,11 @@ def default_ready_file(gateway_port: int) -> Path:
     return cache_dir() / "suites" / f"{gateway_port}.json"
 
 
+def logs_folder(gateway_port: int) -> Path:
+    """Where the processes of a suite log, a file each."""
+    return cache_dir() / "logs" / str(gateway_port)
+
+
 def write_ready(path: Path, ready: Ready) -> None:
     """Readable by its owner alone, and whole whenever it is there. Raises StartupError."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

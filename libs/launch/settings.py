@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
-from libs.runtime.access import is_loopback
+from libs.runtime.net.access import is_loopback
 from libs.runtime.settings import CommonSettings
 
 LOOPBACK_BATCH_TOPICS = "batch.*"
@@ -31,7 +31,7 @@ class LaunchSettings(CommonSettings):
     beyond."""
 
     def batch_topics_allowed(self) -> str:
-        """As gateways are told it."""
+        """The value of the gateways' setting."""
         if self.batch_topics is not None:
             return self.batch_topics
         return LOOPBACK_BATCH_TOPICS if is_loopback(f"{self.host}:0") else ""
@@ -41,5 +41,5 @@ class LaunchSettings(CommonSettings):
         return self.worker_threads or max(1, len(os.sched_getaffinity(0)) // workers)
 
     def cluster_of(self, gateway_port: int, *, own_stores: bool) -> str:
-        """The name in topics and keys: suites that share a broker must not share it unless told to."""
+        """The name in topics and keys: suites that share a broker share it only where it is set."""
         return self.cluster if own_stores or "cluster" in self.model_fields_set else f"{self.cluster}-{gateway_port}"

@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 from libs.contracts.errors import StartupError
 from libs.launch.plan import Plan
-from libs.launch.port import ChildSpec, Launcher
-from libs.launch.report import Reporter
-from libs.launch.status import StatusLine
-from libs.launch.supervisor import Supervisor
+from libs.launch.processes.port import ChildSpec, Launcher
+from libs.launch.processes.supervisor import Supervisor
+from libs.launch.report import Reporter, StatusLine
+from libs.launch.spares.spares import Spares
 from libs.runtime.tasks import TaskOwner
 
 START_TIMEOUT_S = 900.0
@@ -19,6 +19,8 @@ SERVICE_GRACE_S = 2.5
 STORE_GRACE_S = 0.5
 """Together well under the 10 s in which a suite must be gone. Services have nothing to finish once the gateways are
 gone; a step of theirs that still runs is of no use to anybody."""
+SPARE_GRACE_S = 30.0
+"""For a spare worker to let its sequences go when fewer are wished, while the suite goes on."""
 LOG_CHECK_S = 5.0
 """How often logs are held to their bound."""
 
@@ -35,6 +37,9 @@ class Suite:
         self._reporter = reporter
         self._restart = restart
         self._tasks = TaskOwner(lambda error: self._fail(StartupError(f"a fault in the launcher: {error!r}")))
+        self.spares = Spares(
+            plan.spares, self._supervise_spare, reporter, self._tasks, model=plan.model, grace_s=SPARE_GRACE_S
+        )
         self._stages: list[tuple[float, list[Supervisor]]] = []
         """Grace and children, in the order of stopping."""
 
@@ -65,11 +70,15 @@ class Suite:
     async def stop(self) -> None:
         """Gateways first, so that requests finish; then what serves them; the stores last."""
         for grace_s, supervisors in reversed(self._stages):
-            await asyncio.gather(*(supervisor.stop(grace_s) for supervisor in supervisors))
+            stops = [supervisor.stop(grace_s) for supervisor in supervisors]
+            if grace_s == SERVICE_GRACE_S:
+                stops.append(self.spares.stop(grace_s))
+            await asyncio.gather(*stops)
         await self._tasks.close()
 
     def kill(self) -> None:
         """End everything at once; a `stop` under way then returns."""
+        self.spares.kill()
         for _grace_s, supervisors in self._stages:
             for supervisor in supervisors:
                 supervisor.kill()
@@ -92,6 +101,15 @@ class Suite:
 
     def _supervise(self, spec: ChildSpec) -> Supervisor:
         return Supervisor(self._launcher, spec, self._reporter, restart=self._restart, on_death=self._fail)
+
+    def _supervise_spare(self, spec: ChildSpec) -> Supervisor:
+        """It is started again whatever becomes of it: the suite was whole without it."""
+        return Supervisor(self._launcher, spec, self._reporter, restart=True, on_death=self._fail)
+
+    @property
+    def tasks(self) -> TaskOwner:
+        """Of the launcher."""
+        return self._tasks
 
     def _fail(self, error: StartupError) -> None:
         if not self.failure.done():

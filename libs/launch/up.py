@@ -1,30 +1,37 @@
 """`fulcrum up` from checks to the last process gone, without the terminal."""
 
+import asyncio
+import contextlib
 import os
 import secrets
-from collections.abc import Callable, Coroutine
+import shutil
+import socket
+import tempfile
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from libs.bus.embedded import broker_command, embedded_broker
+from libs.contracts.errors import StartupError
 from libs.launch import preflight
-from libs.launch.folder import suite_folder
 from libs.launch.gpus import visible_gpus
-from libs.launch.helper import run_helper
 from libs.launch.options import SuiteOptions
-from libs.launch.plan import Place, Plan, make_plan
-from libs.launch.process import ProcessLauncher
-from libs.launch.ready import Ready, default_ready_file, write_ready
-from libs.launch.report import Reporter
-from libs.launch.serving import until_serving
+from libs.launch.plan import Place, Plan, PoolModel, make_plan
+from libs.launch.processes.local import ProcessLauncher
+from libs.launch.processes.port import ChildSpec, Launcher
+from libs.launch.ready import Ready, default_ready_file, logs_folder, write_ready
+from libs.launch.report import Reporter, StatusLine
 from libs.launch.settings import LaunchSettings
-from libs.launch.status import StatusLine
 from libs.launch.suite import Suite
-from libs.model.fetch import Model, resolve_model
-from libs.runtime.paths import cache_dir
-from libs.runtime.ports import LOOPBACK
+from libs.model.fetch import Helper, Model, resolve_model, size_bytes
+from libs.runtime.http.listen import bind
+from libs.runtime.net.ports import LOOPBACK
 
 TOKEN_BYTES = 24
 
@@ -53,13 +60,22 @@ class Up:
         await preflight.check(options, self._settings.host)
         launcher = ProcessLauncher(logs_folder(options.gateway_port))
         helper = partial(run_helper, launcher, self._reporter)
-        model = await resolve_model(self._model, engine=options.engine, helper=helper)
+        models = await self._pool_models(options, helper)
+        model = (
+            Model(models[0].name, models[0].path)
+            if models
+            else await resolve_model(self._model, engine=options.engine, helper=helper)
+        )
         files = [default_ready_file(options.gateway_port), *([options.json_ready] if options.json_ready else [])]
-        async with suite_folder(*files) as folder:
-            place = self._place(options, folder, broker_port)
-            plan = make_plan(options, model, place)
+        async with AsyncExitStack() as stack:
+            folder = await stack.enter_async_context(suite_folder(*files))
+            spares_sock = bind(LOOPBACK, 0, "the launcher's port") if options.spare else None
+            place = self._place(options, folder, broker_port, spares_sock)
+            plan = make_plan(options, model, place, models)
             suite = self._suite = Suite(plan, launcher, self._reporter, restart=options.restart)
             try:
+                if spares_sock is not None:
+                    await stack.enter_async_context(_spares_route(suite, spares_sock, place.token))
                 ready = _ready(options, model, place, plan, await suite.start())
                 await suite.unless_failed(until_serving(ready, [spec.name for spec in plan.workers]))
                 for file in files:
@@ -69,12 +85,24 @@ class Up:
             finally:
                 await suite.stop()
 
+    async def _pool_models(self, options: SuiteOptions, helper: Helper) -> list[PoolModel]:
+        """Those that share the pool; none without one. Raises StartupError."""
+        if not options.pool:
+            return []
+        found = [
+            await resolve_model(name, engine=options.engine, helper=helper) for name in options.models or (self._model,)
+        ]
+        names = [each.name for each in found]
+        if len(set(names)) < len(names):
+            raise StartupError(f"--model names {max(names, key=names.count)!r} twice")
+        return [PoolModel(each.name, each.path, size_bytes(each)) for each in found]
+
     def kill(self) -> None:
         """Do not wait for anything to drain."""
         if self._suite is not None:
             self._suite.kill()
 
-    def _place(self, options: SuiteOptions, folder: Path, broker_port: int) -> Place:
+    def _place(self, options: SuiteOptions, folder: Path, broker_port: int, spares_sock: socket.socket | None) -> Place:
         settings = self._settings
         planner_port, metrics_port = self._neighbours(options)
         own_stores = options.kafka is None and options.redis is None
@@ -86,11 +114,12 @@ class Up:
             redis_server="" if options.redis else preflight.find_redis_server(),
             planner_port=planner_port,
             metrics_port=metrics_port,
-            worker_threads=settings.threads_of(options.workers),
+            worker_threads=settings.threads_of(options.workers + options.spare),
             worker_drain_s=settings.worker_drain_s,
             gateway_drain_s=settings.gateway_drain_s,
             token=secrets.token_urlsafe(TOKEN_BYTES),
             cluster=settings.cluster_of(options.gateway_port, own_stores=own_stores),
+            spares_url="" if spares_sock is None else f"http://{LOOPBACK}:{spares_sock.getsockname()[1]}",
             batch_topics=settings.batch_topics_allowed(),
             gpus=visible_gpus(os.environ) if options.engine != "sim" else (),
             worker_device=settings.worker_device,
@@ -105,9 +134,12 @@ class Up:
         return preflight.free_port(self._settings.host, first), preflight.free_port(self._settings.host, first + 1)
 
 
-def logs_folder(gateway_port: int) -> Path:
-    """Where the processes of a suite log."""
-    return cache_dir() / "logs" / str(gateway_port)
+def _spares_route(suite: Suite, sock: socket.socket, token: str) -> AbstractAsyncContextManager[str]:
+    """Serves the planner's wishes."""
+    from libs.launch.spares.route import make_spares_app  # noqa: PLC0415 (half a second, for suites with spares alone)
+    from libs.runtime.http import serve_http  # noqa: PLC0415
+
+    return serve_http(make_spares_app(suite.spares, token), sock, tasks=suite.tasks, drain_s=1)
 
 
 def _ready(options: SuiteOptions, model: Model, place: Place, plan: Plan, lines: dict[str, StatusLine]) -> Ready:
@@ -130,3 +162,90 @@ def _ready(options: SuiteOptions, model: Model, place: Place, plan: Plan, lines:
 def _reachable(url: str) -> str:
     """A service that listens on every address is asked on this machine's own."""
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
+_SWEEP = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$@"'
+"""A shell that waits for the end of its input, which the launcher's death brings in any case, even `kill -9`."""
+
+
+@contextlib.asynccontextmanager
+async def suite_folder(*files: Path) -> AsyncIterator[Path]:
+    """A new folder; it and `files` are removed when the context closes or the process dies. Raises StartupError."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="fulcrum-"))
+    except OSError as error:
+        raise StartupError(f"no temporary folder can be made ({error.strerror}): set TMPDIR to another place") from None
+    try:
+        sweeper = await asyncio.create_subprocess_exec(
+            "/bin/sh", "-c", _SWEEP, "fulcrum-sweeper", str(folder), *map(str, files),
+            stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield folder
+        finally:
+            if sweeper.stdin is not None:
+                sweeper.stdin.close()
+            await sweeper.wait()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+SERVING_TIMEOUT_S = 30.0
+SERVING_POLL_S = 0.05
+REQUEST_TIMEOUT_S = 2.0
+
+
+async def until_serving(ready: Ready, workers: Sequence[str]) -> None:
+    """Return once requests are answered and `workers` are listed; raises StartupError after SERVING_TIMEOUT_S."""
+    missing = "an answer"
+    try:
+        async with (
+            asyncio.timeout(SERVING_TIMEOUT_S),
+            httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, trust_env=False) as client,
+        ):
+            while missing := await _missing(client, ready, workers):  # noqa: ASYNC110 (other processes set no event)
+                await asyncio.sleep(SERVING_POLL_S)
+    except TimeoutError:
+        raise StartupError(
+            f"the processes run, but after {SERVING_TIMEOUT_S:g} s there is still no {missing}"
+        ) from None
+
+
+async def _missing(client: httpx.AsyncClient, ready: Ready, workers: Sequence[str]) -> str:
+    """The first thing that is still missing, in words; empty once all serve."""
+    try:
+        for gateway in ready.gateways:
+            if (await client.get(f"{gateway}/readyz")).status_code != httpx.codes.OK:
+                return f"ready gateway at {gateway}"
+        answer = await client.get(f"{ready.planner}/v1/workers")
+        there = {str(worker["id"]) for worker in answer.json()} if answer.is_success else set()
+    except httpx.TransportError as error:
+        return f"answer from {error.request.url}"
+    unseen = sorted(set(workers) - there)
+    return f"registration of {', '.join(unseen)}" if unseen else ""
+
+
+HELPER_GRACE_S = 2.0
+
+
+async def run_helper(launcher: Launcher, reporter: Reporter, name: str, command: tuple[str, ...]) -> str:
+    """Run a process that does one thing and ends, such as converting a model, and show its progress.
+
+    Returns the path that it reports, or "". Raises StartupError with its own words when it fails.
+    """
+    reporter.progress(name, "starting", 0.0)
+    child = await launcher.start(ChildSpec(name, command, {}))
+    path = error = ""
+    try:
+        async for line in child.statuses():
+            if line.event == "progress":
+                reporter.progress(name, line.stage, line.fraction)
+            path, error = line.path or path, line.error or error
+        code = await child.wait()
+    finally:
+        await child.stop(HELPER_GRACE_S)
+    if code:
+        reason = error or launcher.last_words(name) or f"exit code {code}"
+        raise StartupError(f"{reason} (log: {launcher.log_of(name)})")
+    reporter.ready(name, "")
+    return path

@@ -13,6 +13,9 @@ from libs.runtime.paths import cache_dir
 BUNDLED_MODEL = "SmolLM2-135M-Instruct"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
+_SIM_NAME = re.compile(r"[A-Za-z0-9][\w.:/-]{0,199}")
+"""Whatever a simulated model is called that is neither folder nor the bundled one."""
+
 Helper = Callable[[str, tuple[str, ...]], Awaitable[str]]
 """Runs a command as a process of its own under a name that people see; the path it reports, if any."""
 
@@ -25,11 +28,24 @@ class Model:
     path: str
 
 
+SIM_SIZE_BYTES = 16_060_522_496
+"""Taken for a simulated model that is a name and no more: 8.03 billion parameters of two bytes, as Llama 3.1 8B has."""
+
+
+def size_bytes(model: Model) -> int:
+    """Of its weights, as far as they lie in its folder."""
+    if model.path == BUILTIN_SIM:
+        return SIM_SIZE_BYTES
+    return sum(file.stat().st_size for file in Path(model.path).glob("*.safetensors"))
+
+
 async def resolve_model(spec: str | None, *, engine: str, helper: Helper) -> Model:
     """The model behind `--model`, fetched or converted where it is not there yet. Raises StartupError."""
     if engine == "sim" and spec in (None, SIM_NAME, BUILTIN_SIM):
         return Model(SIM_NAME, BUILTIN_SIM)
     folder = _folder(spec) if spec else None
+    if engine == "sim" and spec is not None and folder is None and _SIM_NAME.fullmatch(spec) and spec != BUNDLED_MODEL:
+        return Model(spec, BUILTIN_SIM)
     if folder is not None:
         return _checked(folder.name, folder)
     if spec is None or spec == BUNDLED_MODEL:

@@ -19,7 +19,7 @@ from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
 MIN_STEPS: Final = 16
 """A phase with fewer steps keeps its prior's shape."""
 MIN_SCALED: Final = 4
-"""With so many that do nothing else it is as fast as they say; with fewer, as the prior says."""
+"""With this many pure steps of a phase they set its speed; with fewer the prior does."""
 PRIOR_ROWS: Final = 0.05
 """How many rows the prior weighs: little, so that it decides only what the data leave open."""
 MAX_TURNS: Final = 12
@@ -28,7 +28,7 @@ LOW_QUANTILE: Final = 0.1
 LINE_QUANTILES: Final = (LOW_QUANTILE, 0.02)
 """The same of the line, for another start each: where the floor is high only the few largest steps lie on the line."""
 MAX_FACTOR: Final = 1e4
-"""No coefficient predicts more than so many times the longest step for the largest work seen."""
+"""Bound on a coefficient: its prediction for the largest work seen, over the longest step."""
 LOSS_CAP: Final = 1.0
 """A relative error counts no more than this, so that outliers do not choose between two models."""
 
@@ -64,7 +64,7 @@ def loss(model: StepTimeModel, rows: Rows) -> float:
 
 
 def fit_steps(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
-    """The model of these steps; the prior where they are too few or where it foretells unseen ones better."""
+    """The model of these steps; the prior where they are too few or where it predicts unseen ones better."""
     for own, other in ((rows.has_prefill, rows.has_decode), (rows.has_decode, rows.has_prefill)):
         pure = own & ~other
         if own.sum() < MIN_STEPS and pure.sum() >= MIN_SCALED:
@@ -74,7 +74,7 @@ def fit_steps(prior: StepTimeModel, rows: Rows) -> StepTimeModel:
 
 
 def _if_better(fit: Callable[[StepTimeModel, Rows], StepTimeModel], prior: StepTimeModel, rows: Rows) -> StepTimeModel:
-    """What `fit` makes of the rows, where that foretells half of them from the other half no worse than the prior."""
+    """What `fit` makes of the rows, where that predicts half of them from the other half no worse than the prior."""
     if not len(rows):
         return prior
     odd = np.arange(len(rows)) % 2 == 1

@@ -1,4 +1,4 @@
-"""A step-time model that learns from every step, and tells how far it can be trusted. Pure."""
+"""A step-time model that learns from every step, with the errors of its recent predictions. Pure."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ from libs.perfmodel.samples import Rows, StepSamples
 from libs.policy.step_time import StepTimeModel, StepWork
 
 KEPT_ERRORS: Final = 256
-"""Of each kind of step: what the told errors are of."""
+"""Recent predictions of each kind of step that the published errors come from."""
 MIN_NEW_STEPS: Final = 8
 """Fewer since the last fit, and there is nothing to fit anew."""
-TOLD_CHANGE: Final = 0.02
-"""A model whose predictions differ by less on average (relative) is the same for whoever is told."""
+PUBLISHED_CHANGE: Final = 0.02
+"""A model whose predictions differ by less on average (relative) is not published again."""
 
 
 class StepKind(Enum):
@@ -37,7 +37,7 @@ class StepKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KindFit:
-    """How well steps of one kind were foretold: relative errors of predictions made before the step was known."""
+    """How well steps of one kind were predicted: relative errors of predictions made before the step was known."""
 
     steps: int = 0
     """Seen so far; 0: the model is a guess there."""
@@ -89,7 +89,7 @@ class _Errors:
     steps: int = 0
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_ERRORS))
 
-    def told(self) -> KindFit:
+    def fit(self) -> KindFit:
         if not self.recent:
             return KindFit()
         p50, p90 = np.quantile(np.array(self.recent), [0.5, 0.9])
@@ -135,9 +135,9 @@ class StepTimeLearner:
         """Predict by a model from now on; whether those who use it should hear of it."""
         before, self.model = self.model, model
         old, new = predict(before, rows), predict(model, rows)
-        return bool(np.mean(np.abs(new - old) / np.maximum(old, 1.0)) > TOLD_CHANGE)
+        return bool(np.mean(np.abs(new - old) / np.maximum(old, 1.0)) > PUBLISHED_CHANGE)
 
     def fitted(self) -> FittedModel:
         """The model now, with the errors of its recent predictions."""
-        told: Sequence[KindFit] = [self._errors[kind].told() for kind in StepKind]
-        return FittedModel(self.model, *told)
+        fits: Sequence[KindFit] = [self._errors[kind].fit() for kind in StepKind]
+        return FittedModel(self.model, *fits)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 MAX_TURNS: Final = 64
 """Of the active-set search; it ends by itself long before."""
 TUKEY: Final = 4.685
-"""Residuals beyond so many standard deviations count nothing; nearer ones nearly all (95 % efficient)."""
+"""Standard deviations beyond which residuals count nothing; nearer ones nearly all (95 % efficient)."""
 MIN_SCALE: Final = 0.002
 """Relative noise below which nothing is an outlier."""
 
@@ -64,8 +64,8 @@ def robust_weights(residual: Floats, kinds: Sequence[NDArray[np.bool_]]) -> Floa
     """[rows]: 1 for residuals within the noise, falling to 0 for outliers (Tukey's biweight, scale from the median).
 
     kinds: each [rows], which together name every row once. Each kind has a scale of its own: where many rows of one are
-    foretold well, few of another that is foretold badly would all be outliers, and nothing would ever be learned of
-    them. Too few to tell what is usual among them are held to the scale of all.
+    predicted well, few of another that is predicted badly would all be outliers, and nothing would ever be learned of
+    them. A kind with too few rows for a scale of its own takes the scale of all.
     """
     size = np.abs(residual)
     scale = np.full(len(size), np.median(size))

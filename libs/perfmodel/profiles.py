@@ -2,18 +2,29 @@
 
 Those in this module are no measurements. They are rooflines: FLOPs and bytes of the model's published shape over the
 device's published peaks (H100 SXM: 989 TFLOP/s dense bf16, 3.35 TB/s, 80 GB), times the efficiency that each entry
-states. Many more are fitted to measurements and come as a file (`libs/perfmodel/shipped.py`, docs/profiles.md).
+states. Many more are fitted to measurements and come as a file (`libs/perfmodel/profiles.py`, docs/profiles.md).
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from libs.contracts.errors import StartupError
-from libs.perfmodel.shipped import shipped_entries
 from libs.policy.step_time import StepTimeModel
+
+SHIPPED_FILE: Final = Path(__file__).parent / "data" / "profiles.json"
+
+
+@cache
+def shipped_entries() -> Mapping[str, Mapping[str, Any]]:
+    """By name, as in the file: `step_time`, `gpus`, `kv_bytes_per_token`, `kv_memory_bytes`, `device`, `source`."""
+    found = json.loads(SHIPPED_FILE.read_text())["profiles"]
+    return MappingProxyType({entry["name"]: entry for entry in found})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from libs.policy.speed import Speed
 
 
 def speed_message(speed: Speed) -> pb.Speed:
-    """What gateways are told."""
+    """The speed as gateways receive it."""
     step_time = step_time_message(FittedModel(speed.step_time))
     return pb.Speed(
         step_time=step_time,
@@ -20,7 +20,7 @@ def speed_message(speed: Speed) -> pb.Speed:
 
 
 def speed_of(message: pb.Speed, chunk_tokens: int) -> Speed | None:
-    """What a worker has told, with `chunk_tokens` where it does not tell its own; None for what is no speed."""
+    """The speed that a worker sent, with `chunk_tokens` where it sent none; None for values that are not a speed."""
     fitted = fitted_model(message.step_time)
     if fitted is None or not 0 <= message.kv_token_ns < math.inf:
         return None

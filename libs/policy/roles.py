@@ -44,7 +44,7 @@ class Refusal(IntEnum):
 
 
 class Assigned(Protocol):
-    """What a worker is told to do, as a record or as a message."""
+    """What a worker is asked to do, as a record or as a message."""
 
     @property
     def role(self) -> int:
@@ -59,7 +59,7 @@ class Assigned(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a worker is told to do. Changes are compare-and-set on `epoch`, which only ever grows."""
+    """What a worker is asked to do. Changes are compare-and-set on `epoch`, which only ever grows."""
 
     model: str
     role: Role

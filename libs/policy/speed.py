@@ -56,7 +56,7 @@ class Speed:
         return chunk * (1 + HAND_OVER_S * 1e9 / step_ns) if step_ns else inf
 
     def decode_ns(self, sequences: float, kv_tokens: float) -> float:
-        """One decode step over so many sequences, which read so many tokens' KV; 0 without any."""
+        """One decode step over `sequences` that read `kv_tokens` of KV; 0 without any."""
         model = self.step_time
         if sequences <= 0:
             return 0.0

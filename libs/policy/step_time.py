@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Final
 
 MATRIX_ROWS: Final = 4
-"""From so many rows on, libraries for CPUs multiply weights with a matrix; fewer rows they take as vectors."""
+"""From this many rows on, libraries for CPUs multiply weights with a matrix; fewer rows they take as vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class StepWork:
     decode_kv_tokens: int = 0
     """Tokens read for decode, summed over sequences."""
     prefill_squared_tokens: int = 0
-    """What the chunks add to the squares of their prompts' lengths (see `squared_tokens`); 0: not told."""
+    """What the chunks add to the squares of their prompts' lengths (see `squared_tokens`); 0: unknown."""
 
     @property
     def squared(self) -> float:
-        """`prefill_squared_tokens`; where it is not told, as if all chunks were alike."""
+        """`prefill_squared_tokens`; where it is unknown, as if all chunks were alike."""
         tokens, context = self.prefill_tokens, self.prefill_context_tokens
         alike = tokens * (2 * context - tokens) / max(self.prefill_sequences, 1)
         return float(self.prefill_squared_tokens or max(alike, 0.0))
@@ -79,12 +79,12 @@ class StepTimeModel:
         return self.chunks_ns(work.prefill_tokens, work.squared) if work.prefill_tokens else 0.0
 
     def chunks_ns(self, tokens: int, squared: float) -> float:
-        """Chunks of so many prompt tokens, at least one, alone; squared: see `squared_tokens`."""
+        """Chunks of these prompt tokens, at least one, alone; squared: see `squared_tokens`."""
         linear = self.prefill_fixed_ns + self.prefill_token_ns * tokens
         return max(self.prefill_floor_ns, linear + self.prefill_token_squared_ns * squared)
 
     def reading_ns(self, sequences: float) -> float:
-        """Decode's fixed part for so many sequences, in which the weights are read; 0 without any."""
+        """Decode's fixed part for this many sequences, in which the weights are read; 0 without any."""
         if sequences <= 0:
             return 0.0
         return self.decode_fixed_ns + (self.decode_matrix_ns if sequences >= MATRIX_ROWS else 0.0)

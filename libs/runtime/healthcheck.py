@@ -31,7 +31,7 @@ def grpc_serves(address: str) -> bool:
     from grpc.aio import AioRpcError  # noqa: PLC0415
     from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415
 
-    from libs.runtime.rpc import make_channel  # noqa: PLC0415
+    from libs.runtime.net.rpc import make_channel  # noqa: PLC0415
     from libs.runtime.settings import CommonSettings, load_settings  # noqa: PLC0415
 
     async def check() -> bool:

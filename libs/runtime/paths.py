@@ -5,10 +5,6 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-import structlog
-
-log = structlog.get_logger()
-
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 _OTHERS = 0o077
 
@@ -31,6 +27,9 @@ def private_folder(folder: Path) -> None:
     mode = stat.S_IMODE(folder.stat().st_mode)
     if not mode & _OTHERS:
         return
+    import structlog  # noqa: PLC0415 (60 ms, which every command of the command line would wait for)
+
+    log = structlog.get_logger()
     try:
         if mode & stat.S_ISVTX:
             raise PermissionError(None, "it is shared by its sticky bit")

@@ -20,7 +20,7 @@ from libs.contracts.errors import StartupError
 from libs.runtime import status
 from libs.runtime.clock import Clock, SystemClock
 from libs.runtime.log import configure_logging
-from libs.runtime.open_files import raise_open_files
+from libs.runtime.net.open_files import raise_open_files
 from libs.runtime.settings import SettingsT, load_settings
 from libs.runtime.slices import LOOP_SLICE_NS, USUAL_SLICE_NS, ask_slice
 from libs.runtime.tasks import TaskOwner
@@ -130,7 +130,7 @@ async def _interrupt_start(stopping: asyncio.Event, work: "asyncio.Task[None]") 
 
 
 STOP_GRACE_S = 30.0
-"""Bound on everything a service does after it was told to stop; services' own drains are shorter."""
+"""Bound on everything a service does after a stop signal; services' own drains are shorter."""
 
 
 def _refuse(name: str, error: StartupError) -> int:

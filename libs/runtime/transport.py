@@ -7,10 +7,10 @@ from typing import Any, Protocol
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from libs.runtime.access import Metadata, call_metadata
 from libs.runtime.http import ConnectionGuard, serve_http
 from libs.runtime.http.settings import HttpSettings
-from libs.runtime.rpc import make_channel, make_server
+from libs.runtime.net.access import Metadata, call_metadata
+from libs.runtime.net.rpc import make_channel, make_server
 from libs.runtime.settings import CommonSettings
 from libs.runtime.tasks import TaskOwner
 

@@ -9,18 +9,17 @@ import numpy as np
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker, StepBatch
 from libs.contracts.step_row import ENTRY_BYTES
 from libs.perfmodel.utilisation import Effort
-from libs.telemetry.asides import Asides
-from libs.telemetry.cells import PROVISIONAL, ROLE_NUMBERS, Cells
-from libs.telemetry.clocks import Clocks
-from libs.telemetry.gathered import Followed, Gathered, Ints, lay
-from libs.telemetry.hardware import Hardware
-from libs.telemetry.phase_time import PhaseTime
-from libs.telemetry.relayed import Relayed, relayed_of
-from libs.telemetry.ring import NO_ROLE
-from libs.telemetry.roll import Roll
-from libs.telemetry.steps import COUNTS, RunningStep
-from libs.telemetry.tally import NEVER, WINDOW_NS, Tally
-from libs.telemetry.timeline import MAX_STEPS, PrefillShares, Taken, Timeline
+from libs.telemetry.directory import Relayed, WorkerDirectory, relayed_of
+from libs.telemetry.nodes.clocks import Clocks
+from libs.telemetry.nodes.hardware import Hardware
+from libs.telemetry.nodes.node_stats import NodeStats
+from libs.telemetry.windows.accumulator import NEVER, WINDOW_NS, WindowAccumulator
+from libs.telemetry.windows.cells import PROVISIONAL, ROLE_NUMBERS, Cells
+from libs.telemetry.windows.ring import NO_ROLE
+from libs.telemetry.worker.batch_columns import Followed, Ints, StepBatchColumns, lay
+from libs.telemetry.worker.phase_time import PhaseTime
+from libs.telemetry.worker.steps import COUNTS, RunningStep
+from libs.telemetry.worker.timeline import MAX_STEPS, PrefillShares, Taken, Timeline
 
 MAX_WORKERS: Final = 4096
 """The longest silent one goes."""
@@ -49,15 +48,15 @@ class Fleet:
         """`windows` knows the time of workers whose telemetry others read."""
         self._prefill_shares = prefill_shares
         self._windows = windows
-        self.roll = Roll()
+        self.directory = WorkerDirectory()
         self._taken_over_ns: dict[str, int] = {}
-        """Of workers that another process read before: from when on their telemetry came here."""
+        """Time from which this process reads a worker that another process read before, by id."""
         self._followed: list[Followed] = []
         """Still to be entered."""
-        self._asides = Asides()
+        self._nodes = NodeStats()
         self.tell_changes: Changes = lambda *_: None
-        """Is told of each batch that counts, before anybody reads what it tells."""
-        self._tally = Tally(MAX_WORKERS)
+        """Called with each batch that counts, before anybody reads its content."""
+        self._newest = WindowAccumulator(MAX_WORKERS)
         self._max_steps = MAX_STEPS
         self._batches: Counter[Taken] = Counter()
         self.latest_arrival_ns: int | None = None
@@ -69,17 +68,17 @@ class Fleet:
         worker_id, covered_to_ns = batch.worker_id, batch.covered_to_unix_ns
         if covered_to_ns > now_ns + MAX_AHEAD_NS:
             return self._count(Taken.MALFORMED)
-        relayed = self.roll.relayed.get(worker_id)
+        relayed = self.directory.relayed.get(worker_id)
         if relayed is not None and covered_to_ns > relayed.facts.covered_to_unix_ns:
             self.settle()  # what is gathered of it is counted elsewhere, which nobody knows after this batch
-        timeline = self.roll.timelines.get(worker_id)
+        timeline = self.directory.timelines.get(worker_id)
         try:
             followed = None if timeline is None else timeline.follow(batch, now_ns)
         except ValueError:
             return self._count(Taken.MALFORMED)
         if followed is None:
             return self._count(self._add(batch, worker_id, now_ns))
-        self.roll.heard(worker_id, covered_to_ns)
+        self.directory.heard(worker_id, covered_to_ns)
         self._followed.append(followed)
         if len(self._followed) >= MAX_FOLLOWED:
             self.settle()
@@ -92,14 +91,14 @@ class Fleet:
             return self._count(Taken.MALFORMED)
         taken = self._sort_in_time(batch, batch.worker_id)
         if taken is Taken.COUNTED:
-            self.roll.heard(batch.worker_id, batch.covered_to_unix_ns)
+            self.directory.heard(batch.worker_id, batch.covered_to_unix_ns)
             self.add_late_transfers(batch)
         return self._count(taken)
 
     def add_late_transfers(self, batch: StepBatch) -> None:
         """Count a late batch's hand-offs: those of an earlier process of its worker too, whose time is void here."""
-        if batch.worker_id not in self.roll.relayed:
-            self._asides.note_transfers([batch])
+        if batch.worker_id not in self.directory.relayed:
+            self._nodes.note_transfers([batch])
 
     @property
     def batches(self) -> Counter[Taken]:
@@ -111,23 +110,23 @@ class Fleet:
     def kv_bytes(self) -> Counter[str]:
         """Bytes handed over between workers, by way: "shared_memory" or "grpc"."""
         self.settle()
-        return self._asides.kv_bytes
+        return self._nodes.kv_bytes
 
     @property
     def hardware(self) -> Hardware:
         """GPUs' own counters."""
         self.settle()
-        return self._asides.hardware
+        return self._nodes.hardware
 
     @property
     def clocks(self) -> Clocks:
-        """Of the workers' hosts."""
+        """Clock offsets of the workers' hosts."""
         self.settle()
-        return self._asides.clocks
+        return self._nodes.clocks
 
     def expect(self, batch: StepBatch) -> None:
-        """A worker was there before this process was, by what it told last: until it is heard it is silent."""
-        if batch.worker_id not in self.roll.timelines:
+        """Add a worker from before this process started, by its last batch; it counts as silent until it reports."""
+        if batch.worker_id not in self.directory.timelines:
             self._sort_in_time(batch, batch.worker_id)
 
     def relay(self, worker: SharedWorker, now_ns: int, arrived_ns: int | None, reader: str = "") -> bool:
@@ -140,26 +139,26 @@ class Fleet:
         newest_ns = max(batch.covered_to_unix_ns, worker.last_step_end_unix_ns)
         if not batch.worker_id or newest_ns > now_ns + MAX_AHEAD_NS:
             return False
-        timeline, known = self.roll.timelines.get(batch.worker_id), self.roll.relayed.get(batch.worker_id)
+        timeline, known = self.directory.timelines.get(batch.worker_id), self.directory.relayed.get(batch.worker_id)
         behind_ns = batch.covered_to_unix_ns - BEHIND_NS
         if timeline is not None and timeline.facts is not None and timeline.facts.covered_to_unix_ns > behind_ns:
             return True
         if known is not None and known.facts.covered_to_unix_ns > batch.covered_to_unix_ns:
             return True
         self._forget(batch.worker_id)
-        if known is None and len(self.roll.relayed) >= MAX_WORKERS:
-            del self.roll.relayed[self.roll.longest_silent(self.roll.relayed)]
-        self.roll.relay(relayed_of(worker, reader))
-        self._asides.hardware.add(batch)
+        if known is None and len(self.directory.relayed) >= MAX_WORKERS:
+            del self.directory.relayed[self.directory.longest_silent(self.directory.relayed)]
+        self.directory.relay(relayed_of(worker, reader))
+        self._nodes.hardware.add(batch)
         if arrived_ns is not None:
             self.latest_arrival_ns = max(arrived_ns, self.latest_arrival_ns or 0)
-            self._asides.clocks.note(batch.node, batch.covered_to_unix_ns, arrived_ns)
+            self._nodes.clocks.note(batch.node, batch.covered_to_unix_ns, arrived_ns)
         return True
 
     def timeline(self, worker_id: str) -> Timeline | None:
-        """Of a worker whose telemetry comes here, to read in; None for others."""
+        """The timeline of a worker that this process reads; None for others."""
         self.settle()
-        return self.roll.timelines.get(worker_id)
+        return self.directory.timelines.get(worker_id)
 
     def phases(self, worker_id: str, low_ns: int, high_ns: int) -> PhaseTime:
         """How a worker spent [low, high); nothing is covered for one that is not known.
@@ -167,16 +166,23 @@ class Fleet:
         Of one that others read, or did at `low_ns`, in whole windows: both ends are moved back to where one begins.
         """
         self.settle()
-        timeline = self.roll.timelines.get(worker_id)
+        timeline = self.directory.timelines.get(worker_id)
         if timeline is not None and low_ns >= self._taken_over_ns.get(worker_id, 0):
             return timeline.phases(low_ns, high_ns)
         return self._windows(worker_id, low_ns, high_ns)
+
+    def starved_ns(self, worker_id: str, low_ns: int, high_ns: int) -> int:
+        """Of a worker's idle time in [low, high), when all KV that its sequences awaited was still to be computed
+        elsewhere; 0 of one that others read."""
+        self.settle()
+        timeline = self.directory.timelines.get(worker_id)
+        return timeline.starved_ns(low_ns, high_ns) if timeline else 0
 
     def window(self, worker_id: str, low_ns: int, high_ns: int) -> tuple[PhaseTime, str] | None:
         """How a worker whose telemetry comes here spent [low, high), and its role at the end; None where it had left in
         good order by then, and of others."""
         self.settle()
-        timeline, facts = self.roll.timelines.get(worker_id), self.roll.facts(worker_id)
+        timeline, facts = self.directory.timelines.get(worker_id), self.directory.facts(worker_id)
         role = timeline.role_at(high_ns - 1) if timeline else ""
         if not role or (facts is not None and facts.left and facts.covered_to_unix_ns <= low_ns):
             return None
@@ -185,9 +191,9 @@ class Fleet:
     def cells(self, worker_ids: Sequence[str], low_ns: int, high_ns: int) -> Cells:
         """`window` of many workers; those of which it says nothing are left out."""
         self.settle()
-        times, roles, exact = self._tally.read(low_ns, worker_ids)
-        if self.roll.relayed:
-            exact &= np.array([worker_id not in self.roll.relayed for worker_id in worker_ids], np.bool_)
+        times, roles, exact = self._newest.read(low_ns, worker_ids)
+        if self.directory.relayed:
+            exact &= np.array([worker_id not in self.directory.relayed for worker_id in worker_ids], np.bool_)
         if high_ns - low_ns != WINDOW_NS:
             exact[:] = False
         for place in np.flatnonzero(~exact).tolist():
@@ -202,31 +208,31 @@ class Fleet:
     def effort(self, worker_id: str, low_ns: int, high_ns: int) -> Effort:
         """What a worker's finished steps computed and moved in [low, high), as far as it tells."""
         self.settle()
-        timeline = self.roll.timelines.get(worker_id)
+        timeline = self.directory.timelines.get(worker_id)
         return timeline.effort(low_ns, high_ns) if timeline else Effort()
 
     def efforts_from_ns(self, worker_id: str) -> int | None:
         """From when on what a worker's steps computed is known; None for one that others read."""
         self.settle()
-        timeline = self.roll.timelines.get(worker_id)
+        timeline = self.directory.timelines.get(worker_id)
         return timeline.efforts_from_ns if timeline else None
 
     def last_step_end_ns(self, worker_id: str) -> int:
         """When a worker's last finished step ended; its start where there is none, 0 for a stranger."""
         self.settle()
-        known = self.roll.newest(worker_id)
+        known = self.directory.newest(worker_id)
         return known.last_step_end_ns if known else 0
 
     def running_step(self, worker_id: str) -> RunningStep | None:
         """A worker's step that has been announced and has not ended."""
         self.settle()
-        known = self.roll.newest(worker_id)
+        known = self.directory.newest(worker_id)
         return known.running_step if known else None
 
     def last_step_ends_ns(self, worker_ids: Sequence[str]) -> Ints:
         """`last_step_end_ns` of many."""
         self.settle()
-        newest = (self.roll.newest(worker_id) for worker_id in worker_ids)
+        newest = (self.directory.newest(worker_id) for worker_id in worker_ids)
         return np.array([known.last_step_end_ns if known else 0 for known in newest], np.int64)
 
     def _count(self, taken: Taken) -> Taken:
@@ -237,12 +243,12 @@ class Fleet:
         """A batch that does not simply go on."""
         taken = self._sort_in_time(batch, worker_id)
         if taken is Taken.COUNTED:
-            self.roll.heard(worker_id, batch.covered_to_unix_ns)
+            self.directory.heard(worker_id, batch.covered_to_unix_ns)
             self._note_asides([batch], [now_ns])
         return taken
 
     def _sort_in_time(self, batch: StepBatch, worker_id: str) -> Taken:
-        timeline = self.roll.timelines.get(worker_id)
+        timeline = self.directory.timelines.get(worker_id)
         if timeline is None:
             return self._add_stranger(batch, worker_id)
         self.settle()
@@ -251,39 +257,39 @@ class Fleet:
         taken = timeline.add(batch)
         if taken is Taken.COUNTED:
             if timeline.says != said:
-                self.roll.said_new()
-            self._begin_tally(timeline, worker_id)
+                self.directory.said_new()
+            self._begin_newest(timeline, worker_id)
             self._tell_change(timeline, worker_id, batch.covered_to_unix_ns)
         return taken
 
     def _note_asides(self, batches: Sequence[StepBatch], arrived_ns: Sequence[int]) -> None:
-        self._asides.note(batches, arrived_ns)
-        if self.roll.relayed:  # what those told who read more of a worker is counted already
-            batches = [batch for batch in batches if batch.worker_id not in self.roll.relayed]
-        self._asides.note_transfers(batches)
+        self._nodes.note(batches, arrived_ns)
+        if self.directory.relayed:  # the process that reads such a worker counts it already
+            batches = [batch for batch in batches if batch.worker_id not in self.directory.relayed]
+        self._nodes.note_transfers(batches)
 
     def _add_stranger(self, batch: StepBatch, worker_id: str) -> Taken:
-        timeline = Timeline(self._prefill_shares, turn=len(self.roll.timelines))
+        timeline = Timeline(self._prefill_shares, turn=len(self.directory.timelines))
         taken = timeline.add(batch)
         if taken is not Taken.COUNTED:
             return taken
         self.settle()
-        if len(self.roll.timelines) >= MAX_WORKERS:
-            self._forget(self.roll.longest_silent(self.roll.timelines))
-        self.roll.timelines[worker_id] = timeline
-        self.roll.came_or_went()
-        if relayed := self.roll.relayed.get(worker_id):
+        if len(self.directory.timelines) >= MAX_WORKERS:
+            self._forget(self.directory.longest_silent(self.directory.timelines))
+        self.directory.timelines[worker_id] = timeline
+        self.directory.came_or_went()
+        if relayed := self.directory.relayed.get(worker_id):
             self._take_over(timeline, relayed, batch)
-        self._begin_tally(timeline, worker_id)
+        self._begin_newest(timeline, worker_id)
         self._tell_change(timeline, worker_id, batch.covered_to_unix_ns)
-        self._max_steps = min(MAX_STEPS, max(MIN_STEPS, MAX_FLEET_STEPS // len(self.roll.timelines)))
+        self._max_steps = min(MAX_STEPS, max(MIN_STEPS, MAX_FLEET_STEPS // len(self.directory.timelines)))
         return taken
 
     def settle(self) -> None:
         """Enter what has been gathered; whoever reads does it first."""
         if not self._followed:
             return
-        gathered, self._followed = Gathered.of(self._followed), []
+        gathered, self._followed = StepBatchColumns.of(self._followed), []
         worker_ids = gathered.worker_ids
         self._batches[Taken.COUNTED] += len(worker_ids)
         self._note_asides(gathered.batches, gathered.arrived_ns)
@@ -292,7 +298,7 @@ class Fleet:
             sorted_in = {worker_ids[place] for place in np.flatnonzero(~laid.plain).tolist()}
             laid.plain[[worker_id in sorted_in for worker_id in worker_ids]] = False
         self.tell_changes(worker_ids, laid.covers.starts_ns, laid.covers.ends_ns)
-        added = self._tally.add(worker_ids, laid, np.array(gathered.arrived_ns, np.int64))
+        added = self._newest.add(worker_ids, laid, np.array(gathered.arrived_ns, np.int64))
         waits: dict[int, list[tuple[int, int]]] = {}
         for place, *wait in zip(*(each.tolist() for each in laid.waits), strict=True):
             waits.setdefault(place, []).append((wait[0], wait[1]))
@@ -300,7 +306,7 @@ class Fleet:
         for place, (worker_id, columns, (first, last)) in enumerate(
             zip(worker_ids, gathered.columns, laid.ranges, strict=True)
         ):
-            timeline = self.roll.timelines[worker_id]
+            timeline = self.directory.timelines[worker_id]
             timeline.max_steps = self._max_steps
             if not plain[place]:
                 self._sort_in(gathered.batches[place], worker_id, timeline)
@@ -313,7 +319,7 @@ class Fleet:
                 ends_ns[last - 1] if last > first else 0,
             )
         for worker_id in {worker_ids[place] for place in np.flatnonzero(~added).tolist()}:
-            self._begin_tally(self.roll.timelines[worker_id], worker_id)
+            self._begin_newest(self.directory.timelines[worker_id], worker_id)
 
     def _sort_in(self, batch: StepBatch, worker_id: str, timeline: Timeline) -> None:
         """A batch that was counted, and is not as plain as it looked."""
@@ -326,11 +332,11 @@ class Fleet:
     def _tell_change(self, timeline: Timeline, worker_id: str, until_ns: int) -> None:
         self.tell_changes([worker_id], np.array([timeline.changed_from_ns]), np.array([until_ns]))
 
-    def _begin_tally(self, timeline: Timeline, worker_id: str) -> None:
-        """What has been told so far needs sorting out; what comes may be added up."""
+    def _begin_newest(self, timeline: Timeline, worker_id: str) -> None:
+        """From here on, batches that follow the last one are added up without sorting."""
         left = timeline.facts is not None and timeline.facts.left
         role = ROLE_NUMBERS.get(timeline.role_at(timeline.known_to_ns), NO_ROLE)
-        self._tally.begin(worker_id, NEVER if left else timeline.known_to_ns, role)
+        self._newest.begin(worker_id, NEVER if left else timeline.known_to_ns, role)
 
     def _take_over(self, timeline: Timeline, relayed: Relayed, batch: StepBatch) -> None:
         self._taken_over_ns[batch.worker_id] = batch.covered_from_unix_ns
@@ -345,7 +351,7 @@ class Fleet:
         )
 
     def _forget(self, worker_id: str) -> None:
-        if self.roll.timelines.pop(worker_id, None) is not None:
-            self.roll.came_or_went()
-        self._tally.forget(worker_id)
+        if self.directory.timelines.pop(worker_id, None) is not None:
+            self.directory.came_or_went()
+        self._newest.forget(worker_id)
         self._taken_over_ns.pop(worker_id, None)

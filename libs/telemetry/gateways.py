@@ -1,4 +1,4 @@
-"""What waits at gateways, as each of them told last; bounded, and forgotten when a gateway falls silent."""
+"""Queues at gateways by their latest reports; bounded, and dropped when a gateway falls silent."""
 
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -11,25 +11,31 @@ with what it held."""
 GONE_NS: Final = 60_000_000_000
 """When no gateway at all is heard what waits is not known; after so long nobody is thought to be there."""
 OLD_NS: Final = 30_000_000_000
-"""A message that was told so long ago comes from what the broker kept, and says nothing of now."""
+"""A report older than this was replayed by the broker, and says nothing of the present."""
 MAX_GATEWAYS: Final = 256
 """The longest silent one goes."""
 MAX_MODELS: Final = 64
-"""Of one gateway."""
+"""Models taken from one gateway's report."""
 MAX_TOKENS: Final = 2**40
-"""Of one gateway and model: more is nonsense."""
+"""Tokens of one gateway and model; a higher count is invalid."""
 
 
 class Waiting(NamedTuple):
-    """Of one model at all gateways."""
+    """The queue of one model, summed over all gateways."""
 
     prefill_requests: int = 0
     prefill_tokens: int = 0
     decode_requests: int = 0
     decode_prompt_tokens: int = 0
-    """Of those that wait for decode, still to be computed once there is a place."""
+    """Tokens that requests waiting for decode still have to compute once there is a place."""
     hopeful_tokens: int = 0
     """Prompt tokens of all that can still be in time; all of them, where a gateway does not say."""
+    batch_requests: int = 0
+    """Of those that wait, lines of batch jobs."""
+    batch_tokens: int = 0
+    """Of their prompts; a part of `hopeful_tokens`."""
+    batch_bound: int = 0
+    """Lines of batch jobs that workers have."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -46,10 +52,13 @@ class Waiting(NamedTuple):
             self.decode_requests + queue.decode_requests,
             self.decode_prompt_tokens + min(queue.decode_prompt_tokens, MAX_TOKENS),
             self.hopeful_tokens + min(tokens, every),
+            self.batch_requests + queue.batch_requests,
+            self.batch_tokens + min(queue.batch_tokens, MAX_TOKENS),
+            self.batch_bound + queue.batch_bound,
         )
 
 
-class _Told(NamedTuple):
+class _Report(NamedTuple):
     """A gateway's newest message."""
 
     heard_ns: int
@@ -59,25 +68,25 @@ class _Told(NamedTuple):
 
 
 class Gateways:
-    """What each gateway told last."""
+    """The latest report of each gateway."""
 
     def __init__(self) -> None:
-        self._told: dict[str, _Told] = {}
+        self._latest: dict[str, _Report] = {}
 
     def take(self, message: GatewayQueues, now_ns: int) -> None:
         """Enter a message that came at `now_ns`; older ones than the newest change nothing."""
         if message.told_unix_ns < now_ns - OLD_NS:
             return
-        key, known = message.gateway_id, self._told.get(message.gateway_id)
+        key, known = message.gateway_id, self._latest.get(message.gateway_id)
         age = message.incarnation, message.told_unix_ns
         if known is not None and age < (known.incarnation, known.told_unix_ns) and now_ns < known.heard_ns + SILENT_NS:
             return
-        self._told.pop(key, None)
+        self._latest.pop(key, None)
         if message.last:
             return
-        if len(self._told) >= MAX_GATEWAYS:
-            del self._told[next(iter(self._told))]
-        self._told[key] = _Told(now_ns, *age, tuple(message.queues[:MAX_MODELS]))
+        if len(self._latest) >= MAX_GATEWAYS:
+            del self._latest[next(iter(self._latest))]
+        self._latest[key] = _Report(now_ns, *age, tuple(message.queues[:MAX_MODELS]))
 
     def waiting(self, now_ns: int) -> dict[str, Waiting] | None:
         """By model, where anything waits; None when gateways are there and none is heard."""
@@ -86,19 +95,19 @@ class Gateways:
             return {}
         if now_ns > newest_ns + SILENT_NS:
             return None
-        heard = (told for told in self._told.values() if told.heard_ns > newest_ns - SILENT_NS)
-        return _by_model(queue for told in heard for queue in told.queues)
+        heard = (report for report in self._latest.values() if report.heard_ns > newest_ns - SILENT_NS)
+        return _by_model(queue for report in heard for queue in report.queues)
 
     def waiting_tokens(self, now_ns: int) -> int:
-        """Of all models; 0 where no gateway is heard."""
+        """Waiting prompt tokens of all models; 0 where no gateway reports."""
         return sum(each.prompt_tokens for each in (self.waiting(now_ns) or {}).values())
 
     def _newest_ns(self) -> int | None:
-        return next(reversed(self._told.values())).heard_ns if self._told else None
+        return next(reversed(self._latest.values())).heard_ns if self._latest else None
 
 
 def _by_model(queues: Iterable[ModelQueue]) -> dict[str, Waiting]:
     found: dict[str, Waiting] = {}
     for queue in queues:
         found[queue.model] = found.get(queue.model, Waiting()).plus(queue)
-    return found
+    return {model: waiting for model, waiting in found.items() if any(waiting)}

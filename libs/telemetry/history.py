@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import compress, islice
 from typing import Final
 
-from libs.telemetry.cells import Cells
 from libs.telemetry.fleet import Fleet
-from libs.telemetry.gathered import Ints
 from libs.telemetry.listing import Listing
 from libs.telemetry.members import Members, member_of
-from libs.telemetry.rollups import RollUps
+from libs.telemetry.windows.cells import Cells
+from libs.telemetry.windows.rollups import RollUps
+from libs.telemetry.worker.batch_columns import Ints
 
 MAX_REVISED: Final = 65_536
 """Windows waiting to be written again, of one worker each; further ones keep what they had, which is counted."""
@@ -47,7 +47,7 @@ class History:
         self._written_to_ns: int | None = None
         self._resumed_ns = 0
         self._listing: Listing | None = None
-        """Whom the members were told of last."""
+        """The listing that the members were last computed for."""
         self._filled_to_ns = 0
         """Windows that begin before may hold more than the fleet knows."""
         self._revised: dict[int, set[str]] = defaultdict(set)
@@ -115,7 +115,7 @@ class History:
         from_ns = max(written_to_ns, end_ns - self._kept_ns)
         fresh = range(from_ns, min(end_ns, from_ns + MAX_FRESH * self._window_ns), self._window_ns)
         if fresh:
-            listing = self._fleet.roll.listing(end_ns)
+            listing = self._fleet.directory.listing(end_ns)
             if listing is not self._listing:
                 self._members.enter(map(member_of, listing.workers))
                 self._listing = listing

@@ -1,5 +1,4 @@
-"""Who is there, and what they said last of their queues and places: side by side, for who asks of all of them many
-times a second. Pure."""
+"""Cached list of live workers, with their latest loads as arrays. Pure."""
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
@@ -8,8 +7,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from libs.contracts.roles import role_name
-from libs.telemetry.facts import WorkerFacts
-from libs.telemetry.gathered import Bools, Ints
+from libs.telemetry.worker.batch_columns import Bools, Ints
+from libs.telemetry.worker.facts import WorkerFacts
 
 RELIST_NS: Final = 1_000_000_000
 """How long the same list is given out while nobody says anything new of itself: who falls silent is given up after
@@ -19,7 +18,7 @@ LISTED_FOR_NS: Final = 15 * 1_000_000_000
 LOAD_NS: Final = 60 * 1_000_000_000
 """How long what a silent worker said of its queues and places is held true: what it had, others have taken up."""
 MOST_COUNTED: Final = 2**49
-"""Of anything by a worker; more is nonsense. Sums over all own and relayed workers fit 64 bits."""
+"""Bound on any count that a worker reports; a higher one is invalid. Sums over all workers then fit 64 bits."""
 
 _COUNTS: Final = attrgetter("running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks")
 
@@ -92,11 +91,13 @@ def listed_of(facts: WorkerFacts, *, own: bool, reader: str) -> Listed:
 
 
 def loads_of(listing: Listing, newest: Iterable[Any], now_ns: int) -> Loads:
-    """From the newest batch of each, or the facts of it."""
-    told = np.array([(each.covered_to_unix_ns, *_COUNTS(each.load)) for each in newest], np.uint64).reshape(-1, 6)
-    covered_to_ns = told[:, 0].astype(np.int64)
+    """Loads from `newest`: the newest batch or facts of each listed worker, in order."""
+    reported = np.array([(each.covered_to_unix_ns, *_COUNTS(each.load)) for each in newest], np.uint64).reshape(-1, 6)
+    covered_to_ns = reported[:, 0].astype(np.int64)
     heard = covered_to_ns > now_ns - LOAD_NS
-    counts = np.where(heard[:, None], np.minimum(told[:, 1:], np.uint64(MOST_COUNTED)), np.uint64(0)).astype(np.int64)
+    counts = np.where(heard[:, None], np.minimum(reported[:, 1:], np.uint64(MOST_COUNTED)), np.uint64(0)).astype(
+        np.int64
+    )
     return Loads(listing, heard, covered_to_ns, *counts.T)
 
 

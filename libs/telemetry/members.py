@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from libs.telemetry.listing import Listed
-from libs.telemetry.rollups import MAX_WORKERS
+from libs.telemetry.windows.rollups import MAX_WORKERS
 
 UNKNOWN: Final = "not heard of"
 """Node and model of a worker of which windows are all that is known."""

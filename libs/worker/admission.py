@@ -7,8 +7,8 @@ from libs.contracts.hashing import chain_root
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import EngineRequest
 from libs.policy.roles import Refusal
-from libs.policy.worker.admission import Invalid, Standing, invalid, refusal
-from libs.worker.assignment import AssignmentState
+from libs.policy.worker.admission import Invalid, WorkerReadiness, invalid, refusal
+from libs.worker.roles.assignment import AssignmentState
 from libs.worker.wire import engine_request
 
 _CODES = {
@@ -48,13 +48,13 @@ def admit(
     code = refusal(
         submit.phase,
         blocks_layout,
-        Standing(assignment.current, assignment.draining, kv_layout, has_credit),
+        WorkerReadiness(assignment.current, assignment.draining, kv_layout, has_credit),
     )
     return request if code is None else refusal_message(code, _detail(code, blocks_layout, kv_layout))
 
 
 def refusal_message(code: Refusal, detail: str) -> pb.Refused:
-    """The refusal as a gateway is told it."""
+    """The refusal as a message to the gateway."""
     return pb.Refused(code=_CODES[code], detail=detail)
 
 

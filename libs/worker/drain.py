@@ -1,4 +1,4 @@
-"""Leaving: one bounded order of events, on SIGTERM and for the admin verb alike."""
+"""Ending the process: one bounded order of events, on SIGTERM and for the admin verb alike."""
 
 import asyncio
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Drained:
 async def drain(host: WorkerHost, deadline_s: float) -> Drained:
     """Refuse new work, recall credits, let sequences finish and held KV be pulled, abort what is left at the deadline.
 
-    Gateways are told first, so they reroute meanwhile. Returns after `deadline_s` plus ABORT_S at the latest.
+    Gateways learn of it first, so they reroute meanwhile. Returns after `deadline_s` plus ABORT_S at the latest.
     """
     running = host.running
     host.start_draining()

@@ -13,12 +13,12 @@ from libs.policy.worker.saturation import trial_work
 from libs.policy.worker.slots import PromptLength, SlotFacts, slots
 from libs.runtime.clock import Clock
 from libs.worker.admission import admit, refusal_message
-from libs.worker.assignment import AssignmentState
-from libs.worker.gateways import Gateways
+from libs.worker.gateways.attached import Gateways
+from libs.worker.gateways.attached_gateway import AttachedGateway
 from libs.worker.hosted import Hosted
-from libs.worker.leaving import Leaving
-from libs.worker.link import Link
-from libs.worker.role_change import LastChange
+from libs.worker.roles.assignment import AssignmentState
+from libs.worker.roles.move_offers import MoveOffers
+from libs.worker.roles.role_change import LastChange
 from libs.worker.speed import WorkerSpeed
 from libs.worker.wire import numbers, sequence_event, sequence_of
 
@@ -40,7 +40,7 @@ class WorkerHost:
         self.engine = engine
         self.speed = WorkerSpeed(engine, identity.gpus)
         self.assignment = assignment
-        self.leaving = Leaving(engine.capabilities)
+        self.move_offers = MoveOffers(engine.capabilities)
         self.last_change = LastChange()
         self._clock = clock
         self._identity = identity
@@ -130,24 +130,24 @@ class WorkerHost:
             self.engine.set_prefill_budget(budget)
 
     def chunked(self, tokens: int) -> None:
-        """A step computes at most so many prompt tokens from now on: gateways are told, and as many prompts let in."""
+        """Limit steps to `tokens` prompt tokens: report it to gateways, and adapt how many prompts are admitted."""
         self.speed.chunked(tokens)
         self._resize()
         self.gateways.settle()
 
     # ------------------------------------------------------------ gateways
 
-    def detach(self, link: Link) -> None:
+    def detach(self, link: AttachedGateway) -> None:
         """The gateway has gone: its sequences end with its credits."""
         self.gateways.detach(link)
         for sequence_id in link.living:
             self.engine.abort(sequence_id)
-        for opaque in link.drop_all():  # pulled by whom this gateway has told of them, if by anybody
+        for opaque in link.drop_all():  # only a worker that this gateway named could still pull them
             self.engine.abandon(opaque)
         self._progress.set()
         self.gateways.settle()
 
-    def receive(self, link: Link, frame: pb.GatewayFrame) -> None:
+    def receive(self, link: AttachedGateway, frame: pb.GatewayFrame) -> None:
         """Act on a gateway's frame; raises InvalidRequest when it breaks the protocol, not for a bad submit."""
         self.gateways.returned(link, frame)
         if frame.submits and not link.living:
@@ -173,7 +173,7 @@ class WorkerHost:
 
     # ------------------------------------------------------------ sequences
 
-    def _submit(self, link: Link, submit: pb.Submit) -> None:
+    def _submit(self, link: AttachedGateway, submit: pb.Submit) -> None:
         sequence_id = link.sequence_id(submit.sequence)
         if sequence_id in link.living:
             raise InvalidRequest(f"sequence {submit.sequence} is alive already")
@@ -187,7 +187,7 @@ class WorkerHost:
             refused.epoch = self.assignment.current.epoch
             self._tell(link, pb.SequenceEvent(sequence=submit.sequence, refused=refused))
 
-    def _start(self, link: Link, submit: pb.Submit, *, has_credit: bool) -> pb.Refused | None:
+    def _start(self, link: AttachedGateway, submit: pb.Submit, *, has_credit: bool) -> pb.Refused | None:
         """Give a submit to the engine, or say why not."""
         request = admit(
             submit,
@@ -212,17 +212,17 @@ class WorkerHost:
             self._resize()
         return None
 
-    def _proceed(self, link: Link, proceed: pb.Proceed) -> None:
+    def _proceed(self, link: AttachedGateway, proceed: pb.Proceed) -> None:
         sequence_id = link.sequence_id(proceed.sequence)
         if sequence_id not in link.living:
             return  # it has ended here, and the gateway does not know yet
         self.engine.proceed(sequence_id, tuple(numbers(proceed.token_ids, "token_ids")))
 
-    def _tell(self, link: Link, event: pb.SequenceEvent) -> None:
+    def _tell(self, link: AttachedGateway, event: pb.SequenceEvent) -> None:
         link.outbox.add_event(event)
         link.wake.set()
 
-    def _abort(self, link: Link, packed: bytes) -> None:
+    def _abort(self, link: AttachedGateway, packed: bytes) -> None:
         for sequence_id in map(link.sequence_id, numbers(packed, "aborts")):
             if sequence_id in link.living:
                 self.engine.abort(sequence_id)
@@ -231,7 +231,7 @@ class WorkerHost:
 
     def acknowledged(self, opaque: bytes) -> None:
         """The receiver has acknowledged the blocks behind a KV handle."""
-        self.leaving.taken(opaque, self._clock.now_ns())
+        self.move_offers.taken(opaque, self._clock.now_ns())
         self.release(opaque)
 
     def release(self, opaque: bytes) -> None:
@@ -241,7 +241,7 @@ class WorkerHost:
 
     def on_event(self, event: EngineEvent) -> None:
         """Pass an engine event on to the gateways concerned."""
-        self.leaving.stepped(event)
+        self.move_offers.stepped(event)
         self.last_change.stepped(event)
         ended, leaves = False, self.assignment.leaves_decode
         for output in event.outputs:
@@ -279,7 +279,7 @@ class WorkerHost:
 
     def _offer(self, sequence: Hosted) -> None:
         """Have the gateway look for another place, where a running sequence is of a role that has been left."""
-        if self.assignment.leaves_decode and self.leaving.offers(sequence):
+        if self.assignment.leaves_decode and self.move_offers.offers(sequence):
             number = sequence_of(sequence.request.sequence_id)
             self._tell(sequence.link, pb.SequenceEvent(sequence=number, leaving=pb.Leaving()))
 
@@ -288,16 +288,16 @@ class WorkerHost:
         sequence.link.living.discard(output.sequence_id)
         self.gateways.pool(sequence.phase).free()
         if output.finish in _ENDED:
-            self.leaving.ended(sequence.output_tokens)
+            self.move_offers.ended(sequence.output_tokens)
         if output.handle is not None:
             if output.finish is FinishReason.MOVED:
-                self.leaving.left(output.handle, self._clock.now_ns())
+                self.move_offers.left(output.handle, self._clock.now_ns())
             if sequence.link.closed.is_set():
                 self.release(output.handle.opaque)  # nobody is left who could have it pulled
             else:
                 sequence.link.hold(output.sequence_id, output.handle.opaque)
 
-    # ------------------------------------------------------------ leaving
+    # ----------------------------------------------------------- draining
 
     @property
     def running(self) -> int:

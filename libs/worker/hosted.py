@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import EngineRequest
-from libs.worker.link import Link
+from libs.worker.gateways.attached_gateway import AttachedGateway
 
 PROMPT_PHASES = (pb.PHASE_PREFILL, pb.PHASE_BOTH)
 
@@ -13,7 +13,7 @@ PROMPT_PHASES = (pb.PHASE_PREFILL, pb.PHASE_BOTH)
 class Hosted:
     """A gateway's sequence and how far it is."""
 
-    link: Link
+    link: AttachedGateway
     phase: pb.Phase
     request: EngineRequest
     budget_tokens: int = 0

@@ -5,7 +5,7 @@ import asyncio
 import structlog
 
 from libs.contracts.pairing import unpaired
-from libs.registry.port import Registry, RegistryDown
+from libs.stores.registry.port import Registry, RegistryDown
 from libs.worker.host import WorkerHost
 
 log = structlog.get_logger()
@@ -26,16 +26,16 @@ class Registration:
 
     async def run(self) -> None:
         """Announce and renew until cancelled."""
-        away, told = False, -1
+        away, announced_epoch = False, -1
         while True:
             self._changed.clear()
             try:
                 worker = self._host.worker()
                 await self._registry.announce(worker, lease_ms=self._lease_ms)
                 away = False
-                if told != worker.assignment.epoch:
+                if announced_epoch != worker.assignment.epoch:
                     await self._look_for_partners(worker.id)
-                    told = worker.assignment.epoch
+                    announced_epoch = worker.assignment.epoch
             except RegistryDown as error:
                 if not away:
                     log.warning("registry is away", error=str(error))

@@ -4,8 +4,8 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,32 +23,33 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
 from libs.contracts.roles import role_from_name
 from libs.counters.nvml import open_nvml
 from libs.counters.sampler import GpuSampler
-from libs.engine.port import Engine, EngineEvent, EngineIdentity
-from libs.kvindex.port import KvIndex
+from libs.engine.kv_port import KvFetcher
+from libs.engine.port import Engine, EngineEvent, EngineIdentity, Progress
 from libs.model.info import ModelInfo
 from libs.perfmodel.priors import prior_step_time
-from libs.registry.port import Registry
+from libs.policy.worker.assignment import FIRST_EPOCH
 from libs.runtime import status
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner, end
 from libs.runtime.transport import SystemTransport, Transport
-from libs.stepstore.port import StepTimeStore
-from libs.worker.admin import AdminServicer
-from libs.worker.assignment import AssignmentState
-from libs.worker.block_publisher import BlockPublisher
+from libs.stores.kvindex.port import KvIndex
+from libs.stores.registry.port import Registry
+from libs.stores.steps.port import StepTimeStore
+from libs.worker.admin.server import AdminServicer
 from libs.worker.drain import drain
-from libs.worker.heartbeat import beat
+from libs.worker.gateway_servicer import WorkerServicer
 from libs.worker.host import WorkerHost
-from libs.worker.kv_client import GrpcKvFetcher
-from libs.worker.kv_server import KvServicer
-from libs.worker.publish_telemetry import TelemetryPublisher
+from libs.worker.kv.block_publisher import BlockPublisher
+from libs.worker.kv.client import GrpcKvFetcher
+from libs.worker.kv.server import KvServicer
+from libs.worker.kv.shared_memory import SharedMemory
 from libs.worker.registration import Registration
-from libs.worker.serve import WorkerServicer
+from libs.worker.roles.assignment import AssignmentState
 from libs.worker.settings import WorkerSettings
-from libs.worker.shared_memory import SharedMemory
-from libs.worker.step_times import StepTimes, step_time_key
-from libs.worker.telemetry import StepBatchBuilder, TelemetrySource
-from libs.worker.tuning import PrefillTuner
+from libs.worker.telemetry.covers import StepBatchBuilder, TelemetrySource
+from libs.worker.telemetry.publish import TelemetryPublisher
+from libs.worker.telemetry.step_times import StepTimes, step_time_key
+from libs.worker.tuning.chunk import PrefillTuner
 from libs.worker.wire import capabilities_message
 
 log = structlog.get_logger()
@@ -58,6 +59,23 @@ LOCK_TURN_S = 0.0005
 each turn of the event loop waits for, and a role change takes several of them."""
 SERVER_STOP_S = 1.0
 """How long streams may end by themselves once the worker has drained."""
+
+
+StartEngine = Callable[[EngineIdentity, KvFetcher, Progress], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """A model's stay on a worker of a pool."""
+
+    epoch: int
+    """Of its first assignment: epochs go on over the models that the worker has."""
+    asleep: bool
+    """Whether its engine sleeps, and is to be woken."""
+    leave: Callable[[], Awaitable[None]]
+    """In place of closing the engine."""
+    pool: Callable[[], common.PoolWorker]
+    """What is registered of the pool's worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +88,15 @@ class WorkerPorts:
     step_times: StepTimeStore
     bus: Bus
     model: ModelInfo
+    tenancy: Tenancy | None = None
+    """Of a model in a pool; None: the worker keeps the one that it has."""
+
+
+def _engine_life(ports: WorkerPorts) -> tuple[StartEngine, Callable[[], Awaitable[None]]]:
+    """How the engine comes up and how it is left."""
+    if ports.tenancy is None:
+        return ports.engine.start, ports.engine.close
+    return (ports.engine.wake if ports.tenancy.asleep else ports.engine.start), ports.tenancy.leave
 
 
 async def run_worker(
@@ -90,7 +117,7 @@ async def run_worker(
             await asyncio.wait((opening, stop), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stop.cancel()
-            if not opening.done():  # told to stop while the model still loads
+            if not opening.done():  # a stop signal came while the model still loads
                 opening.cancel()
                 await asyncio.gather(opening, return_exceptions=True)
         if opening.cancelled():
@@ -135,8 +162,9 @@ async def open_worker(
         stack.callback(memory.close)
         fetcher = GrpcKvFetcher(transport, settings.id, memory.maps, on_failure=tasks.fail)
         stack.push_async_callback(fetcher.close)
-        stack.push_async_callback(ports.engine.close)
-        await ports.engine.start(EngineIdentity(settings.id, incarnation, address), fetcher, status.progress)
+        start, leave = _engine_life(ports)
+        stack.push_async_callback(leave)
+        await start(EngineIdentity(settings.id, incarnation, address), fetcher, status.progress)
         await ports.bus.start()
         stack.push_async_callback(ports.bus.close)
 
@@ -200,6 +228,8 @@ def _source(settings: WorkerSettings, engine: Engine, incarnation: int) -> Telem
         compute=can.compute,
         kv_blocks=can.kv_blocks,
         max_sequences=can.max_sequences,
+        block_size_tokens=can.block_size_tokens,
+        chunk_tokens=can.chunk_tokens,
     )
 
 
@@ -230,11 +260,13 @@ def _host(settings: WorkerSettings, ports: WorkerPorts, clock: Clock, *, address
         capabilities=capabilities_message(engine.capabilities),
         model_revision=model.revision,
         version=version("fulcrum"),
+        pool=ports.tenancy.pool() if ports.tenancy else None,
     )
+    epoch = ports.tenancy.epoch if ports.tenancy else FIRST_EPOCH
     return WorkerHost(
         engine=engine,
         identity=identity,
-        assignment=AssignmentState(model.name, *role_from_name(settings.role, settings.budget_tokens)),
+        assignment=AssignmentState(model.name, *role_from_name(settings.role, settings.budget_tokens), epoch=epoch),
         cluster=settings.cluster,
         clock=clock,
     )
@@ -249,3 +281,14 @@ async def _add_services(server: grpc.aio.Server, admin: AdminServicer, host: Wor
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     names = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
     reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+
+
+async def beat(host: WorkerHost) -> None:
+    """Until cancelled: a sign of life to each gateway just when its last frame is too old."""
+    gateways, now_s = host.gateways, asyncio.get_running_loop().time
+    while True:
+        due_s = gateways.beat(now_s())
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(due_s):
+                await gateways.stirred.wait()
+        gateways.stirred.clear()

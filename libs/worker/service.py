@@ -6,18 +6,19 @@ from typing import TypeVar
 
 from libs.bus.kafka import KafkaBus
 from libs.engine.factory import make_engine
-from libs.engine.port import EngineIdentity
-from libs.engine.vllm.follow import follow
-from libs.kvindex.redis import RedisKvIndex
+from libs.engine.port import Engine, EngineIdentity
+from libs.engine.vllm.other_nodes import follow
 from libs.model.info import ModelInfo, load_model_info
-from libs.registry.redis import RedisRegistry
 from libs.runtime import status
 from libs.runtime.paths import cache_dir
 from libs.runtime.service import Service
-from libs.stepstore.files import FileStepTimes
-from libs.stepstore.layered import LayeredStepTimes
-from libs.stepstore.redis import RedisStepTimes
-from libs.worker.run import WorkerPorts, run_worker
+from libs.stores.kvindex.redis import RedisKvIndex
+from libs.stores.registry.redis import RedisRegistry
+from libs.stores.steps.files import FileStepTimes
+from libs.stores.steps.layered import LayeredStepTimes
+from libs.stores.steps.redis import RedisStepTimes
+from libs.worker.pool.service import serve_pool
+from libs.worker.run import Tenancy, WorkerPorts, run_worker
 from libs.worker.settings import WorkerSettings
 
 FAILED_S = 0.8
@@ -30,6 +31,9 @@ SettingsT = TypeVar("SettingsT", bound=WorkerSettings)
 async def serve_worker(service: Service[SettingsT]) -> None:
     """Run a worker and its companions, or another node's share in one, until the service is stopped."""
     settings = service.settings
+    if settings.pool:
+        await serve_pool(service, lambda own, info, engine, tenancy: _ports(own, service, info, engine, tenancy))
+        return
     model = load_model_info(settings.model_path, settings.model or None)
     if settings.parallel.node_rank:
         identity = EngineIdentity(settings.id, service.clock.now_ns(), settings.advertised_address(0))
@@ -45,7 +49,9 @@ async def serve_worker(service: Service[SettingsT]) -> None:
 
     running = [
         asyncio.ensure_future(
-            run_worker(each, _ports(each, service, model), service.clock, service.tasks, service.stopping, ready=ready)
+            run_worker(
+                each, _own_ports(each, service, model), service.clock, service.tasks, service.stopping, ready=ready
+            )
         )
         for each in alike
     ]
@@ -57,9 +63,20 @@ async def serve_worker(service: Service[SettingsT]) -> None:
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def _ports(settings: WorkerSettings, service: Service[SettingsT], model: ModelInfo) -> WorkerPorts:
+def _own_ports(settings: WorkerSettings, service: Service[SettingsT], model: ModelInfo) -> WorkerPorts:
+    engine = make_engine(settings.engine, settings.engine_config(model.name), service.clock)
+    return _ports(settings, service, model, engine)
+
+
+def _ports(
+    settings: WorkerSettings,
+    service: Service[SettingsT],
+    model: ModelInfo,
+    engine: Engine,
+    tenancy: Tenancy | None = None,
+) -> WorkerPorts:
     return WorkerPorts(
-        engine=make_engine(settings.engine, settings.engine_config(model.name), service.clock),
+        engine=engine,
         registry=RedisRegistry(settings.redis, settings.cluster),
         kv_index=RedisKvIndex(settings.redis, settings.cluster),
         step_times=LayeredStepTimes(
@@ -73,4 +90,5 @@ def _ports(settings: WorkerSettings, service: Service[SettingsT], model: ModelIn
             buffer_records=settings.kafka_buffer_records,
         ),
         model=model,
+        tenancy=tenancy,
     )

@@ -11,7 +11,7 @@ from pydantic_settings import SettingsConfigDict
 
 from libs.engine.config import DEFAULT_CHUNK_TOKENS, EngineConfig
 from libs.engine.parallel import Parallel, parallel_of
-from libs.engine.vllm.arguments import check_arguments
+from libs.engine.vllm.starting.arguments import check_arguments
 from libs.model.builtin import BUILTIN_SIM
 from libs.runtime.settings import CommonSettings, MemberName, own_name
 
@@ -77,17 +77,35 @@ class WorkerSettings(CommonSettings):
     vllm_connector: str = "NixlConnector"
     """Engine vllm: its KV connector, by vLLM's name."""
     vllm_connector_config: dict[str, Any] = Field(default_factory=dict)
-    """Engine vllm: what its KV connector is told, as JSON, e.g. {"backends": ["UCX"]}."""
+    """Engine vllm: configuration of its KV connector, as JSON, e.g. {"backends": ["UCX"]}."""
     vllm_arguments: dict[str, Any] = Field(default_factory=dict)
     """Engine vllm: further arguments of its engine as JSON, e.g. {"tensor_parallel_size": 4}."""
+    pool: bool = False
+    """Whether it starts without a model and is assigned one, and others after it, by the planner. Its first role and
+    model are of no account then: it computes prompts and tokens of the model that it has."""
+    pool_drain_s: float = Field(10.0, ge=0)
+    """Of a pool: how long answers may go on before the worker takes another model; others go on elsewhere."""
+    host_memory_mb: int = Field(65_536, ge=0)
+    """Of a pool: host memory for models that sleep; 0: none does."""
     sim_profile: str = "llama-8b-h100"
     """Sim engine: whose step times."""
     sim_speedup: float = Field(1.0, gt=0)
     """Sim engine: how much faster than that."""
     sim_kv_memory_mb: int = Field(0, ge=0)
     """KV memory of the sim engine; 0 is the profile's."""
+    sim_memory_gb: float = Field(80.0, gt=0)
+    """Sim engine: memory of its device, which the weights of a pool's models have to fit."""
+    sim_load_gb_per_s: float = Field(4.0, gt=0)
+    """Sim engine: speed of a pool's models from their source to the device, as one NVMe drive reads."""
+    sim_wake_gb_per_s: float = Field(25.0, gt=0)
+    """Sim engine: the same from host memory and back, as over PCIe 4.0 x16."""
+    sim_load_overhead_s: float = Field(0.5, ge=0)
+    """Sim engine: beside the bytes, each time that a model is brought up."""
     sim_link_gbps: float = Field(100.0, gt=0)
     """Sim engine: speed of the link that KV blocks travel, in Gbit/s."""
+    sim_faults: str = ""
+    """Sim engine: a JSON file of slow GPUs and links by worker, as {"decode-1": {"slow": 2.5, "link_gbps": 0.5}}, which
+    may change while workers run. Empty: none."""
 
     @field_validator("kv_shared_dir", mode="before")
     @classmethod
@@ -98,7 +116,7 @@ class WorkerSettings(CommonSettings):
     def _fits(self) -> "WorkerSettings":
         if self.role == "mixed" and self.budget_tokens < 1:
             raise ValueError("role mixed needs FULCRUM_WORKER_BUDGET_TOKENS of at least 1")
-        if self.engine != "sim" and self.model_path == BUILTIN_SIM:
+        if self.engine != "sim" and self.model_path == BUILTIN_SIM and not self.pool:
             raise ValueError(f"engine {self.engine} needs a model folder in FULCRUM_WORKER_MODEL_PATH")
         if self.companions and (self.engine != "sim" or self.port):
             raise ValueError("FULCRUM_WORKER_COMPANIONS is for engine sim, and port 0: each takes its own")
@@ -118,8 +136,8 @@ class WorkerSettings(CommonSettings):
         """What the engine spans. Raises ValueError for arguments of vLLM's that no worker can have."""
         return parallel_of(self.vllm_arguments) if self.engine == "vllm" else Parallel()
 
-    def engine_config(self, model_name: str) -> EngineConfig:
-        """The engine's share of these settings."""
+    def engine_config(self, model_name: str, *, weights_bytes: int = 0) -> EngineConfig:
+        """The engine's share of these settings. `weights_bytes`: of a model that a pool brings up."""
         return EngineConfig(
             model_path=None if self.model_path == BUILTIN_SIM else Path(self.model_path),
             model_name=model_name,
@@ -139,6 +157,12 @@ class WorkerSettings(CommonSettings):
             sim_speedup=self.sim_speedup,
             sim_kv_memory_mb=self.sim_kv_memory_mb,
             sim_link_gbps=self.sim_link_gbps,
+            sim_faults=Path(self.sim_faults) if self.sim_faults else None,
+            sim_weights_bytes=weights_bytes,
+            sim_memory_bytes=round(self.sim_memory_gb * 1e9),
+            sim_load_gb_per_s=self.sim_load_gb_per_s,
+            sim_wake_gb_per_s=self.sim_wake_gb_per_s,
+            sim_load_overhead_s=self.sim_load_overhead_s,
         )
 
     def listen_address(self) -> str:

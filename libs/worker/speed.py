@@ -1,4 +1,4 @@
-"""How fast this worker is, as gateways are told: what it has learned of its steps, and of KV that came to it."""
+"""The speed that this worker reports to gateways, learned from its steps and its KV transfers."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from libs.policy.worker.transfers import TransferSpeed
 
 
 class WorkerSpeed:
-    """The same object is told until it has changed noticeably."""
+    """Keeps the reported speed: the same object until it has changed noticeably."""
 
     def __init__(self, engine: Engine, gpus: int) -> None:
         can = engine.capabilities
@@ -22,15 +22,15 @@ class WorkerSpeed:
 
     @property
     def speed(self) -> Speed:
-        """As gateways are told it."""
+        """The speed as gateways get it."""
         return self._speed
 
     def learned(self, model: StepTimeModel) -> None:
-        """The model of its steps is another one now."""
+        """Take a newly fitted step-time model."""
         self._speed = replace(self._speed, step_time=model, measured=model != self._prior.step_time)
 
     def chunked(self, tokens: int) -> None:
-        """A step computes at most so many prompt tokens from now on."""
+        """Set how many prompt tokens a step computes at most."""
         self._speed = replace(self._speed, chunk_tokens=max(tokens, 1))
 
     def on_event(self, event: EngineEvent) -> None:
@@ -40,8 +40,8 @@ class WorkerSpeed:
         if self._transfers.differs(self._speed.kv_token_ns):
             self._speed = replace(self._speed, kv_token_ns=self._transfers.token_ns)
 
-    def tell(self, frame: WorkerFrame, told: Speed | None) -> Speed:
-        """Put the speed into a frame unless that is what was `told` before; the answer is what is told now."""
-        if self._speed is not told:
+    def report(self, frame: WorkerFrame, reported: Speed | None) -> Speed:
+        """Put the speed into a frame unless it is the one `reported` before; returns the speed."""
+        if self._speed is not reported:
             frame.speed.CopyFrom(speed_message(self._speed))
         return self._speed

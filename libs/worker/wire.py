@@ -36,7 +36,7 @@ _FAILED = {FinishReason.KV_LOST: pb.FAILURE_CODE_KV_LOST, FinishReason.FAILED: p
 
 
 def capabilities_message(capabilities: Capabilities) -> common.Capabilities:
-    """What gateways and the planner are told of an engine."""
+    """An engine's capabilities as gateways and the planner get them."""
     return common.Capabilities(
         block_size_tokens=capabilities.block_size_tokens,
         kv_blocks=capabilities.kv_blocks,
@@ -65,6 +65,8 @@ def load_message(load: EngineLoad) -> common.Load:
         recomputed_tokens=load.recomputed_tokens,
         pool_faults=load.pool_faults,
         waiting_prefill_squares=load.waiting_prefill_squares,
+        awaiting_ready_kv=load.awaiting_ready_kv,
+        ready_kv_since_unix_ns=load.ready_kv_since_unix_ns,
     )
 
 
@@ -134,7 +136,7 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
 
 
 def sequence_event(output: SequenceOutput) -> pb.SequenceEvent | None:
-    """What the gateway is told of `output` beside its tokens; None when they say it all."""
+    """The event of an output for the gateway; None where its tokens say everything."""
     sequence, finish = sequence_of(output.sequence_id), output.finish
     if output.opened is not None:
         return pb.SequenceEvent(sequence=sequence, kv_opened=pb.KvOpened(kv=kv_source(output.opened)))

@@ -23,10 +23,10 @@ def main() -> int:
     options = parser.parse_args()
     seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
     out = sys.stderr if options.json else sys.stdout
-    tell = (lambda line: print(line, file=out)) if options.verbose else None
+    on_line = (lambda line: print(line, file=out)) if options.verbose else None
     results, started_s = [], time.monotonic()
     for seed in seeds:
-        result = run_seed(seed, Plan(requests=options.requests), tell)
+        result = run_seed(seed, Plan(requests=options.requests), on_line)
         results.append(result)
         print(_line(result), file=out, flush=True)
         for wrong in result.wrong[:20]:

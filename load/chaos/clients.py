@@ -18,7 +18,7 @@ from load.chaos.net import CUT, EOF, KEEPALIVE, REFUSED, RESET, Net, Pipe
 
 MAX_CHUNKS = 4096
 ALLOWED = {(429, "queue_full"), (503, "no_workers")}
-"""Errors that a client may be told: the queue's bound, and no worker."""
+"""Errors that a client may get: the queue's bound, and no worker."""
 NETWORK = {CUT, RESET, REFUSED}
 """What breaks a connection though the gateway did nothing wrong."""
 
@@ -171,7 +171,7 @@ def check(outcome: Outcome) -> list[str]:
 
 
 async def send(net: Net, client: Node, gateway: str, ask: Ask) -> Outcome | None:
-    """One request over HTTP; None when nobody listens there."""
+    """One request over HTTP; None when the address does not listen."""
     found = net.apps.get(gateway)
     if found is None:
         return None

@@ -19,7 +19,7 @@ from libs.contracts.roles import role_from_name
 from libs.contracts.topics import Topic
 from libs.engine.factory import make_engine
 from libs.model.info import load_model_info
-from libs.runtime.access import bearer
+from libs.runtime.net.access import bearer
 from libs.runtime.tasks import TaskOwner
 from libs.testing.memory.bus import MemoryBus
 from libs.testing.memory.kvindex import MemoryKvIndex
@@ -33,7 +33,7 @@ from load.chaos.net import Net
 from load.chaos.rpc import SimTransport
 from load.chaos.stores import CLUSTER, Stores
 from services.gateway.batch.run import BatchPorts
-from services.gateway.catalog import load_catalog
+from services.gateway.prompt.catalog import load_catalog
 from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
 from services.gateway.settings import GatewaySettings
 from services.metrics.run import MetricsPorts, RunningMetrics, open_metrics
@@ -83,7 +83,7 @@ class Process:
     planner: RunningPlanner | None = None
     metrics: RunningMetrics | None = None
     decided: list[Decision] = field(default_factory=list)
-    """What its planner has told, once each: of those that say the same it keeps the newest alone."""
+    """Decisions that its planner has published; of repeated ones it keeps only the newest."""
     spare_tasks: int = 0
     """Owned tasks beside those of links, when nothing runs."""
     served_s: float | None = None
@@ -186,13 +186,13 @@ class Cluster:
         async with SimTransport(self.net, client, TOKEN).channel(f"{name}:{PORT}") as channel:
             stub: Any = pb_grpc.WorkerAdminServiceStub(channel)  # type: ignore[no-untyped-call]
             try:
-                told = await stub.Describe(pb.DescribeRequest(), metadata=_METADATA, timeout=ADMIN_S)
+                found = await stub.Describe(pb.DescribeRequest(), metadata=_METADATA, timeout=ADMIN_S)
             except Exception as error:
                 self.net.log.add(f"set role of {name}: {type(error).__name__}")
                 return
-            won = await asyncio.gather(*(self._set_role(stub, told.worker, role) for role in roles))
+            won = await asyncio.gather(*(self._set_role(stub, found.worker, role) for role in roles))
         if sum(won) > 1:
-            self.wrong.append(f"{name}: {sum(won)} of {roles} were taken at epoch {told.worker.assignment.epoch}")
+            self.wrong.append(f"{name}: {sum(won)} of {roles} were taken at epoch {found.worker.assignment.epoch}")
 
     async def _set_role(self, stub: Any, worker: Worker, role: str) -> bool:
         number, budget_tokens = role_from_name(role, BUDGET_TOKENS)

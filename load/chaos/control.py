@@ -7,21 +7,21 @@ from typing import Final
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_ROLE_MOVED, Decision
 from libs.contracts.topics import DECISIONS
-from libs.registry.usable import read_worker
+from libs.stores.registry.usable import read_worker
 from load.chaos.cluster import Cluster, Process
 from load.chaos.stores import CLUSTER, Stores
-from services.metrics.occupancy import ClusterOccupancy, GpuTime, cluster_occupancy
+from services.metrics.accounting.occupancy import ClusterOccupancy, GpuTime, cluster_occupancy
 from services.metrics.run import RunningMetrics
 
 PLANNER, METRICS = "planner", "metrics"
 DECIDED_S: Final = 1.5
-"""From one decision that is told to the next one at most, while the planner runs: that all stays as it is, it tells
-once a second."""
-TOLD_S: Final = 1.2
-"""How long ago the window ended that is looked at: by then its telemetry has come, and has been written."""
+"""Longest gap between two published decisions while the planner runs: it publishes that all stays as it is once a
+second."""
+WRITTEN_S: Final = 1.2
+"""Age of the window that is checked: by then its telemetry has come and is written."""
 WINDOW_S: Final = 1.0
-QUIET_S: Final = TOLD_S + WINDOW_S + 0.3
-"""For so long nothing goes wrong before the end is looked at."""
+QUIET_S: Final = WRITTEN_S + WINDOW_S + 0.3
+"""Time without faults before the end is checked."""
 
 
 def unheard(cluster: Cluster) -> Iterator[str]:
@@ -54,8 +54,8 @@ def _registered(stores: Stores) -> Iterator[Worker]:
 
 
 def missed_decisions(cluster: Cluster) -> Iterator[str]:
-    """Every life of a planner decided all the time, numbered what it told, and has told the broker."""
-    told = {
+    """Every life of a planner decided all the time, numbered its decisions and sent them to the broker."""
+    published = {
         (each.incarnation, each.sequence) for each in cluster.stores.records(DECISIONS) if isinstance(each, Decision)
     }
     for process in (*cluster.past, *cluster.processes.values()):
@@ -71,7 +71,7 @@ def missed_decisions(cluster: Cluster) -> Iterator[str]:
             missing = [
                 each.sequence
                 for each in decisions
-                if (each.incarnation, each.sequence) not in told and each.sequence not in unsent
+                if (each.incarnation, each.sequence) not in published and each.sequence not in unsent
             ]
             if missing:
                 yield f"{process.node}: the broker has nothing of decisions {missing}"
@@ -102,14 +102,17 @@ def wrong_sums(cluster: Cluster) -> Iterator[str]:
                 yield f"{process.node} at {cluster.loop.time():.3f} s: {wrong}"
 
 
-def _wrong_sums(told: ClusterOccupancy) -> Iterator[str]:
-    for whole in (told, *told.workers, *told.pools, *told.models, *told.nodes):
+def _wrong_sums(shown: ClusterOccupancy) -> Iterator[str]:
+    for whole in (shown, *shown.workers, *shown.pools, *shown.models, *shown.nodes):
         time = whole.gpu_ns
         if time.prefill + time.decode + time.kv_wait + time.idle != time.covered or min(_parts(time)) < 0:
             yield f"parts do not make up what is covered: {time}"
-    for parts in (told.workers, told.pools, told.models, told.nodes):
-        if _parts(told.gpu_ns) != tuple(map(sum, zip(*(_parts(each.gpu_ns) for each in parts), strict=True))) and parts:
-            yield f"{[each.gpu_ns for each in parts]} do not make up {told.gpu_ns}"
+    for parts in (shown.workers, shown.pools, shown.models, shown.nodes):
+        if (
+            _parts(shown.gpu_ns) != tuple(map(sum, zip(*(_parts(each.gpu_ns) for each in parts), strict=True)))
+            and parts
+        ):
+            yield f"{[each.gpu_ns for each in parts]} do not make up {shown.gpu_ns}"
 
 
 def _parts(time: GpuTime) -> tuple[int, ...]:
@@ -123,8 +126,8 @@ def missed_time(cluster: Cluster) -> Iterator[str]:
     for process in cluster.processes.values():
         if process.metrics is None:
             continue
-        told = _occupancy(cluster, process.metrics, ago_s=TOLD_S)
-        heard = {each.id: each for each in told.workers}
+        shown = _occupancy(cluster, process.metrics, ago_s=WRITTEN_S)
+        heard = {each.id: each for each in shown.workers}
         for name in served:
             coverage = heard[name].coverage if name in heard else None
             if coverage != 1.0:

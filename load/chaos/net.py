@@ -9,7 +9,7 @@ from zlib import crc32
 
 import grpc.aio
 
-from libs.runtime.rpc import KEEPALIVE_MS
+from libs.runtime.net.rpc import KEEPALIVE_MS
 from load.chaos.loop import Node, SimLoop
 
 WINDOW_BYTES = 64 * 1024
@@ -46,9 +46,9 @@ class Connection(Protocol):
 class Log:
     """What happened on the network, as one number: equal logs have equal digests."""
 
-    def __init__(self, loop: SimLoop, tell: Callable[[str], None] | None) -> None:
+    def __init__(self, loop: SimLoop, on_line: Callable[[str], None] | None) -> None:
         self._loop = loop
-        self._tell = tell
+        self._on_line = on_line
         self.digest = 0
         self.events = 0
 
@@ -57,8 +57,8 @@ class Log:
         self.events += 1
         line = f"{self._loop.time():.6f} {text}"
         self.digest = crc32(line.encode(), self.digest)
-        if loud and self._tell is not None:
-            self._tell(line)
+        if loud and self._on_line is not None:
+            self._on_line(line)
 
 
 class Net:
@@ -69,7 +69,7 @@ class Net:
         self.log = log
         self.random = random
         self.faults: list[str] = []
-        """What a server's handler raised and nobody expected."""
+        """An unexpected exception of a server's handler."""
         self.servers: dict[str, Any] = {}
         """gRPC servers by address."""
         self.apps: dict[str, tuple[Node, Any]] = {}

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import grpc
 import grpc.aio
 
-from libs.runtime.access import Metadata, bearer
-from libs.runtime.rpc import TokenInterceptor
+from libs.runtime.net.access import Metadata, bearer
+from libs.runtime.net.rpc import TokenInterceptor
 from load.chaos.loop import Node
 from load.chaos.net import EOF, REFUSED, Net, Pipe
 

@@ -73,16 +73,16 @@ class Result:
         return sum(self.outcomes.values())
 
 
-def run_seed(seed: int, plan: Plan, tell: Callable[[str], None] | None = None) -> Result:
+def run_seed(seed: int, plan: Plan, on_line: Callable[[str], None] | None = None) -> Result:
     """Run it; the same seed, plan and code give the same result, digest included."""
     loop = SimLoop(Random(f"{seed} turns"))
     result = Result(seed)
     global_random.seed(seed)
-    _log_to(tell, loop)
+    _log_to(on_line, loop)
     gc.disable()  # finalizers would run at moments of their own
     try:
         with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
-            world = _World(loop, seed, plan, result, tell)
+            world = _World(loop, seed, plan, result, on_line)
             loop.set_exception_handler(world.unhandled)
             try:
                 loop.run_until_complete(world.run())
@@ -99,10 +99,10 @@ def run_seed(seed: int, plan: Plan, tell: Callable[[str], None] | None = None) -
 
 class _World:
     def __init__(
-        self, loop: SimLoop, seed: int, plan: Plan, result: Result, tell: Callable[[str], None] | None
+        self, loop: SimLoop, seed: int, plan: Plan, result: Result, on_line: Callable[[str], None] | None
     ) -> None:
         self.loop, self.plan, self.result = loop, plan, result
-        self.log = Log(loop, tell)
+        self.log = Log(loop, on_line)
         self.net = Net(loop, Random(f"{seed} network"), self.log)
         self.stores = Stores(loop, Random(f"{seed} stores"))
         self.cluster = Cluster(loop, self.net, self.stores, result.wrong)
@@ -144,7 +144,7 @@ class _World:
         result.digest, result.events, result.virtual_s = self.log.digest, self.log.events, self.loop.time()
 
     def unhandled(self, _loop: Any, context: dict[str, Any]) -> None:
-        """An exception that nobody took."""
+        """An exception that no task awaited."""
         self.result.wrong.append(f"unhandled: {context['message']} {context.get('exception')!r}")
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ class _World:
                 if [event.outcome for event in found] != [OUTCOME_OK]:
                     self.result.wrong.append(f"{request_id}: events {[event.outcome for event in found]}")
                 elif found[0].output_tokens != ask.expected_tokens(index):
-                    self.result.wrong.append(f"{request_id}: its event tells {found[0].output_tokens} tokens")
+                    self.result.wrong.append(f"{request_id}: its event says {found[0].output_tokens} tokens")
 
     async def _leave(self) -> None:
         """Stop everything as SIGTERM would; nothing may be left."""
@@ -256,13 +256,13 @@ def _draw(seed: int, plan: Plan) -> list[Fault]:
     return sorted(drawn, key=lambda fault: fault.at_s)
 
 
-def _log_to(tell: Callable[[str], None] | None, loop: SimLoop) -> None:
-    """The services' own log, to whoever follows the run."""
+def _log_to(on_line: Callable[[str], None] | None, loop: SimLoop) -> None:
+    """The services' own log, to `on_line`."""
 
     def write(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
-        if tell is not None:
+        if on_line is not None:
             words = " ".join(f"{key}={value}" for key, value in event.items() if key != "event")
-            tell(f"{loop.time():.6f}   {current_node()}: {event['event']} {words}")
+            on_line(f"{loop.time():.6f}   {current_node()}: {event['event']} {words}")
         raise structlog.DropEvent
 
     structlog.configure(processors=[write], cache_logger_on_first_use=False)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from libs.runtime.paths import cache_dir
-from libs.testing.suite import running_suite
+from libs.testing.suites.suite import running_suite
 
 HERE = Path(__file__).parent
 NODE_CLIENT, GUIDELLM = "openai@6", "guidellm==0.8.1"

@@ -10,20 +10,21 @@ from libs.bus.kafka_work import KafkaWork
 from libs.contracts.errors import StartupError
 from libs.filestore.local import LocalFiles
 from libs.filestore.port import FileStore
-from libs.kvindex.redis import RedisKvIndex
-from libs.registry.redis import RedisRegistry
 from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.paths import cache_dir
 from libs.runtime.service import Service
+from libs.stores.catalogue.redis import RedisCatalogue
+from libs.stores.kvindex.redis import RedisKvIndex
+from libs.stores.registry.redis import RedisRegistry
 from services.gateway.batch.run import BatchPorts
-from services.gateway.catalog import load_catalog
+from services.gateway.prompt.catalog import load_catalog
 from services.gateway.run import GatewayPorts, open_gateway
 from services.gateway.settings import GatewaySettings
 
 
 async def main(service: Service[GatewaySettings]) -> None:
-    """Serve until told to stop, then let running requests end for a bounded time."""
+    """Serve until a stop signal, then let running requests end for a bounded time."""
     settings, tasks = service.settings, service.tasks
     async with AsyncExitStack() as stack:
         sock = bind(settings.host, settings.port, "FULCRUM_GATEWAY_PORT", stall_s=settings.client_stall_s)
@@ -38,13 +39,16 @@ async def main(service: Service[GatewaySettings]) -> None:
         )
         registry = RedisRegistry(settings.redis, settings.cluster)
         index = RedisKvIndex(settings.redis, settings.cluster)
+        models = RedisCatalogue(settings.redis, settings.cluster) if settings.model_catalogue else None
+        if models is not None:
+            stack.push_async_callback(models.close)
         for adapter in (bus, registry, index):
             stack.push_async_callback(adapter.close)
         stack.push_async_callback(tasks.close)  # whatever uses the adapters ends before them
         tasks.spawn("bus", bus.start())
         files = await stack.enter_async_context(_open_files(settings))
         batch = BatchPorts(KafkaWork(settings.kafka, settings.cluster, settings.id), files)
-        ports = GatewayPorts(bus, registry, index, batch)
+        ports = GatewayPorts(bus, registry, index, batch, models)
         opening = open_gateway(
             settings=settings, ports=ports, catalog=catalog, sock=sock, clock=service.clock, tasks=tasks
         )

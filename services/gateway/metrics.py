@@ -6,10 +6,9 @@ from dataclasses import dataclass, fields
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from libs.contracts import metric_names as names
-from libs.kvindex.collector import KvIndexCollector
-from libs.kvindex.port import KvIndex
-from libs.registry.collector import RegistryCollector
-from libs.registry.port import Registry
+from libs.stores.collectors import KvIndexCollector, RegistryCollector
+from libs.stores.kvindex.port import KvIndex
+from libs.stores.registry.port import Registry
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
@@ -19,13 +18,13 @@ _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 @dataclass(frozen=True, slots=True)
 class ModelMetrics:
-    """Those of one model, which are looked up once: a label costs as much as the count."""
+    """Metrics of one model, looked up once: finding a label costs as much as counting."""
 
     prompt_tokens: Counter
     cached_tokens: Counter
     output_tokens: Counter
     reroutes: Counter
-    bounces: Counter
+    stale_role_retries: Counter
     moves: Counter
     recomputes: Counter
     ttft_predicted: Histogram
@@ -51,7 +50,7 @@ class GatewayMetrics:
         self.cached_tokens = self._counter("cached_tokens", "Prompt tokens found cached", "model")
         self.output_tokens = self._counter("output_tokens", "OSL summed over choices", "model")
         self.reroutes = self._counter("reroutes", "Choices sent to another worker because one failed them", "model")
-        self.bounces = self._counter(
+        self.stale_role_retries = self._counter(
             "bounces", "Choices sent elsewhere because a worker had another role by then", "model"
         )
         self.frames = self._counter("frames", "Frames on workers' streams", "direction")
@@ -72,12 +71,18 @@ class GatewayMetrics:
             buckets=_RATIOS,
             registry=self.registry,
         )
+        self.ttft_likely = Counter(
+            names.GATEWAY_TTFT_LIKELY,
+            "First tokens that came by what was to hold with this chance, and those that did not",
+            ("model", "chance", "came"),
+            registry=self.registry,
+        )
         self.queue_s = self._histogram("queue_seconds", "Arrival until bound to workers", _SECONDS)
         self.ttft_s = self._histogram("ttft_seconds", "Arrival until the first token", _SECONDS)
         self.tpot_s = self._histogram("tpot_seconds", "Mean time per output token after the first", _TOKEN_SECONDS)
 
     def of_model(self, model: str) -> ModelMetrics:
-        """Those of a model that is served."""
+        """The metrics of a served model."""
         found = self._of_model.get(model)
         if found is None:
             shown = {field.name: getattr(self, field.name).labels(model) for field in fields(ModelMetrics)}

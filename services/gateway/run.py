@@ -4,44 +4,49 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from random import SystemRandom
 
 from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
-from libs.dispatch.dispatcher import Bounds, Dispatcher
+from libs.dispatch.dispatcher import Bounds, Dispatcher, Ended
+from libs.dispatch.generation import Ending, Generation
 from libs.dispatch.router import Router
 from libs.dispatch.suspects import PoisonCollector, Suspects
-from libs.kvindex.port import KvIndex
 from libs.policy.gateway.effects import Stay
 from libs.policy.gateway.expiry import Patience
+from libs.policy.gateway.readiness import serves
 from libs.policy.gateway.routing import POLICIES
-from libs.registry.port import Registry
 from libs.runtime.clock import Clock
 from libs.runtime.scheduler import LoopScheduler
 from libs.runtime.slices import USUAL_SLICE_NS, ask_slice
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
+from libs.stores.catalogue.port import ModelCatalogue
+from libs.stores.kvindex.port import KvIndex
+from libs.stores.registry.port import Registry
 from services.gateway.batch.run import Batch, BatchPorts, Serving
-from services.gateway.catalog import Catalog
-from services.gateway.drain import drain
-from services.gateway.endpoint import CompletionEndpoint
-from services.gateway.fleet import Fleet
-from services.gateway.formats import ChatFormat, CompletionFormat
-from services.gateway.headers import Defaults
-from services.gateway.hints import PrefixHints
-from services.gateway.intake import Intake, Limits
+from services.gateway.dispatch.demand import DemandTeller
+from services.gateway.dispatch.intake import Intake, Limits
+from services.gateway.dispatch.prefix_hints import PrefixHints
+from services.gateway.dispatch.queues import QueueReporter
+from services.gateway.dispatch.recorder import Recorder
+from services.gateway.http.endpoint import CompletionEndpoint
+from services.gateway.http.formats import ChatFormat, CompletionFormat
+from services.gateway.http.routes import make_routes
+from services.gateway.http.stalls import Stalls
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.parse import parse_chat, parse_completion
-from services.gateway.queues import QueueTeller
-from services.gateway.recorder import Recorder
-from services.gateway.routes import make_routes
+from services.gateway.models.desk import ModelDesk
+from services.gateway.prompt.catalog import Catalog
+from services.gateway.prompt.headers import Defaults
+from services.gateway.prompt.parse import parse_chat, parse_completion
 from services.gateway.settings import GatewaySettings
-from services.gateway.silence import SilenceWatch
-from services.gateway.stalls import Stalls
-from services.gateway.traffic import Traffic
+from services.gateway.workers.fleet import Fleet
+from services.gateway.workers.silence import SilenceWatch
+from services.gateway.workers.traffic import Traffic
 
 TOKENISE_THREADS = 2
 CLOSE_S = 1
@@ -57,6 +62,8 @@ class GatewayPorts:
     kv_index: KvIndex
     batch: BatchPorts | None = None
     """None: no files, no batches."""
+    models: ModelCatalogue | None = None
+    """Of models that are loaded when they are asked for; None: there are those of the settings alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +94,14 @@ async def open_gateway(
     hello = Hello(gateway_id=settings.id, cluster=settings.cluster)
     tpot_ns = settings.tpot_target_ms * 1e6
     fleet = Fleet(hello=hello, transport=transport, traffic=Traffic(metrics), tasks=tasks, clock=clock, tpot_ns=tpot_ns)
+    demand = DemandTeller(ports.bus, settings.id, clock)
     scheduler = LoopScheduler(clock, tasks, "expiry")
     dispatcher = Dispatcher(
         links=fleet,
         router=Router(POLICIES[settings.routing]()),
         clock=clock,
         scheduler=scheduler,
-        ended=Recorder(ports.bus, metrics).ended,
+        ended=_both(Recorder(ports.bus, metrics).ended, demand.ended),
         suspects=Suspects(clock, settings.poison_s, quiet=partial(_quiet, fleet)),
         bounds=Bounds(
             max_waiting=settings.max_waiting,
@@ -118,6 +126,19 @@ async def open_gateway(
             defaults=Defaults(settings.id, settings.ttft_deadline_ms, settings.tpot_target_ms),
             limits=Limits(settings.max_n, settings.max_choices),
         )
+        desk = (
+            _desk(
+                store=ports.models,
+                catalog=catalog,
+                dispatcher=dispatcher,
+                fleet=fleet,
+                settings=settings,
+                clock=clock,
+                tasks=tasks,
+            )
+            if ports.models
+            else None
+        )
         make_endpoint = partial(
             CompletionEndpoint,
             intake=intake,
@@ -126,7 +147,9 @@ async def open_gateway(
             clock=clock,
             tasks=tasks,
             stalls=stalls,
+            demand=demand,
             max_body_bytes=settings.max_body_bytes,
+            models=desk,
         )
         serving = Serving(catalog.names, intake, dispatcher, fleet, metrics)
         batch = Batch(ports.batch, serving, settings, clock) if ports.batch else None
@@ -138,12 +161,14 @@ async def open_gateway(
             draining=lambda: dispatcher.draining,
             metrics=metrics,
             version=version("fulcrum"),
+            desk=desk,
         )
         tasks.spawn("fleet", fleet.follow(ports.registry, dispatcher))
         scheduler.at(clock.now_ns(), dispatcher.watch_time)
         tasks.spawn("stalls", stalls.sweep())
-        teller = QueueTeller(ports.bus, dispatcher.queues, lambda: dispatcher.live, settings.id, clock)
-        tasks.spawn("queues", teller.run())
+        reporter = QueueReporter(ports.bus, dispatcher.queues, lambda: dispatcher.live, settings.id, clock)
+        tasks.spawn("queues", reporter.run())
+        tasks.spawn("demand", demand.run())
         tasks.spawn("silence", SilenceWatch(fleet, metrics, settings.silent_after_ms, settings.max_silent_ms).run())
         async with transport.http(app, sock, tasks=tasks, drain_s=CLOSE_S) as url, AsyncExitStack() as jobs:
             if batch:
@@ -151,12 +176,48 @@ async def open_gateway(
             yield RunningGateway(url, dispatcher, fleet, metrics, stalls)
             # At once: leaving the broker takes its time, of which people's requests must not lose any.
             await asyncio.gather(drain(dispatcher, settings.drain_s), jobs.aclose())
-            teller.leave()
+            reporter.leave()
+            demand.leave()
+
+
+def _desk(
+    *,
+    store: ModelCatalogue,
+    catalog: Catalog,
+    dispatcher: Dispatcher,
+    fleet: Fleet,
+    settings: GatewaySettings,
+    clock: Clock,
+    tasks: TaskOwner,
+) -> ModelDesk:
+    """Follows the catalogue from now on, and the dispatcher asks it."""
+    desk = ModelDesk(
+        store,
+        catalog,
+        clock,
+        gateway_id=settings.id,
+        max_wait_s=settings.max_model_wait_ms / 1000,
+        waiting=dispatcher.waiting_for,
+        served=lambda name: serves(fleet.views(), name),
+        draw=SystemRandom().random,
+    )
+    dispatcher.cold = desk
+    tasks.spawn("model catalogue", desk.follow())
+    tasks.spawn("model use", desk.report())
+    return desk
 
 
 def _quiet(fleet: Fleet, stay: Stay) -> bool:
     link = fleet.link(stay.worker)
     return link is not None and link.quiet(stay.sequence_id)
+
+
+def _both(first: Ended, second: Ended) -> Ended:
+    def ended(generation: Generation, outcome: Ending) -> None:
+        first(generation, outcome)
+        second(generation, outcome)
+
+    return ended
 
 
 def _watch(metrics: GatewayMetrics, dispatcher: Dispatcher, fleet: Fleet, stalls: Stalls, tasks: TaskOwner) -> None:
@@ -181,3 +242,13 @@ def _hot_routes(make_endpoint: Callable[..., CompletionEndpoint]) -> dict[str, C
         chat: make_endpoint(chat, parse=parse_chat, make_format=ChatFormat),
         text: make_endpoint(text, parse=parse_completion, make_format=CompletionFormat),
     }
+
+
+async def drain(dispatcher: Dispatcher, timeout_s: float) -> None:
+    """Take no new requests, let running ones end, and fail those that have not ended after `timeout_s`."""
+    idle = asyncio.Event()
+    dispatcher.drain(idle.set)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await idle.wait()
+    dispatcher.stop()

@@ -1,9 +1,9 @@
 """Settings of a gateway."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from libs.model.builtin import BUILTIN_SIM, SIM_NAME
@@ -11,7 +11,7 @@ from libs.policy.gateway.routing import PolicyName
 from libs.policy.gateway.silence import MAX_SILENT_MS, SILENT_MS
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.settings import MemberName, own_name
-from services.gateway.schema import MAX_CHOICES
+from services.gateway.prompt.schema import MAX_CHOICES
 
 
 def _from_json(value: Any) -> Any:
@@ -28,9 +28,14 @@ class GatewaySettings(HttpSettings):
     port: int = Field(8000, ge=0, le=65535)
     """Port of the REST API; 0 picks one."""
     models: Annotated[dict[str, str], NoDecode, BeforeValidator(_from_json)] = Field(
-        default_factory=lambda: {SIM_NAME: BUILTIN_SIM}, min_length=1
+        default_factory=lambda: {SIM_NAME: BUILTIN_SIM}
     )
-    """JSON object of served name -> folder in Hugging Face's layout, or builtin:sim."""
+    """JSON object of served name -> folder in Hugging Face's layout, or builtin:sim. Empty: the catalogue's alone."""
+    model_catalogue: bool = False
+    """Whether models of the cluster's catalogue are served too, which are loaded when they are asked for."""
+    max_model_wait_ms: int = Field(60_000, ge=1)
+    """How long a request waits for such a model; where that is not expected to suffice it is refused, with
+    Retry-After."""
 
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1024)
     """Bound of a request's body; larger ones are refused with 413."""
@@ -96,7 +101,7 @@ class GatewaySettings(HttpSettings):
     batch_max_lines: int = Field(1_000_000, ge=1)
     """Lines that a batch's file may have."""
     batch_share: float = Field(0.75, gt=0, le=1)
-    """Of the sequences that workers have room for, as this gateway sees them, how many may be batch lines."""
+    """Share of the workers' sequence slots, as this gateway sees them, that batch lines may use."""
     batch_order: Literal["prefix", "arrival"] = "prefix"
     """Lines of a share whose prompts begin alike are asked one after the other, or all in the file's order."""
     batch_topics: str = Field("", pattern=r"^[A-Za-z0-9._*, -]*$")
@@ -104,3 +109,9 @@ class GatewaySettings(HttpSettings):
     Never those that begin with fulcrum. or __, whatever is said here. `fulcrum up` on loopback allows batch.*."""
     batch_max_in_flight: int = Field(256, ge=1)
     """Batch lines that this gateway runs at once."""
+
+    @model_validator(mode="after")
+    def _has_models(self) -> Self:
+        if not self.models and not self.model_catalogue:
+            raise ValueError("FULCRUM_GATEWAY_MODELS names no model: name one, or set FULCRUM_GATEWAY_MODEL_CATALOGUE")
+        return self

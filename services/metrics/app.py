@@ -9,8 +9,9 @@ from libs.bus.live import KafkaLiveBus
 from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.service import Service
-from libs.telemetry.rollups import TIERS
-from services.metrics.history_file import HistoryFile
+from libs.telemetry.windows.rollups import TIERS
+from services.metrics.demand.file import DemandFile
+from services.metrics.history.file import HistoryFile
 from services.metrics.run import MetricsPorts, open_metrics
 from services.metrics.settings import MetricsSettings
 
@@ -29,7 +30,7 @@ async def main(service: Service[MetricsSettings]) -> None:
             buffer_records=settings.kafka_buffer_records,
         )
         stack.push_async_callback(bus.close)
-        ports = MetricsPorts(bus, _open_history(settings), httpx.AsyncClient)
+        ports = MetricsPorts(bus, _open_history(settings), _open_demand(settings), httpx.AsyncClient)
         opening = open_metrics(settings=settings, ports=ports, sock=sock, clock=service.clock, tasks=tasks)
         metrics = await stack.enter_async_context(opening)
         status.emit("ready", http=metrics.url)
@@ -41,3 +42,11 @@ def _open_history(settings: MetricsSettings) -> HistoryFile | None:
     if not settings.history_file:
         return None
     return HistoryFile(Path(settings.history_file).expanduser(), settings.cluster, TIERS[1:])
+
+
+def _open_demand(settings: MetricsSettings) -> DemandFile | None:
+    """Beside the history. Raises StartupError where there is a file and it cannot be used."""
+    if not settings.history_file:
+        return None
+    path = Path(settings.history_file).expanduser()
+    return DemandFile(str(path.with_name(f"{path.name}.demand")), settings.cluster)

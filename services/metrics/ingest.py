@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from libs.bus.port import TAKEN_OVER_NS, Gap, LiveBus, Record
-from libs.contracts.topics import DECISIONS, QUEUES, REQUESTS, STEPS, WINDOWS, Topic
+from libs.contracts.topics import DECISIONS, DEMAND, QUEUES, REQUESTS, STEPS, WINDOWS, Topic
 from libs.policy.metrics.shares import Shares
 from libs.runtime.clock import Clock
 
@@ -15,12 +15,13 @@ Take = Callable[[Record, int], None]
 """Enters a record that came at a moment in Unix ns."""
 
 
-def read_from_ns(kept_from_ns: int | None, now_ns: int, *, shared: bool) -> int | None:
-    """Since when a service reads that starts now: where its kept history says; one that shares from before its start,
-    since its partitions may have had no reader; None: from now on."""
-    if kept_from_ns is None and shared:
-        return now_ns - TAKEN_OVER_NS
-    return kept_from_ns
+def read_from_ns(kept_from_ns: int | None, now_ns: int, *, shared: bool) -> int:
+    """Since when a service reads that starts now: where its kept history says, else from its start, however long it
+    takes until it has found the ends of its topics; one that shares from before that, since its partitions may have had
+    no reader."""
+    if kept_from_ns is not None:
+        return kept_from_ns
+    return now_ns - TAKEN_OVER_NS if shared else now_ns
 
 
 async def ingest(
@@ -40,7 +41,7 @@ async def ingest(
     def wanted(topic: Topic, partition: int) -> bool:
         return shares is None or topic is not STEPS or shares.mine(partition, clock.now_ns())
 
-    topics = (STEPS, QUEUES, REQUESTS, DECISIONS, *(() if shares is None else (WINDOWS,)))
+    topics = (STEPS, QUEUES, REQUESTS, DECISIONS, DEMAND, *(() if shares is None else (WINDOWS,)))
     taken = 0
     records = bus.subscribe_live(
         topics, jumping=(STEPS,), on_gap=on_gap, since_unix_ns=since_unix_ns, wanted=wanted, gather_ms=gather_ms

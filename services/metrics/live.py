@@ -4,14 +4,16 @@ as long as there are readers who want it, of what has changed in those that were
 import asyncio
 from typing import Final
 
-from libs.policy.alerts.book import Alert
+from libs.policy.alerts.store import Alert
 from libs.runtime.clock import Clock
-from services.metrics.age import MS_NS, age_ns
-from services.metrics.alerts.desk import AlertDesk
-from services.metrics.hub import Hub
-from services.metrics.queues import phase_queues
+from services.metrics.accounting.age import MS_NS, age_ns
+from services.metrics.accounting.queues import phase_queues
+from services.metrics.alerts.evaluator import AlertEvaluator
+from services.metrics.loads import LoadPublisher
 from services.metrics.state import MetricsState
-from services.metrics.ticks import TickWriter
+from services.metrics.status.evaluator import VerdictEvaluator
+from services.metrics.stream.hub import Hub
+from services.metrics.stream.ticks import TickWriter
 
 TICK_NS: Final = 100_000_000
 """A window: what one tick tells for the first time, of everybody."""
@@ -29,11 +31,19 @@ YOUNG_NS: Final = 1_000_000_000
 
 
 async def tick_forever(
-    state: MetricsState, hub: Hub, writer: TickWriter, desk: AlertDesk, clock: Clock, *, lag_ns: int
+    state: MetricsState,
+    hub: Hub,
+    writer: TickWriter,
+    desk: AlertEvaluator,
+    clock: Clock,
+    *,
+    lag_ns: int,
+    loads: LoadPublisher | None = None,
+    verdicts: VerdictEvaluator | None = None,
 ) -> None:
     """Write each window `lag_ns` after its end, and what has changed in those before: every `ROUND_NS` while anybody
-    wants it so soon, else with the next window, or with four of them while nobody reads the stream. A late round writes
-    what it has missed.
+    wants it so soon, else with the next window, or with four of them while nobody reads the stream and nothing works. A
+    late round writes what it has missed.
 
     With kept history the first round waits until telemetry has come that is nearly as young as this call: windows
     written before it would all be written again.
@@ -43,18 +53,21 @@ async def tick_forever(
     alerts: list[Alert] = []
     told_number = -1
     while True:
-        read = hub.readers or state.sharing is not None  # by pages, or by other instances
+        # By pages, by other instances, or by planners that have something to decide.
+        read = hub.readers or state.sharing is not None or (loads is not None and loads.works)
         round_ns = ROUND_NS if hub.close_readers else TICK_NS if read else UNREAD_NS
         await asyncio.sleep((round_ns - (clock.now_ns() - lag_ns) % round_ns + TIMER_NS) / 1e9)
         now_ns = clock.now_ns()
-        told_to_ns = state.fleet.roll.newest_cover_ns
+        told_to_ns = state.fleet.directory.newest_cover_ns
         replayed = replayed or told_to_ns >= started_ns - YOUNG_NS or now_ns > started_ns + REPLAY_NS
         if replayed:
             number = (now_ns - lag_ns) // TICK_NS
-            tick(state, hub, writer, alerts, now_ns, lag_ns=lag_ns, whole=number != told_number)
+            tick(state, hub, writer, alerts, now_ns, lag_ns=lag_ns, whole=number != told_number, loads=loads)
             told_number = number
             await asyncio.sleep(0)  # readers get it first: a look for alerts takes as long as a tick
             alerts = await desk.look(now_ns)
+            if verdicts is not None:
+                await verdicts.look(now_ns)
 
 
 def tick(
@@ -66,23 +79,29 @@ def tick(
     *,
     lag_ns: int,
     whole: bool = True,
+    loads: LoadPublisher | None = None,
 ) -> None:
     """One round. `alerts` have changed since the last one. Where it need not be `whole` it tells what has changed, if
     anything has, as long as readers know of whom."""
     written = state.history.advance(now_ns - lag_ns)
+    if loads is not None:
+        loads.keep(written)
+        if whole:
+            loads.tell(state.fleet, now_ns)
     if state.sharing is not None:
         state.sharing.keep(written)
         if whole:
-            state.sharing.tell(state.fleet, state.rollups, now_ns)
+            state.sharing.send(state.fleet, state.rollups, now_ns)
         written = state.sharing.take_heard(state.fleet, state.rollups, now_ns) + written
     if not whole and writer.knows(written):
         if alerts or any(window.workers for window in written):
             hub.publish(writer.changes(now_ns, written, alerts))
         return
-    loads = state.fleet.roll.loads(now_ns)
-    members = writer.members(loads.listing)
-    queues = phase_queues(loads, state.fleet.clocks, state.gateways, now_ns)
-    aged_ns = age_ns(loads, state.history.written_to_ns, now_ns)
+    told = state.fleet.directory.loads(now_ns)
+    members = writer.members(told.listing)
+    queues = phase_queues(told, state.fleet.clocks, state.gateways, now_ns)
+    aged_ns = age_ns(told, state.history.written_to_ns, now_ns)
     age_ms = None if aged_ns is None else aged_ns // MS_NS
+    state.look_at_workers(now_ns)
     events = state.untold_events()
-    hub.publish(writer.tick(now_ns, written, loads, events, alerts, queues=queues, age_ms=age_ms), members)
+    hub.publish(writer.tick(now_ns, written, told, events, alerts, queues=queues, age_ms=age_ms), members)

@@ -12,10 +12,10 @@ from libs.contracts import metric_names as names
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.history import History
 from libs.telemetry.members import Members
-from libs.telemetry.rollups import RollUps
-from services.metrics.hub import Hub
-from services.metrics.occupancy import ClusterOccupancy, HardwareGpu, Occupancy, cluster_occupancy
-from services.metrics.requests_wire import Finished
+from libs.telemetry.windows.rollups import RollUps
+from services.metrics.accounting.occupancy import ClusterOccupancy, HardwareGpu, Occupancy, cluster_occupancy
+from services.metrics.requests.wire import Finished
+from services.metrics.stream.hub import Hub
 
 MAX_MODELS: Final = 64
 """Model names come from clients: later ones are counted as `OTHER_MODEL`, so that labels stay bounded."""
@@ -132,12 +132,12 @@ class OccupancyCollector(Collector):
         refused = CounterMetricFamily(
             names.WORKER_KV_PULLS_REFUSED_TOTAL, "KV transfers refused because it had as many.", labels=("worker",)
         )
-        for facts in self._fleet.roll.listed(occupancy.as_of_unix_ns):
+        for facts in self._fleet.directory.listed(occupancy.as_of_unix_ns):
             if facts.left:
                 continue
             labels = (facts.worker_id,)
             age.add_metric(labels, max(0, occupancy.as_of_unix_ns - facts.covered_to_unix_ns) / 1e9)
-            lost.add_metric(labels, self._fleet.roll.lost_batches(facts.worker_id))
+            lost.add_metric(labels, self._fleet.directory.lost_batches(facts.worker_id))
             dropped.add_metric(labels, facts.dropped_batches)
             preemptions.add_metric(labels, facts.load.preemptions)
             recomputed.add_metric(labels, facts.load.recomputed_tokens)
@@ -237,7 +237,7 @@ def _workers(occupancy: ClusterOccupancy) -> Iterator[Metric]:
 
 def _gpus(hardware: Iterable[HardwareGpu]) -> Iterator[Metric]:
     """Counters that a GPU does not tell have no samples rather than zeros."""
-    told = list(hardware)
+    reported = list(hardware)
     for name, documentation, field in (
         (names.GPU_UTILISATION_RATIO, "Share of time in which any kernel ran.", "utilisation"),
         (names.GPU_MEMORY_USED_BYTES, "Memory in use.", "memory_used_bytes"),
@@ -247,7 +247,7 @@ def _gpus(hardware: Iterable[HardwareGpu]) -> Iterator[Metric]:
         (names.GPU_DRAM_ACTIVE_RATIO, "Share of memory bandwidth in use.", "dram_active"),
     ):
         family = GaugeMetricFamily(name, documentation, labels=GPU_LABELS)
-        for gpu in told:
+        for gpu in reported:
             if (number := getattr(gpu, field)) is not None:
                 family.add_metric((gpu.node, gpu.uuid, gpu.name), number)
         yield family

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,41 +13,49 @@ from prometheus_client import CollectorRegistry
 from libs.bus.collector import BusCollector
 from libs.bus.port import Bus, LiveBus, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
-from libs.contracts.topics import ALERTS, WINDOWS
-from libs.policy.alerts.book import Alert
+from libs.contracts.topics import ALERTS, LOADS, WINDOWS
+from libs.policy.alerts.store import Alert
 from libs.policy.metrics.gaps import Gaps
 from libs.policy.metrics.shares import Shares
+from libs.policy.verdict.limits import VerdictLimits
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
-from libs.telemetry.split import prefill_shares
-from services.metrics.alerts.desk import AlertDesk
+from libs.telemetry.fleet_loads import LoadTeller
+from libs.telemetry.worker.split import prefill_shares
+from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.prometheus import AlertCollector
 from services.metrics.alerts.webhook import Webhook
 from services.metrics.alerts.wire import alert_event
-from services.metrics.api import make_api
-from services.metrics.history_file import HistoryFile
-from services.metrics.hub import Hub
+from services.metrics.collectors import GapCollector, QueueCollector, SharingCollector
+from services.metrics.demand.file import DemandFile
+from services.metrics.demand.run import open_demand
+from services.metrics.history.file import HistoryFile
+from services.metrics.history.keeping import Keeper
+from services.metrics.http.routes import make_api
 from services.metrics.ingest import Take, ingest, read_from_ns
-from services.metrics.keeping import Keeper
 from services.metrics.live import TICK_NS, tick_forever
+from services.metrics.loads import LoadPublisher
 from services.metrics.outgoing import MakeClient
 from services.metrics.prometheus import LiveCollector, OccupancyCollector, RequestMetrics
-from services.metrics.queue_collector import QueueCollector
-from services.metrics.refill.prometheus import GapCollector
 from services.metrics.refill.refill import Partition, Refill
 from services.metrics.settings import MetricsSettings
-from services.metrics.sharing.prometheus import SharingCollector
 from services.metrics.sharing.sharing import Sharing
 from services.metrics.state import MetricsState
-from services.metrics.ticks import TickWriter
+from services.metrics.status.api import status_now
+from services.metrics.status.evaluator import VerdictEvaluator
+from services.metrics.status.prometheus import VerdictCollector
+from services.metrics.stream.hub import Hub
+from services.metrics.stream.ticks import TickWriter
 from services.metrics.traces.book import TraceBook
 from services.metrics.traces.otlp import TraceExporter
+from services.metrics.trail.keep import keep_trail
+from services.metrics.trail.trail import Trail
 
 MS_NS: Final = 1_000_000
 GATHER_MS, UNREAD_GATHER_MS = 30, 90
-"""Of the 200 within which a step is shown, and while nobody reads the stream; every fetch costs this process and the
-broker half a millisecond."""
+"""Of the 200 within which a step is shown, and while nobody reads the stream and nothing works; every fetch costs this
+process and the broker half a millisecond."""
 CLOSE_S: Final = 5
 """How long answers may take to end."""
 
@@ -59,6 +67,8 @@ class MetricsPorts:
     bus: LiveBus
     history: HistoryFile | None = None
     """None: in memory alone. It is closed with the service."""
+    demand: DemandFile | None = None
+    """Likewise."""
     make_client: MakeClient | None = None
     """What webhooks and traces are posted with; None: neither is, whatever the settings say."""
     thread_s: Callable[[], float] = time.thread_time
@@ -72,7 +82,7 @@ class RunningMetrics:
 
     url: str
     state: MetricsState
-    desk: AlertDesk
+    desk: AlertEvaluator
     gaps: Gaps[Partition]
     hub: Hub
 
@@ -94,10 +104,12 @@ async def open_metrics(
     transport = transport or guarded_transport(settings, registry)
     state = MetricsState(prefill_shares, RequestMetrics(registry), _sharing(settings, bus, began_ns))
     gaps: Gaps[Partition] = Gaps()
-    hub, desk = Hub(), AlertDesk(state, settings.alert_limits(), lag_ns=live_lag_ns)
+    hub, desk = Hub(), AlertEvaluator(state, settings.alert_limits(), lag_ns=live_lag_ns)
+    verdicts = _verdicts(settings, state, desk)
     refill = Refill(state, gaps, prefill_shares, clock, ports.thread_s)
     webhooks = list(_webhooks(settings, ports, desk, clock))
-    desk.tell += [_publisher(bus, settings.id, began_ns), *(webhook.tell for webhook in webhooks)]
+    desk.observers += [_publisher(bus, settings.id, began_ns), *(webhook.enter for webhook in webhooks)]
+    demand = open_demand(ports.demand, settings, state, desk, clock)
     for collector in (
         _occupancy(settings, state, clock),
         QueueCollector(state, clock),
@@ -105,50 +117,90 @@ async def open_metrics(
         LiveCollector(hub, state.history, lambda: state.age_ns(clock.now_ns())),
         GapCollector(gaps),
         AlertCollector(desk, webhooks),
+        VerdictCollector(verdicts),
+        *demand.collectors,
         *([] if state.sharing is None else [SharingCollector(state.sharing)]),
     ):
         registry.register(collector)
     exporter = _trace_exporter(settings, ports, clock)
     keeper = None if ports.history is None else Keeper(state, ports.history)
     try:
-        takers: list[Take] = [state.take]
+        takers: list[Take] = [state.take, verdicts.take, *demand.takers]
         if exporter is not None:
             registry.register(exporter)
             takers.append(_traced(exporter.book, state))
             tasks.spawn("traces", exporter.run())
+        demand.start(tasks)
         kept_from_ns = None
         if keeper is not None:
             registry.register(keeper)
             kept_from_ns = await keeper.restore()
             tasks.spawn("history", keeper.run())
-        since_unix_ns = read_from_ns(kept_from_ns, began_ns, shared=settings.shared)
-        state.requests.begin(began_ns if since_unix_ns is None else since_unix_ns)
-        gather_ms = partial(_gather_ms, hub)
-        shares = None if state.sharing is None else state.sharing.shares
-        reading = ingest(
-            bus, takers, clock, on_gap=refill.note, since_unix_ns=since_unix_ns, shares=shares, gather_ms=gather_ms
-        )
+        since = read_from_ns(kept_from_ns, began_ns, shared=settings.shared)
+        state.requests.begin(since)
+        loads = _load_publisher(settings, bus, began_ns)
+        shares, gather = None if state.sharing is None else state.sharing.shares, partial(_gather_ms, hub, loads)
+        reading = ingest(bus, takers, clock, on_gap=refill.note, since_unix_ns=since, shares=shares, gather_ms=gather)
         tasks.spawn("ingest", reading)
         tasks.spawn("refill", refill.run(bus.back_reader))
-        writer = TickWriter(window_ns=TICK_NS, settled_ns=lag_ns)
-        tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns))
+        writer, trail = TickWriter(window_ns=TICK_NS, settled_ns=lag_ns), Trail()
+        tasks.spawn("trail", keep_trail(trail, partial(status_now, state, verdicts, desk.book), clock))
+        tasks.spawn(
+            "live", tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns, loads=loads, verdicts=verdicts)
+        )
         await bus.start()
-        api = make_api(state, hub, desk.book, clock, registry, lag_ns=lag_ns, live_lag_ns=live_lag_ns)
+        api = make_api(
+            state,
+            hub,
+            desk.book,
+            clock,
+            registry,
+            lag_ns=lag_ns,
+            live_lag_ns=live_lag_ns,
+            verdicts=verdicts,
+            trail=trail,
+            more=demand.routers(),
+        )
         async with transport.http(api, sock, tasks=tasks, drain_s=CLOSE_S) as url:
-            desk.book.runbook_url = f"{settings.public_url or url}/runbook"
-            for webhook in webhooks:
-                webhook.page_url = settings.public_url or url
-                tasks.spawn("webhook", webhook.run())
+            _say_where(url, settings, desk, webhooks, tasks)
             yield RunningMetrics(url, state, desk, gaps, hub)
             hub.close()  # or its readers would hold up the end of serving
     finally:
         await tasks.close()
+        await demand.close()
         if keeper is not None:
             await keeper.close()
 
 
-def _gather_ms(hub: Hub) -> int:
-    return GATHER_MS if hub.readers else UNREAD_GATHER_MS
+def _say_where(
+    url: str, settings: MetricsSettings, desk: AlertEvaluator, webhooks: Sequence[Webhook], tasks: TaskOwner
+) -> None:
+    """Alerts name the page, which is there now."""
+    desk.book.runbook_url = f"{settings.public_url or url}/runbook"
+    for webhook in webhooks:
+        webhook.page_url = settings.public_url or url
+        tasks.spawn("webhook", webhook.run())
+
+
+def _verdicts(settings: MetricsSettings, state: MetricsState, desk: AlertEvaluator) -> VerdictEvaluator:
+    found = VerdictEvaluator(
+        state,
+        VerdictLimits(),
+        ttft_limit_ns=settings.ttft_deadline_ms * MS_NS,
+        tpot_ns=round(settings.tpot_target_ms * MS_NS),
+        lag_ns=settings.live_lag_ms * MS_NS,
+    )
+    desk.judged = found.judged
+    return found
+
+
+def _load_publisher(settings: MetricsSettings, bus: Bus, began_ns: int) -> LoadPublisher:
+    teller = LoadTeller(settings.id, began_ns)
+    return LoadPublisher(teller, partial(bus.publish, LOADS), unsent=lambda: bus.stats().buffered)
+
+
+def _gather_ms(hub: Hub, loads: LoadPublisher) -> int:
+    return GATHER_MS if hub.readers or loads.works else UNREAD_GATHER_MS
 
 
 def _occupancy(settings: MetricsSettings, state: MetricsState, clock: Clock) -> OccupancyCollector:
@@ -169,7 +221,7 @@ def _sharing(settings: MetricsSettings, bus: Bus, began_ns: int) -> Sharing | No
     return Sharing(Shares(settings.id), publish, began_ns=began_ns, unsent=lambda: bus.stats().buffered)
 
 
-def _webhooks(settings: MetricsSettings, ports: MetricsPorts, desk: AlertDesk, clock: Clock) -> Iterator[Webhook]:
+def _webhooks(settings: MetricsSettings, ports: MetricsPorts, desk: AlertEvaluator, clock: Clock) -> Iterator[Webhook]:
     if ports.make_client is None:
         return
     for url in settings.webhooks():
@@ -186,7 +238,7 @@ def _trace_exporter(settings: MetricsSettings, ports: MetricsPorts, clock: Clock
 def _traced(book: TraceBook, state: MetricsState) -> Take:
     def enter(record: Record, now_ns: int) -> None:
         value, sharing = record.value, state.sharing
-        if sharing is None or not isinstance(value, RequestEvent) or sharing.tells_of(value, state.fleet, now_ns):
+        if sharing is None or not isinstance(value, RequestEvent) or sharing.makes_trace(value, state.fleet, now_ns):
             book.enter(record, now_ns)
 
     return enter

@@ -6,8 +6,8 @@ import httpx
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from libs.policy.alerts.grade import Threshold
 from libs.policy.alerts.limits import Limits
+from libs.policy.grade import Threshold
 from libs.runtime.http.settings import HttpSettings
 from libs.runtime.settings import MemberName, own_name
 
@@ -51,8 +51,18 @@ class MetricsSettings(HttpSettings):
     gauge_window_ms: int = Field(15_000, ge=100, le=600_000)
     """Window of the Prometheus gauges: the scrape interval, so that no time falls between two scrapes."""
     history_file: str = ""
-    """Where the history of two days is kept over restarts: a file on a disk of its own host, up to 0.3 MB a worker.
+    """Where the history of two days is kept over restarts: a file on a disk of its own host, up to 0.3 MB a worker;
+    demand beside it, in a file whose name ends in .demand: a month by the minute, 400 days by the quarter of an hour.
     Empty: in memory alone."""
+    day_s: float = Field(86_400.0, ge=600, le=86_400)
+    """How long a day is by which demand has its seasons, in seconds; less to try a day out in minutes."""
+    capacity_slo: str = Field("", pattern=r"^(ttft=.+,tpot=.+)?$")
+    """What capacity alerts are to keep, say ttft=2s,tpot=50ms: plans are made every five minutes, in a process of its
+    own, which measures in the lab for some minutes when traffic is new. Empty: no such alerts."""
+    capacity_confidence: float = Field(0.95, ge=0.5, lt=1)
+    """Share of what may come for which those plans are enough."""
+    worker_start_s: float = Field(0.0, ge=0, le=86_400)
+    """How long a worker takes to start, for the words of capacity alerts; 0: unknown."""
     traces_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
     """Where traces of requests go: the OTLP/HTTP address of an OpenTelemetry collector, say
     http://collector:4318/v1/traces. Empty: no traces."""
@@ -71,7 +81,7 @@ class MetricsSettings(HttpSettings):
     alert_window_ms: int = Field(2_000, ge=200, le=60_000)
     """What the shares of GPU time that alerts are judged by are of."""
     alert_for_ms: int = Field(10_000, ge=0, le=3_600_000)
-    """How long imbalance, growing queues, KV wait and a full KV cache must last before they are told."""
+    """How long imbalance, growing queues, KV wait and a full KV cache must last before an alert fires."""
     alert_clear_ms: int = Field(30_000, ge=0, le=3_600_000)
     """How long an alert must be clear before it is over; doubled for each time it has fired in the last half hour, four
     times at most."""
@@ -99,10 +109,14 @@ class MetricsSettings(HttpSettings):
     """A worker with work is stuck when no step has ended for so long."""
     alert_stale_ms: int = Field(3_000, ge=500, le=60_000)
     """A worker's telemetry is stale when it ended so long ago."""
+    ttft_deadline_ms: int = Field(5_000, ge=1)
+    """TTFT deadline that prompts' pressure is reckoned with where requests name none."""
+    tpot_target_ms: float = Field(100.0, gt=0, le=60_000)
+    """TPOT target that decodes' pressure is reckoned with where requests name none."""
     slo_objective: float = Field(0.99, gt=0, lt=1)
     """Share of requests that are to meet their TTFT deadline, and their TPOT target; each request carries both."""
     slo_requests: int = Field(20, ge=1)
-    """Fewer requests in a window tell nothing of it."""
+    """A window with fewer requests is not judged."""
 
     @model_validator(mode="after")
     def _thresholds_stand_apart(self) -> Self:

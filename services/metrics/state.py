@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Final
 
 from libs.bus.port import Record
+from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Action, Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, RequestEvent, SharedWindows, StepBatch
 from libs.policy.alerts.burn import BurnLog
@@ -11,12 +12,14 @@ from libs.telemetry.fleet import Fleet
 from libs.telemetry.gateways import Gateways
 from libs.telemetry.history import History
 from libs.telemetry.members import Members
-from libs.telemetry.rollups import RollUps
-from libs.telemetry.timeline import PrefillShares, Taken
-from services.metrics.age import age_ns
-from services.metrics.events import Event, EventLog
+from libs.telemetry.windows.rollups import RollUps
+from libs.telemetry.worker.timeline import PrefillShares, Taken
+from services.metrics.accounting.age import age_ns
+from services.metrics.happened.decisions import DecisionLog
+from services.metrics.happened.events import Event, EventLog
+from services.metrics.happened.lives import WorkerLives, together
 from services.metrics.prometheus import RequestMetrics
-from services.metrics.requests import RequestLog
+from services.metrics.requests.log import RequestLog
 from services.metrics.sharing.sharing import Sharing
 
 STALE_NS: Final = 3_000_000_000
@@ -39,6 +42,8 @@ class MetricsState:
         self.gateways = Gateways()
         self.burns = BurnLog()
         self.events = EventLog()
+        self.decision_log = DecisionLog()
+        self._lives = WorkerLives()
         self.decisions: Counter[str] = Counter()
         self._request_metrics = request_metrics
         self._latest_ns: int | None = None
@@ -59,6 +64,8 @@ class MetricsState:
         if isinstance(value, GatewayQueues):  # of an idle cluster too: it does not make figures live
             self.gateways.take(value, now_ns)
             return
+        if isinstance(value, DemandTotals):
+            return
         self._latest_ns = now_ns
         if isinstance(value, RequestEvent):
             finished = self.requests.add(value, now_ns)
@@ -70,8 +77,15 @@ class MetricsState:
                         self._request_metrics.judge(finished.model, slo, bad=bad)
         elif isinstance(value, Decision):
             self.events.add(value)
+            self.decision_log.add(value)
             known = value.action in Action.values()
             self.decisions[Action.Name(value.action).removeprefix("ACTION_").lower() if known else "unknown"] += 1
+
+    def look_at_workers(self, now_ns: int) -> None:
+        """Enter which of them came, went or fell silent."""
+        directory = self.fleet.directory
+        for alike in together(self._lives.look(directory.known(), directory.newest_cover_ns, now_ns)):
+            self.events.add_lives(alike, now_ns)
 
     def untold_events(self) -> list[Event]:
         """Events since it was last asked."""
@@ -81,7 +95,7 @@ class MetricsState:
 
     def age_ns(self, now_ns: int) -> int | None:
         """How old the data are that are shown."""
-        return age_ns(self.fleet.roll.loads(now_ns), self.history.written_to_ns, now_ns)
+        return age_ns(self.fleet.directory.loads(now_ns), self.history.written_to_ns, now_ns)
 
     def not_live(self, now_ns: int) -> str | None:
         """Why figures are not live, in words; None when they are."""

@@ -2,11 +2,13 @@
 
 from contextlib import AsyncExitStack
 
+from libs.actuators.port import Actuator
 from libs.bus.kafka import KafkaBus
-from libs.registry.redis import RedisRegistry
 from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.service import Service
+from libs.stores.catalogue.redis import RedisCatalogue
+from libs.stores.registry.redis import RedisRegistry
 from services.planner.run import PlannerPorts, RunningPlanner, open_planner
 from services.planner.settings import PlannerSettings
 from services.planner.store import RedisPlannerStore
@@ -15,6 +17,21 @@ GATHER_MS = 100
 """Of an idle cluster; every fetch costs this process and the broker half a millisecond."""
 BUSY_GATHER_MS = 20
 """Of one that works: a decision is to follow a spike within a quarter of a second."""
+
+
+def make_actuator(settings: PlannerSettings) -> Actuator | None:
+    """That which the settings name."""
+    if settings.actuator == "process":
+        from libs.actuators.process import ProcessActuator  # noqa: PLC0415 (what only some planners need)
+
+        return ProcessActuator(settings.actuator_url, settings.token.get_secret_value())
+    if settings.actuator == "docker":
+        from libs.actuators.docker import DockerActuator  # noqa: PLC0415
+
+        return DockerActuator(
+            service=settings.actuator_service, most=settings.actuator_most, engine_url=settings.actuator_url
+        )
+    return None
 
 
 async def main(service: Service[PlannerSettings]) -> None:
@@ -34,10 +51,16 @@ async def main(service: Service[PlannerSettings]) -> None:
         )
         registry = RedisRegistry(settings.redis, settings.cluster)
         store = RedisPlannerStore(settings.redis, settings.cluster)
+        actuator = make_actuator(settings)
+        models = RedisCatalogue(settings.redis, settings.cluster) if settings.model_catalogue else None
+        if models is not None:
+            stack.push_async_callback(models.close)
         for adapter in (store, registry, bus):
             stack.push_async_callback(adapter.close)
+        if actuator is not None:
+            stack.push_async_callback(actuator.close)
         stack.push_async_callback(tasks.close)  # whatever uses the adapters ends before them
-        ports = PlannerPorts(bus, registry, store)
+        ports = PlannerPorts(bus, registry, store, actuator, models)
         opening = open_planner(settings=settings, ports=ports, sock=sock, clock=service.clock, tasks=tasks)
         running.append(await stack.enter_async_context(opening))
         status.emit("ready", http=running[0].url)

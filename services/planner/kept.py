@@ -51,6 +51,14 @@ class PlannerStore(Protocol):
         """Remember limits; whether that worked."""
         ...
 
+    async def recall(self, what: str) -> str | None:
+        """What was last remembered under a name; None where nothing was, or the store does not answer."""
+        ...
+
+    async def remember(self, what: str, written: str) -> bool:
+        """Remember something under a name; whether that worked."""
+        ...
+
     async def lead(self, who: str) -> Lead:
         """Take the lead for `LEASE_MS`, or go on having it, unless somebody else has it."""
         ...

@@ -7,13 +7,13 @@ from typing import Final
 
 from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_OFF
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, StepBatch
-from libs.contracts.topics import DECISIONS, QUEUES, STEPS
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, GatewayQueues
+from libs.contracts.topics import DECISIONS, LOADS, QUEUES
 from libs.policy.planner.cadence import is_due
-from libs.registry.port import Registry
 from libs.runtime.clock import Clock
-from services.planner.actions import Actor
+from libs.stores.registry.port import Registry
 from services.planner.kept import LEASE_MS, Lead, PlannerStore
+from services.planner.orders import OrderExecutor
 from services.planner.state import PlannerState
 
 REGISTRY_POLL_MS: Final = 1_000
@@ -31,11 +31,11 @@ async def follow_workers(registry: Registry, bus: Bus, state: PlannerState, cloc
 
 
 async def follow_telemetry(bus: Bus, state: PlannerState, clock: Clock, news: asyncio.Event) -> None:
-    """Enter step telemetry and what waits at gateways from now on; ends with the bus. `news` is set where more waits
-    than before."""
-    async for record in bus.subscribe((STEPS, QUEUES)):
-        if isinstance(record.value, StepBatch):
-            state.take_batch(record.value, clock.now_ns())
+    """Enter what metrics tell of workers and what waits at gateways from now on; ends with the bus. `news` is set where
+    more waits than before."""
+    async for record in bus.subscribe((LOADS, QUEUES)):
+        if isinstance(record.value, FleetLoads):
+            state.take_loads(record.value, clock.now_ns())
         elif isinstance(record.value, GatewayQueues) and state.take_queues(record.value, clock.now_ns()):
             news.set()
 
@@ -84,7 +84,7 @@ async def decide_forever(
     period_s: float,
     lease: Lease,
     news: asyncio.Event,
-    actor: Actor | None = None,
+    actor: OrderExecutor | None = None,
 ) -> None:
     """Decide and publish every period, except while the mode is off, and of a cluster at rest less often; at once where
     there is news. A late round is not made up for. `actor` carries out what is decided; nothing waits for that."""

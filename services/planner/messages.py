@@ -14,20 +14,22 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Alternative,
     Candidate,
     ClusterSummary,
+    Counterfactual,
     Decision,
-    Measured,
     PoolSummary,
+    Replayed,
     Seen,
     WorkerChange,
 )
 from libs.contracts.roles import role_name
-from libs.policy.planner.assigning import Assigned, Change
-from libs.policy.planner.capacity import Engine, Split, Work
+from libs.policy.planner.hindsight import METHOD, Replay
 from libs.policy.planner.outlook import outlook
+from libs.policy.planner.role_planning import Change, RolePlan
 from libs.policy.planner.snapshot import ClusterSnapshot
-from services.planner.actions import Order
-from services.planner.assigner import ModelPlan
-from services.planner.reasons import MAX_PRESSURE, why_budgets, why_kept, why_moved, why_told
+from libs.policy.pressure.splits import Split, WorkerProfile, Workload
+from services.planner.orders import Order
+from services.planner.reasons import MAX_PRESSURE, why_budgets, why_called, why_kept, why_moved, why_told
+from services.planner.role_planner import ModelPlan
 
 MAX_CANDIDATES: Final = 8
 """Splits named in a decision, the chosen one first."""
@@ -53,11 +55,12 @@ def kept(snapshot: ClusterSnapshot, plans: Sequence[ModelPlan]) -> Decision:
     )
 
 
-def changed(snapshot: ClusterSnapshot, plan: ModelPlan, assigned: Assigned) -> list[tuple[Decision, Sequence[Change]]]:
+def changed(snapshot: ClusterSnapshot, plan: ModelPlan, assigned: RolePlan) -> list[tuple[Decision, Sequence[Change]]]:
     """What mode auto makes of a plan: changes of role, then those of budgets, each as one decision."""
     found = []
     for action, changes, why in (
         (ACTION_SET_ROLE, plan.moves, why_moved),
+        (ACTION_SET_ROLE, plan.called, why_called),
         (ACTION_SET_BUDGET, plan.budgets, why_budgets),
     ):
         if changes:
@@ -65,12 +68,12 @@ def changed(snapshot: ClusterSnapshot, plan: ModelPlan, assigned: Assigned) -> l
     return found
 
 
-def recommended(snapshot: ClusterSnapshot, plan: ModelPlan, assigned: Assigned) -> Decision:
+def recommended(snapshot: ClusterSnapshot, plan: ModelPlan, assigned: RolePlan) -> Decision:
     """What mode auto would make of it."""
     decision = _about(ACTION_RECOMMEND, snapshot, plan, assigned, f"In mode auto: {why_told(plan, assigned)}")
     decision.changes.extend(
         WorkerChange(worker_id=each.worker_id, assignment=_assignment(plan.observed.model, each))
-        for each in (*plan.moves, *plan.budgets)
+        for each in (*plan.moves, *plan.called, *plan.budgets)
     )
     return decision
 
@@ -112,9 +115,18 @@ def seen(plan: ModelPlan) -> Seen | None:
     )
 
 
-def measured(before: Seen, after: Seen, after_ms: int) -> Measured:
-    """What was seen around a decision."""
-    return Measured(before=before, after=after, after_ms=after_ms)
+def counterfactual(without: Replay, then: Replay) -> Counterfactual:
+    """What the demand that came would have met without a decision, and with it."""
+    over_ms = without.lasted_ns // NS_PER_MS
+    return Counterfactual(method=METHOD, over_ms=over_ms, without=_replayed(without), **{"with": _replayed(then)})
+
+
+def _replayed(replay: Replay) -> Replayed:
+    mean = replay.mean()
+    return Replayed(
+        prefill=mean.prefill, decode=mean.mixed, ttft_ms=mean.ttft_ns / NS_PER_MS, tpot_ms=mean.tpot_ns / NS_PER_MS,
+        served=mean.served,
+    )  # fmt: skip
 
 
 def summary(snapshot: ClusterSnapshot) -> ClusterSummary:
@@ -126,7 +138,7 @@ def summary(snapshot: ClusterSnapshot) -> ClusterSummary:
             PoolSummary(
                 model=pool.model,
                 role=ROLE_UNSPECIFIED if pool.role is None else f"ROLE_{pool.role.name}",
-                workers=len(pool.workers),
+                workers=pool.workers,
                 gpus=min(pool.gpus, MAX_UINT32),
                 busy=pool.busy,
                 running=min(pool.running, MAX_UINT32),
@@ -143,7 +155,7 @@ def action_word(action: Action) -> str:
     return Action.Name(action).removeprefix("ACTION_").lower() if action in Action.values() else "unknown"
 
 
-def _about(action: Action, snapshot: ClusterSnapshot, plan: ModelPlan, assigned: Assigned, reason: str) -> Decision:
+def _about(action: Action, snapshot: ClusterSnapshot, plan: ModelPlan, assigned: RolePlan, reason: str) -> Decision:
     candidates = _candidates(plan)
     return Decision(
         action=action,
@@ -179,7 +191,7 @@ def _candidates(plan: ModelPlan) -> list[Candidate]:
     return [_candidate(engine, work, each) for each in list(chosen)[:MAX_CANDIDATES]]
 
 
-def _candidate(engine: Engine, work: Work, split: Split) -> Candidate:
+def _candidate(engine: WorkerProfile, work: Workload, split: Split) -> Candidate:
     predicted = outlook(engine, work, split)
     return Candidate(
         prefill=split.prefill,

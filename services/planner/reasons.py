@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Final
 
-from libs.policy.planner.assigning import CALM_NS, LOWER, Assigned, Code
-from libs.policy.planner.capacity import Split, split
 from libs.policy.planner.outlook import outlook
+from libs.policy.planner.role_planning import CALM_NS, LOWER, Code, RolePlan
+from libs.policy.pressure.splits import Split, split
 from libs.policy.roles import Role
-from services.planner.assigner import ModelPlan
+from services.planner.role_planner import ModelPlan
 
 MAX_PRESSURE: Final = 1_000.0
 """As it is said: without workers for a phase it has no bound."""
@@ -15,7 +15,7 @@ LONG_MS: Final = 1_000
 """A predicted TTFT is named from here on."""
 
 
-def why_moved(plan: ModelPlan, assigned: Assigned) -> str:
+def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
     """Of changes of role."""
     now, then = assigned.now, assigned.then
     to_prefill = sum(change.role is Role.PREFILL for change in plan.moves)
@@ -29,7 +29,21 @@ def why_moved(plan: ModelPlan, assigned: Assigned) -> str:
     return f"{pressed}{_waits(plan, now)}; {leaves}"
 
 
-def why_budgets(plan: ModelPlan, assigned: Assigned) -> str:
+def why_called(plan: ModelPlan, assigned: RolePlan) -> str:
+    """Of spare workers that take a role, or leave theirs."""
+    up = [each for each in plan.called if each.role is not Role.STANDBY]
+    if up:
+        prefill = sum(each.role is Role.PREFILL for each in up)
+        take = "takes a role" if len(up) == 1 else "take roles"
+        return (
+            f"work presses {figure(assigned.now.pressure)} on {assigned.now.prefill + assigned.now.mixed} workers;"
+            f" {workers(len(up), 'spare')} {take}, {prefill} prefill and {len(up) - prefill} decode"
+        )
+    stand = "stands" if len(plan.called) == 1 else "stand"
+    return f"fewer workers are wished: {workers(len(plan.called), 'spare')} {stand} by"
+
+
+def why_budgets(plan: ModelPlan, assigned: RolePlan) -> str:
     """Of changes of budget alone."""
     observed, then = plan.observed, assigned.then
     assert observed.engine is not None
@@ -53,9 +67,10 @@ def why_kept(plans: Sequence[ModelPlan]) -> str:
     return "keep: " + ("; ".join(map(_stands, plans)) if plans else "no workers are registered")
 
 
-def why_told(plan: ModelPlan, assigned: Assigned) -> str:
+def why_told(plan: ModelPlan, assigned: RolePlan) -> str:
     """All that would change about a model."""
     said = [why_moved(plan, assigned)] if plan.moves else []
+    said += [why_called(plan, assigned)] if plan.called else []
     return "; ".join([*said, why_budgets(plan, assigned)] if plan.budgets else said)
 
 

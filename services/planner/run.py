@@ -11,21 +11,27 @@ from typing import Final
 import structlog
 from prometheus_client import CollectorRegistry
 
+from libs.actuators.port import Actuator
 from libs.bus.collector import BusCollector
 from libs.bus.port import Bus
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO
-from libs.registry.collector import RegistryCollector
-from libs.registry.port import Registry
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import Transport, guarded_transport
-from libs.telemetry.split import prefill_shares
-from services.planner.actions import Actor
+from libs.stores.catalogue.port import ModelCatalogue
+from libs.stores.collectors import RegistryCollector
+from libs.stores.registry.port import Registry
+from services.planner.http.admin import Admin
 from services.planner.http.api import PlannerCollector, make_api
 from services.planner.http.limits_api import LimitsApi, read_limits
 from services.planner.http.mode_api import ModeApi
 from services.planner.kept import MODES, Lead, PlannerStore
 from services.planner.loop import Lease, decide_forever, follow_telemetry, follow_workers, lead_forever
+from services.planner.models.run import open_models
+from services.planner.orders import OrderExecutor
+from services.planner.scaling.prometheus import ScalerCollector
+from services.planner.scaling.scaler import Scaler
+from services.planner.scaling.scaler import Settings as ScalerSettings
 from services.planner.settings import PlannerSettings
 from services.planner.state import Identity, PlannerState
 
@@ -44,6 +50,10 @@ class PlannerPorts:
     registry: Registry
     store: PlannerStore | None = None
     """Where its mode and limits outlive a restart, and who leads; None: nowhere, and it leads."""
+    actuator: Actuator | None = None
+    """What starts and ends workers; None: it only recommends."""
+    models: ModelCatalogue | None = None
+    """Of a pool of workers; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +79,13 @@ async def open_planner(
     transport = transport or guarded_transport(settings, metrics)
     state = PlannerState(
         Identity(settings.id, clock.now_ns(), MODES[settings.mode]),
-        prefill_shares,
         lag_ns=settings.lag_ms * MS_NS,
         window_ns=settings.window_ms * MS_NS,
         kept_decisions=settings.kept_decisions,
         tpot_ns=round(settings.tpot_target_ms * MS_NS),
     )
     token = settings.token.get_secret_value()
-    actor = Actor(transport, tasks, planner_id=settings.id, token=token)
+    actor = OrderExecutor(transport, tasks, planner_id=settings.id, token=token)
     state.may_ask = actor.may_ask
     if not state.may_ask and state.identity.mode == MODE_AUTO:
         log.warning("no token: the planner recommends and changes nothing; set FULCRUM_TOKEN or FULCRUM_TOKEN_FILE")
@@ -90,8 +99,8 @@ async def open_planner(
     tasks.spawn("follow workers", follow_workers(ports.registry, ports.bus, state, clock))
     tasks.spawn("follow telemetry", follow_telemetry(ports.bus, state, clock, news))
     await ports.bus.start()
-    modes = ModeApi(state, ports.store, ports.bus, clock, token=token)
-    limits = LimitsApi(state, ports.store, ports.bus, clock, token=token)
+    admin = Admin(state, ports.store, ports.bus, clock, token=token)
+    modes, limits = ModeApi(admin), LimitsApi(admin)
     lease = Lease(Lead.UNKNOWN if ports.store else Lead.OURS)
     if ports.store is not None:
         settling = partial(settle, ports.store, state, modes, limits)
@@ -103,9 +112,38 @@ async def open_planner(
             ports.bus, state, clock, period_s=settings.period_ms / 1000, lease=lease, news=news, actor=actor
         ),
     )
+    scaler = Scaler(
+        state,
+        ports.bus,
+        clock,
+        actuator=ports.actuator,
+        settings=ScalerSettings(start_up_ns=round(settings.start_up_s * 1e9)),
+        store=ports.store,
+    )
+    tasks.spawn("scale", scaler.run())
+    metrics.register(ScalerCollector(scaler, state))
     app = make_api(state, clock, metrics, modes, limits)
+    if ports.models is not None:
+        app.include_router(
+            open_models(
+                store=ports.models,
+                registry=ports.registry,
+                settings=settings,
+                state=state,
+                admin=admin,
+                transport=transport,
+                tasks=tasks,
+                clock=clock,
+                metrics=metrics,
+                leads=partial(_leads, lease),
+            )
+        )
     async with transport.http(app, sock, tasks=tasks, drain_s=CLOSE_S) as url:
         yield RunningPlanner(url, state)
+
+
+def _leads(lease: Lease) -> bool:
+    return lease.at(asyncio.get_running_loop().time()) is Lead.OURS
 
 
 async def settle(store: PlannerStore, state: PlannerState, modes: ModeApi, limits: LimitsApi) -> bool:

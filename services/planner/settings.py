@@ -24,6 +24,19 @@ class PlannerSettings(HttpSettings):
     tpot_target_ms: float = Field(100.0, gt=0, le=60_000)
     """Time per output token that roles are decided for; the gateway's own, `FULCRUM_GATEWAY_TPOT_TARGET_MS`, where
     requests name none."""
+    model_catalogue: bool = False
+    """Whether it keeps a pool of workers to the models of the cluster's catalogue."""
+    models: str = "[]"
+    """JSON list of models that are put into a catalogue that lacks them: objects of name, source and size_bytes, and
+    what else an entry has (docs/models.md)."""
+    models_turn_s: float = Field(10.0, gt=0, le=3_600)
+    """A worker of the pool with work keeps its model for at least so long while requests to others wait."""
+    models_cold_cost_gpu_s: float = Field(300.0, gt=0, le=1e6)
+    """GPU-seconds that one cold start is taken to be worth: higher holds idle models for longer."""
+    models_window_s: float = Field(60.0, ge=1, le=3_600)
+    """In which the most models in use at once count, in forecasts."""
+    models_sleep: bool = True
+    """Whether models that are not worth the GPU time that they hold are put to sleep."""
     period_ms: int = Field(200, ge=20, le=60_000)
     """A decision every so often; one a second while nothing runs and all workers say so."""
     window_ms: int = Field(2_000, ge=100, le=600_000)
@@ -32,3 +45,14 @@ class PlannerSettings(HttpSettings):
     """How long before now the window ends, so that telemetry of it has come in."""
     kept_decisions: int = Field(1_000, ge=1, le=100_000)
     """Decisions answered by /v1/decisions; some KB each."""
+    actuator: Literal["none", "process", "docker"] = "none"
+    """What starts and ends workers when another number is wished: the launcher of `fulcrum up --spare`, Docker's
+    engine, or nothing, so that the planner recommends."""
+    actuator_url: str = ""
+    """Of the launcher, for `process`; of Docker's engine, for `docker`: empty is its usual place."""
+    actuator_service: str = "decode"
+    """For `docker`: the Compose service whose containers started workers are like."""
+    actuator_most: int = Field(8, ge=0, le=1_000)
+    """For `docker`: workers that it starts at most."""
+    start_up_s: float = Field(30.0, ge=0, le=3_600)
+    """From when a worker is asked for until it serves, before that was seen."""

@@ -3,41 +3,49 @@
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from libs.contracts.pairing import unpaired
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, StepTime, Worker
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     ACTION_KEEP,
     ACTION_RECOMMEND,
     ACTION_SET_LIMITS,
     ACTION_SET_MODE,
+    ACTION_SET_ROLE,
     MODE_AUTO,
+    MODE_OFF,
     Action,
     Decision,
+    Measured,
     Mode,
     Seen,
 )
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, GatewayQueues
 from libs.policy.planner.cadence import is_news
+from libs.policy.planner.calling import Wish
+from libs.policy.planner.hindsight import Replay, came, replayed
 from libs.policy.planner.limits import Limits
+from libs.policy.planner.role_planning import RolePlan
 from libs.policy.planner.snapshot import ClusterSnapshot
-from libs.telemetry.fleet import Fleet
+from libs.policy.pressure.splits import Workload, prompt_speed
 from libs.telemetry.gateways import Gateways
-from libs.telemetry.timeline import PrefillShares
 from services.planner import messages
-from services.planner.actions import Order
-from services.planner.assigner import Assigner, ModelPlan
+from services.planner.hearing.fleet_view import FleetView
+from services.planner.hearing.models import Look, Observed, Observer
+from services.planner.hearing.roster import Roster
 from services.planner.kept import Lead, mode_word
-from services.planner.observe import ObservedWorker, by_hand, observe_worker, observed_cluster
-from services.planner.observe_models import Heard, ObservedModel, observe_models
+from services.planner.observe import ObservedWorker, observed_workers
+from services.planner.orders import Order
+from services.planner.regret import Ledger
+from services.planner.role_planner import ModelPlan, RolePlanner
 
 STALE_NS: Final = 3_000_000_000
 """Without news for this long, a source is taken to be away; what it said last stays in use."""
 TPOT_NS: Final = 100_000_000
 """The gateways' own target."""
 MEASURED_NS: Final = 2_000_000_000
-"""After a decision, what it left is looked at and told."""
+"""After a decision, its effect is observed and reported."""
 MAX_WATCHED: Final = 256
 """Decisions that wait to be looked at; the oldest go unmeasured."""
 REPEATED: Final = frozenset((ACTION_KEEP, ACTION_RECOMMEND))
@@ -63,13 +71,18 @@ class Decided(NamedTuple):
     orders: Sequence[Order] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Watched:
     """A decision that changed workers, until it is looked at again."""
 
     due_ns: int
     decision: Decision
     before: Seen
+    seen: Workload
+    """At the last look."""
+    looked_ns: int
+    replays: tuple[Replay, Replay] | None
+    """Without it and with it, of a change of roles."""
 
 
 class PlannerState:
@@ -78,7 +91,6 @@ class PlannerState:
     def __init__(
         self,
         identity: Identity,
-        prefill_shares: PrefillShares,
         *,
         lag_ns: int,
         window_ns: int,
@@ -88,17 +100,21 @@ class PlannerState:
     ) -> None:
         self.identity = identity
         self.limits = limits
-        self.fleet = Fleet(prefill_shares)
+        self.view = FleetView(window_ns, lag_ns)
         self.gateways = Gateways()
-        self.workers: Sequence[Worker] = ()
         self.decisions: deque[Decision] = deque(maxlen=kept_decisions)
         self.told: Counter[Action] = Counter()
         """Decisions so far, by what they say was done."""
         self.started_ns = identity.incarnation
+        self._model_tpot_ms: Mapping[str, float] = {}
         self.lead = Lead.OURS
         """Whether it decides, of the planners that share its cluster; where nobody knows, it acts on nothing."""
         self.may_ask = True
         """Whether workers would do what it asks: not without the suite's token."""
+        self.ledger = Ledger()
+        """What was lost against hindsight."""
+        self.wishes: Mapping[str, Wish] = MappingProxyType({})
+        """How many workers of a model are to have a role, where an actuator starts some."""
         self.plans: Sequence[ModelPlan] = ()
         """What the last decision saw of each model."""
         self._kept: tuple[str, Action] | None = None
@@ -106,40 +122,40 @@ class PlannerState:
         self._kept_ns = 0
         self._watched: deque[_Watched] = deque(maxlen=MAX_WATCHED)
         self._lag_ns = lag_ns
-        self._window_ns = window_ns
         self._tpot_ns = tpot_ns
-        self._assigner = Assigner()
-        self._heard: dict[str, Heard | None] = {}
-        """Of each registered worker, its newest batch; None before there is one."""
+        self._role_planner = RolePlanner()
+        self._observer = Observer(self.view)
         self._registry_ns: int | None = None
         self.at_rest = False
         """Whether the last decision was about a cluster in which nothing happened, and nothing has since."""
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """As they are registered."""
+        return self.view.roster.workers
 
     def take_workers(self, workers: Sequence[Worker], now_ns: int) -> list[Decision]:
         """The registry's list, as it came at `now_ns`; the role moves that it shows, kept like decisions.
 
         A worker that is seen for the first time has not moved; of several moves between two lists the last one shows.
         """
-        known = {(worker.id, worker.incarnation): worker.assignment.epoch for worker in self.workers}
-        self.at_rest = self.at_rest and list(workers) == list(self.workers)
-        self.workers = workers
-        self._heard = {worker.id: self._heard.get(worker.id) for worker in workers}
         self._registry_ns = now_ns
+        before = self.workers
+        if list(workers) == list(before):
+            return []
+        known = {(worker.id, worker.incarnation): worker.assignment.epoch for worker in before}
+        self.at_rest = False
+        self.view.take_roster(Roster(list(workers), self.identity.planner_id))
         return [
             self._tell(messages.role_moved(worker), now_ns)
             for worker in workers
             if worker.assignment.epoch > known.get((worker.id, worker.incarnation), worker.assignment.epoch)
         ]
 
-    def take_batch(self, batch: StepBatch, now_ns: int) -> None:
-        """Telemetry of a worker that came at `now_ns`."""
-        self.fleet.add(batch, now_ns)
-        if batch.worker_id in self._heard:
-            self._heard[batch.worker_id] = _heard(batch, now_ns)
-        load = batch.load
-        self.at_rest = self.at_rest and not (
-            batch.steps.start_unix_ns or load.running or load.waiting or load.awaiting_kv
-        )
+    def take_loads(self, loads: FleetLoads, now_ns: int) -> None:
+        """What a metrics service tells of workers, as it came at `now_ns`."""
+        self.view.take(loads, now_ns)
+        self.at_rest = self.at_rest and not self.view.works
 
     def take_queues(self, queues: GatewayQueues, now_ns: int) -> bool:
         """What waits at a gateway, as it came at `now_ns`; whether more waits than before."""
@@ -157,7 +173,7 @@ class PlannerState:
         return self._tell(Decision(action=ACTION_SET_MODE, actor=actor, reason=f"{actor} set the mode: {word}"), now_ns)
 
     def take_mode(self, mode: Mode) -> None:
-        """That of whoever led before, which has told of it."""
+        """That of whoever led before, which has reported of it."""
         self.identity = replace(self.identity, mode=mode)
         self._kept, self.at_rest = None, False
 
@@ -167,11 +183,17 @@ class PlannerState:
 
     def observed(self, now_ns: int) -> list[ObservedWorker]:
         """Each registered worker with its telemetry."""
-        return [observe_worker(worker, self.fleet, now_ns - self._lag_ns, self._window_ns) for worker in self.workers]
+        return observed_workers(self.view, now_ns - self._lag_ns)
 
     def snapshot(self, now_ns: int) -> ClusterSnapshot:
         """The cluster over the last window."""
-        return observed_cluster(self.observed(now_ns), self._window_ns)
+        return self._observe({}, now_ns).snapshot
+
+    def looked(self, now_ns: int) -> Sequence[ModelPlan]:
+        """What the last decision saw of each model; while nothing is decided, what one would see now."""
+        if self.identity.mode != MODE_OFF:
+            return self.plans
+        return RolePlanner().decide(self._observe({}, now_ns).models, self.limits, now_ns, acts=False)
 
     def set_limits(self, limits: Limits, actor: str, said: str, now_ns: int) -> Decision:
         """Hold to these from now on; `said`: what has changed, in words. Kept like a decision."""
@@ -181,16 +203,17 @@ class PlannerState:
 
     def decide(self, now_ns: int) -> Decided:
         """Decide, and keep the decisions: one for the moves and one for the budgets of a model that is to change, else
-        one to leave all as it is, which is told when its reasons change, and once a second."""
-        observed = self._assigner.as_asked(self.observed(now_ns))
-        snapshot = observed_cluster(observed, self._window_ns)
+        one to leave all as it is, which is reported when its reasons change, and once a second."""
+        observed = self._observe(self._role_planner.as_asked(self.view), now_ns)
+        snapshot = observed.snapshot
         self.at_rest = snapshot.at_rest
         acts = self.identity.mode == MODE_AUTO and self.lead is Lead.OURS and self.may_ask
-        self.plans = self._assigner.decide(self._models(observed, now_ns), self.limits, now_ns, acts=acts)
+        self.plans = self._role_planner.decide(observed.models, self.limits, now_ns, acts=acts, wishes=self.wishes)
+        self.ledger.enter(self.plans, now_ns, acts=acts)
         looked_at = self._look_again(now_ns)
-        changing = [plan for plan in self.plans if plan.moves or plan.budgets]
+        changing = [plan for plan in self.plans if plan.moves or plan.budgets or plan.called]
         if acts and changing:
-            decided = self._change(snapshot, changing, {each.worker.id: each for each in observed}, now_ns)
+            decided = self._change(snapshot, changing, now_ns)
             return Decided([*looked_at, *decided.decisions], decided.orders)
         if changing:
             same = [messages.recommended(snapshot, plan, plan.assigned) for plan in changing if plan.assigned]
@@ -198,31 +221,30 @@ class PlannerState:
             same = [messages.kept(snapshot, self.plans)]
         return Decided([*looked_at, *self._tell_again(same, now_ns)])
 
+    def tell(self, decision: Decision, now_ns: int) -> Decision:
+        """Sign and keep a decision that was made beside those about roles."""
+        return self._tell(decision, now_ns)
+
     def done(self, order: Order, assignment: Assignment | None, failed: bool = False) -> None:
         """An order was carried out, and the worker has this now; or it was not. `failed`: it could not be asked."""
-        self._assigner.done(order, assignment, failed=failed)
+        self._role_planner.done(order, assignment, failed=failed)
 
-    def _models(self, observed: Sequence[ObservedWorker], now_ns: int) -> list[ObservedModel]:
-        return observe_models(
-            observed,
-            {name: heard for name, heard in self._heard.items() if heard is not None},
-            self.gateways.waiting(now_ns),
-            tpot_ns=self._tpot_of,
-            now_ns=now_ns,
-            unpaired=unpaired(self.workers),
-            pinned=self.limits.pinned | by_hand(self.workers, self.identity.planner_id, now_ns),
-            planner_id=self.identity.planner_id,
-        )
+    def _observe(self, asked: Mapping[str, Assignment], now_ns: int) -> Observed:
+        pinned = self.view.roster.pinned(self.limits.pinned, now_ns)
+        waiting = self.gateways.waiting(now_ns)
+        return self._observer.look(Look(asked, waiting, self._tpot_of, pinned, now_ns, now_ns - self._lag_ns))
+
+    def take_model_targets(self, tpot_ms: Mapping[str, float]) -> None:
+        """TPOT targets that the catalogue has for models, in ms; limits come before them."""
+        self._model_tpot_ms = tpot_ms
 
     def _tpot_of(self, model: str) -> int:
         """The target that a model's roles are decided for."""
-        own_ms = self.limits.of(model).tpot_ms
+        own_ms = self.limits.of(model).tpot_ms or self._model_tpot_ms.get(model)
         return self._tpot_ns if own_ms is None else round(own_ms * messages.NS_PER_MS)
 
-    def _change(
-        self, snapshot: ClusterSnapshot, plans: Sequence[ModelPlan], by_id: Mapping[str, ObservedWorker], now_ns: int
-    ) -> Decided:
-        """All changes, as they are told and as they are asked for."""
+    def _change(self, snapshot: ClusterSnapshot, plans: Sequence[ModelPlan], now_ns: int) -> Decided:
+        """All changes, as they are reported and as they are asked for."""
         self._kept = None
         told: list[Decision] = []
         asked: list[Order] = []
@@ -231,25 +253,31 @@ class PlannerState:
                 continue
             before = messages.seen(plan)
             for decision, changes in messages.changed(snapshot, plan, plan.assigned):
-                orders = [self._assigner.order(each, by_id[each.worker_id], decision.reason) for each in changes]
+                orders = [self._role_planner.order(each, self.view, decision.reason) for each in changes]
                 decision.changes.extend(messages.worker_changes(orders))
                 told.append(self._tell(decision, now_ns))
                 asked.extend(orders)
                 if before is not None:
-                    self._watched.append(_Watched(now_ns + MEASURED_NS, decision, before))
+                    self._watched.append(_watched(plan, plan.assigned, decision, before, now_ns))
         return Decided(told, asked)
 
     def _look_again(self, now_ns: int) -> list[Decision]:
         """Decisions of a while ago, with what they left."""
         found = []
         by_model = {plan.observed.model: plan for plan in self.plans}
+        for each in self._watched:
+            if each.replays is not None and (known := by_model.get(each.decision.model)) is not None:
+                _replay(each, known, now_ns)
         while self._watched and self._watched[0].due_ns <= now_ns:
             watched = self._watched.popleft()
             plan = by_model.get(watched.decision.model)
             after = messages.seen(plan) if plan else None
             if after is not None:
                 after_ms = (now_ns - watched.decision.decided_unix_ns) // messages.NS_PER_MS
-                watched.decision.measured.CopyFrom(messages.measured(watched.before, after, after_ms))
+                measured = Measured(before=watched.before, after=after, after_ms=after_ms)
+                watched.decision.measured.CopyFrom(measured)
+                if watched.replays is not None:
+                    watched.decision.counterfactual.CopyFrom(messages.counterfactual(*watched.replays))
                 found.append(watched.decision)
         return found
 
@@ -259,7 +287,7 @@ class PlannerState:
         same = last is not None and last == (code, decisions[0].action)
         if not is_news(same_reasons=same, since_ns=now_ns - self._kept_ns):
             return []
-        if same and len(decisions) == 1 and self.decisions and self.decisions[-1].action in REPEATED:
+        if same and len(decisions) == 1 and self.decisions and _is_repeated(self.decisions[-1]):
             self.decisions.pop()
         self._kept, self._kept_ns = (code, decisions[0].action), now_ns
         return [self._tell(each, now_ns) for each in decisions]
@@ -284,16 +312,34 @@ class PlannerState:
         elif age_ns > STALE_NS:
             reasons.append(f"the registry has been silent for {age_ns / 1e9:.1f} s: workers are those last known")
         if self.lead is Lead.UNKNOWN:
-            reasons.append("Redis does not say which planner leads: decisions are told and not carried out")
-        heard_ns = self.fleet.latest_arrival_ns or self.started_ns
+            reasons.append("Redis does not say which planner leads: decisions are reported and not carried out")
+        heard_ns = self.view.latest_arrival_ns or self.started_ns
         if self.workers and now_ns - heard_ns > STALE_NS:
-            reasons.append(f"no telemetry has come for {(now_ns - heard_ns) / 1e9:.1f} s: the broker may be away")
+            reasons.append(
+                f"no telemetry has come for {(now_ns - heard_ns) / 1e9:.1f} s: the broker or metrics may be away"
+            )
         return "; ".join(reasons) or None
 
 
-def _heard(batch: StepBatch, now_ns: int) -> Heard:
-    if not batch.HasField("step_time"):
-        return Heard(batch.incarnation, now_ns, None)
-    step_time = StepTime()
-    step_time.CopyFrom(batch.step_time)  # a part of a batch keeps all of it in memory
-    return Heard(batch.incarnation, now_ns, step_time)
+def _is_repeated(decision: Decision) -> bool:
+    return decision.action in REPEATED and not (decision.HasField("advice") or decision.HasField("scale"))
+
+
+def _watched(plan: ModelPlan, assigned: RolePlan, decision: Decision, before: Seen, now_ns: int) -> _Watched:
+    work, replays = plan.observed.work, None
+    if decision.action == ACTION_SET_ROLE and plan.moves:
+        without, then = (Replay(each.prefill, each.mixed, work.waiting_ns) for each in (assigned.now, assigned.then))
+        replays = without, then
+    return _Watched(now_ns + MEASURED_NS, decision, before, work, now_ns, replays)
+
+
+def _replay(watched: _Watched, plan: ModelPlan, now_ns: int) -> None:
+    """Replay what came since the last look, without the decision and with it."""
+    engine, work, assigned = plan.observed.engine, plan.observed.work, plan.assigned
+    if engine is None or assigned is None or watched.replays is None or now_ns <= watched.looked_ns:
+        return
+    speed = prompt_speed(engine, work, assigned.now.prefill, assigned.now.mixed)
+    what = came(engine, watched.seen, work, speed, now_ns - watched.looked_ns)
+    without, then = watched.replays
+    watched.replays = replayed(without, what), replayed(then, what)
+    watched.seen, watched.looked_ns = work, now_ns

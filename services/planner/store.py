@@ -32,6 +32,7 @@ class RedisPlannerStore:
         self._redis = make_redis(url, timeout_ms=TIMEOUT_MS)
         self._mode_key = keys.planner_mode(cluster)
         self._limits_key = keys.planner_limits(cluster)
+        self._cluster = cluster
         self._lead_key = keys.planner_lead(cluster)
         self._lead = self._redis.register_script(_LEAD)
 
@@ -51,6 +52,19 @@ class RedisPlannerStore:
     async def keep_limits(self, written: str) -> bool:
         """Remember limits; whether that worked."""
         return await self._write(self._limits_key, written, "the planner's limits could not be kept")
+
+    async def recall(self, what: str) -> str | None:
+        """What was last remembered under a name."""
+        try:
+            written = await _within(self._redis.get(keys.planner_memory(self._cluster, what)))
+        except (RedisError, OSError, TimeoutError) as error:
+            log.warning("what the planner remembered cannot be read", what=what, error=str(error))
+            return None
+        return _text(written) if written else None
+
+    async def remember(self, what: str, written: str) -> bool:
+        """Remember something under a name; whether that worked."""
+        return await self._write(keys.planner_memory(self._cluster, what), written, f"{what} could not be kept")
 
     async def lead(self, who: str) -> Lead:
         """Take the lead for `LEASE_MS`, or go on having it, unless somebody else has it."""

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from libs.testing.compose import ROOT, Cluster, eventually, running_cluster
-from libs.testing.compose_load import Load, running_load
+from libs.testing.suites.compose import ROOT, Cluster, eventually, running_cluster
+from libs.testing.suites.compose_load import Load, running_load
 
 PROFILE = os.environ.get("FULCRUM_TEST_COMPOSE", "")
 SOME = 20

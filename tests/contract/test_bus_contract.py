@@ -19,7 +19,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
 from libs.contracts.topics import ALL, DECISIONS, REQUESTS, STEPS, Topic
 from libs.testing.contract.brokers import Broker, KafkaUnderTest
-from libs.testing.stores import KafkaServer
+from libs.testing.servers.stores import KafkaServer
 from libs.testing.wait import until
 
 OUTAGE_S = 40.0

@@ -16,8 +16,8 @@ from libs.contracts.errors import InvalidRequest, KvLost, KvMismatch, QueueFull
 from libs.contracts.hashing import block_hashes
 from libs.engine.config import EngineConfig
 from libs.engine.factory import make_engine
+from libs.engine.kv.pool_file import PREFIX
 from libs.engine.kv_port import KvHandle
-from libs.engine.pool_file import PREFIX
 from libs.engine.port import (
     Engine,
     EngineIntegrity,
@@ -28,8 +28,8 @@ from libs.engine.port import (
 )
 from libs.engine.vllm.engine import VllmEngine
 from libs.runtime.clock import SystemClock
-from libs.testing.engine import EngineBench, EventReader, SequenceLog, exported
-from libs.testing.vllm_core import SharedCore
+from libs.testing.engines.engine import EngineBench, EventReader, SequenceLog, exported
+from libs.testing.engines.vllm_core import SharedCore
 from libs.testing.wait import until
 
 BLOCK = 16
@@ -45,7 +45,7 @@ Make = Callable[..., Engine]
 def random_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with random weights."""
     pytest.importorskip("torch")
-    from libs.testing.random_model import write_random_llama
+    from libs.testing.engines.real_model import write_random_llama
 
     # 32 a head: vLLM's attention takes no smaller ones.
     return write_random_llama(tmp_path_factory.mktemp("model") / "llama", hidden_size=128, eos_token_id=257)
@@ -861,3 +861,37 @@ async def test_a_chunk_bounds_steps_whatever_the_budget(bench: EngineBench) -> N
     await reader.ended(request.sequence_id)
     sizes = [event.step.prefill_tokens for event in reader.events if event.step and event.step.end_unix_ns]
     assert sizes == [32, 32, 32, 4]
+
+
+# ---------------------------------------------------------------- sleep
+
+
+@on_our_core
+async def test_an_engine_that_slept_says_what_it_said_before_and_knows_no_handle_of_then(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    assert engine.capabilities.sleeps
+    before = [await complete(engine, reader, sequence(sampling=sampling)) for sampling in (GREEDY, SEEDED)]
+    handle, _ = await prefill(engine, reader)
+    for incarnation in (2, 3):
+        await engine.sleep()
+        await engine.sleep()
+        await reader.finished()
+        reader = await bench.woken("one", incarnation)
+        after = [await complete(engine, reader, sequence(sampling=sampling)) for sampling in (GREEDY, SEEDED)]
+        assert [log.token_ids for log in after] == [log.token_ids for log in before]
+    with pytest.raises(KvLost):
+        engine.export(handle.opaque, engine.capabilities.kv_layout, 0, news=lambda: None)
+    await until(lambda: engine.integrity() == IDLE)
+
+
+@on_our_core
+async def test_sleep_aborts_what_runs_and_a_sleeping_engine_can_be_closed(bench: EngineBench) -> None:
+    engine, reader = await bench.start("one")
+    request = sequence(output=500)
+    engine.submit(request)
+    await reader.tokens(request.sequence_id, 1)
+    await engine.sleep()
+    await reader.finished()
+    assert finish(reader.log(request.sequence_id)) is FinishReason.ABORTED
+    await engine.close()
+    await engine.close()

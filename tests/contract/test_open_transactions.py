@@ -7,7 +7,7 @@ import pytest
 
 from libs.bus import clients
 from libs.bus.clients import open_transactions
-from libs.testing.stores import KafkaServer, embedded_kafka
+from libs.testing.servers.stores import KafkaServer, embedded_kafka
 from libs.testing.wait import until
 
 

@@ -4,14 +4,14 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, Assignmen
 from libs.runtime.settings import CommonSettings
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import SystemTransport
-from libs.testing.worker import TOKEN, LocalWorker, eventually, local_worker
-from services.planner.actions import Actor, Order, Outcome
+from libs.testing.workers.hosts import TOKEN, LocalWorker, eventually, local_worker
+from services.planner.orders import Order, OrderExecutor, Outcome
 
 
 async def test_workers_take_what_was_decided_and_a_stale_call_changes_nothing() -> None:
     tasks = TaskOwner()
     settings = CommonSettings.model_validate({"token": TOKEN})
-    actor = Actor(SystemTransport(settings), tasks, planner_id="planner-0", token=TOKEN)
+    actor = OrderExecutor(SystemTransport(settings), tasks, planner_id="planner-0", token=TOKEN)
     ended: dict[str, Assignment | None] = {}
 
     def order(worker: LocalWorker, epoch: int) -> Order:

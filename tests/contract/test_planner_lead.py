@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO, MODE_OFF
-from libs.telemetry.split import prefill_shares
 from libs.testing.clock import ManualClock
-from libs.testing.worker import RecordingBus
+from libs.testing.workers.hosts import RecordingBus
+from services.planner.http.admin import Admin
 from services.planner.http.limits_api import LimitsApi
 from services.planner.http.limits_body import LimitsBody
 from services.planner.http.mode_api import ModeApi
@@ -55,7 +55,7 @@ async def test_one_leads_until_it_leaves_or_its_lease_runs_out(redis: Any, clust
 
 async def test_a_planner_that_is_told_to_end_leaves_the_lead_at_once(redis: Any, cluster: str) -> None:
     first, second = RedisPlannerStore(redis.url, cluster), RedisPlannerStore(redis.url, cluster)
-    state = PlannerState(Identity("a", 1, MODE_AUTO), prefill_shares, lag_ns=0, window_ns=1, kept_decisions=1)
+    state = PlannerState(Identity("a", 1, MODE_AUTO), lag_ns=0, window_ns=1, kept_decisions=1)
     lease = Lease(Lead.UNKNOWN)
     leading = asyncio.create_task(lead_forever(first, state, lease, settled))
     loop = asyncio.get_running_loop()
@@ -95,12 +95,12 @@ async def test_whoever_takes_the_lead_takes_mode_and_limits_with_it_and_none_bef
     store = RedisPlannerStore(redis.url, cluster)
     assert await store.keep(MODE_OFF)
     assert await store.keep_limits(LimitsBody(pinned=["d"], revision=3).model_dump_json())
-    state = PlannerState(Identity("b", 1, MODE_AUTO), prefill_shares, lag_ns=0, window_ns=1, kept_decisions=1)
+    state = PlannerState(Identity("b", 1, MODE_AUTO), lag_ns=0, window_ns=1, kept_decisions=1)
     bus, clock = RecordingBus(), ManualClock()
-    modes = ModeApi(state, store, bus, clock, token="t")
-    limits = LimitsApi(state, store, bus, clock, token="t")
+    modes = ModeApi(Admin(state, store, bus, clock, token="t"))
+    limits = LimitsApi(Admin(state, store, bus, clock, token="t"))
     away = RedisPlannerStore("redis://127.0.0.1:1/0", cluster)
-    assert not await settle(away, state, ModeApi(state, away, bus, clock, token="t"), limits)
+    assert not await settle(away, state, ModeApi(Admin(state, away, bus, clock, token="t")), limits)
     assert (state.identity.mode, state.limits.pinned) == (MODE_AUTO, frozenset())
     assert await settle(store, state, modes, limits)
     assert (state.identity.mode, state.limits.pinned) == (MODE_OFF, {"d"})

@@ -22,7 +22,7 @@ from libs.bus.work import Lane, Produced, Raw
 from libs.contracts.errors import TooLargeForTopic, TopicNotFound, TopicRefused
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result, Share
 from libs.contracts.topics import BATCH_RESULTS, BATCH_SHARES
-from libs.testing.stores import KafkaServer
+from libs.testing.servers.stores import KafkaServer
 from libs.testing.wait import until
 
 SETTLE_S = 40.0

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
@@ -21,23 +22,26 @@ from libs.bus.kafka import KafkaBus
 from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import ALERT_STATE_FIRING, ALERT_STATE_RESOLVED, AlertEvent
 from libs.contracts.topics import ALERTS
 from libs.runtime.http import bind, serve_http
-from libs.runtime.ports import held_port
+from libs.runtime.net.ports import held_port
 from libs.runtime.tasks import TaskOwner
-from libs.testing.processes import pid_of
-from libs.testing.suite import Suite, running_suite
+from libs.testing.suites.processes import pid_of
+from libs.testing.suites.suite import Suite, running_suite
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite]
 PHASES = ("prefill", "decode")
 WITHIN_MS = 1_000
-"""The default waits ten seconds before an alert is told (ALERT_FOR_MS), so that bursts tell nothing.
+"""From a shift of load to the ratio that shows it."""
+ALERT_WITHIN_MS = 3_000
+"""From a shift of load to its alert, which waits until the verdict has lasted. The default waits ten seconds more
+(ALERT_FOR_MS), so that bursts alert nobody.
 
 By telemetry's time always. By the clock the quickest of `MAX_SHIFTS`: on a machine that has no core left a tick comes
 late, and tells of all there is.
 """
 MAX_SHIFTS = 3
-HEAVY = {"prefill": (900, 1, 8), "decode": (5, 300, 48)}
-"""Words of the prompts, tokens of the answers, clients."""
+HEAVY = {"prefill": (900, 1, 64), "decode": (5, 300, 20)}
+"""Words a prompt, tokens an answer, clients: more than a pool has room for, less than all workers have."""
 SETTLED_S = 20.0
 ALERTS_AT_ONCE = {
     "FULCRUM_METRICS_ALERT_FOR_MS": "0",
@@ -45,6 +49,7 @@ ALERTS_AT_ONCE = {
     "FULCRUM_METRICS_ALERT_WINDOW_MS": "500",
     "FULCRUM_METRICS_ALERT_STALE_MS": "1000",
     "FULCRUM_WORKER_MAX_SEQUENCES": "8",
+    "FULCRUM_PLANNER_MODE": "advisory",  # it would end an imbalance
 }
 
 
@@ -156,7 +161,9 @@ async def shift(windows: Windows, phase: str) -> tuple[int, int, int]:
     return most.to_ms - first_ms, fired.to_ms - first_ms, fired.now_ms - first_ms
 
 
-async def test_ratio_and_alert_follow_a_shift_of_load_within_a_second(suite: Suite, webhook_port: int) -> None:
+async def test_ratio_follows_a_shift_within_a_second_and_its_alert_within_three(
+    suite: Suite, webhook_port: int
+) -> None:
     events: list[AlertEvent] = []
 
     async def listen() -> None:
@@ -177,11 +184,12 @@ async def test_ratio_and_alert_follow_a_shift_of_load_within_a_second(suite: Sui
                 async with load(suite, words=words, tokens=tokens, clients=clients):
                     ratio_ms, alert_ms, clock_ms = await shift(seen, phase)
                 print(f"\n{phase}: ratio {ratio_ms} ms, alert {alert_ms} ms, by the clock {clock_ms} ms")
-                assert max(ratio_ms, alert_ms) <= WITHIN_MS
+                assert ratio_ms <= WITHIN_MS
+                assert alert_ms <= ALERT_WITHIN_MS
                 by_clock_ms[phase].append(clock_ms)
-            if max(map(min, by_clock_ms.values())) <= WITHIN_MS:
+            if max(map(min, by_clock_ms.values())) <= ALERT_WITHIN_MS:
                 break
-        assert max(map(min, by_clock_ms.values())) <= WITHIN_MS, by_clock_ms
+        assert max(map(min, by_clock_ms.values())) <= ALERT_WITHIN_MS, by_clock_ms
 
         def states() -> set[tuple[str, bool]]:
             """Of imbalances as the webhook was told them: phase, and whether over when told."""
@@ -229,7 +237,7 @@ async def test_a_frozen_worker_lowers_coverage_and_is_told_of_and_nothing_turns_
                 await asyncio.sleep(0.05)
 
 
-async def test_a_queue_that_grows_at_the_gateway_is_seen_and_told(suite: Suite) -> None:
+async def test_a_queue_at_the_gateway_is_seen_and_its_cause_alerts(suite: Suite) -> None:
     """Credits bound what workers hold: nearly all that waits under overload waits at the gateway."""
 
     async def queue(http: httpx.AsyncClient) -> tuple[int, int]:
@@ -238,20 +246,21 @@ async def test_a_queue_that_grows_at_the_gateway_is_seen_and_told(suite: Suite) 
         found = [(each["requests"] or 0, each["gateway_requests"] or 0) for each in queues if each["phase"] == "decode"]
         return found[0] if found else (0, 0)
 
+    async def exported(http: httpx.AsyncClient) -> float:
+        lines = (await http.get("/metrics")).text.splitlines()
+        found = [line for line in lines if line.startswith("fulcrum_queue_requests") and "decode" in line]
+        return float(found[0].split()[-1]) if found else 0.0
+
     async with httpx.AsyncClient(base_url=suite.ready["metrics"]) as http, AsyncExitStack() as more:
         deepest = (0, 0)
         async with asyncio.timeout(60):
-            while not await _fires(http, "FulcrumQueueGrowing", "phase", "decode"):
+            fires = partial(_fires, http, "FulcrumTooSmall", "model", "sim")
+            while min(deepest[1], await exported(http)) < 32 or not await fires():
                 if deepest[1] < 100:  # arrivals outrun two workers of eight places each
                     await more.enter_async_context(load(suite, words=5, tokens=400, clients=20))
                 deepest = max(deepest, await queue(http))
                 await asyncio.sleep(0.5)
         assert deepest[1] >= 32 and deepest[0] >= deepest[1]
-        metrics = (await http.get("/metrics")).text
-        (depth,) = [
-            line for line in metrics.splitlines() if line.startswith("fulcrum_queue_requests") and "decode" in line
-        ]
-        assert float(depth.split()[-1]) >= 32
 
 
 async def _firing(http: httpx.AsyncClient, worker: str) -> bool:

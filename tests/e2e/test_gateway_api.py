@@ -14,12 +14,12 @@ from libs.model.info import load_model_info
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind
 from libs.runtime.tasks import TaskOwner
-from libs.testing.harmony import sim_with_markers
-from libs.testing.listed_registry import ListedRegistry
-from libs.testing.scripted_worker import Plan, ScriptedWorker, expected_text, scripted_worker
+from libs.testing.engines.harmony import sim_with_markers
+from libs.testing.servers.listed_registry import ListedRegistry
 from libs.testing.wait import until
-from libs.testing.worker import RecordingBus, RecordingKvIndex
-from services.gateway.catalog import Catalog, ServedModel, load_catalog
+from libs.testing.workers.hosts import RecordingBus, RecordingKvIndex
+from libs.testing.workers.scripted import Plan, ScriptedWorker, expected_text, scripted_worker
+from services.gateway.prompt.catalog import Catalog, ServedModel, load_catalog
 from services.gateway.run import GatewayPorts, open_gateway
 from services.gateway.settings import GatewaySettings
 

@@ -1,4 +1,4 @@
-"""The lab compiled by `load/compile_lab.py` says what the lab in plain Python says."""
+"""The lab compiled by `load/lab/compile_lab.py` says what the lab in plain Python says."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from load.compile_lab import ROOT, build, missing
+from load.lab.compile_lab import ROOT, build, missing
 
 RUN = ["lab", "run", "--workers", "8", "--json"]
 PROGRAM = "import sys; from libs.cli.main import main; sys.argv[0] = 'fulcrum'; main()"

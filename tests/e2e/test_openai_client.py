@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
-from libs.testing.suite import Suite, running_suite
+from libs.testing.suites.suite import Suite, running_suite
 
 pytestmark = pytest.mark.suite
 

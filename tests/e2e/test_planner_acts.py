@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from libs.testing.suite import Suite, running_suite
+from libs.testing.suites.suite import Suite, running_suite
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite]

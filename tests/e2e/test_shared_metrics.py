@@ -15,8 +15,8 @@ from libs.contracts.roles import role_from_name
 from libs.contracts.step_row import StepRow, step_columns
 from libs.contracts.topics import STEPS
 from libs.runtime.tasks import TaskOwner
-from libs.testing.control import SEEN_S, Control, control
-from libs.testing.stores import KafkaServer
+from libs.testing.servers.stores import KafkaServer
+from libs.testing.suites.control import SEEN_S, Control, control
 from libs.testing.wait import until
 
 pytestmark = pytest.mark.alone

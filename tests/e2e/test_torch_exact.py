@@ -24,8 +24,8 @@ from libs.engine.factory import make_engine
 from libs.engine.local import LocalEngine
 from libs.engine.port import Engine, EngineRequest, Phase, SamplingParams
 from libs.runtime.clock import SystemClock
-from libs.testing.engine import EngineBench, EventReader, SequenceLog
-from libs.testing.real_model import real_model_folder
+from libs.testing.engines.engine import EngineBench, EventReader, SequenceLog
+from libs.testing.engines.real_model import real_model_folder
 
 pytestmark = [pytest.mark.alone, pytest.mark.torch, pytest.mark.timeout(1800)]
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from libs.testing.suite import running_suite
+from libs.testing.suites.suite import running_suite
 from libs.testing.wait import until
 
 TRACE, PARENT = "ab" * 16, "cd" * 8

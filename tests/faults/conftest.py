@@ -12,17 +12,17 @@ from libs.bus.kafka import KafkaBus
 from libs.bus.kafka_work import KafkaWork
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
-from libs.kvindex.port import KvIndex, PrefixQuery
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind
 from libs.runtime.tasks import TaskOwner
-from libs.testing.listed_registry import ListedRegistry
-from libs.testing.stores import KafkaServer
-from libs.testing.suite import Suite, running_suite
+from libs.stores.kvindex.port import KvIndex, PrefixQuery
+from libs.testing.servers.listed_registry import ListedRegistry
+from libs.testing.servers.stores import KafkaServer
+from libs.testing.suites.suite import Suite, running_suite
 from libs.testing.wait import until
-from libs.testing.worker import RecordingBus, RecordingKvIndex
+from libs.testing.workers.hosts import RecordingBus, RecordingKvIndex
 from services.gateway.batch.run import BatchPorts
-from services.gateway.catalog import load_catalog
+from services.gateway.prompt.catalog import load_catalog
 from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
 from services.gateway.settings import GatewaySettings
 
@@ -69,6 +69,8 @@ class LocalGateway:
     index: HintingKvIndex
     tasks: TaskOwner
     http: httpx.AsyncClient
+    standing: int
+    """Tasks that run from start to end, links to workers apart."""
 
     @property
     def url(self) -> str:
@@ -108,8 +110,7 @@ class LocalGateway:
         links = list(self.running.fleet.links)
         reserved = sum(link.prefill.reserved + link.decode.reserved for link in links)  # counted twice if held twice
         left = self.live + self.waiting + sum(len(link.running) + link.decode.reserved for link in links) + reserved
-        # Tasks: fleet, expiry, silence, stalls, queues, and one for each link.
-        return left == 0 and len(self.tasks) == 5 + len(links)
+        return left == 0 and len(self.tasks) == self.standing + len(links)
 
 
 class OpenGateway(Protocol):
@@ -141,7 +142,8 @@ async def _open(
             ) as running,
             httpx.AsyncClient(base_url=running.url, timeout=20, verify=False) as http,
         ):
-            gateway = LocalGateway(running, registry, bus, index, tasks, http)
+            standing = len(tasks) - len(running.fleet.links)
+            gateway = LocalGateway(running, registry, bus, index, tasks, http, standing)
             wanted = {worker.id for worker in workers}
             await until(lambda: gateway.connected >= wanted, what=f"links to {wanted}")
             yield gateway

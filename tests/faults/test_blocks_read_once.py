@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
-from libs.testing.scripted_worker import Plan, ScriptedWorker, expected_text, scripted_worker
 from libs.testing.wait import until
+from libs.testing.workers.scripted import Plan, ScriptedWorker, expected_text, scripted_worker
 
 TOKENS = 12
 ROLES = {"p": "prefill", "d": "decode"}

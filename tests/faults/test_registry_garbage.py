@@ -5,8 +5,8 @@ import pytest
 from redis.asyncio import Redis
 
 from libs.contracts import keys
-from libs.testing.processes import gateway_metrics, kill, until_whole
-from libs.testing.suite import Suite
+from libs.testing.suites.processes import gateway_metrics, kill, until_whole
+from libs.testing.suites.suite import Suite
 
 pytestmark = pytest.mark.suite
 

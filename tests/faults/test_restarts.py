@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from libs.contracts.metric_names import WORKER_DROPPED_BATCHES
-from libs.testing.processes import (
+from libs.testing.suites.processes import (
     frozen,
     gateway_metrics,
     kept_down,
@@ -20,8 +20,8 @@ from libs.testing.processes import (
     until_whole,
     workers,
 )
-from libs.testing.steady_load import SteadyLoad, steady_load
-from libs.testing.suite import Suite
+from libs.testing.suites.steady_load import SteadyLoad, steady_load
+from libs.testing.suites.suite import Suite
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite]

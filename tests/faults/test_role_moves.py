@@ -11,10 +11,10 @@ from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_CLIENT_GONE, OUTCOME_OK
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.policy.gateway import placement
-from libs.testing.role_moves import Mover, Traffic, open_admins, request_bodies
-from libs.testing.scripted_worker import Plan, ScriptedWorker, expected_text, scripted_worker
+from libs.testing.suites.role_moves import Mover, Traffic, open_admins, request_bodies
 from libs.testing.wait import until
-from libs.testing.worker import TOKEN, LocalWorker, local_worker
+from libs.testing.workers.hosts import TOKEN, LocalWorker, local_worker
+from libs.testing.workers.scripted import Plan, ScriptedWorker, expected_text, scripted_worker
 
 TOKENS = 12
 LEAVES = Plan(leaves=True, tokens=4)
@@ -107,7 +107,7 @@ async def test_a_place_whose_worker_changes_its_role_meanwhile_is_no_failure(ope
 async def test_a_worker_that_refuses_for_its_role_without_end_is_a_failure_at_last(
     open_gateway_over: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "MAX_BOUNCES", 3)
+    monkeypatch.setattr(placement, "MAX_STALE_ROLE_RETRIES", 3)
     refusals = (Plan(refuse=pb.REFUSAL_CODE_STALE_ROLE),) * 10
     async with AsyncExitStack() as stack:
         worker = await stack.enter_async_context(scripted_worker("m0", "mixed", plans=refusals))
@@ -164,7 +164,7 @@ async def test_a_choice_does_not_move_to_who_is_silent_until_it_speaks_again(ope
             open_gateway_over(*(each.worker for each in found), silent_after_ms=2000)
         )
         other.voice.clear()
-        await until(lambda: gateway.running.fleet.hushed == {"d1"}, what="news of a silence")
+        await until(lambda: gateway.running.fleet.quiet == {"d1"}, what="news of a silence")
         asked = asyncio.create_task(gateway.complete(TOKENS))
         await until(lambda: first.epochs[-1:] == [2], what="news of the first role")
         first.leave_again("standby")
@@ -333,7 +333,7 @@ async def test_sim_workers_move_under_load(open_gateway_over: Any) -> None:
 @pytest.mark.torch
 async def test_torch_workers_move_under_load(open_gateway_over: Any, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from libs.testing.random_model import write_random_llama
+    from libs.testing.engines.real_model import write_random_llama
 
     # Drawn wide: of nearly even logits the greatest would depend on the order of a sum.
     write_random_llama(tmp_path / "sim", initializer_range=0.4)

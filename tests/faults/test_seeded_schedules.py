@@ -12,11 +12,11 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import DECISIONS
 from libs.policy.worker.credits import CreditPool
 from libs.testing.memory.broker import Incoming, MemoryBroker
-from libs.worker.assignment import AssignmentState
-from libs.worker.outbox import Outbox
+from libs.worker.gateways.outbox import Outbox
+from libs.worker.roles.assignment import AssignmentState
 from load.chaos.run import Plan, run_seed
 from load.chaos.schedule import CONTROL_WEIGHTS
-from services.metrics.occupancy import GpuTime
+from services.metrics.accounting.occupancy import GpuTime
 from services.metrics.state import MetricsState
 from services.planner import run as planner
 from services.planner.state import PlannerState

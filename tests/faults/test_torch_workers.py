@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from libs.testing.processes import gateway_metrics, integrity, kill, until_whole, workers
-from libs.testing.streams import Streamed, joined_logprobs, stream
-from libs.testing.suite import Suite, running_suite
+from libs.testing.suites.processes import gateway_metrics, integrity, kill, until_whole, workers
+from libs.testing.suites.streams import Streamed, joined_logprobs, stream
+from libs.testing.suites.suite import Suite, running_suite
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.torch, pytest.mark.faults, pytest.mark.timeout(240)]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from libs.testing.processes import frozen, gateway_metrics, until_whole, workers
-from libs.testing.streams import Streamed, stream
-from libs.testing.suite import Suite
+from libs.testing.suites.processes import frozen, gateway_metrics, until_whole, workers
+from libs.testing.suites.streams import Streamed, stream
+from libs.testing.suites.suite import Suite
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite]
 

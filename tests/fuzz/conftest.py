@@ -9,7 +9,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from libs.testing.suite import Suite, running_suite
+from libs.testing.suites.suite import Suite, running_suite
 
 COUNTS = pytest.StashKey[Counter[str]]()
 SHORT_EXAMPLES = 12

@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import httpx
+import numpy as np
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,24 +17,26 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepColumns
 from libs.contracts.step_row import COLUMN_NAMES, StepRow, step_columns
-from libs.contracts.topics import ALL, DECISIONS, QUEUES, REQUESTS, STEPS, WINDOWS, Topic
+from libs.contracts.topics import ALL, DECISIONS, LOADS, QUEUES, REQUESTS, STEPS, WINDOWS, Topic
 from libs.policy.metrics.shares import Shares
-from libs.telemetry.split import prefill_shares
+from libs.telemetry.fleet_loads import COLUMNS
+from libs.telemetry.worker.split import prefill_shares
 from libs.testing.clock import ManualClock
 from libs.testing.messages import messages, spoiled
-from libs.testing.suite import Suite
-from libs.testing.turns import at_once
-from libs.testing.worker import RecordingBus
-from services.metrics.alerts.desk import AlertDesk
+from libs.testing.suites.suite import Suite
+from libs.testing.wait import at_once
+from libs.testing.workers.hosts import RecordingBus
+from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.prometheus import AlertCollector
-from services.metrics.api import make_api as make_metrics_api
-from services.metrics.hub import Hub
+from services.metrics.http.routes import make_api as make_metrics_api
 from services.metrics.live import TICK_NS, tick
 from services.metrics.prometheus import OccupancyCollector, RequestMetrics
 from services.metrics.settings import MetricsSettings
 from services.metrics.sharing.sharing import Sharing
 from services.metrics.state import MetricsState
-from services.metrics.ticks import TickWriter
+from services.metrics.stream.hub import Hub
+from services.metrics.stream.ticks import TickWriter
+from services.planner.http.admin import Admin
 from services.planner.http.api import PlannerCollector
 from services.planner.http.api import make_api as make_planner_api
 from services.planner.http.limits_api import LimitsApi
@@ -66,7 +69,14 @@ def steps(draw: st.DrawFn) -> StepColumns:
     return columns
 
 
+column = st.lists(st.sampled_from([0, 1, 2, NOW_NS, 2**63, 2**64 - 1]), min_size=2, max_size=2).map(
+    lambda values: np.array(values, "<u8").tobytes()
+)
 known = {
+    **{
+        f"fulcrum.telemetry.v1.FleetLoads.{name}": st.one_of(column, column, st.binary(max_size=24)) for name in COLUMNS
+    },
+    "worker_ids": st.sampled_from(["a", "b"]),
     "fulcrum.telemetry.v1.StepBatch.steps": steps(),
     "fulcrum.telemetry.v1.Interval.start_unix_ns": near,
     "fulcrum.telemetry.v1.Interval.end_unix_ns": near,
@@ -117,7 +127,7 @@ def test_metrics_takes_any_values(fuzz: Any) -> None:
         )  # fmt: skip
         registry.register(collector)
         hub, writer = Hub(), TickWriter(window_ns=TICK_NS, settled_ns=0)
-        desk = AlertDesk(state, MetricsSettings(alert_for_ms=0, slo_requests=1).alert_limits(), lag_ns=0)
+        desk = AlertEvaluator(state, MetricsSettings(alert_for_ms=0, slo_requests=1).alert_limits(), lag_ns=0)
         registry.register(AlertCollector(desk, []))
         client = TestClient(make_metrics_api(state, hub, desk.book, clock, registry, lag_ns=0, live_lag_ns=0))
         for record in records(found):
@@ -142,16 +152,16 @@ def test_planner_takes_any_values(fuzz: Any) -> None:
     def holds(found: list[tuple[Topic, bytes]], workers: list[Worker]) -> None:
         clock = ManualClock(NOW_NS)
         identity = Identity("planner", NOW_NS, MODE_AUTO)
-        state = PlannerState(identity, prefill_shares, lag_ns=0, window_ns=2 * SECOND_NS, kept_decisions=8)
+        state = PlannerState(identity, lag_ns=0, window_ns=2 * SECOND_NS, kept_decisions=8)
         registry = CollectorRegistry()
         registry.register(PlannerCollector(state, clock))
-        modes = ModeApi(state, RedisPlannerStore(NO_REDIS, "fuzz"), RecordingBus(), clock, token="")
-        limits = LimitsApi(state, None, RecordingBus(), clock, token="")
+        modes = ModeApi(Admin(state, RedisPlannerStore(NO_REDIS, "fuzz"), RecordingBus(), clock, token=""))
+        limits = LimitsApi(Admin(state, None, RecordingBus(), clock, token=""))
         client = TestClient(make_planner_api(state, clock, registry, modes, limits))
         state.take_workers(workers, clock.now_ns())
         for record in records(found):
-            if record.topic is STEPS:
-                state.take_batch(record.value, clock.now_ns())  # type: ignore[arg-type]
+            if record.topic is LOADS:
+                state.take_loads(record.value, clock.now_ns())  # type: ignore[arg-type]
             elif record.topic is QUEUES:
                 state.take_queues(record.value, clock.now_ns())  # type: ignore[arg-type]
             clock.advance_ms(50)

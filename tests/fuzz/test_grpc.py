@@ -17,13 +17,13 @@ from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind
-from libs.runtime.rpc import make_channel, make_server
+from libs.runtime.net.rpc import make_channel, make_server
 from libs.runtime.settings import CommonSettings
 from libs.runtime.tasks import TaskOwner
-from libs.testing.listed_registry import ListedRegistry
 from libs.testing.messages import messages, spoiled
+from libs.testing.servers.listed_registry import ListedRegistry
 from libs.testing.wait import until
-from libs.testing.worker import (
+from libs.testing.workers.hosts import (
     TOKEN,
     LocalWorker,
     RecordingBus,
@@ -32,7 +32,7 @@ from libs.testing.worker import (
     local_worker,
     submit,
 )
-from services.gateway.catalog import load_catalog
+from services.gateway.prompt.catalog import load_catalog
 from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
 from services.gateway.settings import GatewaySettings
 

@@ -26,26 +26,26 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
 )
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY, Mode
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello, PrefillCurve
-from libs.kvindex.port import PrefixQuery
-from libs.kvindex.redis import RedisKvIndex
 from libs.perfmodel.learner import StepKind, combine
 from libs.perfmodel.profiles import PROFILES
 from libs.policy.step_time import StepWork
 from libs.policy.worker.saturation import MOST_TOKENS, knee_of
-from libs.registry.collector import RegistryCollector
-from libs.registry.redis import RedisRegistry
-from libs.registry.usable import Unusable, faults, read_worker
 from libs.runtime.clock import SystemClock
 from libs.runtime.tasks import TaskOwner
-from libs.stepstore.port import StepTimeKey
-from libs.stepstore.redis import CURVE_FIELD, RedisStepTimes
-from libs.telemetry.split import prefill_shares
+from libs.stores.collectors import RegistryCollector
+from libs.stores.kvindex.port import PrefixQuery
+from libs.stores.kvindex.redis import RedisKvIndex
+from libs.stores.registry.redis import RedisRegistry
+from libs.stores.registry.usable import Unusable, faults, read_worker
+from libs.stores.steps.port import StepTimeKey
+from libs.stores.steps.redis import CURVE_FIELD, RedisStepTimes
 from libs.testing.clock import ManualClock
 from libs.testing.messages import messages, spoiled
-from libs.testing.stores import RedisServer
-from libs.testing.suite import Suite
-from libs.testing.worker import RecordingBus
-from services.gateway.fleet import Fleet
+from libs.testing.servers.stores import RedisServer
+from libs.testing.suites.suite import Suite
+from libs.testing.workers.hosts import RecordingBus
+from services.gateway.workers.fleet import Fleet
+from services.planner.http.admin import Admin
 from services.planner.http.api import PlannerCollector
 from services.planner.http.api import make_api as make_planner_api
 from services.planner.http.limits_api import LimitsApi, read_limits
@@ -171,10 +171,10 @@ def takes(workers: list[Worker]) -> None:
             assert math.isfinite(view.speed.decode_ns(100, 100_000))
     clock, registry = ManualClock(NOW_NS), CollectorRegistry()
     identity = Identity("planner", NOW_NS, MODE_ADVISORY)
-    state = PlannerState(identity, prefill_shares, lag_ns=0, window_ns=10**9, kept_decisions=8)
+    state = PlannerState(identity, lag_ns=0, window_ns=10**9, kept_decisions=8)
     registry.register(PlannerCollector(state, clock))
-    modes = ModeApi(state, RedisPlannerStore("redis://127.0.0.1:1/0", "fuzz"), RecordingBus(), clock, token="")
-    limits = LimitsApi(state, None, RecordingBus(), clock, token="")
+    modes = ModeApi(Admin(state, RedisPlannerStore("redis://127.0.0.1:1/0", "fuzz"), RecordingBus(), clock, token=""))
+    limits = LimitsApi(Admin(state, None, RecordingBus(), clock, token=""))
     state.take_workers(workers, clock.now_ns())
     state.decide(clock.now_ns())
     client = TestClient(make_planner_api(state, clock, registry, modes, limits))

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from libs.testing.suite import Suite
+from libs.testing.suites.suite import Suite
 
 pytestmark = pytest.mark.suite
 

@@ -21,14 +21,14 @@ from libs.engine.port import (
     Progress,
     SamplingParams,
 )
-from libs.engine.vllm.board import Board
 from libs.engine.vllm.connectors import Connector, Handing, Way
 from libs.engine.vllm.engine import VllmEngine
-from libs.engine.vllm.ready import Ready
-from libs.engine.vllm.report import COMMAND_KEY, REPORT_KEY, Command, Report, decode_command, encode
+from libs.engine.vllm.scheduling.running_step import Board
+from libs.engine.vllm.scheduling.step_report import COMMAND_KEY, REPORT_KEY, Command, Report, decode_command, encode
+from libs.engine.vllm.starting.started import Ready
 from libs.runtime.clock import SystemClock
-from libs.testing.engine import DirectFetcher, EventReader
-from libs.testing.random_model import write_random_llama
+from libs.testing.engines.engine import DirectFetcher, EventReader
+from libs.testing.engines.real_model import write_random_llama
 from libs.testing.wait import until
 
 vllm_engine = pytest.importorskip("vllm.v1.engine")

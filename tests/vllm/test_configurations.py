@@ -31,7 +31,7 @@ NOT_ON_CPUS = ("kv_cache_dtype",)
 
 
 def built(folder: Path, shape: dict[str, Any], arguments: dict[str, Any], block_size_tokens: int = 64) -> Any:
-    from libs.engine.vllm.launch import configured
+    from libs.engine.vllm.starting.launch import configured
 
     (folder / "config.json").write_text(json.dumps(shape))
     asked = {name: value for name, value in arguments.items() if name not in NOT_ON_CPUS}
@@ -60,7 +60,7 @@ def test_vllm_spreads_a_tensor_parallel_group_over_nodes_as_it_is_registered(nod
 
 
 def test_kv_of_other_blocks_or_connectors_is_of_another_layout(tmp_path: Path) -> None:
-    from libs.engine.vllm.launch import kv_layout
+    from libs.engine.vllm.starting.launch import kv_layout
 
     nixl = connector_of(EngineConfig(tmp_path, "m"))
     store = connector_of(EngineConfig(tmp_path, "m", vllm_connector="ExampleConnector", vllm_connector_config=SHARED))
@@ -72,7 +72,7 @@ def test_kv_of_other_blocks_or_connectors_is_of_another_layout(tmp_path: Path) -
 
 
 def test_the_type_of_kv_and_what_nixl_compares_are_of_the_layout_unless_that_is_off(tmp_path: Path) -> None:
-    from libs.engine.vllm.launch import kv_layout
+    from libs.engine.vllm.starting.launch import kv_layout
 
     nixl = connector_of(EngineConfig(tmp_path, "m"))
     lax = connector_of(EngineConfig(tmp_path, "m", vllm_connector_config={"enforce_handshake_compat": False}))

@@ -27,8 +27,8 @@ from libs.engine.port import (
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine
 from libs.runtime.clock import SystemClock
-from libs.testing.engine import EventReader
-from libs.testing.real_model import real_model_folder
+from libs.testing.engines.engine import EventReader
+from libs.testing.engines.real_model import real_model_folder
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]

@@ -20,8 +20,8 @@ from libs.engine.port import (
 from libs.engine.vllm.core import VllmCore
 from libs.engine.vllm.engine import VllmEngine
 from libs.runtime.clock import SystemClock
-from libs.testing.engine import DirectFetcher, EventReader, SequenceLog
-from libs.testing.random_model import write_random_llama
+from libs.testing.engines.engine import DirectFetcher, EventReader, SequenceLog
+from libs.testing.engines.real_model import write_random_llama
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

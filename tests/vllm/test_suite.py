@@ -12,13 +12,13 @@ import psutil
 import pytest
 
 from libs.runtime.service import EXIT_CANNOT_START
-from libs.testing.joining import joining
-from libs.testing.processes import is_whole, pid_of
-from libs.testing.real_model import real_model_folder
-from libs.testing.role_moves import Mover, Traffic, open_admins, request_bodies
-from libs.testing.streams import Streamed, stream
-from libs.testing.suite import Suite, running_suite
-from libs.testing.transfers import kv_transfers
+from libs.testing.engines.real_model import real_model_folder
+from libs.testing.suites.joining import joining
+from libs.testing.suites.processes import is_whole, pid_of
+from libs.testing.suites.role_moves import Mover, Traffic, open_admins, request_bodies
+from libs.testing.suites.streams import Streamed, stream
+from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.suites.transfers import kv_transfers
 from libs.testing.wait import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from libs.cli.forecast.page import check_plots, spell, write_page
+from libs.cli.console import make_console, plain_table
+from libs.cli.forecast.page import spell, write_page
 from libs.cli.lab.progress import Notes, noting
-from libs.cli.lab.runs import make_console
+from libs.cli.report.page import check_plots, make_folder
 from libs.contracts.errors import InvalidRequest
 from libs.forecast.backtest import Found, Plan, make_plan, run, score
 from libs.forecast.baselines import Baseline, light_baselines
@@ -39,10 +40,7 @@ def backtest_all(
     rivals = chosen_baselines(baselines)
     if report is not None:
         check_plots()
-        try:
-            report.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidRequest(f"cannot write a report to {report}: {error.strerror}") from None
+        make_folder(report)
     tested: list[tuple[str, Found, list[dict[str, Any]]]] = []
     with noting() as notes:
         planned = [(path, *_plan(path, horizons_s, test_s)) for path in files]  # every file is read before any is run
@@ -134,10 +132,8 @@ def _clean(value: Any) -> Any:
 
 
 def _table(records: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("series", no_wrap=True)
-    for title in ("ahead", "WAPE", "MASE", "WIS", "90 % band holds", "best baseline", "its WAPE", "ratio", "WIS ratio"):
-        table.add_column(title, justify="right", no_wrap=True)
+    titles = ("ahead", "WAPE", "MASE", "WIS", "90 % band holds", "best baseline", "its WAPE", "ratio", "WIS ratio")
+    table = plain_table("series", *titles, left=("series",))
     for each in records:
         best = each["baselines"].get(each["best_baseline"], {})
         table.add_row(

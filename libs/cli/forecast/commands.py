@@ -5,15 +5,57 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.options import Json
+from libs.cli.options import Json, ReadyFile
 
 forecast = typer.Typer(help="Predict demand with honest bands, and hold forecasts against what came.",
-                       no_args_is_help=True)  # fmt: skip
+                       invoke_without_command=True)  # fmt: skip
 
 
-@forecast.callback()
-def options() -> None:
-    """Predict demand with honest bands, and hold forecasts against what came."""
+@forecast.callback(epilog="Example: fulcrum forecast --horizon 6h")
+def live(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Option(metavar="M", help="A model of the suite; without it the one with most requests.")
+    ] = "",
+    horizon: Annotated[str, typer.Option(metavar="TIME", help="How far ahead, e.g. 90m, 24h, 7d.")] = "24h",
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """What a running suite will be asked for: requests, prefill and decode work with bands, and which way they went."""
+    if context.invoked_subcommand is None:
+        from libs.cli.forecast.live import show_forecast  # noqa: PLC0415 (what only this command needs)
+
+        show_forecast(ready, model, horizon, as_json=json)
+
+
+@forecast.command("import", epilog="Example: fulcrum forecast import demand.csv --model llama-8b")
+def bring(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="CSV in time bins, see docs/forecast.md.")
+    ] = None,
+    *,
+    prometheus: Annotated[
+        str, typer.Option(metavar="URL", help="A running Prometheus, in place of a file, e.g. http://localhost:9090.")
+    ] = "",
+    model: Annotated[str, typer.Option(metavar="M", help="Whose demand it is; else the suite's own model.")] = "",
+    days: Annotated[float, typer.Option(min=0.01, max=400, metavar="DAYS", help="How far back, of Prometheus.")] = 14.0,
+    end: Annotated[
+        str, typer.Option(metavar="TIME", help="When a file's last bin ended, e.g. 2026-11-20T00:00Z; else now.")
+    ] = "",
+    queries: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND|R;P;D",
+            help="vllm, fulcrum, or PromQL of requests, prompt and output tokens a second, ; between.",
+        ),
+    ] = "vllm",
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Give a running suite a history, so that it has a forecast on its first day. What it has seen itself stays."""
+    from libs.cli.forecast.bring import bring_history  # noqa: PLC0415 (what only this command needs)
+
+    bring_history(ready, file, prometheus, model=model, days=days, end=end, queries=queries, as_json=json)
 
 
 @forecast.command(epilog="Example: fulcrum forecast backtest demand.csv --report out/")

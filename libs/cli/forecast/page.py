@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from libs.cli.lab.page import STYLE, draw_svg
-from libs.contracts.errors import InvalidRequest
+from libs.cli.report.page import draw_svg, html_page
 from libs.forecast.backtest import Found
 from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import SERIES, SeriesName
@@ -20,14 +19,6 @@ BANDS: Final = ((0.05, 0.95, 0.15), (0.1, 0.9, 0.2), (0.25, 0.75, 0.3))
 UNITS: Final = {"requests": "requests/s", "prefill": "prompt tokens/s", "decode": "output tokens/s"}
 
 Tested = Sequence[tuple[str, Found, list[dict[str, Any]]]]
-
-
-def check_plots() -> None:
-    """Raises InvalidRequest without matplotlib: before minutes of computing, not after."""
-    try:
-        import matplotlib  # noqa: F401, PLC0415 (only where a report is asked for)
-    except ImportError:
-        raise InvalidRequest("--report needs matplotlib: pip install 'fulcrum[plots]'") from None
 
 
 def spell(seconds: float) -> str:
@@ -42,14 +33,13 @@ def write_page(path: Path, tested: Tested) -> None:
     """Table and plots of each file. Raises InvalidRequest without matplotlib."""
     parts = [_part(name, found, records) for name, found, records in tested]
     path.write_text(
-        f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
-<title>Forecasts against what came</title><style>{STYLE}</style></head><body>
-<h1>Forecasts against what came</h1>
-<p class="dim">Each forecast is made from earlier bins alone; models are fitted anew each day. Bands hold 50, 80 and
-90 % by their own account. The best baseline is the one with the least WAPE on the training days.</p>{"".join(parts)}
-</body></html>
-""",
+        html_page(
+            "Forecasts against what came",
+            f"""<h1>Forecasts against what came</h1>
+<p class="dim">Each forecast is made from earlier bins alone; models are fitted anew each day. Bands hold 50, 80
+and 90 % by their own account. The best baseline is the one with the least WAPE on the training
+days.</p>{"".join(parts)}""",
+        ),
         encoding="utf-8",
     )
 

@@ -1,12 +1,13 @@
 """What the commands of `fulcrum lab` ask for, as an experiment."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest
 from libs.lab.cluster.run import Loss
+from libs.lab.cluster.wrong import Wrong
 from libs.lab.experiment import HOP_MS, LINK_GBPS, MAX_SEQUENCES, Experiment
 from libs.lab.hardware import resolve
 from libs.lab.profile_file import profile_named
@@ -41,6 +42,7 @@ class Asked:
     """A file, or a profile's own name, in place of model, device and tp."""
     closed_loop: bool = False
     losses: Sequence[str] = ()
+    wrong: Sequence[str] = ()
     """Each as AT:WORKER:BACK."""
 
     def experiment(self) -> Experiment:
@@ -60,6 +62,7 @@ class Asked:
             chunk_tokens=hardware.chunk_tokens,
             closed_loop=self.closed_loop,
             losses=tuple(map(parse_loss, self.losses)),
+            wrong=parse_wrong(self.wrong),
         )
         return scaled(experiment, self.rate_scale, self.scaling)
 
@@ -77,6 +80,42 @@ def parse_loss(text: str) -> Loss:
             f"{text!r} is no loss such as 120:3:60, by which worker 3 dies at 120 s and is back 60 s later"
         )
     return Loss(at_s, worker, back_after_s)
+
+
+def parse_wrong(texts: Sequence[str]) -> Wrong:
+    """`telemetry=500`, `steps=0.2`, `slow=3:2`, `hints=0.05`, together. Raises InvalidRequest."""
+    found = Wrong()
+    for text in texts:
+        try:
+            found = _also_wrong(found, *text.split("=", 1))
+        except (TypeError, ValueError):
+            raise InvalidRequest(
+                f"{text!r} is nothing to be wrong about: telemetry=500 (ms older), steps=0.2 (share by which step times"
+                " are off), slow=3:2 (worker 3 takes twice as long as it says), hints=0.05 (share of false ones)"
+            ) from None
+    return found
+
+
+def _also_wrong(found: Wrong, name: str, value: str) -> Wrong:
+    """Raises ValueError."""
+    match name:
+        case "telemetry":
+            return replace(found, telemetry_ms=_between(value, 0.0, 60_000.0))
+        case "steps":
+            return replace(found, step_times=_between(value, 0.0, 0.9))
+        case "hints":
+            return replace(found, hints=_between(value, 0.0, 1.0))
+        case "slow":
+            worker, _, times = value.partition(":")
+            return replace(found, slow={**found.slow, int(worker): _between(times, 0.1, 100.0)})
+    raise ValueError(name)
+
+
+def _between(text: str, least: float, most: float) -> float:
+    value = float(text)
+    if not least <= value <= most:
+        raise ValueError(text)
+    return value
 
 
 def trace_of(text: str, start_s: float, seconds: float, seed: int) -> Trace:

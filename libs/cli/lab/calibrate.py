@@ -28,10 +28,10 @@ from libs.launch.ready import Ready
 from libs.perfmodel.learner import FittedModel
 from libs.perfmodel.wire import fitted_model
 from libs.policy.worker.transfers import TransferSpeed
-from libs.runtime.access import admin_token
-from libs.runtime.rpc import make_channel
+from libs.runtime.net.access import admin_token
+from libs.runtime.net.rpc import make_channel
 from libs.runtime.settings import CommonSettings, load_settings
-from libs.worker.admin_client import WorkerAdmin
+from libs.worker.admin.client import WorkerAdmin
 
 LOOK_BACK_S: Final = 120.0
 """KV transfers of so long tell of the link."""
@@ -42,7 +42,7 @@ ROUND_TRIPS: Final = 15
 
 @dataclass(slots=True)
 class Told:
-    """What telemetry told of one incarnation of a worker."""
+    """What telemetry said of one incarnation of a worker."""
 
     incarnation: int
     transfers: TransferSpeed
@@ -73,7 +73,7 @@ def calibrate(*, ready_file: Path | None, worker: str | None, out: Path | None, 
         like = next((each.kind for each in workers if each.worker_id == worker), None)
         if like is None:
             there = ", ".join(each.worker_id for each in workers) or "none"
-            raise StartupError(f"no worker {worker!r} has told what it has learned; these have: {there}")
+            raise StartupError(f"no worker {worker!r} has reported what it has learned; these have: {there}")
         workers = [each for each in workers if each.kind == like]
     name = out.stem if out is not None else "live"
     hardware, notes = calibrated(name, workers)
@@ -92,7 +92,7 @@ async def read_told(
 ) -> dict[str, Told]:
     """By worker, what the telemetry of the last `LOOK_BACK_S` tells, up to `began_ns`.
 
-    Ends once all workers have told what they knew by then, or after `wait_s`.
+    Ends once all workers have reported what they knew by then, or after `wait_s`.
     """
     found = {
         worker_id: Told(incarnation, TransferSpeed(block_tokens[worker_id]))
@@ -108,18 +108,18 @@ async def read_told(
                         break
         except TimeoutError:
             pass
-    return {worker_id: told for worker_id, told in found.items() if told.fitted is not None}
+    return {worker_id: reported for worker_id, reported in found.items() if reported.fitted is not None}
 
 
 def _take(found: dict[str, Told], batch: StepBatch) -> None:
-    told = found.get(batch.worker_id)
-    if told is None or told.incarnation != batch.incarnation:
+    reported = found.get(batch.worker_id)
+    if reported is None or reported.incarnation != batch.incarnation:
         return
     for transfer in batch.kv_transfers:
-        told.transfers.arrived(transfer.blocks, transfer.end_unix_ns - transfer.start_unix_ns)
+        reported.transfers.arrived(transfer.blocks, transfer.end_unix_ns - transfer.start_unix_ns)
     if batch.HasField("step_time"):
-        told.fitted = fitted_model(batch.step_time) or told.fitted
-    told.covered_to_ns = max(told.covered_to_ns, batch.covered_to_unix_ns)
+        reported.fitted = fitted_model(batch.step_time) or reported.fitted
+    reported.covered_to_ns = max(reported.covered_to_ns, batch.covered_to_unix_ns)
 
 
 async def _learned(suite: Ready, listed: Collection[dict[str, Any]]) -> list[Learned]:
@@ -138,7 +138,7 @@ async def _learned(suite: Ready, listed: Collection[dict[str, Any]]) -> list[Lea
         raise StartupError(f"no worker of the suite at {suite.gateway} answers: see `fulcrum workers`")
     bus = KafkaBus(suite.kafka, suite.cluster, "fulcrum lab calibrate")
     try:
-        told = await read_told(
+        reported = await read_told(
             bus,
             {worker_id: each.worker.incarnation for worker_id, each in described.items()},
             {worker_id: max(each.worker.capabilities.block_size_tokens, 1) for worker_id, each in described.items()},
@@ -146,26 +146,26 @@ async def _learned(suite: Ready, listed: Collection[dict[str, Any]]) -> list[Lea
         )
     finally:
         await bus.close()
-    return [learned_of(described[worker_id], each) for worker_id, each in told.items()]
+    return [learned_of(described[worker_id], each) for worker_id, each in reported.items()]
 
 
-def learned_of(described: Described, told: Told) -> Learned:
+def learned_of(described: Described, reported: Told) -> Learned:
     """One worker's, of its own answer and its telemetry."""
     worker, can = described.worker, described.worker.capabilities
-    assert told.fitted is not None
+    assert reported.fitted is not None
     return Learned(
         worker_id=worker.id,
         engine=worker.engine,
         model=worker.assignment.model,
         device=worker.device,
         gpus=max(worker.gpus, 1),
-        fitted=told.fitted,
+        fitted=reported.fitted,
         chunk_tokens=described.chunk_tokens,
         kv_blocks=can.kv_blocks,
         kv_block_bytes=can.kv_block_bytes,
         block_tokens=max(can.block_size_tokens, 1),
         max_sequences=max(can.max_sequences, 1),
-        kv_token_ns=told.transfers.token_ns,
+        kv_token_ns=reported.transfers.token_ns,
         round_trip_ms=median(described.round_trips_ms) if described.round_trips_ms else 0.0,
     )
 

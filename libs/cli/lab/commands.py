@@ -48,6 +48,10 @@ Lose = Annotated[
         "--lose", metavar="AT:WORKER:BACK", help="120:3:60: worker 3 dies at 120 s and is back after 60. Repeatable."
     ),
 ]
+WrongOption = Annotated[
+    list[str] | None,
+    typer.Option("--wrong", metavar="WHAT=X", help="telemetry=500, steps=0.2, slow=3:2, hints=0.05. Repeatable."),
+]
 Jobs = Annotated[int, typer.Option(min=0, metavar="N", help="Runs at a time; 0: as many as there are cores.")]
 
 SLO = "ttft=max(2s,3x),tpot=50ms"
@@ -78,6 +82,7 @@ def run(
     interference: Interference = -1.0,
     closed_loop: ClosedLoop = False,
     lose: Lose = None,
+    wrong: WrongOption = None,
     json: Json = False,
 ) -> None:
     """One policy on one trace: how many requests were served in time, and where GPU time went."""
@@ -86,7 +91,7 @@ def run(
 
     asked = Asked(
         trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference,
-        profile=profile, closed_loop=closed_loop, losses=lose or (),
+        profile=profile, closed_loop=closed_loop, losses=lose or (), wrong=wrong or (),
     )  # fmt: skip
     run_one(asked, policy, as_json=json)
 
@@ -110,6 +115,7 @@ def compare(
     interference: Interference = -1.0,
     closed_loop: ClosedLoop = False,
     lose: Lose = None,
+    wrong: WrongOption = None,
     gpus: Annotated[bool, typer.Option(help="Also how many GPUs each policy needs.")] = True,
     report: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="One HTML page with plots, and the figures as JSON.")
@@ -123,7 +129,7 @@ def compare(
 
     asked = Asked(
         trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference,
-        profile=profile, closed_loop=closed_loop, losses=lose or (),
+        profile=profile, closed_loop=closed_loop, losses=lose or (), wrong=wrong or (),
     )  # fmt: skip
     compare_all(asked, policies, count=gpus, report=report, jobs=jobs, as_json=json)
 
@@ -147,6 +153,7 @@ def search(
     interference: Interference = -1.0,
     closed_loop: ClosedLoop = False,
     lose: Lose = None,
+    wrong: WrongOption = None,
     every_step: Annotated[bool, typer.Option("--every-step", metavar="", help="No leaps: 5 % at a time.")] = False,
     json: Json = False,
 ) -> None:
@@ -156,7 +163,7 @@ def search(
 
     asked = Asked(
         trace, workers, device, model, tp, slo, 1.0, scaling, start, seconds, seed, interference,
-        profile=profile, closed_loop=closed_loop, losses=lose or (),
+        profile=profile, closed_loop=closed_loop, losses=lose or (), wrong=wrong or (),
     )  # fmt: skip
     search_all(asked, policies, seeds=seeds, every_step=every_step, as_json=json)
 

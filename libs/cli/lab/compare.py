@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from libs.cli.console import make_console
 from libs.cli.lab.asked import Asked
 from libs.cli.lab.page import write_page
 from libs.cli.lab.progress import noting
-from libs.cli.lab.runs import WIDE, about, make_console, rounded, table
+from libs.cli.lab.runs import WIDE, about, rounded, table
+from libs.cli.report.page import make_folder
 from libs.contracts.errors import InvalidRequest
 from libs.lab.experiment import Experiment, Report
 from libs.lab.hindsight import merit
@@ -32,7 +34,7 @@ def compare_all(asked: Asked, policies: str, *, count: bool, report: Path | None
         if count and experiment.losses:
             raise InvalidRequest("which workers are lost says nothing of clusters of other sizes: add --no-gpus")
         if report is not None:
-            _make_folder(report)
+            make_folder(report)
         for name in names:
             if not has_hindsight(name):
                 policy_named(name, experiment.workers)
@@ -87,10 +89,3 @@ def _show(experiment: Experiment, ranked: list[Report], needs: Needs, report: Pa
     console.print(table(ranked, needed, wide=console.width >= WIDE))
     if report is not None:
         console.print(f"\nThe page is {report / 'index.html'}")
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidRequest(f"cannot write a report to {folder}: {error.strerror}") from None

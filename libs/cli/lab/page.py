@@ -1,26 +1,14 @@
 """The report of `fulcrum lab compare`: one HTML page that needs nothing beside itself."""
 
-import io
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from libs.contracts.errors import InvalidRequest
+from libs.cli.report.page import draw_svg, html_page
 from libs.lab.experiment import Experiment, Report
 from libs.lab.traces.describe import describe
 
-STYLE: Final = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:1080px;margin:2em auto;padding:0 1em;color:#1c2430;background:#fff}
-h1{font-size:1.5em;margin:0 0 .2em}h2{font-size:1.1em;margin:2em 0 .4em}p{margin:.3em 0}.dim{color:#667}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{padding:.35em .6em;text-align:right;border-bottom:1px solid #e3e7ee;white-space:nowrap}
-th:first-child,td:first-child{text-align:left}tr.best td{font-weight:600;background:#f0f7f1}
-.scroll{overflow-x:auto}svg{max-width:100%;height:auto}
-@media(prefers-color-scheme:dark){body{background:#12161c;color:#e4e9f0}th,td{border-color:#2a323d}.dim{color:#99a}
-tr.best td{background:#16291b}svg{background:#fff;border-radius:6px}}
-"""
 COLORS: Final = {"prefill": "#2a9fbc", "decode": "#4c9f50", "kv_wait": "#d9a514", "idle": "#c9d0d8"}
 
 
@@ -43,17 +31,15 @@ def write_page(path: Path, experiment: Experiment, ranked: Sequence[Report], nee
         if ranked
     )
     path.write_text(
-        f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
-<title>Policies on {escape(experiment.trace.name)}</title><style>{STYLE}</style></head><body>
-<h1>Policies on {escape(experiment.trace.name)}</h1>
+        html_page(
+            f"Policies on {experiment.trace.name}",
+            f"""<h1>Policies on {escape(experiment.trace.name)}</h1>
 <p>{len(experiment.trace.requests):,} requests in {found["duration_s"]:,.0f} s on {experiment.workers} workers of
 {gpus} GPU{"s" if gpus > 1 else ""}, {escape(experiment.hardware.profile.name)}; {escape(experiment.slo.text)}</p>
 <p class="dim">Good: complete, first token in time, mean TPOT kept and 99 % of tokens within 200 ms of it.
 Interference of prompts beside decodes is {experiment.step_time.interference:g}, {interference}.</p>{notes}
-<div class="scroll">{_table(ranked, needs, gpus)}</div>{plots}
-</body></html>
-"""
+<div class="scroll">{_table(ranked, needs, gpus)}</div>{plots}""",
+        )
     )
 
 
@@ -77,24 +63,6 @@ def _table(ranked: Sequence[Report], needs: dict[str, int | None], gpus: int) ->
         mark = ' class="best"' if not place else ""
         rows.append(f"<tr{mark}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-
-
-def draw_svg(draw: Callable[[Any], None]) -> str:
-    """An SVG element of what `draw` puts on matplotlib's axes. Raises InvalidRequest without matplotlib."""
-    try:
-        import matplotlib as mpl  # noqa: PLC0415 (only where a report is asked for)
-    except ImportError:
-        raise InvalidRequest("--report needs matplotlib: pip install 'fulcrum[plots]'") from None
-    mpl.use("Agg")
-    from matplotlib import pyplot  # noqa: PLC0415
-
-    figure, axes = pyplot.subplots(figsize=(10, 3.6), layout="constrained")
-    draw(axes)
-    axes.spines[["top", "right"]].set_visible(False)
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg", metadata={"Date": None})
-    pyplot.close(figure)
-    return re.sub(r"^.*?<svg", "<svg", drawn.getvalue(), flags=re.DOTALL)
 
 
 def _attainment(axes: Any, ranked: Sequence[Report]) -> None:

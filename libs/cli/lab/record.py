@@ -116,7 +116,7 @@ async def collect(bus: LiveBus, recording: Recording, seconds: float, note: Note
 async def _read(broker: Broker, recording: Recording, seconds: float, note: Note) -> None:
     from libs.bus.live import KafkaLiveBus  # noqa: PLC0415 (a client of Kafka, which no test needs)
 
-    quiet_client_log()  # errors are told below, once
+    quiet_client_log()  # errors are printed below, once
     bus = KafkaLiveBus(broker.address, broker.cluster, "fulcrum lab record")
     note(f"recording for {seconds:g} s" if seconds else "reading what the broker holds")
     try:

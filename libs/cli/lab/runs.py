@@ -4,12 +4,11 @@ import json
 import sys
 from typing import Any, Final
 
-from rich.console import Console
 from rich.table import Table
 
+from libs.cli.console import make_console, plain_table
 from libs.cli.lab.asked import Asked
 from libs.cli.lab.progress import noting
-from libs.cli.tables import PIPE_COLUMNS
 from libs.lab.experiment import Report
 from libs.lab.policies import has_hindsight, policy_named
 from libs.lab.search import Found
@@ -88,12 +87,6 @@ def _show_edges(found: dict[str, Found], base_rps: float) -> None:
 # ---------------------------------------------------------------- what they print
 
 
-def make_console() -> Console:
-    """As wide as the terminal, and as it likes where there is none."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PIPE_COLUMNS)
-
-
 def about(trace: Trace) -> str:
     """A trace in a few words, with its burstiness."""
     found = describe(trace)
@@ -158,10 +151,7 @@ def times(report: Report) -> str:
 
 
 def _plain_table(*titles: str) -> Table:
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in titles:
-        shown.add_column(title, justify="left" if title in ("policy", "roles") else "right", no_wrap=True)
-    return shown
+    return plain_table(*titles, left=("policy", "roles"))
 
 
 def rounded(figures: Any) -> Any:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from rich.table import Table
 
+from libs.cli.console import make_console
 from libs.cli.lab.asked import trace_of
-from libs.cli.lab.runs import make_console, rounded
+from libs.cli.lab.runs import rounded
 from libs.lab.traces.describe import describe
 from libs.lab.traces.generate import KINDS
 from libs.lab.traces.read import KNOWN_FORMATS

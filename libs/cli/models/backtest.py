@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from rich.table import Table
-
+from libs.cli.console import make_console, plain_table
 from libs.cli.lab.progress import noting
-from libs.cli.lab.runs import make_console, rounded
+from libs.cli.lab.runs import rounded
 from libs.cli.models.page import write_report
+from libs.cli.report.page import make_folder
 from libs.contracts.errors import InvalidRequest, quoted
 from libs.lab.models.backtest import Backtest, Settings, backtest
 from libs.lab.models.read import read_usage
@@ -39,7 +39,7 @@ def run_backtest(
     if settings.period_s < settings.window_s:
         raise InvalidRequest(f"--period {period} is shorter than --window {window}")
     if report is not None:
-        _make_folder(report)
+        make_folder(report)
     try:
         with noting() as notes:
             notes.doing(f"reading {file.name}")
@@ -72,9 +72,7 @@ def _show(found: Backtest, report: Path | None) -> None:
         f"GPUs at a window's peak: {figures['peak_mean_gpus']:.2f}, "
         f"predicted {figures['predicted_peak_mean_gpus']:.2f}\n"
     )
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("policy", "covered", "95 % interval", "GPUs", "of hindsight's", "keeps"):
-        shown.add_column(title, justify="left" if title == "policy" else "right", no_wrap=True)
+    shown = plain_table("policy", "covered", "95 % interval", "GPUs", "of hindsight's", "keeps", left=("policy",))
     for score in found.scores:
         keeps = [word for word, kept in (("p99", score.keeps_confidence), ("cost", score.keeps_cost)) if kept]
         shown.add_row(
@@ -89,10 +87,3 @@ def _show(found: Backtest, report: Path | None) -> None:
     console.print(f"\n[dim]Laws of arrival: {laws}. Common factor of all rates: {shared}.[/]")
     if report is not None:
         console.print(f"The page is {report / 'index.html'}")
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidRequest(f"cannot write a report to {folder}: {error.strerror}") from None

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.options import Json
+from libs.cli.options import Json, ReadyFile
 
 models = typer.Typer(
     help="Many models on few GPUs: how many will be active at once, and what to reserve for them.",
@@ -57,3 +57,86 @@ def generate(
     from libs.cli.models.generate import run_generate  # noqa: PLC0415
 
     run_generate(spec, seed=seed, out=out, as_json=json)
+
+
+Name = Annotated[str, typer.Argument(metavar="MODEL", help="As requests name it.")]
+Floor = Annotated[int | None, typer.Option(min=0, metavar="N", help="Workers that it never has less of.")]
+Priority = Annotated[int | None, typer.Option(min=-100, max=100, metavar="N", help="Higher ones are loaded first.")]
+
+
+@models.command(name="list", epilog="Example: fulcrum models list --json")
+def list_models(ready: ReadyFile = None, json: Json = False) -> None:
+    """Each model of the catalogue: its state, load time, last use, and when it is likely to be used next."""
+    from libs.cli.models.catalogue import show_list  # noqa: PLC0415
+
+    show_list(ready, as_json=json)
+
+
+@models.command(epilog="Example: fulcrum models add org/chat-70b --size 141GB --priority 1")
+def add(
+    name: Name,
+    *,
+    source: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Of its weights; left out for a simulated one.")
+    ] = None,
+    size: Annotated[str | None, typer.Option(metavar="SIZE", help="Of its weights, e.g. 16GB.")] = None,
+    floor: Floor = None,
+    priority: Priority = None,
+    ttft_ms: Annotated[float | None, typer.Option(min=1, metavar="MS", help="TTFT wanted of it.")] = None,
+    tpot_ms: Annotated[float | None, typer.Option(min=0.1, metavar="MS", help="TPOT wanted of it.")] = None,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Add a model to the catalogue, or change what is named of one that is there."""
+    from libs.cli.models import catalogue  # noqa: PLC0415
+
+    catalogue.add(
+        name, source=source, size=size, floor=floor, priority=priority, ttft_ms=ttft_ms, tpot_ms=tpot_ms,
+        ready_file=ready, as_json=json,
+    )  # fmt: skip
+
+
+@models.command(epilog="Example: fulcrum models remove org/chat-70b")
+def remove(name: Name, ready: ReadyFile = None, json: Json = False) -> None:
+    """Remove a model: requests that run end, those that wait for it are answered 404."""
+    from libs.cli.models import catalogue  # noqa: PLC0415
+
+    catalogue.remove(name, ready_file=ready, as_json=json)
+
+
+@models.command(epilog="Example: fulcrum models pin org/chat-8b; fulcrum models pin org/chat-8b --off")
+def pin(
+    name: Name,
+    *,
+    off: Annotated[bool, typer.Option("--off", metavar="", help="Let it go again.")] = False,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Keep a model on its worker once it is loaded."""
+    from libs.cli.models import catalogue  # noqa: PLC0415
+
+    catalogue.add(name, source=None, size=None, pinned=not off, ready_file=ready, as_json=json)
+
+
+@models.command(epilog="Example: fulcrum models reserve org/chat-8b --gpus 2 --from 09:00 --to 18:00")
+def reserve(
+    name: Name,
+    *,
+    gpus: Annotated[int, typer.Option(min=0, metavar="N", help="To keep; 0 gives its reservations up.")],
+    start: Annotated[str, typer.Option("--from", metavar="HH:MM", help="Time of the day, UTC.")] = "00:00",
+    end: Annotated[str, typer.Option("--to", metavar="HH:MM", help="Like --from: all day.")] = "00:00",
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Keep GPUs for a model at a time of the day, or say what would have to go."""
+    from libs.cli.models import catalogue  # noqa: PLC0415
+
+    catalogue.reserve(name, gpus, start=start, end=end, ready_file=ready, as_json=json)
+
+
+@models.command(epilog="Example: fulcrum models forecast")
+def forecast(ready: ReadyFile = None, json: Json = False) -> None:
+    """How many models are active, how many will be, what to reserve, and what would be evicted next."""
+    from libs.cli.models.catalogue import show_forecast  # noqa: PLC0415
+
+    show_forecast(ready, as_json=json)

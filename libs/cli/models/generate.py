@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from libs.cli.console import make_console
 from libs.cli.lab.progress import noting
-from libs.cli.lab.runs import make_console, rounded
+from libs.cli.lab.runs import rounded
 from libs.lab.models.generate import KINDS, generate_usage
 from libs.lab.models.read import write_usage
 from libs.lab.models.usage import UsageLog, use_by_window

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from libs.cli.report.page import html_page
 from libs.contracts.errors import InvalidRequest
 from libs.lab.models.backtest import Backtest
 from libs.lab.models.usage import Floats
@@ -16,14 +17,6 @@ WIDTH, HEIGHT, LEFT = 1000, 300, 40
 MOST_POINTS: Final = 1200
 """Of a line; beyond it, stretches of windows are shown by their largest value."""
 COLORS: Final = {"needed": "#8a94a6", "reserved": "#2a9fbc", "in hindsight": "#d9a514"}
-STYLE: Final = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:1080px;margin:2em auto;padding:0 1em;color:#1c2430;background:#fff}
-h1{font-size:1.5em}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{padding:.35em .6em;text-align:right;border-bottom:1px solid #8884;white-space:nowrap}
-th:first-child,td:first-child{text-align:left}tr:nth-child(2) td{font-weight:600}.scroll{overflow-x:auto}
-svg{max-width:100%;height:auto}text{font-size:12px;fill:currentColor}.dim{opacity:.7}
-@media(prefers-color-scheme:dark){body{background:#12161c;color:#e4e9f0}}
-"""
 
 
 def write_report(folder: Path, found: Backtest, figures: dict[str, Any]) -> None:
@@ -57,22 +50,21 @@ def _write_windows(rows: Any, found: Backtest) -> None:
 def _page(found: Backtest) -> str:
     settings = found.settings
     rows = "".join(
-        f"<tr><td>{escape(each.policy)}</td><td>{each.coverage:.2%}</td>"
+        f"<tr{' class=best' if not place else ''}><td>{escape(each.policy)}</td><td>{each.coverage:.2%}</td>"
         f"<td>{each.interval[0]:.2%} to {each.interval[1]:.2%}</td><td>{each.reserved_gpus:.2f}</td>"
         f"<td>{each.cost:.2f}x</td></tr>"
-        for each in found.scores
+        for place, each in enumerate(found.scores)
     )
     notes = "".join(f'<p class="dim">{escape(note)}</p>' for note in found.log.notes)
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
-<title>Reservations for {escape(found.log.name)}</title><style>{STYLE}</style></head><body>
-<h1>Reservations for {escape(found.log.name)}</h1>
+    return html_page(
+        f"Reservations for {found.log.name}",
+        f"""<h1>Reservations for {escape(found.log.name)}</h1>
 <p>{len(found.log.t_s):,} requests to {len(found.log.models):,} models; windows of {settings.window_s:g} s, planning
 periods of {settings.period_s:g} s, confidence {settings.confidence:.1%}.</p>{notes}
 {_plot(found)}
 <div class="scroll"><table><tr><th>policy</th><th>windows covered</th><th>95 % interval</th><th>GPUs</th>
-<th>of hindsight's</th></tr>{rows}</table></div></body></html>
-"""
+<th>of hindsight's</th></tr>{rows}</table></div>""",
+    )
 
 
 def _plot(found: Backtest) -> str:

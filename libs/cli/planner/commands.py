@@ -71,13 +71,36 @@ def explain(
     planner_explain(decision, ready_file=ready, as_json=json)
 
 
+@planner.command(epilog="Example: fulcrum planner advice")
+def advice(ready: ReadyFile = None, json: Json = False) -> None:
+    """What the planner advises and may not do itself, with what it expects, and what came of it."""
+    from libs.cli.planner.hindsight import planner_advice  # noqa: PLC0415 (what only this command needs)
+
+    planner_advice(ready_file=ready, as_json=json)
+
+
+@planner.command(epilog="Example: fulcrum planner regret --window 24h")
+def regret(
+    window: Annotated[
+        str, typer.Option("--window", metavar="W", help="How far back, as 30m or 24h; hours are counted whole.")
+    ] = "24h",
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """GPU-hours lost against the splits that would have been best, known afterwards, by cause."""
+    from libs.cli.planner.hindsight import planner_regret  # noqa: PLC0415 (what only this command needs)
+
+    planner_regret(window, ready_file=ready, as_json=json)
+
+
 @planner.command(epilog="Example: fulcrum planner limits prefill_min=1 decode_max=6 --pin decode-1")
 def limits(
     settings: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[NAME=VALUE]...",
-            help="prefill_min, prefill_max, decode_min, decode_max, tpot_ms (none: no bound), moves_per_s, or "
+            help="prefill_min, prefill_max, decode_min, decode_max, workers_min, workers_max, gpu_hours_day (of "
+            "workers that were started), tpot_ms (none: no bound), moves_per_s, or "
             "quiet_hours=22:00-06:00,… (UTC, none: none).",
             show_default=False,
         ),

@@ -1,7 +1,6 @@
 """What `fulcrum planner status`, `decisions` and `explain` do."""
 
 import json
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,7 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from libs.cli.console import make_console, plain_table
 from libs.cli.find import find_suite, get_json
+from libs.contracts.errors import StartupError
 
 POLL_S: Final = 0.25
 MOST: Final = 1_000
@@ -20,13 +21,13 @@ MOST: Final = 1_000
 AT_ONCE: Final = 50
 """And at each look while following: more than come between two."""
 MEASURED: Final = ("set_role", "set_budget")
-"""Of these it is told later what was seen."""
-PIPE_COLUMNS: Final = 200
+"""Of these the measured effect is published later."""
 PRESSES: Final = 1.0
 STYLES: Final = {
     "set_role": "bold cyan",
     "set_budget": "cyan",
     "recommend": "yellow",
+    "scale": "bold magenta",
     "role_moved": "green",
     "set_mode": "magenta",
     "set_limits": "magenta",
@@ -40,15 +41,14 @@ def planner_status(*, ready_file: Path | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(found))
         return
-    console = _console()
+    console = make_console()
     leads = {"ours": "", "anothers": ", another planner leads", "unknown": ", nobody knows who leads"}[found["lead"]]
     moved = found["decisions"].get("set_role", 0)
     console.print(f"{found['planner_id']} is in mode {found['mode']}{leads}; {moved} decisions changed roles.")
     if found["not_live"]:
         console.print(found["not_live"], style="yellow", markup=False)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("model", "prefill", "pressure", "decode", "pressure", "prompts wait", ""):
-        table.add_column(title, justify="left" if title in ("model", "") else "right", no_wrap=title != "")
+    titles = ("model", "prefill", "pressure", "decode", "pressure", "prompts wait", "")
+    table = plain_table(*titles, left=("model", ""), wraps=("",))
     for each in found["models"]:
         table.add_row(each["model"], *_stands(each))
     console.print(table if found["models"] else "No worker is registered.")
@@ -60,7 +60,7 @@ def planner_status(*, ready_file: Path | None, as_json: bool) -> None:
 
 def planner_decisions(limit: int, *, follow: bool, keeps: bool, ready_file: Path | None, as_json: bool) -> None:
     """Print the last decisions, and with `follow` those that come, until interrupted."""
-    base_url, console = find_suite(ready_file).planner, _console()
+    base_url, console = find_suite(ready_file).planner, make_console()
     first = _wanted(get_json(base_url, "/v1/decisions", limit=str(MOST)), keeps=keeps)[:limit]
     shown = _Shown(as_json=as_json)
     for each in reversed(first):
@@ -70,7 +70,11 @@ def planner_decisions(limit: int, *, follow: bool, keeps: bool, ready_file: Path
         console.print("Nothing was decided that changes a worker. --keeps shows why not.")
     while follow:
         time.sleep(POLL_S)
-        for each in reversed(_wanted(get_json(base_url, "/v1/decisions", limit=str(AT_ONCE)), keeps=keeps)):
+        try:
+            reported = get_json(base_url, "/v1/decisions", limit=str(AT_ONCE))
+        except StartupError:  # the planner is being started again
+            continue
+        for each in reversed(_wanted(reported, keeps=keeps)):
             if shown.is_news(each):
                 _print(console, each, as_json=as_json)
 
@@ -110,7 +114,7 @@ def planner_explain(decision: str, *, ready_file: Path | None, as_json: bool) ->
     if as_json:
         print(json.dumps(found))
         return
-    console = _console()
+    console = make_console()
     console.print(_line(found), soft_wrap=True)
     for each in found["changes"]:
         budget = f", {each['budget_tokens']} prompt tokens a step" if each["budget_tokens"] else ""
@@ -118,6 +122,8 @@ def planner_explain(decision: str, *, ready_file: Path | None, as_json: bool) ->
     if found["candidates"]:
         console.print("\nWeighed, the chosen one first:" if found["predicted"] else "\nWeighed, the present one first:")
         console.print(_candidates(found["candidates"]))
+    if found["counterfactual"]:
+        console.print(_counterfactual(found["counterfactual"]), markup=False)
     if found["measured"]:
         console.print(
             f"\nSeen before, and {found['measured']['after_ms'] / 1000:.1f} s after (other things happened too):"
@@ -162,9 +168,7 @@ def _stands(model: dict[str, Any]) -> Iterator[Text | str]:
 
 
 def _candidates(candidates: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="bold")
-    for title in ("prefill", "decode", "prompts press", "decodes press", "TTFT", "TPOT", "served in time"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = plain_table("prefill", "decode", "prompts press", "decodes press", "TTFT", "TPOT", "served in time")
     for number, each in enumerate(candidates):
         table.add_row(
             str(each["prefill"]),
@@ -180,9 +184,7 @@ def _candidates(candidates: list[dict[str, Any]]) -> Table:
 
 
 def _seen(measured: dict[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="bold")
-    for title in ("", "prefill", "decode", "prompts press", "decodes press", "prompts wait", "decodes"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = plain_table("", "prefill", "decode", "prompts press", "decodes press", "prompts wait", "decodes")
     for name in ("before", "after"):
         each = measured[name]
         table.add_row(
@@ -197,9 +199,14 @@ def _seen(measured: dict[str, Any]) -> Table:
     return table
 
 
+def _counterfactual(found: dict[str, Any]) -> str:
+    without, with_it = found["without"], found["with_it"]
+    return (
+        f"\nThe demand of the {found['over_ms'] / 1000:.1f} s after it, without it and with it (closed form, not"
+        f" simulated): TTFT {without['ttft_ms'] / 1000:.2f} and {with_it['ttft_ms'] / 1000:.2f} s, served in time"
+        f" {without['served']:.0%} and {with_it['served']:.0%}"
+    )
+
+
 def _pressure(value: float) -> Text:
     return Text(f"{value:.2f}", style="bold red" if value > PRESSES else "")
-
-
-def _console() -> Console:
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)

@@ -10,8 +10,11 @@ from libs.contracts.errors import StartupError
 from libs.runtime.settings import CommonSettings, load_settings
 
 ACTOR: Final = "fulcrum planner"
-OF_MODELS: Final = {"prefill_min": int, "prefill_max": int, "decode_min": int, "decode_max": int, "tpot_ms": float}
-WITHOUT: Final = {"prefill_min": 0, "decode_min": 1}
+OF_MODELS: Final = {
+    "prefill_min": int, "prefill_max": int, "decode_min": int, "decode_max": int, "workers_min": int,
+    "workers_max": int, "gpu_hours_day": float, "tpot_ms": float,
+}  # fmt: skip
+WITHOUT: Final = {"prefill_min": 0, "decode_min": 1, "workers_min": 0}
 """What `none` stands for where it is not null."""
 
 
@@ -88,4 +91,8 @@ def _of_model(each: dict[str, Any]) -> str:
         )
 
     target = "" if each["tpot_ms"] is None else f", TPOT {each['tpot_ms']:g} ms"
-    return f"{to('prefill')}, {to('decode')}{target}"
+    most, hours = each.get("workers_max"), each.get("gpu_hours_day")
+    workers = f", {each.get('workers_min') or 0} to {'any number of' if most is None else most} workers"
+    named = workers if most is not None or each.get("workers_min") else ""
+    started = "" if hours is None else f", {hours:g} GPU-hours a day of started ones"
+    return f"{to('prefill')}, {to('decode')}{named}{started}{target}"

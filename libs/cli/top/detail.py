@@ -62,18 +62,18 @@ class Detail(ModalScreen[None]):
 
     async def _follow_requests(self, shown: Static) -> None:
         none = "no request of it has ended in the last minutes"
-        async for told in self._feed.requests_of(self._worker.id, MAX_REQUESTS):
-            if isinstance(told, Refusal):
-                shown.update(Text(told.message))
+        async for reported in self._feed.requests_of(self._worker.id, MAX_REQUESTS):
+            if isinstance(reported, Refusal):
+                shown.update(Text(reported.message))
             else:
-                shown.update(requests.table(told, self._worker.id, self.size.width) if told else none)
+                shown.update(requests.table(reported, self._worker.id, self.size.width) if reported else none)
 
     async def _follow_steps(self, shown: Static) -> None:
-        async for told in self._feed.steps_of(self._worker.id, STEPS_WINDOW):
-            if isinstance(told, Refusal):
-                shown.update(Text(told.message))
+        async for reported in self._feed.steps_of(self._worker.id, STEPS_WINDOW):
+            if isinstance(reported, Refusal):
+                shown.update(Text(reported.message))
             else:
-                shown.update(steps.table(told) if told else f"no step in the last {STEPS_WINDOW}")
+                shown.update(steps.table(reported) if reported else f"no step in the last {STEPS_WINDOW}")
 
     def _refresh(self) -> None:
         worker, last_ms = self._worker, self._feed.model.last_ms

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
+from libs.cli.status.answer import STATUS_PATH, parse_status
 from libs.cli.top import requests, steps
 from libs.cli.top.model import Model
 from libs.cli.top.requests import RequestView
@@ -87,6 +88,7 @@ class Feed:
         async with httpx.AsyncClient(base_url=self.url, timeout=STALL_S, trust_env=False) as http:
             while True:
                 with contextlib.suppress(httpx.HTTPError, KeyError, ValueError):  # the stream tells who is away
+                    self.model.status = parse_status((await http.get(STATUS_PATH)).raise_for_status().json())
                     self.model.detail((await http.get("/v1/occupancy")).json())
                     summary = await http.get("/v1/requests/summary", params={"window": "1m"})
                     self.model.requests = summary.raise_for_status().json()["total"]

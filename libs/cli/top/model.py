@@ -4,6 +4,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from libs.cli.status.answer import Status
+
 KEPT: Final = 300
 """Windows of 100 ms: half a minute."""
 WINDOW_NS: Final = 100_000_000
@@ -62,6 +64,8 @@ class Model:
         self.lines: deque[tuple[int, str]] = deque(maxlen=MAX_LINES)
         """What happened, and when in Unix ms."""
         self.firing: dict[str, dict[str, Any]] = {}
+        self.status: Status | None = None
+        """What `/v1/status` says; None before it has."""
         self.requests: dict[str, Any] = {}
         """What `/v1/requests/summary` says of all; empty before it has."""
         self.queues: list[dict[str, Any]] = []
@@ -130,12 +134,12 @@ class Model:
 
     def detail(self, occupancy: dict[str, Any]) -> None:
         """What `/v1/occupancy` adds of each worker."""
-        for told in occupancy["workers"]:
-            view = self.workers.get(told["id"])
+        for reported in occupancy["workers"]:
+            view = self.workers.get(reported["id"])
             if view is None:
                 continue
-            view.kv_used = told["kv_used"]
-            used = (told["utilisation"] or {}).get("prefill" if view.role == "prefill" else "decode") or {}
+            view.kv_used = reported["kv_used"]
+            used = (reported["utilisation"] or {}).get("prefill" if view.role == "prefill" else "decode") or {}
             view.mfu, view.mbu = used.get("mfu"), used.get("mbu")
 
     def spent(self, views: Any, count: int = FIGURE) -> Times:

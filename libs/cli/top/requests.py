@@ -38,9 +38,9 @@ class RequestView:
     tpot_ns: int | None
 
 
-def parse(told: Any) -> list[RequestView]:
+def parse(reported: Any) -> list[RequestView]:
     """What `/v1/requests` answers; raises KeyError or TypeError for anything else."""
-    return [RequestView(**{name: each[name] for name in RequestView.__slots__}) for each in told]
+    return [RequestView(**{name: each[name] for name in RequestView.__slots__}) for each in reported]
 
 
 def table(requests: Sequence[RequestView], worker_id: str, cells: int = NARROW) -> Text:

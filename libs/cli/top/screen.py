@@ -15,12 +15,15 @@ from libs.cli.find import no_suite
 from libs.cli.top import draw
 from libs.cli.top.detail import Detail
 from libs.cli.top.feed import Feed
-from libs.cli.top.head import alerts, events, head, pools
+from libs.cli.top.head import MAX_ALERTS, MAX_EVENTS, alerts, events, head, pools, verdict
 from libs.cli.top.model import WorkerView
 from libs.cli.top.workers import Workers
 
 LEAST_HIGH: Final = 20
 """Lines of a terminal below which what happened is left out."""
+ROOMY_HIGH: Final = 32
+"""Lines below which alerts are counted only and what happened has `FEW`, so that workers are in sight."""
+FEW: Final = 1
 
 
 class Part(Static):
@@ -28,11 +31,12 @@ class Part(Static):
 
     shown = Text()
 
-    def show(self, text: Text) -> None:
-        """This from now on."""
+    def show(self, text: Text, *, wraps: bool = False) -> None:
+        """This from now on; where it `wraps` its height may differ with its length."""
         before, self.shown = self.shown, text
         if text != before:
-            self.update(text, layout=text.plain.count("\n") != before.plain.count("\n") or not before.plain)
+            height = text.cell_len != before.cell_len if wraps else text.plain.count("\n") != before.plain.count("\n")
+            self.update(text, layout=height or not before.plain)
 
 
 class Top(App[None]):
@@ -41,7 +45,7 @@ class Top(App[None]):
     TITLE = "fulcrum top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #head, #pools, #alerts, #events { padding: 0 1; height: auto; }
+    #verdict, #head, #pools, #alerts, #events { padding: 0 1; height: auto; }
     #filter { display: none; height: 3; }
     #filter.open { display: block; }
     DataTable { height: 1fr; }
@@ -60,8 +64,9 @@ class Top(App[None]):
 
     def compose(self) -> ComposeResult:
         """From top to bottom."""
-        yield Part(id="head")
+        yield Part(id="verdict")
         yield Part(id="pools")
+        yield Part(id="head")
         yield Input(placeholder="part of a worker's, node's, role's or model's name", id="filter")
         yield Workers()
         yield Part(id="alerts")
@@ -84,14 +89,19 @@ class Top(App[None]):
 
     def _draw(self) -> None:
         model, wide = self.feed.model, self.size.width - 2
+        low = self.size.height < ROOMY_HIGH
+        said = self.query_one("#verdict", Part)
+        said.display = model.status is not None
+        said.show(verdict(model, wide), wraps=True)
         self.query_one("#head", Part).show(head(model, self.feed.problem, wide, paused=self.paused))
         self.query_one("#pools", Part).show(pools(model, wide))
         self.query_one(Workers).fill(self._wanted(), model.last_ms)
         firing, happened = self.query_one("#alerts", Part), self.query_one("#events", Part)
-        firing.display = bool(model.firing)
-        firing.show(alerts(model))
+        # Where there is little room the verdict says it, and the head how many there are.
+        firing.display = bool(model.firing) and not (low and model.status is not None)
+        firing.show(alerts(model, MAX_ALERTS, wide=wide))
         happened.display = self.size.height >= LEAST_HIGH and bool(model.lines)
-        happened.show(events(model))
+        happened.show(events(model, FEW if low else MAX_EVENTS, wide=wide))
 
     def _wanted(self) -> list[WorkerView]:
         wanted = self.query_one("#filter", Input).value.casefold()

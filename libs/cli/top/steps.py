@@ -19,9 +19,9 @@ KIND: Final = 2
 """The column that is text."""
 
 
-def parse(told: Any) -> list[ToldStep]:
+def parse(reported: Any) -> list[ToldStep]:
     """What `/v1/steps` answers, the newest first; raises KeyError or TypeError for anything else."""
-    return [ToldStep(**{name: each[name] for name in ToldStep.__slots__}) for each in reversed(told["steps"])]
+    return [ToldStep(**{name: each[name] for name in ToldStep.__slots__}) for each in reversed(reported["steps"])]
 
 
 def table(steps: Sequence[ToldStep]) -> Text:

@@ -1,7 +1,8 @@
 """The sim engine's runner: a step-time model in place of the forward pass.
 
 Modelled: how long a step takes by its prefill and decode work, cached context included (libs/perfmodel); the size of
-KV blocks and of the device's KV memory; a KV link of limited bandwidth, shared by all transfers into this worker.
+KV blocks and of the device's KV memory; how long weights take to the device, by their size and a link's speed; a KV
+link of limited bandwidth, shared by all transfers into this worker.
 Real, because it is the other engines' code: queueing, blocks, prefix reuse, leases, batches, events.
 Not modelled: what tokens mean (they follow from prompt, position and seed; penalties, bias and cut-offs change
 nothing), the end of an answer (only stop tokens and lengths end one), link latency and the sender's side of a link,
@@ -14,11 +15,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.contracts.errors import KvMismatch
+from libs.contracts.errors import KvMismatch, StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import Capabilities, EngineIdentity, Progress
 from libs.engine.runner import Batch, Sampled
-from libs.engine.sim.pacing import Pacer
+from libs.engine.sim.faults import SimFaults
 from libs.engine.sim.tokens import TokenSource
 from libs.model.builtin import BUILTIN_SIM
 from libs.model.info import ModelInfo, load_model_info, read_json
@@ -31,7 +32,7 @@ class SimRunner:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._profile = profile(config.sim_profile)
-        self._link_bytes_per_s = config.sim_link_gbps * 1e9 / 8 * config.sim_speedup
+        self._faults = SimFaults(None, "")
         self._tokens = TokenSource.builtin()
         self._eos_token_ids: frozenset[int] = frozenset()
         self._device_pacer = Pacer()
@@ -58,11 +59,39 @@ class SimRunner:
         """Read the vocabulary of the model folder, if there is one. Raises StartupError."""
         info = load_model_info(self._config.model_path or BUILTIN_SIM)
         self._eos_token_ids = info.eos_token_ids
+        self._faults = SimFaults(self._config.sim_faults, identity.worker_id)
         if info.path is not None:
             self._tokens = TokenSource.ordinary(info.vocab_size, _special_token_ids(info))
+        await self._weights(self._config.sim_load_gb_per_s, progress)
+        return self._capabilities(info)
+
+    async def sleep(self) -> None:
+        """As long as the weights take to host memory."""
+        config = self._config
+        await asyncio.sleep(config.sim_weights_bytes / (config.sim_wake_gb_per_s * 1e9) / config.sim_speedup)
+
+    async def wake(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
+        """As long as the weights take back."""
+        await self._weights(self._config.sim_wake_gb_per_s, progress)
+        return self._capabilities(load_model_info(self._config.model_path or BUILTIN_SIM))
+
+    async def _weights(self, gb_per_s: float, progress: Progress) -> None:
+        config = self._config
+        size_bytes = config.sim_weights_bytes
+        if size_bytes > config.sim_memory_bytes:
+            raise StartupError(
+                f"model {config.model_name!r} has {size_bytes / 1e9:.1f} GB of weights, the device"
+                f" {config.sim_memory_bytes / 1e9:.1f} GB of memory"
+            )
+        if size_bytes:
+            progress("loading weights", 0.0)
+            took_s = size_bytes / (gb_per_s * 1e9) + config.sim_load_overhead_s
+            await asyncio.sleep(took_s / config.sim_speedup)
+        progress("loading weights", 1.0)
+
+    def _capabilities(self, info: ModelInfo) -> Capabilities:
         block_size = self._config.block_size_tokens
         block_bytes = block_size * self._profile.kv_bytes_per_token
-        progress("loading weights", 1.0)
         return Capabilities(
             block_size_tokens=block_size,
             kv_blocks=(self._config.sim_kv_memory_mb * 1024 * 1024 or self._profile.kv_memory_bytes) // block_bytes,
@@ -73,13 +102,14 @@ class SimRunner:
             vocab_size=info.vocab_size,
             streams_kv=True,
             moves_running_kv=True,
+            sleeps=True,
             chunk_tokens=self._config.prefill_chunk_tokens,
         )
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
         """Take as long as the model says, divided by the speed-up, and name the next tokens."""
         step_ns = self._profile.step_time.step_ns(batch.work)
-        await self._device_pacer.spend(step_ns / 1e9 / self._config.sim_speedup)
+        await self._device_pacer.spend(step_ns / 1e9 / self._config.sim_speedup * self._faults.slow())
         return {chunk.sequence_id: self._tokens.sample(chunk) for chunk in batch.chunks if chunk.sample}
 
     def read_blocks(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
@@ -94,7 +124,8 @@ class SimRunner:
     async def transfer(self, data_bytes: int) -> None:
         """Wait for the link, then as long as the bytes take on it."""
         async with self._link:
-            await self._link_pacer.spend(data_bytes / self._link_bytes_per_s)
+            gbps = self._faults.link_gbps(self._config.sim_link_gbps)
+            await self._link_pacer.spend(data_bytes * 8 / (gbps * 1e9 * self._config.sim_speedup))
 
     async def close(self) -> None:
         """Nothing to free."""
@@ -105,3 +136,25 @@ def _special_token_ids(info: ModelInfo) -> frozenset[int]:
     file = info.path / "tokenizer.json"
     added = read_json(file).get("added_tokens", []) if file.exists() else []
     return info.eos_token_ids | {entry["id"] for entry in added if entry.get("special")}
+
+
+MIN_SLEEP_S = 50e-6
+"""Less than this is not slept but owed to the next call."""
+MAX_CARRY_S = 2e-3
+
+
+class Pacer:
+    """Sleeps modelled durations; what one sleep missed by is made up for in the next, so that the mean is right."""
+
+    def __init__(self) -> None:
+        self._carry_s = 0.0
+
+    async def spend(self, duration_s: float) -> None:
+        """Let `duration_s` pass, together with what is owed."""
+        wanted = duration_s + self._carry_s
+        if wanted >= MIN_SLEEP_S:
+            clock = asyncio.get_running_loop().time
+            start = clock()
+            await asyncio.sleep(wanted)
+            wanted -= clock() - start
+        self._carry_s = min(max(wanted, -MAX_CARRY_S), MAX_CARRY_S)

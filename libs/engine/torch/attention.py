@@ -80,7 +80,7 @@ class GatherMemory:
         self._memory = pool.tensor.new_empty(0, *pool.tensor.shape[2:])
 
     def take(self, blocks: int) -> torch.Tensor:
-        """Room for at least so many blocks."""
+        """Memory for at least `blocks` blocks."""
         if len(self._memory) < blocks:
             self._memory = self._like.new_empty(1 << (blocks - 1).bit_length(), *self._like.shape[2:])
         return self._memory

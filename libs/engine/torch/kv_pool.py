@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from libs.contracts.errors import KvLost, KvMismatch, StartupError
-from libs.engine.checksum import block_checksum
-from libs.engine.pool_file import HEADER_BYTES, PoolFile, PoolFileError
+from libs.engine.kv.checksum import block_checksum
+from libs.engine.kv.pool_file import HEADER_BYTES, PoolFile, PoolFileError
 
 log = structlog.get_logger()
 
@@ -153,7 +153,7 @@ def _tensor_in(file: PoolFile | None, size: tuple[int, ...], dtype: torch.dtype,
 
 
 def _free_bytes(device: torch.device) -> int | None:
-    """Memory left on the device; None where it cannot be told."""
+    """Memory left on the device; None where that is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:

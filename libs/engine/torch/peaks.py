@@ -1,4 +1,4 @@
-"""Peaks of a device: of a GPU as published, of a CPU as measured."""
+"""Peaks of a device, published for a GPU and measured for a CPU, and the compute of a model on it."""
 
 import time
 from functools import cache
@@ -6,7 +6,9 @@ from typing import Any, Final
 
 import torch
 
+from libs.engine.torch.kv_pool import KvShape
 from libs.perfmodel.peaks import gpu_peaks
+from libs.perfmodel.utilisation import Compute
 
 MEASURE_S: Final = 0.1
 """Bound on measuring each peak of a CPU, after one pass."""
@@ -25,7 +27,7 @@ def device_peaks(device: torch.device, dtype: torch.dtype) -> tuple[float, float
 
 @cache
 def _cpu_peaks(_threads: int) -> tuple[float, float]:
-    """(FLOP/s, bytes/s) in float32 with so many threads: the best of a few large products and copies."""
+    """(FLOP/s, bytes/s) in float32 at this number of threads: the best of a few large products and copies."""
     square = torch.ones(SQUARE, SQUARE)
     source, target = (torch.ones(COPIED_BYTES // 4) for _ in range(2))
     product_s = _best_s(lambda: torch.mm(square, square))
@@ -40,3 +42,26 @@ def _best_s(work: Any) -> float:
         work()
         best = min(best, time.perf_counter() - start_s)
     return best
+
+
+EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def compute_of(model: Any, shape: KvShape, device: torch.device) -> Compute | None:
+    """Of a dense model; None for a mixture of experts, whose tokens use a part of it."""
+    config = model.config.get_text_config()
+    if any((getattr(config, name, None) or 0) > 1 for name in EXPERTS):
+        return None
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    apart = {id(table.weight), id(head.weight)}
+    layers = sum(each.numel() for each in model.parameters() if each.dim() > 1 and id(each) not in apart)
+    flops_per_s, bytes_per_s = device_peaks(device, model.dtype)
+    return Compute(
+        layer_parameters=layers,
+        head_parameters=head.weight.numel(),
+        parameter_bytes=model.dtype.itemsize,
+        attention_width=shape.layers * config.num_attention_heads * shape.head_dim,
+        kv_token_bytes=shape.block_bytes // shape.block_size,
+        peak_flops_per_s=flops_per_s,
+        peak_bytes_per_s=bytes_per_s,
+    )

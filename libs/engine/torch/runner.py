@@ -17,7 +17,7 @@ from libs.engine.port import Capabilities, EngineIdentity, Progress
 from libs.engine.runner import Batch, Sampled
 
 if TYPE_CHECKING:
-    from libs.engine.torch.step import Loaded
+    from libs.engine.torch.step import Loaded, Weights
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,6 +33,8 @@ class TorchRunner:
         self._config = config
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
         self._loaded: Loaded | None = None
+        self._weights: Weights | None = None
+        """While it sleeps."""
 
     @property
     def name(self) -> str:
@@ -56,7 +58,10 @@ class TorchRunner:
         def report(stage: str, fraction: float) -> None:
             loop.call_soon_threadsafe(progress, stage, fraction)
 
-        self._loaded = loaded = await self._on_thread(_load, self._config, identity, report)
+        self._loaded = await self._on_thread(_load, self._config, identity, report)
+        return self._capabilities(self._loaded)
+
+    def _capabilities(self, loaded: "Loaded") -> Capabilities:
         pool = loaded.pool
         return Capabilities(
             block_size_tokens=pool.shape.block_size,
@@ -68,11 +73,30 @@ class TorchRunner:
             vocab_size=loaded.info.vocab_size,
             streams_kv=True,
             moves_running_kv=True,
+            sleeps=True,
             kv_nonce=pool.nonce,
             chunk_tokens=self._config.prefill_chunk_tokens,
             compute=loaded.compute,
             variant=loaded.variant,
         )
+
+    async def sleep(self) -> None:
+        """Weights to host memory, the pool given up; on a CPU the weights stay where they are."""
+        self._weights = await self._on_thread(_put_away, self._ready)
+        self._loaded = None
+
+    async def wake(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
+        """Weights back to the device, a new pool, a warm-up. Raises StartupError."""
+        if self._weights is None:
+            raise RuntimeError("the runner does not sleep")
+        loop = asyncio.get_running_loop()
+
+        def report(stage: str, fraction: float) -> None:
+            loop.call_soon_threadsafe(progress, stage, fraction)
+
+        self._loaded = await self._on_thread(_wake, self._weights, self._config, identity, report)
+        self._weights = None
+        return self._capabilities(self._loaded)
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
         """Compute the batch; a token for each chunk with `sample`, by its id."""
@@ -94,7 +118,7 @@ class TorchRunner:
         await asyncio.to_thread(self._thread.shutdown)
         if self._loaded is not None:
             self._loaded.pool.close()
-        self._loaded = None
+        self._loaded = self._weights = None
 
     @property
     def _ready(self) -> "Loaded":
@@ -127,3 +151,15 @@ def _step(loaded: "Loaded", batch: Batch) -> dict[int, Sampled]:
     from libs.engine.torch.step import step  # noqa: PLC0415
 
     return step(loaded, batch)
+
+
+def _put_away(loaded: "Loaded") -> "Weights":
+    from libs.engine.torch.step import put_away  # noqa: PLC0415
+
+    return put_away(loaded)
+
+
+def _wake(weights: "Weights", config: EngineConfig, identity: EngineIdentity, progress: Progress) -> "Loaded":
+    from libs.engine.torch.step import wake  # noqa: PLC0415
+
+    return wake(weights, config, identity, progress)

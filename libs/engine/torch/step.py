@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.cpu import cpu_name
-from libs.engine.pool_file import file_name
+from libs.engine.kv.pool_file import file_name
 from libs.engine.port import EngineIdentity, Progress, SamplingParams
 from libs.engine.runner import Batch, Chunk, Sampled
 from libs.engine.torch.attention import GatherMemory, plan_step
-from libs.engine.torch.compute import compute_of
 from libs.engine.torch.kv_pool import KvPool
 from libs.engine.torch.model import kv_shape, load_model, pick_device
+from libs.engine.torch.peaks import compute_of
 from libs.engine.torch.sampling import sample
 from libs.model.info import ModelInfo, load_model_info
 from libs.perfmodel.utilisation import Compute
@@ -25,6 +25,16 @@ from libs.runtime.slices import COMPUTE_SLICE_NS, ask_slice
 
 WARM_UP_TOKENS = 64
 """Tokens of the prompt chunks that fill caches inside torch before the first request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A model without a pool."""
+
+    info: ModelInfo
+    device: torch.device
+    device_name: str
+    model: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +67,40 @@ def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> 
     progress("loading weights", 0.0)
     model = load_model(config.model_path, device, config.dtype)
     progress("loading weights", 1.0)
+    return _ready(Weights(info, device, name, model), config, identity, progress)
+
+
+def put_away(loaded: Loaded) -> Weights:
+    """Weights in host memory, the pool given up: what `wake` goes on from. On a CPU they lie there already."""
+    loaded.pool.close()
+    if loaded.device.type == "cuda":
+        loaded.model.to("cpu")
+        torch.cuda.empty_cache()
+    return Weights(loaded.info, loaded.device, loaded.device_name, loaded.model)
+
+
+def wake(weights: Weights, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
+    """Weights back on the device, with an empty pool. Raises StartupError."""
+    progress("waking weights", 0.0)
+    if weights.device.type == "cuda":
+        try:
+            weights.model.to(weights.device)
+        except (RuntimeError, MemoryError) as error:  # torch's OutOfMemoryError is a RuntimeError
+            raise StartupError(f"the device has no room for {config.model_name!r} any more: {error}") from error
+    progress("waking weights", 1.0)
+    return _ready(weights, config, identity, progress)
+
+
+def _ready(weights: Weights, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
+    """With a pool, warm. Raises StartupError."""
+    device, model = weights.device, weights.model
     progress("allocating KV", 0.0)
     place = file_name(identity.worker_id, identity.incarnation)
     file = config.kv_shared_dir / place if config.kv_shared_dir else None
     pool = KvPool(kv_shape(model, config.block_size_tokens), config.kv_memory_mb, device, file)
     progress("allocating KV", 1.0)
     compute, variant = compute_of(model, pool.shape, device), _variant(model, device)
-    loaded = Loaded(info, device, name, model, pool, GatherMemory(pool), compute, variant)
+    loaded = Loaded(weights.info, device, weights.device_name, model, pool, GatherMemory(pool), compute, variant)
     progress("warming up", 0.0)
     try:
         _warm_up(loaded)

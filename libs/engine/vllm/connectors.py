@@ -1,4 +1,4 @@
-"""vLLM's KV connectors: which are known, what each is told of a hand-over, what has to be installed. Pure, no vLLM."""
+"""vLLM's KV connectors: the known ones, their parameters of a hand-over, and what must be installed. Pure, no vLLM."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ class Way(Enum):
     REPLY = "reply"
     """The prefill side's answer says so."""
     NAME = "name"
-    """Both sides are told one name, and the decode side where to ask for it."""
+    """Both sides get one name, and the decode side the address to fetch it from."""
     STORE = "store"
     """The prefill side has put them where the decode side looks by their tokens; what it misses there it computes."""
     NONE = "none"
@@ -121,13 +121,13 @@ def _multi(config: Mapping[str, Any], lease_s: int) -> Connector:
             f"{MULTI} needs connectors in {CONFIG_SETTING} as"
             ' {"connectors": [{"kv_connector": NAME, "kv_connector_extra_config": {...}}, ...]}'
         ) from None
-    told = [
+    settings = [
         {"kv_role": "kv_both", **child, "kv_connector_extra_config": dict(checked.config)}
         for child, checked in children
     ]
     ways = [checked.way for _, checked in children]
     way = next((way for way in (Way.REPLY, Way.NAME, Way.STORE) if way in ways), Way.NONE)
-    return Connector(MULTI, way, {**config, "connectors": told})
+    return Connector(MULTI, way, {**config, "connectors": settings})
 
 
 def _names(*ways: Way) -> str:
@@ -136,7 +136,7 @@ def _names(*ways: Way) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Handing:
-    """What a running engine's connector is told of the sequences that it hands over."""
+    """The connector parameters of a running engine for the sequences that it hands over."""
 
     connector: Connector
     engine_id: str
@@ -154,11 +154,11 @@ class Handing:
             case _:
                 return None
 
-    def left(self, name: str, told: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Those of the sequence that goes on from it, where vLLM answered `told`; None: the connector has failed."""
+    def left(self, name: str, answer: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Parameters of the decode side, from vLLM's `answer` on the prefill side; None: the connector has failed."""
         match self.connector.way:
             case Way.REPLY:
-                return told
+                return answer
             case Way.NAME:
                 return {
                     "do_remote_prefill": True,

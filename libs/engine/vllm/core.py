@@ -15,7 +15,7 @@ from libs.contracts.errors import StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.port import EngineIdentity, Progress
 from libs.engine.vllm.connectors import connector_of
-from libs.engine.vllm.ready import Ready
+from libs.engine.vllm.starting.started import Ready
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core_client import AsyncMPClient
@@ -160,7 +160,7 @@ def _hand(loop: asyncio.AbstractEventLoop, give: Callable[[Any], None], to: "asy
 def _launch(
     config: EngineConfig, identity: EngineIdentity, tell: Callable[[str, float], None]
 ) -> "tuple[AsyncMPClient, Ready]":
-    connector_of(config)  # a name that is not known is told before vLLM is imported, which takes long
+    connector_of(config)  # fails on an unknown name before the import of vLLM, which takes long
     tell("importing vllm", 0.0)
     launch = import_launch()
     tell("importing vllm", 1.0)
@@ -172,7 +172,8 @@ def _launch(
 def import_launch() -> ModuleType:
     """What starts vLLM. Raises StartupError where that is not installed; takes seconds where it is."""
     try:
-        from libs.engine.vllm import launch, wire  # noqa: F401, PLC0415 - vLLM takes seconds to import
+        from libs.engine.vllm import wire  # noqa: F401, PLC0415 - vLLM takes seconds to import
+        from libs.engine.vllm.starting import launch  # noqa: PLC0415 - the same
     except ImportError as error:
         reason = str(error).splitlines()[0]
         raise StartupError(

@@ -31,14 +31,14 @@ from libs.engine.port import (
 )
 from libs.engine.sequence import Sequence
 from libs.engine.validation import check_request
-from libs.engine.vllm.board import Running
 from libs.engine.vllm.core import CoreProcess
-from libs.engine.vllm.handing import NEVER_NS, lease_margin_ns, lease_ns, refusal
-from libs.engine.vllm.live import Sequences
-from libs.engine.vllm.reading import Reading, announcement
-from libs.engine.vllm.ready import Ready
-from libs.engine.vllm.report import Command, Report
-from libs.engine.vllm.trial import trial_tokens
+from libs.engine.vllm.handover import NEVER_NS, lease_margin_ns, lease_ns, refusal
+from libs.engine.vllm.outputs import Reading, announcement
+from libs.engine.vllm.scheduling.running_step import Running
+from libs.engine.vllm.scheduling.step_report import Command, Report
+from libs.engine.vllm.scheduling.trial import trial_tokens
+from libs.engine.vllm.sequences import Sequences
+from libs.engine.vllm.starting.started import Ready
 from libs.model.info import load_model_info
 from libs.policy.step_time import StepTimeModel
 from libs.runtime.clock import Clock
@@ -135,6 +135,14 @@ class VllmEngine:
         self._tasks.spawn("vllm long steps", self._look(ready))
 
     # ------------------------------------------------------------------ sequences
+
+    async def sleep(self) -> None:
+        """Not done yet: capabilities say so."""
+        raise NotImplementedError("the vllm engine does not sleep")
+
+    async def wake(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
+        """As `sleep`."""
+        raise NotImplementedError("the vllm engine does not sleep")
 
     def submit(self, request: EngineRequest) -> None:
         """Take a sequence. Raises InvalidRequest when it can never run here, QueueFull when the bound is reached."""
@@ -271,11 +279,11 @@ class VllmEngine:
         """Until the last report, or into a step that was announced since; 0: now."""
         if not self._busy_since_ns:
             return 0
-        told_ns = max(self._report.now_ns, self._busy_since_ns)
+        reported_ns = max(self._report.now_ns, self._busy_since_ns)
         now_ns, running = self._clock.now_ns(), self._parts.ready.board.read()
         if running is None or running.number != self._announced or running.number != self._report.steps + 1:
-            return told_ns
-        return max(told_ns, min(now_ns, running.untold_wait_ns or now_ns))
+            return reported_ns
+        return max(reported_ns, min(now_ns, running.pending_wait_ns or now_ns))
 
     def integrity(self) -> EngineIntegrity:
         """Counters that must be zero when nothing runs."""

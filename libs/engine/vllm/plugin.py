@@ -28,7 +28,7 @@ PR_SET_PDEATHSIG = 1
 LEASH_VARIABLE = "FULCRUM_VLLM_LEASH"
 """Pid of the worker, set for the processes that it starts; vLLM elsewhere is left alone."""
 FOLDER_VARIABLE = "FULCRUM_VLLM_FOLDER"
-"""Folder of files for the worker, as long as its processes start (libs/engine/vllm/starting.py)."""
+"""Folder of files for the worker, as long as its processes start (libs/engine/vllm/starting/start_files.py)."""
 CAUSE_FILE, REGISTERED_FILE, HANDSHAKE_FILE = "cause", "registered.{pid}", "handshake.{pid}"
 """What kept a process from starting; that one is on the leash; by what NIXL knows whose blocks are like its own."""
 REVISION_VARIABLE = "FULCRUM_VLLM_REVISION"
@@ -90,7 +90,7 @@ def forget_ports() -> None:
     compile_factors = envs.compile_factors
 
     def without_ports() -> dict[str, object]:
-        return {name: told for name, told in compile_factors().items() if name not in (NIXL_PORT, MOONCAKE_PORT)}
+        return {name: value for name, value in compile_factors().items() if name not in (NIXL_PORT, MOONCAKE_PORT)}
 
     envs.compile_factors = without_ports
 

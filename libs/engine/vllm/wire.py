@@ -15,7 +15,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.engine.port import EngineRequest, FinishReason, Logprob, Phase
 from libs.engine.port import SamplingParams as Sampling
 from libs.engine.vllm.connectors import Handing
-from libs.engine.vllm.report import (
+from libs.engine.vllm.scheduling.step_report import (
     COMMAND_KEY,
     PACE_KEY,
     REPORT_KEY,

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Final
 
 from libs.contracts.errors import FulcrumError
-from libs.dispatch.generation import FinishReason
+from libs.dispatch.generation import ApiFinishReason
 from libs.engine.port import Logprob
 from libs.lab.cluster.cost import Coast
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
@@ -44,7 +44,9 @@ class Answer:
     """Tokens that came too late."""
     outcome: Outcome = Outcome.UNFINISHED
     predicted_ttft_ns: int = 0
-    """As the gateway expected when it bound the request; 0: it never did, or was told by a policy where to go."""
+    """As the gateway expected when it bound the request; 0: it never did, or a policy named the worker."""
+    likely_ttft_ns: tuple[int, ...] = ()
+    """TTFT that it would stay below with the chances of `libs.policy.estimates.ratios.LEVELS`, as of then."""
     cached_tokens: int = 0
     prefill_worker: str = ""
     decode_worker: str = ""
@@ -67,7 +69,7 @@ class Answer:
         self.last_ps = now_ps
 
     def coasted(self, coast: Coast, steps: int, delay_ps: int) -> None:
-        """So many have come, each `delay_ps` after its step ended.
+        """Enter `steps` tokens, each of which came `delay_ps` after its step ended.
 
         How late a token is grows ever faster along a coast, as its steps grow: late ones are at its ends.
         """
@@ -87,7 +89,7 @@ class Answer:
         """Of the token at that place after the first."""
         return self.first_ps + (self.tpot_limit_ns * place + GRACE_NS) * PS_PER_NS
 
-    def finish(self, reason: FinishReason) -> None:
+    def finish(self, reason: ApiFinishReason) -> None:
         """All have come."""
         self.outcome = Outcome.COMPLETED
         if self.on_end is not None:

@@ -82,7 +82,7 @@ class LabCore(Core):
         return most
 
     def coast(self, decoding: list[CountedSequence], steps: int) -> None:
-        """So many of those steps have passed."""
+        """Enter `steps` of those steps."""
         block_size, pool = self._capabilities.block_size_tokens, self._pool
         for sequence in decoding:
             sequence.coast(steps)
@@ -93,7 +93,7 @@ class LabCore(Core):
             sequence.register_full_blocks(pool)
 
     def free_blocks_after(self, decoding: list[CountedSequence], steps: int) -> int:
-        """Blocks that are free once so many of those steps have passed."""
+        """Free blocks after `steps` of those steps."""
         block_size = self._capabilities.block_size_tokens
         grown = 0
         for sequence in decoding:

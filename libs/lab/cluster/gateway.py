@@ -1,20 +1,24 @@
 """The gateway of the lab: the live dispatcher over links in virtual time, fed by a trace."""
 
 from collections.abc import MutableSequence, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from libs.contracts.errors import FulcrumError
 from libs.dispatch.dispatcher import Bounds, Dispatcher
-from libs.dispatch.generation import Ending, Generation, Timeline
+from libs.dispatch.generation import Ending, Generation, RequestTimes
 from libs.dispatch.router import Router
 from libs.dispatch.suspects import Suspects
 from libs.lab.cluster.books import Answer
+from libs.lab.cluster.borrowed import BorrowedMover
 from libs.lab.cluster.frames import Coasted, ToGateway
 from libs.lab.cluster.links import LabLink, LabLinks, TracedGeneration
 from libs.lab.cluster.planner import LabPlanner
 from libs.lab.cluster.sequence import CountedTokens
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.worker import LabWorker
+from libs.lab.cluster.wrong import Wrong
+from libs.lab.rivals.port import Mover, Slo
 from libs.lab.traces.request import TraceRequest
 from libs.policy.gateway.effects import Stay
 from libs.policy.gateway.expiry import Patience
@@ -28,6 +32,17 @@ class _Context(NamedTuple):
     """What the dispatcher reads of a request's context."""
 
     ttft_deadline_unix_ns: int
+    tenant: str
+    service_class: str
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """A rival's mover in our planner's place."""
+
+    mover: Mover
+    slo: Slo
+    """Of a typical request."""
 
 
 class LabGateway:
@@ -43,11 +58,18 @@ class LabGateway:
         max_waiting: int,
         tpot_ns: int = 0,
         planned: bool = False,
+        borrowed: Borrowed | None = None,
         lookup_ns: int = 0,
+        late_last: bool = True,
+        wrong: Wrong | None = None,
     ) -> None:
-        """`tpot_ns`: what requests want. `planned`: whether a planner assigns roles, which else stand still.
+        """`tpot_ns`: what requests want. `planned`: whether a planner assigns roles, which else stand still, or move as
+        a rival would have them.
+        `late_last`: whether the dispatcher knows by when they want their first token.
         `lookup_ns`: from a request's arrival until the block index has answered, where there is a choice of workers."""
         self._tpot_ns = tpot_ns
+        self._late_last = late_last
+        self._wrong = wrong or Wrong()
         self._time = time
         self._workers = workers
         self._lookup_ps = lookup_ns * PS_PER_NS
@@ -68,17 +90,34 @@ class LabGateway:
         self.moved = 0
         """Sequences that went on elsewhere with their KV."""
         dispatcher = self.dispatcher
-        self.planner = LabPlanner(workers, time, lambda: dispatcher.hopeful_tokens, tpot_ns) if planned else None
+        self.planner = (
+            LabPlanner(
+                workers,
+                time,
+                lambda: dispatcher.hopeful_tokens,
+                tpot_ns,
+                later_ns=round(self._wrong.telemetry_ms * 1e6),
+            )
+            if planned
+            else None
+        )
+        self._borrowed = (
+            BorrowedMover(workers, time, borrowed.mover, borrowed.slo, self._waiting) if borrowed is not None else None
+        )
 
     def start(self) -> None:
         """Watch how long things wait."""
         self.dispatcher.watch_time()
         if self.planner is not None:
             self.planner.start()
+        if self._borrowed is not None:
+            self._borrowed.start()
 
     def arrive(self, answer: Answer, keys: Sequence[bytes], tpot_target_ns: int) -> None:
         """A request has come."""
         arrived_ns = self._time.now_ns()
+        if self._borrowed is not None:
+            self._borrowed.arrived(answer)
 
         def submit() -> None:
             generation = self._generation(answer, answer.request, keys, tpot_target_ns, arrived_ns)
@@ -104,6 +143,7 @@ class LabGateway:
         self, answer: Answer, request: TraceRequest, keys: Sequence[bytes], tpot_target_ns: int, now_ns: int
     ) -> TracedGeneration:
         most = max(request.max_output_tokens, request.output_tokens)
+        deadline_ns = now_ns + answer.ttft_limit_ns if self._late_last else 0
         return TracedGeneration(
             request_id=str(request.number),
             model=self._workers[0].shape.model,
@@ -111,12 +151,12 @@ class LabGateway:
             prompt_tokens=request.input_tokens,
             max_output_tokens=most,
             sampling=cast(Any, None),
-            context=cast(Any, _Context(now_ns + answer.ttft_limit_ns)),
+            context=cast(Any, _Context(deadline_ns, request.tenant, request.service_class)),
             end_token_ids=frozenset(),
             sink=answer,
-            timeline=Timeline(now_ns),
+            timeline=RequestTimes(now_ns),
             output=cast(MutableSequence[int], CountedTokens(0)),
-            cached_hints=self._cached(keys),
+            cached_hints=self._cached(keys) | self._false_hint(request),
             fingerprint=request.number.to_bytes(8, "big"),
             output_tokens=request.output_tokens,
             keys=keys,
@@ -125,12 +165,20 @@ class LabGateway:
         )
 
     def _cached(self, keys: Sequence[bytes]) -> dict[str, int]:
-        """Prompt tokens whose KV workers hold, as the block index tells them."""
+        """Prompt tokens whose KV each worker holds, by the block index."""
         if not keys:
             return {}
         every = list(keys)
         found = ((worker.id, worker.core.cached_tokens(every)) for worker in self._workers)
         return {worker_id: tokens for worker_id, tokens in found if tokens}
+
+    def _waiting(self) -> tuple[int, int]:
+        """(prompts, their tokens) that wait here and can still be in time."""
+        return self.dispatcher.waiting, self.dispatcher.hopeful_tokens
+
+    def _false_hint(self, request: TraceRequest) -> dict[str, int]:
+        named = self._wrong.hint(request.number, [worker.id for worker in self._workers]) if self._wrong.hints else ""
+        return {named: request.input_tokens} if named else {}
 
     def _quiet(self, stay: Stay) -> bool:
         return False
@@ -139,10 +187,14 @@ class LabGateway:
         answer = cast(Answer, generation.sink)
         answer.cached_tokens = generation.cached_tokens
         answer.predicted_ttft_ns = generation.timeline.predicted_ttft_ns
+        arrival_ns = generation.timeline.arrival_ns
+        answer.likely_ttft_ns = tuple(each - arrival_ns for each in generation.timeline.likely_first_ns)
         answer.prefill_worker, answer.decode_worker = (
             generation.placement.prefill_worker,
             generation.placement.decode_worker,
         )
+        if self._borrowed is not None:
+            self._borrowed.ended(answer)
         self.moved += generation.placement.moves
         self.ended += 1
 
@@ -153,13 +205,13 @@ class LabGateway:
         """While choices are on trial: a few tokens acquit one, and others that wait for it may go then."""
         return bool(self.dispatcher.suspects)
 
-    def tell(self, worker: LabWorker, frame: ToGateway) -> None:
+    def deliver(self, worker: LabWorker, frame: ToGateway) -> None:
         """A frame has come."""
         if (link := self._by_worker.get(worker.index)) is not None:
             link.take(frame)
 
     def lost(self, worker: LabWorker) -> None:
-        """Its stream broke, and nobody answers at its address."""
+        """Its stream broke, and its address does not answer."""
         link = self._by_worker.pop(worker.index)
         self._links.remove(link)
         link.broken()

@@ -13,10 +13,10 @@ from libs.lab.cluster.frames import Coasted, ToGateway, ToWorker
 from libs.lab.cluster.sequence import GREEDY, CountedRequest, CountedTokens
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.worker import LabWorker
+from libs.policy.gateway.credit_balance import CreditBalance
 from libs.policy.gateway.effects import Blocks, Stay, WorkerKey
 from libs.policy.gateway.outlook import Outlook, Sent
 from libs.policy.gateway.placement import Partner
-from libs.policy.gateway.purse import Purse
 from libs.policy.gateway.view import WorkerView
 from libs.policy.roles import Assignment, Role, serves
 from libs.policy.roles import Phase as RolePhase
@@ -54,8 +54,8 @@ class LabLink:
         self.id = worker.id
         self.key: WorkerKey = (worker.id, worker.incarnation)
         self.outlook = Outlook("lab", worker.speed, worker.shape.kv_blocks, tpot_ns)
-        self.prefill = Purse()
-        self.decode = Purse()
+        self.prefill = CreditBalance()
+        self.decode = CreditBalance()
         self.worker = worker
         self._listener = listener
         self._time = time
@@ -99,9 +99,9 @@ class LabLink:
 
     def view(self) -> WorkerView:
         """For binding."""
-        told = self.worker.told_load(self._time.now_ps - self._hop_ps)
-        if told is not None:
-            self.outlook.told(*told, self._time.now_ns())
+        reported = self.worker.reported_load(self._time.now_ps - self._hop_ps)
+        if reported is not None:
+            self.outlook.on_load_report(*reported, self._time.now_ns())
             self._view = None
         if self._view is None:
             self._view = self.outlook.view(
@@ -133,7 +133,7 @@ class LabLink:
         self._changed()
 
     def proceed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
-        """The prompt of a streamed sequence is computed, and so many tokens were sampled there."""
+        """The prompt of a streamed sequence is computed, and `token_ids` were sampled there."""
         self._next.proceeds.append((sequence_id, len(token_ids)))
         self._changed()
 
@@ -165,13 +165,13 @@ class LabLink:
         self._return_credits()
 
     def set_demand(self, demand: Demand) -> None:
-        """Tell it what waits: at once where that changes who gets credits, else with whatever is sent next."""
+        """Send the worker what waits: at once where that changes who gets credits, else with the next frame."""
         if demand == self._demand or not self._connected:
             return
-        told, self._demand = self._demand, demand
+        sent, self._demand = self._demand, demand
         self._next.demand = demand
-        grown = demand.waiting >= 2 * told.waiting or not demand.waiting
-        if grown or demand.head_deadline_unix_ns < told.head_deadline_unix_ns:
+        grown = demand.waiting >= 2 * sent.waiting or not demand.waiting
+        if grown or demand.head_deadline_unix_ns < sent.head_deadline_unix_ns:
             self._changed()
 
     def _return_credits(self) -> None:
@@ -223,7 +223,7 @@ class LabLink:
             self.decode.grant(decode_grant)
         if frame.speed is not None:
             self.outlook.speed = frame.speed
-        self.outlook.told(frame.load, frame.submits_taken, self._time.now_ns())
+        self.outlook.on_load_report(frame.load, frame.submits_taken, self._time.now_ns())
         for each in frame.happened:
             if isinstance(each, Prefilled):
                 self._prompts.pop(each.sequence_id, None)
@@ -236,14 +236,14 @@ class LabLink:
         self._view = None
         if coasted.speed is not None:
             self.outlook.speed = coasted.speed
-        self.outlook.told(coasted.load, coasted.submits_taken, self._time.now_ns())
+        self.outlook.on_load_report(coasted.load, coasted.submits_taken, self._time.now_ns())
         self._listener.received(self, _NOTHING if coasted.speed is None else _SPEED)
 
 
 class LabLinks:
     """All workers; implements `libs.dispatch.ports.Links`."""
 
-    hushed: frozenset[str] = frozenset()
+    quiet: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         self._links: dict[WorkerKey, LabLink] = {}

@@ -1,4 +1,4 @@
-"""The planner of the lab: the live decision about roles, over what workers and the gateway tell, as late as live."""
+"""The planner of the lab: the live decision about roles, over the reports of workers and gateway, with live delays."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -7,9 +7,9 @@ from typing import Final
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.watch import held_tokens, load_now
 from libs.lab.cluster.worker import LabWorker
-from libs.policy.planner.assigning import Assigned, Memory, Standing, assign
-from libs.policy.planner.capacity import Engine, Work
 from libs.policy.planner.demand import decodes_to_come, prompts_wanted
+from libs.policy.planner.role_planning import Memory, PlannedWorker, RolePlan, assign
+from libs.policy.pressure.splits import WorkerProfile, Workload
 from libs.policy.roles import Role
 
 PERIOD_NS: Final = 100_000_000
@@ -23,15 +23,23 @@ class LabPlanner:
     """Decides every period."""
 
     def __init__(
-        self, workers: Sequence[LabWorker], time: VirtualTime, waiting_tokens: Callable[[], int], tpot_ns: int
+        self,
+        workers: Sequence[LabWorker],
+        time: VirtualTime,
+        waiting_tokens: Callable[[], int],
+        tpot_ns: int,
+        *,
+        later_ns: int = 0,
     ) -> None:
-        """`waiting_tokens`: of prompts in the gateway that can still be in time."""
+        """`waiting_tokens`: of prompts in the gateway that can still be in time. `later_ns`: by which what is seen is
+        older than usual."""
+        self._delay_ps = (TOLD_LATER_NS + later_ns) * PS_PER_NS
         shape = workers[0].shape
         self._workers = workers
         self._time = time
         self._waiting_tokens = waiting_tokens
         self._tpot_ns = tpot_ns
-        self._engine = Engine(
+        self._engine = WorkerProfile(
             shape.step_time, shape.chunk_tokens, shape.max_sequences, shape.kv_blocks * shape.block_tokens
         )
         self._memory = Memory()
@@ -47,21 +55,21 @@ class LabPlanner:
         assigned = assign(self._engine, self._work(), self._standing(), self._memory, self._time.now_ns())
         self._memory = assigned.memory
         if assigned.changes:
-            self._time.at_ps(self._time.now_ps + TOLD_LATER_NS * PS_PER_NS, lambda: self._apply(assigned))
+            self._time.at_ps(self._time.now_ps + self._delay_ps, lambda: self._apply(assigned))
         self._time.at_ps(self._time.now_ps + PERIOD_NS * PS_PER_NS, self._look)
 
-    def _apply(self, assigned: Assigned) -> None:
+    def _apply(self, assigned: RolePlan) -> None:
         by_id = {worker.id: worker for worker in self._workers}
         for change in assigned.changes:
             if not by_id[change.worker_id].down:
                 by_id[change.worker_id].set_role(change.role, change.budget_tokens)
 
-    def _standing(self) -> list[Standing]:
+    def _standing(self) -> list[PlannedWorker]:
         found = []
         for worker in self._workers:
             load, assignment = load_now(worker, self._time), worker.assignment
             found.append(
-                Standing(
+                PlannedWorker(
                     worker.id,
                     assignment.role,
                     assignment.budget_tokens,
@@ -72,7 +80,7 @@ class LabPlanner:
             )
         return found
 
-    def _work(self) -> Work:
+    def _work(self) -> Workload:
         model, decodes, kv_tokens, waiting_tokens, computed_ns = self._engine.step_time, 0, 0, 0, 0.0
         for worker in self._workers:
             load = load_now(worker, self._time)
@@ -91,4 +99,4 @@ class LabPlanner:
         served = sum(self._computed_ns) / (len(self._computed_ns) * PERIOD_NS)
         waiting_tokens += self._waiting_tokens()
         prompts = prompts_wanted(served, waiting_tokens / self._engine.chunk_speed())
-        return Work(prompts, decodes, kv_tokens, self._tpot_ns)
+        return Workload(prompts, decodes, kv_tokens, self._tpot_ns)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from libs.contracts.errors import NoWorkers
-from libs.dispatch.generation import FinishReason
+from libs.dispatch.generation import ApiFinishReason
 from libs.dispatch.worker_news import Failed, Finished, Happened, Prefilled, Refused
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Phase
@@ -138,7 +138,7 @@ class PushGateway:
 
     heeds_tokens: Final = False
 
-    def tell(self, worker: LabWorker, frame: ToGateway) -> None:
+    def deliver(self, worker: LabWorker, frame: ToGateway) -> None:
         """A frame has come."""
         for sequence_id in frame.tokens:
             pushed = self._on.get((worker.index, sequence_id))
@@ -192,7 +192,7 @@ class PushGateway:
 
     def _end(self, pushed: _Pushed) -> None:
         self._release(pushed)
-        pushed.answer.finish(FinishReason.STOP)
+        pushed.answer.finish(ApiFinishReason.STOP)
         self._watch.ended(pushed.answer)
         self.ended += 1
 
@@ -238,7 +238,7 @@ class PushGateway:
             self._again(pushed)
 
     def returned(self, worker: LabWorker) -> None:
-        """Those for whom there was no worker may go on."""
+        """Retry requests that had found no worker."""
         self._retry()
 
     def _retry(self) -> None:

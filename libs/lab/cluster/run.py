@@ -1,7 +1,7 @@
 """One run: a trace through a cluster, from its first arrival until the last request has ended."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
@@ -13,6 +13,7 @@ from libs.lab.cluster.host.shape import WorkerShape
 from libs.lab.cluster.host.spent import Spent
 from libs.lab.cluster.time import PS_PER_NS, START_PS, VirtualTime
 from libs.lab.cluster.worker import LabWorker
+from libs.lab.cluster.wrong import Wrong
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.roles import Assignment, Role
 
@@ -63,6 +64,7 @@ class Setup:
     moves: Sequence[RoleMove] = ()
     refused: frozenset[int] = frozenset()
     """Numbers of requests that are turned away as they arrive."""
+    wrong: Wrong = field(default_factory=Wrong)
 
 
 @dataclass(slots=True)
@@ -99,7 +101,7 @@ class Gateway(Protocol):
         """A request has come."""
         ...
 
-    def tell(self, worker: LabWorker, frame: ToGateway) -> None:
+    def deliver(self, worker: LabWorker, frame: ToGateway) -> None:
         """A worker's frame has come."""
         ...
 
@@ -126,9 +128,14 @@ class Run:
         self._trace = trace
         self._setup = setup
         self.time = VirtualTime()
-        cost = StepCost(setup.shape.step_time)
         self.workers = [
-            LabWorker(index, setup.shape, Assignment(setup.shape.model, role, budget, FIRST_EPOCH), self.time, cost)
+            LabWorker(
+                index,
+                setup.wrong.shape(index, setup.shape),
+                Assignment(setup.shape.model, role, budget, FIRST_EPOCH),
+                self.time,
+                StepCost(setup.wrong.steps(index, setup.shape.step_time)),
+            )
             for index, (role, budget) in enumerate(setup.roles)
         ]
         self.gateway = make_gateway(self.workers, self.time)

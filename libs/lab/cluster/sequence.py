@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.engine.block_pool import BlockPool
+from libs.engine.kv.block_pool import BlockPool
 from libs.engine.port import EngineRequest, FinishReason, SamplingParams
 from libs.engine.runner import Chunk
 from libs.engine.sequence import Sequence
@@ -134,7 +134,7 @@ class CountedSequence(Sequence):
         self._registered = full
 
     def coast(self, steps: int) -> None:
-        """So many decode steps have passed, none of them its last."""
+        """Enter `steps` decode steps, none of them its last."""
         self.length += steps
         self.computed += steps
         self.reached = self.computed

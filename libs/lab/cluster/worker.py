@@ -37,12 +37,12 @@ class Gateway(Protocol):
         """Whether it may decide something at any token now: steps then pass one by one."""
         ...
 
-    def tell(self, worker: "LabWorker", frame: ToGateway) -> None:
+    def deliver(self, worker: "LabWorker", frame: ToGateway) -> None:
         """A frame has come, a hop after it was sent."""
         ...
 
     def coasted(self, worker: "LabWorker", coasted: Coasted) -> None:
-        """So many tokens have come, the last of them now."""
+        """Tokens of many steps have come, the last of them now."""
         ...
 
     def lost(self, worker: "LabWorker") -> None:
@@ -55,7 +55,7 @@ class Gateway(Protocol):
 
 
 class LabWorker:
-    """One engine of the cluster. Whoever touches it from outside calls a public method, at the moment it happens."""
+    """One engine of the cluster. Other parts call its public methods at the moment of the event."""
 
     def __init__(
         self, index: int, shape: WorkerShape, assignment: Assignment, time: VirtualTime, cost: StepCost
@@ -88,7 +88,7 @@ class LabWorker:
         self.spent, self.counts = self._device.spent, self._device.counts
         self._duties = Duties(shape, assignment, self._device, self._outbox)
         self._fetching = Fetching(shape, time, self._device)
-        self._beat = Beat(time, self._device, self._tell_load)
+        self._beat = Beat(time, self._device, self._send_load)
 
     def start(self, gateway: Gateway, peers: dict[str, "LabWorker"]) -> None:
         """Join the cluster."""
@@ -174,8 +174,8 @@ class LabWorker:
         """As `Device.coasted_load`."""
         return self._device.coasted_load(before_ps)
 
-    def told_load(self, before_ps: int) -> tuple[EngineLoad, int] | None:
-        """(depths, submits taken) as frames of steps that passed at once would have told; None where frames did."""
+    def reported_load(self, before_ps: int) -> tuple[EngineLoad, int] | None:
+        """(depths, submits taken) after steps that passed at once; None where frames carried them."""
         if (passed := self._device.passed_load(before_ps)) is not None:
             return passed
         load = self._device.coasted_load(before_ps)
@@ -315,15 +315,15 @@ class LabWorker:
             if not self._fetching.ask():
                 break
         self._pass_on(None)
-        told = self._flush()
+        reported = self._flush()
         if self.shape.credits:
-            self._beat.watch(told=told)
+            self._beat.watch(reported=reported)
         if device.free:
             device.rest = self._fetching.rest
             self._watch_leases()
 
     def may_coast(self) -> bool:
-        """Whether many steps may pass at once now: the end of the next one tells a new speed."""
+        """Whether many steps may pass at once now: the end of the next one reports a new speed."""
         assert self._gateway is not None
         return not (self.shape.stepwise or self._outbox.speed or self._gateway.heeds_tokens)
 
@@ -348,7 +348,7 @@ class LabWorker:
         coasted = Coasted(ids, coast, steps, load, self._submits, self.speed if box.speed else None)
         box.speed = False
         end_ps = coast.end_ps(steps)
-        self._beat.told(load, end_ps)
+        self._beat.reported(load, end_ps)
         self._time.at_ps(end_ps + self.shape.hop_ps, lambda: gateway.coasted(self, coasted))
 
     def received_at(self, transfers: TransferSpeed) -> None:
@@ -361,7 +361,7 @@ class LabWorker:
         """A reader has all blocks of a handle, which is let go."""
         self._duties.moved(opaque, self._time.now_ns())
 
-    def _tell_load(self) -> None:
+    def _send_load(self) -> None:
         """A sign of life."""
         if not self._down:
             self._outbox.load = True
@@ -388,18 +388,18 @@ class LabWorker:
             self._duties.came(event.outputs, self._time.now_ns())
 
     def _flush(self) -> bool:
-        """Tell the gateway, a hop from now; whether there is something to tell."""
+        """Send the gateway the news, which arrives a hop from now; whether there was any."""
         box, duties, gateway = self._outbox, self._duties, self._gateway
         has_credit = duties.has_credit()
         if not (has_credit or box.due):
             return False
         assert gateway is not None
         load = self.core.load()
-        self._beat.told(load, self._time.now_ps)
+        self._beat.reported(load, self._time.now_ps)
         credit = duties.credits.take(GATEWAY) if has_credit else None
         assignment = duties.assignment if box.assignment else None
         speed = self.speed if box.speed else None
         frame = ToGateway(load, self._submits, box.tokens, box.happened, credit, assignment, speed)
         box.sent()
-        self._time.in_ps(self.shape.hop_ps, lambda: gateway.tell(self, frame))
+        self._time.in_ps(self.shape.hop_ps, lambda: gateway.deliver(self, frame))
         return True

@@ -20,7 +20,7 @@ LOOK_NS: Final = 50_000_000
 
 
 def tpot_with_one_more_ns(worker: SeenWorker, input_tokens: float) -> float:
-    """TPOT there if a request with so many tokens joined: a + b·batch + c·tokens."""
+    """TPOT with one more request of `input_tokens`: a + b·batch + c·tokens."""
     return worker.speed.decode_ns(sequences(worker) + 1, worker.kv_tokens + input_tokens)
 
 

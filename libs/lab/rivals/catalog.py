@@ -66,5 +66,5 @@ def names() -> str:
 
 
 def every_split(workers: int) -> list[Rival]:
-    """Each static split of so many workers; the best in hindsight is the one to beat."""
+    """Every static split of `workers`; the best in hindsight is the one to beat."""
     return [static_split(prefill, workers - prefill) for prefill in range(1, workers)]

@@ -166,7 +166,7 @@ def _decode_engine(worker: SeenWorker) -> EngineState:
 SIMPLIFIED: Final = (
     "Step times are the two linear fits that the wheel ships in Python (prefill.py, decode.py), with its buckets of "
     "samples; the installed planner asks aisimulate_core, a library in Rust, in its mode fpm_regression. "
-    "load/dynamo_agreement.py measures how often that decides differently.",
+    "load/lab/dynamo_agreement.py measures how often that decides differently.",
     "Queued prompt tokens include what is left of prompts that are being computed; prefix hits are taken off when a "
     "prompt is bound, not by the router's hit rate.",
     "The GPU budget is pinned exactly: where the shipped tolerance of one GPU would leave one idle, it stays.",
@@ -174,7 +174,7 @@ SIMPLIFIED: Final = (
     "Of a pool the highest indices are deleted first.",
     "The profile before deployment is swept over the step-time model instead of aiconfigurator's tables.",
     "The router counts a request's generated tokens as blocks held and breaks ties by load, not by chance.",
-    "The throughput loop foretells with the constant or the Kalman predictor; ARIMA, the default, and Prophet search "
+    "The throughput loop predicts with the constant or the Kalman predictor; ARIMA, the default, and Prophet search "
     "over models with libraries of their own.",
 )
 

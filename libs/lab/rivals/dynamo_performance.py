@@ -32,7 +32,7 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One engine step as its telemetry tells it; one that took no time is a heartbeat."""
+    """One engine step from telemetry; one that took no time is a heartbeat."""
 
     wall_s: float = 0.0
     prefill_sequences: int = 0
@@ -161,11 +161,11 @@ class PrefillModel:
 
     @property
     def ready(self) -> bool:
-        """Whether it can tell anything."""
+        """Whether it has seen enough steps to predict."""
         return self._steps.ready
 
     def ttft_s(self, engine: EngineState, queue_scale: float = 1.0) -> float | None:
-        """Of a next request of mean length, behind a queue so many times as long."""
+        """TTFT of a next request of mean length, behind a queue `queue_scale` times as long."""
         return self._prompts_s(ceil(engine.queued_prefill_tokens * queue_scale + self._prompt_tokens.value))
 
     def capacity_rps(self, input_tokens: float, ttft_s: float) -> float | None:
@@ -207,11 +207,11 @@ class DecodeModel:
 
     @property
     def ready(self) -> bool:
-        """Whether it can tell anything."""
+        """Whether it has seen enough steps to predict."""
         return self._steps.ready
 
     def itl_s(self, engine: EngineState, scale: float = 1.0) -> float | None:
-        """With a next request of mean length beside so many times as much as is there."""
+        """ITL with a next request of mean length beside `scale` times the present load."""
         next_tokens = self._sequence_tokens.value
         sequences = ceil(engine.decode_sequences * scale + (1 if next_tokens else 0))
         return self._steps.predict_s(float(sequences), float(ceil(engine.decode_kv_tokens * scale + next_tokens)))

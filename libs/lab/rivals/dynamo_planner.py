@@ -78,11 +78,11 @@ class DynamoPlanner:
     ) -> Pools:
         """Replicas that the next interval needs, by the traffic of the one that ended; nan is not known."""
         self._forecast.add(requests, input_tokens, output_tokens)
-        foretold, input_tokens, output_tokens = self._forecast.next()
+        predicted, input_tokens, output_tokens = self._forecast.next()
         rates = self._capacity_rps(input_tokens, output_tokens)
         if rates is None:
             return current
-        demand_rps = foretold / interval_s
+        demand_rps = predicted / interval_s
         wanted = Pools(
             _capped(ceil(demand_rps / rates[0]), current.prefill), _capped(ceil(demand_rps / rates[1]), current.decode)
         )

@@ -1,4 +1,4 @@
-"""How Dynamo's planner foretells the next interval: as the last one, or by a Kalman filter with a trend. Pure.
+"""How Dynamo's planner predicts the next interval: as the last one, or by a Kalman filter with a trend. Pure.
 
 Read in ai-dynamo 1.6.1 (wheel): dynamo/planner/core/load/predictors.py, its defaults in
 dynamo/planner/config/defaults.py, and dynamo/planner/plugins/builtins/local_planner.py for what is fed to it.
@@ -14,11 +14,11 @@ TREND_NOISE: Final = 0.1
 MEASUREMENT_NOISE: Final = 10.0
 FIRST_VARIANCE: Final = 1000.0
 MIN_POINTS: Final = 5
-"""Before so many the filter foretells the last value."""
+"""With fewer points the filter predicts the last value."""
 
 
 class Predictor(Protocol):
-    """Foretells the next value of a series."""
+    """Predicts the next value of a series."""
 
     def add(self, value: float) -> None:
         """The value of the interval that ended; zeros before the first other one are skipped."""
@@ -53,10 +53,10 @@ class Kalman:
         self._level = self._trend = 0.0
         self._level_variance = self._trend_variance = FIRST_VARIANCE
         self._covariance = 0.0
-        self._foretold = False
+        self._predicted = False
 
     def add(self, value: float) -> None:
-        """Corrects what was foretold."""
+        """Correct the filter by the value that came."""
         if not self._points and not value:
             return
         self._points += 1
@@ -64,9 +64,9 @@ class Kalman:
         if self._points == 1:
             self._level = value
             return
-        if not self._foretold:
+        if not self._predicted:
             self._advance()
-        self._foretold = False
+        self._predicted = False
         error = value - self._level
         total = self._level_variance + MEASUREMENT_NOISE
         level_gain, trend_gain = self._level_variance / total, self._covariance / total
@@ -80,9 +80,9 @@ class Kalman:
         """Level plus trend, at least 0."""
         if self._points < MIN_POINTS:
             return self._last
-        if not self._foretold:
+        if not self._predicted:
             self._advance()
-            self._foretold = True
+            self._predicted = True
         return max(0.0, self._level)
 
     def _advance(self) -> None:

@@ -218,7 +218,7 @@ class DecodeRate:
 
 @dataclass(slots=True)
 class Recent:
-    """What Prometheus tells: means over some time, and the highest use of late."""
+    """Prometheus's figures: means over some time, and the highest recent use."""
 
     _intervals: deque[Interval] = field(default_factory=lambda: deque(maxlen=LENGTHS_LOOKS))
     _kv_tokens: dict[int, deque[int]] = field(default_factory=dict)

@@ -76,9 +76,9 @@ def paired_moves(
 ) -> list[Move]:
     """Moves that give one pool what the other can spare, under a fixed number of workers.
 
-    more_prefill, more_decode: wanted changes; below 0: it can spare so many. Only wishes that oppose each other move
-    workers, as many as both sides agree on, and each pool keeps one that is ready. The highest indices go first, as
-    where replicas are numbered.
+    more_prefill, more_decode: wanted changes; below 0: workers that the pool can spare. Only wishes that oppose each
+    other move workers, as many as both sides agree on, and each pool keeps one that is ready. The highest indices go
+    first, as where replicas are numbered.
     """
     if more_prefill > 0 > more_decode:
         donors, count, role, budget = decode_pool(workers), min(more_prefill, -more_decode), Role.PREFILL, 0

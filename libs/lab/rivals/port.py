@@ -23,7 +23,7 @@ class Slo:
 
 @dataclass(slots=True)
 class SeenWorker:
-    """One worker at one moment, as the telemetry of any of these systems tells it."""
+    """One worker at one moment, as the telemetry of any of these systems reports it."""
 
     index: int
     role: Role

@@ -23,7 +23,7 @@ class SplitRouter:
 
 
 def static_split(prefill: int, decode: int) -> Rival:
-    """So many workers in role prefill, so many that decode only."""
+    """`prefill` workers in role prefill, `decode` workers that decode only."""
 
     def router(cluster: Cluster) -> Router:
         return SplitRouter()

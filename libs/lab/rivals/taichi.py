@@ -40,7 +40,7 @@ class TaiChiRouter:
 
 
 def taichi(prefill: int = 0, decode: int = 0, budget_tokens: int = DECODE_HEAVY_BUDGET_TOKENS) -> Rival:
-    """So many prefill-heavy and decode-heavy instances, or an even split. budget_tokens: of the decode-heavy ones."""
+    """Prefill-heavy and decode-heavy instances, or an even split. budget_tokens: of the decode-heavy ones."""
     if budget_tokens < 1:
         raise InvalidRequest(f"decode-heavy instances compute at least one prompt token a step, not {budget_tokens}")
 

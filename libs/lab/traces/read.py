@@ -57,7 +57,7 @@ def read_trace(
     """The requests of a file, or those of `seconds` from `start_s` after its first arrival or bin.
 
     The seed decides what a file leaves open: where in a tick of its clock a request came, or all that is drawn from
-    rates. rate_factor: bins are drawn at so many times their rate; requests are superposed (see `scale_rate`).
+    rates. rate_factor: bins are drawn at this multiple of their rate; requests are superposed (see `scale_rate`).
     Raises InvalidRequest: the format is not known, a line is broken, there are more than `MAX_REQUESTS`, or none.
     """
     path = Path(path)

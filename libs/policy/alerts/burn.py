@@ -10,11 +10,11 @@ from typing import Final
 
 import numpy as np
 
-from libs.policy.alerts.grade import Grade
+from libs.policy.alerts.condition import Condition, Severity
 from libs.policy.alerts.limits import Limits
 from libs.policy.alerts.rules import Name
-from libs.policy.alerts.sign import Severity, Sign
 from libs.policy.alerts.snapshot import Burn, Count
+from libs.policy.grade import Grade
 
 SLOS: Final = ("ttft", "tpot")
 BUCKET_S: Final = 30
@@ -87,18 +87,18 @@ class BurnLog:
         return int(number % (BUCKETS + 1))
 
 
-def burn_signs(burns: list[Burn], limits: Limits) -> Iterator[Sign]:
+def burn_conditions(burns: list[Burn], limits: Limits) -> Iterator[Condition]:
     """Of every service level, by severity: the worst of its pairs. The severity is a label, so that a warning that
     fires already hides nothing critical."""
     for burn in burns:
-        critical = _sign(burn, "critical", limits)
-        warning = _sign(burn, "warning", limits)
+        critical = _condition(burn, "critical", limits)
+        warning = _condition(burn, "warning", limits)
         if critical.grade is Grade.FIRE and warning.grade is Grade.FIRE:
-            warning = replace(warning, grade=Grade.HOLD)  # who is told the graver one need not be told this too
+            warning = replace(warning, grade=Grade.HOLD)  # the critical alert covers the warning
         yield from (critical, warning)
 
 
-def _sign(burn: Burn, severity: Severity, limits: Limits) -> Sign:
+def _condition(burn: Burn, severity: Severity, limits: Limits) -> Condition:
     budget = 1 - limits.slo_objective
     pairs = [pair for pair in PAIRS if pair.severity == severity]
     graded = [(_grade(burn, pair, budget, limits.slo_requests), pair) for pair in pairs]
@@ -111,7 +111,7 @@ def _sign(burn: Burn, severity: Severity, limits: Limits) -> Sign:
         f"{burn.windows[pair.short_s].share / budget:.1f}x in {duration(pair.short_s)}"
     )
     labels = (("model", burn.model), ("slo", burn.slo), ("severity", severity))
-    return Sign(Name.SLO_BURN, labels, grade, reason, severity)
+    return Condition(Name.SLO_BURN, labels, grade, reason, severity)
 
 
 def _rate(burn: Burn, window_s: int, budget: float) -> float:

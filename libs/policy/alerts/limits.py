@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from libs.policy.alerts.grade import Threshold
+from libs.policy.grade import Threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +30,4 @@ class Limits:
     slo_objective: float
     """Share of requests that are to be good."""
     slo_requests: int
-    """Fewer of them in a window tell nothing."""
+    """With fewer in a window nothing is graded."""

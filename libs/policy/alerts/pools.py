@@ -1,35 +1,37 @@
 """Signs of whole pools: imbalance, queues that grow, time lost to KV transfers. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
-from libs.policy.alerts.grade import Grade
+from libs.policy.alerts.condition import Condition, Labels
 from libs.policy.alerts.limits import Limits
 from libs.policy.alerts.queues import QueueLog
 from libs.policy.alerts.rules import Name
-from libs.policy.alerts.sign import Labels, Sign
 from libs.policy.alerts.snapshot import Pool
+from libs.policy.grade import Grade
 
 OTHER = {"prefill": "decode", "decode": "prefill"}
 
 
-def pool_signs(pools: list[Pool], queues: QueueLog, limits: Limits) -> Iterator[Sign]:
-    """Of every pool; `queues` has their depths up to now."""
+def pool_conditions(
+    pools: list[Pool], queues: QueueLog, limits: Limits, judged: Container[str] = ()
+) -> Iterator[Condition]:
+    """Of every pool; `queues` has their depths up to now. `judged`: models of which the verdict names the causes."""
     known = {(pool.model, pool.phase): pool for pool in pools}
     for pool in pools:
         other = known.get((pool.model, OTHER[pool.phase]))
         waiting = queues.mean((pool.model, pool.phase), limits.window_ns)
-        if other is not None:
+        if other is not None and pool.model not in judged:
             yield _imbalance(pool, other, waiting, limits)
         yield _queue(pool, waiting, queues.growth_per_minute((pool.model, pool.phase)), limits)
-        if pool.phase == "decode":
+        if pool.phase == "decode" and pool.model not in judged:
             yield _kv_wait(pool, limits)
 
 
-def _imbalance(starved: Pool, other: Pool, waiting: float, limits: Limits) -> Sign:
+def _imbalance(starved: Pool, other: Pool, waiting: float, limits: Limits) -> Condition:
     """One phase has more than it can do while the other has nothing to do."""
     labels = _labels(starved)
     if not (starved.covered_ns and other.covered_ns):
-        return Sign(Name.IMBALANCE, labels, None, "telemetry does not tell")
+        return Condition(Name.IMBALANCE, labels, None, "telemetry does not cover it")
     busy = starved.busy_ns / starved.covered_ns
     idle = 1 - (other.busy_ns + other.kv_wait_ns) / other.covered_ns
     known = starved.waiting is not None
@@ -40,7 +42,7 @@ def _imbalance(starved: Pool, other: Pool, waiting: float, limits: Limits) -> Si
     reason = f"{starved.phase} {busy:.0%} busy with {at_hand}, {other.phase} {other.busy_ns / other.covered_ns:.0%}"
     if grade is Grade.FIRE:
         reason += f": {advice(starved, other)}"
-    return Sign(Name.IMBALANCE, labels, grade, reason)
+    return Condition(Name.IMBALANCE, labels, grade, reason)
 
 
 def advice(starved: Pool, other: Pool) -> str:
@@ -48,7 +50,7 @@ def advice(starved: Pool, other: Pool) -> str:
     if other.workers == 1:
         return f"its only {other.phase} worker cannot move; as mixed it would take prompts too"
     work, lent = (pool.busy_ns / pool.covered_ns * pool.workers for pool in (starved, other))
-    # So many that both pools are equally busy afterwards, were the work the same.
+    # Moving `even` workers makes both pools equally busy, were the work the same.
     even = (work * other.workers - lent * starved.workers) / (work + lent)
     count = min(max(int(even), 1), other.workers - 1)
     return (
@@ -57,30 +59,30 @@ def advice(starved: Pool, other: Pool) -> str:
     )
 
 
-def _queue(pool: Pool, waiting: float, growth_per_minute: float | None, limits: Limits) -> Sign:
+def _queue(pool: Pool, waiting: float, growth_per_minute: float | None, limits: Limits) -> Condition:
     """It is long, and grows by as much a minute as makes it long."""
     if pool.waiting is None:
-        return Sign(Name.QUEUE_GROWING, _labels(pool), None, "telemetry does not tell")
+        return Condition(Name.QUEUE_GROWING, _labels(pool), None, "telemetry does not cover it")
     long = max(pool.gpus, 1) * (limits.queue_tokens if pool.phase == "prefill" else limits.queue_sequences)
     reason = f"{amount(waiting)} {pool.unit} wait for {pool.phase} on {pool.gpus} GPUs"
     if growth_per_minute is None:  # as after silence: a long queue may have grown
         grade = Grade.CLEAR if waiting < long / 2 else Grade.HOLD
-        return Sign(Name.QUEUE_GROWING, _labels(pool), grade, reason)
+        return Condition(Name.QUEUE_GROWING, _labels(pool), grade, reason)
     if waiting < long / 2 or growth_per_minute < long / 10:
         grade = Grade.CLEAR
     else:
         grade = Grade.FIRE if waiting >= long and growth_per_minute >= long else Grade.HOLD
     reason += f", {'+' if growth_per_minute >= 0 else '-'}{amount(abs(growth_per_minute))} a minute"
-    return Sign(Name.QUEUE_GROWING, _labels(pool), grade, reason)
+    return Condition(Name.QUEUE_GROWING, _labels(pool), grade, reason)
 
 
-def _kv_wait(pool: Pool, limits: Limits) -> Sign:
+def _kv_wait(pool: Pool, limits: Limits) -> Condition:
     labels: Labels = (("model", pool.model),)
     if not pool.covered_ns:
-        return Sign(Name.KV_TRANSFER_BOUND, labels, None, "telemetry does not tell")
+        return Condition(Name.KV_TRANSFER_BOUND, labels, None, "telemetry does not cover it")
     share = pool.kv_wait_ns / pool.covered_ns
     reason = f"decode workers wait for KV blocks {share:.0%} of the time, {pool.busy_ns / pool.covered_ns:.0%} busy"
-    return Sign(Name.KV_TRANSFER_BOUND, labels, limits.kv_wait.grade(share), reason)
+    return Condition(Name.KV_TRANSFER_BOUND, labels, limits.kv_wait.grade(share), reason)
 
 
 def _labels(pool: Pool) -> Labels:

@@ -1,14 +1,14 @@
-"""How the pools' queues have gone of late: means over a moment, growth over half a minute. Pure."""
+"""How the pools' queues have changed: means over a moment, growth over half a minute. Pure."""
 
 from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
 SPAN_NS: Final = 30 * 10**9
-"""What growth is told over."""
+"""Growth is measured over this span."""
 MAX_SAMPLES: Final = 256
 MIN_SPAN_NS: Final = SPAN_NS // 2
-"""Before so much is known nobody knows whether a queue grows."""
+"""With less history growth is unknown."""
 MAX_POOLS: Final = 1024
 
 

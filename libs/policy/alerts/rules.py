@@ -14,9 +14,12 @@ class Name(StrEnum):
     QUEUE_GROWING = "FulcrumQueueGrowing"
     KV_TRANSFER_BOUND = "FulcrumKvTransferBound"
     KV_CACHE_FULL = "FulcrumKvCacheFull"
+    TOO_SMALL = "FulcrumTooSmall"
+    SLOW_WORKER = "FulcrumSlowWorker"
     SLO_BURN = "FulcrumSloBurn"
     WORKER_STUCK = "FulcrumWorkerStuck"
     TELEMETRY_STALE = "FulcrumTelemetryStale"
+    CAPACITY_SHORT = "FulcrumCapacityShort"
 
 
 ON_TELEMETRY: Final = (
@@ -24,6 +27,8 @@ ON_TELEMETRY: Final = (
     Name.QUEUE_GROWING,
     Name.KV_TRANSFER_BOUND,
     Name.KV_CACHE_FULL,
+    Name.TOO_SMALL,
+    Name.SLOW_WORKER,
     Name.WORKER_STUCK,
 )
 """What is judged by step telemetry: held back while that is old, as is what accuses single workers of silence. One
@@ -49,7 +54,10 @@ def make_rules(limits: Limits) -> dict[Name, Rule]:
         Name.QUEUE_GROWING: settled,
         Name.KV_TRANSFER_BOUND: settled,
         Name.KV_CACHE_FULL: settled,
+        Name.TOO_SMALL: settled,
+        Name.SLOW_WORKER: settled,
         Name.SLO_BURN: at_once,
         Name.WORKER_STUCK: at_once,
         Name.TELEMETRY_STALE: at_once,
+        Name.CAPACITY_SHORT: at_once,
     }

@@ -1,7 +1,10 @@
 """What alerts are decided from: depths, shares and latencies at a moment. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from libs.policy.verdict.cause import Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,15 +16,15 @@ class Pool:
     workers: int
     gpus: int
     covered_ns: int
-    """GPU-ns of the window that telemetry tells of."""
+    """GPU-ns of the window that telemetry covers."""
     busy_ns: int
     kv_wait_ns: int
     waiting: int | None
     """At workers and gateways: prompt tokens still to compute of prefill, sequences not yet running of decode; None
-    while telemetry does not tell."""
+    while telemetry does not say."""
 
     places: int
-    """Sequences that its workers run at a time; 0 where they do not tell."""
+    """Sequences that its workers run at a time; 0 where they do not report it."""
     taken: int
     """Places that are."""
 
@@ -53,7 +56,7 @@ class Worker(NamedTuple):
     reader: str
     """The instance that reads its telemetry; empty for this one."""
     kv_used: float | None
-    """Share of its KV blocks that sequences hold; None where it does not tell."""
+    """Share of its KV blocks that sequences hold; None where it does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,14 @@ class Snapshot:
     burns: list[Burn]
     silent_ns: int | None
     """Since telemetry of any worker came; None before the first."""
+    causes: Sequence[Cause] = ()
+    """What the verdict names."""
+    judged: frozenset[str] = frozenset()
+    """Models of which it knows enough. Of others, pools are judged by how busy they are."""
 
     @property
     def behind_ns(self) -> int:
-        """For so long or longer more than half of the workers that have not left are silent: what came meanwhile, if
-        anything did, told of time before. 0 without any."""
+        """More than half of the workers that have not left have been silent at least this long: what came meanwhile
+        covers earlier time. 0 without workers."""
         silent_ns = sorted(worker.silent_ns for worker in self.workers if not worker.left)
         return silent_ns[(len(silent_ns) - 1) // 2] if silent_ns else 0

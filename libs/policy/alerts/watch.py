@@ -1,19 +1,23 @@
 """Looks at the cluster from moment to moment and keeps the book of alerts. Pure; time is passed in."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Final
 
-from libs.policy.alerts.book import Alert, AlertBook
-from libs.policy.alerts.burn import burn_signs
-from libs.policy.alerts.hearing import Hearing
+from libs.policy.alerts.burn import burn_conditions
+from libs.policy.alerts.causes import cause_conditions, is_explained
+from libs.policy.alerts.condition import Condition, held_back
 from libs.policy.alerts.limits import Limits
-from libs.policy.alerts.machine import Machine
-from libs.policy.alerts.pools import pool_signs
+from libs.policy.alerts.pools import pool_conditions
 from libs.policy.alerts.queues import QueueLog
 from libs.policy.alerts.rules import ON_TELEMETRY, make_rules
-from libs.policy.alerts.sign import Sign, held_back
 from libs.policy.alerts.snapshot import Snapshot
-from libs.policy.alerts.workers import AtHand, worker_signs
+from libs.policy.alerts.state_machine import AlertStateMachine
+from libs.policy.alerts.store import Alert, AlertStore
+from libs.policy.alerts.worker_silence import Hearing
+from libs.policy.alerts.workers import AtHand, worker_conditions
+from libs.policy.grade import Grade
 
 EVERY_NS: Final = 200_000_000
 """Two ticks, for up to `WORKERS_A_STEP` workers."""
@@ -22,7 +26,7 @@ WORKERS_A_STEP: Final = 500
 
 
 def every_ns(workers: int) -> int:
-    """How long it is from one look to the next over so many."""
+    """Interval between two looks at `workers`."""
     return EVERY_NS * max(-(-workers // WORKERS_A_STEP), 1)
 
 
@@ -31,8 +35,10 @@ class AlertWatch:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.machine = Machine(make_rules(limits))
-        self.book = AlertBook()
+        self.machine = AlertStateMachine(make_rules(limits))
+        self.book = AlertStore()
+        self.ahead: Sequence[Condition] = ()
+        """What forecasts say, as of when they were made last; repeated at every look."""
         self._queues = QueueLog()
         self._at_hand = AtHand()
         self._hearing = Hearing(limits)
@@ -45,10 +51,18 @@ class AlertWatch:
                 self._queues.add((pool.model, pool.phase), snapshot.at_ns, pool.waiting)
         self._at_hand.note(snapshot)
         self.book.held_back = ON_TELEMETRY if self._hearing.all_silent else ()
-        return self.book.enter(self.machine.step(snapshot.at_ns, self._signs(snapshot)))
+        conditions = list(self._conditions(snapshot))
+        changed = self.book.enter(self.machine.step(snapshot.at_ns, conditions))
+        self.book.follow(conditions)
+        return changed
 
-    def _signs(self, snapshot: Snapshot) -> Iterator[Sign]:
-        pools = pool_signs(snapshot.pools, self._queues, self.limits)
-        yield from map(held_back, pools) if self._hearing.all_silent else pools
-        yield from worker_signs(snapshot, self._at_hand, self._hearing, self.limits, self.machine.followed("worker"))
-        yield from burn_signs(snapshot.burns, self.limits)
+    def _conditions(self, snapshot: Snapshot) -> Iterator[Condition]:
+        followed = self.machine.followed("worker")
+        judged = cause_conditions(snapshot, followed)
+        pools = chain(pool_conditions(snapshot.pools, self._queues, self.limits, snapshot.judged), judged)
+        workers = worker_conditions(snapshot, self._at_hand, self._hearing, self.limits, followed)
+        for each in chain(map(held_back, pools) if self._hearing.all_silent else pools, workers):
+            fires = each.grade is Grade.FIRE
+            yield replace(each, grade=Grade.HOLD) if fires and is_explained(each, snapshot.causes) else each
+        yield from burn_conditions(snapshot.burns, self.limits)
+        yield from self.ahead

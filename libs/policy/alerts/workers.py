@@ -3,12 +3,12 @@
 from collections.abc import Container, Iterator
 from typing import Final
 
-from libs.policy.alerts.grade import Grade
-from libs.policy.alerts.hearing import Hearing
+from libs.policy.alerts.condition import Condition, Labels
 from libs.policy.alerts.limits import Limits
 from libs.policy.alerts.rules import Name
-from libs.policy.alerts.sign import Labels, Sign
 from libs.policy.alerts.snapshot import Snapshot, Worker
+from libs.policy.alerts.worker_silence import Hearing
+from libs.policy.grade import Grade
 
 CLUSTER: Final[Labels] = (("scope", "cluster"),)
 
@@ -29,9 +29,9 @@ class AtHand:
         return now_ns - self._since_ns.get(worker_id, now_ns)
 
 
-def worker_signs(
+def worker_conditions(
     snapshot: Snapshot, at_hand: AtHand, hearing: Hearing, limits: Limits, followed: Container[str] | None = None
-) -> Iterator[Sign]:
+) -> Iterator[Condition]:
     """Of every worker, but for those not among `followed` of which nothing fires; None: all are followed. While most
     are not heard, nothing is said of single workers."""
     yield _all_stale(snapshot, limits)
@@ -45,8 +45,8 @@ def worker_signs(
             yield _kv_full(worker, worker.kv_used, limits)
 
 
-def _all_stale(snapshot: Snapshot, limits: Limits) -> Sign:
-    """One sign for one cause: nothing comes, or what comes is old, or most workers have gone at once."""
+def _all_stale(snapshot: Snapshot, limits: Limits) -> Condition:
+    """One condition for one cause: nothing comes, or what comes is old, or most workers have gone at once."""
     silent_s, behind_s = (snapshot.silent_ns or 0) / 1e9, snapshot.behind_ns / 1e9
     staying = [worker for worker in snapshot.workers if not worker.left]
     grade = limits.stale_s.grade(max(silent_s, behind_s)) if staying else Grade.CLEAR
@@ -59,11 +59,11 @@ def _all_stale(snapshot: Snapshot, limits: Limits) -> Sign:
         reason += "; alerts that stand on it are held back"
     # Those that were heard last are forgotten in time; that ends no silence.
     known = snapshot.workers or not silent_s
-    return Sign(Name.TELEMETRY_STALE, CLUSTER, grade if known else None, reason, "critical")
+    return Condition(Name.TELEMETRY_STALE, CLUSTER, grade if known else None, reason, "critical")
 
 
 def _fires(worker: Worker, busy_ns: int, limits: Limits) -> bool:
-    """Whether any of its figures may; told apart first, since nearly all workers are well."""
+    """Whether any of its figures may fire; a quick check first, since nearly all workers are well."""
     return (
         worker.silent_ns / 1e9 >= limits.stale_s.fire
         or min(worker.since_step_ns, busy_ns) / 1e9 >= limits.stuck_s.fire
@@ -71,28 +71,28 @@ def _fires(worker: Worker, busy_ns: int, limits: Limits) -> bool:
     )
 
 
-def _stale(worker: Worker, own_silent_ns: int | None, limits: Limits) -> Sign:
-    """It is silent by its own doing; None: that cannot be told."""
+def _stale(worker: Worker, own_silent_ns: int | None, limits: Limits) -> Condition:
+    """Grade a worker's own silence; `own_silent_ns` is None where that is unknown."""
     silent_s = worker.silent_ns / 1e9
     if worker.left:
-        return Sign(Name.TELEMETRY_STALE, _labels(worker), Grade.CLEAR, "the worker has left in good order")
+        return Condition(Name.TELEMETRY_STALE, _labels(worker), Grade.CLEAR, "the worker has left in good order")
     grade: Grade | None = limits.stale_s.grade(silent_s)
     if grade is Grade.FIRE and (own_silent_ns is None or own_silent_ns / 1e9 < limits.stale_s.fire):
         grade = None  # others were silent too: it is neither accused nor cleared
-    return Sign(Name.TELEMETRY_STALE, _labels(worker), grade, f"no telemetry for {silent_s:.1f} s")
+    return Condition(Name.TELEMETRY_STALE, _labels(worker), grade, f"no telemetry for {silent_s:.1f} s")
 
 
-def _stuck(worker: Worker, busy_ns: int, limits: Limits) -> Sign:
+def _stuck(worker: Worker, busy_ns: int, limits: Limits) -> Condition:
     """It holds sequences, says so, and no step ends."""
     since_s = min(worker.since_step_ns, busy_ns) / 1e9
     grade = None if _is_silent(worker, limits) else limits.stuck_s.grade(since_s)
     reason = f"no step has ended for {since_s:.1f} s with {worker.at_hand} sequences at hand"
-    return Sign(Name.WORKER_STUCK, _labels(worker), grade, reason, "critical")
+    return Condition(Name.WORKER_STUCK, _labels(worker), grade, reason, "critical")
 
 
-def _kv_full(worker: Worker, used: float, limits: Limits) -> Sign:
+def _kv_full(worker: Worker, used: float, limits: Limits) -> Condition:
     grade = None if _is_silent(worker, limits) else Grade.CLEAR if worker.left else limits.kv_used.grade(used)
-    return Sign(Name.KV_CACHE_FULL, _labels(worker), grade, f"{used:.0%} of its KV blocks are held by sequences")
+    return Condition(Name.KV_CACHE_FULL, _labels(worker), grade, f"{used:.0%} of its KV blocks are held by sequences")
 
 
 def _is_silent(worker: Worker, limits: Limits) -> bool:

@@ -23,8 +23,8 @@ class Load:
 
 
 def allowed(load: Load, share: float, max_in_flight: int) -> int:
-    """How many batch lines may be in flight: none more while people wait, and never so many that a person who comes
-    finds no room, save for a few that wait for workers."""
+    """How many batch lines may be in flight: no more while people wait, and otherwise few enough to leave room for a
+    person's request, except for a few that wait for workers."""
     if load.people_waiting or load.lines_waiting >= MAX_LINES_WAITING:
         return 0
     return min(max_in_flight, max(int(share * (load.free + load.bound)), LOOK_AHEAD))

@@ -15,11 +15,11 @@ MAX_OPEN_LINES = 16 * SHARE_LINES
 LEAST_OPEN_LINES = 4 * SHARE_LINES
 """However slow the cluster is, and as long as its pace is not known."""
 AHEAD_S = 30.0
-"""Of work that is out where that is between the two: runners are told of more long before they have done it."""
+"""Work dealt ahead, between the two bounds: runners get more long before they have done it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class OpenJob:
     """A job that has been counted and is not answered yet."""
 
     job_id: str
@@ -41,11 +41,11 @@ class Standing:
 
 
 def room_for(per_s: float | None) -> int:
-    """Lines that may be out where so many are answered a second."""
+    """Lines that may be dealt and unanswered at a rate of `per_s` answers per second; None: unknown."""
     return int(min(max((per_s or 0.0) * AHEAD_S, LEAST_OPEN_LINES), MAX_OPEN_LINES))
 
 
-def deal(jobs: Iterable[Standing], now_ns: int, per_s: float | None) -> list[str]:
+def deal(jobs: Iterable[OpenJob], now_ns: int, per_s: float | None) -> list[str]:
     """Ids of jobs in the order in which their next shares are dealt now; one that gets several is there several times.
 
     `per_s`: lines that the cluster answers a second, None where that is not known.
@@ -73,12 +73,12 @@ def deal(jobs: Iterable[Standing], now_ns: int, per_s: float | None) -> list[str
     return turns
 
 
-def queues_of(jobs: Iterable[Standing], now_ns: int, per_s: float | None) -> Mapping[str, list[Standing]]:
+def queues_of(jobs: Iterable[OpenJob], now_ns: int, per_s: float | None) -> Mapping[str, list[OpenJob]]:
     """Each tenant's jobs, the first one first.
 
     By priority, then by window; jobs that could not make theirs even alone come after those of their priority that can.
     """
-    queues: dict[str, list[Standing]] = {}
+    queues: dict[str, list[OpenJob]] = {}
     for job in jobs:
         queues.setdefault(job.tenant, []).append(job)
     for queue in queues.values():
@@ -95,6 +95,6 @@ def queues_of(jobs: Iterable[Standing], now_ns: int, per_s: float | None) -> Map
     return queues
 
 
-def is_hopeless(job: Standing, now_ns: int, per_s: float | None) -> bool:
+def is_hopeless(job: OpenJob, now_ns: int, per_s: float | None) -> bool:
     """Whether all capacity there is would not bring it to its end within its window."""
     return per_s is not None and job.left_lines * 1e9 > per_s * max(job.expires_unix_ns - now_ns, 0)

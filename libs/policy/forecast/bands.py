@@ -25,11 +25,11 @@ PRIOR_GROWTH: Final = 0.3
 """Mean absolute error in logarithms before any evidence: 0.12 ten minutes ahead, growing with this power of the
 horizon. From ServeGen's m-large, days 1 to 10."""
 PRIOR_WINDOWS: Final = 2.0
-"""The prior counts like so many horizons of history."""
+"""The prior counts like this many horizons of history."""
 WARM_BINS: Final = 288
 """Before the first forecast over which widths adapt."""
 ANCHOR_BINS: Final = 6
-"""Shapes are taken anew every so many bins."""
+"""Bins after which shapes are taken anew."""
 ADAPT: Final = 0.06
 """Step of a quantile's log width for each outcome; less where outcomes of over `ADAPT_BINS` overlap."""
 ADAPT_BINS: Final = 6

@@ -22,7 +22,7 @@ _ROUNDS: Final = 60
 _LAST_ROUNDS: Final = 150
 _STRIDE: Final = 3
 _MOST_ROWS: Final = 800
-"""Every so many-th origin is learned from, fewer in a long history: neighbours say the same."""
+"""The stride of origins that are learned from, fewer in a long history: neighbours say the same."""
 _STEP: Final = 1.12
 """Between checkpoints, at least; in a short history it is a day."""
 _LEAST_ROWS: Final = 12

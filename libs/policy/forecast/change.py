@@ -20,7 +20,7 @@ WINDOWS_S: Final = (1800.0, 7200.0, 21_600.0)
 REFERENCE_WINDOWS: Final = 48
 """Before it, a day of the first, with which it is compared; fewer after a change."""
 LEAST_WINDOWS: Final = 12
-"""Without so many since the last change nothing is found."""
+"""Bins since the last change that a finding needs."""
 Z: Final = 5.5
 """Standard deviations, of a normal distribution, that a level has to be off: 4e-8, as a month of a hundred series at
 one minute makes four million looks."""
@@ -156,11 +156,11 @@ def causes(
 def in_words(found: list[Cause], since: str, ratio_before: float, ratio_after: float) -> str:
     """One line: which way the balance went, by whom, and the ratio of prefill to decode work before and after."""
     tilt = "decode-heavy" if ratio_after < ratio_before else "prefill-heavy"
-    told = f"prefill : decode {ratio_before:.2g} → {ratio_after:.2g}"
+    reported = f"prefill : decode {ratio_before:.2g} → {ratio_after:.2g}"
     if not found:
-        return f"{tilt} since {since}: {told}"
+        return f"{tilt} since {since}: {reported}"
     first = found[0]
     grew = "grew" if first.after > first.before else "fell"
     unit = "a second" if first.what == "requests" else "tokens"
     moved = f"{first.what} of {first.who} {grew} from {first.before:.3g} to {first.after:.3g} {unit}"
-    return f"{tilt} since {since}: {moved}; {told}"
+    return f"{tilt} since {since}: {moved}; {reported}"

@@ -137,7 +137,7 @@ class DemandModel:
         if span_s < 2 * DAY_S:
             notes.append(f"little history ({_age(span_s)}): no daily season is known yet, bands are wide")
         elif span_s < 2 * WEEK_S:
-            notes.append(f"{_age(span_s)} of history: a weekly season can hardly be told yet")
+            notes.append(f"{_age(span_s)} of history: too short to know a weekly season")
         if known < 0.8 * len(values):
             notes.append(f"{1 - known / len(values):.0%} of the bins are not known")
         return tuple(notes)

@@ -19,7 +19,7 @@ DRIVER_HALF_LIVES_S: Final = (5400.0, 18_000.0, 120_000.0)
 DAY_S: Final = 86_400.0
 WEEK_S: Final = 604_800.0
 DAYS_BACK: Final = 6
-"""In a day's profile, and so many weeks in a week's."""
+"""Days in a day's profile, and weeks in a week's."""
 FADE: Final = 0.8
 """Weight of a day in the profile against that of the day after it."""
 SEASON_LEVEL_S: Final = 600.0

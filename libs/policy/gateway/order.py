@@ -15,8 +15,8 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 PREFILL_MARGIN: Final = 1.5
 LIMIT_MARGIN: Final = 0.15
-"""A request can be in time while what is left is more than its own prefill so many times over, and this share of its
-TTFT limit. Without a margin everyone is served on the brink, and half of them fall off it."""
+"""A request can be in time while the time left exceeds `PREFILL_MARGIN` times its own prefill, plus this share of its
+TTFT limit. Without a margin every request is served at the limit, and half of them miss it."""
 LATE_SHARE: Final = 1 / 16
 """Of prompt tokens bound while late requests wait that have been late for `LATE_PATIENCE_NS`."""
 LATE_PATIENCE_NS: Final = 10_000_000_000
@@ -59,15 +59,17 @@ W = TypeVar("W", bound=Waiting)
 
 
 class _Place(NamedTuple):
-    """Smaller is sooner: what its client has seen start comes before all others, batch lines last."""
+    """Smaller is sooner: what its client has seen start comes before all others, batch lines last; between them tenants
+    take turns."""
 
     batch: bool
     new: bool
+    turn: int
     arrival_ns: int
     sequence_id: int
 
 
-_FIRST_LINE: Final = _Place(True, False, 0, 0)
+_FIRST_LINE: Final = _Place(True, False, 0, 0, 0)
 """Where lines of batch jobs begin: behind late people."""
 
 
@@ -106,9 +108,9 @@ class Line(Generic[W]):
         """Requests that can no longer be in time, as of the last look."""
         return len(self._late)
 
-    def add(self, sequence_id: int, waiting: W) -> None:
-        """Let it wait; it can be in time until `judge` says otherwise."""
-        place = _Place(waiting.batch, not waiting.resumed, waiting.arrival_unix_ns, sequence_id)
+    def add(self, sequence_id: int, waiting: W, turn: int = 0) -> None:
+        """Let it wait; it can be in time until `judge` says otherwise. `turn`: see fairness.py."""
+        place = _Place(waiting.batch, not waiting.resumed, turn, waiting.arrival_unix_ns, sequence_id)
         self._requests[sequence_id] = place, waiting
         insort(self._hopeful, place)
         self.hopeful_tokens += waiting.prompt_tokens

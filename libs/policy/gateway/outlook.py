@@ -1,10 +1,11 @@
-"""What one worker has before it: its load and speed as last told, and what this gateway has sent since. Pure."""
+"""The work ahead of one worker: its last reported load and speed, plus what this gateway sent since. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from libs.policy.estimates.slowness import Slowness
 from libs.policy.gateway.view import WorkerView
 from libs.policy.roles import Assigned, Phase, serves
 from libs.policy.speed import Speed
@@ -65,7 +66,7 @@ class Capabilities(Protocol):
 
 
 class Assignment(Assigned, Protocol):
-    """What the worker is told to do."""
+    """A worker's assignment: its model and role."""
 
     @property
     def model(self) -> str:
@@ -80,7 +81,7 @@ class Described(Protocol):
 
     @property
     def assignment(self) -> Assignment:
-        """What it is told to do."""
+        """Its present assignment."""
         ...
 
     @property
@@ -90,8 +91,8 @@ class Described(Protocol):
 
 
 @dataclass(slots=True)
-class Untold:
-    """The load of a worker that has told none yet."""
+class Unreported:
+    """The load of a worker that has not reported one yet."""
 
     free_kv_blocks: int
     running: int = 0
@@ -116,7 +117,7 @@ class Sent:
 
     @classmethod
     def of(cls, tokens: int, cached: Mapping[str, int], worker_id: str, phase: int) -> "Sent":
-        """A submit of so many tokens, of whose start workers are thought to hold `cached`."""
+        """A submit of `tokens` tokens; `cached`: leading tokens that each worker is thought to hold."""
         held = min(cached.get(worker_id, 0), tokens)
         if phase == Phase.DECODE:
             return cls(kv_tokens=tokens - held, decodes=True)
@@ -132,10 +133,11 @@ class Outlook:
         self._paced_step_ns = tpot_ns * (1 - IN_HAND)
         self.device = device
         self.speed = speed
+        self.slowness = Slowness()
         self.turn = 0
         """Of the gateway's bindings, the last one that went there."""
-        self._load: Load = Untold(kv_blocks)
-        self._told_unix_ns = 0
+        self._load: Load = Unreported(kv_blocks)
+        self._reported_unix_ns = 0
         self._submits = 0
         self._unseen: dict[int, tuple[int, Sent]] = {}
         self._prompt_tokens = 0
@@ -159,14 +161,14 @@ class Outlook:
             self._count(found[1], -1)
 
     def reserved(self, tokens: int, times: int = 1) -> None:
-        """A decode of so many tokens will come there; `times` -1: it will not, or has come."""
+        """Count a decode of `tokens` tokens that will come; `times` -1: it will not come, or has come."""
         self._reserved += times
         self._reserved_tokens += times * tokens
 
-    def told(self, load: Load, submits_taken: int, now_ns: int) -> None:
+    def on_load_report(self, load: Load, submits_taken: int, now_ns: int) -> None:
         """Take the worker's own count, which has the first `submits_taken` in it."""
         self._load = load
-        self._told_unix_ns = now_ns
+        self._reported_unix_ns = now_ns
         for sequence_id, (number, _) in list(self._unseen.items()):
             if number > submits_taken:
                 break
@@ -189,7 +191,9 @@ class Outlook:
         block_size = capabilities.block_size_tokens
         kv_tokens = max(capabilities.kv_blocks - load.free_kv_blocks, 0) * block_size
         decodes = load.running + self._decodes + self._reserved if takes_decode else 0
-        speed = self.speed
+        speed, slowness = self.speed, self.slowness.factor
+        if slowness > 1:
+            speed = replace(speed, step_time=speed.step_time.scaled(slowness))
         if takes_both:
             chunk_tokens = min(speed.chunk_tokens, assignment.budget_tokens)
             speed = replace(speed, chunk_tokens=chunk_tokens, paced_step_ns=self._paced_step_ns)
@@ -209,8 +213,8 @@ class Outlook:
             load=load.running + load.waiting + load.awaiting_kv + len(self._unseen) + self._reserved,
             turn=self.turn,
             speed=speed,
-            told_ns=speed.prompt_ns(load.waiting_prefill_tokens, load.waiting_prefill_squares, beside_ns),
-            told_unix_ns=self._told_unix_ns,
+            reported_backlog_ns=speed.prompt_ns(load.waiting_prefill_tokens, load.waiting_prefill_squares, beside_ns),
+            reported_unix_ns=self._reported_unix_ns,
             unseen_ns=speed.prompt_ns(self._prompt_tokens, self._squares, beside_ns),
             prompt_tokens=load.waiting_prefill_tokens + self._prompt_tokens,
             decode_sequences=decodes,

@@ -29,9 +29,9 @@ from libs.policy.roles import Phase, Refusal
 
 MAX_MOVES: Final = 32
 """Of one sequence; a worker that would hand it over once more keeps it to its end."""
-MAX_BOUNCES: Final = 256
-"""Of one sequence, off workers that had another role by then: far more than roles change while it lives. Any more count
-as failures, so that a worker that refuses for ever does not keep it going for ever."""
+MAX_STALE_ROLE_RETRIES: Final = 256
+"""Retries of one sequence because a worker had another role by then: far more than role changes in its lifetime. Any
+more count as failures, so that a worker that always refuses does not keep it going for ever."""
 OTHER_ROLE: Final = (Refusal.STALE_ROLE, Refusal.DRAINING)
 """What a worker refuses that has another role than its gateway knew, or leaves."""
 
@@ -80,8 +80,8 @@ class Placement:
     ended: bool = False
     reroutes: int = 0
     """How often it went elsewhere because a worker failed it."""
-    bounces: int = 0
-    """How often it went elsewhere because a worker had another role by then, which is nobody's failure."""
+    stale_role_retries: int = 0
+    """Retries because a worker had changed its role by then; they do not count as failures."""
     moves: int = 0
     """How often it went on elsewhere with its KV because its worker took another role."""
     recomputes: int = 0
@@ -109,7 +109,7 @@ class Placement:
     @property
     def resumed(self) -> bool:
         """Whether it was bound already and lost its worker."""
-        return self.reroutes > 0 or self.bounces > 0
+        return self.reroutes > 0 or self.stale_role_retries > 0
 
     # ------------------------------------------------------------ to workers
 
@@ -167,7 +167,7 @@ class Placement:
         if worker is None or partner is None or blocks is None or not takes or partner.kv_kind != blocks.kind:
             has_left = worker is not None and not takes
             why = "its decode worker takes no more work"
-            return self._reroute(why, cluster, keep_blocks=True, bounced=has_left, whole=whole)
+            return self._reroute(why, cluster, keep_blocks=True, stale_role=has_left, whole=whole)
         return [self._submit_decode(worker, blocks, output_tokens)]
 
     def first_decoded(self) -> Effects:
@@ -214,8 +214,8 @@ class Placement:
         if why is Refusal.INVALID:
             return [*drop, *self.end(EndReason.REFUSED, f"worker {stay.worker[0]} refused: {detail}")]
         self.avoid.add(stay.worker[0])
-        keep, bounced = stay.phase is Phase.DECODE, why in OTHER_ROLE
-        return [*drop, *self._restart(detail, cluster, keep_blocks=keep, bounced=bounced, whole=whole)]
+        keep, stale_role = stay.phase is Phase.DECODE, why in OTHER_ROLE
+        return [*drop, *self._restart(detail, cluster, keep_blocks=keep, stale_role=stale_role, whole=whole)]
 
     def failed(self, stay: Stay, detail: str, cluster: Cluster, *, blocks_lost: bool, whole: bool) -> Effects:
         """The worker cannot go on with it. Blocks that do not come are their source's fault: computed there again, they
@@ -252,8 +252,8 @@ class Placement:
 
     # ------------------------------------------------------------ elsewhere, and the end
 
-    def stranded(self) -> Effects:
-        """While it waits nobody is left who could pull its blocks."""
+    def drop_stale_kv(self) -> Effects:
+        """Release KV blocks that no worker is left to pull, while the request waits."""
         return self._release(keep_blocks=False)
 
     def end(self, why: EndReason, detail: str = "") -> Effects:
@@ -265,21 +265,23 @@ class Placement:
         self.ended, self.waiting = True, False
         return self._release(keep_blocks=False)
 
-    def _restart(self, why: str, cluster: Cluster, *, keep_blocks: bool, whole: bool, bounced: bool = False) -> Effects:
+    def _restart(
+        self, why: str, cluster: Cluster, *, keep_blocks: bool, whole: bool, stale_role: bool = False
+    ) -> Effects:
         """A stay has ended before its time. While the other one computes the prompt nothing is lost: it decides."""
         if self.prefilling:
             return NOTHING
-        return self._reroute(why, cluster, keep_blocks=keep_blocks, bounced=bounced, whole=whole)
+        return self._reroute(why, cluster, keep_blocks=keep_blocks, stale_role=stale_role, whole=whole)
 
-    def _reroute(self, why: str, cluster: Cluster, *, keep_blocks: bool, bounced: bool, whole: bool) -> Effects:
-        """Back to the head of the queue, with prompt and tokens so far; `bounced`: off another role. One whose output
-        is whole has lost only the news of its end."""
+    def _reroute(self, why: str, cluster: Cluster, *, keep_blocks: bool, stale_role: bool, whole: bool) -> Effects:
+        """Return to the head of the queue with prompt and tokens so far; `stale_role`: the worker had another role. A
+        request whose output is whole ends here: it lost only the event of its end."""
         if self.ended or self.waiting:
             return NOTHING
         if whole:
             return self.end(EndReason.WHOLE)
-        if bounced and self.bounces < MAX_BOUNCES:
-            self.bounces += 1
+        if stale_role and self.stale_role_retries < MAX_STALE_ROLE_RETRIES:
+            self.stale_role_retries += 1
         else:
             self.reroutes += 1
         if self.reroutes > cluster.max_reroutes:

@@ -37,6 +37,19 @@ class Queue:
     decode_prompt_tokens: int = 0
     hopeful_tokens: int = 0
     """Prompt tokens of all of them that can still have their first token in time."""
+    arrived_tokens: int = 0
+    """Prompt tokens of all requests so far, lines of batch jobs left out."""
+    batch_requests: int = 0
+    """Of those that wait, lines of batch jobs."""
+    batch_tokens: int = 0
+    """Of their prompts."""
+    batch_bound: int = 0
+    """Lines of batch jobs that workers have."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything does."""
+        return bool(self.prefill_requests or self.decode_requests)
 
 
 def model_queues(waiting: Iterable[Queued], workers: Sequence[WorkerView]) -> list[Queue]:

@@ -14,7 +14,7 @@ from libs.policy.gateway.view import WorkerView
 SILENT_MS = 350.0
 """After three and a half signs of life, unless a setting says otherwise, what runs there goes to other workers, where
 they can take it."""
-HUSHED_SHARE = 2.0 / 3.5
+QUIET_SHARE = 2.0 / 3.5
 """After this part of it new work goes to other workers, where there are any."""
 MAX_AWAY_SHARE = 0.5
 """Of a model's workers, one at least. More that are quiet at once say more of the network, or of this machine, than of
@@ -51,7 +51,7 @@ def whom_to_leave(
     for model in {each.model for each in heard}:
         of_model = [each for each in heard if each.model == model]
         rest = [each.view for each in of_model if each.silent_ms < silent_after_ms and each.view is not None]
-        quiet = sum(each.silent_ms >= HUSHED_SHARE * silent_after_ms for each in of_model) + away[model]
+        quiet = sum(each.silent_ms >= QUIET_SHARE * silent_after_ms for each in of_model) + away[model]
         few = quiet <= max(1, MAX_AWAY_SHARE * (len(of_model) + away[model]))
         bound_ms = silent_after_ms if few and serves(rest, model) else max_silent_ms
         leaving += [each for each in of_model if each.silent_ms >= bound_ms]

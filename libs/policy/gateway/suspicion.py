@@ -15,8 +15,8 @@ from typing import Final
 MAX_LOST_WORKERS: Final = 2
 """That one request takes with it."""
 FRESH_TOKENS: Final = 4
-"""A choice that has made so many tokens on a worker is past the place at which it was lost, with those that were on
-their way counted; one that has made fewer may be what its worker died of."""
+"""A choice that produced this many tokens on a new worker is past the place where it lost the last one, with tokens in
+transit counted. A choice with fewer tokens may have killed its worker."""
 MAX_SUSPECTS: Final = 4096
 """Prompts that have lost one worker; of more, those that lost it longest ago are forgotten."""
 MAX_POISON: Final = 1024

@@ -26,11 +26,11 @@ class WorkerView:
     turn: int = 0
     """Grows with each binding of this gateway: the worker that was bound longest ago has the lowest."""
     speed: Speed = UNKNOWN_SPEED
-    told_ns: float = 0.0
-    """Computing the prompts that it had when it last told its load."""
-    told_unix_ns: int = 0
+    reported_backlog_ns: float = 0.0
+    """Prefill time queued at the last load report."""
+    reported_unix_ns: int = 0
     unseen_ns: float = 0.0
-    """Computing those that this gateway has sent since."""
+    """Prefill time of prompts that this gateway sent since."""
     prompt_tokens: int = 0
     """Of both, still to compute."""
     decode_sequences: int = 0
@@ -46,8 +46,8 @@ class WorkerView:
     """Of them, those of batch lines."""
 
     def backlog_ns(self, now_ns: int) -> float:
-        """Until it has computed all prompts it has: what it told has shrunk since."""
-        return max(self.told_ns - max(now_ns - self.told_unix_ns, 0), 0.0) + self.unseen_ns
+        """Time until it has computed all its prompts: the reported backlog has shrunk since the report."""
+        return max(self.reported_backlog_ns - max(now_ns - self.reported_unix_ns, 0), 0.0) + self.unseen_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ class Shares:
         self._heard_ns: dict[str, int] = {}
 
     def hear(self, instance_id: str, now_ns: int) -> None:
-        """An instance has told of itself."""
+        """An instance has reported of itself."""
         if instance_id in self._heard_ns or len(self._heard_ns) < MAX_INSTANCES:
             self._heard_ns[instance_id] = now_ns
 
@@ -36,6 +36,6 @@ class Shares:
         return self.alive(now_ns)[0] == self.own_id
 
     def traces(self, *, own: bool, told_to_ns: int | None, now_ns: int) -> bool:
-        """Whether this instance makes the traces of a worker that it reads, or does not, and that has told until then:
+        """Whether this instance makes the traces of a worker whose telemetry reaches until then:
         all do for one that nobody seems to read, since a trace that is made twice is the same."""
         return own or told_to_ns is None or told_to_ns < now_ns - ALIVE_NS

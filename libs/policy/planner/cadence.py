@@ -5,8 +5,8 @@ from typing import Final
 REST_S: Final = 1.0
 """From one decision about a cluster at rest to the next, which says the same."""
 KEEP_NS: Final = 900_000_000
-"""From one decision to keep to the next one told for the same reasons: those who read them know by it that the planner
-lives. Less than a second by half of the longest period, so that one a second is told."""
+"""Between two reports of a decision to keep for the same reasons, by which readers know that the planner
+lives. Less than a second by half of the longest period, so that one a second is reported."""
 
 
 def is_due(*, at_rest: bool, since_s: float, period_s: float) -> bool:
@@ -16,5 +16,5 @@ def is_due(*, at_rest: bool, since_s: float, period_s: float) -> bool:
 
 
 def is_news(*, same_reasons: bool, since_ns: int) -> bool:
-    """Whether to tell a decision to keep, `since_ns` after the last one that was told."""
+    """Whether to report a decision to keep, `since_ns` after the last one."""
     return not same_reasons or since_ns >= KEEP_NS

@@ -8,6 +8,8 @@ from typing import Final
 DAY_MINUTES: Final = 24 * 60
 MAX_WORKERS: Final = 100_000
 MAX_MOVES_PER_S: Final = 1_000
+NO_BOUND: Final = 1e9
+"""GPU-hours: of a hundred thousand workers with a hundred GPUs each, a day, forty times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +20,17 @@ class ModelLimits:
     prefill_max: int = MAX_WORKERS
     decode_min: int = 1
     decode_max: int = MAX_WORKERS
+    workers_min: int = 0
+    """In any role; those that people started are never ended."""
+    workers_max: int = MAX_WORKERS
+    """Up to which workers are started, those on standby and such as still start included."""
+    gpu_hours_day: float = NO_BOUND
+    """Of workers that actuators started, a day (UTC)."""
     tpot_ms: float | None = None
     """That roles are decided for; None: the planner's own."""
 
     def allow(self, prefill: int, decode: int) -> bool:
-        """Whether so many workers may have each role."""
+        """Whether limits allow these numbers of workers by role."""
         return self.prefill_min <= prefill <= self.prefill_max and self.decode_min <= decode <= self.decode_max
 
 

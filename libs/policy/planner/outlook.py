@@ -7,7 +7,7 @@ evenly. It ranks splits and tells people what to expect; the measured figures st
 from dataclasses import dataclass
 from typing import Final
 
-from libs.policy.planner.capacity import Engine, Split, Work, ride
+from libs.policy.pressure.splits import Split, WorkerProfile, Workload, decode_step_ns, prompt_speed, ride
 from libs.policy.worker.slack import IN_HAND
 
 MAX_NS: Final = 3_600_000_000_000
@@ -25,25 +25,20 @@ class Outlook:
     """Share of the work that would be done in time, 0..1."""
 
 
-def outlook(engine: Engine, work: Work, split: Split) -> Outlook:
+def outlook(engine: WorkerProfile, work: Workload, split: Split) -> Outlook:
     """Of a split that `splits` has weighed, decode workers taking prompts as far as TPOT allows."""
-    speed = split.prefill + (split.mixed * ride(engine, work, split.mixed) if split.mixed else 0.0)
+    speed = prompt_speed(engine, work, split.prefill, split.mixed)
     chunk_ns = engine.chunk_tokens / engine.chunk_speed()
     ttft_ns = work.waiting_ns / speed + chunk_ns if speed else MAX_NS
     served = min(1.0, 1.0 / split.pressure) if split.pressure else 1.0
     return Outlook(min(ttft_ns, MAX_NS), min(_tpot_ns(engine, work, split), MAX_NS), served)
 
 
-def _tpot_ns(engine: Engine, work: Work, split: Split) -> float:
+def _tpot_ns(engine: WorkerProfile, work: Workload, split: Split) -> float:
     """Decodes alone, or as far towards the target as prompts that press fill the steps up."""
     if not work.decodes or not split.mixed:
         return 0.0
-    model, each = engine.step_time, work.decodes / split.mixed
-    alone_ns = (
-        model.reading_ns(each)
-        + model.decode_sequence_ns * each
-        + model.decode_kv_token_ns * work.kv_tokens / split.mixed
-    )
+    alone_ns = decode_step_ns(engine, work, split.mixed)
     filled_ns = work.tpot_ns * (1 - IN_HAND)
     if not ride(engine, work, split.mixed) or filled_ns <= alone_ns:
         return alone_ns

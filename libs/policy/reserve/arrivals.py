@@ -21,7 +21,7 @@ MEMORIES_S: Final = (3 * HOUR_S, 24 * HOUR_S, 7 * 24 * HOUR_S)
 """Half-lives of what is remembered of rates."""
 LAWS: Final = ("constant 3h", "constant 24h", "constant 7d", "hourly", "gamma", "renewal")
 POISSON_LAWS: Final = 4
-"""The first so many are Poisson processes, given what all rates have in common."""
+"""The first ones are Poisson processes, given what all rates have in common."""
 PENALTY: Final = np.array([0.0, 0.0, 0.0, 2.0, 2.0, 4.0])
 """Nats by which a richer law has to predict better before it is taken."""
 SHARED_WEIGHT: Final = 3.0
@@ -128,9 +128,9 @@ class ArrivalLaws:
         length_s = end_s - begin_s
         asked = np.bincount(arrivals.model, minlength=len(self)).astype(np.float64)
         hazard = self.hazards(begin_s, np.array([length_s]))[:, 0, :] * common
-        told = np.where(asked[None, :] > 0, np.log(-np.expm1(-hazard)), -hazard)
-        told[:, self._spent_s[-1] < COLD_WINDOWS * length_s] = 0.0
-        self._evidence = self._evidence * 0.5 ** (length_s / JUDGED_S) + np.maximum(told, -MOST_NATS)
+        reported = np.where(asked[None, :] > 0, np.log(-np.expm1(-hazard)), -hazard)
+        reported[:, self._spent_s[-1] < COLD_WINDOWS * length_s] = 0.0
+        self._evidence = self._evidence * 0.5 ** (length_s / JUDGED_S) + np.maximum(reported, -MOST_NATS)
         self._learn_gaps(begin_s, end_s, arrivals)
         self._learn_hour(int(begin_s / HOUR_S), float(asked.sum()), float(self._rates[2].sum()) * length_s)
         for place, memory_s in enumerate(MEMORIES_S):
@@ -179,8 +179,8 @@ class ArrivalLaws:
         )
         cv = np.sqrt(np.maximum((squared * gaps + shared * 20) / (gaps + 20), 1e-6))
         self._cv_place = np.abs(np.log(cv[:, None] / _CVS[None, :])).argmin(axis=1)
-        told = self._evidence.mean(axis=1, keepdims=True) * SHARED_WEIGHT if len(self) else 0.0
-        self.chosen = (self._evidence + told - PENALTY[:, None]).argmax(axis=0)
+        reported = self._evidence.mean(axis=1, keepdims=True) * SHARED_WEIGHT if len(self) else 0.0
+        self.chosen = (self._evidence + reported - PENALTY[:, None]).argmax(axis=0)
 
 
 def shrunk_rates(count: Floats, spent_s: Floats, dispersion: float = 1.0) -> Floats:
@@ -196,5 +196,5 @@ def shrunk_rates(count: Floats, spent_s: Floats, dispersion: float = 1.0) -> Flo
     rate = count / np.maximum(spent_s, 1e-9)
     noise = dispersion * mean * float((weight / np.maximum(spent_s, 1e-9)).sum())
     variance = max(float((weight * (rate - mean) ** 2).sum()) - noise, 0.01 * mean * mean)
-    told, told_s = count / dispersion, spent_s / dispersion
-    return (told + mean * mean / variance) / (told_s + mean / variance)
+    reported, told_s = count / dispersion, spent_s / dispersion
+    return (reported + mean * mean / variance) / (told_s + mean / variance)

@@ -60,7 +60,7 @@ class CommonRate:
         return self._factor[best][kept], belief[kept] / belief[kept].sum()
 
     def learn(self, hazard: Floats, asked: Floats, counted: Bools) -> float:
-        """A window has passed in which models with these cumulative hazards were asked so many times.
+        """A window has passed in which models with these cumulative hazards were asked this often.
 
         counted: whose arrivals are a Poisson process given the factor, so that their number tells more than whether
         there were any. Returns what the factor is now believed to have been in it.
@@ -75,8 +75,8 @@ class CommonRate:
         most = likely.max(axis=1, keepdims=True)
         weighed = self._belief * np.exp(likely - most)
         total = weighed.sum(axis=1, keepdims=True)
-        told = np.clip(np.log(total[:, 0]) + most[:, 0], -MOST_NATS, MOST_NATS)
-        self._evidence = self._evidence * EVIDENCE_KEEP + told
+        reported = np.clip(np.log(total[:, 0]) + most[:, 0], -MOST_NATS, MOST_NATS)
+        self._evidence = self._evidence * EVIDENCE_KEEP + reported
         after = weighed / total
         best = int(self._evidence.argmax())
         seen = float(self._factor[best] @ after[best]) if self.setting is not None else 1.0

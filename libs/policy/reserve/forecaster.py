@@ -149,11 +149,11 @@ class Forecaster:
         miss = normal_miss(self._calibrator.deviate) if self._calibrator else 1 - self._confidence
         unit = self._units[1]
         misses = (0.5, 0.1, 0.01, 1 - self._confidence, miss)
-        told = [int(np.ceil(not_passed(distribution, each) * unit - 1e-9)) for each in misses]
+        reported = [int(np.ceil(not_passed(distribution, each) * unit - 1e-9)) for each in misses]
         bias = (self._bias[0] + BIAS_PRIOR) / (self._bias[1] + BIAS_PRIOR)
         self._outlook = Outlook(
-            self._expected_raw * bias, mean_of(distribution) * unit, told[4], told[3],
-            (told[0], told[1], told[2]), distribution, unit,
+            self._expected_raw * bias, mean_of(distribution) * unit, reported[4], reported[3],
+            (reported[0], reported[1], reported[2]), distribution, unit,
         )  # fmt: skip
         return self._outlook
 
@@ -195,8 +195,8 @@ class Forecaster:
         if len(self._reaches):
             # Widened a little, so that one surprise does not decide for good.
             at = min(came, self._reaches.shape[1] - 1)
-            told = self._reaches[:, max(at - 1, 0) : at + 2].mean(axis=1)
-            self._reach_evidence = self._reach_evidence * REACH_KEEP + np.log(told + 1e-6)
+            reported = self._reaches[:, max(at - 1, 0) : at + 2].mean(axis=1)
+            self._reach_evidence = self._reach_evidence * REACH_KEEP + np.log(reported + 1e-6)
         came_models, told_models = self._bias
         self._bias = [came_models * BIAS_KEEP + seen.mean_models, told_models * BIAS_KEEP + self._expected_raw]
 

@@ -29,7 +29,7 @@ class HazardTable:
         self._summed: Floats = np.zeros((0, STRETCHES + 1))
 
     def grow(self, models: int) -> None:
-        """Room for so many models."""
+        """Room for this many models."""
         more = models - len(self._ends)
         if more > 0:
             room = np.zeros((more, STRETCHES + 1))

@@ -17,7 +17,7 @@ class Invalid(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class WorkerReadiness:
     """What a worker can take now."""
 
     assignment: Assigned
@@ -37,7 +37,7 @@ def invalid(phase: int, model: str, adapter: str, *, worker_model: str) -> Inval
     return Invalid.ADAPTER if adapter else None
 
 
-def refusal(phase: int, kv_layout: str | None, worker: Standing) -> Refusal | None:
+def refusal(phase: int, kv_layout: str | None, worker: WorkerReadiness) -> Refusal | None:
     """Why the worker does not take a valid sequence now, or None. kv_layout: of the blocks it comes with, if any."""
     code = assignments.refusal(worker.assignment, phase, draining=worker.draining)
     if code is not None:

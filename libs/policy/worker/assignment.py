@@ -33,9 +33,9 @@ class NotTaken(Enum):
     BUDGET_TOO_LARGE = auto()
 
 
-def first_assignment(model: str, role: int, budget_tokens: int) -> Assignment | NotTaken:
-    """What a worker starts with."""
-    return _assignment(model, role, budget_tokens, FIRST_EPOCH)
+def first_assignment(model: str, role: int, budget_tokens: int, epoch: int = FIRST_EPOCH) -> Assignment | NotTaken:
+    """What a worker starts with, or with a model that it is given later: epochs go on over models."""
+    return _assignment(model, role, budget_tokens, epoch)
 
 
 def next_assignment(current: Assignment, wanted: Wanted, *, draining: bool) -> Assignment | NotTaken:
@@ -53,7 +53,7 @@ def refusal(assignment: Assigned, phase: int, *, draining: bool) -> Refusal | No
     """Why new work of `phase` is not taken, or None.
 
     The epoch that the gateway routed by does not matter as long as the phase still fits: a change of budget, or a move
-    there and back, bounces no work.
+    there and back, refuses no work.
     """
     if draining:
         return Refusal.DRAINING

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 MAX_PASSED_OVER = 16
-"""After so many grants to more urgent gateways a waiting one comes first, whatever its deadline."""
+"""After this many grants to more urgent gateways a waiting one comes first, whatever its deadline."""
 NO_DEADLINE = 2**64
 
 
@@ -33,13 +33,13 @@ class _Account:
     """What one gateway has of one kind of slot."""
 
     held: int = 0
-    """Granted and told, neither used nor returned."""
+    """Granted and sent, neither used nor returned."""
     granting: int = 0
-    """Granted, not told yet."""
+    """Granted, not sent yet."""
     recalling: int = 0
-    """To be asked back, not told yet."""
+    """To be recalled, not sent yet."""
     recalled: int = 0
-    """Asked back, not answered yet."""
+    """Recalled, not answered yet."""
     passed_over: int = 0
 
     @property
@@ -57,7 +57,7 @@ class _Account:
 
 @dataclass(slots=True)
 class CreditPool:
-    """Slots of one kind. After any call `settle` decides who gets what, and `take` is what a gateway is told."""
+    """Slots of one kind. After any call `settle` decides who gets what, and `take` returns a gateway's news."""
 
     slots: int
     in_use: int = 0
@@ -161,11 +161,11 @@ class CreditPool:
             if count <= 0:
                 return
             account = self._accounts[gateway]
-            untold = min(count, account.granting)
-            account.granting -= untold  # never told: free again without a round trip
-            asked = min(count - untold, account.held - account.recalling - account.recalled)
+            unsent = min(count, account.granting)
+            account.granting -= unsent  # never sent: free again without a round trip
+            asked = min(count - unsent, account.held - account.recalling - account.recalled)
             account.recalling += asked
-            count -= untold + asked
+            count -= unsent + asked
 
     def _relieve(self, waiting: Mapping[int, Waiting]) -> None:
         """A waiting gateway with nothing gets one from a less urgent one that waits too, but for something else."""
@@ -214,7 +214,7 @@ class Credits:
             pool.detach(gateway)
 
     def settle(self, waiting: Mapping[int, Waiting]) -> Iterable[int]:
-        """Decide who gets what; the gateways that are to be told something."""
+        """Decide who gets what; returns the gateways with news."""
         for pool in self._pools:
             pool.settle(waiting)
         return [gateway for gateway in waiting if self.has_news(gateway)]

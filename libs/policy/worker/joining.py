@@ -43,11 +43,11 @@ class AnswerLengths:
         self._latest: deque[int] = deque(maxlen=KEPT_LENGTHS)
 
     def ended(self, tokens: int) -> None:
-        """An answer has ended with so many output tokens."""
+        """Record an answer that ended after `tokens` output tokens."""
         self._latest.append(tokens)
 
     def one_ends(self, running: Sequence[Decoding], steps: float) -> bool:
-        """Whether one of these has likely ended after so many steps. While no answer has ended it may be any."""
+        """Whether one of these has likely ended after `steps` steps; before any answer has ended, one step suffices."""
         if any(each.most_left <= steps for each in running):
             return True
         if not self._latest:

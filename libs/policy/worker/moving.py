@@ -25,7 +25,7 @@ class MoveTime:
         self._sums = _add(_scaled(self._sums, REMEMBERED), kv_bytes, seconds)
 
     def seconds(self, kv_bytes: int) -> float:
-        """Expected for so many bytes; never below 0, and never less for more bytes."""
+        """Expected time to move `kv_bytes`; never below 0, and never less for more bytes."""
         sums = self._sums
         for prior_bytes, prior_s in PRIOR:
             sums = _add(sums, prior_bytes, prior_s, PRIOR_WEIGHT)
@@ -57,7 +57,7 @@ class Staying:
         return Staying(self.tpot_s, _mean(self.mean_output_tokens, output_tokens))
 
     def seconds(self, most_tokens_left: int) -> float:
-        """Until a sequence ends, that has at most so many tokens to come; endless where no step has been seen."""
+        """Expected time until a sequence with at most this many tokens left ends; infinite before the first step."""
         tokens = expected_tokens_left(most_tokens_left, self.mean_output_tokens)
         return tokens * self.tpot_s if self.tpot_s else float("inf")
 

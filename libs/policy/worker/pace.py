@@ -14,9 +14,9 @@ from libs.policy.worker.saturation import trial_work
 from libs.policy.worker.slack import TokenLine, prefill_chunk, step_limit_ns
 
 YIELDING_PART: Final = 4
-"""Prompts that yield get one part of so many of a chunk, as a step that has begun keeps a person waiting to its end."""
+"""Yielding prompts get a chunk divided by this, as a running step keeps a person waiting until its end."""
 PEOPLE_STAY_NS: Final = 60_000_000_000
-"""Once nobody's prompt has come for so long, they get whole chunks, which the device computes faster."""
+"""After this long without a person's prompt they get whole chunks, which the device computes faster."""
 
 
 class Paced(Protocol):

@@ -9,9 +9,9 @@ from libs.policy.step_time import StepTimeModel, StepWork
 
 MAX_STEP_NS: Final = 400_000_000
 MAX_STEP_TPOTS: Final = 3
-"""Prompts make no step longer than this, nor than so many times the tightest TPOT target, while a sequence with one
-decodes, however far ahead of their lines all are: who joins waits for the step. Only prompts that have waited for
-`MAX_HOLD_NS` may."""
+"""While a sequence with a TPOT target decodes, prompts make no step longer than `MAX_STEP_NS` or this multiple of the
+tightest target, however far ahead of their lines all sequences are: a sequence that joins waits for the step. Only
+prompts that have waited for `MAX_HOLD_NS` may."""
 IN_HAND: Final = 0.05
 """Of TPOT, what prompts leave to the sequences beside them: without it one that joined late never catches up."""
 MAX_HOLD_NS: Final = 2_000_000_000

@@ -25,6 +25,6 @@ class TransferSpeed:
         token_ns = duration_ns / (blocks * self._block_size_tokens)
         self.token_ns = min(token_ns, self.token_ns * LINK_FORGETS) if self.token_ns else token_ns
 
-    def differs(self, told_ns: float) -> bool:
-        """Whether others, who were told `told_ns`, should be told anew."""
-        return abs(self.token_ns - told_ns) > NOTICEABLE * told_ns
+    def differs(self, reported_ns: float) -> bool:
+        """Whether the speed differs noticeably from the one last reported."""
+        return abs(self.token_ns - reported_ns) > NOTICEABLE * reported_ns

@@ -4,8 +4,8 @@ import errno
 import socket
 
 from libs.contracts.errors import StartupError
-from libs.runtime.keepalive import end_when_vanished
-from libs.runtime.ports import bind_free
+from libs.runtime.net.keepalive import end_when_vanished
+from libs.runtime.net.ports import bind_free
 
 BACKLOG = 2048
 STALL_S = 30

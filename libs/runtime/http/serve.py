@@ -20,7 +20,7 @@ TICK_S = 1.0
 
 
 class _Server(uvicorn.Server):
-    """Is told when to end, where uvicorn's own looks ten times a second."""
+    """Ends on an event; uvicorn's own server polls ten times a second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

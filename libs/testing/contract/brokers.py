@@ -16,7 +16,7 @@ from libs.contracts.topics import ALL, Topic
 from libs.testing.memory.broker import Incoming, MemoryBroker
 from libs.testing.memory.bus import MemoryBus
 from libs.testing.memory.server import KillableServer
-from libs.testing.stores import KafkaServer
+from libs.testing.servers.stores import KafkaServer
 
 Headers = Sequence[tuple[str, bytes]]
 SEEN_S = 10.0

@@ -3,18 +3,21 @@ in memory."""
 
 from typing import Protocol
 
-from libs.kvindex.port import KvIndex
-from libs.kvindex.redis import LOOKUP_TIMEOUT_S, RedisKvIndex
-from libs.registry.port import Registry
-from libs.registry.redis import RedisRegistry
-from libs.stepstore.port import StepTimeStore
-from libs.stepstore.redis import RedisStepTimes
+from libs.stores.catalogue.port import ModelCatalogue
+from libs.stores.catalogue.redis import RedisCatalogue
+from libs.stores.kvindex.port import KvIndex
+from libs.stores.kvindex.redis import LOOKUP_TIMEOUT_S, RedisKvIndex
+from libs.stores.registry.port import Registry
+from libs.stores.registry.redis import RedisRegistry
+from libs.stores.steps.port import StepTimeStore
+from libs.stores.steps.redis import RedisStepTimes
 from libs.testing.memory.kvindex import MemoryKvIndex
+from libs.testing.memory.models import MemoryCatalogue
 from libs.testing.memory.registry import MemoryRegistry
 from libs.testing.memory.server import KillableServer
 from libs.testing.memory.steptimes import MemoryStepTimes
 from libs.testing.memory.store import MemoryStore
-from libs.testing.stores import RedisServer
+from libs.testing.servers.stores import RedisServer
 
 
 class Database(Protocol):
@@ -34,6 +37,10 @@ class Database(Protocol):
         ...
 
     def step_times(self, cluster: str) -> StepTimeStore:
+        """The same."""
+        ...
+
+    def catalogue(self, cluster: str) -> ModelCatalogue:
         """The same."""
         ...
 
@@ -57,6 +64,10 @@ class RedisDatabase:
         """The same."""
         return RedisStepTimes(self._url, cluster)
 
+    def catalogue(self, cluster: str) -> RedisCatalogue:
+        """The same."""
+        return RedisCatalogue(self._url, cluster)
+
 
 class MemoryDatabase:
     """In memory."""
@@ -75,3 +86,7 @@ class MemoryDatabase:
     def step_times(self, cluster: str) -> MemoryStepTimes:
         """The same."""
         return MemoryStepTimes(self._store, cluster)
+
+    def catalogue(self, cluster: str) -> MemoryCatalogue:
+        """The same."""
+        return MemoryCatalogue(self._store, cluster)

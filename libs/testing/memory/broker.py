@@ -75,7 +75,7 @@ class Partition:
             del self._kept[:dropped]
 
     def read(self, offset: int, most: int) -> list[Kept]:
-        """At most so many records from an offset on, or from the first that is kept."""
+        """At most `most` records from an offset on, or from the first that is kept."""
         first = max(offset - (self.end - len(self._kept)), 0)
         return self._kept[first : first + most]
 
@@ -100,7 +100,7 @@ class MemoryBroker(MemoryServer):
         self._topics: dict[str, list[Partition]] = {}
 
     def make(self, partitions: Mapping[str, int]) -> None:
-        """Have these topics with at least so many partitions each."""
+        """Create these topics, each with at least this number of partitions."""
         for topic, count in partitions.items():
             found = self._topics.setdefault(topic, [])
             found += [Partition(number, *self._retained) for number in range(len(found), count)]

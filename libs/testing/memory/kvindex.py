@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from libs.kvindex.mirror import Mirror
-from libs.kvindex.port import KvIndexStats, PrefixQuery
-from libs.kvindex.redis import CHANGE_TIMEOUT_S, FIRST_LEASE_MS, LOOKUP_TIMEOUT_S, PAUSE_S
+from libs.stores.kvindex.mirror import Mirror
+from libs.stores.kvindex.port import KvIndexStats, PrefixQuery
+from libs.stores.kvindex.redis import CHANGE_TIMEOUT_S, FIRST_LEASE_MS, LOOKUP_TIMEOUT_S, PAUSE_S
 from libs.testing.memory.server import ServerAway
 from libs.testing.memory.store import Key, MemoryStore
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from libs.perfmodel.learner import FittedModel, StepKind
 from libs.policy.worker.saturation import PrefillCurve
+from libs.testing.memory.model_tables import ModelTables
 from libs.testing.memory.server import MemoryServer, Travel, at_once
 
 Key = tuple[str, ...]
@@ -53,6 +54,7 @@ class MemoryStore(MemoryServer):
         self.fits: dict[Key, dict[StepKind, FittedModel]] = {}
         self.curves: dict[Key, PrefillCurve] = {}
         self._claims: dict[Key, Claim] = {}
+        self.models = ModelTables(self.news)
 
     def kill(self) -> None:
         """Nothing that it held is there when it is started again."""
@@ -62,6 +64,7 @@ class MemoryStore(MemoryServer):
         self.fits.clear()
         self.curves.clear()
         self._claims.clear()
+        self.models.clear()
 
     # ------------------------------------------------------------ workers
 

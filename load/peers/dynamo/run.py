@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from libs.runtime.ports import held_port
+from libs.runtime.net.ports import held_port
 from load.peers.dynamo.install import python
 
 LOOPBACK = "127.0.0.1"

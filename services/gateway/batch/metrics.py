@@ -18,7 +18,7 @@ class BatchMetrics:
         self._commits = Counter(names.GATEWAY_BATCH_COMMITS, "Transactions of answers", registry=registry)
 
     def committed(self, ok: Sequence[bool]) -> None:
-        """One transaction, with a line answered well or not for each."""
+        """Count a transaction and its lines; each of `ok` says whether a line was answered without an error."""
         self._commits.inc()
         completed = sum(ok)
         self._lines.labels("completed").inc(completed)
@@ -33,12 +33,12 @@ class BatchMetrics:
         left_lines: Callable[[], float],
         dropped_events: Callable[[], float],
     ) -> None:
-        """Read depths when they are asked for."""
+        """Read these gauges at each scrape."""
         for name, text, read in (
             (names.GATEWAY_BATCH_IN_FLIGHT, "Batch lines that hold a slot", in_flight),
             (names.GATEWAY_BATCH_JOBS, "Jobs of the cluster that have not ended", unfinished_jobs),
-            (names.GATEWAY_BATCH_LATE_JOBS, "Of them, those that are foretold to miss their window", late_jobs),
-            (names.GATEWAY_BATCH_LEFT_LINES, "Their lines that have no answer yet", left_lines),
+            (names.GATEWAY_BATCH_LATE_JOBS, "Unfinished jobs that are expected to miss their window", late_jobs),
+            (names.GATEWAY_BATCH_LEFT_LINES, "Lines of unfinished jobs without an answer", left_lines),
             (names.GATEWAY_BATCH_DROPPED_EVENTS, "Events of unknown jobs for which there was no room", dropped_events),
         ):
             Gauge(name, text, registry=self._registry).set_function(read)

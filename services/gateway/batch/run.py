@@ -13,20 +13,20 @@ from libs.filestore.port import FileStore
 from libs.policy.batch.capacity import Load
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
-from services.gateway.batch.api import make_batch_router
-from services.gateway.batch.ask import Asker
-from services.gateway.batch.asked import AllowedTopics
-from services.gateway.batch.keeper import Keeper
+from services.gateway.batch.api.routes import make_batch_router
+from services.gateway.batch.jobs.order import AllowedTopics
+from services.gateway.batch.jobs.view import KEEPERS, JobView
+from services.gateway.batch.keeper.keeper import Keeper
+from services.gateway.batch.keeper.submissions import Submissions
 from services.gateway.batch.metrics import BatchMetrics
-from services.gateway.batch.runner import Runner
-from services.gateway.batch.served import Served
-from services.gateway.batch.slots import Slots
-from services.gateway.batch.submissions import Submissions
-from services.gateway.batch.view import KEEPERS, JobView
-from services.gateway.fleet import Fleet
-from services.gateway.intake import Intake
+from services.gateway.batch.runner.line_request import Asker
+from services.gateway.batch.runner.runner import Runner
+from services.gateway.batch.runner.served_models import Served
+from services.gateway.batch.runner.slots import Slots
+from services.gateway.dispatch.intake import Intake
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.settings import GatewaySettings
+from services.gateway.workers.fleet import Fleet
 
 RUNNERS, SUBMISSIONS = "batch-runners.v2", "batch-submissions"
 
@@ -93,7 +93,7 @@ class Batch:
         metrics.watch(
             in_flight=lambda: slots.in_flight,
             unfinished_jobs=lambda: len(self._view.unfinished()),
-            late_jobs=lambda: sum(bool(job.foretold and job.foretold.late) for job in self._view.unfinished()),
+            late_jobs=lambda: sum(bool(job.expected_end and job.expected_end.late) for job in self._view.unfinished()),
             dropped_events=lambda: self._view.dropped_events,
             left_lines=lambda: sum(job.left_lines for job in self._view.standings(clock.now_ns()).values()),
         )

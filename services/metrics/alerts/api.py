@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from libs.policy.alerts.book import MAX_RECENT, Alert, AlertBook
+from libs.policy.alerts.store import MAX_RECENT, Alert, AlertStore
 
 Limit = Annotated[int, Query(ge=0, le=MAX_RECENT, description="How many of the last changes, the newest first.")]
 
@@ -20,7 +20,7 @@ class Alerts:
     """Names of alerts that neither fire nor end now, since the telemetry that they stand on is old."""
 
 
-def alerts_router(book: AlertBook) -> APIRouter:
+def alerts_router(book: AlertStore) -> APIRouter:
     """`/v1/alerts`."""
     router = APIRouter(prefix="/v1")
 

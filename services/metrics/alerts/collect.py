@@ -7,21 +7,25 @@ import numpy as np
 
 from libs.policy.alerts.burn import BurnLog
 from libs.policy.alerts.snapshot import Pool, Snapshot, Worker
-from libs.telemetry.cells import COVERED, DECODE, KV_WAIT, PREFILL, ROLE_NUMBERS
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.gateways import Gateways, Waiting
-from libs.telemetry.gathered import Ints
 from libs.telemetry.listing import Loads
-from libs.telemetry.rollups import RollUps
-from services.metrics.occupancy import kv_used
-from services.metrics.queues import PHASE_ROLES, are_heard, at_gateways, pool_places
+from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, PREFILL, ROLE_NUMBERS
+from libs.telemetry.windows.rollups import RollUps
+from libs.telemetry.worker.batch_columns import Ints
+from services.metrics.accounting.occupancy import kv_used
+from services.metrics.accounting.queues import PHASE_ROLES, are_heard, at_gateways, pool_places
 
 
 def take_snapshot(
     fleet: Fleet, rollups: RollUps, gateways: Gateways, burns: BurnLog, now_ns: int, *, lag_ns: int, window_ns: int
 ) -> Snapshot:
     """As of now; shares of time are of the window that ended `lag_ns` ago."""
-    loads, offsets_ns, heard_ns = fleet.roll.loads(now_ns), fleet.clocks.offsets_ns(now_ns), fleet.latest_arrival_ns
+    loads, offsets_ns, heard_ns = (
+        fleet.directory.loads(now_ns),
+        fleet.clocks.offsets_ns(now_ns),
+        fleet.latest_arrival_ns,
+    )
     depths = _Depths(loads, gateways.waiting(now_ns), offsets_ns, now_ns)
     return Snapshot(
         at_ns=now_ns,

@@ -1,31 +1,34 @@
-"""Alerts, and how telling of them goes, as Prometheus metrics."""
+"""Alerts and their delivery as Prometheus metrics."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
+from libs.policy.alerts.condition import Severity
 from libs.policy.alerts.rules import ON_TELEMETRY, Name
-from services.metrics.alerts.desk import AlertDesk
+from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.webhook import Webhook
 
 
 class AlertCollector(Collector):
     """As of each scrape."""
 
-    def __init__(self, desk: AlertDesk, webhooks: Sequence[Webhook]) -> None:
+    def __init__(self, desk: AlertEvaluator, webhooks: Sequence[Webhook]) -> None:
         self._desk = desk
         self._webhooks = webhooks
 
     def collect(self) -> Iterator[Metric]:
         """Every alert there is has a sample, so that 0 is told."""
-        firing = Counter(alert.name for alert in self._desk.book.firing())
-        gauge = GaugeMetricFamily(names.ALERTS_FIRING, "Alerts that fire.", labels=("alert",))
+        firing = Counter((alert.name, alert.severity) for alert in self._desk.book.firing())
+        gauge = GaugeMetricFamily(names.ALERTS_FIRING, "Alerts that fire.", labels=("alert", "severity"))
         for name in Name:
-            gauge.add_metric((name,), firing[name])
+            for severity in get_args(Severity):
+                gauge.add_metric((name, severity), firing[name, severity])
         yield gauge
         held_back = GaugeMetricFamily(
             names.ALERTS_HELD_BACK, "1 while it neither fires nor ends, its telemetry being old.", labels=("alert",)
@@ -43,6 +46,6 @@ class AlertCollector(Collector):
         yield posts
         yield CounterMetricFamily(
             names.ALERT_POSTS_DROPPED_TOTAL,
-            "Ended alerts that a webhook was never told of, because too many waited.",
+            "Ended alerts that were never posted to a webhook, because too many waited.",
             sum(webhook.dropped_alerts for webhook in self._webhooks),
         )

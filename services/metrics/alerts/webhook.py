@@ -1,4 +1,4 @@
-"""Tells an Alertmanager, or anything that takes its API v2, of alerts: state, not messages, so that nothing is owed.
+"""Posts alerts to an Alertmanager, or anything with its API v2, as state: a lost post is made up by the next one.
 
 Posts hold all that fire and what has ended since the last post that was taken, in pieces where that is much. They are
 repeated while something fires, as Alertmanager wants, and tried again when one fails.
@@ -12,7 +12,7 @@ from typing import Final
 import httpx
 import structlog
 
-from libs.policy.alerts.book import MS_NS, Alert, AlertBook
+from libs.policy.alerts.store import MS_NS, Alert, AlertStore
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
 from services.metrics.alerts.wire import postable
@@ -23,7 +23,7 @@ TIMEOUT_S: Final = 5.0
 FIRST_RETRY_S: Final = 0.5
 MAX_RETRY_S: Final = 30.0
 MAX_ENDED: Final = 1_000
-"""Ended alerts that wait to be told; the oldest goes, counted."""
+"""Ended alerts that wait for a post; beyond it the oldest is dropped and counted."""
 MAX_AT_ONCE: Final = 500
 """Alerts in one post; Alertmanager takes bodies of some MB."""
 
@@ -34,7 +34,7 @@ class Webhook:
     """One receiver."""
 
     def __init__(
-        self, url: str, book: AlertBook, clock: Clock, *, cluster: str, make_client: MakeClient = httpx.AsyncClient
+        self, url: str, book: AlertStore, clock: Clock, *, cluster: str, make_client: MakeClient = httpx.AsyncClient
     ) -> None:
         self._url = url
         self._book = book
@@ -47,8 +47,8 @@ class Webhook:
         self.posts = {"ok": 0, "failed": 0}
         self.dropped_alerts = 0
 
-    def tell(self, changed: Iterable[Alert]) -> None:
-        """Something has changed; the post follows at once."""
+    def enter(self, changed: Iterable[Alert]) -> None:
+        """Take changed alerts; the post follows at once."""
         for alert in changed:
             self._ended.pop(alert.id, None)  # what fires again is no longer over
             if alert.state == "resolved":
@@ -77,7 +77,7 @@ class Webhook:
         self._news.clear()
 
     async def _post(self, http: httpx.AsyncClient) -> str:
-        """Why it was not taken; empty when it was, or when there is nothing to tell."""
+        """Why it was not taken; empty when it was, or when there is nothing to post."""
         firing = self._book.firing()
         critical = [alert for alert in firing if alert.severity == "critical"]
         others = [alert for alert in firing if alert.severity != "critical"]

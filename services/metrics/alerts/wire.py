@@ -7,10 +7,10 @@ from typing import Final
 import msgspec
 
 from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import ALERT_STATE_FIRING, ALERT_STATE_RESOLVED, AlertEvent
-from libs.policy.alerts.book import MS_NS, Alert
+from libs.policy.alerts.store import MS_NS, Alert
 
 FIRING_FOR_MS: Final = 240_000
-"""An alert that fires is over for Alertmanager when it has not been told of again for so long."""
+"""A firing alert is over for Alertmanager when no post has repeated it for this long."""
 
 
 class PostableAlert(msgspec.Struct, rename="camel"):
@@ -24,7 +24,7 @@ class PostableAlert(msgspec.Struct, rename="camel"):
 
 
 def postable(alerts: Iterable[Alert], now_ms: int, *, cluster: str, page_url: str) -> bytes:
-    """The body of a post that tells of alerts as they stand now."""
+    """The body of a post with the present state of alerts."""
     return msgspec.json.encode([_postable(alert, now_ms, cluster, page_url) for alert in alerts])
 
 

@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.members import member_of
-from libs.telemetry.timeline import PrefillShares, Taken
+from libs.telemetry.worker.timeline import PrefillShares, Taken
 from services.metrics.state import MetricsState
 
 ItemT = TypeVar("ItemT")
@@ -48,7 +48,7 @@ def fill(
             for start_ns in range(low_ns - low_ns % length_ns, high_ns, length_ns):
                 seconds.setdefault(start_ns, set()).add(batch.worker_id)
         yield
-    listed = fleet.roll.listing(now_ns).workers
+    listed = fleet.directory.listing(now_ns).workers
     state.members.enter(member_of(each) for each in listed if state.members.get(each.worker_id) is None)
     for start_ns in sorted(seconds, reverse=True):
         for workers in _parts(sorted(seconds[start_ns]), WORKERS_A_TURN):

@@ -15,7 +15,7 @@ from libs.contracts.topics import Topic
 from libs.policy.metrics.gaps import Chunk, ChunkRead, Gaps, Stretch
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock
-from libs.telemetry.timeline import PrefillShares
+from libs.telemetry.worker.timeline import PrefillShares
 from services.metrics.refill.fill import fill
 from services.metrics.state import MetricsState
 
@@ -90,16 +90,16 @@ class Refill:
             begins=low <= held.start,
             ends=high >= held.end,
             records=len(records),
-            first_ns=_told_ns(records[0]),
-            own_first_ns=_told_ns(own[0]),
-            own_last_ns=_told_ns(own[-1]),
-            last_ns=_told_ns(records[-1]),
+            first_ns=_covered_to_ns(records[0]),
+            own_first_ns=_covered_to_ns(own[0]),
+            own_last_ns=_covered_to_ns(own[-1]),
+            last_ns=_covered_to_ns(records[-1]),
         )
         if not self._gaps.suffices(chunk, read):
             return
         first = records.index(own[0])
         await self._enter(_batches(records), slice(first, first + len(own)))
-        self._gaps.filled(chunk, _told_ns(own[0]))
+        self._gaps.filled(chunk, _covered_to_ns(own[0]))
 
     async def _enter(self, batches: list[StepBatch], own: slice) -> None:
         work: Iterator[None] = fill(self._state, self._prefill_shares, batches, own, self._clock.now_ns())
@@ -114,8 +114,8 @@ class Refill:
 _DONE: Final = object()
 
 
-def _told_ns(record: Record) -> int:
-    """The moment until which it tells."""
+def _covered_to_ns(record: Record) -> int:
+    """End of the time that a batch covers."""
     assert isinstance(record.value, StepBatch)
     return record.value.covered_to_unix_ns
 

@@ -1,4 +1,4 @@
-"""Windows that could not be told in their time: only of whom and from when on is remembered, since roll-ups hold them.
+"""Windows that could not be sent in time: only their workers and their start are kept, since roll-ups hold the rest.
 Pure."""
 
 from collections.abc import Sequence
@@ -7,18 +7,18 @@ from typing import Final
 
 import numpy as np
 
-from libs.telemetry.cells import PROVISIONAL, Cells
 from libs.telemetry.history import MAX_FRESH, WrittenWindow
-from libs.telemetry.ring import NO_ROLE
-from libs.telemetry.rollups import MAX_WORKERS, RollUps, Series
+from libs.telemetry.windows.cells import PROVISIONAL, Cells
+from libs.telemetry.windows.ring import NO_ROLE
+from libs.telemetry.windows.rollups import MAX_WORKERS, RollUps, Series
 
-MAX_UNTOLD: Final = MAX_WORKERS
-"""Workers of which something is remembered not to have been told; of further ones it is lost."""
+MAX_UNSENT: Final = MAX_WORKERS
+"""Workers with unsent windows that are kept; those of further workers are lost."""
 
 
 class Again:
-    """A place in time, from which on windows of some workers are told again as they are known by then: whoever reads
-    those workers by then need not have read what was read of them here."""
+    """A moment from which the windows of some workers are sent again as the roll-ups hold them by then: the instance
+    that reads those workers by then may not have read their earlier telemetry."""
 
     def __init__(self) -> None:
         self._from_ns: int | None = None
@@ -26,21 +26,21 @@ class Again:
 
     @property
     def workers(self) -> AbstractSet[str]:
-        """Of these something was not told."""
+        """Workers with unsent windows."""
         return self._workers
 
-    def untold(self, windows: Sequence[WrittenWindow]) -> None:
-        """These were not told, nor will be those that follow before the next `take`."""
+    def unsent(self, windows: Sequence[WrittenWindow]) -> None:
+        """These windows were not sent, and those until the next `take` will not be."""
         starts = [window.start_ns for window in windows]
         if self._from_ns is not None:
             starts.append(self._from_ns)
         self._from_ns = min(starts, default=None)
         for name in (name for window in windows for name in window.workers.worker_ids):
-            if len(self._workers) < MAX_UNTOLD:
+            if len(self._workers) < MAX_UNSENT:
                 self._workers.add(name)
 
     def take(self, rollups: RollUps, now_ns: int) -> list[WrittenWindow]:
-        """The next `MAX_FRESH` windows of those workers; such as are no longer kept are lost."""
+        """The next `MAX_FRESH` windows of those workers; windows that are no longer kept are lost."""
         if self._from_ns is None:
             return []
         tier = rollups.tiers[0]
@@ -56,7 +56,7 @@ class Again:
 
 
 def _windows(series: Series) -> list[WrittenWindow]:
-    """Of each window the workers of which something was written."""
+    """Each window with the workers that have something written in it."""
     marked = series.roles | series.provisional * np.uint8(PROVISIONAL)
     return [
         WrittenWindow(start_ns, Cells(series.worker_ids, times, roles).where(roles != NO_ROLE), revised=True)

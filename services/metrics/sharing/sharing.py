@@ -1,5 +1,5 @@
-"""One of several instances: tells the others what it makes of its part, and takes what they make of theirs. Pure, but
-for the bus that it is given to tell by, and one warning."""
+"""One of several instances: sends the others the windows of its own workers, and takes theirs. Pure, but for the bus
+that it publishes on, and one warning."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,11 +10,11 @@ import structlog
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, SharedWindows, StepBatch
 from libs.policy.metrics.shares import Shares
-from libs.telemetry.cells import Cells
+from libs.telemetry.directory import LISTED_NS
 from libs.telemetry.fleet import MAX_WORKERS, Fleet
 from libs.telemetry.history import WrittenWindow
-from libs.telemetry.roll import LISTED_NS
-from libs.telemetry.rollups import RollUps
+from libs.telemetry.windows.cells import Cells
+from libs.telemetry.windows.rollups import RollUps
 from services.metrics.sharing.again import Again
 from services.metrics.sharing.overdue import Overdue
 from services.metrics.sharing.wire import messages, shared_worker, written
@@ -25,16 +25,16 @@ MAX_HEARD: Final = 65_536
 """Windows of one worker each that wait for the stream's next tick; what is beyond is in history only."""
 MAX_AGE_NS: Final = 2 * LISTED_NS
 MAX_APART_NS: Final = 5_000_000_000
-"""That clocks of instances may differ. What was told so long ago is read after an absence: it tells of windows, and not
-of who lives, nor of anybody's clock. Who is wrongly taken for alive for no longer than this costs nothing: partitions
-are taken over from ten seconds back."""
+"""Largest difference between clocks of instances. An older record was read after an absence: its windows count, but it
+says nothing of which instances live, nor of clocks. An instance that wrongly counts as alive for this long costs
+nothing: partitions are taken over from ten seconds back."""
 MAX_UNSENT: Final = 32
-"""Records that the broker has not taken. With more nothing is told: others could not hear it, and it would drive alerts
+"""Records that the broker has not taken. With more nothing is sent: others could not read it, and it would push alerts
 out of the bus's buffer."""
 
 
 class LeftOut(StrEnum):
-    """Why something that was told is not taken."""
+    """Why something in a record is not taken."""
 
     PAST = "past"
     """A window that is no longer kept, or that came back from a file."""
@@ -65,9 +65,9 @@ class Sharing:
         self._began_ns = began_ns
         self._unsent = unsent
         self._newest: dict[str, tuple[StepBatch, int]] = {}
-        """Of workers that something is to be told of, and when it came."""
+        """The newest batch of each worker to report, and when it came."""
         self._kept: list[WrittenWindow] = []
-        """Written since something was told: of no more than a few rounds."""
+        """Windows written since the last record: of no more than a few rounds."""
         self._again = Again()
         self._overdue = Overdue()
         self._heard: list[WrittenWindow] = []
@@ -81,20 +81,20 @@ class Sharing:
             self._newest[batch.worker_id] = batch, now_ns
 
     def keep(self, windows: Sequence[WrittenWindow]) -> None:
-        """These were written of own workers, and are to be told."""
+        """Windows of own workers, for the next record."""
         self._kept += windows
 
-    def tell(self, fleet: Fleet, rollups: RollUps, now_ns: int) -> None:
-        """What has been written of own workers, but for those that have long been silent, and what could not be told of
-        such as were own then; also that this one lives."""
+    def send(self, fleet: Fleet, rollups: RollUps, now_ns: int) -> None:
+        """Publish the new windows of own workers, without those long silent, and earlier unsent windows of workers that
+        were own then. The record also shows that this instance lives."""
         windows, self._kept = self._kept, []
         away = self._unsent() > MAX_UNSENT
         if away:
-            self._again.untold(windows)
+            self._again.unsent(windows)
         self._newest = {
             name: (batch, arrived_ns)
             for name, (batch, arrived_ns) in self._newest.items()
-            if name in self._again.workers or (fleet.roll.is_own(name) and arrived_ns > now_ns - LISTED_NS)
+            if name in self._again.workers or (fleet.directory.is_own(name) and arrived_ns > now_ns - LISTED_NS)
         }
         if away:
             return
@@ -106,24 +106,24 @@ class Sharing:
             self._publish(message)
 
     def hear(self, message: SharedWindows, now_ns: int, fleet: Fleet, rollups: RollUps, from_ns: int) -> None:
-        """What another instance tells; of windows those from `from_ns` on. Of workers that come here too, what covers
-        more counts."""
-        told_ns = message.told_unix_ns
+        """Take another instance's record; of its windows those from `from_ns` on. Where both read a worker, the window
+        that covers more counts."""
+        sent_ns = message.told_unix_ns
         if message.metrics_id == self.shares.own_id:
             self._hear_own_id(message)
             return
-        fresh = abs(told_ns - now_ns) < MAX_APART_NS
+        fresh = abs(sent_ns - now_ns) < MAX_APART_NS
         if fresh:
             self.shares.hear(message.metrics_id, now_ns)
         for worker in message.workers:
             # By the own clock, but for the way from there, whatever the other's says.
-            arrived_ns = now_ns - max(told_ns - worker.arrived_unix_ns, 0)
+            arrived_ns = now_ns - max(sent_ns - worker.arrived_unix_ns, 0)
             if not fleet.relay(worker, now_ns, arrived_ns if fresh else None, message.metrics_id):
                 self.left_out[LeftOut.MALFORMED] += 1
         self._hear_windows(message, now_ns, rollups, max(from_ns, now_ns - MAX_AGE_NS))
 
     def _hear_own_id(self, message: SharedWindows) -> None:
-        # What it told itself before it was started again is no other's.
+        # Its own records from before its restart are not another instance's.
         if message.incarnation == self._began_ns or message.told_unix_ns < self._began_ns + MAX_APART_NS:
             return
         if not self.left_out[LeftOut.NAMESAKE]:
@@ -155,15 +155,15 @@ class Sharing:
             self._heard_cells += len(streamed)
 
     def take_heard(self, fleet: Fleet, rollups: RollUps, now_ns: int) -> list[WrittenWindow]:
-        """Windows that others have told of since it was last asked, and those that nobody tells of any more."""
+        """Windows that others have sent since the last call, and those that nobody reports any more."""
         heard, self._heard, self._heard_cells = self._heard, [], 0
         return heard + self._overdue.write(fleet, rollups, now_ns)
 
-    def tells_of(self, event: RequestEvent, fleet: Fleet, now_ns: int) -> bool:
+    def makes_trace(self, event: RequestEvent, fleet: Fleet, now_ns: int) -> bool:
         """Whether this instance makes the request's trace."""
         worker_id = event.decode_worker or event.prefill_worker
         if not worker_id:
             return self.shares.leads(now_ns)
-        facts = fleet.roll.facts(worker_id)
-        told_to_ns = None if facts is None else facts.covered_to_unix_ns
-        return self.shares.traces(own=fleet.roll.is_own(worker_id), told_to_ns=told_to_ns, now_ns=now_ns)
+        facts = fleet.directory.facts(worker_id)
+        covered_to_ns = None if facts is None else facts.covered_to_unix_ns
+        return self.shares.traces(own=fleet.directory.is_own(worker_id), told_to_ns=covered_to_ns, now_ns=now_ns)

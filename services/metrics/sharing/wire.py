@@ -1,40 +1,40 @@
-"""Windows and workers as instances tell them one another. Pure."""
+"""Windows and workers as instances send them to one another. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindow, SharedWindows, SharedWorker, StepBatch
-from libs.telemetry.cells import PROVISIONAL, ROLE_NUMBERS
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.history import WrittenWindow
-from libs.telemetry.phase_time import PhaseTime
-from libs.telemetry.rollups import Written
+from libs.telemetry.windows.cells import PROVISIONAL, ROLE_NUMBERS
+from libs.telemetry.windows.rollups import Written
+from libs.telemetry.worker.phase_time import PhaseTime
 
 MAX_WORKERS_A_RECORD: Final = 1_000
 """About 200 kB: a record of Kafka takes 1 MB ..."""
 MAX_WINDOWS_A_RECORD: Final = 20
-"""... and 400 kB of so many workers."""
+"""... and 400 kB with this many workers."""
 _ROLES: Final = frozenset(ROLE_NUMBERS.values())
 
 
 def shared_worker(batch: StepBatch, arrived_ns: int, fleet: Fleet) -> SharedWorker:
-    """A worker by its newest batch, and what its next ones do not tell again."""
+    """A worker by its newest batch, with what later batches do not repeat."""
     start_ns, share = fleet.running_step(batch.worker_id) or (0, 0)
     worker = SharedWorker(
         newest=batch,
         arrived_unix_ns=arrived_ns,
         last_step_end_unix_ns=fleet.last_step_end_ns(batch.worker_id),
-        lost_batches=fleet.roll.lost_batches(batch.worker_id),
+        lost_batches=fleet.directory.lost_batches(batch.worker_id),
         running_step_unix_ns=start_ns,
         running_step_share=share,
     )
-    for field in ("steps", "kv_waits", "kv_transfers"):
+    for field in ("steps", "kv_waits", "starved", "kv_transfers"):
         worker.newest.ClearField(field)
     return worker
 
 
 def messages(workers: Sequence[SharedWorker], windows: Sequence[WrittenWindow]) -> Iterator[SharedWindows]:
-    """As many as it takes; one without workers where there are none. Who tells is left to be filled in."""
+    """As many messages as it takes; one without workers where there are none. The caller fills in the sender."""
     for first in range(0, max(len(workers), 1), MAX_WORKERS_A_RECORD):
         part = workers[first : first + MAX_WORKERS_A_RECORD]
         places = {worker.newest.worker_id: place for place, worker in enumerate(part)}
@@ -58,13 +58,13 @@ def _shared(window: WrittenWindow, places: dict[str, int]) -> SharedWindow:
 
 
 def written(window: SharedWindow, workers: Sequence[SharedWorker], window_ns: int) -> Iterable[Written]:
-    """What it says of each worker; raises ValueError for what cannot be."""
+    """The window of each worker; raises ValueError for values that cannot be."""
     if window.start_unix_ns % window_ns:
         raise ValueError("no window begins there")
     times = zip(window.covered_ns, window.prefill_ns, window.decode_ns, window.kv_wait_ns, strict=True)
-    for place, (covered, prefill, decode, kv_wait), told in zip(window.workers, times, window.roles, strict=True):
-        role = told % PROVISIONAL
+    for place, (covered, prefill, decode, kv_wait), marked in zip(window.workers, times, window.roles, strict=True):
+        role = marked % PROVISIONAL
         if place >= len(workers) or role not in _ROLES or not prefill + decode + kv_wait <= covered <= window_ns:
             raise ValueError("windows that cannot be")
-        time = PhaseTime(covered, prefill, decode, kv_wait, told // PROVISIONAL == 1)
+        time = PhaseTime(covered, prefill, decode, kv_wait, marked // PROVISIONAL == 1)
         yield Written(workers[place].newest.worker_id, time, role)

@@ -9,20 +9,20 @@ from services.metrics.traces.spans import HandOff, Span, hand_off_span, spans, t
 
 SETTLE_NS: Final = 1_000_000_000
 """How long a finished request waits for its transfers: workers send theirs ten times a second. A transfer that is
-told later still is sent when it comes, as a span of the same trace."""
+reported later still is sent when it comes, as a span of the same trace."""
 MAX_REQUESTS: Final = 20_000
 """Finished requests that wait; beyond it the oldest is dropped, and counted."""
 MAX_TRANSFERS: Final = 50_000
 """Transfers whose request has not ended; beyond it the oldest is forgotten. It may be of one that is not sampled."""
 MAX_LACKING: Final = 5_000
-"""Requests that were told of without all their transfers; beyond it the oldest one's are no longer waited for."""
+"""Requests whose spans were sent without all their transfers; beyond it those of the oldest are no longer awaited."""
 MAX_HAND_OFFS: Final = 64
-"""Of one request, whose choices share its id; more are not told of."""
+"""Transfers of one request, whose choices share its id; further ones get no span."""
 _SHARES: Final = 1 << 64
 
 
 class TraceBook:
-    """Requests to be told of, until they are taken. `share`, 0..1, of the traces that start here are kept; a request
+    """Finished requests, until their spans are taken. `share`, 0..1, of the traces that start here are kept; a request
     that brings a trace context is kept if its client samples it."""
 
     def __init__(self, share: float) -> None:
@@ -50,9 +50,9 @@ class TraceBook:
             if not lacking:
                 del self._lacking[transfer.request_id]
             return
-        told = self._transfers.setdefault(transfer.request_id, [])
-        if len(told) < MAX_HAND_OFFS:
-            told.append(HandOff(worker_id, transfer))
+        held = self._transfers.setdefault(transfer.request_id, [])
+        if len(held) < MAX_HAND_OFFS:
+            held.append(HandOff(worker_id, transfer))
         if len(self._transfers) > MAX_TRANSFERS:
             self._transfers.popitem(last=False)
 
@@ -70,7 +70,7 @@ class TraceBook:
             self.dropped_requests += 1
 
     def take(self, now_ns: int, most: int) -> list[Span]:
-        """The spans of at most so many requests that have waited long enough, oldest first, and late transfers'."""
+        """The spans of at most `most` requests that have waited long enough, oldest first, and late transfers'."""
         found = [self._late.popleft() for _ in range(min(most, len(self._late)))]
         while most and self._requests and self._requests[0][0] <= now_ns:
             _, event = self._requests.popleft()

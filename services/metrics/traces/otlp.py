@@ -87,7 +87,7 @@ class TraceExporter(Collector):
 
 
 def export_request(spans: list[Span]) -> ExportTraceServiceRequest:
-    """The message for them, grouped by the process each tells of. Pure."""
+    """The message for them, grouped by the process that each describes. Pure."""
 
     def process(span: Span) -> tuple[str, str]:
         return span.service, span.instance

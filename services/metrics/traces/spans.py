@@ -57,10 +57,10 @@ class HandOff:
 
 def trace_context(event: RequestEvent) -> TraceContext:
     """The client's W3C trace context; without one a trace of the request's own."""
-    told = _TRACEPARENT.fullmatch(event.traceparent)
-    if told is None:
+    found = _TRACEPARENT.fullmatch(event.traceparent)
+    if found is None:
         return TraceContext(_digest(16, event.gateway_id, event.request_id))
-    trace_id, parent_id, flags = (bytes.fromhex(part) for part in told.groups())
+    trace_id, parent_id, flags = (bytes.fromhex(part) for part in found.groups())
     return TraceContext(trace_id, parent_id, sampled=bool(flags[0] & _SAMPLED))
 
 
@@ -134,7 +134,7 @@ def _own_id(event: RequestEvent) -> bytes:
 
 
 def _request_attributes(event: RequestEvent) -> dict[str, Attribute]:
-    told: dict[str, Attribute] = {
+    attributes: dict[str, Attribute] = {
         "gen_ai.request.model": event.model,
         "gen_ai.response.id": event.request_id,
         "gen_ai.usage.input_tokens": event.prompt_tokens,
@@ -149,7 +149,7 @@ def _request_attributes(event: RequestEvent) -> dict[str, Attribute]:
         "fulcrum.moves": event.moves,
         "fulcrum.recomputes": event.recomputes,
     }
-    return {name: value for name, value in told.items() if value != ""}
+    return {name: value for name, value in attributes.items() if value != ""}
 
 
 def _transfer_attributes(transfer: KvTransfer) -> dict[str, Attribute]:

@@ -1,19 +1,66 @@
-"""Who may change what the planner does."""
+"""What the admin verbs share: who may change what the planner does; what they set is published and remembered."""
 
 import hmac
+from collections.abc import Awaitable, Callable
 
+from libs.bus.port import Bus
 from libs.contracts.errors import Conflict, Unauthenticated
-from services.planner.kept import Lead
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
+from libs.contracts.topics import DECISIONS
+from libs.runtime.clock import Clock
+from services.planner.kept import Lead, PlannerStore
 from services.planner.state import PlannerState
 
-
-def check_token(token: str, authorization: str, what: str) -> None:
-    """Raises Unauthenticated unless the header carries the suite's token; without one nobody may."""
-    if not (token and hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode())):
-        raise Unauthenticated(f"{what} needs the suite's token as authorization: Bearer TOKEN")
+Write = Callable[[PlannerStore], Awaitable[bool]]
+"""Keeps a value in a store; whether that worked."""
 
 
-def check_leads(state: PlannerState) -> None:
-    """Raises Conflict where another planner decides: what is set here would change nothing."""
-    if state.lead is Lead.ANOTHERS:
-        raise Conflict("another planner of this cluster leads: ask that one")
+class Admin:
+    """One planner as its admin verbs see it."""
+
+    def __init__(self, state: PlannerState, store: PlannerStore | None, bus: Bus, clock: Clock, *, token: str) -> None:
+        self.state = state
+        self._store = store
+        self._bus = bus
+        self._clock = clock
+        self._token = token
+
+    def allow(self, authorization: str, what: str) -> None:
+        """Raises Unauthenticated unless the header carries the suite's token, and without one always; Conflict where
+        another planner decides, since what is set here would change nothing."""
+        if not (self._token and hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode())):
+            raise Unauthenticated(f"{what} needs the suite's token as authorization: Bearer TOKEN")
+        if self.state.lead is Lead.ANOTHERS:
+            raise Conflict("another planner of this cluster leads: ask that one")
+
+    def tell(self, decide: Callable[[int], Decision]) -> None:
+        """Publish what was set; `decide` takes the time."""
+        self._bus.publish(DECISIONS, decide(self._clock.now_ns()))
+
+    def remembered(self) -> "Remembered":
+        """A value of its own in the store."""
+        return Remembered(self._store)
+
+
+class Remembered:
+    """Whether the store has what was set last."""
+
+    def __init__(self, store: PlannerStore | None) -> None:
+        self._store = store
+        self._unkept: Write | None = None
+        self.kept = True
+
+    async def keep(self, write: Write) -> None:
+        """Keep a value; where the store is away, `again` does."""
+        self._unkept = write
+        self.kept = self._store is not None and await write(self._store)
+
+    async def again(self) -> bool:
+        """Keep what was set while the store was away; whether it has it now."""
+        if not self.kept and self._store is not None and self._unkept is not None:
+            self.kept = await self._unkept(self._store)
+        return self.kept
+
+    def taken(self) -> None:
+        """What the store has was taken in place of what was set."""
+        self.kept = True

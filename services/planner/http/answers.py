@@ -1,23 +1,24 @@
 """What the planner's routes answer, in words and plain numbers. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
-    ACTION_RECOMMEND,
-    Candidate,
-    Decision,
-    Seen,
-    WorkerChange,
-)
+from google.protobuf.message import Message
+
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_RECOMMEND, Decision, WorkerChange
 from libs.contracts.roles import role_name
 from libs.policy.roles import Role
-from services.planner.assigner import ModelPlan
 from services.planner.kept import mode_word
 from services.planner.messages import CODE_UNKNOWN, action_word, seen
+from services.planner.role_planner import ModelPlan
 from services.planner.state import PlannerState
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Answer = TypeVar("_Answer", bound="DataclassInstance")
 
 ROLE_WORDS: Final[Mapping[int, str]] = {Role.PREFILL: "prefill", Role.MIXED: "decode", Role.STANDBY: "standby"}
 """Of pools: mixed workers are in the decode pool."""
@@ -95,6 +96,54 @@ class MeasuredAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayedAnswer:
+    """A split of roles under the demand that came; means over the time replayed."""
+
+    prefill: int
+    decode: int
+    ttft_ms: float
+    tpot_ms: float
+    served: float
+
+
+@dataclass(frozen=True, slots=True)
+class CounterfactualAnswer:
+    """The demand that came for `over_ms` after a decision, without it and with it: by a closed form, not simulated."""
+
+    method: str
+    over_ms: int
+    without: ReplayedAnswer
+    with_it: ReplayedAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleAnswer:
+    """How many workers of a model were in a role, stood by, and are wished; and how many an actuator is to have."""
+
+    serving: int
+    standby: int
+    wished: int
+    started_from: int
+    started_to: int
+    actuator: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceAnswer:
+    """What somebody may do: `figure` is expected to change by `low` to `high`, `came` is what it changed by where that
+    was done. `outcome`: open, applied or expired."""
+
+    kind: str
+    figure: str
+    low: float
+    high: float
+    confidence: float
+    command: str
+    outcome: str
+    came: float
+
+
+@dataclass(frozen=True, slots=True)
 class DecisionAnswer:
     """A decision with its inputs and its reason.
 
@@ -128,6 +177,9 @@ class DecisionAnswer:
     candidates: list[CandidateAnswer]
     predicted: CandidateAnswer | None
     measured: MeasuredAnswer | None
+    counterfactual: CounterfactualAnswer | None
+    scale: ScaleAnswer | None
+    advice: AdviceAnswer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +221,7 @@ def decision_answer(decision: Decision) -> DecisionAnswer:
         moved = WorkerChange(worker_id=decision.worker_id, assignment=decision.assignment)
         changes.append(_change(moved))
     first = changes[0] if changes else ChangeAnswer("", "", 0, 0)
-    candidates = [_candidate(each) for each in decision.candidates]
+    candidates = [_fields(CandidateAnswer, each) for each in decision.candidates]
     changing = bool(decision.changes)
     return DecisionAnswer(
         id=decision_id(decision),
@@ -207,18 +259,21 @@ def decision_answer(decision: Decision) -> DecisionAnswer:
         candidates=candidates,
         predicted=candidates[0] if changing and candidates else None,
         measured=_measured(decision),
+        counterfactual=_counterfactual(decision),
+        scale=_fields(ScaleAnswer, decision.scale) if decision.HasField("scale") else None,
+        advice=_fields(AdviceAnswer, decision.advice) if decision.HasField("advice") else None,
     )
 
 
 def planner_answer(state: PlannerState, now_ns: int) -> PlannerAnswer:
-    """As of the last decision."""
+    """As of the last decision, or of now while there are none."""
     return PlannerAnswer(
         planner_id=state.identity.planner_id,
         mode=mode_word(state.identity.mode),
         lead=state.lead.value,
         not_live=state.not_live(now_ns) or "",
         decisions={action_word(action): count for action, count in sorted(state.told.items())},
-        models=[_model(plan) for plan in state.plans],
+        models=[_model(plan) for plan in state.looked(now_ns)],
     )
 
 
@@ -227,18 +282,13 @@ def iso(unix_ns: int) -> str:
     return datetime.fromtimestamp(unix_ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def line(answer: DecisionAnswer) -> dict[str, Any]:
-    """As one JSON value."""
-    return asdict(answer)
-
-
 def _model(plan: ModelPlan) -> ModelAnswer:
     now = seen(plan)
     return ModelAnswer(
         model=plan.observed.model,
         code=plan.assigned.code.value if plan.assigned else CODE_UNKNOWN,
         unknown=plan.observed.unknown,
-        now=_seen(now) if now else None,
+        now=_fields(SeenAnswer, now) if now else None,
         pinned=[each.id for each in plan.observed.standings if each.pinned],
     )
 
@@ -248,31 +298,23 @@ def _change(change: WorkerChange) -> ChangeAnswer:
     return ChangeAnswer(change.worker_id, role_name(assignment), assignment.budget_tokens, assignment.epoch)
 
 
-def _candidate(each: Candidate) -> CandidateAnswer:
-    return CandidateAnswer(
-        prefill=each.prefill,
-        decode=each.decode,
-        prompt_pressure=each.prompt_pressure,
-        decode_pressure=each.decode_pressure,
-        ttft_ms=each.ttft_ms,
-        tpot_ms=each.tpot_ms,
-        served=each.served,
-    )
-
-
-def _seen(seen: Seen) -> SeenAnswer:
-    return SeenAnswer(
-        prefill=seen.prefill,
-        decode=seen.decode,
-        prompt_pressure=seen.prompt_pressure,
-        decode_pressure=seen.decode_pressure,
-        waiting_ms=seen.waiting_ms,
-        decodes=seen.decodes,
-    )
+def _fields(answer: type[_Answer], message: Message) -> _Answer:
+    """An answer whose fields are fields of the message, of the same names."""
+    return answer(**{each.name: getattr(message, each.name) for each in fields(answer)})
 
 
 def _measured(decision: Decision) -> MeasuredAnswer | None:
     if not decision.HasField("measured"):
         return None
     measured = decision.measured
-    return MeasuredAnswer(_seen(measured.before), _seen(measured.after), measured.after_ms)
+    return MeasuredAnswer(_fields(SeenAnswer, measured.before), _fields(SeenAnswer, measured.after), measured.after_ms)
+
+
+def _counterfactual(decision: Decision) -> CounterfactualAnswer | None:
+    if not decision.HasField("counterfactual"):
+        return None
+    found = decision.counterfactual
+    with_it = getattr(found, "with")
+    return CounterfactualAnswer(
+        found.method, found.over_ms, _fields(ReplayedAnswer, found.without), _fields(ReplayedAnswer, with_it)
+    )

@@ -12,19 +12,21 @@ from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
 from libs.contracts.errors import MAX_QUOTED_CHARS, DecisionNotFound
-from libs.contracts.pairing import Unpaired, unpaired
+from libs.contracts.pairing import Unpaired
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, WorkerState
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP
 from libs.contracts.roles import role_name
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
-from services.planner.actions import Actor, Outcome
+from services.planner.hearing.roster import by_planner, gpus_of
 from services.planner.http.answers import DecisionAnswer, PlannerAnswer, decision_answer, planner_answer
 from services.planner.http.limits_api import LimitsApi
 from services.planner.http.mode_api import ModeApi
+from services.planner.http.regret_api import regret_router
 from services.planner.kept import Lead
 from services.planner.messages import action_word, seen
-from services.planner.observe import ObservedWorker, by_planner, gpus_of
+from services.planner.observe import ObservedWorker
+from services.planner.orders import OrderExecutor, Outcome
 from services.planner.state import PlannerState
 
 MAX_LIMIT = 1_000
@@ -51,6 +53,7 @@ class WorkerAnswer:
     device: str
     gpus: int
     epoch: int
+    started_unix_ns: int
     moves: int
     moved_unix_ns: int
     moved_by: str
@@ -80,7 +83,7 @@ def make_api(
     @app.get("/v1/workers")
     async def workers() -> list[WorkerAnswer]:
         """Registered workers, by id, with their latest depths."""
-        alone = unpaired(state.workers)
+        alone = state.view.roster.alone
         planner_id = state.identity.planner_id
         return [_worker(each, planner_id, alone.get(each.worker.id)) for each in state.observed(clock.now_ns())]
 
@@ -105,13 +108,14 @@ def make_api(
 
     app.include_router(modes.router())
     app.include_router(limits.router())
+    app.include_router(regret_router(state.ledger, clock))
     return app
 
 
 class PlannerCollector(Collector):
     """The planner's own figures for Prometheus."""
 
-    def __init__(self, state: PlannerState, clock: Clock, actor: Actor | None = None) -> None:
+    def __init__(self, state: PlannerState, clock: Clock, actor: OrderExecutor | None = None) -> None:
         self._state = state
         self._actor = actor
         self._clock = clock
@@ -128,8 +132,12 @@ class PlannerCollector(Collector):
             for outcome in Outcome:
                 calls.add_metric((outcome.value,), self._actor.outcomes[outcome])
             yield calls
+        told = CounterMetricFamily(names.PLANNER_LOADS_TOTAL, "Messages about workers' loads.", labels=("outcome",))
+        for taken, count in self._state.view.taken.items():
+            told.add_metric((taken.value,), count)
+        yield told
         yield GaugeMetricFamily(names.PLANNER_WORKERS, "Registered workers.", len(self._state.workers))
-        alone = len(unpaired(self._state.workers))
+        alone = len(self._state.view.roster.alone)
         yield GaugeMetricFamily(names.PLANNER_UNPAIRED_WORKERS, "Those that nobody has KV like.", alone)
         coverage = self._state.snapshot(now_ns).coverage
         yield GaugeMetricFamily(names.PLANNER_COVERAGE_RATIO, "Share of GPU time that telemetry tells of.", coverage)
@@ -145,7 +153,7 @@ class PlannerCollector(Collector):
         found = GaugeMetricFamily(
             names.PLANNER_PRESSURE, "Work over what there is for it; above 1 it queues.", labels=("model", "phase")
         )
-        for plan in self._state.plans:
+        for plan in self._state.looked(self._clock.now_ns()):
             now = seen(plan)
             if now is not None:
                 found.add_metric((plan.observed.model, "prefill"), now.prompt_pressure)
@@ -169,6 +177,7 @@ def _worker(observed: ObservedWorker, planner_id: str, alone: Unpaired | None) -
         device=worker.device,
         gpus=gpus_of(worker),
         epoch=assignment.epoch,
+        started_unix_ns=worker.incarnation,
         moves=max(assignment.epoch - 1, 0),
         moved_unix_ns=worker.role_change.unix_ns,
         moved_by=worker.role_change.actor,

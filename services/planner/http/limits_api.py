@@ -6,15 +6,10 @@ import structlog
 from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel, ValidationError
 
-from libs.bus.port import Bus
 from libs.contracts.errors import Conflict
-from libs.contracts.topics import DECISIONS
-from libs.runtime.clock import Clock
 from libs.runtime.web import JsonRoute
-from services.planner.http.admin import check_leads, check_token
+from services.planner.http.admin import Admin
 from services.planner.http.limits_body import MAX_NAME_CHARS, LimitsBody
-from services.planner.kept import PlannerStore
-from services.planner.state import PlannerState
 
 log = structlog.get_logger()
 
@@ -31,25 +26,20 @@ class LimitsAnswer(BaseModel):
 class LimitsApi:
     """GET and PUT /v1/limits."""
 
-    def __init__(self, state: PlannerState, store: PlannerStore | None, bus: Bus, clock: Clock, *, token: str) -> None:
-        self._state = state
-        self._store = store
-        self._bus = bus
-        self._clock = clock
-        self._token = token
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+        self._remembered = admin.remembered()
         self._held = LimitsBody()
-        self._kept = True
 
     async def keep_again(self) -> bool:
         """Keep limits that were set while the store was away; whether it has them now."""
-        if not self._kept and self._store is not None:
-            self._kept = await self._store.keep_limits(self._held.model_dump_json())
-        return self._kept
+        return await self._remembered.again()
 
     def take(self, kept: LimitsBody) -> None:
         """Hold to those that were kept by whoever led before."""
-        self._held, self._kept = kept, True
-        self._state.limits = kept.limits()
+        self._held = kept
+        self._remembered.taken()
+        self._admin.state.limits = kept.limits()
 
     def router(self) -> APIRouter:
         """The routes, for the planner's app."""
@@ -58,7 +48,7 @@ class LimitsApi:
         @router.get("/v1/limits")
         async def limits() -> LimitsAnswer:
             """What decisions hold to."""
-            return LimitsAnswer(limits=self._held, kept=self._kept)
+            return LimitsAnswer(limits=self._held, kept=self._remembered.kept)
 
         @router.put(
             "/v1/limits",
@@ -71,17 +61,17 @@ class LimitsApi:
             wanted: LimitsBody, actor: Actor = "somebody", authorization: Annotated[str, Header()] = ""
         ) -> LimitsAnswer:
             """Set all of them; needs the suite's token as `authorization: Bearer TOKEN`."""
-            check_token(self._token, authorization, "setting limits")
-            check_leads(self._state)
+            self._admin.allow(authorization, "setting limits")
             if wanted.revision != self._held.revision:
                 raise Conflict(
                     f"limits are at revision {self._held.revision} by now: read them again", param="revision"
                 )
             before, self._held = self._held, wanted.model_copy(update={"revision": wanted.revision + 1})
             said = wanted.changed_from(before)
-            self._bus.publish(DECISIONS, self._state.set_limits(wanted.limits(), actor, said, self._clock.now_ns()))
-            self._kept = self._store is not None and await self._store.keep_limits(self._held.model_dump_json())
-            return LimitsAnswer(limits=self._held, kept=self._kept)
+            limits, written = wanted.limits(), self._held.model_dump_json()
+            self._admin.tell(lambda now_ns: self._admin.state.set_limits(limits, actor, said, now_ns))
+            await self._remembered.keep(lambda store: store.keep_limits(written))
+            return LimitsAnswer(limits=self._held, kept=self._remembered.kept)
 
         return router
 

@@ -6,7 +6,15 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from libs.policy.planner.limits import DAY_MINUTES, MAX_MOVES_PER_S, MAX_WORKERS, Limits, ModelLimits, QuietHours
+from libs.policy.planner.limits import (
+    DAY_MINUTES,
+    MAX_MOVES_PER_S,
+    MAX_WORKERS,
+    NO_BOUND,
+    Limits,
+    ModelLimits,
+    QuietHours,
+)
 
 MAX_PINNED = 10_000
 MAX_QUIET = 24
@@ -27,11 +35,14 @@ class ModelLimitsBody(BaseModel):
     prefill_max: Workers | None = None
     decode_min: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
     decode_max: Annotated[int, Field(ge=1, le=MAX_WORKERS)] | None = None
+    workers_min: Workers = 0
+    workers_max: Workers | None = None
+    gpu_hours_day: Annotated[float, Field(ge=0, le=NO_BOUND)] | None = None
     tpot_ms: Annotated[float, Field(gt=0, le=60_000)] | None = None
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        for role in ("prefill", "decode"):
+        for role in ("prefill", "decode", "workers"):
             least, most = getattr(self, f"{role}_min"), getattr(self, f"{role}_max")
             if most is not None and least > most:
                 raise ValueError(f"{role}_min is {least}, more than {role}_max, {most}")
@@ -44,6 +55,9 @@ class ModelLimitsBody(BaseModel):
             prefill_max=MAX_WORKERS if self.prefill_max is None else self.prefill_max,
             decode_min=self.decode_min,
             decode_max=MAX_WORKERS if self.decode_max is None else self.decode_max,
+            workers_min=self.workers_min,
+            workers_max=MAX_WORKERS if self.workers_max is None else self.workers_max,
+            gpu_hours_day=NO_BOUND if self.gpu_hours_day is None else self.gpu_hours_day,
             tpot_ms=self.tpot_ms,
         )
 

@@ -1,4 +1,4 @@
-"""Frames that tell only the load: a sign of life after a silence, and what has changed since without any news."""
+"""Frames that carry only the load: a sign of life after a silence, and load changes without other news."""
 
 from collections.abc import Callable
 from typing import Final
@@ -13,38 +13,38 @@ BEAT_PS: Final = SIGN_OF_LIFE_MS * _MS
 REST_PS: Final = RESTING_SIGN_OF_LIFE_MS * _MS
 """Between frames of a worker that rests. They change nothing, and are not sent here; only when they were counts."""
 TELEMETRY_PS: Final = 100 * _MS
-"""The workers' own default: with telemetry goes the load, where it is another one than was told."""
+"""The workers' own default: a changed load goes out with telemetry."""
 
 
 class Beat:
-    """One worker's. While it decodes, every step tells, so that nothing is left to do here."""
+    """Heartbeats of one worker. While it decodes, every step reports the load, and nothing is left to do here."""
 
-    def __init__(self, time: VirtualTime, device: Device, tell_load: Callable[[], None]) -> None:
-        """`tell_load` sends a frame, and has `told` called."""
-        self._tell_load = tell_load
+    def __init__(self, time: VirtualTime, device: Device, send_load: Callable[[], None]) -> None:
+        """`send_load` sends a frame and calls `reported`."""
+        self._send_load = send_load
         self._time = time
         self._device = device
-        self._told_ps = time.now_ps
-        self._told: EngineLoad | None = None
+        self._reported_ps = time.now_ps
+        self._reported: EngineLoad | None = None
         self._beats = False
         """Whether the next sign of life is planned."""
         self._ticks = False
-        """Whether the load is to be compared with what was told."""
+        """Whether a comparison with the reported load is planned."""
 
-    def told(self, load: EngineLoad, at_ps: int) -> None:
+    def reported(self, load: EngineLoad, at_ps: int) -> None:
         """A frame has left, or would have."""
-        self._told, self._told_ps = load, at_ps
+        self._reported, self._reported_ps = load, at_ps
 
-    def watch(self, *, told: bool) -> None:
-        """Something has happened at the worker; `told`: a frame says what."""
-        if not (told or self._ticks):
+    def watch(self, *, reported: bool) -> None:
+        """Something has happened at the worker; `reported`: a frame carries it."""
+        if not (reported or self._ticks):
             self._ticks = True
             passed_ps = self._time.now_ps - START_PS
             self._time.at_ps(START_PS + (passed_ps // TELEMETRY_PS + 1) * TELEMETRY_PS, self._tick)
-        if not self._beats and self._has_work and not self._steps_tell:
+        if not self._beats and self._has_work and not self._steps_report:
             self._beats = True
-            self._told_ps += (self._time.now_ps - self._told_ps) // REST_PS * REST_PS
-            self._time.at_ps(self._told_ps + BEAT_PS, self._beat)
+            self._reported_ps += (self._time.now_ps - self._reported_ps) // REST_PS * REST_PS
+            self._time.at_ps(self._reported_ps + BEAT_PS, self._beat)
 
     @property
     def _has_work(self) -> bool:
@@ -52,31 +52,31 @@ class Beat:
         return self._device.core.holds_blocks
 
     @property
-    def _steps_tell(self) -> bool:
+    def _steps_report(self) -> bool:
         """Whether steps pass at once, none of which is longer than a silence may be."""
         return 0 < self._device.longest_coasting_ps < BEAT_PS
 
     def _beat(self) -> None:
         self._beats = False
-        if not self._has_work or self._steps_tell:
+        if not self._has_work or self._steps_report:
             return
-        due_ps = max(self._told_ps, self._device.last_coasted_ps) + BEAT_PS
+        due_ps = max(self._reported_ps, self._device.last_coasted_ps) + BEAT_PS
         if due_ps <= self._time.now_ps:
-            self._tell_load()
+            self._send_load()
             due_ps = self._time.now_ps + BEAT_PS
         self._beats = True
         self._time.at_ps(due_ps, self._beat)
 
     def _tick(self) -> None:
         self._ticks = False
-        if self._device.last_coasted_ps > self._told_ps:
-            return  # that step has told
-        if self._told is None or _depths(self._device.core.load()) != _depths(self._told):
-            self._tell_load()
+        if self._device.last_coasted_ps > self._reported_ps:
+            return  # that step has reported it
+        if self._reported is None or _depths(self._device.core.load()) != _depths(self._reported):
+            self._send_load()
 
 
 def _depths(load: EngineLoad) -> tuple[int, ...]:
-    """What gateways heed of it."""
+    """The depths that gateways use."""
     return (
         load.running,
         load.waiting,

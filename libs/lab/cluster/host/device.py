@@ -19,7 +19,7 @@ _SAMPLED: Final = Sampled(ANY_TOKEN)
 
 
 class Listener(Protocol):
-    """Who has the device work."""
+    """The worker, as the device calls it."""
 
     @property
     def submits_taken(self) -> int:
@@ -35,7 +35,7 @@ class Listener(Protocol):
         ...
 
     def coasted(self, decoding: list[CountedSequence], coast: Coast, steps: int) -> None:
-        """So many have passed at once, the last of them by now."""
+        """`steps` steps have passed at once, the last of them by now."""
         ...
 
     def coast_ended(self) -> None:
@@ -76,7 +76,7 @@ class _Passed:
     submits: int
 
     def load_after(self, steps: int, block_tokens: int) -> EngineLoad:
-        """Depths once so many of them had passed."""
+        """Depths after `steps` of them."""
         grown = sum([max(-(-(length + steps) // block_tokens) - blocks, 0) for length, blocks in self.rooms])
         return EngineLoad(
             running=self.running,
@@ -98,7 +98,7 @@ class Device:
         self.rest = Rest.IDLE
         """What a device that computes nothing does."""
         self.recent_steps: list[tuple[StepWork, int]] | None = None
-        """(work, duration_ns) of steps since somebody took them; None: nobody does. Steps at once are one of them."""
+        """(work, duration_ns) since they were last taken; None where nothing takes them. Steps at once count as one."""
         self._model = shape.step_time
         self._time = time
         self._cost = cost
@@ -156,7 +156,7 @@ class Device:
         return (passed.load_after(steps, self._block_tokens), passed.submits) if steps > 0 else None
 
     def coasted_load(self, before_ps: int) -> EngineLoad | None:
-        """Depths as of the last step that ended by then, where steps pass at once; None elsewhere, as then frames tell.
+        """Depths after the last step that ended by then, where steps pass at once; None elsewhere, where frames report.
 
         Only the free blocks change in such steps.
         """

@@ -1,10 +1,10 @@
-"""KV from and for others: what one worker receives over its link, and whom it serves."""
+"""KV transfers of one worker: what it receives over its link, and the receivers that it serves."""
 
 from functools import partial
 from typing import Final, Protocol
 
 from libs.contracts.errors import KvLost
-from libs.engine.handles import Received
+from libs.engine.kv.handles import Received
 from libs.engine.port import FinishReason
 from libs.lab.cluster.core import LabCore
 from libs.lab.cluster.host.device import Device
@@ -16,7 +16,7 @@ from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.policy.worker.transfers import TransferSpeed
 
 ACK_DELAY_PS: Final = 10_000_000 * PS_PER_NS
-"""As `libs.worker.kv_link` has it."""
+"""As `libs.worker.kv.link` has it."""
 
 
 class Owner(Protocol):
@@ -62,7 +62,7 @@ class Fetching:
         self._unacknowledged: dict[str, list[Stream]] = {}
         """Streams of which all is here, by worker id of their source, which keeps their blocks until it hears so."""
         self._readers: dict[bytes, tuple[Fetching, Stream]] = {}
-        """Of handles here, who reads them as they fill."""
+        """Receivers by the handle that they read here while it fills."""
         self._transfers = TransferSpeed(shape.block_tokens)
 
     def start(self, owner: Owner, peers: "dict[str, Fetching]") -> None:
@@ -228,7 +228,7 @@ class Fetching:
     # ------------------------------------------------------------ the end of a process
 
     def readers(self) -> "list[tuple[Fetching, Stream]]":
-        """Who reads here what has not all been computed."""
+        """Receivers of handles whose prompt is still being computed."""
         return list(self._readers.values())
 
     def awaiting(self) -> "list[tuple[Fetching, Stream]]":

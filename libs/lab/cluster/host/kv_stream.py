@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from libs.engine.handles import Held
+from libs.engine.kv.handles import Held
 from libs.lab.cluster.sequence import CountedSequence
 from libs.lab.cluster.time import VirtualTime
 
@@ -80,7 +80,7 @@ class ReceivingLink:
         self._plan()
 
     def drop(self, stream: Stream) -> None:
-        """Nobody waits for it any more."""
+        """The receiver no longer waits for it."""
         if stream in self._left:
             self._pass()
             if stream is self._turns[0]:

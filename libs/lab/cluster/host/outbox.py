@@ -1,6 +1,6 @@
-"""What the gateway has yet to be told."""
+"""News that waits for the next frame to the gateway."""
 
-from libs.dispatch.generation import FinishReason as Ended
+from libs.dispatch.generation import ApiFinishReason as Ended
 from libs.dispatch.worker_news import Failed, Finished, Happened, Moved, Opened, Prefilled
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import FinishReason, SequenceOutput

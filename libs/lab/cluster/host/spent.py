@@ -63,7 +63,7 @@ class RecentDecodes:
         self._mean_s: float | None = 0.0
 
     def stepped(self, coast: Coast, steps: int) -> None:
-        """So many steps have passed, the latest ones."""
+        """Enter `steps` further steps of a coast."""
         self._runs.append((coast, steps))
         self._mean_s = None
 

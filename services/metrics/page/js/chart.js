@@ -1,8 +1,9 @@
 // What both time series have in common: uPlot with the page's colours, a shared cursor, and marks of role moves.
 
-import uPlot from "../vendor/uplot.js";
 import { colors, hatch } from "./colors.js";
 import { GPU_NS, PROVISIONAL_NS } from "./phases.js";
+
+const { uPlot } = globalThis; // the minified build is a classic script
 
 export const GUTTER_PX = 64; // left of every plot and of the heat map, so that their time axes agree
 const AXIS_PX = 24;
@@ -11,7 +12,7 @@ const DAY_S = 86400;
 const FONT = "11px system-ui, sans-serif";
 
 /** A chart in `host`. `scales` and `series` are uPlot's; `bounds()` is [first, last] in seconds. */
-export function makeChart(host, { height, scales, series, bounds, yAxis, marks, windowSeconds, onCursor, uncovered }) {
+export function makeChart(host, { height, scales, series, bounds, yAxis, marks, windowSeconds, onCursor, uncovered, level }) {
   const axis = {
     stroke: () => colors().faint.css,
     grid: { stroke: () => colors().line.css, width: 0.5 },
@@ -32,8 +33,8 @@ export function makeChart(host, { height, scales, series, bounds, yAxis, marks, 
       ],
       series: [{}, ...series],
       hooks: {
-        drawClear: [(plot) => uncovered && fillHatched(plot)],
-        draw: [(plot) => drawProvisional(plot, windowSeconds()), (plot) => drawMarks(plot, marks())],
+        drawClear: [(plot) => uncovered && fillHatched(plot), fillUnknown],
+        draw: [(plot) => drawProvisional(plot, windowSeconds()), (plot) => drawMarks(plot, marks()), (plot) => level !== undefined && drawLevel(plot, level)],
         setCursor: [(plot) => onCursor(plot.cursor.idx)],
       },
     },
@@ -59,6 +60,44 @@ export function clockText(seconds, digits = 0) {
   const whole = Math.floor(seconds * unit + 1e-3); // what is cut off is no whole digit: 0.3 as a float is a little less
   const text = new Date((whole / unit) * 1000).toLocaleTimeString([], { hourCycle: "h23" });
   return digits ? `${text}.${String(whole % unit).padStart(digits, "0")}` : text;
+}
+
+/** Hatched where nothing is known: `plot.unknown` has spans in seconds. */
+function fillUnknown(plot) {
+  if (!plot.unknown?.length) return;
+  const { left, top, width, height } = plot.bbox;
+  plot.ctx.save();
+  plot.ctx.fillStyle = hatch(plot.ctx);
+  for (const [from, to] of plot.unknown) {
+    const [low, high] = [from, to].map((at) => Math.min(Math.max(plot.valToPos(at, "x", true), left), left + width));
+    plot.ctx.fillRect(low, top, high - low, height);
+  }
+  plot.ctx.restore();
+}
+
+/** A line that matters. */
+function drawLevel(plot, level) {
+  const y = plot.valToPos(level, "y", true);
+  plot.ctx.save();
+  plot.ctx.strokeStyle = colors().accent.css;
+  plot.ctx.lineWidth = devicePixelRatio;
+  plot.ctx.beginPath();
+  plot.ctx.moveTo(plot.bbox.left, y);
+  plot.ctx.lineTo(plot.bbox.left + plot.bbox.width, y);
+  plot.ctx.stroke();
+  plot.ctx.restore();
+}
+
+/** Spans in seconds of the windows at `times`, their middles, of which nothing is known. */
+export function unknownSpans(times, isKnown, windowS) {
+  const spans = [];
+  for (const [index, time] of times.entries()) {
+    if (isKnown(index)) continue;
+    const last = spans.at(-1);
+    if (last && last[1] >= time - 0.51 * windowS) last[1] = time + windowS / 2;
+    else spans.push([time - windowS / 2, time + windowS / 2]);
+  }
+  return spans;
 }
 
 function fillHatched(plot) {

@@ -14,10 +14,10 @@ const depth = (key, head, place, tip) => ({ key, head, tip, value: ({ depths }) 
 /** `value` of a row's figures undefined: not known. Names go up the alphabet, figures from the greatest down. */
 export const COLUMNS = [
   { key: "name", head: "", value: ({ name }) => name },
-  { key: "role", head: "role", of: "worker", value: ({ role }) => role, text: ({ role }) => role },
-  { key: "node", head: "node", of: "worker", value: ({ node }) => node, text: ({ node }) => node },
+  { key: "role", head: "role", of: ["worker"], value: ({ role }) => role, text: ({ role }) => role },
+  { key: "node", head: "node", of: ["worker"], value: ({ node }) => node, text: ({ node }) => node },
   { key: "gpus", head: "GPUs", value: gpus, text: gpus },
-  { key: "ratio", head: "P:D", tip: "prefill : decode GPU time", value: ratio, text: ({ sums }) => ratioText(sums) },
+  { key: "ratio", head: "P:D", of: ["model", "node"], tip: "prefill : decode GPU time", value: ratio, text: ({ sums }) => ratioText(sums) },
   ...PHASES.map(phase),
   {
     key: "coverage",
@@ -30,7 +30,7 @@ export const COLUMNS = [
   depth("running", "running", 0, "requests that are computed now"),
   depth("waiting", "waiting", 1, "requests that wait now"),
   depth("tokens", "tokens", 2, "of prompts that wait to be computed now"),
-  { key: "clock", head: "clock ahead", of: "node", tip: "of the median node's clock, to some milliseconds", value: ({ clock }) => clock, text: ({ clock }) => (clock === undefined ? "–" : `${clock.toFixed(1)} ms`) },
+  { key: "clock", head: "clock ahead", of: ["node"], tip: "of the median node's clock, to some milliseconds", value: ({ clock }) => clock, text: ({ clock }) => (clock === undefined ? "–" : `${clock.toFixed(1)} ms`) },
 ];
 
 function gpus({ sums, spanNs }) {
@@ -38,6 +38,5 @@ function gpus({ sums, spanNs }) {
 }
 
 function ratio({ sums }) {
-  if (sums[DECODE]) return sums[PREFILL] / sums[DECODE];
-  return sums[PREFILL] ? Infinity : undefined;
+  return sums[DECODE] ? sums[PREFILL] / sums[DECODE] : undefined;
 }

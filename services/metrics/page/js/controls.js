@@ -1,8 +1,10 @@
 // Buttons, fields and the trail from the cluster down to what is looked at.
 
 import { isDark } from "./colors.js";
+import { LEGEND } from "./happened/event.js";
 import { KEYS } from "./keys.js";
 import { KEPT_MS, RANGES } from "./phases.js";
+import { WORDS } from "./status/glossary.js";
 import { splitScope } from "./store.js";
 
 const $ = (id) => document.getElementById(id);
@@ -14,7 +16,9 @@ export function makeControls(view, { pause, replay, goTo, save, nodeOf }) {
     const button = $("ranges").appendChild(document.createElement("button"));
     button.textContent = name;
     button.addEventListener("click", () => view.set({ range: name }));
+    $("range-choice").add(new Option(name)); // where there is no room for buttons
   }
+  $("range-choice").addEventListener("change", (event) => view.set({ range: event.target.value }));
   const toggleTheme = () => view.set({ theme: isDark(view) ? "light" : "dark" });
   const help = () => $("help").showModal();
   $("pause").addEventListener("click", pause);
@@ -30,9 +34,11 @@ export function makeControls(view, { pause, replay, goTo, save, nodeOf }) {
   $("filter").addEventListener("input", (event) => view.set({ filter: event.target.value.trim() }));
   $("trail").addEventListener("click", (event) => event.target.dataset.scope && view.set({ scope: event.target.dataset.scope }));
   for (const dialog of document.querySelectorAll("dialog")) dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
-  for (const [key, what] of Object.entries(KEYS)) {
-    $("keys").appendChild(document.createElement("dt")).textContent = key === " " ? "space" : key;
-    $("keys").appendChild(document.createElement("dd")).textContent = what;
+  for (const [list, entries] of [["words", Object.entries(WORDS)], ["signs", LEGEND], ["keys", Object.entries(KEYS)]]) {
+    for (const [name, what] of entries) {
+      $(list).appendChild(document.createElement("dt")).textContent = name === " " ? "space" : name;
+      $(list).appendChild(document.createElement("dd")).textContent = what;
+    }
   }
   const up = () => view.set({ scope: parent(view.scope, nodeOf) });
   const act = { " ": pause, ArrowLeft: () => replay.step(-1), ArrowRight: () => replay.step(1), p: () => replay.toggle(), g: () => $("when").focus(), t: toggleTheme, u: up, "?": help, "/": () => $("filter").focus() };
@@ -59,6 +65,7 @@ function makeTimeField(field, goTo) {
 /** Show the view in the controls. */
 export function drawControls(view, { paused, playing, nowMs, nodeOf }) {
   for (const button of $("ranges").children) button.setAttribute("aria-pressed", button.textContent === view.range);
+  $("range-choice").value = view.range;
   $("pause").setAttribute("aria-pressed", paused);
   $("pause").textContent = paused ? "go on" : "pause";
   $("replay").setAttribute("aria-pressed", playing);

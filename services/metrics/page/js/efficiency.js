@@ -24,18 +24,18 @@ export async function followEfficiency(tiles, offsets, look) {
   }
 }
 
-function show(tiles, offsets, told) {
-  const { prefill, decode } = told.utilisation;
+function show(tiles, offsets, reported) {
+  const { prefill, decode } = reported.utilisation;
   const shown = {
     "prefill MFU · MBU": [prefill.mfu, prefill.mbu],
     "decode MFU · MBU": [decode.mfu, decode.mbu],
-    "tensor · DRAM active": [told.tensor_active, told.dram_active],
+    "tensor · DRAM active": [reported.tensor_active, reported.dram_active],
   };
   const known = Object.entries(shown).filter(([, values]) => values.some((value) => value !== null));
   tiles.hidden = known.length === 0;
   tiles.replaceChildren(...known.map(([name, values]) => tile(name, values.map(share).join(" · "))));
   offsets.clear();
-  for (const [node, ms] of Object.entries(told.clock_offset_ms)) offsets.set(node, ms);
+  for (const [node, ms] of Object.entries(reported.clock_offset_ms)) offsets.set(node, ms);
 }
 
 function tile(name, text) {

@@ -12,6 +12,7 @@ const TAIL_WINDOWS = 3; // of coarse windows, which are polled: the newest ones 
 const MAX_EVENTS = 500;
 const RETRY_MS = 1000;
 const LIVE_KEPT_MS = LIVE_COLUMNS * LIVE_WINDOW_MS - 5000; // some go while they are loaded
+const LATE_MS = 5000; // a stream that is so much later than it was: the line or this page is too slow for all of it
 const SETBACK_MS = 1000; // by which a service's time lies behind what it told before: its clock was corrected
 
 export class Feed extends EventTarget {
@@ -37,6 +38,8 @@ export class Feed extends EventTarget {
   #byId;
   #number = null;
   #agedAt = 0; // when that was
+  #lateMs = 0; // how much longer the last tick was on its way than the quickest
+  #quickestMs = Infinity; // of this connection, with how far the clocks are apart
   #coarse = null; // aborts the loading and polling of coarse windows
   #coarseLoading = false; // what is polled later is no loading
   #whole = -1; // the coarse window up to which all are shown as they will stay
@@ -71,7 +74,9 @@ export class Feed extends EventTarget {
 
   /** How far what is live lies behind now, in ms. */
   get behindMs() {
-    return this.ageMs === null ? 0 : this.ageMs + performance.now() - this.#agedAt;
+    if (this.ageMs === null) return 0;
+    const picture = this.paused ? 0 : Math.max(this.latestMs - this.nowMs, 0); // ticks that wait while windows load
+    return this.ageMs + performance.now() - this.#agedAt + picture + this.#lateMs;
   }
 
   get paused() {
@@ -85,6 +90,7 @@ export class Feed extends EventTarget {
     follow("/v1/occupancy/stream", {
       members: (members) => this.#takeMembers(members),
       tick: (tick) => this.#takeTick(tick),
+      opened: () => (this.#quickestMs = Infinity),
       tell: (connected, problem) => this.#tell(connected, problem),
     });
   }
@@ -128,7 +134,11 @@ export class Feed extends EventTarget {
     if (!this.paused && this.#number === null && !this.#live.loads) this.#live.reload(LIVE_COLUMNS);
   }
 
+  /** False where the stream lies so far behind that it is better begun anew, at now. */
   #takeTick(tick) {
+    const wayMs = performance.now() - tick.now_unix_ms;
+    this.#quickestMs = Math.min(this.#quickestMs, wayMs);
+    this.#lateMs = wayMs - this.#quickestMs;
     this.#tell(true, this.problem);
     const setBack = tick.now_unix_ms < this.latestMs - SETBACK_MS && this.#number !== null;
     const gap = this.#number === null ? 0 : tick.number - this.#number - 1;
@@ -138,13 +148,15 @@ export class Feed extends EventTarget {
     this.alerts.take(tick.alerts);
     if (tick.depths) [this.ageMs, this.#agedAt] = [tick.age_ms, performance.now()];
     if (gap !== 0) this.#refreshEvents();
+    const late = this.#lateMs > LATE_MS;
     if (this.paused) {
       if (tick.events.length || tick.alerts.length) this.#changed(); // alerts fire and end all the same
-      return;
+      return !late;
     }
     if (tick.depths) [this.depths, this.queues] = [tick.depths, tick.queues]; // between two windows nothing is said of them
     if (gap < 0 || setBack) this.#startAnew();
     else this.#live.take(tick, gap > 0);
+    return !late;
   }
 
   /** Another service, or another time. */

@@ -10,7 +10,7 @@ export const KEYS = {
   s: "order of the heat map",
   "/": "filter",
   u: "up, out of a scope",
-  "?": "these keys",
+  "?": "words and keys",
 };
 
 /** `act` has a function for each single key. */

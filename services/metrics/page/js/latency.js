@@ -9,21 +9,21 @@ const WINDOW = "1m";
 
 /** Poll the summary into a table, for as long as the page lives: of the minute before `endMs()`, or before now. */
 export async function followLatency(body, note, endMs) {
-  for (let told; ; ) {
-    if ((endMs() === null || endMs() !== told) && !document.hidden) {
+  for (let reported; ; ) {
+    if ((endMs() === null || endMs() !== reported) && !document.hidden) {
       try {
         const end = endMs();
         const answer = await ask(`/v1/requests/summary?window=${WINDOW}${end === null ? "" : `&end_unix_ms=${end}`}`);
         if (!answer.ok) throw new Error(answer.statusText);
         show(body, note, await answer.json());
-        told = end;
+        reported = end;
       } catch {
         body.replaceChildren(); // old figures would pass for those of now
         note.textContent = "not known now";
-        told = undefined;
+        reported = undefined;
       }
     }
-    await new Promise((resolve) => setTimeout(resolve, endMs() === told ? POLL_MS : POLL_MS / 4));
+    await new Promise((resolve) => setTimeout(resolve, endMs() === reported ? POLL_MS : POLL_MS / 4));
   }
 }
 

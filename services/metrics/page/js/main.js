@@ -8,6 +8,9 @@ import { drawControls, makeControls } from "./controls.js";
 import { depthsByScope } from "./depths.js";
 import { rowsOf, save } from "./export.js";
 import { Feed } from "./feed.js";
+import { Decisions } from "./happened/decisions.js";
+import { LEGEND } from "./happened/event.js";
+import { HappenedList } from "./happened/list.js";
 import { HeatMap } from "./heat.js";
 import { listen } from "./keys.js";
 import { followLatency } from "./latency.js";
@@ -15,6 +18,11 @@ import { Moves } from "./moves.js";
 import { LIVE_WINDOW_MS } from "./phases.js";
 import { makeStack } from "./stack.js";
 import { Steps } from "./steps.js";
+import { makePressureChart, makeTrafficCharts } from "./status/charts.js";
+import { StatusFeed } from "./status/feed.js";
+import { Gauges } from "./status/gauges.js";
+import { VerdictPanel } from "./status/verdict.js";
+import { span as spanText } from "./status/words.js";
 import { figuresOf, Replay } from "./replay.js";
 import { splitScope } from "./store.js";
 import { drawSummary } from "./summary.js";
@@ -24,7 +32,9 @@ import { View } from "./view.js";
 
 const FIGURE_MS = 2000; // what the figures at the top and in the tables are of
 const TABLES_MS = 500; // how often tables are filled
+const TRAFFIC_MS = 1000; // how often traffic is drawn: its windows are of seconds
 const BEHIND_MS = 2000; // data that are older are not called live
+const AGE_MS = 400; // how often the age is written
 const DRAW_MS = 50; // between two pictures at least: changes come more often than anybody sees
 
 const NOBODY = "No worker is heard of. Figures come as soon as one sends telemetry.";
@@ -32,9 +42,15 @@ const NOBODY = "No worker is heard of. Figures come as soon as one sends telemet
 const $ = (id) => document.getElementById(id);
 const view = new View();
 const feed = new Feed();
-let wanted = false, drawnAt = 0, tablesAt = 0, tablesTimer = 0, marks = [], stepsOf = null, span = [0, 1], bounds = [0, 1];
+let wanted = false, drawnAt = 0, tablesAt = 0, trafficAt = 0, tablesTimer = 0, marks = [], stepsOf = null, agedAt = 0, span = [0, 1], bounds = [0, 1];
 
 const shared = { bounds: () => bounds, marks: () => marks, windowSeconds: () => feed.shown.windowMs / 1000, onCursor: showTime };
+const status = new StatusFeed();
+const verdict = new VerdictPanel();
+const gauges = new Gauges($("pressures"), (scope) => view.set({ scope }));
+const ofStatus = { ...shared, windowSeconds: () => status.windowMs / 1000, onCursor: () => {} };
+const pressure = makePressureChart($("pressure"), ofStatus);
+const traffic = makeTrafficCharts($("traffic"), { ...ofStatus, marks: () => [] });
 const trend = makeTrend($("trend"), shared);
 const stack = makeStack($("stack"), shared);
 const heat = new HeatMap($("heat"), $("heat-point"), open);
@@ -45,6 +61,9 @@ const tables = new Tables($("tables"), {
 const steps = new Steps($("steps"));
 const alertList = new AlertList($("badge"), $("alerts"));
 const moves = new Moves($("moves"), $("move"));
+const happened = new HappenedList($("events"), $("event-kind"), (unixMs) => goTo(unixMs + (view.rangeOf.windowMs * view.rangeOf.columns) / 2));
+$("event-kind").addEventListener("change", redraw);
+for (const [sign, words] of LEGEND) $("marks-legend").appendChild(document.createElement("span")).textContent = `${sign} ${words}`;
 const nodeOf = (id) => feed.shown.members[feed.shown.slots.get(id)]?.node;
 const applyTheme = followTheme(view, () => {
   heat.invalidate();
@@ -68,6 +87,10 @@ view.addEventListener("change", () => {
   redraw();
 });
 feed.addEventListener("change", redraw);
+status.addEventListener("change", () => {
+  trafficAt = 0;
+  redraw();
+});
 replay.addEventListener("change", () => {
   tablesAt = 0;
   redraw();
@@ -82,6 +105,8 @@ feed.addEventListener("status", () => {
 new ResizeObserver(redraw).observe($("heat"));
 
 feed.start(view.rangeOf, view.endMs);
+status.start();
+new Decisions($("decisions").tBodies[0], $("decisions-note"), $("move")).follow();
 steps.follow(() => stepsOf);
 followLatency($("latency"), $("latency-note"), () => view.endMs);
 
@@ -123,7 +148,10 @@ function draw(now) {
   span = [last - feed.range.columns + 1, last];
   bounds = [(span[0] * store.windowMs) / 1000, ((last + 1) * store.windowMs) / 1000];
   alertList.draw(feed.alerts);
-  marks = moves.draw([...feed.events, ...feed.alerts.changes], 1000 * bounds[0], 1000 * bounds[1]);
+  const events = [...feed.events, ...feed.alerts.changes];
+  marks = moves.draw(events, 1000 * bounds[0], 1000 * bounds[1]);
+  $("marks-legend").hidden = marks.length === 0;
+  drawWhatStands(now);
   const series = store.series(view.scope);
   trend.draw(store, series, ...span);
   stack.draw(store, series, ...span);
@@ -138,6 +166,7 @@ function draw(now) {
   if (now - tablesAt >= TABLES_MS) {
     tablesAt = now;
     tables.draw(figures.store, { depths, offsets }, view, figures.last, figures.count);
+    happened.draw(events, view.endMs);
     drawControls(view, { paused: feed.paused, playing: replay.playing, nowMs: feed.nowMs, nodeOf });
     $("as-of").textContent = `${windowMs / 1000} s to ${figures.past ? new Date(asOfMs).toLocaleString([], { hourCycle: "h23" }) : clockText(asOfMs / 1000, 1)}`;
     $("empty").hidden = !feed.connected || feed.loading || heat.gpus > 0;
@@ -152,11 +181,39 @@ function draw(now) {
   }
 }
 
+/** The verdict, pressure and traffic, of now or of the moment that the view ends at. */
+function drawWhatStands(now) {
+  const { columns, windowMs } = view.rangeOf;
+  status.look(columns * windowMs, view.endMs, feed.latestMs);
+  const [times, rows] = status.rows(1000 * bounds[0], 1000 * bounds[1]);
+  pressure.draw(times, rows, view.scope);
+  if (now - trafficAt < TRAFFIC_MS) return;
+  trafficAt = now;
+  traffic.draw(times, rows);
+  const past = view.endMs === null ? null : status.at(view.endMs);
+  if (view.endMs === null) verdict.draw(status.now, status.problem);
+  else verdict.drawPast(past?.verdict ?? null, view.endMs);
+  const models = view.endMs === null ? (status.now?.models ?? []) : modelsOf(past?.row);
+  $("pressures").hidden = models.length === 0;
+  gauges.draw(models, { past: view.endMs !== null });
+}
+
+const modelsOf = (row) => Object.entries(row?.models ?? {}).map(([model, point]) => ({ model, prefill: { pressure: point.prefill }, decode: { pressure: point.decode } }));
+
 function drawStatus() {
   const behind = feed.behindMs > BEHIND_MS ? `${Math.floor(feed.behindMs / 1000)} s behind` : "";
   const said = feed.problem || (!feed.connected ? "connecting" : feed.loading ? "loading" : feed.paused ? "paused" : behind || "live");
   if ($("status").textContent !== said) $("status").textContent = said;
   $("status").className = feed.problem || said === behind ? "poor" : said === "live" ? "good" : "";
+  drawAge(said);
+}
+
+/** How old the picture is: of what moves to a tenth of a second, of the past as a time. */
+function drawAge(said) {
+  if (performance.now() - agedAt < AGE_MS) return;
+  agedAt = performance.now();
+  const text = said === "live" && feed.ageMs !== null ? `${spanText(feed.behindMs)} old` : feed.paused ? `${spanText(feed.latestMs - feed.endMs)} ago` : "";
+  if ($("age").textContent !== text) $("age").textContent = text;
 }
 
 /** Why nothing is shown. */

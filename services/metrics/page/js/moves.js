@@ -1,12 +1,10 @@
 // Role moves, changes of mode and alerts on the time axis: a button for each, or for those that stand too close; its
 // reasons open on click.
 
-import { factsOf, markOf, titleOf } from "./alerts.js";
+import { factsOf } from "./alerts.js";
 import { clockText, GUTTER_PX } from "./chart.js";
-import { PHASE_NAMES } from "./phases.js";
+import { describe, signOf } from "./happened/event.js";
 
-const ACTIONS = { role_moved: "moved", set_role: "decided", set_budget: "prompts decided" };
-const SET = { set_mode: ["M", "the planner's mode was changed"], set_limits: ["L", "the planner's limits were changed"] };
 const APART_PX = 18;
 const MAX_TOLD = 30; // of a mark's events
 
@@ -59,11 +57,11 @@ export class Moves {
     list.replaceChildren();
     const add = (name, value) => {
       list.appendChild(document.createElement("dt")).textContent = name;
-      list.appendChild(document.createElement("dd")).append(value || "not told");
+      list.appendChild(document.createElement("dd")).append(value || "unknown");
     };
     if (events.length === 1) for (const [name, value] of Object.entries(facts(events[0]))) add(name, value);
     for (const event of events.length === 1 ? [] : events.slice(0, MAX_TOLD)) {
-      add(clockText(event.unix_ms / 1000, 1), `${describe(event)}: ${facts(event).why || "no reason told"}`);
+      add(clockText(event.unix_ms / 1000, 1), `${describe(event)}: ${facts(event).why || "no reason given"}`);
     }
     if (events.length > MAX_TOLD) add("", `${events.length - MAX_TOLD} more; a shorter time range shows them apart`);
     this.dialog.showModal();
@@ -72,7 +70,7 @@ export class Moves {
 
 /** Class and text of a mark. */
 function looks(events) {
-  const each = events.map((event) => (event.alert ? markOf(event) : [event.role, SET[event.action]?.[0] ?? "▼"]));
+  const each = events.map(signOf);
   const [kind] = each.find(([name]) => name.includes("critical")) ?? each.find(([name]) => name.includes("warning")) ?? each[0];
   const texts = new Set(each.map(([, text]) => text));
   const text = texts.size === 1 ? each[0][1] : "◆";
@@ -82,9 +80,3 @@ function looks(events) {
 const headOf = (events) => (events.length === 1 ? describe(events[0]) : `${events.length} changes: ${describe(events[0])}, …`);
 const facts = (event) => (event.alert ? factsOf(event) : factsOfMove(event));
 const factsOfMove = (event) => ({ when: clockText(event.unix_ms / 1000, 1), who: event.actor || event.planner, why: event.reason });
-
-function describe(event) {
-  if (event.alert) return titleOf(event);
-  if (SET[event.action]) return SET[event.action][1];
-  return `${event.worker} ${ACTIONS[event.action] ?? event.action} to ${PHASE_NAMES[event.role] ?? event.role}`;
-}

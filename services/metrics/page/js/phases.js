@@ -54,7 +54,7 @@ export const percent = (part, whole, digits = 1) => (whole > 0 ? `${((100 * part
 export const coverageText = (sums) => (sums[GPU_NS] > 0 ? `${Math.floor((100 * sums[COVERED]) / sums[GPU_NS] + 1e-9)} %` : "–");
 
 export function ratioText(sums) {
-  if (!(sums[DECODE] > 0)) return sums[PREFILL] > 0 ? "∞" : "–";
+  if (!(sums[DECODE] > 0)) return "–"; // without decode there is no ratio
   const ratio = sums[PREFILL] / sums[DECODE];
   return ratio >= 100 ? ratio.toFixed(0) : ratio >= 10 ? ratio.toFixed(1) : ratio.toFixed(2);
 }

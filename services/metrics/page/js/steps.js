@@ -56,14 +56,14 @@ export class Steps {
     const url = `/v1/steps?${query}`;
     try {
       const answer = await ask(url);
-      const told = await answer.json();
+      const reported = await answer.json();
       if (!answer.ok) {
         this.#clear({ worker });
-        this.note.textContent = answer.status === GONE ? "The steps of this time are not kept any more." : told.error.message;
+        this.note.textContent = answer.status === GONE ? "The steps of this time are not kept any more." : reported.error.message;
         return answer.status < 500 && past;
       }
       this.file.href = url;
-      this.#show(told);
+      this.#show(reported);
       return past;
     } catch {
       this.note.textContent = "the metrics service does not answer";
@@ -82,25 +82,25 @@ export class Steps {
     delete this.section.dataset.asOfUnixMs;
   }
 
-  #show(told) {
-    const { steps, gpus, gpu_ns: spent, as_of_unix_ns: endNs, window_ms: windowMs } = told;
+  #show(reported) {
+    const { steps, gpus, gpu_ns: spent, as_of_unix_ns: endNs, window_ms: windowMs } = reported;
     const endMs = Math.round(endNs / MS_NS);
-    this.title.textContent = `Steps of ${told.worker}`;
+    this.title.textContent = `Steps of ${reported.worker}`;
     const part = (name, ns) => `${name} ${millis(ns / gpus)} (${percent(ns, spent.covered)})`;
     this.sums.textContent =
-      `${steps.length + told.left_out} steps in ${windowMs / 1000} s to ${clockText(endMs / 1000, 1)}: ` +
+      `${steps.length + reported.left_out} steps in ${windowMs / 1000} s to ${clockText(endMs / 1000, 1)}: ` +
       [part("prefill", spent.prefill), part("decode", spent.decode), part("KV wait", spent.kv_wait), part("idle", spent.idle)].join(", ");
     const notes = [];
-    if (!told.complete) notes.push(`steps before ${clockText(told.kept_from_unix_ns / 1e9, 1)} are not known any more`);
-    if (told.left_out) notes.push(`${told.left_out} later steps are left out`);
-    if (steps.length > MAX_ROWS) notes.push(`the table has the last ${MAX_ROWS}, the file ${told.left_out ? "the first" : "all"} ${steps.length}`);
+    if (!reported.complete) notes.push(`steps before ${clockText(reported.kept_from_unix_ns / 1e9, 1)} are not known any more`);
+    if (reported.left_out) notes.push(`${reported.left_out} later steps are left out`);
+    if (steps.length > MAX_ROWS) notes.push(`the table has the last ${MAX_ROWS}, the file ${reported.left_out ? "the first" : "all"} ${steps.length}`);
     this.note.textContent = notes.join("; ");
     this.file.hidden = false;
-    this.timeline.show(told);
+    this.timeline.show(reported);
     this.#fill(steps);
     const { dataset } = this.section;
     dataset.asOfUnixMs = endMs;
-    dataset.steps = steps.length + told.left_out;
+    dataset.steps = steps.length + reported.left_out;
     dataset.gpuNs = [spent.covered, spent.prefill, spent.decode, spent.kv_wait, spent.idle].join();
     dataset.stepNs = ["prefill_ns", "decode_ns"].map((field) => gpus * steps.reduce((sum, step) => sum + step[field], 0)).join();
   }

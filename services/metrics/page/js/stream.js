@@ -1,4 +1,4 @@
-// The live stream: server-sent events, connected again whenever it ends or falls silent; why it cannot be had is told in words.
+// The live stream: server-sent events, connected again whenever it ends or falls silent; why it cannot be had is said in words.
 
 import { ask } from "./ask.js";
 
@@ -8,10 +8,11 @@ const SILENT_MS = 3000; // a tick comes at least each 100 ms: what is silent for
 const LOOK_MS = 500;
 const AWAY = "the metrics service does not answer";
 
-/** Hand each message to the function of its name, for as long as the page lives; `tell` is told (connected, problem). */
-export async function follow(url, { members, tick, tell }) {
+/** Hand each message to the function of its name, for as long as the page lives; one that returns false has the stream
+ * begun anew. `opened` is called with each connection, `tell` with (connected, problem). */
+export async function follow(url, { members, tick, opened, tell }) {
   for (let inVain = 0; ; inVain++) {
-    const { heard, refused } = await read(url, { members, tick, opened: () => tell(true, "") });
+    const { heard, refused } = await read(url, { members, tick, opened: () => (opened(), tell(true, "")) });
     if (heard) inVain = 0;
     const { problem, waitMs } = refused ? await refusal(url) : { problem: AWAY, waitMs: 0 };
     tell(false, problem);
@@ -30,7 +31,7 @@ function read(url, { members, tick, opened }) {
     let heard = false, heardAt = performance.now();
     const hear = (take) => (message) => {
       [heard, heardAt] = [true, performance.now()];
-      take(JSON.parse(message.data));
+      if (take(JSON.parse(message.data)) === false) end();
     };
     const end = () => {
       clearInterval(watch);

@@ -11,7 +11,7 @@ const compare = new Intl.Collator("en", { numeric: true }).compare;
 export class Tables {
   #tables = new Map();
 
-  /** `onScope` is told a scope whose name was clicked, `onOrder` the key of a column. */
+  /** `onScope` gets the scope whose name was clicked, `onOrder` the key of a column. */
   constructor(host, { onScope, onOrder }) {
     for (const kind of Object.keys(TITLES)) this.#tables.set(kind, makeTable(host, kind, onScope, onOrder));
   }
@@ -46,6 +46,8 @@ export class Tables {
         };
       });
       sort(rows, order);
+      // One pool, model or node is all there is: its figures are those at the top.
+      table.section.hidden = kind !== "worker" && names[kind].size < 2;
       fill(table, kind, rows, order, store, last);
     }
   }
@@ -69,7 +71,7 @@ function makeTable(host, kind, onScope, onOrder) {
   const count = title.appendChild(document.createElement("small"));
   const table = section.appendChild(document.createElement("div")).appendChild(document.createElement("table"));
   table.setAttribute("aria-label", TITLES[kind]);
-  const columns = COLUMNS.filter(({ of }) => !of || of === kind);
+  const columns = COLUMNS.filter(({ of }) => !of || of.includes(kind));
   const head = table.createTHead().insertRow();
   const heads = columns.map(({ key, head: text, tip, value }) => {
     const cell = head.appendChild(document.createElement("th"));
@@ -106,7 +108,7 @@ function fill(table, kind, all, order, store, last) {
     const { name } = figures;
     let row = table.rows.get(name);
     if (!row) table.rows.set(name, (row = makeRow(table, kind, name)));
-    if (table.body.rows[index] !== row.element) table.body.insertBefore(row.element, table.body.rows[index] ?? null);
+    if (table.body.rows[index] !== row.element) moveTo(table.body, row.element, table.body.rows[index] ?? null);
     for (const [place, { text }] of table.columns.entries()) if (text) setText(row.element.cells[place], text(figures));
     row.element.classList.toggle("uncovered", !figures.sums[COVERED]);
     drawSpark(row.spark, store, store.series(`${kind}:${name}`), last);
@@ -130,6 +132,13 @@ function makeRow(table, kind, name) {
     }
   }
   return { element, spark };
+}
+
+/** Before another row; the focus stays where it is. */
+function moveTo(body, row, before) {
+  const focused = row.contains(document.activeElement) ? document.activeElement : null;
+  body.insertBefore(row, before);
+  focused?.focus({ preventScroll: true });
 }
 
 function setText(element, text) {

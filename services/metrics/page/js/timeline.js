@@ -11,11 +11,11 @@ const TICK_PX = 110;
 const MS_NS = 1e6;
 
 export class Timeline {
-  #told = null;
+  #reported = null;
   #wanted = false;
   pointed = -1;
 
-  /** `onPoint` is told the place of the step that is pointed at, -1 for none. */
+  /** `onPoint` gets the place of the step that is pointed at, -1 for none. */
   constructor(canvas, readout, onPoint) {
     [this.canvas, this.readout, this.onPoint] = [canvas, readout, onPoint];
     canvas.addEventListener("pointermove", (event) => this.aim(this.#stepAt(event.offsetX)));
@@ -25,15 +25,15 @@ export class Timeline {
   }
 
   /** Show an answer of /v1/steps, or nothing. */
-  show(told) {
-    this.#told = told;
+  show(reported) {
+    this.#reported = reported;
     this.aim(-1);
   }
 
   aim(index) {
-    this.pointed = this.#told?.steps[index] ? index : -1;
+    this.pointed = this.#reported?.steps[index] ? index : -1;
     this.onPoint(this.pointed);
-    const step = this.#told?.steps[this.pointed];
+    const step = this.#reported?.steps[this.pointed];
     this.readout.textContent = step ? tell(step) : "";
     this.draw();
   }
@@ -44,8 +44,8 @@ export class Timeline {
   }
 
   get #bounds() {
-    const endNs = this.#told.as_of_unix_ns;
-    return [endNs - this.#told.window_ms * MS_NS, endNs];
+    const endNs = this.#reported.as_of_unix_ns;
+    return [endNs - this.#reported.window_ms * MS_NS, endNs];
   }
 
   #x(ns) {
@@ -62,7 +62,7 @@ export class Timeline {
     pen.setTransform(scale, 0, 0, scale, 0, 0);
     pen.font = "11px system-ui, sans-serif";
     pen.textBaseline = "middle";
-    if (!this.#told || !width) return;
+    if (!this.#reported || !width) return;
     const { idle, faint } = colors();
     pen.fillStyle = faint.css;
     pen.fillText("steps", 0, STEP_PX / 2);
@@ -70,9 +70,9 @@ export class Timeline {
     pen.fillStyle = idle.css;
     pen.fillRect(GUTTER_PX, 0, width - GUTTER_PX, STEP_PX);
     this.#paintUnknown(pen);
-    for (const step of this.#told.steps) this.#paintStep(pen, step);
+    for (const step of this.#reported.steps) this.#paintStep(pen, step);
     pen.fillStyle = colors().kv_wait.css;
-    for (const wait of this.#told.kv_waits) {
+    for (const wait of this.#reported.kv_waits) {
       const x = this.#x(wait.start_unix_ns);
       pen.fillRect(x, STEP_PX + 2, Math.max(this.#x(wait.end_unix_ns) - x, 1), WAIT_PX - 2);
     }
@@ -82,7 +82,7 @@ export class Timeline {
 
   #paintUnknown(pen) {
     const [low] = this.#bounds;
-    const until = this.#x(this.#told.kept_from_unix_ns);
+    const until = this.#x(this.#reported.kept_from_unix_ns);
     pen.clearRect(this.#x(low), 0, until - this.#x(low), STEP_PX);
     pen.fillStyle = hatch(pen);
     pen.fillRect(this.#x(low), 0, until - this.#x(low), STEP_PX);
@@ -101,7 +101,7 @@ export class Timeline {
   }
 
   #paintPointed(pen) {
-    const step = this.#told.steps[this.pointed];
+    const step = this.#reported.steps[this.pointed];
     if (!step) return;
     const x = this.#x(step.start_unix_ns);
     pen.strokeStyle = colors().text.css;
@@ -123,16 +123,16 @@ export class Timeline {
   }
 
   #stepAt(x) {
-    if (!this.#told || x < GUTTER_PX) return -1;
+    if (!this.#reported || x < GUTTER_PX) return -1;
     const [low, high] = this.#bounds;
     const at = low + ((x - GUTTER_PX) / (this.canvas.clientWidth - GUTTER_PX)) * (high - low);
-    return this.#told.steps.findIndex((step) => step.start_unix_ns <= at && at < step.end_unix_ns);
+    return this.#reported.steps.findIndex((step) => step.start_unix_ns <= at && at < step.end_unix_ns);
   }
 
   #key(event) {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!step || !this.#told?.steps.length) return;
-    const count = this.#told.steps.length;
+    if (!step || !this.#reported?.steps.length) return;
+    const count = this.#reported.steps.length;
     this.aim(this.pointed < 0 ? (step > 0 ? 0 : count - 1) : Math.max(0, Math.min(count - 1, this.pointed + step)));
     event.preventDefault();
     event.stopPropagation();
@@ -147,5 +147,5 @@ function tell(step) {
   if (step.decode_sequences) parts.push(`${count(step.decode_sequences, "sequence")} decoded over ${count(step.decode_kv_tokens, "KV token")}`);
   const took = millis(step.end_unix_ns - step.start_unix_ns);
   const share = step.kind === "mixed" ? `, ${(100 * step.prefill_share).toFixed(0)} % of it prefill` : "";
-  return `${clockText(step.start_unix_ns / 1e9, 3)} ${step.kind}, ${took}${step.running ? " so far" : ""}${share}: ${parts.join(", ") || "what it computed is not told"}`;
+  return `${clockText(step.start_unix_ns / 1e9, 3)} ${step.kind}, ${took}${step.running ? " so far" : ""}${share}: ${parts.join(", ") || "what it computed is unknown"}`;
 }

@@ -1,12 +1,13 @@
 // The P:D ratio window by window, and over the last two seconds.
 
-import { makeChart } from "./chart.js";
+import { makeChart, unknownSpans } from "./chart.js";
 import { colors } from "./colors.js";
-import { DECODE, PREFILL } from "./phases.js";
+import { COVERED, DECODE, PREFILL } from "./phases.js";
 
 const SMOOTH_MS = 2000;
 const LEAST_TOP = 0.1;
 const MOST_TICKS = 6;
+const CLIP_RANK = 0.95;
 
 export function makeTrend(host, shared) {
   let top = 1;
@@ -28,7 +29,7 @@ export function makeTrend(host, shared) {
   return {
     /** Show windows `first` to `last`. */
     draw(store, series, first, last) {
-      const [times, each, smooth] = [[], [], []];
+      const [times, each, smooth, known] = [[], [], [], []];
       const span = Math.max(1, Math.round(SMOOTH_MS / store.windowMs));
       let [prefill, decode] = [0, 0];
       const value = (number, field) => (series && store.has(number) ? series.value(number % store.columns, field) : 0);
@@ -36,14 +37,22 @@ export function makeTrend(host, shared) {
         prefill += value(number, PREFILL) - (number - span > first - span ? value(number - span, PREFILL) : 0);
         decode += value(number, DECODE) - (number - span > first - span ? value(number - span, DECODE) : 0);
         if (number < first) continue;
+        known.push(value(number, COVERED) > 0);
         times.push(((number + 0.5) * store.windowMs) / 1000);
         each.push(ratio(value(number, PREFILL), value(number, DECODE)));
         smooth.push(ratio(prefill, decode));
       }
-      top = Math.max(LEAST_TOP, 1.3 * Math.max(...smooth, 0));
+      top = Math.max(LEAST_TOP, 1.3 * usual(smooth));
+      chart.unknown = unknownSpans(times, (index) => known[index], store.windowMs / 1000);
       chart.setData([times, each, smooth]);
     },
   };
+}
+
+/** The value below which all but the highest twentieth lie: one transient of 1000:1 does not flatten the rest. */
+function usual(values) {
+  const sorted = values.filter((value) => value !== null).sort((a, b) => a - b);
+  return sorted.length ? sorted[Math.ceil(CLIP_RANK * sorted.length) - 1] : 0;
 }
 
 function ratio(prefill, decode) {

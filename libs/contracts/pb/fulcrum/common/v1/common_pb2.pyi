@@ -1,7 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -25,6 +26,8 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_STARTING: _ClassVar[WorkerState]
     WORKER_STATE_READY: _ClassVar[WorkerState]
     WORKER_STATE_DRAINING: _ClassVar[WorkerState]
+    WORKER_STATE_LOADING: _ClassVar[WorkerState]
+    WORKER_STATE_ASLEEP: _ClassVar[WorkerState]
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_MIXED: Role
@@ -36,6 +39,8 @@ WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_STARTING: WorkerState
 WORKER_STATE_READY: WorkerState
 WORKER_STATE_DRAINING: WorkerState
+WORKER_STATE_LOADING: WorkerState
+WORKER_STATE_ASLEEP: WorkerState
 
 class Assignment(_message.Message):
     __slots__ = ("model", "role", "budget_tokens", "epoch")
@@ -96,7 +101,7 @@ class Compute(_message.Message):
     def __init__(self, layer_parameters: _Optional[int] = ..., head_parameters: _Optional[int] = ..., parameter_bytes: _Optional[int] = ..., attention_width: _Optional[int] = ..., kv_token_bytes: _Optional[int] = ..., peak_flops_per_s: _Optional[float] = ..., peak_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("id", "incarnation", "node", "pid", "address", "assignment", "engine", "device", "gpus", "nodes", "capabilities", "state", "model_revision", "version", "role_change")
+    __slots__ = ("id", "incarnation", "node", "pid", "address", "assignment", "engine", "device", "gpus", "nodes", "capabilities", "state", "model_revision", "version", "role_change", "pool")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +117,7 @@ class Worker(_message.Message):
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
     node: str
@@ -127,7 +133,54 @@ class Worker(_message.Message):
     model_revision: str
     version: str
     role_change: RoleChange
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., engine: _Optional[str] = ..., device: _Optional[str] = ..., gpus: _Optional[int] = ..., nodes: _Optional[int] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., model_revision: _Optional[str] = ..., version: _Optional[str] = ..., role_change: _Optional[_Union[RoleChange, _Mapping]] = ...) -> None: ...
+    pool: PoolWorker
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., engine: _Optional[str] = ..., device: _Optional[str] = ..., gpus: _Optional[int] = ..., nodes: _Optional[int] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., state: _Optional[_Union[WorkerState, str]] = ..., model_revision: _Optional[str] = ..., version: _Optional[str] = ..., role_change: _Optional[_Union[RoleChange, _Mapping]] = ..., pool: _Optional[_Union[PoolWorker, _Mapping]] = ...) -> None: ...
+
+class PoolWorker(_message.Message):
+    __slots__ = ("address", "since_unix_ns", "asleep", "memory_bytes", "host_memory_bytes", "load_bytes_per_s", "wake_bytes_per_s", "overhead_s", "expected_ns", "last")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    ASLEEP_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    WAKE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    OVERHEAD_S_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_NS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    since_unix_ns: int
+    asleep: _containers.RepeatedCompositeFieldContainer[HeldModel]
+    memory_bytes: int
+    host_memory_bytes: int
+    load_bytes_per_s: float
+    wake_bytes_per_s: float
+    overhead_s: float
+    expected_ns: int
+    last: ModelMove
+    def __init__(self, address: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., asleep: _Optional[_Iterable[_Union[HeldModel, _Mapping]]] = ..., memory_bytes: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., load_bytes_per_s: _Optional[float] = ..., wake_bytes_per_s: _Optional[float] = ..., overhead_s: _Optional[float] = ..., expected_ns: _Optional[int] = ..., last: _Optional[_Union[ModelMove, _Mapping]] = ...) -> None: ...
+
+class HeldModel(_message.Message):
+    __slots__ = ("model", "size_bytes")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    size_bytes: int
+    def __init__(self, model: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class ModelMove(_message.Message):
+    __slots__ = ("model", "from_host", "took_ns", "error", "unix_ns")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FROM_HOST_FIELD_NUMBER: _ClassVar[int]
+    TOOK_NS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    from_host: bool
+    took_ns: int
+    error: str
+    unix_ns: int
+    def __init__(self, model: _Optional[str] = ..., from_host: _Optional[bool] = ..., took_ns: _Optional[int] = ..., error: _Optional[str] = ..., unix_ns: _Optional[int] = ...) -> None: ...
 
 class RoleChange(_message.Message):
     __slots__ = ("actor", "reason", "unix_ns")
@@ -178,7 +231,7 @@ class StepKindFit(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., error_p50: _Optional[float] = ..., error_p90: _Optional[float] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "waiting_prefill_squares", "kv_pulls", "refused_kv_pulls")
+    __slots__ = ("running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "waiting_prefill_squares", "kv_pulls", "refused_kv_pulls", "awaiting_ready_kv", "ready_kv_since_unix_ns")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +243,8 @@ class Load(_message.Message):
     WAITING_PREFILL_SQUARES_FIELD_NUMBER: _ClassVar[int]
     KV_PULLS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_KV_PULLS_FIELD_NUMBER: _ClassVar[int]
+    AWAITING_READY_KV_FIELD_NUMBER: _ClassVar[int]
+    READY_KV_SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_prefill_tokens: int
@@ -201,4 +256,6 @@ class Load(_message.Message):
     waiting_prefill_squares: int
     kv_pulls: int
     refused_kv_pulls: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., awaiting_kv: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., pool_faults: _Optional[int] = ..., waiting_prefill_squares: _Optional[int] = ..., kv_pulls: _Optional[int] = ..., refused_kv_pulls: _Optional[int] = ...) -> None: ...
+    awaiting_ready_kv: int
+    ready_kv_since_unix_ns: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., awaiting_kv: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., pool_faults: _Optional[int] = ..., waiting_prefill_squares: _Optional[int] = ..., kv_pulls: _Optional[int] = ..., refused_kv_pulls: _Optional[int] = ..., awaiting_ready_kv: _Optional[int] = ..., ready_kv_since_unix_ns: _Optional[int] = ...) -> None: ...

@@ -26,6 +26,7 @@ class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACTION_SET_BUDGET: _ClassVar[Action]
     ACTION_RECOMMEND: _ClassVar[Action]
     ACTION_SET_LIMITS: _ClassVar[Action]
+    ACTION_SCALE: _ClassVar[Action]
 MODE_UNSPECIFIED: Mode
 MODE_OFF: Mode
 MODE_ADVISORY: Mode
@@ -39,9 +40,10 @@ ACTION_SET_MODE: Action
 ACTION_SET_BUDGET: Action
 ACTION_RECOMMEND: Action
 ACTION_SET_LIMITS: Action
+ACTION_SCALE: Action
 
 class Decision(_message.Message):
-    __slots__ = ("planner_id", "incarnation", "sequence", "decided_unix_ns", "mode", "action", "reason", "inputs", "alternatives", "worker_id", "assignment", "actor", "worker_incarnation", "reason_code", "model", "changes", "candidates", "measured")
+    __slots__ = ("planner_id", "incarnation", "sequence", "decided_unix_ns", "mode", "action", "reason", "inputs", "alternatives", "worker_id", "assignment", "actor", "worker_incarnation", "reason_code", "model", "changes", "candidates", "measured", "counterfactual", "scale", "advice")
     PLANNER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +62,9 @@ class Decision(_message.Message):
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
+    COUNTERFACTUAL_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
     planner_id: str
     incarnation: int
     sequence: int
@@ -78,7 +83,71 @@ class Decision(_message.Message):
     changes: _containers.RepeatedCompositeFieldContainer[WorkerChange]
     candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
     measured: Measured
-    def __init__(self, planner_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., decided_unix_ns: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., action: _Optional[_Union[Action, str]] = ..., reason: _Optional[str] = ..., inputs: _Optional[_Union[ClusterSummary, _Mapping]] = ..., alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., worker_id: _Optional[str] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., actor: _Optional[str] = ..., worker_incarnation: _Optional[int] = ..., reason_code: _Optional[str] = ..., model: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[WorkerChange, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ...) -> None: ...
+    counterfactual: Counterfactual
+    scale: Scale
+    advice: Advice
+    def __init__(self, planner_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., decided_unix_ns: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., action: _Optional[_Union[Action, str]] = ..., reason: _Optional[str] = ..., inputs: _Optional[_Union[ClusterSummary, _Mapping]] = ..., alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., worker_id: _Optional[str] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., actor: _Optional[str] = ..., worker_incarnation: _Optional[int] = ..., reason_code: _Optional[str] = ..., model: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[WorkerChange, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., counterfactual: _Optional[_Union[Counterfactual, _Mapping]] = ..., scale: _Optional[_Union[Scale, _Mapping]] = ..., advice: _Optional[_Union[Advice, _Mapping]] = ...) -> None: ...
+
+class Counterfactual(_message.Message):
+    __slots__ = ("method", "over_ms", "without")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    OVER_MS_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_FIELD_NUMBER: _ClassVar[int]
+    WITH_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    over_ms: int
+    without: Replayed
+    def __init__(self, method: _Optional[str] = ..., over_ms: _Optional[int] = ..., without: _Optional[_Union[Replayed, _Mapping]] = ..., **kwargs) -> None: ...
+
+class Replayed(_message.Message):
+    __slots__ = ("prefill", "decode", "ttft_ms", "tpot_ms", "served")
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_MS_FIELD_NUMBER: _ClassVar[int]
+    SERVED_FIELD_NUMBER: _ClassVar[int]
+    prefill: int
+    decode: int
+    ttft_ms: float
+    tpot_ms: float
+    served: float
+    def __init__(self, prefill: _Optional[int] = ..., decode: _Optional[int] = ..., ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., served: _Optional[float] = ...) -> None: ...
+
+class Scale(_message.Message):
+    __slots__ = ("serving", "standby", "wished", "started_from", "started_to", "actuator")
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
+    WISHED_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FROM_FIELD_NUMBER: _ClassVar[int]
+    STARTED_TO_FIELD_NUMBER: _ClassVar[int]
+    ACTUATOR_FIELD_NUMBER: _ClassVar[int]
+    serving: int
+    standby: int
+    wished: int
+    started_from: int
+    started_to: int
+    actuator: str
+    def __init__(self, serving: _Optional[int] = ..., standby: _Optional[int] = ..., wished: _Optional[int] = ..., started_from: _Optional[int] = ..., started_to: _Optional[int] = ..., actuator: _Optional[str] = ...) -> None: ...
+
+class Advice(_message.Message):
+    __slots__ = ("kind", "figure", "low", "high", "confidence", "command", "outcome", "came")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FIGURE_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    CAME_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    figure: str
+    low: float
+    high: float
+    confidence: float
+    command: str
+    outcome: str
+    came: float
+    def __init__(self, kind: _Optional[str] = ..., figure: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., confidence: _Optional[float] = ..., command: _Optional[str] = ..., outcome: _Optional[str] = ..., came: _Optional[float] = ...) -> None: ...
 
 class WorkerChange(_message.Message):
     __slots__ = ("worker_id", "worker_incarnation", "assignment")

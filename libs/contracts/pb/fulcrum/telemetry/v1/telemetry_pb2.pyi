@@ -22,7 +22,7 @@ OUTCOME_REJECTED: Outcome
 OUTCOME_FAILED: Outcome
 
 class StepBatch(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "sequence", "node", "gpus", "assignment", "covered_from_unix_ns", "covered_to_unix_ns", "steps", "kv_waits", "kv_transfers", "load", "dropped_batches", "engine", "step_time", "compute", "gpu_readings", "kv_blocks", "max_sequences", "last")
+    __slots__ = ("worker_id", "incarnation", "sequence", "node", "gpus", "assignment", "covered_from_unix_ns", "covered_to_unix_ns", "steps", "kv_waits", "starved", "kv_transfers", "load", "dropped_batches", "engine", "step_time", "compute", "gpu_readings", "kv_blocks", "max_sequences", "last", "block_size_tokens", "chunk_tokens")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class StepBatch(_message.Message):
     COVERED_TO_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     KV_WAITS_FIELD_NUMBER: _ClassVar[int]
+    STARVED_FIELD_NUMBER: _ClassVar[int]
     KV_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     DROPPED_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +44,8 @@ class StepBatch(_message.Message):
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     sequence: int
@@ -53,6 +56,7 @@ class StepBatch(_message.Message):
     covered_to_unix_ns: int
     steps: StepColumns
     kv_waits: _containers.RepeatedCompositeFieldContainer[Interval]
+    starved: _containers.RepeatedCompositeFieldContainer[Interval]
     kv_transfers: _containers.RepeatedCompositeFieldContainer[KvTransfer]
     load: _common_pb2.Load
     dropped_batches: int
@@ -63,7 +67,9 @@ class StepBatch(_message.Message):
     kv_blocks: int
     max_sequences: int
     last: bool
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., node: _Optional[str] = ..., gpus: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., covered_from_unix_ns: _Optional[int] = ..., covered_to_unix_ns: _Optional[int] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., kv_waits: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., kv_transfers: _Optional[_Iterable[_Union[KvTransfer, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., dropped_batches: _Optional[int] = ..., engine: _Optional[str] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., compute: _Optional[_Union[_common_pb2.Compute, _Mapping]] = ..., gpu_readings: _Optional[_Iterable[_Union[GpuReading, _Mapping]]] = ..., kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., last: _Optional[bool] = ...) -> None: ...
+    block_size_tokens: int
+    chunk_tokens: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., node: _Optional[str] = ..., gpus: _Optional[int] = ..., assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., covered_from_unix_ns: _Optional[int] = ..., covered_to_unix_ns: _Optional[int] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., kv_waits: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., starved: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., kv_transfers: _Optional[_Iterable[_Union[KvTransfer, _Mapping]]] = ..., load: _Optional[_Union[_common_pb2.Load, _Mapping]] = ..., dropped_batches: _Optional[int] = ..., engine: _Optional[str] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ..., compute: _Optional[_Union[_common_pb2.Compute, _Mapping]] = ..., gpu_readings: _Optional[_Iterable[_Union[GpuReading, _Mapping]]] = ..., kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., last: _Optional[bool] = ..., block_size_tokens: _Optional[int] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
 
 class GpuReading(_message.Message):
     __slots__ = ("uuid", "index", "name", "utilisation", "memory_used_bytes", "memory_bytes", "power_w", "tensor_active", "dram_active")
@@ -212,20 +218,28 @@ class GatewayQueues(_message.Message):
     def __init__(self, gateway_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., told_unix_ns: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[ModelQueue, _Mapping]]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class ModelQueue(_message.Message):
-    __slots__ = ("model", "prefill_requests", "prefill_tokens", "decode_requests", "decode_prompt_tokens", "hopeful_tokens")
+    __slots__ = ("model", "prefill_requests", "prefill_tokens", "decode_requests", "decode_prompt_tokens", "hopeful_tokens", "arrived_tokens", "batch_requests", "batch_tokens", "batch_bound")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PREFILL_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DECODE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     DECODE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HOPEFUL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_BOUND_FIELD_NUMBER: _ClassVar[int]
     model: str
     prefill_requests: int
     prefill_tokens: int
     decode_requests: int
     decode_prompt_tokens: int
     hopeful_tokens: int
-    def __init__(self, model: _Optional[str] = ..., prefill_requests: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., decode_requests: _Optional[int] = ..., decode_prompt_tokens: _Optional[int] = ..., hopeful_tokens: _Optional[int] = ...) -> None: ...
+    arrived_tokens: int
+    batch_requests: int
+    batch_tokens: int
+    batch_bound: int
+    def __init__(self, model: _Optional[str] = ..., prefill_requests: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., decode_requests: _Optional[int] = ..., decode_prompt_tokens: _Optional[int] = ..., hopeful_tokens: _Optional[int] = ..., arrived_tokens: _Optional[int] = ..., batch_requests: _Optional[int] = ..., batch_tokens: _Optional[int] = ..., batch_bound: _Optional[int] = ...) -> None: ...
 
 class SharedWindows(_message.Message):
     __slots__ = ("metrics_id", "workers", "windows", "told_unix_ns", "incarnation")
@@ -274,3 +288,67 @@ class SharedWindow(_message.Message):
     kv_wait_ns: _containers.RepeatedScalarFieldContainer[int]
     roles: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, start_unix_ns: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ..., covered_ns: _Optional[_Iterable[int]] = ..., prefill_ns: _Optional[_Iterable[int]] = ..., decode_ns: _Optional[_Iterable[int]] = ..., kv_wait_ns: _Optional[_Iterable[int]] = ..., roles: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FleetLoads(_message.Message):
+    __slots__ = ("metrics_id", "incarnation", "told_unix_ns", "worker_ids", "incarnations", "covered_to_unix_ns", "epochs", "roles", "budget_tokens", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "windows", "step_times")
+    METRICS_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TOLD_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    COVERED_TO_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AWAITING_KV_FIELD_NUMBER: _ClassVar[int]
+    FREE_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FAULTS_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
+    metrics_id: str
+    incarnation: int
+    told_unix_ns: int
+    worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    incarnations: bytes
+    covered_to_unix_ns: bytes
+    epochs: bytes
+    roles: bytes
+    budget_tokens: bytes
+    running: bytes
+    waiting: bytes
+    waiting_prefill_tokens: bytes
+    awaiting_kv: bytes
+    free_kv_blocks: bytes
+    preemptions: bytes
+    recomputed_tokens: bytes
+    pool_faults: bytes
+    windows: _containers.RepeatedCompositeFieldContainer[LoadWindow]
+    step_times: _containers.RepeatedCompositeFieldContainer[WorkerStepTime]
+    def __init__(self, metrics_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., told_unix_ns: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., incarnations: _Optional[bytes] = ..., covered_to_unix_ns: _Optional[bytes] = ..., epochs: _Optional[bytes] = ..., roles: _Optional[bytes] = ..., budget_tokens: _Optional[bytes] = ..., running: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ..., awaiting_kv: _Optional[bytes] = ..., free_kv_blocks: _Optional[bytes] = ..., preemptions: _Optional[bytes] = ..., recomputed_tokens: _Optional[bytes] = ..., pool_faults: _Optional[bytes] = ..., windows: _Optional[_Iterable[_Union[LoadWindow, _Mapping]]] = ..., step_times: _Optional[_Iterable[_Union[WorkerStepTime, _Mapping]]] = ...) -> None: ...
+
+class LoadWindow(_message.Message):
+    __slots__ = ("start_unix_ns", "workers", "covered_ns", "prefill_ns", "decode_ns")
+    START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    COVERED_NS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_NS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_NS_FIELD_NUMBER: _ClassVar[int]
+    start_unix_ns: int
+    workers: bytes
+    covered_ns: bytes
+    prefill_ns: bytes
+    decode_ns: bytes
+    def __init__(self, start_unix_ns: _Optional[int] = ..., workers: _Optional[bytes] = ..., covered_ns: _Optional[bytes] = ..., prefill_ns: _Optional[bytes] = ..., decode_ns: _Optional[bytes] = ...) -> None: ...
+
+class WorkerStepTime(_message.Message):
+    __slots__ = ("worker", "step_time")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    step_time: _common_pb2.StepTime
+    def __init__(self, worker: _Optional[int] = ..., step_time: _Optional[_Union[_common_pb2.StepTime, _Mapping]] = ...) -> None: ...

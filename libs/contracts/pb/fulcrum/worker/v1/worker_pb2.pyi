@@ -403,19 +403,29 @@ class PullTaken(_message.Message):
     def __init__(self, pull: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
 
 class KvFrame(_message.Message):
-    __slots__ = ("chunks", "failed", "alive", "data")
+    __slots__ = ("chunks", "failed", "alive", "ready", "data")
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     chunks: _containers.RepeatedCompositeFieldContainer[KvChunk]
     failed: _containers.RepeatedCompositeFieldContainer[PullFailed]
     alive: bytes
+    ready: _containers.RepeatedCompositeFieldContainer[PullReady]
     data: bytes
-    def __init__(self, chunks: _Optional[_Iterable[_Union[KvChunk, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[PullFailed, _Mapping]]] = ..., alive: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, chunks: _Optional[_Iterable[_Union[KvChunk, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[PullFailed, _Mapping]]] = ..., alive: _Optional[bytes] = ..., ready: _Optional[_Iterable[_Union[PullReady, _Mapping]]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class PullReady(_message.Message):
+    __slots__ = ("pull", "blocks")
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    pull: int
+    blocks: int
+    def __init__(self, pull: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class KvChunk(_message.Message):
-    __slots__ = ("pull", "first_block", "blocks", "data_bytes", "sent_bytes", "last", "checksums", "pool_blocks")
+    __slots__ = ("pull", "first_block", "blocks", "data_bytes", "sent_bytes", "last", "checksums", "pool_blocks", "ready_blocks")
     PULL_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -424,6 +434,7 @@ class KvChunk(_message.Message):
     LAST_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     POOL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    READY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     pull: int
     first_block: int
     blocks: int
@@ -432,7 +443,8 @@ class KvChunk(_message.Message):
     last: bool
     checksums: _containers.RepeatedScalarFieldContainer[int]
     pool_blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, pull: _Optional[int] = ..., first_block: _Optional[int] = ..., blocks: _Optional[int] = ..., data_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., last: _Optional[bool] = ..., checksums: _Optional[_Iterable[int]] = ..., pool_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    ready_blocks: int
+    def __init__(self, pull: _Optional[int] = ..., first_block: _Optional[int] = ..., blocks: _Optional[int] = ..., data_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., last: _Optional[bool] = ..., checksums: _Optional[_Iterable[int]] = ..., pool_blocks: _Optional[_Iterable[int]] = ..., ready_blocks: _Optional[int] = ...) -> None: ...
 
 class PullFailed(_message.Message):
     __slots__ = ("pull", "failure", "detail")
@@ -507,6 +519,34 @@ class SetRoleResponse(_message.Message):
     waited_ns: int
     running: int
     def __init__(self, assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., gateways_behind: _Optional[int] = ..., waited_ns: _Optional[int] = ..., running: _Optional[int] = ...) -> None: ...
+
+class AssignModelRequest(_message.Message):
+    __slots__ = ("expected_epoch", "incarnation", "model", "source", "size_bytes", "actor", "reason", "forget")
+    EXPECTED_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
+    expected_epoch: int
+    incarnation: int
+    model: str
+    source: str
+    size_bytes: int
+    actor: str
+    reason: str
+    forget: bool
+    def __init__(self, expected_epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., size_bytes: _Optional[int] = ..., actor: _Optional[str] = ..., reason: _Optional[str] = ..., forget: _Optional[bool] = ...) -> None: ...
+
+class AssignModelResponse(_message.Message):
+    __slots__ = ("assignment", "expected_ns")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_NS_FIELD_NUMBER: _ClassVar[int]
+    assignment: _common_pb2.Assignment
+    expected_ns: int
+    def __init__(self, assignment: _Optional[_Union[_common_pb2.Assignment, _Mapping]] = ..., expected_ns: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("deadline_ms",)

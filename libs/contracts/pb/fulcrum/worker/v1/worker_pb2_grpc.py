@@ -201,6 +201,11 @@ class WorkerAdminServiceStub:
                 request_serializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.SetRoleRequest.SerializeToString,
                 response_deserializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.SetRoleResponse.FromString,
                 _registered_method=True)
+        self.AssignModel = channel.unary_unary(
+                '/fulcrum.worker.v1.WorkerAdminService/AssignModel',
+                request_serializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.AssignModelRequest.SerializeToString,
+                response_deserializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.AssignModelResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/fulcrum.worker.v1.WorkerAdminService/Drain',
                 request_serializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
@@ -229,6 +234,12 @@ class WorkerAdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetRole(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AssignModel(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -264,6 +275,11 @@ def add_WorkerAdminServiceServicer_to_server(servicer, server):
                     servicer.SetRole,
                     request_deserializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.SetRoleRequest.FromString,
                     response_serializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.SetRoleResponse.SerializeToString,
+            ),
+            'AssignModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.AssignModel,
+                    request_deserializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.AssignModelRequest.FromString,
+                    response_serializer=fulcrum_dot_worker_dot_v1_dot_worker__pb2.AssignModelResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -336,6 +352,33 @@ class WorkerAdminService:
             '/fulcrum.worker.v1.WorkerAdminService/SetRole',
             fulcrum_dot_worker_dot_v1_dot_worker__pb2.SetRoleRequest.SerializeToString,
             fulcrum_dot_worker_dot_v1_dot_worker__pb2.SetRoleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AssignModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulcrum.worker.v1.WorkerAdminService/AssignModel',
+            fulcrum_dot_worker_dot_v1_dot_worker__pb2.AssignModelRequest.SerializeToString,
+            fulcrum_dot_worker_dot_v1_dot_worker__pb2.AssignModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

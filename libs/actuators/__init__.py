@@ -1,0 +1,1 @@
+"""What starts and ends workers when a planner wishes another number of them."""

@@ -1,0 +1,149 @@
+"""What a plan is made from: a model's history, what its requests are like, its workers. As JSON, and from traces."""
+
+from dataclasses import asdict, dataclass, fields
+from math import isfinite
+from typing import Any, Final
+
+import numpy as np
+
+from libs.contracts.errors import InvalidRequest
+from libs.demand.history import Mix, dispersion_of, hour_peaks
+from libs.demand.report import ModelDemand
+from libs.lab.traces.request import Trace
+from libs.policy.capacity.phase_work import WorkerKind
+from libs.policy.capacity.plan import Phase
+from libs.policy.forecast.history import SERIES, DemandHistory, Floats
+from libs.policy.speed import Speed
+from libs.policy.step_time import StepTimeModel
+
+HOUR_S: Final = 3600.0
+PEAK_S: Final = 600.0
+"""Spikes inside the hour are those of the mean over so long; shorter ones are in the arrivals' dispersion."""
+MOST_PEAKS: Final = 1344
+LONG_TRACE_S: Final = 4 * HOUR_S
+MOST_LENGTHS: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """Of one model."""
+
+    model: str
+    history: DemandHistory
+    speed: float
+    """The history's time goes so much faster than the clock."""
+    mix: Mix
+    peaks: Floats
+    """How much higher an hour's busiest stretch is than the hour, of past hours."""
+    kind: WorkerKind | None
+    """Of its workers; None: nothing has reported."""
+    there: dict[Phase, int]
+    """Workers; empty: not known."""
+    lengths: tuple[tuple[int, int], ...] = ()
+    """Prompt and output tokens of requests; empty: only means are known."""
+    known: bool = False
+    """The history is what is planned for, as with a trace, and not what a forecast is made from."""
+
+
+def input_of(demand: ModelDemand, kind: WorkerKind | None, there: dict[Phase, int]) -> PlanInput:
+    """From what is kept. Raises InvalidRequest where no request is known."""
+    if demand.mix is None:
+        raise InvalidRequest(f"no request of {demand.model} is known yet: there is nothing to plan for")
+    step_s = demand.history.step_s
+    counts, heard = demand.bins.sums(), demand.bins.heard
+    peaks = hour_peaks(counts, heard, max(round(HOUR_S / step_s), 1), max(round(PEAK_S / step_s), 1))
+    return PlanInput(demand.model, demand.history, demand.speed, demand.mix, peaks[-MOST_PEAKS:], kind, there)
+
+
+def input_of_history(history: DemandHistory, model: str) -> PlanInput:
+    """From a file of demand, whose arrivals inside a bin are taken for Poisson's. Raises InvalidRequest."""
+    known = np.isfinite(history.requests) & np.isfinite(history.prefill) & np.isfinite(history.decode)
+    requests = float(history.requests[known].sum()) if known.any() else 0.0
+    if requests <= 0:
+        raise InvalidRequest("no request is in it: there is nothing to plan for")
+    prompts, outputs = float(history.prefill[known].sum()), float(history.decode[known].sum())
+    per_hour = round(HOUR_S / history.step_s)
+    peaks = np.ones(1)
+    hours = len(history) // per_hour if per_hour > 1 else 0
+    if hours:
+        whole = (history.prefill + history.decode)[-hours * per_hour :].reshape(hours, per_hour)
+        whole = whole[np.isfinite(whole).all(axis=1) & (whole.sum(axis=1) > 0)]
+        peaks = whole.max(axis=1) / whole.mean(axis=1) if len(whole) else peaks
+    mix = Mix(prompts / requests, outputs / requests, 0.0, 1.0)
+    return PlanInput(model, history, 1.0, mix, peaks, None, {})
+
+
+def input_of_trace(trace: Trace, model: str) -> PlanInput:
+    """The trace's own hours, or stretches of a minute of one that is short, with its lengths and its bursts."""
+    seconds = max(trace.duration_ns / 1e9, 1.0)
+    bin_s = 60.0 if seconds >= 600 else max(seconds / 10, 1.0)
+    places = np.array([int(each.arrival_ns / 1e9 / bin_s) for each in trace.requests])
+    counts = np.zeros((int(places.max()) + 1, 7), np.int64)
+    for column, values in enumerate(
+        (
+            np.ones(len(places)),
+            np.ones(len(places)),
+            [each.input_tokens for each in trace.requests],
+            np.zeros(len(places)),
+            [each.output_tokens for each in trace.requests],
+            np.ones(len(places)),
+        )
+    ):
+        np.add.at(counts[:, column], places, np.asarray(values, np.int64))
+    heard = np.ones(len(counts), np.bool_)
+    per = max(round((HOUR_S if seconds >= LONG_TRACE_S else PEAK_S) / bin_s), 1)
+    whole = counts[: len(counts) // per * per].reshape(-1, per, 7).sum(axis=1) if len(counts) >= per else counts
+    step_s = bin_s * per if len(counts) >= per else bin_s
+    # A trace's requests have their own outputs: no mean over answers that ended is to be taken.
+    rates = whole / step_s
+    history = DemandHistory(step_s, 0.0, rates[:, 0], rates[:, 2], rates[:, 4])
+    every = max(len(trace.requests) // MOST_LENGTHS, 1)
+    lengths = tuple((each.input_tokens, max(each.output_tokens, 1)) for each in trace.requests[::every])
+    total = counts.sum(axis=0)
+    mix = Mix(total[2] / total[0], total[4] / total[0], 0.0, dispersion_of(counts, heard))
+    peaks = hour_peaks(counts, heard, per, max(round(PEAK_S / bin_s), 1))
+    return PlanInput(model, history, 1.0, mix, peaks, None, {}, lengths, known=True)
+
+
+def input_json(found: PlanInput) -> dict[str, Any]:
+    """What `input_from_json` makes equal input of; without lengths."""
+    kind = found.kind
+    return {
+        "model": found.model,
+        "start_s": found.history.start_s,
+        "step_s": found.history.step_s,
+        "speed": found.speed,
+        **{name: [_plain(value) for value in found.history.series(name).tolist()] for name in SERIES},
+        "notes": list(found.history.notes),
+        "mix": asdict(found.mix),
+        "peaks": [_plain(value) for value in found.peaks.tolist()],
+        "workers": None
+        if kind is None
+        else {
+            "step_time": asdict(kind.speed.step_time),
+            "chunk_tokens": kind.speed.chunk_tokens,
+            "gpus": kind.gpus,
+            "max_sequences": kind.max_sequences,
+            "kv_tokens": kind.kv_tokens,
+        },
+        "there": dict(found.there),
+    }
+
+
+def input_from_json(row: dict[str, Any]) -> PlanInput:
+    """As the metrics service answers it."""
+    series = [np.array([np.nan if v is None else v for v in row[name]], np.float64) for name in SERIES]
+    requests, prefill, decode = series
+    history = DemandHistory(row["step_s"], row["start_s"], requests, prefill, decode, tuple(row["notes"]))
+    kind = None
+    if row["workers"] is not None:
+        reported = row["workers"]
+        times = {each.name: reported["step_time"][each.name] for each in fields(StepTimeModel)}
+        speed = Speed(StepTimeModel(**times), reported["chunk_tokens"], measured=True)
+        kind = WorkerKind(speed, reported["gpus"], reported["max_sequences"], reported["kv_tokens"])
+    peaks = np.array(row["peaks"], np.float64)
+    return PlanInput(row["model"], history, row["speed"], Mix(**row["mix"]), peaks, kind, row["there"])
+
+
+def _plain(value: float) -> float | None:
+    return float(f"{value:.9g}") if isfinite(value) else None

@@ -1,0 +1,231 @@
+"""How much work pools of workers take while the SLO holds: the lab's search by phase, and the check of both.
+
+To find what limits one phase, the other is made to cost nothing: prompts with hardly an answer, or answers whose
+prompts take no time. The check runs both at their cost.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Final
+
+import numpy as np
+
+from libs.contracts.errors import InvalidRequest
+from libs.lab.experiment import Experiment, Report, run
+from libs.lab.hardware import Hardware
+from libs.lab.policies import policy_named
+from libs.lab.slo import SloSpec
+from libs.lab.traces.draws import gamma_ns, log_normal_tokens
+from libs.lab.traces.request import Trace, TraceRequest
+from libs.policy.capacity.phase_work import WorkerKind, decode_seconds, prefill_seconds
+from libs.policy.capacity.plan import PHASES, Phase
+from libs.policy.capacity.table import PoolTable, make_table
+from libs.policy.speed import Speed
+from libs.policy.worker.saturation import knee_of
+
+SIZES: Final = (1, 2, 4)
+"""Workers of a pool that are measured."""
+STEP: Final = 1.3
+"""Between rates while the edge is looked for; then it is halved `HALVINGS` times, to 7 %."""
+HALVINGS: Final = 2
+NEAR_STEP: Final = 1.15
+"""In place of `STEP` where a smaller pool has shown about where the edge is."""
+MOST_STEPS: Final = 12
+"""Up or down from the first rate."""
+MOST_REQUESTS: Final = 1000
+LEAST_REQUESTS: Final = 300
+LEAST_S: Final = 20.0
+STAYS: Final = 3.0
+"""A run lasts at least this many answers, so that a queue has the time to grow."""
+SPREAD: Final = 0.8
+"""Standard deviation of the logarithm of lengths of which only means are known."""
+DRAWN: Final = 2000
+MOST_CV: Final = 8.0
+PREFILL_CHUNK: Final = 8192
+
+Lengths = Sequence[tuple[int, int]]
+"""Prompt and output tokens of requests, from which those of a run are drawn."""
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What requests of a plan are like."""
+
+    lengths: Lengths
+    cv: float
+    """Coefficient of variation of the gaps between arrivals: 1 is Poisson."""
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Mean of a request."""
+        return sum(prompt for prompt, _ in self.lengths) / len(self.lengths)
+
+    @property
+    def output_tokens(self) -> float:
+        """Mean of a request."""
+        return sum(output for _, output in self.lengths) / len(self.lengths)
+
+    def scaled(self, prompts: float, outputs: float) -> "Traffic":
+        """With lengths multiplied."""
+        lengths = [(max(round(p * prompts), 1), max(round(o * outputs), 1)) for p, o in self.lengths]
+        return replace(self, lengths=lengths)
+
+
+def made_lengths(prompt_tokens: float, output_tokens: float, seed: int = 1) -> Lengths:
+    """Log-normal ones of these means, where no request is known by itself."""
+    rng = np.random.default_rng(seed)
+    prompts = log_normal_tokens(rng, max(prompt_tokens, 1.0), SPREAD, DRAWN)
+    outputs = log_normal_tokens(rng, max(output_tokens, 1.0), SPREAD, DRAWN)
+    return list(zip(prompts.tolist(), outputs.tolist(), strict=True))
+
+
+def gap_cv(dispersion: float) -> float:
+    """Of a gamma process with this index of dispersion of counts; no less than Poisson's."""
+    return min(max(sqrt(max(dispersion, 0.0)), 1.0), MOST_CV)
+
+
+def worker_kind(hardware: Hardware, max_sequences: int) -> WorkerKind:
+    """As plans need it."""
+    found = hardware.profile
+
+    chunk = hardware.chunk_tokens or knee_of(found.step_time, PREFILL_CHUNK)[0]
+    tokens = found.kv_memory_bytes // max(found.kv_bytes_per_token, 1)
+    return WorkerKind(Speed(found.step_time, chunk, measured=True), found.gpus, max_sequences, tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The lab with one kind of worker, one SLO and one traffic."""
+
+    hardware: Hardware
+    slo: SloSpec
+    traffic: Traffic
+    max_sequences: int
+    objective: float = 0.99
+    """Share of requests that are to keep the SLO."""
+    seed: int = 1
+
+    @property
+    def kind(self) -> WorkerKind:
+        """Of each worker."""
+        return worker_kind(self.hardware, self.max_sequences)
+
+    def work_each(self) -> dict[Phase, float]:
+        """Seconds of one worker that a request takes in each phase."""
+        prompt, output = self.traffic.prompt_tokens, self.traffic.output_tokens
+        return {
+            "prefill": prefill_seconds(self.kind, prompt),
+            "decode": decode_seconds(self.kind, prompt, output, self.slo.tpot_ns / 1e9),
+        }
+
+    def tables(self, note: Note = lambda line: None, sizes: Sequence[int] = SIZES) -> dict[Phase, PoolTable]:
+        """The most work that pools take, of each phase. Raises InvalidRequest where the SLO cannot be kept at all."""
+        found: dict[Phase, PoolTable] = {}
+        for phase in PHASES:
+            measured: list[tuple[int, float]] = []
+            for workers in sizes:
+                # A larger pool takes as much of each worker, or a little more.
+                known = measured[-1][1] / measured[-1][0] if measured else 0.0
+                measured.append((workers, self.most_work(phase, workers, known, note)))
+            found[phase] = make_table(measured)
+        return found
+
+    def most_work(self, phase: Phase, workers: int, known: float = 0.0, note: Note = lambda line: None) -> float:
+        """In workers that would be busy all the time; known: what each worker of a smaller pool takes."""
+        each = self.work_each()[phase]
+        if not 0 < each < float("inf"):
+            raise InvalidRequest(f"SLO {self.slo.text!r} cannot be kept: not one sequence decodes in time")
+
+        def good(rate: float) -> bool:
+            found = self.attempt(phase, workers, rate)
+            note(f"{workers} {phase} workers at {rate:.2f} requests/s: {found:.1%} in time")
+            return found >= self.objective
+
+        if known:
+            return edge(good, known * workers / each, step=NEAR_STEP, halvings=1) * each
+        return edge(good, 0.75 * workers / each) * each
+
+    def attempt(self, phase: Phase, workers: int, rate: float) -> float:
+        """Share of requests in time where the other phase costs nothing."""
+        model = self.hardware.profile.step_time
+        if phase == "prefill":
+            lengths = [(prompt, 2) for prompt, _ in self.traffic.lengths]
+            split = (workers, max(workers, 1))
+        else:
+            lengths = list(self.traffic.lengths)
+            split = (max(workers // 2, 1), workers)
+            model = replace(
+                model,
+                prefill_fixed_ns=0.0,
+                prefill_token_ns=0.0,
+                prefill_token_squared_ns=0.0,
+                prefill_floor_ns=0.0,
+            )
+        hardware = replace(self.hardware, profile=replace(self.hardware.profile, step_time=model))
+        chunk = self.hardware.chunk_tokens or self.kind.speed.chunk_tokens
+        return self._run(hardware, lengths, rate, split, chunk).score.slo_attainment
+
+    def check(self, rate: float, prefill: int, decode: int) -> Report:
+        """The whole cluster at its cost, with these numbers of workers."""
+        chunk = self.hardware.chunk_tokens or self.kind.speed.chunk_tokens
+        return self._run(self.hardware, list(self.traffic.lengths), rate, (prefill, decode), chunk)
+
+    def _run(self, hardware: Hardware, lengths: Lengths, rate: float, split: tuple[int, int], chunk: int) -> Report:
+        answer_s = self.traffic.output_tokens * self.slo.tpot_ns / 1e9 if lengths[0][1] > 2 else 1.0
+        seconds = max(LEAST_S, STAYS * answer_s, LEAST_REQUESTS / rate)
+        if rate * seconds > MOST_REQUESTS:
+            seconds = max(MOST_REQUESTS / rate, STAYS * answer_s, 10.0)
+        trace = made_trace(lengths, rate, self.traffic.cv, seconds, self.seed)
+        prefill, decode = split
+        experiment = Experiment(
+            trace=trace,
+            hardware=hardware,
+            workers=prefill + decode,
+            slo=self.slo,
+            seed=self.seed,
+            max_sequences=self.max_sequences,
+            chunk_tokens=chunk,
+            warm_up_s=min(seconds / 4, answer_s),
+            overtime_s=max(60.0, 4 * answer_s),
+        )
+        return run(experiment, policy_named(f"fulcrum:{prefill}:{decode}", prefill + decode))[0]
+
+
+def edge(good: Callable[[float], bool], start: float, step: float = STEP, halvings: int = HALVINGS) -> float:
+    """The highest rate that is good, to 7 %; 0 where none is within `MOST_STEPS` of `start`."""
+    low, high, rate = 0.0, 0.0, start
+    for _ in range(MOST_STEPS):
+        if good(rate):
+            low = rate
+            if high:
+                break
+            rate *= step
+        else:
+            high = rate
+            if low:
+                break
+            rate /= step
+    if not low:
+        return 0.0
+    if not high:
+        return low
+    for _ in range(halvings):
+        middle = sqrt(low * high)
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low
+
+
+def made_trace(lengths: Lengths, rate: float, cv: float, seconds: float, seed: int) -> Trace:
+    """Gamma arrivals with lengths drawn from those given."""
+    rng = np.random.default_rng([seed, 7])
+    times = gamma_ns(rng, rate, cv, seconds)
+    picked = rng.integers(0, len(lengths), len(times))
+    requests = [
+        TraceRequest(number, at_ns, *lengths[which])
+        for number, (at_ns, which) in enumerate(zip(times.tolist(), picked.tolist(), strict=True))
+    ]
+    if not requests:
+        requests = [TraceRequest(0, 0, *lengths[0])]
+    return Trace("plan", requests)

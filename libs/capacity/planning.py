@@ -1,0 +1,279 @@
+"""The capacity answer: GPUs per pool and hour, when those there run short, and what it costs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from math import floor, log
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from libs.capacity.inputs import HOUR_S, PlanInput
+from libs.capacity.measure import Bench, Traffic, gap_cv, made_lengths, worker_kind
+from libs.capacity.tables import kept_tables
+from libs.contracts.errors import InvalidRequest
+from libs.demand.outlook import Outlook, make_outlook
+from libs.lab.hardware import Hardware
+from libs.lab.slo import SloSpec
+from libs.perfmodel.profiles import Profile
+from libs.policy.capacity.paths import sample_paths
+from libs.policy.capacity.phase_work import WorkerKind
+from libs.policy.capacity.plan import (
+    PHASES,
+    CapacityPlan,
+    Phase,
+    PoolHour,
+    first_shortages,
+    gpu_hours,
+    make_plan,
+    runs_short,
+)
+from libs.policy.capacity.table import PoolTable
+from libs.policy.forecast.history import Floats
+
+PATHS: Final = 500
+MOST_CHECKED: Final = 24
+"""Workers of a lab check: a larger plan is checked at a part of its size, work and workers alike."""
+KV_BYTES: Final = 131_072
+"""Of a token, of workers that do not tell: those of an 8B model with grouped heads."""
+MAX_SEQUENCES: Final = 256
+GRID: Final = 1.25
+"""Of mean lengths for which tables are made: work is counted exactly, only bursts of it differ within a step."""
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAsked:
+    """What is wanted."""
+
+    slo: SloSpec
+    horizon_s: float
+    """By the clock."""
+    confidence: float = 0.95
+    traffic: float = 1.0
+    """So many times the demand."""
+    isl: float = 1.0
+    osl: float = 1.0
+    """A factor of lengths."""
+    spare: int = 0
+    gpu_hour: float = 0.0
+    """Price; 0: unknown."""
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan with what it stands on."""
+
+    plan: CapacityPlan
+    """Times are the input's."""
+    bench: Bench
+    tables: dict[Phase, PoolTable]
+    work: dict[Phase, Floats]
+    """[paths, stretches]"""
+    notes: tuple[str, ...]
+
+
+def told_hardware(kind: WorkerKind, name: str) -> Hardware:
+    """For the lab, of workers that telemetry tells of; their link is the lab's own."""
+    kv_tokens = kind.kv_tokens or 1_000_000
+    profile = Profile(name, kind.speed.step_time, KV_BYTES, kv_tokens * KV_BYTES, kind.gpus)
+    chunk = kind.speed.chunk_tokens
+    return Hardware(profile, mixed_measured=False, chunk_tokens=chunk, max_sequences=kind.max_sequences)
+
+
+def bench_of(found: PlanInput, asked: PlanAsked, hardware: Hardware) -> Bench:
+    """The lab for this traffic; means are on a grid, so that tables serve again."""
+    if found.lengths:
+        traffic = Traffic(found.lengths, 1.0)
+    else:
+        traffic = Traffic(made_lengths(_round(found.mix.prompt_tokens), _round(found.mix.output_tokens)), 1.0)
+    traffic = replace(traffic.scaled(asked.isl, asked.osl), cv=round(2 * gap_cv(found.mix.dispersion)) / 2)
+    kv_tokens = hardware.profile.kv_memory_bytes // max(hardware.profile.kv_bytes_per_token, 1)
+    fitting = [each for each in traffic.lengths if sum(each) < kv_tokens]
+    if not fitting:
+        raise InvalidRequest(f"not one request fits into the {kv_tokens:,} tokens of a worker's KV")
+    traffic = replace(traffic, lengths=fitting)
+    return Bench(hardware, asked.slo, traffic, hardware.max_sequences or MAX_SEQUENCES, seed=asked.seed)
+
+
+def rounded(bench: Bench) -> Bench:
+    """The nearest bench for which tables are made: what workers learn of their steps moves a little all the time."""
+    model = bench.hardware.profile.step_time
+    times = {
+        each.name: _round(value) if (value := getattr(model, each.name)) else 0.0
+        for each in fields(model)
+        if each.name != "interference"
+    }
+    step_time = replace(model, **times, interference=round(model.interference, 1))
+    hardware = replace(bench.hardware, profile=replace(bench.hardware.profile, step_time=step_time))
+    return replace(bench, hardware=hardware)
+
+
+def plan_capacity(
+    found: PlanInput, asked: PlanAsked, hardware: Hardware, folder: Path | None = None, note: Note = lambda line: None
+) -> Planned:
+    """See `Planned`. Raises InvalidRequest where the SLO cannot be kept, or the horizon is none."""
+    bench = bench_of(found, asked, hardware)
+    tables = kept_tables(rounded(bench), folder, note)
+    each = bench.work_each()
+    per_token = {
+        "prefill": each["prefill"] / bench.traffic.prompt_tokens * (1 - found.mix.cached_share) * asked.isl,
+        "decode": each["decode"] / bench.traffic.output_tokens * asked.osl,
+    }
+    if found.known:
+        rates = np.stack([found.history.prefill, found.history.decode])[None]
+        start_s, step_s, notes = found.history.start_s, found.history.step_s, found.history.notes
+        rng = np.random.default_rng(asked.seed)
+        rates = np.repeat(rates, PATHS, axis=0) if len(found.peaks) > 1 else rates
+    else:
+        try:
+            outlook = make_outlook(found.history, asked.horizon_s * found.speed)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+        rates, rng = draw(outlook, asked.seed)
+        start_s, step_s, notes = outlook.start_s, outlook.step_s, outlook.notes
+    inside = rng.choice(found.peaks, rates.shape[::2]) if step_s >= HOUR_S / 2 else np.ones(rates.shape[::2])
+    work = {
+        phase: np.nan_to_num(rates[:, place] * per_token[phase] * asked.traffic * inside)
+        for place, phase in enumerate(PHASES)
+    }
+    starts = [start_s + at * step_s for at in range(rates.shape[2])]
+    plan = make_plan(
+        work, tables, starts_s=starts, step_s=step_s, confidence=asked.confidence, spare=asked.spare, there=found.there
+    )
+    return Planned(plan, bench, tables, work, tuple(notes))
+
+
+def draw(outlook: Outlook, seed: int) -> tuple[Floats, np.random.Generator]:
+    """([paths, phases, stretches] tokens a second, what draws on)."""
+    rng = np.random.default_rng(seed)
+    quantiles = np.stack([outlook.quantiles["prefill"], outlook.quantiles["decode"]])
+    deviates = rng.standard_normal((PATHS, 3, len(outlook)))
+    return sample_paths(quantiles, deviates, outlook.hang, outlook.together), rng
+
+
+def check_plan(planned: Planned) -> dict[str, Any]:
+    """The lab's run of the busiest stretch at the asked confidence, both pools at their cost."""
+    plan, bench = planned.plan, planned.bench
+    sums = [sum(plan.pools[phase][at].asked for phase in PHASES) for at in range(len(plan.starts_s))]
+    at = int(np.argmax(sums))
+    work = {phase: float(np.quantile(planned.work[phase][:, at], plan.confidence)) for phase in PHASES}
+    pools = {phase: plan.pools[phase][at].asked - plan.spare for phase in PHASES}
+    part = min(MOST_CHECKED / max(sum(pools.values()), 1), 1.0)
+    pools = {phase: max(floor(count * part), 1) for phase, count in pools.items()}
+    each = bench.work_each()
+    rate = max(work["prefill"] * part / each["prefill"], 1e-3)
+    longer = min(max(work["decode"] * part / (rate * each["decode"]), 0.1), 10.0)
+    report = replace(bench, traffic=bench.traffic.scaled(1.0, longer)).check(rate, pools["prefill"], pools["decode"])
+    return {
+        "at_s": plan.starts_s[at],
+        "part": round(part, 4),
+        "requests_per_s": float(f"{rate:.4g}"),
+        "prefill_workers": pools["prefill"],
+        "decode_workers": pools["decode"],
+        "slo_attainment": round(report.score.slo_attainment, 4),
+        "ttft_p90_s": float(f"{report.score.ttft_s.get('p90', 0.0):.4g}"),
+        "tpot_p90_s": float(f"{report.score.tpot_s.get('p90', 0.0):.4g}"),
+    }
+
+
+def plan_json(found: PlanInput, asked: PlanAsked, planned: Planned, check: dict[str, Any] | None) -> dict[str, Any]:
+    """What `fulcrum capacity plan --json` prints and REST answers; GPUs, by the clock."""
+    plan, gpus, speed = planned.plan, planned.bench.hardware.profile.gpus, found.speed
+    moving, still = gpu_hours(plan, gpus)
+    moving, still = moving / speed, still / speed
+    notes = list(planned.notes)
+    if not found.lengths:
+        notes.append("lengths of single requests are not known: log-normal ones of their means stand for them")
+    return {
+        "model": found.model,
+        "device": planned.bench.hardware.profile.name,
+        "gpus_per_worker": gpus,
+        "slo": asked.slo.text,
+        "confidence": asked.confidence,
+        "spare_workers": asked.spare,
+        "what_if": {"traffic": asked.traffic, "isl": asked.isl, "osl": asked.osl},
+        "step_s": plan.step_s / speed,
+        "starts_unix_s": [each / speed for each in plan.starts_s],
+        "pools": {
+            phase: {
+                "gpus": [each.asked * gpus for each in plan.pools[phase]],
+                "surely": [each.surely * gpus for each in plan.pools[phase]],
+                "p50": [each.p50 * gpus for each in plan.pools[phase]],
+                "p95": [each.p95 * gpus for each in plan.pools[phase]],
+                "short": [round(each.short, 4) for each in plan.pools[phase]],
+                "there": None if phase not in plan.there else plan.there[phase] * gpus,
+                "most": plan.most(phase) * gpus,
+                "there_requests_per_s": None
+                if phase not in plan.there
+                else round(planned.tables[phase].most_work(plan.there[phase]) / planned.bench.work_each()[phase], 4),
+                "runs_short_unix_s": {
+                    "p50": _by_clock(runs_short(plan, phase, "p50"), speed),
+                    "p95": _by_clock(runs_short(plan, phase, "p95"), speed),
+                },
+            }
+            for phase in PHASES
+        },
+        "shortages": [
+            {
+                "phase": each.phase,
+                "at_unix_s": each.at_s / speed,
+                "gpus": each.workers * gpus,
+                "sure": round(each.sure, 3),
+            }
+            for each in first_shortages(plan)
+        ],
+        "gpu_hours": {"hourly": round(moving, 2), "fixed": round(still, 2)},
+        "cost": None
+        if not asked.gpu_hour
+        else {"hourly": round(moving * asked.gpu_hour, 2), "fixed": round(still * asked.gpu_hour, 2)},
+        "traffic": {
+            "prompt_tokens": round(planned.bench.traffic.prompt_tokens, 1),
+            "output_tokens": round(planned.bench.traffic.output_tokens, 1),
+            "cached_share": round(found.mix.cached_share, 4),
+            "dispersion": round(found.mix.dispersion, 2),
+            "peak_in_hour_p95": round(float(np.quantile(found.peaks, 0.95)), 3),
+        },
+        "table": {
+            phase: {"workers": list(table.workers), "work": [round(each, 3) for each in table.work]}
+            for phase, table in planned.tables.items()
+        },
+        "check": check,
+        "notes": notes,
+    }
+
+
+def plan_from_json(row: dict[str, Any]) -> CapacityPlan:
+    """The plan of a row of `plan_json`, in workers and Unix seconds. Raises KeyError and TypeError for no such row."""
+    gpus = row["gpus_per_worker"]
+    pools: dict[Phase, tuple[PoolHour, ...]] = {}
+    for phase in PHASES:
+        pool = row["pools"][phase]
+        columns = zip(pool["surely"], pool["p50"], pool["p95"], pool["gpus"], pool["short"], strict=True)
+        pools[phase] = tuple(
+            PoolHour(a // gpus, b // gpus, c // gpus, d // gpus, short) for a, b, c, d, short in columns
+        )
+    there = {phase: row["pools"][phase]["there"] for phase in PHASES}
+    return CapacityPlan(
+        tuple(row["starts_unix_s"]),
+        row["step_s"],
+        pools,
+        {phase: count // gpus for phase, count in there.items() if count is not None},
+        row["confidence"],
+        row["spare_workers"],
+    )
+
+
+def _by_clock(at_s: float | None, speed: float) -> float | None:
+    return None if at_s is None else at_s / speed
+
+
+def _round(value: float) -> float:
+    """To the nearest step of a quarter."""
+    return float(f"{GRID ** round(log(value) / log(GRID)):.4g}") if value > 0 else 1.0
+
+
+def hardware_kind(hardware: Hardware) -> WorkerKind:
+    """As forecasts need it."""
+    return worker_kind(hardware, hardware.max_sequences or MAX_SEQUENCES)

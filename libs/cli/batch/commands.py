@@ -1,0 +1,106 @@
+"""`fulcrum batch`: files of requests, run when there is room."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from libs.cli.options import Json, ReadyFile
+
+batch = typer.Typer(help="Run files of requests, each line answered once, when there is room.", no_args_is_help=True)
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="Of the job, as `fulcrum batch list` shows it.")]
+Output = Annotated[Path | None, typer.Option(metavar="FILE", help="Write answers here.")]
+Errors = Annotated[Path | None, typer.Option(metavar="FILE", help="Write errors of lines here.")]
+
+
+@batch.command(epilog="Example: fulcrum batch submit requests.jsonl --wait --output answers.jsonl")
+def submit(
+    file: Annotated[Path | None, typer.Argument(help="Lines of custom_id, method, url, body; - for stdin.")] = None,
+    *,
+    topic: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Take the lines from this Kafka topic, as far as it is now.")
+    ] = None,
+    output_topic: Annotated[str, typer.Option(metavar="NAME", help="Write answers to this topic too.")] = "",
+    error_topic: Annotated[str, typer.Option(metavar="NAME", help="Write errors of lines to this topic too.")] = "",
+    priority: Annotated[
+        int, typer.Option(min=-100, max=100, help="Among the tenant's jobs; the highest is first.")
+    ] = 0,
+    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Whose share of the capacity it takes.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", metavar="", help="Show progress until the job has ended.")] = False,
+    output: Output = None,
+    errors: Errors = None,
+    window: Annotated[
+        str, typer.Option(metavar="T", help="Lines not answered by then are given up: 24h, 30m.")
+    ] = "24h",
+    endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Route of every line; of a file, the first line's by default."),
+    ] = None,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Run a file that is uploaded, or a topic, of requests. --output and --errors wait for its end.
+
+    Who waits gets exit code 1 unless the job was completed and a line of it was answered.
+    """
+    from libs.cli.batch.jobs import Asked, submit_job  # noqa: PLC0415 (start-up time)
+
+    if (file is None) == (topic is None):
+        raise typer.BadParameter("either FILE or --topic says where the lines are")
+    if file not in (None, Path("-")) and (file.is_dir() or not os.access(file, os.R_OK)):
+        raise typer.BadParameter(f"{file} is no file that can be read", param_hint="FILE")
+    asked = Asked(
+        file=file,
+        topic=topic,
+        endpoint=endpoint,
+        window=window,
+        priority=priority,
+        tenant=tenant,
+        output_topic=output_topic,
+        error_topic=error_topic,
+    )
+    waiting = wait or output is not None or errors is not None
+    submit_job(ready, asked, wait=waiting, output=output, errors=errors, as_json=json)
+
+
+@batch.command(epilog="Example: fulcrum batch status batch_0123 --json")
+def status(batch_id: Id, *, ready: ReadyFile = None, json: Json = False) -> None:
+    """Tell how far a job is."""
+    from libs.cli.batch.jobs import show_status  # noqa: PLC0415
+
+    show_status(ready, batch_id, as_json=json)
+
+
+@batch.command(epilog="Example: fulcrum batch cancel batch_0123")
+def cancel(batch_id: Id, *, ready: ReadyFile = None, json: Json = False) -> None:
+    """Answer no further lines of a job; what is answered can be had once it has ended."""
+    from libs.cli.batch.jobs import cancel_job  # noqa: PLC0415
+
+    cancel_job(ready, batch_id, as_json=json)
+
+
+@batch.command("list", epilog="Example: fulcrum batch list --limit 5")
+def list_jobs(
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="How many, the youngest first.")] = 20,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """List jobs."""
+    from libs.cli.batch.jobs import show_list  # noqa: PLC0415
+
+    show_list(ready, limit, as_json=json)
+
+
+@batch.command(epilog="Example: fulcrum batch results batch_0123 --output answers.jsonl --errors errors.jsonl")
+def results(
+    batch_id: Id, *, output: Output = None, errors: Errors = None, ready: ReadyFile = None, json: Json = False
+) -> None:
+    """Fetch what an ended job has answered: to files, or answers to stdout."""
+    from libs.cli.batch.jobs import fetch_results  # noqa: PLC0415
+
+    if json and output is None and errors is None:
+        raise typer.BadParameter("--json prints the job's figures: name --output or --errors too, or leave it out")
+    fetch_results(ready, batch_id, output=output, errors=errors, as_json=json)

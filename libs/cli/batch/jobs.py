@@ -1,0 +1,213 @@
+"""What `fulcrum batch` does, over the gateway's Files and Batch API."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from libs.cli.batch.files import MAX_OUTAGE_S, check_targets, content, fetch, requests_file, upload
+from libs.cli.batch.progress import ENDED, Batch, figures, tell, tell_list
+from libs.cli.find import checked, find_suite, no_suite
+from libs.contracts.batch_terms import check_endpoint, window_s
+from libs.contracts.errors import StartupError
+
+DEFAULT_ENDPOINT = "/v1/chat/completions"
+TENANT_HEADER = "x-fulcrum-tenant"
+POLL_S = 0.2
+TIMEOUT_S = 60.0
+INTERRUPTED = 130
+"""Exit code, as shells have it for Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A job as the command line has it."""
+
+    file: Path | None
+    topic: str | None
+    """One of the two is there."""
+    endpoint: str | None
+    window: str
+    priority: int
+    tenant: str | None
+    output_topic: str
+    error_topic: str
+
+    def body(self, file: Path | None) -> dict[str, Any]:
+        """What POST /v1/batches is sent for the lines of `file`, without its id and what is not said.
+
+        Raises InvalidRequest where no gateway would take it.
+        """
+        said = {
+            "input_topic": self.topic,
+            "output_topic": self.output_topic,
+            "error_topic": self.error_topic,
+            "priority": self.priority,
+        }
+        endpoint = self.endpoint or (_endpoint_of(file) if file else DEFAULT_ENDPOINT)
+        check_endpoint(endpoint)
+        window_s(self.window)
+        return {"endpoint": endpoint, "completion_window": self.window, **{k: v for k, v in said.items() if v}}
+
+
+def submit_job(
+    ready_file: Path | None, asked: Asked, *, wait: bool, output: Path | None, errors: Path | None, as_json: bool
+) -> None:
+    """Upload and begin; with `wait` until the end, which leaves with exit code 1 unless the job was completed, and a
+    line of it was."""
+    check_targets(asked.file, output, errors)
+    with _gateway(ready_file) as http:
+        batch = _create(http, asked)
+        if not wait:
+            tell(batch, as_json=as_json)
+            _hint(f"fulcrum batch status {batch['id']}", "says how far it is")
+            return
+        # Whoever waits may be gone before the end.
+        print(f"{batch['id']}: {batch['status']}", file=sys.stderr, flush=True)
+        started_s = time.monotonic()
+        try:
+            batch = _wait(http, batch)
+        except KeyboardInterrupt:
+            _hint(f"fulcrum batch cancel {batch['id']}", "ends the job, which goes on")
+            raise typer.Exit(INTERRUPTED) from None
+        took_s = time.monotonic() - started_s
+        fetch(http, batch["output_file_id"], output)
+        fetch(http, batch["error_file_id"], errors)
+        tell(batch, took_s, as_json=as_json)
+        if batch["error_file_id"] and errors is None:
+            _hint(f"fulcrum batch results {batch['id']} --errors FILE", "says what is wrong with lines that failed")
+        if batch["status"] != "completed" or not batch["request_counts"]["completed"]:
+            raise typer.Exit(1)
+
+
+def _create(http: httpx.Client, asked: Asked) -> Batch:
+    headers = {TENANT_HEADER: asked.tenant} if asked.tenant else {}
+    if asked.file is None:
+        return checked(http.post("/v1/batches", json=asked.body(None), headers=headers))
+    with requests_file(asked.file) as file:
+        body = asked.body(file)
+        file_id = upload(http, file)
+    answer = http.post("/v1/batches", json={**body, "input_file_id": file_id}, headers=headers)
+    if answer.is_client_error:
+        # Nobody knows of the file. After a fault of the gateway's there may be a job that reads it.
+        with suppress(httpx.TransportError):
+            http.delete(f"/v1/files/{file_id}")
+    return checked(answer)
+
+
+def _hint(command: str, does: str) -> None:
+    """For a person at a terminal."""
+    if sys.stderr.isatty():
+        Console(file=sys.stderr, highlight=False, soft_wrap=True).print(f"[dim]`{command}` {does}.[/]")
+
+
+def show_status(ready_file: Path | None, batch_id: str, *, as_json: bool) -> None:
+    """Print one job."""
+    with _gateway(ready_file) as http:
+        tell(checked(http.get(f"/v1/batches/{batch_id}")), as_json=as_json)
+
+
+def cancel_job(ready_file: Path | None, batch_id: str, *, as_json: bool) -> None:
+    """Cancel one."""
+    with _gateway(ready_file) as http:
+        tell(checked(http.post(f"/v1/batches/{batch_id}/cancel")), as_json=as_json)
+
+
+def show_list(ready_file: Path | None, limit: int, *, as_json: bool) -> None:
+    """Print the youngest jobs."""
+    with _gateway(ready_file) as http:
+        batches = checked(http.get("/v1/batches", params={"limit": limit}))["data"]
+    if as_json:
+        print(json.dumps([figures(batch) for batch in batches]))
+    else:
+        tell_list(batches)
+
+
+def fetch_results(
+    ready_file: Path | None, batch_id: str, *, output: Path | None, errors: Path | None, as_json: bool
+) -> None:
+    """Fetch the files of an ended job; answers go to stdout where no file is named."""
+    check_targets(None, output, errors)
+    with _gateway(ready_file) as http:
+        batch = checked(http.get(f"/v1/batches/{batch_id}"))
+        if batch["status"] not in ENDED:
+            raise StartupError(f"{batch_id} is {batch['status']}: its files are there once it has ended")
+        fetch(http, batch["output_file_id"], output)
+        fetch(http, batch["error_file_id"], errors)
+        if as_json:
+            print(json.dumps(figures(batch)))
+        elif output is None and errors is None and batch["output_file_id"]:
+            for part in content(http, batch["output_file_id"]):
+                sys.stdout.buffer.write(part)
+            sys.stdout.flush()
+        elif output is None and errors is None:
+            tell(batch, as_json=False)
+
+
+@contextmanager
+def _gateway(ready_file: Path | None) -> Iterator[httpx.Client]:
+    url = find_suite(ready_file).gateway
+    try:
+        with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as http:
+            yield http
+    except httpx.TransportError:
+        raise no_suite(url) from None
+
+
+def _endpoint_of(file: Path) -> str:
+    """The url of the first line that has one."""
+    with file.open("rb") as lines:
+        for line in lines:
+            try:
+                return str(json.loads(line)["url"])
+            except (ValueError, KeyError, TypeError):
+                continue
+    return DEFAULT_ENDPOINT
+
+
+def _wait(http: httpx.Client, batch: Batch) -> Batch:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=32),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]} failed", style="dim"),
+        TimeRemainingColumn(),
+    )
+    console = Console(file=sys.stderr, highlight=False)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task(batch["status"], total=None, failed=0)
+        while batch["status"] not in ENDED:
+            time.sleep(POLL_S)
+            batch = _ask_again(http, batch["id"])
+            counts = batch["request_counts"]
+            bars.update(
+                bar,
+                description=batch["status"].replace("_", " "),
+                total=counts["total"] or None,
+                completed=counts["completed"] + counts["failed"],
+                failed=counts["failed"],
+            )
+    return batch
+
+
+def _ask_again(http: httpx.Client, batch_id: str) -> Batch:
+    """How the job is now, also when its gateway was away for a moment."""
+    deadline_s = time.monotonic() + MAX_OUTAGE_S
+    while True:
+        try:
+            answer = http.get(f"/v1/batches/{batch_id}")
+            if answer.is_success or time.monotonic() > deadline_s:
+                return checked(answer)
+        except httpx.TransportError:
+            if time.monotonic() > deadline_s:
+                raise
+        time.sleep(POLL_S)

@@ -1,0 +1,56 @@
+"""`fulcrum capacity`: how many GPUs, in which pool, at what hour, and how sure that is."""
+
+from typing import Annotated, Final
+
+import typer
+
+from libs.cli.options import Json, ReadyFile
+
+SLO: Final = "ttft=2s,tpot=50ms"
+
+capacity = typer.Typer(help="How many GPUs, in which pool, at what hour, and how sure that is.", no_args_is_help=True)
+
+
+@capacity.callback()
+def options() -> None:
+    """How many GPUs, in which pool, at what hour, and how sure that is."""
+
+
+@capacity.command(epilog="Example: fulcrum capacity plan --horizon 7d --slo ttft=2s,tpot=50ms --what-if traffic=1.3")
+def plan(
+    *,
+    horizon: Annotated[str, typer.Option(metavar="TIME", help="How far ahead, e.g. 6h, 7d.")] = "24h",
+    slo: Annotated[
+        str, typer.Option(metavar="SLO", help="3x: three times the prompt's own prefill.")
+    ] = "ttft=2s,tpot=50ms",
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, metavar="P", help="Share of what may come.")] = 0.95,
+    trace: Annotated[
+        str, typer.Option(metavar="FILE|SPEC", help="In place of a suite's demand: a trace, or CSV of demand in bins.")
+    ] = "",
+    what_if: Annotated[
+        str, typer.Option("--what-if", metavar="NAME=X,…", help="traffic=1.3, isl=2, osl=0.5, device=b200.")
+    ] = "",
+    model: Annotated[str, typer.Option(metavar="M", help="Whose demand, or whose profile.")] = "",
+    device: Annotated[str, typer.Option(metavar="NAME", help="With --trace: h100, b200, …")] = "h100",
+    profile: Annotated[
+        str,
+        typer.Option(metavar="NAME|FILE", help="Of workers, in place of model and device, or of a suite's own."),
+    ] = "",
+    there: Annotated[str, typer.Option(metavar="P:D", help="Workers that are there, with --trace, e.g. 4:6.")] = "",
+    spare: Annotated[int, typer.Option(min=0, metavar="K", help="Workers of each pool beyond those needed.")] = 0,
+    gpu_hour: Annotated[float, typer.Option(min=0, metavar="PRICE", help="Of a GPU for an hour.")] = 0.0,
+    check: Annotated[bool, typer.Option(help="Run the busiest stretch in the lab.")] = True,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of whatever is drawn.")] = 1,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """GPUs per pool and hour for a running suite's forecast, or for a trace; when those there run short; what it costs.
+
+    Sample paths of demand, over tables that the lab measures once for workers, SLO and traffic (some minutes).
+    """
+    from libs.cli.capacity.plan import Wanted, print_plan  # noqa: PLC0415 (what only this command needs)
+
+    wanted = Wanted(
+        horizon, slo, confidence, trace, what_if, model, device, profile, there, spare, gpu_hour, check=check, seed=seed
+    )  # fmt: skip
+    print_plan(wanted, ready, as_json=json)

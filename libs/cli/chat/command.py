@@ -1,0 +1,28 @@
+"""`fulcrum chat`: one question, the answer as it comes, and who served it."""
+
+from typing import Annotated
+
+import typer
+
+from libs.cli.options import Json, ReadyFile
+
+
+def chat(
+    prompt: Annotated[str, typer.Argument(help="What to ask.", show_default=False)],
+    *,
+    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens to generate at most.")] = 256,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, metavar="T", help="0 is greedy; the model's own default otherwise.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="M", help="Name from /v1/models; the suite's first by default.")
+    ] = None,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Ask the suite a question and stream the answer."""
+    import asyncio  # noqa: PLC0415 (what only this command needs)
+
+    from libs.cli.chat.conversation import answer_once  # noqa: PLC0415
+
+    asyncio.run(answer_once(prompt, max_tokens, temperature, model, ready_file=ready, as_json=json))

@@ -1,0 +1,48 @@
+"""What `fulcrum chat` does once it runs."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from libs.cli.chat.ask import Answer, ask
+from libs.cli.find import find_suite, get_json
+from libs.contracts.errors import StartupError
+
+
+async def answer_once(
+    prompt: str,
+    max_tokens: int,
+    temperature: float | None,
+    model: str | None,
+    *,
+    ready_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Ask and print. Raises StartupError in one line."""
+    suite = find_suite(ready_file)
+    body: dict[str, Any] = {
+        "model": model or suite.model or _first_model(suite.gateway),
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+    }
+    if temperature is not None:
+        body["temperature"] = temperature
+    answer = Answer()
+    async for piece in ask(suite.gateway, body, answer):
+        if not as_json:
+            print(piece, end="", flush=True)
+    if as_json:
+        print(json.dumps(answer.to_json()))
+        return
+    print(flush=True)
+    Console(file=sys.stderr, highlight=False, soft_wrap=True).print(answer.served_by(), style="dim")
+
+
+def _first_model(gateway: str) -> str:
+    models = get_json(gateway, "/v1/models")["data"]
+    if not models:
+        raise StartupError(f"{gateway} serves no model")
+    return str(models[0]["id"])

@@ -1,0 +1,29 @@
+"""What the shell offers for a word of a command: workers and logs of the suite that runs, nothing where none does."""
+
+ROLES = ("prefill", "decode", "mixed", "standby")
+
+
+def complete_worker(incomplete: str) -> list[str]:
+    """Ids of workers that begin so."""
+    from libs.cli.find import find_suite, get_json  # noqa: PLC0415 (only when a shell asks)
+    from libs.contracts.errors import FulcrumError  # noqa: PLC0415
+
+    try:
+        workers = get_json(find_suite(None).planner, "/v1/workers")
+    except FulcrumError:
+        return []
+    return [worker["id"] for worker in workers if worker["id"].startswith(incomplete)]
+
+
+def complete_role(incomplete: str) -> list[str]:
+    """Ids of workers, and roles, which come last."""
+    return [*complete_worker(incomplete), *(role for role in ROLES if role.startswith(incomplete))]
+
+
+def complete_log(incomplete: str) -> list[str]:
+    """Processes of the suite that log on this machine."""
+    from libs.cli.find import find_suite  # noqa: PLC0415 (only when a shell asks)
+    from libs.launch.ready import logs_folder  # noqa: PLC0415
+
+    names = sorted(path.stem for path in logs_folder(find_suite(None).gateway_port).glob("*.log"))
+    return [name for name in names if name.startswith(incomplete)]

@@ -1,0 +1,57 @@
+"""What `fulcrum planner advice` and `regret` do."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from rich.table import Table
+
+from libs.cli.console import make_console
+from libs.cli.find import find_suite, get_json
+
+MOST: Final = 1_000
+"""Decisions asked for: as many as the planner keeps."""
+CAUSES: Final = {
+    "late": "roles followed the work",
+    "held": "workers rested, were pinned, or it was quiet",
+    "limits": "limits",
+    "advisory": "the planner might not act",
+    "best": "the present split was taken for as good",
+    "too_small": "no split of the workers had room",
+}
+
+
+def planner_advice(*, ready_file: Path | None, as_json: bool) -> None:
+    """Print it, the newest first. Raises StartupError when there is no suite."""
+    found: list[dict[str, Any]] = get_json(find_suite(ready_file).planner, "/v1/decisions", limit=str(MOST))
+    advised = [each for each in found if each["advice"] is not None]
+    if as_json:
+        print(json.dumps(advised))
+        return
+    console = make_console()
+    if not advised:
+        console.print("Nothing is advised.")
+    for each in advised:
+        advice = each["advice"]
+        console.print(f"{each['time'][11:19]}  {each['model']}: {each['reason']}", soft_wrap=True, markup=False)
+        expected = f"{advice['figure']} by {advice['low']:.3g} to {advice['high']:.3g}"
+        came = f"; it came to {advice['came']:.3g}" if advice["outcome"] == "applied" else ""
+        console.print(f"          expected: {expected}; {advice['outcome']}{came}", markup=False)
+        console.print(f"          {advice['command']}", markup=False, style="cyan")
+
+
+def planner_regret(window: str, *, ready_file: Path | None, as_json: bool) -> None:
+    """Print it. Raises StartupError when there is no suite."""
+    found: dict[str, Any] = get_json(find_suite(ready_file).planner, "/v1/regret", window=window)
+    if as_json:
+        print(json.dumps(found))
+        return
+    console = make_console()
+    console.print(
+        f"{found['lost_gpu_hours']:.2f} of {found['gpu_hours']:.2f} GPU-hours would have served more in another split"
+        f" of roles (estimated, {found['method'].replace('_', ' ')}):"
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), show_header=False)
+    for cause, hours in sorted(found["by_cause"].items(), key=lambda each: -each[1]):
+        table.add_row(f"{hours:.2f}", cause, CAUSES.get(cause, ""))
+    console.print(table)

@@ -1,0 +1,63 @@
+"""What reports have in common: a folder, one HTML page that needs nothing beside itself, and plots in it."""
+
+import io
+import re
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+from libs.contracts.errors import InvalidRequest
+
+STYLE: Final = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:1080px;margin:2em auto;padding:0 1em;color:#1c2430;background:#fff}
+h1{font-size:1.5em;margin:0 0 .2em}h2{font-size:1.1em;margin:2em 0 .4em}p{margin:.3em 0}.dim{color:#667}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th,td{padding:.35em .6em;text-align:right;border-bottom:1px solid #e3e7ee;white-space:nowrap}
+th:first-child,td:first-child{text-align:left}tr.best td{font-weight:600;background:#f0f7f1}
+.scroll{overflow-x:auto}svg{max-width:100%;height:auto}svg>text{font-size:12px;fill:currentColor}
+@media(prefers-color-scheme:dark){body{background:#12161c;color:#e4e9f0}th,td{border-color:#2a323d}.dim{color:#99a}
+tr.best td{background:#16291b}.plot svg{background:#fff;border-radius:6px}}
+"""
+"""Plots of matplotlib are black on white, in the dark too."""
+
+
+def make_folder(folder: Path) -> None:
+    """Raises InvalidRequest where there can be none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"cannot write a report to {folder}: {error.strerror}") from None
+
+
+def html_page(title: str, body: str) -> str:
+    """A whole page. `title` is text, `body` HTML."""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
+<title>{escape(title)}</title><style>{STYLE}</style></head><body>
+{body}
+</body></html>
+"""
+
+
+def check_plots(option: str = "--report") -> None:
+    """Raises InvalidRequest without matplotlib: before minutes of computing, not after."""
+    try:
+        import matplotlib as mpl  # noqa: PLC0415 (only where a report is asked for)
+    except ImportError:
+        raise InvalidRequest(f"{option} needs matplotlib: pip install 'fulcrum[plots]'") from None
+    mpl.use("Agg")
+
+
+def draw_svg(draw: Callable[[Any], None]) -> str:
+    """An HTML element with what `draw` puts on matplotlib's axes. Raises InvalidRequest without matplotlib."""
+    check_plots()
+    from matplotlib import pyplot  # noqa: PLC0415 (only where a report is asked for)
+
+    figure, axes = pyplot.subplots(figsize=(10, 3.6), layout="constrained")
+    draw(axes)
+    axes.spines[["top", "right"]].set_visible(False)
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+    return f'<div class="plot">{re.sub(r"^.*?<svg", "<svg", drawn.getvalue(), flags=re.DOTALL)}</div>'

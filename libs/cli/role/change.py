@@ -1,0 +1,160 @@
+"""What `fulcrum role` does: finds the workers, asks them, tells how soon that held."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from libs.cli.find import find_one_suite, get_json
+from libs.contracts.errors import FulcrumError, StartupError
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
+from libs.contracts.roles import ROLE_NAMES, role_from_name, role_name
+from libs.runtime.net.access import admin_token
+from libs.runtime.net.rpc import make_channel
+from libs.runtime.settings import CommonSettings, load_settings
+from libs.worker.admin.client import RoleMove, WorkerAdmin
+
+ACTOR = "fulcrum role"
+DEFAULT_BUDGET_TOKENS = 256
+"""Of role mixed where none is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What came of asking one worker; `move` None: it had the role already, and was not asked."""
+
+    worker: str
+    assignment: Assignment
+    move: RoleMove | None = None
+    first_step_s: float | None = None
+    there: int = 0
+    """Sequences at the worker when its first step was waited for no more."""
+
+
+async def change_roles(
+    workers: Sequence[str],
+    wanted: str,
+    *,
+    epoch: int | None,
+    reason: str,
+    first_step_s: float,
+    ready_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Change them side by side, and print each move in the order of `workers`.
+
+    Raises StartupError that says what to do, or what workers refused it for, once all have been asked.
+    """
+    role, budget_tokens = parse_role(wanted)
+    suite, settings = find_one_suite(ready_file), load_settings(CommonSettings)
+    known = get_json(suite.planner, "/v1/workers")
+    found = [_find(worker, known) for worker in dict.fromkeys(workers)]
+
+    async def change(worker: dict[str, Any]) -> Moved:
+        async with make_channel(settings, worker["address"]) as channel:
+            admin = WorkerAdmin(channel, worker["id"], admin_token(settings, worker["address"], suite.token))
+            described = await admin.describe()
+            current = described.worker.assignment
+            if (current.role, current.budget_tokens) == (role, budget_tokens) and epoch in (None, current.epoch):
+                return Moved(worker["id"], current)
+            move = await admin.set_role(
+                role,
+                budget_tokens,
+                expected_epoch=epoch or current.epoch,
+                incarnation=described.worker.incarnation,
+                actor=ACTOR,
+                reason=reason,
+            )
+            stands_by = role_name(move.assignment) == "standby"
+            first = None if stands_by else await admin.first_step_s(move, within_s=first_step_s)
+            load = (await admin.describe()).load
+            return Moved(worker["id"], move.assignment, move, first, load.running + load.waiting + load.awaiting_kv)
+
+    done = await asyncio.gather(*map(change, found), return_exceptions=True)
+    moved = [each for each in done if isinstance(each, Moved)]
+    if as_json:
+        answers = [answer(each) for each in moved]
+        if answers:
+            print(json.dumps(answers if len(found) > 1 else answers[0]))
+    else:
+        for each in moved:
+            print(reported(each, first_step_s))
+    _raise_first(done)
+
+
+def _raise_first(done: Sequence[Moved | BaseException]) -> None:
+    """What workers refused it for, in one error; anything that is no refusal as it is."""
+    failed = [each for each in done if isinstance(each, BaseException)]
+    for error in failed:
+        if len(failed) == 1 or not isinstance(error, FulcrumError):
+            raise error
+    if failed:
+        raise StartupError("; ".join(str(error) for error in failed))
+
+
+def parse_role(text: str) -> tuple[Any, int]:
+    """The wire's role and budget of "mixed:256" and the like; raises StartupError naming what is allowed."""
+    name, colon, budget = text.partition(":")
+    if (colon and name != "mixed") or (colon and not budget.isdecimal()) or name not in ROLE_NAMES:
+        allowed = "prefill, decode, mixed, mixed:BUDGET (prompt tokens a step) or standby"
+        raise StartupError(f"role {text!r} is not one: ask for {allowed}")
+    try:
+        return role_from_name(name, int(budget) if colon else DEFAULT_BUDGET_TOKENS if name == "mixed" else 0)
+    except ValueError as error:
+        raise StartupError(str(error)) from None
+
+
+def answer(moved: Moved) -> dict[str, Any]:
+    """What `--json` prints."""
+    move = moved.move
+    return {
+        "worker": moved.worker,
+        "role": role_name(moved.assignment),
+        "budget_tokens": moved.assignment.budget_tokens,
+        "epoch": moved.assignment.epoch,
+        "changed": move is not None,
+        "effect_ms": _ms(move.effect_s) if move else None,
+        "first_step_ms": _ms(moved.first_step_s),
+        "gateways_behind": move.gateways_behind if move else 0,
+        "running": move.running if move else None,
+    }
+
+
+def _find(worker_id: str, workers: list[dict[str, Any]]) -> dict[str, Any]:
+    for worker in workers:
+        if worker["id"] == worker_id:
+            return worker
+    there = ", ".join(worker["id"] for worker in workers) or "none"
+    raise StartupError(f"there is no worker {worker_id!r} here, but: {there}")
+
+
+def reported(moved: Moved, waited_s: float) -> str:
+    """What is printed else; the first step was waited for `waited_s`."""
+    move, assignment = moved.move, moved.assignment
+    role = role_name(assignment)
+    budget = f" with a budget of {assignment.budget_tokens} tokens" if assignment.budget_tokens else ""
+    if move is None:
+        return f"{moved.worker} is {role}{budget} already: unchanged, epoch {assignment.epoch}."
+    lines = [f"{moved.worker} is {role}{budget} since epoch {assignment.epoch}."]
+    if move.effect_s is None:
+        lines.append(
+            f"It holds there, but {move.gateways_behind} gateways have not confirmed it: their work is refused."
+        )
+    else:
+        lines.append(
+            f"In effect after {_ms(move.effect_s)} ms: from the call until the worker refused work of the old role "
+            "and every gateway had confirmed the new one."
+        )
+    if role != "standby" and waited_s > 0:
+        there = moved.there
+        why = f"{there} sequences are there, of the old role or not begun" if there else "nothing was there to do"
+        none = f"No step of its kind ended within {waited_s:g} s: {why}."
+        first = moved.first_step_s
+        lines.append(none if first is None else f"The first step of its kind ended after {_ms(first)} ms.")
+    return "\n".join(lines)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 2)

@@ -1,0 +1,45 @@
+"""`fulcrum role`: have workers do something else, at once and without losing anything."""
+
+from typing import Annotated
+
+import typer
+
+from libs.cli.completion import complete_role
+from libs.cli.options import Json, ReadyFile
+
+
+def role(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="WORKER... ROLE",
+            help="Ids of workers (`fulcrum workers`), then prefill, decode, mixed, mixed:BUDGET or standby.",
+            show_default=False,
+            autocompletion=complete_role,
+        ),
+    ],
+    *,
+    epoch: Annotated[
+        int | None, typer.Option(min=1, max=2**63 - 1, metavar="N", help="Only those that are still at this epoch.")
+    ] = None,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept with the move.")] = "by hand",
+    first_step_s: Annotated[
+        float,
+        typer.Option(min=0, max=600, metavar="S", help="How long to wait for the first step of the new role's kind."),
+    ] = 2.0,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Give workers another role. What runs there moves on with its KV, or ends there: nothing is aborted."""
+    import asyncio  # noqa: PLC0415 (what only this command needs)
+
+    from libs.cli.role.change import change_roles  # noqa: PLC0415
+
+    *workers, wanted = words
+    if not workers:
+        raise typer.BadParameter("name a worker and its role, such as: fulcrum role decode-1 prefill")
+    asyncio.run(
+        change_roles(
+            workers, wanted, epoch=epoch, reason=reason, first_step_s=first_step_s, ready_file=ready, as_json=json
+        )
+    )

@@ -1,0 +1,168 @@
+"""What `GET /v1/status` of the metrics service answers, typed; fields that a newer service adds are left out."""
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from libs.contracts.errors import StartupError
+
+STATUS_PATH: Final = "/v1/status"
+CALM_CODES: Final = frozenset(("balanced", "idle"))
+"""Verdicts with nothing to do."""
+UNKNOWN_CODE: Final = "unknown"
+
+
+class Action(msgspec.Struct, frozen=True):
+    """What to do: a command to paste, and the pressure that it is predicted to leave on the worse-off phase."""
+
+    command: str
+    workers: list[str]
+    role: str
+    budget_tokens: int = 0
+    pressure_then: float | None = None
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """One thing that is wrong; `workers` are those that are to blame."""
+
+    code: str
+    sentence: str
+    since_unix_ms: int
+    model: str = ""
+    action: Action | None = None
+    workers: list[str] = []
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The sentence to show first."""
+
+    code: str
+    sentence: str
+    since_unix_ms: int
+    model: str = ""
+    action: Action | None = None
+    causes: list[Cause] = []
+
+
+class LastMove(msgspec.Struct, frozen=True):
+    """The last worker that was seen in another role, whoever moved it."""
+
+    worker: str
+    from_role: str
+    to_role: str
+    actor: str
+    reason: str
+    at_unix_ms: int
+
+
+class PlannerState(msgspec.Struct, frozen=True):
+    """What the planner decided last; `heard`: of late."""
+
+    heard: bool
+    mode: str | None
+    leader: str | None
+    acts: bool
+    decided_unix_ms: int | None = None
+    reason: str = ""
+    reason_code: str = ""
+    last_move: LastMove | None = None
+
+
+class PrefillPool(msgspec.Struct, frozen=True):
+    """Shares are 0..1; null is not known."""
+
+    pressure: float | None
+    workers: int
+    gpus: int
+    busy: float | None = None
+    starved: float | None = None
+    waiting_prompt_tokens: int | None = None
+    waiting_requests: int | None = None
+    waiting_s: float | None = None
+
+
+class DecodePool(msgspec.Struct, frozen=True):
+    """`largest_batch`: of all decode workers, within the TPOT target; `slots`: by setting."""
+
+    pressure: float | None
+    workers: int
+    gpus: int
+    busy: float | None = None
+    kv_wait: float | None = None
+    running: int | None = None
+    held: int | None = None
+    slots: int | None = None
+    largest_batch: float | None = None
+    kv_used: float | None = None
+    tpot_ms: float | None = None
+    tpot_target_ms: float | None = None
+    bound: str | None = None
+
+
+class Mixed(msgspec.Struct, frozen=True):
+    """Decode workers that compute prompts too."""
+
+    workers: int = 0
+
+
+class Split(msgspec.Struct, frozen=True):
+    """Workers by phase."""
+
+    prefill: int
+    decode: int
+
+
+class ModelStatus(msgspec.Struct, frozen=True):
+    """One model; `cluster_pressure` is the least over all splits of its workers."""
+
+    model: str
+    verdict: str
+    known: bool
+    prefill: PrefillPool
+    decode: DecodePool
+    unknown_because: str | None = None
+    cluster_pressure: float | None = None
+    best_split: Split | None = None
+    mixed: Mixed = Mixed()
+
+
+class Traffic(msgspec.Struct, frozen=True):
+    """Of all models, a second, over `window_ms`."""
+
+    window_ms: int
+    requests_per_s: float | None = None
+    prompt_tokens_per_s: float | None = None
+    output_tokens_per_s: float | None = None
+    errors_per_s: float | None = None
+    rejected_per_s: float | None = None
+    too_many_per_s: float | None = None
+    cache_hit: float | None = None
+    ttft_p50_ms: float | None = None
+    ttft_p95_ms: float | None = None
+    tpot_p50_ms: float | None = None
+    tpot_p95_ms: float | None = None
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The whole answer."""
+
+    as_of_unix_ms: int
+    age_ms: int | None
+    live: bool
+    verdict: Verdict
+    planner: PlannerState
+    models: list[ModelStatus]
+    traffic: Traffic
+    not_live_because: str | None = None
+    alerts_firing: int = 0
+
+
+Phase = Literal["prefill", "decode"]
+
+
+def parse_status(answer: Any) -> Status:
+    """Raises StartupError where the service answers something else."""
+    try:
+        return msgspec.convert(answer, Status)
+    except msgspec.ValidationError as error:
+        raise StartupError(f"the metrics service answers {STATUS_PATH} in another shape ({error}): update it") from None

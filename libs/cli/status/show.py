@@ -1,0 +1,173 @@
+"""What `fulcrum status` prints of an answer: the verdict first, then the figures behind it. Pure."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from rich.text import Text
+
+from libs.cli.status.answer import Cause, ModelStatus, Status, Traffic, Verdict
+from libs.cli.status.gauge import pressure_bar, pressure_text, span, verdict_style
+
+BAR_CELLS: Final = 16
+INDENT: Final = 10
+WORTH_SAYING: Final = 0.1
+"""Of pressure that another split would take away: less is unknown."""
+OLD_MS: Final = 2_000
+"""Data that are older are marked."""
+
+
+def lines(status: Status) -> Iterator[Text]:
+    """Made for 80 cells; longer sentences break."""
+    verdict, now_ms = status.verdict, status.as_of_unix_ms
+    yield Text(verdict.sentence, f"bold {verdict_style(verdict.code)}" if status.live else "dim")
+    if not status.live:
+        yield Text(f"Not live: {status.not_live_because or 'the data are old'}.", "bold red")
+    yield Text(f"{verdict.code.replace('_', ' ')} for {span(now_ms - verdict.since_unix_ms)}", "dim")
+    for cause in other_causes(verdict):
+        yield Text.assemble(("Also: ", "bold"), cause.sentence)
+    for model in status.models:
+        yield Text()
+        yield from _model(model)
+    yield Text()
+    yield from _traffic(status.traffic)
+    yield from _planner(status)
+    for command in commands(verdict):
+        yield Text.assemble(("Do: ", "bold"), (command, "bold cyan"), ("   (fulcrum advice --apply)", "dim"))
+    if status.alerts_firing:
+        fire = "1 alert fires" if status.alerts_firing == 1 else f"{status.alerts_firing} alerts fire"
+        yield Text(f"{fire}: fulcrum alerts", "yellow")
+    yield age_line(status)
+
+
+def other_causes(verdict: Verdict) -> list[Cause]:
+    """What is wrong beside the verdict itself."""
+    return verdict.causes[1:]
+
+
+def commands(verdict: Verdict) -> list[str]:
+    """What the advice is to run, the verdict's own first, each once."""
+    actions = (verdict.action, *(cause.action for cause in verdict.causes))
+    return list(dict.fromkeys(action.command for action in actions if action is not None))
+
+
+def age_line(status: Status) -> Text:
+    """How old the data are."""
+    if status.age_ms is None:
+        return Text("No worker is heard of.", "yellow")
+    old = status.age_ms > OLD_MS
+    return Text(f"Data are {span(status.age_ms)} {'behind' if old else 'old'}.", "bold red" if old else "dim")
+
+
+def _model(model: ModelStatus) -> Iterator[Text]:
+    """Its pools, two lines each: the pressure, and what stands behind it."""
+    yield Text(model.model, "bold")
+    if not model.known:
+        yield Text(f"  {model.unknown_because or 'too little is known'}", "yellow")
+        return
+    for phase, pool, facts in (
+        ("prefill", model.prefill, prefill_facts(model)),
+        ("decode", model.decode, decode_facts(model)),
+    ):
+        yield Text.assemble(
+            f"  {phase:<8}{pool.workers:>4} worker{'s' if pool.workers != 1 else ' '}  ",
+            pressure_text(pool.pressure),
+            " ",
+            pressure_bar(pool.pressure, BAR_CELLS),
+            f"  busy {percent(pool.busy)}",
+        )
+        yield Text(f"{'':>{INDENT}}{'; '.join(facts)}", "dim")
+    if best := _best(model):
+        yield Text(f"  {best}", "dim")
+
+
+def prefill_facts(model: ModelStatus) -> list[str]:
+    """What stands behind the pressure of prompts, in words."""
+    pool = model.prefill
+    facts = []
+    if pool.waiting_prompt_tokens is not None:
+        requests = "" if not pool.waiting_requests else f"{pool.waiting_requests:,} requests wait, "
+        work = "" if not pool.waiting_s else f", {pool.waiting_s:.1f} s of work"
+        waits = pool.waiting_requests or pool.waiting_prompt_tokens
+        facts.append(
+            f"{requests}{pool.waiting_prompt_tokens:,} prompt tokens to do{work}" if waits else "nothing waits"
+        )
+    if model.mixed.workers:
+        facts.append(f"{model.mixed.workers} decode workers help")
+    return facts
+
+
+def decode_facts(model: ModelStatus) -> list[str]:
+    """The same of decode: sequences, KV, and TPOT against its target."""
+    pool = model.decode
+    facts = []
+    if pool.running is not None and pool.largest_batch is not None:
+        slots = "" if pool.slots is None else f" ({pool.slots:,} slots)"
+        facts.append(
+            f"{pool.running + (pool.held or 0):,} of {pool.largest_batch:,.0f} sequences that hold TPOT{slots}"
+        )
+    if pool.kv_used is not None:
+        facts.append(f"KV {percent(pool.kv_used)}")
+    if pool.tpot_ms is not None:
+        target = "" if pool.tpot_target_ms is None else f" of {pool.tpot_target_ms:g}"
+        facts.append(f"TPOT {pool.tpot_ms:.1f}{target} ms")
+    return facts
+
+
+def _best(model: ModelStatus) -> str:
+    """What the best split of the workers would bring, where it is not the present one."""
+    split, least = model.best_split, model.cluster_pressure
+    now = max(model.prefill.pressure or 0.0, model.decode.pressure or 0.0)
+    if split is None or least is None or now - least < WORTH_SAYING:
+        return ""
+    return f"{split.prefill} prefill + {split.decode} decode would leave a pressure of {least:.2f}"
+
+
+def _traffic(traffic: Traffic) -> Iterator[Text]:
+    window = f"last {span(traffic.window_ms)}"
+    if not traffic.requests_per_s:
+        yield Text(f"No request has ended in the {window}.", "dim")
+        return
+    rates = [f"{traffic.requests_per_s:.1f} requests/s"]
+    for name, value in (("prompt", traffic.prompt_tokens_per_s), ("output", traffic.output_tokens_per_s)):
+        if value is not None:
+            rates.append(f"{value:,.0f} {name} tokens/s")
+    if traffic.cache_hit is not None:
+        rates.append(f"cache hits {percent(traffic.cache_hit)}")
+    yield Text.assemble(f"{', '.join(rates)} ", (f"({window})", "dim"))
+    wrong = {"errors": traffic.errors_per_s, "429": traffic.too_many_per_s, "otherwise refused": traffic.rejected_per_s}
+    said = [f"{name} {value:.1f}/s" for name, value in wrong.items() if value]
+    if said:
+        yield Text(", ".join(said), "yellow")
+    latencies = [
+        f"{name} {_ms(middle)} p50, {_ms(tail)} p95"
+        for name, middle, tail in (
+            ("TTFT", traffic.ttft_p50_ms, traffic.ttft_p95_ms),
+            ("TPOT", traffic.tpot_p50_ms, traffic.tpot_p95_ms),
+        )
+        if middle is not None and tail is not None
+    ]
+    if latencies:
+        yield Text("; ".join(latencies))
+
+
+def _planner(status: Status) -> Iterator[Text]:
+    planner, now_ms = status.planner, status.as_of_unix_ms
+    if not planner.heard:
+        yield Text("The planner is not heard: roles stay as they are.", "yellow")
+    mode = planner.mode or "in an unknown mode"
+    acts = "moves workers by itself" if planner.acts else "moves nothing by itself"
+    when = "" if planner.decided_unix_ms is None else f" {span(now_ms - planner.decided_unix_ms)} ago"
+    why = f"; decided{when}: {planner.reason}" if planner.reason else ""
+    yield Text.assemble(("Planner ", "bold"), f"{mode}, {acts}{why}")
+    if (move := planner.last_move) is not None:
+        ago = span(now_ms - move.at_unix_ms)
+        yield Text(f"Last move: {move.worker} {move.from_role} → {move.to_role}, {ago} ago, by {move.actor}", "dim")
+
+
+def percent(share: float | None) -> str:
+    """Whole percents."""
+    return "–" if share is None else f"{share:.0%}"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"

@@ -1,0 +1,82 @@
+"""`fulcrum tune`: measure workers and set them by what was found."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from libs.cli.options import Json, ReadyFile
+
+tune = typer.Typer(help="Measure workers and set them by what was found.", no_args_is_help=True)
+
+Target = Annotated[float, typer.Option("--tpot", min=0, metavar="MS", help="Target of the decode batch.")]
+
+
+@tune.callback()
+def options() -> None:
+    """Measure workers and set them by what was found."""
+
+
+@tune.command(epilog="Example: fulcrum tune prefill prefill-1 --json")
+def prefill(
+    worker: Annotated[str | None, typer.Argument(help="Its id; every prefill worker by default.")] = None,
+    *,
+    most_tokens: Annotated[int, typer.Option(min=0, metavar="N", help="The largest step; 0: the worker's bound.")] = 0,
+    limit: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Of measuring; 0: the worker's bound.")] = 0.0,
+    tpot_ms: Target = 50.0,
+    measure_only: Annotated[
+        bool, typer.Option("--measure-only", metavar="", help="Leave the chunk size as it is.")
+    ] = False,
+    kept: Annotated[
+        bool,
+        typer.Option("--kept", metavar="", help="Show the last measurement, be it at the start; measure nothing."),
+    ] = False,
+    set_tokens: Annotated[
+        int,
+        typer.Option(
+            "--set",
+            min=0,
+            metavar="N",
+            help="Use this chunk size until the worker restarts and measure nothing;"
+            " FULCRUM_WORKER_PREFILL_CHUNK_TOKENS is for good.",
+        ),
+    ] = 0,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the curves into an SVG or PNG file; needs matplotlib.")
+    ] = None,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Find the smallest prefill chunk that saturates the device, and use it from now on."""
+    from libs.cli.tune.measure import tune_prefill  # noqa: PLC0415 (what only this command needs)
+    from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import TunePrefillRequest  # noqa: PLC0415
+
+    request = TunePrefillRequest(
+        most_tokens=most_tokens,
+        limit_ms=round(limit * 1000),
+        measure_only=measure_only,
+        tpot_target_us=round(tpot_ms * 1000),
+        kept=kept,
+        set_tokens=set_tokens,
+    )
+    tune_prefill(ready, worker, request, picture=picture, as_json=json)
+
+
+@tune.command(epilog="Example: fulcrum tune decode --tpot 30 --context 2048")
+def decode(
+    worker: Annotated[str | None, typer.Argument(help="Its id; every worker that decodes by default.")] = None,
+    *,
+    tpot_ms: Target = 50.0,
+    context: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Of each sequence.")] = 1024,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Show the largest decode batch that holds a TPOT target, by the step times that each worker has learned.
+
+    Requests with a TPOT target are held to theirs at every step, whatever is asked here.
+    """
+    from libs.cli.tune.measure import tune_decode  # noqa: PLC0415 (what only this command needs)
+    from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import TuneDecodeRequest  # noqa: PLC0415
+
+    request = TuneDecodeRequest(tpot_target_us=round(tpot_ms * 1000), context_tokens=context)
+    tune_decode(ready, worker, request, as_json=json)

@@ -1,0 +1,144 @@
+"""What `fulcrum tune` does: asks workers over gRPC, shows what they found."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from libs.cli.console import make_console
+from libs.cli.find import find_one_suite, get_json
+from libs.cli.tune.curves import draw, figures, reported
+from libs.contracts.errors import FulcrumError, StartupError
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.launch.ready import Ready
+from libs.runtime.net.access import admin_token
+from libs.runtime.net.rpc import make_channel
+from libs.runtime.settings import CommonSettings, load_settings
+from libs.worker.admin.client import WorkerAdmin
+
+AnswerT = TypeVar("AnswerT")
+
+
+def tune_prefill(
+    ready_file: Path | None,
+    worker: str | None,
+    request: pb.TunePrefillRequest,
+    *,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """Tune one worker, or all in role prefill one after the other, and print what each found.
+
+    Raises StartupError: of workers that fail once all have been asked, since the others may have changed.
+    """
+    suite = find_one_suite(ready_file)
+
+    def ask(each: dict[str, Any]) -> dict[str, Any]:
+        answer = _ask(suite, each, lambda admin: admin.tune_prefill(request))
+        return figures(each["id"], answer, applied=not (request.measure_only or request.kept))
+
+    console = make_console()
+    tell = None if as_json else lambda each: console.print(reported(each))
+    found, failed = of_each(_workers(suite, worker, ("prefill",)), ask, tell)
+    if picture is not None and found:
+        try:
+            draw(picture, found)
+        except StartupError as error:
+            failed.append(error.message)
+    _end(failed)
+
+
+def tune_decode(ready_file: Path | None, worker: str | None, request: pb.TuneDecodeRequest, *, as_json: bool) -> None:
+    """Print the largest decode batch of one worker, or of all that decode. Raises StartupError."""
+    suite = find_one_suite(ready_file)
+
+    def ask(each: dict[str, Any]) -> dict[str, Any]:
+        answer = _ask(suite, each, lambda admin: admin.tune_decode(request))
+        return _decode_figures(each["id"], request, answer)
+
+    tell = None if as_json else lambda each: print(_decode_told(each))
+    _, failed = of_each(_workers(suite, worker, ("decode", "mixed")), ask, tell)
+    _end(failed)
+
+
+def of_each(
+    workers: Sequence[dict[str, Any]],
+    ask: Callable[[dict[str, Any]], dict[str, Any]],
+    tell: Callable[[dict[str, Any]], None] | None,
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Figures of those that answer, printed one by one or else as JSON together, and errors of the others."""
+    entries: list[dict[str, Any]] = []
+    for each in workers:
+        try:
+            entries.append(ask(each))
+        except FulcrumError as error:
+            entries.append({"worker": each["id"], "error": error.message})
+        else:
+            if tell is not None:
+                tell(entries[-1])
+    if tell is None:
+        print(json.dumps(entries))
+    failed = [entry["error"] for entry in entries if "error" in entry]
+    return [entry for entry in entries if "error" not in entry], failed
+
+
+def _end(failed: Sequence[str]) -> None:
+    if failed:
+        raise StartupError("; ".join(failed))
+
+
+def _workers(suite: Ready, worker: str | None, roles: Collection[str]) -> list[dict[str, Any]]:
+    """The one that is named, else all of these roles."""
+    workers: list[dict[str, Any]] = get_json(suite.planner, "/v1/workers")
+    chosen = [w for w in workers if (w["id"] == worker if worker else w["role"] in roles)]
+    if not chosen:
+        there = ", ".join(w["id"] for w in workers) or "none"
+        raise StartupError(
+            f"there is no worker {worker!r} here, but: {there}"
+            if worker
+            else f"there is no worker in role {' or '.join(roles)}"
+        )
+    return chosen
+
+
+def _ask(suite: Ready, worker: dict[str, Any], ask: Callable[[WorkerAdmin], Awaitable[AnswerT]]) -> AnswerT:
+    async def call() -> AnswerT:
+        settings = load_settings(CommonSettings)
+        async with make_channel(settings, worker["address"]) as channel:
+            token = admin_token(settings, worker["address"], suite.token)
+            return await ask(WorkerAdmin(channel, worker["id"], token))
+
+    return asyncio.run(call())
+
+
+def _decode_figures(worker: str, request: pb.TuneDecodeRequest, answer: pb.TuneDecodeResponse) -> dict[str, Any]:
+    return {
+        "worker": worker,
+        "tpot_target_ms": request.tpot_target_us / 1000,
+        "context_tokens": request.context_tokens,
+        "decode_batch": answer.batch,
+        "step_ms": round(answer.step_ns / 1e6, 3),
+        "step_ms_with_one_more": round(answer.next_step_ns / 1e6, 3),
+        "max_sequences": answer.max_sequences,
+        "steps_learned": answer.steps,
+        "step_error_p50": round(answer.error_p50, 4),
+    }
+
+
+def _decode_told(found: dict[str, Any]) -> str:
+    if found["decode_batch"]:
+        bound = " (no more run there at once)" if found["decode_batch"] == found["max_sequences"] else ""
+        batch = f"{found['decode_batch']} sequences{bound}, in steps of {found['step_ms']:.1f} ms"
+        more = "" if bound else f"; one more makes them {found['step_ms_with_one_more']:.1f} ms"
+    else:
+        batch, more = "no sequence", f": one alone takes {found['step_ms']:.1f} ms"
+    basis = (
+        f"learned from {found['steps_learned']:,} of its decode steps, foretold {found['step_error_p50']:.1%} off"
+        if found["steps_learned"]
+        else "it has decoded nothing yet: by what is known of its kind"
+    )
+    return (
+        f"{found['worker']}: of {found['context_tokens']:,} tokens each, {batch} hold"
+        f"{'s' if not found['decode_batch'] else ''} a TPOT of {found['tpot_target_ms']:g} ms{more}\n  ({basis})"
+    )

@@ -1,0 +1,126 @@
+"""`fulcrum up`: a whole suite on this machine."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from libs.cli.options import Json
+
+MAX_PER_KIND = 64
+DEFAULT_POOL = 2
+
+
+class Engine(StrEnum):
+    """What workers compute with."""
+
+    TORCH = "torch"
+    SIM = "sim"
+    VLLM = "vllm"
+
+
+def up(
+    *,
+    engine: Annotated[
+        Engine, typer.Option(help="torch and vllm compute; sim takes the time a GPU would and makes up its text.")
+    ] = Engine.TORCH,
+    prefill: Annotated[
+        int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="1", help="Prefill workers.")
+    ] = None,
+    decode: Annotated[
+        int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="1", help="Decode workers.")
+    ] = None,
+    mixed: Annotated[
+        int | None, typer.Option(min=0, max=MAX_PER_KIND, metavar="N", show_default="0", help="Workers that do both.")
+    ] = None,
+    spare: Annotated[
+        int,
+        typer.Option(
+            min=0, max=MAX_PER_KIND, metavar="N", help="Workers that the planner may start beside, on standby."
+        ),
+    ] = 0,
+    workers_per_process: Annotated[
+        int,
+        typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Of --engine sim: so many workers share a process."),
+    ] = 1,
+    gateways: Annotated[int, typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Gateways.")] = 1,
+    gateway_port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, metavar="PORT", help="Of the first gateway, 0 for any; the others pick theirs."),
+    ] = 8000,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="M",
+            help="A Hugging Face folder, or ORG/NAME on the hub; the bundled model by default; any name with --engine"
+            " sim. Several share a pool of workers.",
+        ),
+    ] = None,
+    pool: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MAX_PER_KIND,
+            metavar="N",
+            show_default="2 for several models",
+            help="Workers that models are loaded on when they are asked for.",
+        ),
+    ] = None,
+    sim_profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which device --engine sim imitates, e.g. llama3.1-8b-h200-aic."),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Model and workers for --engine vllm, e.g. gpt-oss-120b-8xh100."),
+    ] = None,
+    kafka: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FULCRUM_KAFKA", metavar="HOST:PORT", help="A running Kafka; an embedded broker by default."
+        ),
+    ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(envvar="FULCRUM_REDIS", metavar="URL", help="A running Redis; an embedded one by default."),
+    ] = None,
+    no_question: Annotated[bool, typer.Option("--no-question", metavar="", help="Ask no first question.")] = False,
+    no_restart: Annotated[
+        bool, typer.Option("--no-restart", metavar="", help="Stop when a process dies, instead of starting it again.")
+    ] = False,
+    json_ready: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the ready file here: addresses, pid, token.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Start gateways, workers, planner and metrics, and serve until Ctrl-C."""
+    from libs.cli.up.serve import serve  # noqa: PLC0415 (what only this command needs)
+    from libs.launch.options import SuiteOptions  # noqa: PLC0415
+
+    if profile is not None and (prefill, decode, mixed) != (None, None, None):
+        raise typer.BadParameter("--prefill, --decode and --mixed are for suites without --profile")
+    models = tuple(model or ())
+    if pool is None and len(models) > 1:
+        pool = DEFAULT_POOL
+    if pool and ((prefill, decode, mixed) != (None, None, None) or profile is not None):
+        raise typer.BadParameter("models that share a pool have no --prefill, --decode, --mixed or --profile")
+    options = SuiteOptions(
+        engine=engine.value,
+        prefill=1 if prefill is None else prefill,
+        decode=1 if decode is None else decode,
+        mixed=mixed or 0,
+        spare=spare,
+        pool=pool or 0,
+        models=models if pool else (),
+        workers_per_process=workers_per_process,
+        gateways=gateways,
+        gateway_port=gateway_port,
+        sim_profile=sim_profile,
+        profile=profile,
+        kafka=kafka,
+        redis=redis,
+        restart=not no_restart,
+        json_ready=json_ready.absolute() if json_ready else None,
+    )
+    raise typer.Exit(serve(options, models[0] if models else None, question=not no_question, as_json=json))

@@ -1,0 +1,145 @@
+"""What `fulcrum up` does once it runs: signals, the first question, the screen."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from libs.cli.chat.ask import Answer, ask
+from libs.cli.up.progress import Display, make_display
+from libs.contracts.errors import StartupError
+from libs.launch.options import SuiteOptions
+from libs.launch.profile import load_profile
+from libs.launch.ready import DEFAULT_GATEWAY_PORT, Ready, default_ready_file, logs_folder
+from libs.launch.settings import LaunchSettings
+from libs.launch.up import Up
+from libs.runtime.log import configure_logging
+from libs.runtime.settings import load_settings
+
+FIRST_QUESTION = "What is the capital of France?"
+FIRST_ANSWER_TOKENS = 48
+EXIT_OK = 0
+EXIT_STOPPED_EARLY = 130
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def serve(options: SuiteOptions, model: str | None, *, question: bool, as_json: bool) -> int:
+    """Until a signal; the exit code. Raises StartupError in one line when the suite cannot start, or ends by itself."""
+    settings = load_settings(LaunchSettings)
+    configure_logging("up", level="warning", log_format="console")
+    if options.profile is not None and model is None:
+        model = load_profile(options.profile).model
+    display = make_display()
+    run = _Run(Up(options, model, settings, display), display, options, question=question, as_json=as_json)
+    try:
+        return asyncio.run(run.main())
+    finally:
+        display.finish()
+
+
+class _Run:
+    """One `fulcrum up` as the terminal sees it."""
+
+    def __init__(self, up: Up, display: Display, options: SuiteOptions, *, question: bool, as_json: bool) -> None:
+        self._up = up
+        self._display = display
+        self._options = options
+        self._question = question
+        self._as_json = as_json
+        self._served = False
+        self._stopping = False
+        # With --json, stdout is for the one value.
+        self._out = Console(file=sys.stderr if as_json else sys.stdout, highlight=False, soft_wrap=True)
+
+    async def main(self) -> int:
+        """Until a signal or a StartupError."""
+        loop = asyncio.get_running_loop()
+        work = loop.create_task(self._up.run(self._on_ready), name="up")
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._stop, work)
+        try:
+            await work
+        except asyncio.CancelledError:
+            self._display.note("stopped")
+            return EXIT_OK if self._served else EXIT_STOPPED_EARLY
+        return EXIT_OK
+
+    def _stop(self, work: "asyncio.Task[Any]") -> None:
+        """The first signal drains, the second does not wait."""
+        if self._stopping:
+            self._up.kill()
+            return
+        self._stopping = True
+        self._display.finish()
+        self._display.note("stopping: requests may finish, a second signal ends them")
+        work.cancel()
+
+    async def _on_ready(self, ready: Ready) -> None:
+        self._served = True
+        self._display.finish()
+        self._show(ready)
+        if self._as_json:
+            print(msgspec.json.encode(ready).decode(), flush=True)
+        if self._question:
+            await self._ask(ready)
+        self._out.print("\nCtrl-C stops it. In another terminal:", style="dim")
+        if ready.gateway_port != DEFAULT_GATEWAY_PORT:
+            self._out.print(f"  export FULCRUM_READY={self._ready_file(ready)}", markup=False)
+        for command in ('chat "Why is the sky blue?"', "workers", "top", "planner decisions --follow"):
+            self._out.print(f"  {_program()} {command}", markup=False)
+
+    def _show(self, ready: Ready) -> None:
+        rows = [
+            ("gateway" if number == 1 else f"gateway {number}", gateway, "OpenAI's API at /v1, described at /docs")
+            for number, gateway in enumerate(ready.gateways, start=1)
+        ]
+        rows.append(("planner", ready.planner, "moves workers to where work presses; /v1/workers, /v1/decisions"))
+        rows.append(("metrics", ready.metrics, "the cluster live, in a browser; /v1/occupancy, /metrics"))
+        self._out.print(f"\n[bold]Fulcrum serves {self._served_models(ready)}[/] ({ready.engine})")
+        for name, url, what in rows:
+            self._out.print(f"  {name:<11}{url}  [dim]{what}[/]")
+        self._out.print(f"  {'logs':<11}{logs_folder(ready.gateway_port)}", markup=False)
+
+    def _served_models(self, ready: Ready) -> str:
+        pool = self._options.pool
+        if not pool:
+            return ready.model
+        names = self._options.models or (ready.model,)
+        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        return f"{shown} on {pool} worker{'s' if pool > 1 else ''}"
+
+    async def _ask(self, ready: Ready) -> None:
+        """A question that fails is reported; the suite is there all the same, to be looked at."""
+        self._out.print(f"\n[bold]{FIRST_QUESTION}[/]")
+        body = {
+            "model": ready.model,
+            "messages": [{"role": "user", "content": FIRST_QUESTION}],
+            "max_tokens": FIRST_ANSWER_TOKENS,
+            "temperature": 0,
+        }
+        answer = Answer()
+        try:
+            async for piece in ask(ready.gateway, body, answer):
+                self._out.print(piece, end="", markup=False)
+        except StartupError as error:
+            self._display.note(f"the first question failed: {error.message}")
+            return
+        self._out.print()
+        self._out.print(answer.served_by(), style="dim", markup=False)
+
+    def _ready_file(self, ready: Ready) -> str:
+        return str(self._options.json_ready or default_ready_file(ready.gateway_port))
+
+
+def _program() -> str:
+    """What to type here for this very command line."""
+    called = Path(sys.argv[0])
+    if called.name != "fulcrum" or shutil.which("fulcrum") == str(called):
+        return "fulcrum"
+    return os.path.relpath(called) if called.is_relative_to(Path.cwd()) else str(called)

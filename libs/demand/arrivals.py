@@ -1,0 +1,107 @@
+"""Arrivals at one gateway, counted as they come and as their answers grow. No clock, no I/O."""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence, Sized
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from libs.demand.counts import Counts, DemandKey, RowBook
+
+MAX_REFUSED: Final = 4096
+"""Refused arrivals that are remembered, to know their retries; the oldest is forgotten."""
+REMEMBER_NS: Final = 300_000_000_000
+"""A client that comes again later has a new wish."""
+
+
+class Answer(Hashable, Protocol):
+    """An admitted choice, as far as it is counted."""
+
+    @property
+    def output(self) -> Sized:
+        """Its tokens so far."""
+        ...
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of its prompt; 0 until that is known."""
+        ...
+
+
+@dataclass(slots=True)
+class _Open:
+    row: DemandKey
+    output_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    at_ns: int
+    known: bool
+    """Whether it had been admitted, and so its prompt was counted."""
+
+
+class ArrivalCounter:
+    """Counts each arrival once. A retry is known by its mark: what a client repeats, say tenant and body."""
+
+    def __init__(self) -> None:
+        self._book = RowBook()
+        self._open: dict[Answer, _Open] = {}
+        self._refused: OrderedDict[bytes, _Refused] = OrderedDict()
+        self.retries = 0
+        """Arrivals that were known as retries of a refused one."""
+
+    @property
+    def open(self) -> int:
+        """Answers that have not ended."""
+        return len(self._open)
+
+    def holds(self, answer: Answer) -> bool:
+        """Whether it was admitted, and has not ended."""
+        return answer in self._open
+
+    def admitted(self, key: DemandKey, answers: Sequence[Answer], prompt_tokens: int, mark: bytes, now_ns: int) -> None:
+        """The choices of an arrival wait for workers now; prompt_tokens: of all of them."""
+        back = self._refused.pop(mark, None)
+        if back is not None and now_ns - back.at_ns > REMEMBER_NS:
+            back = None
+        self.retries += back is not None
+        known = 0 if back is not None and back.known else len(answers)
+        more = Counts(len(answers) if back is None else 0, known, prompt_tokens if known else 0)
+        row = self._book.add(key, more)
+        for answer in answers:
+            self._open[answer] = _Open(row)
+
+    def refused(self, key: DemandKey, choices: int, mark: bytes, now_ns: int, *, known: bool = False) -> None:
+        """There was no room for it. Without a mark each counts; `known`: it had been admitted, and counts already."""
+        before = self._refused.pop(mark, None) if mark else None
+        if before is not None and now_ns - before.at_ns <= REMEMBER_NS:
+            self.retries += 1
+            known = known or before.known
+        elif not known:
+            self._book.add(key, Counts(requests=choices, refused=choices))
+        if mark:
+            self._refused[mark] = _Refused(now_ns, known)
+            if len(self._refused) > MAX_REFUSED:
+                self._refused.popitem(last=False)
+
+    def ended(self, answer: Answer, *, well: bool) -> None:
+        """No more of it comes; `well`: by itself, so that its length is its whole length."""
+        held = self._open.pop(answer, None)
+        if held is not None:
+            self._grow(answer, held, ended=int(well))
+
+    def rows(self) -> dict[DemandKey, Counts]:
+        """Totals as of now, with what unfinished answers have so far."""
+        for answer, held in self._open.items():
+            self._grow(answer, held)
+        return self._book.rows()
+
+    def _grow(self, answer: Answer, held: _Open, *, ended: int = 0) -> None:
+        outputs, cached = len(answer.output), max(answer.cached_tokens, held.cached_tokens)
+        more = Counts(
+            output_tokens=outputs - held.output_tokens, cached_tokens=cached - held.cached_tokens, ended=ended
+        )
+        if any(more):
+            self._book.add(held.row, more)
+        held.output_tokens, held.cached_tokens = outputs, cached

@@ -1,0 +1,163 @@
+"""Kept bins as what forecasts are fitted on: rates, lengths, bursts. Pure."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.demand.counts import Counts, DemandKey
+from libs.policy.forecast.history import DemandHistory, Floats, history_from_rates
+
+Ints = NDArray[np.int64]
+FIELDS: Final = len(Counts._fields)
+REQUESTS, KNOWN, PROMPT, CACHED, OUTPUT, ENDED, REFUSED = range(FIELDS)
+LENGTH_BINS: Final = (1, 3, 12, 36, 144)
+"""Bins over which the mean output is looked for: the fewest in which `LEAST_ENDED` answers ended, else all."""
+LEAST_ENDED: Final = 30
+LEAST_HEARD: Final = 0.5
+"""Of a bin's time, for what came in it to stand for the whole."""
+SECOND_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class DemandBins:
+    """Consecutive bins, side by side."""
+
+    bin_ns: int
+    first: int
+    """Number of the first: its start over `bin_ns`."""
+    heard: NDArray[np.bool_]
+    """[n] Whether it is known what arrived in a bin."""
+    rows: Mapping[DemandKey, Ints]
+    """[n, fields] Counts."""
+
+    def __len__(self) -> int:
+        return len(self.heard)
+
+    def sums(self, wanted: Callable[[DemandKey], bool] = lambda key: True) -> Ints:
+        """[n, fields] Over the rows that are wanted."""
+        total = np.zeros((len(self), FIELDS), np.int64)
+        for key, row in self.rows.items():
+            if wanted(key):
+                total += row
+        return total
+
+    def coarser(self, times: int) -> "DemandBins":
+        """In longer bins, those alone that are whole; aligned, so that a later call gives the same.
+
+        A coarse bin is heard where `LEAST_HEARD` of it is, and then counts are scaled from that part to the whole.
+        """
+        start = -(-self.first // times)
+        skip = start * times - self.first
+        count = max((len(self) - skip) // times, 0)
+        heard = self.heard[skip : skip + count * times].reshape(count, times)
+        share = heard.mean(axis=1) if count else np.zeros(0)
+        known = share >= LEAST_HEARD
+        factor = np.where(known, 1 / np.maximum(share, 1e-9), 1.0)
+        rows = {}
+        for key, row in self.rows.items():
+            part = row[skip : skip + count * times].reshape(count, times, FIELDS)
+            seen = np.where((known[:, None] & ~heard)[:, :, None], 0, part).sum(axis=1)
+            rows[key] = np.rint(seen * factor[:, None]).astype(np.int64)
+        return DemandBins(self.bin_ns * times, start, known, rows)
+
+    def last(self, bins: int) -> "DemandBins":
+        """The newest of them."""
+        at = max(len(self) - bins, 0)
+        return DemandBins(self.bin_ns, self.first + at, self.heard[at:], {k: row[at:] for k, row in self.rows.items()})
+
+
+def demand_history(
+    counts: Ints, heard: NDArray[np.bool_], *, start_s: float, step_s: float, seconds: float
+) -> DemandHistory:
+    """Rates of bins; counts: [n, fields].
+
+    start_s, step_s: as forecasts are to see time; seconds: of a bin, by which rates are taken. Output tokens are those
+    of the requests that arrived, by the mean length of answers of late: tokens made over answers that ended, so that
+    long answers that still run do not count as short.
+    """
+    n = len(counts)
+    if not n:
+        nothing = np.empty(0)
+        return DemandHistory(step_s, start_s, nothing, nothing, nothing, ("no demand was heard of",))
+    rates = counts / seconds
+    rates[~heard] = np.nan
+    decode = rates[:, KNOWN] * mean_outputs(counts)
+    times = start_s + step_s * np.arange(n)
+    found = {"requests": rates[:, REQUESTS], "known_requests": rates[:, KNOWN], "prefill": rates[:, PROMPT]}
+    return history_from_rates(times, {**found, "decode": decode}, step_s)
+
+
+def mean_outputs(counts: Ints) -> Floats:
+    """[n] Output tokens of an answer, from each bin and those before it: as if lengths were exponential, the mean is
+    tokens made over answers that ended, those that still run included (censored data; Epstein and Sobel 1953)."""
+    sums = np.concatenate([np.zeros((1, FIELDS), np.int64), np.cumsum(counts, axis=0)])
+    ends = np.arange(1, len(counts) + 1)
+    found = np.full(len(counts), np.nan)
+    for width in LENGTH_BINS:
+        span = sums[ends] - sums[np.maximum(ends - width, 0)]
+        take = np.isnan(found) & (span[:, ENDED] >= LEAST_ENDED)
+        found[take] = span[take, OUTPUT] / span[take, ENDED]
+    whole = sums[ends]
+    few = np.isnan(found) & (whole[:, ENDED] > 0)
+    found[few] = whole[few, OUTPUT] / whole[few, ENDED]
+    none = np.isnan(found)  # nothing has ended yet: what has come so far is the least that it can be
+    found[none] = whole[none, OUTPUT] / np.maximum(whole[none, KNOWN], 1)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What requests are like."""
+
+    prompt_tokens: float
+    """Mean of a request."""
+    output_tokens: float
+    cached_share: float
+    """Of prompt tokens, those found cached."""
+    dispersion: float
+    """Index of dispersion of arrivals by the bin: 1 is Poisson."""
+
+
+def mix_of(counts: Ints, heard: NDArray[np.bool_]) -> Mix | None:
+    """Of all these bins together; None without any request. Bursts are judged by neighbouring bins, so that slow
+    waves are none (the Allan factor)."""
+    known = counts[heard]
+    total = known.sum(axis=0)
+    if not total[KNOWN]:
+        return None
+    outputs = total[OUTPUT] / max(total[ENDED], 1)
+    cached = min(total[CACHED] / max(total[PROMPT], 1), 1.0)
+    return Mix(float(total[PROMPT] / total[KNOWN]), float(outputs), float(cached), dispersion_of(counts, heard))
+
+
+def dispersion_of(counts: Ints, heard: NDArray[np.bool_]) -> float:
+    """Allan factor of arrivals: half the mean squared difference of neighbouring bins over their mean; 1 where there
+    are fewer than ten."""
+    arrivals = counts[:, REQUESTS].astype(np.float64)
+    pairs = heard[1:] & heard[:-1] if len(heard) > 1 else np.zeros(0, np.bool_)
+    if pairs.sum() < 10:
+        return 1.0
+    off = np.diff(arrivals)[pairs]
+    mean = ((arrivals[1:] + arrivals[:-1]) / 2)[pairs].mean()
+    return float((off * off).mean() / 2 / mean) if mean > 0 else 1.0
+
+
+def hour_peaks(counts: Ints, heard: NDArray[np.bool_], per_hour: int, per_peak: int) -> Floats:
+    """[hours] How much higher the busiest stretch of `per_peak` bins is than its hour, of every hour that is heard."""
+    hours = len(counts) // per_hour
+    if not hours or per_hour < 2 * per_peak:
+        return np.ones(1)
+    kept = hours * per_hour
+    tokens = (counts[-kept:, PROMPT] + counts[-kept:, OUTPUT]).astype(np.float64).reshape(hours, per_hour)
+    known = heard[-kept:].reshape(hours, per_hour).all(axis=1) & (tokens.sum(axis=1) > 0)
+    parts = tokens[:, : per_hour // per_peak * per_peak].reshape(hours, -1, per_peak).mean(axis=2)
+    found = parts[known].max(axis=1) / tokens[known].mean(axis=1)
+    return found if len(found) else np.ones(1)
+
+
+def models_of(keys: Iterable[DemandKey]) -> list[str]:
+    """In order."""
+    return sorted({key.model for key in keys})

@@ -1,0 +1,88 @@
+"""What is to come of one model: forecasts of all series from its history, stretch by stretch. Pure."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from libs.policy.capacity.paths import hang_together, phases_together
+from libs.policy.forecast.bands import LEVELS
+from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesName
+from libs.policy.forecast.model import DemandForecaster
+from libs.policy.forecast.targets import DAY_S
+
+MOST_STRETCHES: Final = 168
+"""Of a forecast: a week by the hour."""
+CLOSE: Final = 6
+"""Stretches that are each predicted by themselves; those further on every few, the others on lines between."""
+FAR: Final = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """From the end of a history on."""
+
+    start_s: float
+    """Begin of the first stretch, in the history's time."""
+    step_s: float
+    quantiles: dict[SeriesName, Floats]
+    """[stretches, levels] Per second, at `LEVELS`."""
+    notes: tuple[str, ...]
+    hang: float
+    """Correlation of neighbouring stretches."""
+    together: float
+    """Correlation of prefill and decode."""
+
+    def __len__(self) -> int:
+        return len(self.quantiles["requests"])
+
+
+def make_outlook(history: DemandHistory, horizon_s: float) -> Outlook:
+    """In stretches of the history's bins, or of several where there would be over `MOST_STRETCHES`.
+
+    Raises ValueError for a horizon that is shorter than a bin.
+    """
+    times = max(-(-round(horizon_s / history.step_s) // MOST_STRETCHES), 1)
+    seen = coarser_history(history, times)
+    count = int(horizon_s / seen.step_s + 1e-9)
+    if count < 1:
+        raise ValueError(f"a horizon of {horizon_s:g} s is shorter than a bin of {seen.step_s:g} s")
+    horizons = looked_at(count)
+    model = DemandForecaster().fit(seen, horizons)
+    found = model.forecast(seen)
+    quantiles = {name: fill(horizons, found[name].quantiles, count) for name in SERIES}
+    day = max(round(DAY_S / seen.step_s), 1)
+    notes = dict.fromkeys((*history.notes, *(note for name in SERIES for note in found[name].notes)))
+    hang = hang_together(seen.prefill + seen.decode, day)
+    together = phases_together(seen.prefill, seen.decode, day)
+    return Outlook(seen.start_s + len(seen) * seen.step_s, seen.step_s, quantiles, tuple(notes), hang, together)
+
+
+def looked_at(count: int) -> tuple[int, ...]:
+    """Of horizons 1 to `count`, those that are predicted by themselves; the last is among them."""
+    apart = max(count // FAR, 1)
+    return tuple(sorted({*range(1, min(CLOSE, count) + 1), *range(count, CLOSE, -apart)}))
+
+
+def fill(horizons: tuple[int, ...], quantiles: Floats, count: int) -> Floats:
+    """[count, levels] All horizons, those between on lines."""
+    wanted = np.arange(1, count + 1)
+    return np.stack([np.interp(wanted, horizons, quantiles[:, level]) for level in range(len(LEVELS))], axis=1)
+
+
+def coarser_history(history: DemandHistory, times: int) -> DemandHistory:
+    """Longer bins that end where the history does; means of what is known of each."""
+    if times == 1:
+        return history
+    skip = len(history) % times
+
+    def means(values: Floats) -> Floats:
+        parts = values[skip:].reshape(-1, times)
+        known = np.isfinite(parts)
+        count = known.sum(axis=1)
+        found = np.where(known, parts, 0.0).sum(axis=1) / np.maximum(count, 1)
+        return np.asarray(np.where(2 * count >= times, found, np.nan))
+
+    start_s = history.start_s + skip * history.step_s
+    series = (means(history.requests), means(history.prefill), means(history.decode))
+    return DemandHistory(history.step_s * times, start_s, *series, notes=history.notes)

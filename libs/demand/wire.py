@@ -1,0 +1,33 @@
+"""Demand in protobuf and back. Pure."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandCount, DemandTotals
+from libs.demand.counts import MAX_ROWS, OTHER, Counts, DemandKey
+from libs.demand.fold import GatewayKey, Mark
+
+MAX_COUNT: Final = 1 << 60
+"""Of a gateway: more is nonsense, and is cut."""
+MAX_NAME_CHARS: Final = 200
+
+
+def totals_message(
+    gateway: GatewayKey, at_ns: int, rows: Mapping[DemandKey, Counts], *, last: bool = False
+) -> DemandTotals:
+    """What a gateway says."""
+    counts = [
+        DemandCount(model=key.model, service_class=key.service_class, tenant=key.tenant, **row._asdict())
+        for key, row in rows.items()
+    ]
+    return DemandTotals(gateway_id=gateway[0], incarnation=gateway[1], told_unix_ns=at_ns, counts=counts, last=last)
+
+
+def mark_of(message: DemandTotals) -> tuple[GatewayKey, Mark]:
+    """The inverse; rows that are there twice are one."""
+    rows: dict[DemandKey, Counts] = {}
+    for each in message.counts[: MAX_ROWS * 2]:
+        names = (each.model, each.service_class, each.tenant)
+        key = DemandKey(*(name[:MAX_NAME_CHARS] or OTHER for name in names))
+        rows[key] = Counts(*(min(getattr(each, name), MAX_COUNT) for name in Counts._fields))
+    return (message.gateway_id, message.incarnation), Mark(message.told_unix_ns, rows)

@@ -1,0 +1,53 @@
+"""What has come for each model so far, and how much of what is there are lines of batch jobs."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Final
+
+from libs.dispatch.generation import Generation
+from libs.dispatch.ports import Links
+from libs.dispatch.waiting import WaitingQueue
+from libs.policy.gateway.queues import Queue, model_queues
+
+MAX_MODELS: Final = 64
+"""Later ones are not counted."""
+
+
+class Arrivals:
+    """Counts choices from when they come until they end."""
+
+    def __init__(self) -> None:
+        self._tokens: Counter[str] = Counter()
+        self._lines: Counter[str] = Counter()
+        """Of batch jobs that have not ended, by model."""
+
+    def came(self, generation: Generation) -> None:
+        """A new one; not one that lost its worker."""
+        if generation.batch:
+            self._lines[generation.model] += 1
+        elif generation.model in self._tokens or len(self._tokens) < MAX_MODELS:
+            self._tokens[generation.model] += generation.prompt_tokens
+
+    def ended(self, generation: Generation) -> None:
+        """One that came."""
+        if generation.batch:
+            self._lines[generation.model] -= 1
+            if not self._lines[generation.model]:
+                del self._lines[generation.model]
+
+    def queues(self, waiting: WaitingQueue, links: Links) -> list[Queue]:
+        """What waits, by model and phase, and what came, of models for which nothing waits too."""
+        found = {each.model: each for each in (model_queues(waiting, links.views()) if len(waiting) else ())}
+        models = [*found, *((self._tokens.keys() | self._lines.keys()) - found.keys())]
+        return [self._told(found.get(model) or Queue(model), waiting) for model in models]
+
+    def _told(self, queue: Queue, waiting: WaitingQueue) -> Queue:
+        lines, tokens = waiting.batch_of(queue.model)
+        return replace(
+            queue,
+            hopeful_tokens=waiting.hopeful_of(queue.model),
+            arrived_tokens=self._tokens[queue.model],
+            batch_requests=lines,
+            batch_tokens=tokens,
+            batch_bound=max(self._lines[queue.model] - lines, 0),
+        )

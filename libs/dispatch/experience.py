@@ -1,0 +1,39 @@
+"""What came of predicted TTFT: fed with each first token, asked as requests are bound."""
+
+from collections import OrderedDict
+from typing import Final
+
+from libs.dispatch.generation import Generation, RequestTimes
+from libs.policy.estimates.ratios import LEVELS, Ratios
+
+MOST_MODELS: Final = 256
+"""Of which something is remembered; the one that answered longest ago is forgotten first."""
+
+
+class Experience:
+    """Of one gateway, by model: actual over predicted time from binding to the first token."""
+
+    def __init__(self) -> None:
+        self._models: OrderedDict[str, Ratios] = OrderedDict()
+
+    def first_token(self, generation: Generation) -> None:
+        """Its first token has come, from the workers that it was first bound to."""
+        timeline = generation.timeline
+        took_ns = timeline.first_token_ns - timeline.bound_ns
+        found = self._models.get(generation.model)
+        if found is None:
+            found = self._models[generation.model] = Ratios()
+            if len(self._models) > MOST_MODELS:
+                self._models.popitem(last=False)
+        self._models.move_to_end(generation.model)
+        found.add(timeline.predicted_first_ns - timeline.bound_ns, took_ns)
+
+    def bound(self, model: str, timeline: RequestTimes) -> None:
+        """A request has just been bound: by when its first token comes, with which chance."""
+        found = self._models.get(model)
+        if found is None or timeline.likely_first_ns:
+            return
+        predicted_ns = timeline.predicted_first_ns - timeline.bound_ns
+        ratios = [found.quantile(level) for level in LEVELS]
+        if None not in ratios:
+            timeline.likely_first_ns = tuple(timeline.bound_ns + round(predicted_ns * (each or 0.0)) for each in ratios)

@@ -1,0 +1,41 @@
+"""vLLM's KV events, taken where vLLM would send them to subscribers. Imports vLLM: for the EngineCore process."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from libs.engine.vllm.scheduling.block_hashes import Rehash
+
+
+class Rehasher:
+    """vLLM's publisher of KV events. It follows one group of layers: each group stores and evicts blocks of its own."""
+
+    def __init__(self, rehash: Rehash, group: int) -> None:
+        self._rehash = rehash
+        self._group = group
+
+    def publish(self, batch: Any) -> None:
+        """Of one step."""
+        for event in batch.events:
+            if isinstance(event, AllBlocksCleared):
+                self._rehash.cleared()
+            elif event.group_idx != self._group:
+                continue
+            elif isinstance(event, BlockStored):
+                salt = str((event.extra_keys or [None])[0] and event.extra_keys[0][-1])
+                self._rehash.stored(event.block_hashes, event.parent_block_hash, salt, event.token_ids)
+            elif isinstance(event, BlockRemoved):
+                self._rehash.removed(event.block_hashes)
+
+    def get_publisher_config(self) -> None:
+        """Nobody can subscribe."""
+
+    def shutdown(self) -> None:
+        """Nothing is open."""
+
+
+def whole_context_group(groups: Sequence[Any]) -> int:
+    """The group whose layers attend to all tokens: blocks of sliding windows go while others can still be reused."""
+    return next((index for index, group in enumerate(groups) if isinstance(group.kv_cache_spec, FullAttentionSpec)), 0)

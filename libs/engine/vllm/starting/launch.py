@@ -1,0 +1,264 @@
+"""From our configuration to a running EngineCore. Imports vLLM: only ever on the thread that starts it."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import vllm
+from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
+from vllm.v1.executor import Executor
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+from libs.contracts.errors import StartupError
+from libs.engine.config import EngineConfig
+from libs.engine.cpu import cpu_name
+from libs.engine.parallel import SETTING, parallel_of
+from libs.engine.port import Capabilities, EngineIdentity
+from libs.engine.vllm.connectors import Connector, Handing, connector_of
+from libs.engine.vllm.scheduling.running_step import Board
+from libs.engine.vllm.scheduling.scheduler import CHUNK_SETTING, SUPPORTED, AsyncStepScheduler, StepScheduler
+from libs.engine.vllm.starting import environment
+from libs.engine.vllm.starting.arguments import check_arguments
+from libs.engine.vllm.starting.peak_figures import compute_of, kv_item_bytes
+from libs.engine.vllm.starting.start_files import check_plugins, starting
+from libs.engine.vllm.starting.started import Ready
+from libs.model.info import load_model_info
+from libs.perfmodel.utilisation import Compute
+from libs.runtime.net.ports import held_port
+
+CPU_BLOCK_TOKENS = 32
+"""vLLM's attention on CPUs takes blocks of a multiple of this."""
+MIN_STEP_TOKENS, MIN_STEP_TOKENS_GPU = 2048, 8192
+"""What a step can compute at least, however small the chunk is that it is held to: as far as prefill is measured."""
+LOOPBACK = "localhost"
+SOMEBODY = "192.0.2.1"
+"""An address of nobody's (RFC 5737)."""
+
+
+def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClient, Ready]:
+    """Start EngineCore and wait until it serves. Raises StartupError, or what vLLM raises."""
+    with _prepared(config, identity) as (vllm_config, connector, bootstrap):
+        compute = compute_of(config, vllm_config)
+        client, board, handshake = _client(vllm_config)
+    layout = kv_layout(vllm_config, connector, handshake)
+    capabilities = _capabilities(config, vllm_config, layout, compute, kv_once=connector.holds)
+    handing = Handing(connector, vllm_config.kv_transfer_config.engine_id, bootstrap)
+    return client, Ready(capabilities, _device(), handing, board)
+
+
+def follow(config: EngineConfig, identity: EngineIdentity) -> None:
+    """Start this node's share of an engine and return once it has ended. Raises StartupError, or what vLLM raises."""
+    with _prepared(config, identity) as (vllm_config, _, _), starting() as files:
+        executor = MultiprocExecutor(vllm_config, monitor_workers=False)
+        try:
+            files.check(worker.proc.pid for worker in executor.workers)
+        except StartupError:
+            executor.shutdown()
+            raise
+    executor.start_worker_monitor(inline=True)
+
+
+@contextlib.contextmanager
+def _prepared(config: EngineConfig, identity: EngineIdentity) -> Iterator[tuple[VllmConfig, Connector, str]]:
+    """Checks what is asked for, sets vLLM's environment; its configuration, and where its connector is asked.
+
+    The connector's ports are held while the context is open: its processes listen there once they have loaded.
+    """
+    if not vllm.__version__.startswith(SUPPORTED):
+        raise StartupError(
+            f"vllm {vllm.__version__} is installed, this engine is written for {SUPPORTED}x: install that"
+        )
+    check_plugins(os.environ)
+    connector = connector_of(config)
+    _check_device(config)
+    host = _reachable(identity)
+    for name, value in environment.defaults(config, on_cpu=current_platform.is_cpu()).items():
+        os.environ.setdefault(name, value)
+    assert config.model_path is not None
+    revision = load_model_info(config.model_path).revision
+    with held_port(host) as nixl_port, held_port(host) as mooncake_port:
+        os.environ.update(
+            environment.own(
+                host=host, nixl_port=nixl_port, mooncake_port=mooncake_port, revision=revision, worker_pid=os.getpid()
+            )
+        )
+        yield configured(config, connector), connector, f"http://{host}:{mooncake_port}"
+
+
+def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, Board, str]:
+    """Connected to an EngineCore that serves; the board that it writes on; and its handshake."""
+    with starting() as files:
+        client = EngineCoreClient.make_async_mp_client(
+            vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False
+        )
+        assert isinstance(client, AsyncMPClient)
+        try:
+            files.check(process.pid for process in client.resources.engine_manager.processes)
+        except StartupError:
+            client.shutdown(timeout=0)
+            raise
+        return client, Board(files.board), files.handshake()
+
+
+def _reachable(identity: EngineIdentity) -> str:
+    """Where other engines ask this one how to reach its memory: an address of the worker's, as a number."""
+    name = identity.address.rpartition(":")[0].strip("[]") or LOOPBACK
+    try:
+        host = socket.gethostbyname(name)
+    except OSError:
+        raise StartupError(
+            f"this worker's address {name!r} has no number: set FULCRUM_WORKER_ADVERTISE to one that others reach"
+        ) from None
+    if host.startswith("127.") and name != LOOPBACK and not name.startswith("127."):
+        host = _outward() or host  # Debian gives a machine's own name an address that no other machine reaches
+    return host
+
+
+def _outward() -> str:
+    """The address from which this machine would speak to others; empty without a network. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((SOMEBODY, 9))
+        except OSError:
+            return ""
+        host: str = probe.getsockname()[0]
+    return host
+
+
+def _check_device(config: EngineConfig) -> None:
+    """Raises StartupError for arguments that no worker can have, and where vLLM sees less than they ask for: it would
+    say so in many lines, or not at all."""
+    wants_gpu = config.device.startswith("cuda")
+    if current_platform.is_unspecified() or (wants_gpu and not current_platform.is_cuda_alike()):
+        raise StartupError(
+            f"vLLM {vllm.__version__} finds no GPU here: look whether nvidia-smi lists one in this container, and"
+            " whether this is vLLM's build for GPUs; FULCRUM_WORKER_DEVICE=cpu with the build for CPUs needs none"
+        )
+    try:
+        check_arguments(config.vllm_arguments)
+        wanted = parallel_of(config.vllm_arguments).gpus_here
+    except ValueError as error:
+        raise StartupError(str(error)) from None
+    if current_platform.is_cuda_alike() and wanted > current_platform.device_count():
+        raise StartupError(
+            f"an engine of {wanted} GPUs is asked for, vLLM sees {current_platform.device_count()} GPUs: see"
+            f" CUDA_VISIBLE_DEVICES and {SETTING}"
+        )
+
+
+def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
+    """vLLM's own configuration, built and checked by vLLM, nothing loaded. Raises StartupError, or what vLLM raises."""
+    on_cpu = current_platform.is_cpu()
+    if on_cpu and config.block_size_tokens % CPU_BLOCK_TOKENS:
+        raise StartupError(
+            f"vLLM on a CPU needs a KV block of a multiple of {CPU_BLOCK_TOKENS} tokens, not"
+            f" {config.block_size_tokens}: set FULCRUM_WORKER_BLOCK_SIZE_TOKENS"
+        )
+    step_tokens = MIN_STEP_TOKENS if on_cpu else MIN_STEP_TOKENS_GPU
+    arguments: dict[str, Any] = {
+        "model": str(config.model_path),
+        "served_model_name": config.model_name,
+        "dtype": _dtype(config, on_cpu=on_cpu),
+        "block_size": config.block_size_tokens,
+        "max_num_seqs": config.max_sequences,
+        "max_num_batched_tokens": max(step_tokens, config.prefill_chunk_tokens) + config.max_sequences,
+        "skip_tokenizer_init": True,
+        "enforce_eager": on_cpu,
+        "enable_prefix_caching": True,
+        "scheduling_policy": "priority",
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "kv_events_config": KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+        "kv_transfer_config": KVTransferConfig(
+            kv_connector=connector.name,
+            kv_role="kv_both",
+            kv_buffer_device="cpu" if on_cpu else "cuda",
+            kv_load_failure_policy="fail",
+            kv_connector_extra_config=dict(connector.config),
+        ),
+        "additional_config": {CHUNK_SETTING: config.prefill_chunk_tokens},
+    }
+    if on_cpu:
+        arguments["kv_cache_memory_bytes"] = config.kv_memory_mb * 1024 * 1024
+        arguments["worker_cls"] = "libs.engine.vllm.starting.cpu_worker.MendedWorker"
+    vllm_config = AsyncEngineArgs(**(arguments | dict(config.vllm_arguments))).create_engine_config()
+    scheduler = vllm_config.scheduler_config
+    scheduler.scheduler_cls = AsyncStepScheduler if scheduler.async_scheduling else StepScheduler
+    return vllm_config
+
+
+def _dtype(config: EngineConfig, *, on_cpu: bool) -> str:
+    if config.dtype != "auto":
+        return config.dtype
+    return "float32" if on_cpu else "auto"
+
+
+def _capabilities(
+    config: EngineConfig, vllm_config: VllmConfig, layout: str, compute: Compute | None, *, kv_once: bool
+) -> Capabilities:
+    model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
+    assert config.model_path is not None
+    info = load_model_info(config.model_path, config.model_name)
+    layers, heads, head = _kv_shape(vllm_config)
+    token_items = 2 * layers * heads * head * parallel.tensor_parallel_size
+    return Capabilities(
+        block_size_tokens=cache.block_size,
+        kv_blocks=cache.num_gpu_blocks - 1,  # one is vLLM's own, for padding
+        kv_block_bytes=cache.block_size * token_items * kv_item_bytes(vllm_config),
+        max_context_tokens=model.max_model_len,
+        max_sequences=config.max_sequences,
+        kv_layout=layout,
+        vocab_size=info.vocab_size,
+        moves_running_kv=False,
+        streams_kv=False,
+        kv_once=kv_once,
+        seeds_by_position=False,
+        first_token_from="decode",
+        chunk_tokens=config.prefill_chunk_tokens,
+        compute=compute,
+        variant=_variant(config, vllm_config),
+    )
+
+
+def kv_layout(vllm_config: VllmConfig, connector: Connector, handshake: str = "") -> str:
+    """Equal for engines that can read each other's blocks; `handshake`: what NIXL compares before it does."""
+    shape, width = "x".join(map(str, _kv_shape(vllm_config))), vllm_config.parallel_config.tensor_parallel_size
+    block = f"block{vllm_config.cache_config.block_size}"
+    parts = ["vllm", vllm.__version__, connector.layout, _kv_dtype(vllm_config), shape, f"tp{width}", block]
+    if handshake and connector.shakes_hands:
+        parts.append(f"handshake-{handshake}")
+    return "/".join(parts)
+
+
+def _kv_shape(vllm_config: VllmConfig) -> tuple[int, int, int]:
+    """Layers, heads and head size, of one rank."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    return model.get_num_layers(parallel), model.get_num_kv_heads(parallel), model.get_head_size()
+
+
+def _kv_dtype(vllm_config: VllmConfig) -> str:
+    dtype, kv_dtype = str(vllm_config.model_config.dtype).removeprefix("torch."), vllm_config.cache_config.cache_dtype
+    return f"{dtype}+{kv_dtype}" if kv_dtype != "auto" else dtype
+
+
+def _variant(config: EngineConfig, vllm_config: VllmConfig) -> str:
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    widths = (("tp", parallel.tensor_parallel_size), ("pp", parallel.pipeline_parallel_size))
+    parts = [
+        _kv_dtype(vllm_config),
+        *(f"{name}{width}" for name, width in (*widths, ("dp", parallel.data_parallel_size)) if width > 1),
+    ]
+    parts += [str(model.quantization)] * (model.quantization is not None) + ["eager"] * bool(model.enforce_eager)
+    parts.append(f"vllm {vllm.__version__}")
+    if current_platform.is_cpu():
+        parts += [f"{config.threads or 1} threads", cpu_name()]
+    return ", ".join(parts)
+
+
+def _device() -> str:
+    return "cpu" if current_platform.is_cpu() else f"cuda:{current_platform.get_device_name()}"

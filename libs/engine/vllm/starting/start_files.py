@@ -1,0 +1,71 @@
+"""What vLLM's processes leave for the worker while they start, as files: that they are its own, and why they cannot."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+
+from libs.contracts.errors import StartupError
+from libs.engine.vllm.plugin import BOARD_FILE, CAUSE_FILE, FOLDER_VARIABLE, HANDSHAKE_FILE, REGISTERED_FILE
+
+PLUGIN = "fulcrum"
+"""Name of the plug-in's entry point."""
+PLUGINS_VARIABLE = "VLLM_PLUGINS"
+"""vLLM loads those that it names, and all without it."""
+
+
+class Starting:
+    """The folder, as long as they start."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def board(self) -> Path:
+        """Where EngineCore shows which step runs."""
+        return self._folder / BOARD_FILE
+
+    def check(self, pids: Iterable[int]) -> None:
+        """Raises StartupError unless each of these processes has loaded the plug-in: others outlive the worker."""
+        if not all((self._folder / REGISTERED_FILE.format(pid=pid)).exists() for pid in pids):
+            raise StartupError(
+                f"vLLM has not loaded the plug-in {PLUGIN!r}, without which its processes outlive this worker: install"
+                " this package, and not only its source, where vLLM is installed"
+            )
+
+    def handshake(self) -> str:
+        """A digest of what NIXL compares before it pulls blocks; empty where there is no NIXL."""
+        seen = {file.read_text() for file in self._folder.glob(HANDSHAKE_FILE.format(pid="*"))}
+        return blake2b(" ".join(sorted(seen)).encode(), digest_size=4).hexdigest() if seen else ""
+
+    def cause(self) -> str | None:
+        """What kept the first of them from starting; None: none has said."""
+        with contextlib.suppress(OSError):
+            return (self._folder / CAUSE_FILE).read_text()
+        return None
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[Starting]:
+    """Start processes in this context. What they say of an error is raised in its place, as RuntimeError."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[FOLDER_VARIABLE] = folder
+        here = Starting(Path(folder))
+        try:
+            yield here
+        except Exception as error:
+            cause = None if isinstance(error, StartupError) else here.cause()
+            if cause is None:
+                raise
+            raise RuntimeError(cause) from error
+        finally:
+            del os.environ[FOLDER_VARIABLE]
+
+
+def check_plugins(environ: Mapping[str, str]) -> None:
+    """Raises StartupError where a person's choice of plug-ins leaves out ours."""
+    chosen = environ.get(PLUGINS_VARIABLE)
+    if chosen is not None and PLUGIN not in chosen.split(","):
+        raise StartupError(f"{PLUGINS_VARIABLE} is {chosen!r}: name {PLUGIN!r} in it too, or leave it unset")

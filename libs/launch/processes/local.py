@@ -1,0 +1,170 @@
+"""The launcher port over processes of this machine: each in a session of its own, on a leash, its stderr in a log."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import BinaryIO
+
+import libs
+from libs.contracts.errors import StartupError
+from libs.launch.processes import leash
+from libs.launch.processes.port import ChildSpec
+from libs.launch.report import StatusLine, parse_status
+from libs.runtime.paths import private_folder
+
+MAX_LOG_BYTES = 32 * 1024 * 1024
+"""A log that has grown over this is put aside, in place of the one before, and started anew."""
+LAST_WORDS_BYTES = 4096
+MAX_STATUS_BYTES = 64 * 1024
+GRPC_EXPERIMENTS = "-event_engine_client,-event_engine_listener"
+"""Sockets are read by the thread that waits for completions. gRPC's newer way passes each message through three threads
+more, for 1.5 times the CPU time. It looks at this as it is imported; deploy/images sets the same."""
+
+
+class ProcessChild:
+    """One process group."""
+
+    def __init__(self, process: Process, stdout: asyncio.StreamReader, log: Path) -> None:
+        self._process = process
+        self._stdout = stdout
+        self._log = log
+
+    @property
+    def pid(self) -> int:
+        """Of the group's leader."""
+        return self._process.pid
+
+    async def statuses(self) -> AsyncIterator[StatusLine]:
+        """Status lines; other lines go into the log."""
+        while True:
+            try:
+                line = await self._stdout.readline()
+            except ValueError:  # over MAX_STATUS_BYTES: no status line
+                continue
+            if not line:
+                return
+            status = parse_status(line)
+            if status is not None:
+                yield status
+                continue
+            with contextlib.suppress(OSError), self._log.open("ab") as log:
+                log.write(line)
+            yield StatusLine("text", stage=line.decode(errors="replace").rstrip())
+
+    async def wait(self) -> int:
+        """The exit code; negative: a signal."""
+        return await self._process.wait()
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM to the leader, then SIGKILL to the group."""
+        try:
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.terminate()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), grace_s)
+        finally:
+            self.kill()
+        await self._process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL to the group, which may outlive its leader."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+class ProcessLauncher:
+    """Starts children as processes; their logs lie in one folder."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._started: set[str] = set()
+
+    async def start(self, spec: ChildSpec) -> ProcessChild:
+        """Raises StartupError when there are no processes or files to be had."""
+        try:
+            return await self._start(spec)
+        except OSError as error:
+            raise StartupError(f"{spec.name} cannot be started: {error.strerror}") from None
+
+    def log_of(self, name: str) -> str:
+        """The file."""
+        return str(self._logs / f"{name}.log")
+
+    def last_words(self, name: str) -> str:
+        """The last line of the log."""
+        try:
+            with Path(self.log_of(name)).open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
+                lines = log.read().decode(errors="replace").split("\n")
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    async def bound_logs(self) -> None:
+        """Put logs that have grown too big aside."""
+        await asyncio.to_thread(self._bound_logs)
+
+    def _bound_logs(self) -> None:
+        for name in sorted(self._started):
+            log = Path(self.log_of(name))
+            with contextlib.suppress(OSError):  # a full disk has room again once the log is cut
+                if log.stat().st_size > MAX_LOG_BYTES:
+                    try:
+                        shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+                    finally:
+                        # The child holds it open to append: it can be cut, not replaced.
+                        os.truncate(log, 0)
+
+    async def _start(self, spec: ChildSpec) -> ProcessChild:
+        reader = asyncio.StreamReader(limit=MAX_STATUS_BYTES)
+        # A pipe of our own: the end of a process must not wait for a grandchild that holds its output open.
+        read_end, write_end = os.pipe()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", 0)
+        )
+        try:
+            with self._open_log(spec.name) as log:
+                process = await asyncio.create_subprocess_exec(
+                    *_leashed(spec.command),
+                    stdin=DEVNULL,
+                    stdout=write_end,
+                    stderr=log,
+                    env=_environment(spec),
+                    start_new_session=True,
+                )
+        except BaseException:
+            transport.close()
+            raise
+        finally:
+            os.close(write_end)
+        return ProcessChild(process, reader, Path(self.log_of(spec.name)))
+
+    def _open_log(self, name: str) -> BinaryIO:
+        """Empty at a suite's start; a restarted child goes on in it."""
+        private_folder(self._logs)
+        path = Path(self.log_of(name))
+        if name not in self._started:
+            path.write_bytes(b"")
+        self._started.add(name)
+        return path.open("ab")
+
+
+def _leashed(command: tuple[str, ...]) -> tuple[str, ...]:
+    if command[0] == "python":
+        command = (sys.executable, "-P", *command[1:])
+    return (sys.executable, "-I", "-S", str(Path(leash.__file__)), str(os.getpid()), *command)
+
+
+def _environment(spec: ChildSpec) -> dict[str, str]:
+    """Children run the code that this process runs, whatever folder it was started in, with gRPC's own polling."""
+    root = str(Path(libs.__file__).resolve().parents[1])
+    inherited = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join((root, inherited)) if inherited else root
+    return {"GRPC_EXPERIMENTS": GRPC_EXPERIMENTS, **os.environ, "PYTHONPATH": path, **spec.env}

@@ -1,0 +1,68 @@
+"""Conditions from the verdict: one alert for each cause, at the thresholds and in the words of the verdict. Pure."""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+from libs.policy.alerts.condition import Condition, Labels
+from libs.policy.alerts.rules import Name
+from libs.policy.alerts.snapshot import Snapshot
+from libs.policy.grade import Grade
+from libs.policy.verdict.cause import IMBALANCES, SHORTAGES, Cause, Code
+
+PHASES: Final = {
+    Code.PREFILL_BOUND: "prefill",
+    Code.DECODE_BOUND_TPOT: "decode",
+    Code.DECODE_BOUND_KV: "decode",
+}
+OVER: Final = "work presses no more than there is room for"
+
+
+def cause_conditions(snapshot: Snapshot, followed: Collection[str]) -> Iterator[Condition]:
+    """Of every model that is judged. `followed`: workers of which an alert may fire."""
+    for model in snapshot.judged:
+        causes = [each for each in snapshot.causes if each.model == model]
+        yield from _imbalances(model, causes)
+        yield _one(Name.TOO_SMALL, model, [each for each in causes if each.code is Code.TOO_SMALL], OVER)
+        links = [each for each in causes if each.code is Code.SLOW_LINK]
+        yield _one(Name.KV_TRANSFER_BOUND, model, links, "KV that is ready comes as soon as it is awaited")
+        yield from _slow_workers(model, causes, followed)
+
+
+def is_explained(condition: Condition, causes: Sequence[Cause]) -> bool:
+    """Whether a queue that grows, or a full KV cache, is but what a named cause brings: one cause has one alert."""
+    model = dict(condition.labels).get("model")
+    codes = {each.code for each in causes if each.model == model}
+    if condition.name is Name.QUEUE_GROWING:
+        return bool(codes)
+    return condition.name is Name.KV_CACHE_FULL and bool(codes & SHORTAGES)
+
+
+def _imbalances(model: str, causes: Sequence[Cause]) -> Iterator[Condition]:
+    for phase in ("prefill", "decode"):
+        found = [each for each in causes if each.code in IMBALANCES and PHASES[each.code] == phase]
+        labels: Labels = (("model", model), ("phase", phase))
+        yield Condition(Name.IMBALANCE, labels, _grade(found), _said(found, OVER))
+
+
+def _one(name: Name, model: str, causes: Sequence[Cause], over: str) -> Condition:
+    return Condition(name, (("model", model),), _grade(causes), _said(causes, over))
+
+
+def _slow_workers(model: str, causes: Sequence[Cause], followed: Collection[str]) -> Iterator[Condition]:
+    slow = next((each for each in causes if each.code is Code.SLOW_WORKER), None)
+    named = slow.workers if slow is not None else ()
+    for worker in dict.fromkeys([*named, *sorted(followed)]):
+        grade = Grade.FIRE if worker in named else Grade.CLEAR
+        reason = slow.sentence if slow is not None and worker in named else "its steps take no longer than its peers'"
+        yield Condition(Name.SLOW_WORKER, (("model", model), ("worker", worker)), grade, reason)
+
+
+def _grade(causes: Sequence[Cause]) -> Grade:
+    return Grade.FIRE if causes else Grade.CLEAR
+
+
+def _said(causes: Sequence[Cause], over: str) -> str:
+    if not causes:
+        return over
+    action = causes[0].action
+    return causes[0].sentence + (f" Run: {action.command}" if action is not None else "")

@@ -1,0 +1,43 @@
+"""Which silences are a worker's own: not while no worker is heard or telemetry is late, nor just after, nor while its
+reader is silent. Pure."""
+
+from typing import Final
+
+from libs.policy.alerts.limits import Limits
+from libs.policy.alerts.snapshot import Snapshot, Worker
+
+ALL_SILENT_SHARE: Final = 0.5
+"""Share of the time after which a worker counts as silent: when no worker was heard for this long, the cause is
+elsewhere."""
+RETURN_NS: Final = 3 * 10**9
+"""Workers find a returned broker within this time, some sooner than others; instances that share telemetry take over
+the partitions of a lost one within it."""
+
+
+class Hearing:
+    """What was common to many workers' silence; to be noted moment by moment."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._long_ns = ALL_SILENT_SHARE * limits.stale_s.fire * 1e9
+        self.all_silent = False
+        """Of most workers nothing is known of the last moment, so that nothing is to be judged by it."""
+        self._again_ns: int | None = None
+        """When somebody was first heard again after that."""
+        self._silent_readers: frozenset[str] = frozenset()
+
+    def note(self, snapshot: Snapshot) -> None:
+        """Enter a moment."""
+        staying = [worker for worker in snapshot.workers if not worker.left]
+        silent = bool(staying) and max(snapshot.silent_ns or 0, snapshot.behind_ns) >= self._long_ns
+        if self.all_silent and not silent:
+            self._again_ns = snapshot.at_ns
+        self.all_silent = silent
+        heard = {worker.reader for worker in staying if worker.silent_ns < self._long_ns}
+        self._silent_readers = frozenset(worker.reader for worker in staying) - heard if heard else frozenset()
+
+    def own_silent_ns(self, worker: Worker, now_ns: int) -> int:
+        """How long the worker itself has been silent: silences of its reader or of all workers do not count."""
+        silent_ns = worker.silent_ns
+        if self._again_ns is not None:
+            silent_ns = min(silent_ns, max(now_ns - self._again_ns - RETURN_NS, 0))
+        return max(silent_ns - RETURN_NS, 0) if worker.reader in self._silent_readers else silent_ns

@@ -1,0 +1,148 @@
+"""What somebody may do that the planner may not, and what it is expected to bring, as a range. Pure.
+
+The effect is the change of pressure with demand as it is, and with as much less and more of it as it varies: the range
+spans what comes of those. It is an estimate of first order; what came of an advice that was taken stands beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from libs.policy.planner.limits import ModelLimits
+from libs.policy.planner.scaling import FULL
+from libs.policy.planner.splits import best_split
+from libs.policy.pressure.splits import Split, WorkerProfile, Workload, split
+
+DEMAND_SPREAD: Final = 0.2
+"""Share by which demand is taken to vary where it has not been seen for long."""
+LEAST_GAIN: Final = 0.15
+"""Of pressure or speed: less is within what predictions are off."""
+CHUNK_OF_BEST: Final = 0.95
+"""A chunk is large enough that computes prompts at this share of the best speed of any."""
+MOST_CHUNK_TOKENS: Final = 16_384
+CHUNK_STEP: Final = 32
+SHORT_SHARE: Final = 0.3
+"""Prompts are short where they are this much of a worker's time beside its decodes, or less."""
+LIKELY: Final = 0.8
+"""That the effect is meant to lie in its range: the aim, which has not been held against the lab."""
+
+
+class Kind(Enum):
+    """What is advised."""
+
+    ADD_WORKERS = "add_workers"
+    CHUNK = "chunk"
+    AGGREGATE = "aggregate"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One thing to do about a model."""
+
+    kind: Kind
+    what: str
+    """In words."""
+    command: str
+    figure: str
+    """What changes: pressure (of the phase that is worse off), or prompt_tokens_per_s."""
+    low: float
+    high: float
+    """Its change, from the least to the most."""
+    confidence: float = LIKELY
+
+
+def advise(
+    model: str,
+    engine: WorkerProfile,
+    work: Workload,
+    now: Split,
+    limits: ModelLimits,
+    *,
+    needed: int,
+    spread: float = DEMAND_SPREAD,
+) -> list[Advice]:
+    """All that is worth saying now. `needed`: workers with which the best split has room; `spread`: the share by which
+    demand varies."""
+    found = []
+    workers = now.prefill + now.mixed
+    if needed > workers and now.pressure > FULL:
+        found.append(_add(model, engine, work, now, limits, more=needed - workers, spread=spread))
+    if (together := _aggregate(engine, work, now, spread=spread)) is not None:
+        found.append(together)
+    if (chunk := _chunk(engine)) is not None:
+        found.append(chunk)
+    return found
+
+
+def _add(
+    model: str, engine: WorkerProfile, work: Workload, now: Split, limits: ModelLimits, *, more: int, spread: float
+) -> Advice:
+    workers = now.prefill + now.mixed
+    best = best_split(engine, work, workers + more, limits) or now
+    to_prefill, to_decode = max(best.prefill - now.prefill, 0), max(best.mixed - now.mixed, 0)
+    where = " and ".join(
+        f"{count} to {role}" for count, role in ((to_prefill, "prefill"), (to_decode, "decode")) if count
+    )
+    low, high = _relief(engine, work, now, best, spread)
+    what = f"add {more} worker{'' if more == 1 else 's'} ({where}): no split of {workers} has room"
+    return Advice(Kind.ADD_WORKERS, what, f"fulcrum planner limits --model {model} workers_min={workers + more}",
+                  "pressure", low, high)  # fmt: skip
+
+
+def _aggregate(engine: WorkerProfile, work: Workload, now: Split, *, spread: float) -> Advice | None:
+    """All workers mixed, where prompts are little beside the decodes and the split costs more."""
+    workers = now.prefill + now.mixed
+    if not now.prefill or workers < 2 or not work.decodes:
+        return None
+    together = split(engine, work, 0, workers)
+    if work.prompts > SHORT_SHARE * workers or together.cost > now.cost * (1 - LEAST_GAIN) or now.cost < FULL:
+        return None
+    low, high = _relief(engine, work, now, together, spread)
+    return Advice(Kind.AGGREGATE, f"aggregate this model: its prompts are {work.prompts / workers:.0%} of its workers'"
+                  " time, and hide beside decodes", "fulcrum role WORKER mixed", "pressure", low, high)  # fmt: skip
+
+
+def _relief(engine: WorkerProfile, work: Workload, before: Split, after: Split, spread: float) -> tuple[float, float]:
+    """How much less the phase presses that is worse off, least and most, over demand as it may be."""
+    reliefs = []
+    for factor in (1 - spread, 1.0, 1 + spread):
+        at = _times(work, factor)
+        here = split(engine, at, before.prefill, before.mixed).pressure
+        there = split(engine, at, after.prefill, after.mixed).pressure
+        reliefs.append(min(here, 1e3) - min(there, 1e3))
+    return -max(reliefs), -min(reliefs)
+
+
+def _times(work: Workload, factor: float) -> Workload:
+    return replace(
+        work,
+        prompts=work.prompts * factor,
+        decodes=round(work.decodes * factor),
+        kv_tokens=round(work.kv_tokens * factor),
+        waiting_ns=work.waiting_ns * factor,
+    )
+
+
+def _chunk(engine: WorkerProfile) -> Advice | None:
+    best = best_chunk(engine)
+    here, there = engine.chunk_speed(), replace(engine, chunk_tokens=best).chunk_speed()
+    if best <= engine.chunk_tokens or there < here * (1 + LEAST_GAIN):
+        return None
+    gain = (there - here) * 1e9
+    return Advice(
+        Kind.CHUNK,
+        f"prefill chunk {best:,} in place of {engine.chunk_tokens:,}: prompts at {there / here:.1f}x the speed",
+        f"FULCRUM_WORKER_PREFILL_CHUNK_TOKENS={best}",
+        "prompt_tokens_per_s",
+        gain * (1 - DEMAND_SPREAD),
+        gain * (1 + DEMAND_SPREAD),
+    )
+
+
+def best_chunk(engine: WorkerProfile) -> int:
+    """The smallest chunk, in steps of `CHUNK_STEP`, at which prompts go nearly as fast as at any."""
+    sizes: Sequence[int] = range(CHUNK_STEP, MOST_CHUNK_TOKENS + 1, CHUNK_STEP)
+    speeds = [size / max(engine.step_time.chunks_ns(size, size * size), 1.0) for size in sizes]
+    enough = max(speeds) * CHUNK_OF_BEST
+    return next(size for size, speed in zip(sizes, speeds, strict=True) if speed >= enough)

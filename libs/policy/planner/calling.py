@@ -1,0 +1,81 @@
+"""Which spare workers take a role, and which stand by again, for a number of workers that is wished. Pure."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from libs.policy.planner.limits import ModelLimits
+from libs.policy.planner.role_planning import Change, PlannedWorker
+from libs.policy.planner.splits import best_split
+from libs.policy.pressure.splits import WorkerProfile, Workload
+from libs.policy.roles import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How many of a model's workers are to have a role."""
+
+    serving: int
+    spares: frozenset[str]
+    """Workers that an actuator started: these alone take and leave roles for it."""
+
+
+def call_up(
+    engine: WorkerProfile,
+    work: Workload,
+    workers: Sequence[PlannedWorker],
+    wish: Wish,
+    limits: ModelLimits,
+    *,
+    most: int,
+) -> list[Change]:
+    """The first `most` changes towards the wish. Of spare workers that leave, those that hold least go first, and none
+    without which a role would have fewer workers than limits ask for, or none at all."""
+    serving = [each for each in workers if each.role is not Role.STANDBY]
+    ready = [each for each in workers if each.role is Role.STANDBY and each.movable and _is_free(each, wish.spares)]
+    if len(serving) < wish.serving:
+        return _up(engine, work, serving, ready[: min(wish.serving - len(serving), most)], limits)
+    leaving = [each for each in serving if each.movable and _is_free(each, wish.spares)]
+    return _down(engine, work, serving, leaving, limits, count=min(len(serving) - wish.serving, most))
+
+
+def _is_free(worker: PlannedWorker, spares: Collection[str]) -> bool:
+    return worker.id in spares and not worker.pinned
+
+
+def _up(
+    engine: WorkerProfile,
+    work: Workload,
+    serving: Sequence[PlannedWorker],
+    coming: Sequence[PlannedWorker],
+    limits: ModelLimits,
+) -> list[Change]:
+    prefill = sum(each.role is Role.PREFILL for each in serving)
+    best = best_split(engine, work, len(serving) + len(coming), limits)
+    lacking = max(best.prefill - prefill, 0) if best is not None else 0
+    return [
+        Change(each.id, Role.PREFILL, 0) if number < lacking else Change(each.id, Role.MIXED, engine.chunk_tokens)
+        for number, each in enumerate(coming)
+    ]
+
+
+def _down(
+    engine: WorkerProfile,
+    work: Workload,
+    serving: Sequence[PlannedWorker],
+    leaving: Sequence[PlannedWorker],
+    limits: ModelLimits,
+    *,
+    count: int,
+) -> list[Change]:
+    found: list[Change] = []
+    counts = {role: sum(each.role is role for each in serving) for role in (Role.PREFILL, Role.MIXED)}
+    least = {Role.PREFILL: max(limits.prefill_min, min(counts[Role.PREFILL], 1)), Role.MIXED: limits.decode_min}
+    best = best_split(engine, work, len(serving) - count, limits) if count > 0 else None
+    wanted = {Role.PREFILL: best.prefill, Role.MIXED: best.mixed} if best is not None else least
+    # From the role that has most beyond what the best split of the others would have, whoever holds least.
+    for each in sorted(leaving, key=lambda each: (each.kv_tokens, each.prompt_tokens)):
+        beyond = {role: counts[role] - wanted[role] for role in counts}
+        if len(found) < count and counts[each.role] > least[each.role] and beyond[each.role] == max(beyond.values()):
+            counts[each.role] -= 1
+            found.append(Change(each.id, Role.STANDBY, 0))
+    return found

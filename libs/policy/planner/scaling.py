@@ -1,0 +1,242 @@
+"""How many workers a model should have: the horizon of seconds to minutes. Pure: what was seen before comes in and goes
+out.
+
+Roles move work between phases; when no split of roles has room, workers have to come, and they take their start-up time
+to. So the number is decided for the demand at the end of that time, as far as it has been growing, and standby workers
+that are warm bridge it. A number falls only after work has been small for long, one worker at a time.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Final
+
+from libs.policy.planner.limits import ModelLimits
+from libs.policy.planner.splits import best_split
+from libs.policy.pressure.splits import WorkerProfile, Workload
+
+SECOND_NS: Final = 1_000_000_000
+HOUR_S: Final = 3_600.0
+DAY_NS: Final = 86_400 * SECOND_NS
+FULL: Final = 0.85
+"""Pressure up to which the best split of the workers has room: above it more are wished."""
+SPARE: Final = 0.55
+"""Pressure that the best split of one worker fewer must stay under for that one to go."""
+PRESSED_NS: Final = 2 * SECOND_NS
+"""Work must have been too much for so long: a burst is over before a worker has started."""
+CALM_NS: Final = 60 * SECOND_NS
+"""And small for so long."""
+LINGER_NS: Final = 120 * SECOND_NS
+"""A worker that is no longer wished stays on standby, warm, for so long before it is ended."""
+TREND_NS: Final = 60 * SECOND_NS
+"""How far back growth is looked at, and how far ahead it is taken to go on at most."""
+SAMPLE_NS: Final = SECOND_NS
+MAX_SAMPLES: Final = TREND_NS // SAMPLE_NS
+MOST_GROWTH: Final = 2.0
+"""Times the present work that growth is believed to reach."""
+MOST_MORE: Final = 256
+"""Workers that are wished beyond those that serve: a number further off is reached in several decisions."""
+GUARD_S: Final = 60.0
+"""GPU time that a started worker may still take once it is asked to end: kept back from the day's GPU-hours."""
+
+
+class Code(Enum):
+    """Why workers are wished, or not."""
+
+    ENOUGH = "enough"
+    PRESSES = "too_small"
+    """No split of the workers there are has room for the work, or will have when others would have started."""
+    CALM = "calm"
+    FORECAST = "forecast"
+    """What is to come wants more than what there is."""
+    LIMITS = "limits"
+    """The number that limits allow is another one than work asks for."""
+    GPU_HOURS = "gpu_hours"
+    """The day's GPU-hours of started workers are spent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A model's workers."""
+
+    others: int
+    """In a role, and not started by the actuator: people's, who alone end them."""
+    started_serving: int = 0
+    """In a role, and started by it."""
+    standby: int = 0
+    """Started by it, registered, warm, without work."""
+    started: int = 0
+    """By it, those that serve, stand by or still start."""
+    most_started: int = 0
+    """That it can have; 0: there is no actuator."""
+    gpus_a_worker: int = 1
+
+    @property
+    def serving(self) -> int:
+        """In a role."""
+        return self.others + self.started_serving
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A second of work."""
+
+    at_ns: int
+    prompts: float
+    decodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleMemory:
+    """What a decision leaves to the next one."""
+
+    pressed_since_ns: int = 0
+    calm_since_ns: int = 0
+    idle_since_ns: int = 0
+    """Since when more is started than wished; 0: no more is."""
+    trend: tuple[Trend, ...] = ()
+    wished: int = 0
+    spent_gpu_s: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Of started workers, by day since 1970, UTC; of today alone."""
+    charged_ns: int = 0
+    """Until when."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """What was decided about a model's number of workers."""
+
+    wished: int
+    """Workers in a role."""
+    started: int
+    """That the actuator should have."""
+    code: Code
+    work: Workload
+    """At the end of the start-up time, as far as growth is believed."""
+    memory: ScaleMemory
+
+
+def scale(
+    engine: WorkerProfile,
+    work: Workload,
+    pool: Pool,
+    limits: ModelLimits,
+    *,
+    memory: ScaleMemory,
+    now_ns: int,
+    start_up_ns: int,
+    forecast: int = 0,
+) -> Scaled:
+    """Decide. `forecast`: workers that the horizon of hours wishes, at least; limits hold for them too."""
+    memory = charged(memory, pool, now_ns)
+    memory = replace(memory, trend=_noted(memory.trend, work, now_ns))
+    ahead = _ahead(work, memory.trend, start_up_ns)
+    needed = workers_needed(engine, ahead, pool.serving, limits)
+    pressed = needed > pool.serving
+    going = memory.wished if 0 < memory.wished < pool.serving else pool.serving
+    fewer = max(going - 1, pool.others, 1)
+    calm = fewer < going and not pressed and _cost(engine, work, fewer, limits) < SPARE
+    pressed_since_ns = (memory.pressed_since_ns or now_ns) if pressed else 0
+    calm_since_ns = (memory.calm_since_ns or now_ns) if calm else 0
+    wished, code = (pool.serving if pressed else going), Code.ENOUGH
+    if pressed and now_ns - pressed_since_ns >= PRESSED_NS:
+        wished, code = needed, Code.PRESSES
+    elif calm and now_ns - calm_since_ns >= CALM_NS:
+        wished, code, calm_since_ns = fewer, Code.CALM, now_ns
+    if forecast > wished:
+        wished, code = forecast, Code.FORECAST
+    allowed = min(max(wished, limits.workers_min), limits.workers_max)
+    if allowed != wished:
+        wished, code = allowed, Code.LIMITS
+    started, code = _started(pool, wished, limits, code, memory=memory, now_ns=now_ns)
+    idle_since_ns = (memory.idle_since_ns or now_ns) if started < pool.started else 0
+    if idle_since_ns and now_ns - idle_since_ns < LINGER_NS and code is not Code.GPU_HOURS:
+        # Those stand by, warm.
+        started = min(pool.started, _most_started(pool, limits), _affordable(pool, limits, memory, now_ns))
+    memory = replace(
+        memory,
+        pressed_since_ns=pressed_since_ns,
+        calm_since_ns=calm_since_ns,
+        idle_since_ns=idle_since_ns,
+        wished=wished,
+    )
+    return Scaled(wished, started, code, ahead, memory)
+
+
+def workers_needed(engine: WorkerProfile, work: Workload, serving: int, limits: ModelLimits) -> int:
+    """The fewest, not below `serving`, of which the best split presses no more than `FULL`."""
+    low, high = max(serving, 1), serving + MOST_MORE
+    if _cost(engine, work, low, limits) <= FULL:
+        return low
+    while low < high:
+        middle = (low + high) // 2
+        if _cost(engine, work, middle, limits) <= FULL:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def charged(memory: ScaleMemory, pool: Pool, now_ns: int) -> ScaleMemory:
+    """The GPU time that started workers have taken since the last decision, on the day that it was taken."""
+    if not memory.charged_ns or now_ns <= memory.charged_ns:
+        return replace(memory, charged_ns=max(now_ns, memory.charged_ns))
+    today, gpus = now_ns // DAY_NS, pool.started * pool.gpus_a_worker
+    since_ns = max(memory.charged_ns, today * DAY_NS)
+    spent_s = memory.spent_gpu_s.get(today, 0.0) + gpus * (now_ns - since_ns) / SECOND_NS
+    return replace(memory, spent_gpu_s=MappingProxyType({today: spent_s}), charged_ns=now_ns)
+
+
+def _started(
+    pool: Pool, wished: int, limits: ModelLimits, code: Code, *, memory: ScaleMemory, now_ns: int
+) -> tuple[int, Code]:
+    """How many the actuator should have: what is wished beyond the workers that others started."""
+    wanted = min(max(wished - pool.others, 0), _most_started(pool, limits))
+    affordable = _affordable(pool, limits, memory, now_ns)
+    return (affordable, Code.GPU_HOURS) if affordable < wanted else (wanted, code)
+
+
+def _affordable(pool: Pool, limits: ModelLimits, memory: ScaleMemory, now_ns: int) -> int:
+    """Started workers that the rest of the day's GPU-hours is enough for, until they have ended."""
+    left_s = HOUR_S * limits.gpu_hours_day - memory.spent_gpu_s.get(now_ns // DAY_NS, 0.0)
+    return max(int(left_s / (GUARD_S * pool.gpus_a_worker)), 0)
+
+
+def _most_started(pool: Pool, limits: ModelLimits) -> int:
+    return max(min(pool.most_started, limits.workers_max - pool.others), 0)
+
+
+def _cost(engine: WorkerProfile, work: Workload, workers: int, limits: ModelLimits) -> float:
+    found = best_split(engine, work, workers, limits)
+    return found.cost if found is not None else float("inf")
+
+
+def _noted(trend: tuple[Trend, ...], work: Workload, now_ns: int) -> tuple[Trend, ...]:
+    if trend and now_ns - trend[-1].at_ns < SAMPLE_NS:
+        return trend
+    kept = tuple(each for each in trend if now_ns - each.at_ns < TREND_NS)
+    return (*kept, Trend(now_ns, work.prompts, work.decodes))[-MAX_SAMPLES:]
+
+
+def _ahead(work: Workload, trend: tuple[Trend, ...], ahead_ns: int) -> Workload:
+    """Workload as it will be so much later, where it has grown in a row of samples; else as it is."""
+    ahead_ns = min(ahead_ns, TREND_NS)
+    if len(trend) < 3 or not ahead_ns:
+        return work
+    span_ns = trend[-1].at_ns - trend[0].at_ns
+    if span_ns < 3 * SAMPLE_NS:
+        return work
+    prompts = _growth([(each.at_ns, each.prompts) for each in trend]) * ahead_ns
+    decodes = _growth([(each.at_ns, float(each.decodes)) for each in trend]) * ahead_ns
+    more_prompts = min(max(prompts, 0.0), (MOST_GROWTH - 1) * work.prompts)
+    more_decodes = min(max(round(decodes), 0), round((MOST_GROWTH - 1) * work.decodes))
+    kv_tokens = work.kv_tokens + (work.kv_tokens * more_decodes // work.decodes if work.decodes else 0)
+    return replace(work, prompts=work.prompts + more_prompts, decodes=work.decodes + more_decodes, kv_tokens=kv_tokens)
+
+
+def _growth(points: list[tuple[int, float]]) -> float:
+    """Of a nanosecond: the median of the slopes between neighbours, which one burst does not move."""
+    slopes = sorted((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points) if b[0] > a[0])
+    return slopes[len(slopes) // 2] if slopes else 0.0

@@ -1,0 +1,100 @@
+"""A model's pressures as its roles stand, and the least that any roles would leave. Pure."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from libs.policy.pressure.splits import (
+    KV_FILL,
+    Split,
+    WorkerProfile,
+    Workload,
+    decode_parts,
+    most_decodes,
+    split,
+)
+
+MOST_WEIGHED: Final = 128
+"""Splits that are weighed: with more workers, every second, third, ... of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleCounts:
+    """Workers by what they do now; slow ones count for less than one, so that these are no whole numbers."""
+
+    prefill: float
+    mixed: float
+    """Decode workers, those with a budget for prompts included."""
+    lending: float
+    """Of them, those with such a budget."""
+
+    @property
+    def workers(self) -> int:
+        """All of them, as whole workers; at least one."""
+        return max(round(self.prefill + self.mixed), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pressures:
+    """Work over what there is for it, by phase; above 1 it grows into a queue."""
+
+    prefill: float
+    batch: float
+    """Sequences over the largest batches that hold TPOT."""
+    kv: float
+    """KV that sequences need over the room for it."""
+    least: Split
+    """The roles under which the phase that is worse off is pressed least."""
+    largest_batch: int
+    """Sequences within TPOT on all decode workers."""
+    kv_room_tokens: int
+    """Of all decode workers; 0: without a bound."""
+
+    @property
+    def decode(self) -> float:
+        """The greater of its two."""
+        return max(self.batch, self.kv)
+
+    @property
+    def cluster(self) -> float:
+        """The least over all roles."""
+        return self.least.pressure
+
+
+def pressures(engine: WorkerProfile, work: Workload, standing: RoleCounts) -> Pressures:
+    """Of at least one worker."""
+    batch, kv = decode_parts(engine, work, standing.mixed)
+    context = max(work.kv_tokens // max(work.decodes, 1), 1)
+    return Pressures(
+        prefill=as_roles_stand(engine, work, standing).prompt_pressure,
+        batch=batch,
+        kv=kv,
+        least=least_pressed(engine, work, standing.workers),
+        largest_batch=round(most_decodes(engine, work.tpot_ns, context) * standing.mixed),
+        kv_room_tokens=round(engine.kv_tokens * KV_FILL * standing.mixed),
+    )
+
+
+def as_roles_stand(engine: WorkerProfile, work: Workload, standing: RoleCounts) -> Split:
+    """What a mixed worker has left beside its decodes counts for prompts, where it has a budget for them."""
+    return split(engine, work, standing.prefill, standing.mixed, lending=standing.lending)
+
+
+def least_pressed(engine: WorkerProfile, work: Workload, workers: int) -> Split:
+    """Over all roles of a number of workers, decode workers computing prompts as far as TPOT allows."""
+    stride = max(workers // MOST_WEIGHED, 1)
+    tried = [split(engine, work, prefill, workers - prefill) for prefill in range(0, workers, stride)]
+    return min(tried, key=lambda each: (each.pressure, each.prefill))
+
+
+def fewest_workers(engine: WorkerProfile, work: Workload, workers: int, most: int) -> int | None:
+    """More than `workers`, at most `most`, of which some roles leave a pressure of at most 1; None where none do."""
+    low, high = workers + 1, most
+    if high < low or least_pressed(engine, work, high).pressure > 1:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if least_pressed(engine, work, middle).pressure <= 1:
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -1,0 +1,155 @@
+"""How hard prompts and decodes press on a model's workers in any split of roles. Pure.
+
+Pressure is work over what there is for it: above 1 it grows into a queue. A mixed worker serves both phases: decodes
+first, prompts as far as TPOT leaves time. What that brings depends on how much of a prompt chunk hides behind decode's
+reading of the weights, which the step-time model says; so the best split follows from it and is no setting.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from libs.policy.step_time import StepTimeModel
+from libs.policy.worker.slack import IN_HAND, largest_batch
+
+KV_FILL: Final = 0.9
+"""Of KV room, what sequences may hold before decode counts as full: they grow, and prompts need some."""
+DECODE_FULL: Final = 0.9
+LEAST_RIDE: Final = 0.1
+"""Of a prefill worker's speed, what mixed workers give prompts that nobody else computes, whatever their decodes."""
+DECODE_COST: Final = 10.0
+"""Of decode pressure beyond `DECODE_FULL`, in pressure."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProfile:
+    """What one worker can do; all of a model are taken to be alike."""
+
+    step_time: StepTimeModel
+    chunk_tokens: int
+    """Prompt tokens of a step at most."""
+    max_sequences: int
+    kv_tokens: int
+    """Room for; 0: without a bound."""
+
+    def chunk_speed(self) -> float:
+        """Prompt tokens a nanosecond in steps of prompts alone."""
+        chunk = self.chunk_tokens
+        return chunk / max(self.step_time.chunks_ns(chunk, chunk * chunk), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a model's workers have to do."""
+
+    prompts: float
+    """Workers that would be busy with prompts alone all the time."""
+    decodes: int
+    """Sequences that decode, or soon will."""
+    kv_tokens: int
+    """That they hold."""
+    tpot_ns: int
+    """The target of the typical one."""
+    waiting_ns: float = 0.0
+    """That one worker would take for the prompts that wait; a part of `prompts`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """So many workers in each role, and how hard both phases would press on them."""
+
+    prefill: int
+    mixed: int
+    prompt_pressure: float
+    decode_pressure: float
+
+    @property
+    def pressure(self) -> float:
+        """Of the phase that is worse off."""
+        return max(self.prompt_pressure, self.decode_pressure)
+
+    @property
+    def cost(self) -> float:
+        """By which splits are compared. Prompts beyond what there is for them wait; decodes beyond it break the pace of
+        all that run, and preempt each other: that costs many times as much."""
+        return self.pressure + DECODE_COST * max(self.decode_pressure - DECODE_FULL, 0.0)
+
+
+def ride(engine: WorkerProfile, work: Workload, mixed: float) -> float:
+    """How fast each of `mixed` mixed workers computes prompts beside its decodes, of a prefill worker's speed."""
+    if not mixed:
+        return 0.0
+    model, each = engine.step_time, work.decodes / mixed
+    step_ns = work.tpot_ns * (1 - IN_HAND)
+    if not each or not work.tpot_ns:
+        return 1.0
+    reading_ns, decode_ns = model.reading_ns(each), decode_step_ns(engine, work, mixed)
+    if decode_ns >= step_ns:
+        return 0.0
+    prefill_ns = model.most_prefill_ns(step_ns, decode_ns, reading_ns)
+    if prefill_ns < model.prefill_floor_ns:
+        return 0.0
+    tokens = _tokens(model, prefill_ns, engine.chunk_tokens)
+    took_ns = model.mixed_ns(model.chunks_ns(tokens, tokens * tokens), decode_ns, reading_ns)
+    return min(tokens / took_ns / engine.chunk_speed(), 1.0) if took_ns else 1.0
+
+
+def decode_step_ns(engine: WorkerProfile, work: Workload, mixed: float) -> float:
+    """A step of the decodes alone, shared evenly by `mixed` workers, at least one."""
+    model, each = engine.step_time, work.decodes / mixed
+    return model.reading_ns(each) + model.decode_sequence_ns * each + model.decode_kv_token_ns * work.kv_tokens / mixed
+
+
+def prompt_speed(
+    engine: WorkerProfile, work: Workload, prefill: float, mixed: float, lending: float | None = None
+) -> float:
+    """Of these workers of both roles together, in prefill workers; `lending` of the mixed ones compute prompts, by
+    default all."""
+    return prefill + (mixed if lending is None else lending) * ride(engine, work, mixed)
+
+
+def split(
+    engine: WorkerProfile,
+    work: Workload,
+    prefill: float,
+    mixed: float,
+    *,
+    budgets: bool = True,
+    lending: float | None = None,
+) -> Split:
+    """With these numbers of workers; one that is slow counts for less than one. `lending`: how many of the mixed
+    ones compute prompts too, by default all where there are `budgets`, else none."""
+    lent = (mixed if budgets else 0) if lending is None else min(lending, mixed)
+    speed = prompt_speed(engine, work, prefill, mixed, lent)
+    if lent and not speed:
+        speed = lent * LEAST_RIDE
+    prompts = work.prompts / speed if speed else (float("inf") if work.prompts else 0.0)
+    batch, kv = decode_parts(engine, work, mixed)
+    return Split(round(prefill), round(mixed), prompts, max(batch, kv))
+
+
+def decode_parts(engine: WorkerProfile, work: Workload, mixed: float) -> tuple[float, float]:
+    """Sequences over the largest batches that hold TPOT, and KV tokens over the room for them, on this many workers."""
+    if not mixed:  # prompts too end with a decode
+        none = float("inf") if work.decodes or work.prompts else 0.0
+        return none, none
+    if not work.decodes:
+        return 0.0, 0.0
+    most = most_decodes(engine, work.tpot_ns, max(work.kv_tokens // work.decodes, 1))
+    room = engine.kv_tokens * KV_FILL
+    return work.decodes / (most * mixed), work.kv_tokens / (room * mixed) if room else 0.0
+
+
+@lru_cache(maxsize=1024)
+def most_decodes(engine: WorkerProfile, tpot_ns: int, context_tokens: int) -> int:
+    """Sequences that one worker decodes within the target, each of `tokens` tokens; at least one."""
+    if not tpot_ns:
+        return engine.max_sequences
+    return max(largest_batch(engine.step_time, tpot_ns * (1 - IN_HAND), context_tokens, engine.max_sequences), 1)
+
+
+def _tokens(model: StepTimeModel, prefill_ns: float, most: int) -> int:
+    """Of a chunk that takes so long, its squares left aside: they are alike wherever the prompt is computed."""
+    if not model.prefill_token_ns:
+        return most
+    return min(max(int((prefill_ns - model.prefill_fixed_ns) / model.prefill_token_ns), 0), most)

@@ -1,0 +1,247 @@
+"""Follows how models are used as it happens, and says when each is wanted next and how many will be at once. Pure.
+
+Laws of arrival and the forecast are those of backtests (arrivals.py, forecaster.py), fed tick by tick.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from libs.policy.reserve.arrivals import ArrivalLaws, Arrivals
+from libs.policy.reserve.counts import Floats, Whole, mean_of, quantile, sum_distribution
+from libs.policy.reserve.forecaster import Forecaster, Outlook, Seen
+from libs.policy.reserve.keeping import worth_of
+
+AHEAD: Final = np.geomspace(0.02, 60.0, 24)
+"""Times that are weighed, in units of the cold start's cost."""
+REFRESH_TICKS: Final = 6
+MAX_PLACES: Final = 4_000
+"""Models that are remembered; beyond it everything is learned anew."""
+MAX_STARTS: Final = 10_000
+"""Requests in flight whose beginnings are remembered, of each model."""
+RUN_KEEP: Final = 0.98
+"""Of what is remembered of how long requests run, with each that ends."""
+MOST_NEW: Final = 1_000
+"""Arrivals of one model between two looks; more are as good as these."""
+NEVER_S: Final = 7 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What was seen of a model, all gateways together."""
+
+    arrivals: int
+    """Since the first look; it never falls."""
+    in_flight: int
+    last_s: float
+    """Of the last arrival; 0: none came yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """Of one model, from now on."""
+
+    soon: float
+    """Probability that it is asked within the horizon."""
+    worth: float
+    """Of holding it where it is loaded, see `worth_of`."""
+    worth_ahead: float
+    """Of loading it before it is asked."""
+    next_s: float | None
+    """By when it is as likely as not to be asked; None: not within a week."""
+
+
+UNKNOWN: Final = Chances(0.5, 2.0, 0.0, None)
+"""Before a window has passed: what is loaded stays, nothing is loaded ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A number of models that is not known."""
+
+    mean: float
+    p50: int
+    p90: int
+    p99: int
+
+
+@dataclass(slots=True)
+class _Followed:
+    place: int
+    arrivals: int
+    starts: deque[float] = field(default_factory=deque)
+
+
+class UseFollower:
+    """One for a catalogue; times are seconds of one clock, Unix time for hours of the day to mean something."""
+
+    def __init__(self, *, window_s: float, confidence: float = 0.99) -> None:
+        """window_s: of the forecast of how many are in use at once; laws of arrival are fed ten times as often."""
+        self._window_s, self._confidence = window_s, confidence
+        self._tick_s = window_s / 10
+        self._reset()
+
+    def _reset(self) -> None:
+        self._laws = ArrivalLaws(self._tick_s / 8)
+        self._forecaster = Forecaster(self._window_s, self._confidence)
+        self._models: dict[str, _Followed] = {}
+        self._tick_from_s = self._window_from_s = 0.0
+        self._ticks = 0
+        self._new: list[tuple[float, int]] = []
+        self._window_new: list[tuple[float, int]] = []
+        self._ended: list[tuple[int, float, float]] = []
+        self._peak = 0.0
+        self._active_s = 0.0
+        self._looked_s = 0.0
+        self._active = 0
+        self._run_s = 0.0
+        self._runs = 0.0
+        self.windows = 0
+        """That were learned from."""
+        self.ahead: Outlook | None = None
+        """Of the window that runs; None: nothing is known yet."""
+
+    def look(self, now_s: float, counts: Mapping[str, Count]) -> None:
+        """What is seen now; to be called often, with time that does not go back."""
+        if not self._looked_s:
+            self._tick_from_s = self._window_from_s = self._looked_s = now_s
+        self._active_s += self._active * (now_s - self._looked_s)
+        for name, count in counts.items():
+            self._take(now_s, name, count)
+        self._active = sum(bool(each.starts) for each in self._models.values())
+        self._peak = max(self._peak, float(self._active))
+        self._looked_s = now_s
+        if now_s - self._tick_from_s >= self._tick_s:
+            self._end_tick(now_s)
+        if now_s - self._window_from_s >= self._window_s:
+            self._end_window(now_s)
+
+    @property
+    def active(self) -> int:
+        """Models with a request in flight."""
+        return self._active
+
+    @property
+    def runs_s(self) -> float | None:
+        """How long requests have run of late, waits for their model included; None before any has ended."""
+        return self._run_s / self._runs if self._runs else None
+
+    def chances(
+        self, now_s: float, *, horizon_s: float, cold_cost_gpu_s: float, load_s: Mapping[str, float]
+    ) -> dict[str, Chances]:
+        """Of every model of `load_s`, which says how long each takes to load."""
+        names = [name for name in load_s if name in self._models]
+        if not names or not self.windows:
+            return dict.fromkeys(load_s, UNKNOWN)
+        ahead_s = np.append(AHEAD * cold_cost_gpu_s, [horizon_s, NEVER_S])
+        order = np.argsort(ahead_s, kind="stable")
+        ahead_s = ahead_s[order]
+        hazard = self._hazard(now_s, ahead_s)[:, [self._models[name].place for name in names]]
+        gpus = np.ones(len(names))
+        loads_s: Floats = np.array([load_s[name] for name in names])
+        weighed = slice(0, len(ahead_s) - 1)
+        worth = worth_of(hazard[weighed], ahead_s[weighed], gpus, cold_cost_gpu_s, 0.0)
+        worth_ahead = worth_of(hazard[weighed], ahead_s[weighed], gpus, cold_cost_gpu_s, loads_s)
+        at = int(np.flatnonzero(ahead_s == horizon_s)[0])
+        soon = 1 - np.exp(-hazard[at])
+        found = dict.fromkeys(load_s, UNKNOWN)
+        for place, name in enumerate(names):
+            next_s = _median_s(ahead_s, hazard[:, place])
+            found[name] = Chances(float(soon[place]), float(worth[place]), float(worth_ahead[place]), next_s)
+        return found
+
+    def asked_within(self, now_s: float, seconds: float) -> Spread | None:
+        """How many models are in use or asked within the seconds ahead; None before a window has passed."""
+        if not self._models or not self.windows:
+            return None
+        hazard = self._hazard(now_s, np.array([seconds]))[0]
+        busy = np.zeros(len(hazard), dtype=bool)
+        for each in self._models.values():
+            busy[each.place] = bool(each.starts)
+        chance = np.where(busy, 1.0, 1 - np.exp(-hazard))
+        return spread(sum_distribution(chance[None, :], np.ones(len(chance), dtype=np.int64))[0])
+
+    def _hazard(self, now_s: float, ahead_s: Floats) -> Floats:
+        """[seconds ahead, place], by each model's law."""
+        every = self._laws.hazards(now_s, ahead_s)
+        return np.asarray(every[self._laws.chosen, :, np.arange(len(self._laws))].T)
+
+    def _take(self, now_s: float, name: str, count: Count) -> None:
+        followed = self._models.get(name)
+        if followed is None:
+            if len(self._models) >= MAX_PLACES:
+                self._reset()
+                self._tick_from_s = self._window_from_s = self._looked_s = now_s
+            # What came before the first look came nobody knows when.
+            followed = self._models[name] = _Followed(len(self._models), count.arrivals)
+            self._laws.grow(len(self._models), now_s)
+        new = min(max(count.arrivals - followed.arrivals, 0), MOST_NEW)
+        followed.arrivals = count.arrivals
+        last_s = min(max(count.last_s, self._looked_s), now_s)
+        for number in range(new):
+            at_s = self._looked_s + (last_s - self._looked_s) * (number + 1) / new
+            self._new.append((at_s, followed.place))
+            self._window_new.append((at_s, followed.place))
+            followed.starts.append(at_s)
+        gone = len(followed.starts) - count.in_flight
+        for _ in range(max(gone, len(followed.starts) - MAX_STARTS, 0)):
+            # Which one has ended is not known; taking the first keeps the mean of how long they run.
+            began_s = followed.starts.popleft()
+            self._ended.append((followed.place, began_s, now_s))
+            self._run_s, self._runs = self._run_s * RUN_KEEP + now_s - began_s, self._runs * RUN_KEEP + 1
+
+    def _end_tick(self, now_s: float) -> None:
+        arrivals = _arrivals(self._new)
+        self._new = []
+        if len(self._laws):
+            self._laws.learn(self._tick_from_s, now_s, arrivals, 1.0)
+            if self._ticks % REFRESH_TICKS == 0:
+                self._laws.refresh()
+        self._tick_from_s = now_s
+        self._ticks += 1
+
+    def _end_window(self, now_s: float) -> None:
+        length_s = now_s - self._window_from_s
+        arrivals = _arrivals(self._window_new)
+        gpus = np.ones(len(self._models))
+        seen = Seen(
+            begin_s=self._window_from_s,
+            end_s=now_s,
+            arrivals=arrivals,
+            ended_model=np.array([model for model, _, _ in self._ended], dtype=np.int64),
+            ended_start_s=np.array([start for _, start, _ in self._ended]),
+            ended_s=np.array([end for _, _, end in self._ended]),
+            gpus=gpus,
+            peak_gpus=self._peak,
+            mean_models=self._active_s / length_s,
+        )
+        if self.ahead is None:
+            self._forecaster.ahead(self._window_from_s)
+        self._forecaster.learn(seen)
+        self.ahead = self._forecaster.ahead(now_s)
+        self.windows += 1
+        self._window_new, self._ended = [], []
+        self._window_from_s, self._active_s, self._peak = now_s, 0.0, float(self._active)
+
+
+def spread(distribution: Floats) -> Spread:
+    """Mean and quantiles of a number."""
+    p50, p90, p99 = (quantile(distribution, level) for level in (0.5, 0.9, 0.99))
+    return Spread(mean_of(distribution), p50, p90, p99)
+
+
+def _arrivals(found: list[tuple[float, int]]) -> Arrivals:
+    model: Whole = np.array([place for _, place in found], dtype=np.int64)
+    t_s: Floats = np.array([at_s for at_s, _ in found], dtype=np.float64)
+    order = np.lexsort((t_s, model))
+    return Arrivals(t_s[order], model[order])
+
+
+def _median_s(ahead_s: Floats, hazard: Floats) -> float | None:
+    half = float(np.log(2))
+    if hazard[-1] < half:
+        return None
+    return float(np.interp(half, np.append(0.0, hazard), np.append(0.0, ahead_s)))

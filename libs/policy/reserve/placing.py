@@ -1,0 +1,343 @@
+"""Which model each worker of a pool holds next: what to load, keep, put to sleep or evict. Pure.
+
+A worker is given to another model where that costs least: the seconds of the switch, and those of the cold start that
+the model which loses it is likely to need soon. Requests that wait come first, then floors and reservations, then
+models that press, then those that are worth loading ahead. A worker with work in flight loses its model only after its
+turn, which lasts several times as long as the switch: so switching takes a bounded share of its time.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+SETTLE_S: Final = 1.0
+"""A worker that has just been given a model is let alone for so long: its first requests are on their way."""
+PAY_BACK: Final = 4.0
+"""A turn is at least this many times as long as the switch to it."""
+AHEAD_GAIN: Final = 1.5
+"""Loading ahead of requests has to save this many times what it costs."""
+NEVER_S: Final = 86_400.0
+"""A wait that nobody is asked to bear."""
+DRAIN_S: Final = 2.0
+"""Guess of how long running answers of a worker that is switched go on."""
+
+
+class Stage(Enum):
+    """Of a worker."""
+
+    EMPTY = "empty"
+    """No model is on its device; some may be in its host memory."""
+    LOADING = "loading"
+    SERVING = "serving"
+    LEAVING = "leaving"
+    """Its last answers end."""
+
+
+class Why(Enum):
+    """Why a worker is given to a model, or loses it."""
+
+    ASKED = "asked"
+    TURN = "turn"
+    """Its model's turn is over, and requests of another wait."""
+    KEPT = "kept_for"
+    """By a floor, a pin or a reservation."""
+    PRESSED = "pressed"
+    """The workers it has do not suffice."""
+    AHEAD = "ahead"
+    """It is likely to be asked soon."""
+    NOT_WORTH = "not_worth"
+    """Holding it costs more than the cold start that it is likely to save: it sleeps."""
+    GONE = "gone"
+    """It is in the catalogue no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One of the pool."""
+
+    id: str
+    stage: Stage
+    model: str = ""
+    """That it holds or loads; empty: none."""
+    since_s: float = 0.0
+    """How long it has been in this stage with this model."""
+    left_s: float = 0.0
+    """LOADING: until it is expected to serve."""
+    kept: frozenset[str] = frozenset()
+    """Models in its host memory."""
+    can_take: bool = True
+    """Whether it may be given another model now: no call with it is outstanding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One of the catalogue."""
+
+    name: str
+    load_s: float
+    wake_s: float
+    sleep_s: float = 0.0
+    """Putting it away."""
+    waiting: int = 0
+    """Requests that no worker has."""
+    waited_s: float = 0.0
+    """By the first of them."""
+    in_flight: int = 0
+    """Waiting ones included."""
+    priority: int = 0
+    least: int = 0
+    """Workers that a floor, a pin or a reservation keeps for it now."""
+    most: int = 1
+    """Workers that its load is worth at most."""
+    soon: float = 0.0
+    """Probability that it is asked before a switch would have paid."""
+    worth: float = 0.0
+    """Of holding it where it is loaded: cold start saved over GPU time held; above 1 it pays."""
+    worth_ahead: float = 0.0
+    """The same of loading it before it is asked."""
+    blocked: bool = False
+    """Loading it has failed, and is not tried again yet."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anybody waits for an answer of it."""
+        return self.in_flight > 0 or self.waiting > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An order to a worker."""
+
+    worker: str
+    model: str
+    """To hold from now on; empty: none."""
+    why: Why
+    evicts: str = ""
+    """The model that loses the worker."""
+    switch_s: float = 0.0
+    """Until it is expected to serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """What a worker would lose if it were given to another model."""
+
+    worker: str
+    model: str
+    loss_s: float
+    """Of a cold start that is likely: its probability times its seconds."""
+    free_in_s: float
+    """0: at once; else its turn goes on for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What was decided."""
+
+    orders: Sequence[Order]
+    waits_s: Mapping[str, float]
+    """By model: what a request that comes now is expected to wait for a worker that holds it."""
+    evictions: Sequence[Eviction]
+    """Workers that hold a model, the next one to lose it first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Want:
+    model: Model
+    why: Why
+
+
+def place(
+    models: Sequence[Model],
+    workers: Sequence[Worker],
+    *,
+    turn_s: float = 10.0,
+    sleeps: bool = True,
+    runs_s: float = NEVER_S,
+) -> Placed:
+    """Decide. `turn_s`: a busy worker keeps its model for at least so long while requests of others wait.
+
+    `sleeps`: models that are not worth the GPU time they hold are put to sleep. `runs_s`: how long requests run on
+    average, by which workers are expected to come free before their turn is over; only stated waits depend on it.
+    """
+    pool = _Pool(models, workers, turn_s, runs_s)
+    orders = [
+        Order(each.id, "", Why.GONE, each.model)
+        for each in workers
+        if each.can_take and each.stage is Stage.SERVING and each.model not in pool.known
+    ]
+    gone = {order.worker for order in orders}
+    left = {each.id: each for each in workers if each.can_take and each.id not in gone}
+    for want in _wants(models, pool.held):
+        order = pool.best(want, left.values())
+        if order is not None:
+            orders.append(order)
+            del left[order.worker]
+            pool.held[order.model] += 1
+            if order.evicts:
+                pool.held[order.evicts] -= 1
+    waits = pool.waits(orders)
+    if sleeps:
+        idle = [each for each in left.values() if pool.is_not_worth(each)]
+        orders += [Order(each.id, "", Why.NOT_WORTH, each.model) for each in idle]
+    return Placed(orders, waits, pool.evictions())
+
+
+def switch_s(model: Model, worker: Worker) -> float:
+    """From the order until the worker serves the model, answers that still run there left out."""
+    return model.wake_s if model.name in worker.kept else model.load_s
+
+
+def _wants(models: Sequence[Model], held: Counter[str]) -> Iterator[_Want]:
+    """Models that want one worker more, the most urgent first."""
+    free = [each for each in models if not each.blocked]
+    asked = [each for each in free if each.waiting and not held[each.name]]
+    for each in sorted(asked, key=lambda one: (not one.least, -one.priority, -one.waited_s, one.name)):
+        yield _Want(each, Why.ASKED)
+    for each in sorted(free, key=lambda one: (-one.priority, one.name)):
+        for _ in range(each.least - held[each.name]):
+            yield _Want(each, Why.KEPT)
+    pressed = [each for each in free if each.waiting and 0 < held[each.name] < each.most]
+    for each in sorted(pressed, key=lambda one: (-one.priority, -one.waited_s, one.name)):
+        yield _Want(each, Why.PRESSED)
+    ahead = [each for each in free if not held[each.name] and not each.waiting and each.worth_ahead > 1]
+    for each in sorted(ahead, key=lambda one: (-one.worth_ahead, one.name)):
+        yield _Want(each, Why.AHEAD)
+
+
+class _Pool:
+    """The workers while orders are found one after another."""
+
+    def __init__(self, models: Sequence[Model], workers: Sequence[Worker], turn_s: float, runs_s: float) -> None:
+        self.known = {each.name: each for each in models}
+        self.held = Counter(each.model for each in workers if each.stage in (Stage.LOADING, Stage.SERVING))
+        """Workers that have each model, or will."""
+        self._workers = workers
+        self._turn_least_s = turn_s
+        self._runs_s = runs_s
+
+    def best(self, want: _Want, workers: Iterable[Worker]) -> Order | None:
+        """The cheapest one; None where none may be taken."""
+        found: list[tuple[float, str, Order]] = []
+        for worker in workers:
+            loss_s = self._loss_s(want, worker)
+            if loss_s is None:
+                continue
+            took_s = switch_s(want.model, worker) + self._put_away_s(worker)
+            evicts = worker.model if worker.stage is Stage.SERVING else ""
+            is_turn = bool(evicts) and self._is_needed(self.known[evicts])
+            why = Why.TURN if is_turn else want.why
+            found.append((took_s + loss_s, worker.id, Order(worker.id, want.model.name, why, evicts, took_s)))
+        return min(found, key=lambda each: each[:2])[2] if found else None
+
+    def _put_away_s(self, worker: Worker) -> float:
+        """Before another model can come."""
+        held = self.known.get(worker.model)
+        return held.sleep_s if held is not None and worker.stage is Stage.SERVING else 0.0
+
+    def _loss_s(self, want: _Want, worker: Worker) -> float | None:
+        """What giving the worker to the model costs beside the switch; None where it must not be."""
+        if worker.stage is Stage.EMPTY:
+            return 0.0
+        model = self.known.get(worker.model)
+        if worker.stage is not Stage.SERVING or model is None or model.name == want.model.name:
+            return None
+        if worker.since_s < SETTLE_S or self.held[model.name] <= model.least:
+            return None
+        if self._is_needed(model):
+            # Somebody's answers run there: only for those who wait, and after its turn.
+            is_over = worker.since_s >= self._turn_s(model) and model.priority <= want.model.priority
+            return DRAIN_S + model.load_s if want.why is Why.ASKED and is_over else None
+        loss_s = model.soon * model.load_s
+        if want.why is Why.AHEAD:
+            settled = worker.since_s >= PAY_BACK * model.load_s
+            saves_s = want.model.soon * want.model.load_s
+            return loss_s if settled and saves_s > AHEAD_GAIN * loss_s else None
+        return loss_s
+
+    def _is_needed(self, model: Model) -> bool:
+        """Whether taking one worker from it would hold somebody's answer up."""
+        return model.is_busy and self.held[model.name] <= max(model.most, 1)
+
+    def _turn_s(self, model: Model) -> float:
+        return max(self._turn_least_s, PAY_BACK * model.load_s)
+
+    def is_not_worth(self, worker: Worker) -> bool:
+        """Whether it holds a model for nobody, at more than that saves."""
+        model = self.known.get(worker.model)
+        if model is None or worker.stage is not Stage.SERVING or model.is_busy:
+            return False
+        settled = worker.since_s >= max(SETTLE_S, PAY_BACK * model.wake_s)
+        return settled and model.worth <= 1 and self.held[model.name] > model.least
+
+    def waits(self, orders: Sequence[Order]) -> dict[str, float]:
+        """By model. Those without a worker take the ones that come free, in the order in which they wait."""
+        waits: dict[str, float] = {}
+        ordered = {order.worker for order in orders}
+        for worker in self._workers:
+            if worker.stage in (Stage.SERVING, Stage.LOADING) and worker.id not in ordered:
+                left_s = worker.left_s if worker.stage is Stage.LOADING else 0.0
+                waits[worker.model] = min(waits.get(worker.model, left_s), left_s)
+        for order in orders:
+            if order.model:
+                took_s = order.switch_s + (DRAIN_S if order.why is Why.TURN else 0.0)
+                waits[order.model] = min(waits.get(order.model, took_s), took_s)
+        free = self._free([each for each in self._workers if each.id not in ordered])
+        line = sorted(
+            (each for each in self.known.values() if each.name not in waits),
+            key=lambda one: (not one.waiting, -one.priority, -one.waited_s, one.name),
+        )
+        before = 0
+        for model in line:
+            if not free:
+                waits[model.name] = NEVER_S
+                continue
+            # Who only might ask stands behind those who do.
+            free_in_s, _, worker = free[before % len(free)]
+            rounds = before // len(free)
+            took_s = switch_s(model, worker) + self._put_away_s(worker)
+            waits[model.name] = free_in_s + took_s + rounds * (self._turn_s(model) + model.load_s)
+            before += model.waiting > 0
+        return waits
+
+    def _free(self, workers: Sequence[Worker]) -> list[tuple[float, str, Worker]]:
+        """When each is expected to come free, the first one first; those that never do left out."""
+        found = sorted(((self._free_in_s(each), each.id, each) for each in workers), key=lambda each: each[:2])
+        busy = [each for each in found if each[2].stage is Stage.SERVING and SETTLE_S < each[0] < NEVER_S]
+        free = [each for each in found if each not in busy and each[0] < NEVER_S]
+        # Runs without memory: of n that go on, the next one ends after a share 1/n of their mean.
+        ends_s = 0.0
+        for number, (turn_s, name, worker) in enumerate(busy):
+            ends_s += self._runs_s / (len(busy) - number)
+            free.append((min(turn_s, ends_s), name, worker))
+        return sorted(free, key=lambda each: each[:2])
+
+    def _free_in_s(self, worker: Worker) -> float:
+        """Until it may be given to a model that is asked for."""
+        if worker.stage is Stage.EMPTY:
+            return 0.0
+        model = self.known.get(worker.model)
+        if model is None:
+            return worker.left_s
+        if self.held[model.name] <= model.least:
+            return NEVER_S
+        if worker.stage is Stage.LOADING:
+            return worker.left_s + (self._turn_s(model) + DRAIN_S if model.is_busy else SETTLE_S)
+        if worker.stage is Stage.LEAVING:
+            return DRAIN_S + model.load_s + self._turn_s(model)
+        if self._is_needed(model):
+            return max(self._turn_s(model) - worker.since_s, 0.0) + DRAIN_S
+        return max(SETTLE_S - worker.since_s, 0.0)
+
+    def evictions(self) -> list[Eviction]:
+        """Workers that may lose their model, the next one first."""
+        found = []
+        for worker in self._workers:
+            model = self.known.get(worker.model)
+            if worker.stage is Stage.SERVING and model is not None:
+                free_in_s = self._free_in_s(worker)
+                if free_in_s < NEVER_S:
+                    found.append(Eviction(worker.id, model.name, model.soon * model.load_s, free_in_s))
+        return sorted(found, key=lambda each: (each.free_in_s, each.loss_s, each.worker))

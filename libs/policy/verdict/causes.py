@@ -1,0 +1,165 @@
+"""What holds a model's requests up at a moment, the gravest first. Pure.
+
+A shortage is named by its cause: where it would not be there without a slow worker or a slow link, that comes first.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from libs.policy.grade import Grade
+from libs.policy.pressure.pools import Pressures, fewest_workers
+from libs.policy.verdict.advice import advice
+from libs.policy.verdict.cause import Action, Cause, Code
+from libs.policy.verdict.limits import LEAST_WAIT_S, VerdictLimits
+from libs.policy.verdict.state import ModelState, WorkerState
+
+MOST: Final = 100.0
+"""A pressure is said up to here: without workers for a phase it has no bound."""
+MAX_LISTED: Final = 4
+
+
+def figure(pressure: float) -> str:
+    """1.8, or more than 100."""
+    return f"{pressure:.1f}" if pressure <= MOST else f"more than {MOST:.0f}"
+
+
+def amount(number: float) -> str:
+    """7, 41k, 2.3M."""
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.{0 if number >= 10 * size else 1}f}{unit}"
+    return f"{number:.0f}"
+
+
+def workers(count: int, role: str) -> str:
+    """1 decode worker, 2 decode workers."""
+    return f"{count} {role} worker{'' if count == 1 else 's'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """a; a and b; a, b, c, d and 3 more."""
+    shown, more = list(names[:MAX_LISTED]), len(names) - MAX_LISTED
+    if more > 0:
+        return f"{', '.join(shown)} and {more} more"
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else "".join(shown)
+
+
+MOST_ADDED: Final = 4
+"""Times the workers there are, up to which it is reckoned how many would do."""
+
+
+def causes(state: ModelState, limits: VerdictLimits) -> list[Cause]:
+    """Those that hold, and those between their thresholds, which end nothing."""
+    found = [*_links(state, limits), *_slow(state, limits)]
+    shortage = _shortage(state, limits)
+    if shortage is not None:
+        found.append(shortage)
+    return sorted(found, key=lambda each: (each.rank, each.code))
+
+
+def shortage_of(pressures: Pressures, waits_s: float, limits: VerdictLimits) -> tuple[Code, Grade] | None:
+    """Which shortage there is, and how sure it is: prompts press only where some wait."""
+    grades = {
+        Code.PREFILL_BOUND: limits.pressure.grade(pressures.prefill) if waits_s >= LEAST_WAIT_S else Grade.CLEAR,
+        Code.DECODE_BOUND_TPOT: limits.pressure.grade(pressures.batch),
+        Code.DECODE_BOUND_KV: limits.pressure.grade(pressures.kv),
+    }
+    sizes = {
+        Code.PREFILL_BOUND: pressures.prefill,
+        Code.DECODE_BOUND_TPOT: pressures.batch,
+        Code.DECODE_BOUND_KV: pressures.kv,
+    }
+    worst = max(grades, key=lambda code: (grades[code], sizes[code]))
+    if grades[worst] is Grade.CLEAR:
+        return None
+    if grades[worst] is Grade.FIRE and pressures.cluster > limits.pressure.fire:
+        return Code.TOO_SMALL, Grade.FIRE
+    return worst, grades[worst]
+
+
+def _shortage(state: ModelState, limits: VerdictLimits) -> Cause | None:
+    waits_s = state.work.waiting_ns / 1e9 / max(state.standing.prefill, 1)
+    found = shortage_of(state.pressures, waits_s, limits)
+    if found is None:
+        return None
+    code, grade = found
+    healthy = shortage_of(state.healthy, waits_s, limits)
+    explained = healthy is None or healthy[1] is not Grade.FIRE
+    action = advice(state) if grade is Grade.FIRE else None
+    return Cause(code, state.model, _said(code, state, action), (), action, grade=grade, rank=2 if explained else 0)
+
+
+def _links(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
+    """One cause for all workers behind slow links."""
+    graded = [(_link_grade(each, limits), each) for each in state.workers]
+    grade = max((grade for grade, _ in graded), default=Grade.CLEAR)
+    if grade is Grade.CLEAR:
+        return
+    behind = sorted((each for own, each in graded if own is grade), key=lambda each: -each.kv_awaited)
+    worst = behind[0]
+    held = sum(each.held_by_link for each in behind)
+    more = f", which holds up {amount(held)} sequences" if held >= 1 else ""
+    share = max(worst.kv_awaited, worst.kv_wait)
+    sentence = (
+        f"Slow link: {listed([each.id for each in behind])} wait{'' if len(behind) > 1 else 's'} {share:.0%} of the "
+        f"time for KV that is ready at its source{more}; look at the link from the prefill workers."
+    )
+    yield Cause(Code.SLOW_LINK, state.model, sentence, tuple(each.id for each in behind), grade=grade, rank=1)
+
+
+def _link_grade(worker: WorkerState, limits: VerdictLimits) -> Grade:
+    """It awaits ready KV most of the time, or while no step runs, and long."""
+    often = max(limits.kv_wait.grade(worker.kv_wait), limits.kv_awaited.grade(worker.kv_awaited))
+    return min(often, limits.kv_awaited_s.grade(worker.kv_awaited_s))
+
+
+def _slow(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
+    """One cause for all slow workers; where most are, their peers are no measure."""
+    known = [each for each in state.workers if each.slowness is not None]
+    graded = [(limits.slowness.grade(each.slowness or 0.0), each) for each in known]
+    grade = max((grade for grade, _ in graded), default=Grade.CLEAR)
+    slow = [each for own, each in graded if own is grade]
+    if grade is Grade.CLEAR or 2 * len(slow) > len(known):
+        return
+    slow.sort(key=lambda each: -(each.slowness or 0.0))
+    sentence = (
+        f"Slow worker: steps of {listed([each.id for each in slow])} take {slow[0].slowness:.1f} times as long as the "
+        f"same steps take {'its' if len(slow) == 1 else 'their'} peers."
+    )
+    yield Cause(Code.SLOW_WORKER, state.model, sentence, tuple(each.id for each in slow), grade=grade, rank=1)
+
+
+def _said(code: Code, state: ModelState, action: Action | None) -> str:
+    found = state.pressures
+    on_prefill, on_decode = workers(state.prefill, "prefill"), workers(state.mixed, "decode")
+    if code is Code.TOO_SMALL:
+        most = state.standing.workers * MOST_ADDED
+        needed = fewest_workers(state.engine, state.work, state.standing.workers, most)
+        more = f"; {needed - state.standing.workers} more would do" if needed else ""
+        return (
+            f"Too small: prompts press {figure(found.prefill)} on {on_prefill}, decodes {figure(found.decode)} on "
+            f"{on_decode}, and no other roles of them leave less than {figure(found.cluster)}{more}."
+        )
+    then = "" if action is None else f" {_advised(action)} leaves {figure(action.pressure_then)}."
+    if code is Code.PREFILL_BOUND:
+        return (
+            f"Prefill-bound: pressure {figure(found.prefill)} on {on_prefill} against {figure(found.decode)} on "
+            f"{on_decode}, {amount(state.waiting_tokens)} prompt tokens wait.{then}"
+        )
+    against = f"against {figure(found.prefill)} on {on_prefill}"
+    if code is Code.DECODE_BOUND_KV:
+        return (
+            f"Decode-bound by KV: pressure {figure(found.kv)} on {on_decode} {against}, sequences need "
+            f"{amount(state.work.kv_tokens)} tokens of {amount(found.kv_room_tokens)}.{then}"
+        )
+    return (
+        f"Decode-bound by TPOT: pressure {figure(found.batch)} on {on_decode} {against}, {state.running + state.held} "
+        f"sequences where {found.largest_batch} hold {state.work.tpot_ns / 1e6:g} ms.{then}"
+    )
+
+
+def _advised(action: Action) -> str:
+    count, role = len(action.workers), action.role
+    if role == "mixed":
+        return f"Having {workers(count, 'decode')} compute prompts too"
+    return f"Moving {workers(count, 'decode' if role == 'prefill' else 'prefill')} to {role}"

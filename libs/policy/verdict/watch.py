@@ -1,0 +1,124 @@
+"""Verdicts over time: a cause is named once it has lasted, and stays until it has been gone for a while. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from libs.policy.grade import Grade
+from libs.policy.verdict.cause import SHORTAGES, Cause, Code
+from libs.policy.verdict.causes import causes
+from libs.policy.verdict.limits import VerdictLimits
+from libs.policy.verdict.state import ModelState, UnknownModel
+
+MAX_FOLLOWED = 256
+"""Causes, over all models; later ones are not named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The gravest cause first; without any, whether the cluster is balanced, idle or not known."""
+
+    code: Code
+    model: str
+    """Empty where it is about none."""
+    sentence: str
+    since_ns: int
+    causes: Sequence[Cause] = ()
+
+
+@dataclass(slots=True)
+class _Track:
+    """A cause that is, or was of late."""
+
+    cause: Cause
+    """As it held last."""
+    pending_ns: int
+    named: bool = False
+    clear_ns: int = 0
+    """Since when it has been gone; 0: it is there."""
+
+
+class VerdictWatch:
+    """Follows the causes of all models; to be given moments in their order."""
+
+    def __init__(self, limits: VerdictLimits) -> None:
+        self.limits = limits
+        self._tracks: dict[tuple[str, str], _Track] = {}
+        self._code = Code.UNKNOWN
+        self._since_ns = 0
+
+    def look(self, models: Iterable[ModelState | UnknownModel], now_ns: int) -> Verdict:
+        """The verdict as of now."""
+        models = list(models)
+        known = [each for each in models if isinstance(each, ModelState)]
+        found: dict[tuple[str, str], Cause] = {}
+        for state in known:
+            for cause in causes(state, self.limits):
+                found[_key(cause)] = cause
+        for key in [key for key in self._tracks if key not in found]:
+            self._clear(key, now_ns)
+        for key, cause in found.items():
+            self._hold(key, cause, now_ns)
+        named = [track for track in self._tracks.values() if track.named]
+        named.sort(key=lambda each: (each.cause.rank, each.pending_ns))
+        standing = [track.cause.seen(track.pending_ns) for track in named]
+        return self._verdict(models, standing, now_ns)
+
+    def _verdict(self, models: Sequence[ModelState | UnknownModel], standing: Sequence[Cause], now_ns: int) -> Verdict:
+        if standing:
+            first = standing[0]
+            self._code, self._since_ns = first.code, first.since_ns
+            return Verdict(first.code, first.model, first.sentence, first.since_ns, standing)
+        code, model, sentence = _calm(models)
+        if code is not self._code:
+            self._code, self._since_ns = code, now_ns
+        return Verdict(code, model, sentence, self._since_ns)
+
+    def _hold(self, key: tuple[str, str], cause: Cause, now_ns: int) -> None:
+        track = self._tracks.get(key)
+        if track is None:
+            if cause.grade is Grade.FIRE and len(self._tracks) < MAX_FOLLOWED:
+                self._tracks[key] = _Track(cause, now_ns)
+                track = self._tracks[key]
+            else:
+                return
+        if cause.grade is not Grade.FIRE:
+            if not track.named:
+                del self._tracks[key]
+            else:
+                track.clear_ns = 0
+            return
+        if track.named and cause.code is not track.cause.code:  # another shortage of the model
+            self._switch(track, cause, now_ns)
+            return
+        track.cause, track.clear_ns = cause, 0
+        track.named = track.named or now_ns - track.pending_ns >= self.limits.for_ns
+
+    def _switch(self, track: _Track, cause: Cause, now_ns: int) -> None:
+        """To another code once that has held for as long as a new cause has to."""
+        track.clear_ns = track.clear_ns or now_ns
+        if now_ns - track.clear_ns >= self.limits.for_ns:
+            track.cause, track.pending_ns, track.clear_ns = cause, track.clear_ns, 0
+
+    def _clear(self, key: tuple[str, str], now_ns: int) -> None:
+        track = self._tracks[key]
+        track.clear_ns = track.clear_ns or now_ns
+        if not track.named or now_ns - track.clear_ns >= self.limits.clear_ns:
+            del self._tracks[key]
+
+
+def _key(cause: Cause) -> tuple[str, str]:
+    """A model has one shortage at a time."""
+    return cause.model, "shortage" if cause.code in SHORTAGES else cause.code
+
+
+def _calm(models: Sequence[ModelState | UnknownModel]) -> tuple[Code, str, str]:
+    only = models[0].model if len(models) == 1 else ""
+    if all(each.at_rest for each in models):
+        return Code.IDLE, only, "Idle: nothing runs or waits." if models else "Idle: no worker is there."
+    known = [each for each in models if isinstance(each, ModelState) and not each.at_rest]
+    if not known:
+        why = next(each.why for each in models if isinstance(each, UnknownModel) and not each.at_rest)
+        return Code.UNKNOWN, only, f"Not known: {why}."
+    prefill = max(each.pressures.prefill for each in known)
+    decode = max(each.pressures.decode for each in known)
+    return Code.BALANCED, only, f"Balanced: prompts press {prefill:.1f}, decodes {decode:.1f}, where 1 is full."

@@ -1,0 +1,185 @@
+"""The KV index in Redis: per model and worker one set of block hashes, which lives by the worker's lease.
+
+A worker's changes are mirrored here. When one fails, or its set is found gone, the whole set is written again with the
+next change or renewal, so that the index heals from an outage and from a Redis that came back empty.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import structlog
+from redis.exceptions import RedisError
+
+from libs.contracts import keys
+from libs.runtime.redis import is_wrong_type, make_redis
+from libs.stores.kvindex.mirror import Mirror
+from libs.stores.kvindex.port import KvIndexStats, PrefixQuery
+from libs.stores.kvindex.prefix import distinct, leading_blocks
+
+log = structlog.get_logger()
+
+LOOKUP_TIMEOUT_S = 0.05
+CHANGE_TIMEOUT_S = 1.0
+SOCKET_TIMEOUT_MS = 500
+PAUSE_S = 0.5
+"""After a failed look-up none is tried for this long: requests do not each wait for a store that is away."""
+FIRST_LEASE_MS = 10_000
+"""Lease of a set that is published to before its first renewal."""
+CHUNK_BLOCKS = 4096
+"""Hashes in one command."""
+
+T = TypeVar("T")
+
+
+class RedisKvIndex:
+    """KvIndex over Redis 6.2 or later. Workers that hold none of a prompt's blocks are left out of its map."""
+
+    def __init__(self, url: str, cluster: str, *, lookup_timeout_s: float = LOOKUP_TIMEOUT_S) -> None:
+        self._cluster = cluster
+        self._lookup_timeout_s = lookup_timeout_s
+        self._redis = make_redis(url, timeout_ms=SOCKET_TIMEOUT_MS)
+        self._mirrors: dict[str, Mirror] = {}
+        self._changing = asyncio.Lock()
+        self._paused_until_s = 0.0
+        self._lookups = 0
+        self._lookup_errors = 0
+        self._change_errors = 0
+        self._away = False
+        """Whether an outage has been logged."""
+
+    async def publish(self, model: str, worker_id: str, *, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        """Blocks that `worker_id` now holds, and those it has evicted, in that order."""
+        key = keys.kv_blocks(self._cluster, model, worker_id)
+        async with self._changing:
+            mirror = self._mirror(key)
+            await self._write(key, mirror, mirror.apply(stored, removed), removed)
+
+    async def renew(self, model: str, worker_id: str, *, lease_ms: int) -> None:
+        """Keep a worker's blocks listed: they go when its lease ends, all at once."""
+        key = keys.kv_blocks(self._cluster, model, worker_id)
+        async with self._changing:
+            mirror = self._mirror(key)
+            mirror.lease_ms = lease_ms
+            await self._write(key, mirror, (), ())
+
+    async def forget(self, model: str, worker_id: str) -> None:
+        """Drop all of a worker's blocks (it starts anew, or leaves)."""
+        key = keys.kv_blocks(self._cluster, model, worker_id)
+        async with self._changing:
+            self._mirrors.pop(key, None)
+            try:
+                await _within(CHANGE_TIMEOUT_S, self._redis.unlink(key))
+            except (RedisError, OSError, TimeoutError) as error:
+                self._mirror(key).in_doubt = True
+                self._change_errors += 1
+                self._failed("forget", error)
+
+    async def longest_prefix(self, queries: Sequence[PrefixQuery]) -> list[list[Mapping[str, int]]]:
+        """For each prompt of each query, how many leading blocks each worker holds; empty maps while Redis is away."""
+        found: list[list[dict[str, int]]] = [[{} for _ in query.prompts] for query in queries]
+        asked = [
+            (worker_id, query, maps)
+            for query, maps in zip(queries, found, strict=True)
+            if any(query.prompts)
+            for worker_id in query.worker_ids
+        ]
+        if asked:
+            self._lookups += 1
+            sets = [
+                (keys.kv_blocks(self._cluster, query.model, worker_id), distinct(query.prompts))
+                for worker_id, query, _ in asked
+            ]
+            for (worker_id, query, maps), held in zip(asked, await self._held(sets), strict=False):
+                for prompt, counts in zip(query.prompts, maps, strict=True):
+                    if count := leading_blocks(prompt, held):
+                        counts[worker_id] = count
+        return [list(maps) for maps in found]
+
+    def stats(self) -> KvIndexStats:
+        """Counters for metrics."""
+        return KvIndexStats(self._lookups, self._lookup_errors, self._change_errors)
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+        await self._redis.aclose()
+
+    def _mirror(self, key: str) -> Mirror:
+        return self._mirrors.setdefault(key, Mirror(lease_ms=FIRST_LEASE_MS))
+
+    async def _held(self, sets: Sequence[tuple[str, Sequence[bytes]]]) -> list[dict[bytes, bool]]:
+        """Which of the blocks wanted of each set it holds; nothing at all while Redis is away."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._paused_until_s:
+            self._lookup_errors += 1
+            return []
+        asks = self._redis.pipeline(transaction=False)
+        for key, wanted in sets:
+            asks.smismember(key, list(wanted))
+        try:
+            answers = await _within(self._lookup_timeout_s, asks.execute(raise_on_error=False))
+            held = [self._answer(wanted, answer) for (_, wanted), answer in zip(sets, answers, strict=True)]
+        except (RedisError, OSError, TimeoutError) as error:
+            self._paused_until_s = now_s + PAUSE_S
+            self._lookup_errors += 1
+            self._failed("look-up", error)
+            return []
+        self._away = False
+        return held
+
+    def _answer(self, wanted: Sequence[bytes], answer: Any) -> dict[bytes, bool]:
+        """Which blocks a set holds. A key that is no set holds none: its worker, which writes it anew with its next
+        renewals, keeps no other's look-up from an answer meanwhile."""
+        if is_wrong_type(answer):
+            self._lookup_errors += 1
+            return dict.fromkeys(wanted, False)
+        if isinstance(answer, Exception):
+            raise answer
+        return dict(zip(wanted, map(bool, answer), strict=True))
+
+    async def _write(self, key: str, mirror: Mirror, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        """Bring the store to the mirror: by the change alone, or by all of it when the two may differ."""
+        differs, mirror.in_doubt = mirror.in_doubt, True  # until the store has confirmed, also if this is cancelled
+        try:
+            if not differs:
+                differs = await self._write_change(key, mirror, stored, removed) != len(mirror.blocks)
+            if differs:
+                await self._write_all(key, mirror)
+            mirror.in_doubt = False
+            self._away = False
+        except (RedisError, OSError, TimeoutError) as error:
+            self._change_errors += 1
+            self._failed("change", error)
+
+    async def _write_change(self, key: str, mirror: Mirror, stored: Sequence[bytes], removed: Sequence[bytes]) -> int:
+        """How many blocks the store lists after the change."""
+        pipe = self._redis.pipeline(transaction=True)
+        for chunk in _chunks(stored):
+            pipe.sadd(key, *chunk)
+        for chunk in _chunks(removed):
+            pipe.srem(key, *chunk)
+        pipe.pexpire(key, mirror.lease_ms)
+        pipe.scard(key)
+        return int((await _within(CHANGE_TIMEOUT_S, pipe.execute()))[-1])
+
+    async def _write_all(self, key: str, mirror: Mirror) -> None:
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.unlink(key)
+        for chunk in _chunks(list(mirror.blocks)):
+            pipe.sadd(key, *chunk)
+        pipe.pexpire(key, mirror.lease_ms)
+        await _within(CHANGE_TIMEOUT_S, pipe.execute())
+
+    def _failed(self, what: str, error: Exception) -> None:
+        if not self._away:
+            log.warning("kv index is away", call=what, error=repr(error))
+        self._away = True
+
+
+def _chunks(blocks: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    return (blocks[start : start + CHUNK_BLOCKS] for start in range(0, len(blocks), CHUNK_BLOCKS))
+
+
+async def _within(timeout_s: float, call: Awaitable[T]) -> T:
+    async with asyncio.timeout(timeout_s):
+        return await call

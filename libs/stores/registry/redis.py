@@ -1,0 +1,254 @@
+"""The registry in Redis: a lease key for each worker, a set of their ids, and a channel that tells of changes."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import structlog
+import xxhash
+from redis.asyncio.client import PubSub
+from redis.exceptions import RedisError
+
+from libs.contracts import keys
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+from libs.runtime.backoff import Backoff
+from libs.runtime.redis import is_wrong_type, make_redis
+from libs.stores.registry.port import RegistryDown, RegistryStats
+from libs.stores.registry.usable import Unusable, read_worker
+
+log = structlog.get_logger()
+
+SOCKET_TIMEOUT_MS = 500
+CALL_TIMEOUT_S = 1.5
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MAX_S = 1.0
+MAX_COALESCED_CHANGES = 1000
+"""Pushed changes that one list may answer."""
+MAX_PRUNED = 1000
+"""Dead ids that one list removes; the next one goes on."""
+MAX_REMEMBERED = 1024
+"""Skipped values that are known to have been logged; of more, the one that was seen longest ago counts as new."""
+SHOWN_BYTES = 80
+"""Of a skipped id, in the log."""
+
+T = TypeVar("T")
+
+# Incarnations are 20 digits, so that comparing text compares numbers: Lua's own are not exact beyond 2**53.
+# A key of another type, which only a stranger can have left, would refuse every command on it for ever.
+_OWN = """
+local function own(key, kind)
+  local held = redis.call('TYPE', key).ok
+  if held ~= kind and held ~= 'none' then redis.call('DEL', key) end
+end
+own(KEYS[1], 'hash')
+own(KEYS[2], 'set')
+"""
+_ANNOUNCE = f"""{_OWN}
+local held = redis.call('HMGET', KEYS[1], 'incarnation', 'worker')
+if held[1] and held[1] > ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'worker', ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+redis.call('SADD', KEYS[2], ARGV[1])
+if held[2] ~= ARGV[3] then redis.call('PUBLISH', KEYS[3], ARGV[1]) end
+return 1
+"""
+_WITHDRAW = f"""{_OWN}
+local held = redis.call('HGET', KEYS[1], 'incarnation')
+if held and held > ARGV[2] then return 0 end
+if redis.call('DEL', KEYS[1]) + redis.call('SREM', KEYS[2], ARGV[1]) > 0 then
+  redis.call('PUBLISH', KEYS[3], ARGV[1])
+end
+return 1
+"""
+# The id goes only if its lease is still gone: the worker may have come back since the list was read.
+_PRUNE = """
+if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('SREM', KEYS[2], ARGV[1]) end
+"""
+
+
+class RedisRegistry:
+    """Registry over Redis 6.2 or later. A newer incarnation's registration is never replaced by an older one's."""
+
+    def __init__(self, url: str, cluster: str) -> None:
+        self._cluster = cluster
+        self._redis = make_redis(url, timeout_ms=SOCKET_TIMEOUT_MS)
+        self._announce = self._redis.register_script(_ANNOUNCE)
+        self._withdraw = self._redis.register_script(_WITHDRAW)
+        self._prune = self._redis.register_script(_PRUNE)
+        self._skipped = _Skipped()
+
+    async def announce(self, worker: Worker, *, lease_ms: int) -> None:
+        """Register or renew; the change is pushed to `watch` when anything but the lease differs."""
+        value = worker.SerializeToString(deterministic=True)
+        lease = (worker.id, f"{worker.incarnation:020d}", value, lease_ms)
+        await _bounded(self._announce(keys=self._keys(worker.id), args=lease))
+
+    async def withdraw(self, worker_id: str, incarnation: int) -> None:
+        """Remove a worker unless a newer incarnation has taken its place."""
+        args = [worker_id, f"{incarnation:020d}"]
+        await _bounded(self._withdraw(keys=self._keys(worker_id), args=args))
+
+    async def workers(self) -> list[Worker]:
+        """Those whose lease holds, by id: two round trips, and a third when some are dead.
+
+        Whatever else stands there is skipped, logged and counted.
+        """
+        return await _bounded(self._read())
+
+    def stats(self) -> RegistryStats:
+        """Counters for metrics."""
+        return RegistryStats(self._skipped.total, self._skipped.last)
+
+    async def watch(self, *, poll_ms: int = 1000) -> AsyncGenerator[list[Worker], None]:
+        """The list now, then after every pushed change and at least every `poll_ms`; outages are waited out."""
+        backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
+        while True:
+            try:
+                async with aclosing(self._watch_once(poll_ms)) as lists:
+                    async for workers in lists:
+                        backoff.reset()
+                        yield workers
+            except RegistryDown as error:
+                wait_s = backoff.next_s()
+                _stop_if_cancelled()
+                if backoff.failures == 1:
+                    log.warning("registry is away", error=str(error))
+                await asyncio.sleep(wait_s)
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+        await self._redis.aclose()
+
+    def _keys(self, worker_id: str) -> list[str]:
+        return [
+            keys.worker(self._cluster, worker_id),
+            keys.workers(self._cluster),
+            keys.worker_changes(self._cluster),
+        ]
+
+    async def _read(self) -> list[Worker]:
+        reply: Any = await self._redis.smembers(keys.workers(self._cluster))
+        members: list[bytes] = sorted(reply)
+        if not members:
+            self._skipped.last = 0
+            return []
+        reads = self._redis.pipeline(transaction=False)
+        for member in members:
+            reads.hget(self._lease(member), "worker")
+        values: list[Any] = await reads.execute(raise_on_error=False)
+        found: list[Worker] = []
+        dead: list[bytes] = []
+        skipped = 0
+        for member, value in zip(members, values, strict=True):
+            if value is None:
+                dead.append(member)
+                continue
+            try:
+                found.append(read_worker(member, _bytes(value)))
+            except Unusable as error:
+                skipped += 1
+                self._skipped.take(member, value, str(error))
+        self._skipped.last = skipped
+        await self._drop(dead[:MAX_PRUNED])
+        return found
+
+    async def _drop(self, dead: list[bytes]) -> None:
+        """One round trip, over one connection, for all of them."""
+        if dead:
+            prunes = self._redis.pipeline(transaction=False)
+            for member in dead:
+                await self._prune(keys=[self._lease(member), keys.workers(self._cluster)], args=[member], client=prunes)
+            await prunes.execute()
+
+    def _lease(self, member: bytes) -> bytes:
+        """The lease key of a member, which may be anything."""
+        return keys.worker(self._cluster, "").encode() + member
+
+    async def _watch_once(self, poll_ms: int) -> AsyncGenerator[list[Worker], None]:
+        """Lists over one connection, until it fails with RegistryDown."""
+        changes = self._redis.pubsub()
+        try:
+            # Confirmed before the first list is read, so that no change falls between the two.
+            await _bounded(_subscribe(changes, keys.worker_changes(self._cluster)))
+            while True:
+                yield await self.workers()
+                await _wait_for_change(changes, poll_ms / 1000)
+                _stop_if_cancelled()
+        finally:
+            await changes.aclose()  # type: ignore[no-untyped-call]
+
+
+async def _subscribe(changes: PubSub, channel: str) -> None:
+    await changes.subscribe(channel)
+    while await changes.get_message(timeout=CALL_TIMEOUT_S) is None:
+        pass  # `_bounded` ends it
+
+
+async def _wait_for_change(changes: PubSub, timeout_s: float) -> None:
+    """Return at a pushed change (all that came together count as one) or after `timeout_s`.
+
+    A subscription that redis-py renewed on a new connection counts as a change: there may have been some in between.
+    """
+    deadline_s = asyncio.get_running_loop().time() + timeout_s
+    try:
+        while (left_s := deadline_s - asyncio.get_running_loop().time()) > 0:
+            if await changes.get_message(timeout=left_s) is not None:
+                break
+        for _ in range(MAX_COALESCED_CHANGES):
+            if await changes.get_message(timeout=0) is None:
+                return
+    except (RedisError, OSError) as error:
+        raise RegistryDown(str(error)) from error
+
+
+def _stop_if_cancelled() -> None:
+    """Take up a cancellation that was lost: asyncio.timeout, under every read of redis-py, turns one that was asked for
+    just before it was entered, and falls together with its own end, into its TimeoutError.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+async def _bounded(call: Awaitable[T]) -> T:
+    """The call's result; raises RegistryDown for whatever keeps Redis from answering in time."""
+    try:
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            return await call
+    except (RedisError, OSError, TimeoutError) as error:
+        raise RegistryDown(str(error) or "no answer in time") from error
+
+
+def _bytes(value: Any) -> bytes:
+    """What was read; raises Unusable for a key of another type, and whatever else Redis answered."""
+    if is_wrong_type(value):
+        raise Unusable("its key is no hash")
+    if isinstance(value, Exception):
+        raise value
+    return bytes(value)
+
+
+class _Skipped:
+    """Values that were no worker: each is logged and counted once, as long as it is remembered."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.last = 0
+        """In the last list."""
+        self._known: OrderedDict[int, None] = OrderedDict()
+
+    def take(self, member: bytes, value: Any, why: str) -> None:
+        """A value was skipped."""
+        held = value if isinstance(value, bytes) else str(value).encode()
+        which = xxhash.xxh3_64_intdigest(b"%d:%b%b" % (len(member), member, held))
+        known = which in self._known
+        self._known[which] = None
+        self._known.move_to_end(which)
+        if known:
+            return
+        self.total += 1
+        if len(self._known) > MAX_REMEMBERED:
+            self._known.popitem(last=False)
+        log.warning("registry entry is no worker", id=repr(member[:SHOWN_BYTES]), why=why)

@@ -1,0 +1,150 @@
+"""What one metrics service tells of its workers ten times a second: their loads, the windows that were written, and in
+turn how long their steps take. Who decides about all of them reads this, and no steps. Pure."""
+
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads, LoadWindow, StepBatch, WorkerStepTime
+from libs.telemetry.fleet import Fleet
+from libs.telemetry.history import WrittenWindow
+from libs.telemetry.windows.cells import DECODE, PREFILL
+
+WINDOW_NS: Final = 100_000_000
+"""Of windows that are sent."""
+MAX_WINDOWS: Final = 40
+"""Of one message, the newest: what was revised long ago is of no use to a decision."""
+STEP_TIMES: Final = 100
+"""Of one message; those of more workers are sent in turn."""
+MOST_COUNTED: Final = 2**49
+"""Of anything by a worker; more is nonsense. Sums over all workers fit 64 bits."""
+ENTRY_BYTES: Final = 8
+COLUMNS: Final = (
+    "incarnations",
+    "covered_to_unix_ns",
+    "epochs",
+    "roles",
+    "budget_tokens",
+    "running",
+    "waiting",
+    "waiting_prefill_tokens",
+    "awaiting_kv",
+    "free_kv_blocks",
+    "preemptions",
+    "recomputed_tokens",
+    "pool_faults",
+)
+"""Fields of a message, one entry a worker: 64-bit integers, little-endian."""
+_COUNTED_FROM: Final = COLUMNS.index("roles")
+# Attributes of protobuf's are read in C by these, several times faster than one by one; in the order of `COLUMNS`.
+_OF_BATCH: Final = attrgetter("incarnation", "covered_to_unix_ns", "assignment", "load")
+_OF_ASSIGNMENT: Final = attrgetter("epoch", "role", "budget_tokens")
+_OF_LOAD: Final = attrgetter(
+    "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions",
+    "recomputed_tokens", "pool_faults",
+)  # fmt: skip
+
+
+class Told(NamedTuple):
+    """A message, and whether it tells of anything that runs, waits or was computed."""
+
+    message: FleetLoads
+    works: bool
+
+
+class LoadTeller:
+    """Makes the messages of one metrics service."""
+
+    def __init__(self, metrics_id: str, incarnation: int) -> None:
+        self._metrics_id = metrics_id
+        self._incarnation = incarnation
+        self._turn = 0
+        """Of the worker whose step time is sent next."""
+
+    def message(self, fleet: Fleet, written: Sequence[WrittenWindow], now_ns: int) -> Told | None:
+        """Of the workers whose telemetry comes here; None without any."""
+        timelines = fleet.directory.timelines
+        ids, newest = [], []
+        for name in fleet.directory.listing(now_ns).own_ids:
+            timeline = timelines.get(name)
+            if timeline is not None and timeline.newest is not None:
+                ids.append(name)
+                newest.append(timeline.newest)
+        if not ids:
+            return None
+        message = FleetLoads(
+            metrics_id=self._metrics_id, incarnation=self._incarnation, told_unix_ns=now_ns, worker_ids=ids
+        )
+        reported = np.array([_row(batch) for batch in newest], np.uint64)
+        for name, column in zip(COLUMNS, reported.T, strict=True):
+            setattr(message, name, column.astype("<u8").tobytes())
+        places = {name: place for place, name in enumerate(ids)}
+        windows = sorted(written, key=lambda window: window.start_ns)[-MAX_WINDOWS:]
+        message.windows.extend(found for window in windows if (found := _window(window, ids, places)) is not None)
+        message.step_times.extend(self._step_times(newest))
+        waits = reported[:, COLUMNS.index("running") : COLUMNS.index("free_kv_blocks")].any()
+        ran = any(window.workers.times_ns[:, [PREFILL, DECODE]].any() for window in windows)
+        return Told(message, bool(waits or ran))
+
+    def _step_times(self, newest: Sequence[StepBatch]) -> Iterable[WorkerStepTime]:
+        count = min(len(newest), STEP_TIMES)
+        first = self._turn % len(newest)
+        self._turn = first + count
+        for number in range(first, first + count):
+            place = number % len(newest)
+            if newest[place].HasField("step_time"):
+                yield WorkerStepTime(worker=place, step_time=newest[place].step_time)
+
+
+def columns_of(message: FleetLoads, workers: int) -> NDArray[np.uint64]:
+    """[columns, workers] of `COLUMNS`. Raises ValueError for a column of another length."""
+    found = np.array([_column(getattr(message, name), workers) for name in COLUMNS], np.uint64)
+    np.minimum(found[_COUNTED_FROM:], np.uint64(MOST_COUNTED), out=found[_COUNTED_FROM:])
+    return found
+
+
+def window_of(window: LoadWindow, workers: int) -> tuple[int, NDArray[np.int64], NDArray[np.int32]]:
+    """Its start, places of the workers that it is of, and [those, 3] covered, prefill and decode in ns. Raises
+    ValueError for what cannot be."""
+    places: NDArray[np.int64] = np.arange(workers, dtype=np.int64)
+    if window.workers:
+        asked = _column(window.workers, len(window.workers) // ENTRY_BYTES)
+        if (asked >= np.uint64(workers)).any():
+            raise ValueError("a window of workers that are not named")
+        places = asked.astype(np.int64)
+    columns = (window.covered_ns, window.prefill_ns, window.decode_ns)
+    times = np.array([_column(each, len(places)) for each in columns], np.uint64)
+    if window.start_unix_ns % WINDOW_NS or (times > np.uint64(WINDOW_NS)).any():
+        raise ValueError("no such window")
+    return window.start_unix_ns, places, times.T.astype(np.int32)
+
+
+def _row(batch: StepBatch) -> tuple[int, ...]:
+    incarnation, covered_to_ns, assignment, load = _OF_BATCH(batch)
+    return incarnation, covered_to_ns, *_OF_ASSIGNMENT(assignment), *_OF_LOAD(load)
+
+
+def _window(window: WrittenWindow, ids: Sequence[str], places: dict[str, int]) -> LoadWindow | None:
+    cells = window.workers
+    message = LoadWindow(start_unix_ns=window.start_ns)
+    if list(cells.worker_ids) != ids:
+        cells = cells.among(places)
+        if not cells:
+            return None
+        message.workers = _bytes(np.array([places[name] for name in cells.worker_ids], np.uint64))
+    covered, prefill, decode, _ = cells.times_ns.T
+    message.covered_ns, message.prefill_ns, message.decode_ns = _bytes(covered), _bytes(prefill), _bytes(decode)
+    return message
+
+
+def _column(data: bytes, entries: int) -> NDArray[np.uint64]:
+    if len(data) != entries * ENTRY_BYTES:
+        raise ValueError("columns of different lengths")
+    return np.frombuffer(data, "<u8")
+
+
+def _bytes(values: NDArray[Any]) -> bytes:
+    return values.astype("<u8").tobytes()

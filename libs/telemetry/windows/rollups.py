@@ -1,0 +1,315 @@
+"""GPU time by phase in aligned windows of several lengths: bounded, exact, and revisable. Pure.
+
+Written are windows of the first tier only. Coarser ones are their sums, kept by adding differences: a late batch that
+changes 100 ms changes the second and the ten seconds around it by exactly as much.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.telemetry.windows.cells import COVERED, PROVISIONAL, Cells
+from libs.telemetry.windows.ring import NO_ROLE, Ring, Tier
+from libs.telemetry.worker.phase_time import PhaseTime
+
+MAX_WORKERS: Final = 4096
+FIRST_SLOTS: Final = 16
+SECOND_NS: Final = 1_000_000_000
+TIERS: Final = (
+    Tier(SECOND_NS // 10, 1200),
+    Tier(SECOND_NS, 3600),
+    Tier(10 * SECOND_NS, 2160),
+    Tier(60 * SECOND_NS, 2880),
+)
+"""Two minutes, an hour, six hours, two days: 17 bytes a window and worker (33 from 10 s on), 250 MB for 1,000
+workers once all of it has been lived through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one worker did in one window of the first tier."""
+
+    worker_id: str
+    time: PhaseTime
+    role: int
+    """A number below `PROVISIONAL` that names the role it had, not `NO_ROLE`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Consecutive windows of one tier."""
+
+    window_ns: int
+    starts_ns: NDArray[np.int64]
+    """[windows] int64."""
+    worker_ids: Sequence[str]
+    times_ns: NDArray[np.int64]
+    """[windows, workers, 4] int64."""
+    roles: NDArray[np.uint8]
+    """[windows, workers] uint8: the role at the window's end, `NO_ROLE` where nothing was written."""
+    provisional: NDArray[np.bool_]
+    """[windows, workers]: part of the time is a step that still runs. Told in the first tier only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One window of a coarse tier, as it is kept elsewhere: of the workers that were there."""
+
+    window_ns: int
+    start_ns: int
+    worker_ids: Sequence[str]
+    times_ns: NDArray[np.int64]
+    """[workers, 4] int64."""
+    roles: NDArray[np.uint8]
+    """[workers] uint8."""
+
+
+class RollUps:
+    """The windows of all workers."""
+
+    def __init__(self, tiers: Sequence[Tier] = TIERS) -> None:
+        self._rings = [Ring(tier, FIRST_SLOTS) for tier in tiers]
+        self._slots: dict[str, int] = {}
+        """By worker id."""
+        self._size = FIRST_SLOTS
+        self._newest_ns = np.zeros(MAX_WORKERS, np.int64)
+        """By slot: the newest window that was written. Some workers' windows are written later than others'."""
+        self._finest_from_ns = 0
+        """What was before is in the coarser tiers alone."""
+
+    @property
+    def tiers(self) -> list[Tier]:
+        """The finest first."""
+        return [ring.tier for ring in self._rings]
+
+    def tier_for(self, low_ns: int, least_ns: int = 0) -> Tier:
+        """The finest windows that reach back to `low_ns` and are no shorter than `least_ns`; the coarsest where there
+        are none."""
+        coarse = int(low_ns < self._finest_from_ns)
+        rings = self._rings[coarse:]
+        fitting = (ring.tier for ring in rings if ring.reaches(low_ns) and ring.tier.window_ns >= least_ns)
+        return next(fitting, self._rings[-1].tier)
+
+    def write(self, start_ns: int, written: Sequence[Written], *, fuller: bool = False) -> Cells:
+        """`enter` for what is known worker by worker."""
+        return self.enter(start_ns, cells(written), fuller=fuller)
+
+    def enter(self, start_ns: int, written: Cells, *, fuller: bool = False) -> Cells:
+        """What workers did in the first tier's window at `start_ns`, in place of what was known of it before; what was
+        taken of it. Does nothing for a window that is no longer kept. `fuller`: what covers less than is known already
+        is left out.
+        """
+        finest = self._rings[0]
+        row = finest.row(start_ns)
+        if row is None or not written:
+            return written.first(0)
+        slots = self._slots_of(written.worker_ids)
+        known = finest.get(row, slots)
+        if fuller:
+            fits = written.times_ns[:, COVERED] >= known[:, COVERED]
+            written, slots, known = written.where(fits), slots[fits], known[fits]
+            if not written:
+                return written
+        change = written.times_ns - known
+        finest.put(row, slots, written.times_ns)
+        finest.set_roles(row, slots, written.roles)
+        roles = written.roles % np.uint8(PROVISIONAL)
+        newest = start_ns >= self._newest_ns[slots]
+        self._newest_ns[slots[newest]] = start_ns
+        self._add_coarser(start_ns, slots, change, roles, over=newest)
+        return written
+
+    def fill(self, start_ns: int, finest: Sequence[Cells]) -> bool:
+        """What workers did in the second tier's window at `start_ns`, by its windows of the first tier, in place of
+        what was known of it: of workers of which that covers no less. It may lie further back than the first tier
+        reaches. False for one that is no longer kept."""
+        if not self._rings[1].reaches(start_ns):
+            return False
+        ids = sorted({worker_id for cells in finest for worker_id in cells.worker_ids})
+        if not ids:
+            return True
+        slots, row = self._slots_of(ids), self._rings[1].row(start_ns)
+        assert row is not None  # it reaches back so far
+        times, roles = _side_by_side(ids, finest)
+        whole, known = times.sum(axis=0), self._rings[1].get(row, slots)
+        fits = whole[:, COVERED] >= known[:, COVERED]
+        slots, times, roles, change = slots[fits], times[:, fits], roles[:, fits], (whole - known)[fits]
+        for number, (time, role) in enumerate(zip(times, roles, strict=True)):
+            at_ns = start_ns + number * self._rings[0].tier.window_ns
+            row = self._rings[0].row(at_ns)
+            if row is not None:
+                self._rings[0].put(row, slots, time)
+                known = role != NO_ROLE
+                self._rings[0].set_roles(row, slots[known], role[known])
+        # The last role that is known of each.
+        latest = (roles[::-1] != NO_ROLE).argmax(axis=0)
+        last = roles[::-1][latest, np.arange(len(slots))] % np.uint8(PROVISIONAL)
+        never = np.zeros(len(slots), np.bool_)
+        self._newest_ns[slots] = np.maximum(self._newest_ns[slots], start_ns)
+        self._add_coarser(start_ns, slots, change, last, over=never)
+        return True
+
+    def _add_coarser(
+        self,
+        start_ns: int,
+        slots: NDArray[np.int64],
+        change: NDArray[np.int64],
+        roles: NDArray[np.uint8],
+        *,
+        over: NDArray[np.bool_],
+    ) -> None:
+        """Change the windows of all tiers but the first around `start_ns`; `roles` replace known ones where `over`."""
+        for ring in self._rings[1:]:
+            row = ring.row(start_ns)
+            if row is not None:
+                ring.add(row, slots, change)
+                ring.set_roles(row, slots, roles, over=over)
+                ring.changed.add(start_ns - start_ns % ring.tier.window_ns)
+
+    def phases(self, worker_id: str, low_ns: int, high_ns: int) -> PhaseTime:
+        """How a worker spent [low, high), both ends moved back to where a window begins: the finest that reach so far
+        back."""
+        if worker_id not in self._slots:
+            return PhaseTime()
+        length = self.tier_for(low_ns).window_ns
+        series = self.read(length, low_ns - low_ns % length, high_ns - high_ns % length, [worker_id])
+        covered, prefill, decode, kv_wait = series.times_ns.sum(axis=(0, 1)).tolist()
+        return PhaseTime(covered, prefill, decode, kv_wait, bool(series.provisional.any()))
+
+    def take_changed(self, before_ns: int) -> list[Kept]:
+        """Windows of the coarse tiers that were written since they were last taken, each with what was written of the
+        time before `before_ns`: what lies after is to be written again by whoever goes on from there.
+
+        A window that reaches beyond is taken again next time.
+        """
+        taken = []
+        for ring in self._rings[1:]:
+            length = ring.tier.window_ns
+            starts = sorted(start_ns for start_ns in ring.changed if start_ns < before_ns)
+            taken += [self._kept(ring, start_ns, before_ns) for start_ns in starts]
+            ring.changed.difference_update(start_ns for start_ns in starts if start_ns + length <= before_ns)
+        return taken
+
+    def give_back(self, windows: Sequence[Kept]) -> None:
+        """They could not be kept: to be taken again."""
+        for ring in self._rings[1:]:
+            starts = {kept.start_ns for kept in windows if kept.window_ns == ring.tier.window_ns}
+            ring.changed |= {start_ns for start_ns in starts if ring.holds(start_ns)}
+
+    def restore(self, kept: Kept) -> None:
+        """Put a window of a coarse tier back, in place of what is there; nothing for one that is too old."""
+        ring = next((ring for ring in self._rings[1:] if ring.tier.window_ns == kept.window_ns), None)
+        row = None if ring is None else ring.row(kept.start_ns)
+        if ring is None or row is None or not kept.worker_ids:
+            return
+        slots = self._slots_of(kept.worker_ids)
+        ring.add(row, slots, kept.times_ns - ring.get(row, slots))
+        ring.set_roles(row, slots, kept.roles)
+
+    def resume(self, written_to_ns: int) -> None:
+        """All that was before has been restored."""
+        self._finest_from_ns = written_to_ns
+
+    def _kept(self, ring: Ring, start_ns: int, before_ns: int) -> Kept:
+        ids = self.worker_ids()
+        slots = np.array([self._slots[worker_id] for worker_id in ids], np.int64)
+        end_ns = start_ns + ring.tier.window_ns
+        _, times, roles = ring.read(start_ns, end_ns, slots)
+        _, later, _ = self._rings[0].read(max(before_ns, start_ns), max(end_ns, before_ns), slots)
+        there = np.flatnonzero(roles[0] != NO_ROLE)
+        return Kept(
+            ring.tier.window_ns,
+            start_ns,
+            [ids[place] for place in there],
+            (times[0] - later.sum(axis=0))[there],
+            roles[0][there],
+        )
+
+    def worker_ids(self) -> list[str]:
+        """Workers of which something was written, in order."""
+        return sorted(self._slots)
+
+    def knows(self, worker_id: str) -> bool:
+        """Whether anything was written of it."""
+        return worker_id in self._slots
+
+    def present(self, window_ns: int, low_ns: int, high_ns: int) -> list[str]:
+        """Workers of which something was written in a tier's windows that lie in [low, high), in order."""
+        ids, ring = self.worker_ids(), self._ring(window_ns)
+        slots = np.array([self._slots[worker_id] for worker_id in ids], np.int64)
+        return list(compress(ids, ring.present(low_ns, high_ns, slots)))
+
+    def read(self, window_ns: int, low_ns: int, high_ns: int, worker_ids: Sequence[str] | None = None) -> Series:
+        """Windows of a tier that lie in [low, high), of some of `worker_ids()` or all.
+
+        Raises ValueError for a length that is not a tier's.
+        """
+        ring = self._ring(window_ns)
+        low_ns = max(low_ns, high_ns - ring.tier.windows * window_ns)
+        ids = self.worker_ids() if worker_ids is None else worker_ids
+        slots = np.array([self._slots[worker_id] for worker_id in ids], np.int64)
+        starts, times, roles = ring.read(low_ns, high_ns, slots)
+        return Series(window_ns, starts, ids, times, (roles % PROVISIONAL).astype(np.uint8), roles >= PROVISIONAL)
+
+    def _ring(self, window_ns: int) -> Ring:
+        ring = next((ring for ring in self._rings if ring.tier.window_ns == window_ns), None)
+        if ring is None:
+            raise ValueError(f"windows are {', '.join(str(tier.window_ns) for tier in self.tiers)} ns long")
+        return ring
+
+    def _slots_of(self, worker_ids: Sequence[str]) -> NDArray[np.int64]:
+        """[workers]; new ones get theirs."""
+        slots = [self._slots.get(worker_id, -1) for worker_id in worker_ids]
+        return np.array([self._slot(worker_id) for worker_id in worker_ids] if -1 in slots else slots, np.int64)
+
+    def _slot(self, worker_id: str) -> int:
+        slot = self._slots.get(worker_id)
+        if slot is None:
+            slot = self._slots[worker_id] = self._new_slot()
+        return slot
+
+    def _new_slot(self) -> int:
+        used = len(self._slots)
+        if used >= MAX_WORKERS:
+            slot = self._slots.pop(min(self._slots, key=lambda each: self._newest_ns[self._slots[each]]))
+            for ring in self._rings:
+                ring.clear(slot)
+            self._newest_ns[slot] = 0
+            return slot
+        if used == self._size:
+            self._size = min(2 * self._size, MAX_WORKERS)
+            for ring in self._rings:
+                ring.grow(self._size)
+        return used
+
+
+def _side_by_side(worker_ids: Sequence[str], finest: Sequence[Cells]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """(times [windows, workers, 4], roles [windows, workers]); zeros where a window tells nothing of a worker."""
+    places = {worker_id: place for place, worker_id in enumerate(worker_ids)}
+    times = np.zeros((len(finest), len(worker_ids), 4), np.int64)
+    roles = np.full((len(finest), len(worker_ids)), NO_ROLE, np.uint8)
+    for number, cells in enumerate(finest):
+        at = [places[worker_id] for worker_id in cells.worker_ids]
+        times[number, at], roles[number, at] = cells.times_ns, cells.roles
+    return times, roles
+
+
+def by_phase(times_ns: NDArray[np.int64], gpus: Mapping[str, int], worker_ids: Sequence[str]) -> NDArray[np.int64]:
+    """[windows, 4] GPU-ns: the workers' times [windows, workers, 4], each weighed by its GPUs."""
+    weights = np.array([gpus.get(worker_id, 1) for worker_id in worker_ids], np.int64)
+    spent: NDArray[np.int64] = np.einsum("nwp,w->np", times_ns, weights)
+    return spent
+
+
+def cells(written: Sequence[Written]) -> Cells:
+    """The same side by side."""
+    times = [
+        (time.covered_ns, time.prefill_ns, time.decode_ns, time.kv_wait_ns) for time in (each.time for each in written)
+    ]
+    roles = [each.role + PROVISIONAL * each.time.provisional for each in written]
+    worker_ids = [each.worker_id for each in written]
+    return Cells(worker_ids, np.array(times, np.int64).reshape(-1, 4), np.array(roles, np.uint8))

@@ -1,0 +1,125 @@
+"""Batches that simply go on where their workers' last ones ended, as nearly all do: many at a time, side by side. Pure.
+
+Ten thousand batches a second are too many to look at the steps of each: they are gathered, and their time is reckoned
+in arrays before anything is read.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.contracts.step_row import COLUMN_NAMES, ENTRY_BYTES
+from libs.telemetry.worker.steps import FULL_SHARE
+
+LONGEST_NS: Final = 1_000_000_000
+"""Longest cover of a batch that is gathered rather than entered by itself."""
+START, END, PREFILL, DECODE = map(
+    COLUMN_NAMES.index, ("start_unix_ns", "end_unix_ns", "prefill_tokens", "decode_sequences")
+)
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+Followed = tuple[StepBatch, str, int, int, list[bytes], int]
+"""One batch as it came: the fields of `StepBatchColumns` in order; a bare tuple, as millions are made."""
+
+
+class StepBatchColumns(NamedTuple):
+    """Batches as they came."""
+
+    batches: Sequence[StepBatch]
+    worker_ids: Sequence[str]
+    lows_ns: Sequence[int]
+    highs_ns: Sequence[int]
+    """They cover [low, high)."""
+    columns: Sequence[list[bytes]]
+    """Packed columns of each batch's steps, in the order of `StepRow`."""
+    arrived_ns: Sequence[int]
+
+    @classmethod
+    def of(cls, followed: Sequence[Followed]) -> Self:
+        """At least one."""
+        return cls._make(zip(*followed, strict=True))
+
+
+class Spans(NamedTuple):
+    """Spans of time, each of one of the batches."""
+
+    of: Ints
+    """The batch's place."""
+    starts_ns: Ints
+    ends_ns: Ints
+
+
+class AlignedSteps(NamedTuple):
+    """Batches side by side."""
+
+    covers: Spans
+    """One of each."""
+    steps: Spans
+    shares: Ints
+    """Prefill parts of the steps, 0..`FULL_SHARE`."""
+    waits: Spans
+    """When sequences awaited KV and no step ran."""
+    ranges: list[tuple[int, int]]
+    """Where each batch's steps are."""
+    plain: Bools
+    """Whether each batch's steps and waits lie within its cover, in order, without overlap."""
+
+
+def lay(gathered: StepBatchColumns, prefill_shares: Callable[[StepBatch], list[int]]) -> AlignedSteps:
+    """Align the steps of all batches; shares of batches that are not plain are not filled in."""
+    counts = np.array([len(columns[START]) for columns in gathered.columns], np.int64) // ENTRY_BYTES
+    edges = [0, *np.cumsum(counts).tolist()]
+    places = np.arange(len(counts))
+    of = np.repeat(places, counts)
+
+    def column(index: int) -> Ints:
+        return np.frombuffer(b"".join([columns[index] for columns in gathered.columns]), np.int64)
+
+    covers = Spans(places, np.array(gathered.lows_ns, np.int64), np.array(gathered.highs_ns, np.int64))
+    steps, waits = Spans(of, column(START), column(END)), _waits(gathered.batches)
+    plain = _apart(covers, steps, waits)
+    has_prefill, has_decode = column(PREFILL) != 0, column(DECODE) != 0
+    shares = np.where(has_prefill, FULL_SHARE, 0)
+    for place in np.unique(of[has_prefill & has_decode]).tolist():
+        try:
+            shares[edges[place] : edges[place + 1]] = prefill_shares(gathered.batches[place])
+        except ValueError:
+            plain[place] = False
+    return AlignedSteps(covers, steps, shares, waits, list(pairwise(edges)), plain)
+
+
+def _waits(batches: Sequence[StepBatch]) -> Spans:
+    waits = [
+        (place, wait.start_unix_ns, wait.end_unix_ns)
+        for place, batch in enumerate(batches)
+        for wait in batch.kv_waits or ()
+    ]
+    # As uint64, of which what is too large for an int64 becomes negative: before any cover.
+    return Spans(*np.array(waits, np.uint64).reshape(-1, 3).T.astype(np.int64))
+
+
+def _apart(covers: Spans, steps: Spans, waits: Spans) -> Bools:
+    plain = np.ones(len(covers.of), np.bool_)
+    for spans in (steps, waits):
+        inside = (covers.starts_ns[spans.of] <= spans.starts_ns) & (spans.ends_ns <= covers.ends_ns[spans.of])
+        plain[spans.of[~(inside & (spans.starts_ns < spans.ends_ns))]] = False
+    plain[_overlapping(steps)] = False
+    if len(waits.of):
+        both = Spans(*map(np.concatenate, zip(steps, waits, strict=True)))
+        order = np.lexsort((both.starts_ns, both.of))
+        plain[_overlapping(Spans(*(each[order] for each in both)))] = False
+    return plain
+
+
+def _overlapping(spans: Spans) -> Ints:
+    """Batches of which a span begins before the one before it has ended."""
+    over = (spans.ends_ns[:-1] > spans.starts_ns[1:]) & (spans.of[:-1] == spans.of[1:])
+    found: Ints = spans.of[:-1][over]
+    return found

@@ -1,0 +1,433 @@
+"""One worker's wall time, cut into prefill, decode, KV wait and idle: whole nanoseconds that add up exactly."""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from operator import attrgetter
+from typing import Final
+
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.contracts.roles import role_name
+from libs.contracts.step_row import ENTRY_BYTES, StepRow, step_rows, whole_columns
+from libs.perfmodel.utilisation import Effort
+from libs.telemetry.worker.batch_columns import END, LONGEST_NS, Followed
+from libs.telemetry.worker.facts import Shape, WorkerFacts, facts_of, what_stays
+from libs.telemetry.worker.intervals import Intervals
+from libs.telemetry.worker.phase_time import PhaseTime
+from libs.telemetry.worker.role_log import RoleLog
+from libs.telemetry.worker.steps import (
+    COUNTS,
+    FewBusyTime,
+    FinishedSteps,
+    RanStep,
+    RunningStep,
+    StepCounts,
+    StepLog,
+    effort_within,
+)
+
+MAX_WINDOW_NS: Final = 600 * 1_000_000_000
+HISTORY_NS: Final = 660 * 1_000_000_000
+TRIM_NS: Final = 30 * 1_000_000_000
+"""History is dropped in pieces of this size, so that dropping costs little."""
+MAX_STEPS: Final = 65_536
+"""Steps kept of one worker, 72 bytes each. A worker with more of them in `HISTORY_NS` keeps a shorter history."""
+MAX_INTERVALS: Final = 16_384
+"""Covers, KV waits, and runs of batch numbers, each: 16 bytes an entry."""
+MAX_NEW: Final = 16
+"""Batches: nearly two seconds of a worker's."""
+NO_END: Final = bytes(ENTRY_BYTES)
+"""In the column of ends: a step is only announced."""
+INT64_END: Final = 1 << 62
+"""Times and numbers from the wire must lie below."""
+
+# Attributes of protobuf's are read in C by this, several times faster than one by one.
+_HEAD: Final = attrgetter("incarnation", "sequence", "covered_from_unix_ns", "covered_to_unix_ns", "last", "steps")
+PrefillShares = Callable[[StepBatch], list[int]]
+"""Which part of each of a batch's steps is prefill, 0..`FULL_SHARE`; raises ValueError for steps that are malformed."""
+
+
+class Taken(StrEnum):
+    """What became of a batch."""
+
+    COUNTED = "counted"
+    DUPLICATE = "duplicate"
+    VOID = "void"
+    """From an incarnation that a newer one has replaced."""
+    MALFORMED = "malformed"
+
+
+@dataclass(frozen=True, slots=True)
+class SpentStep:
+    """A step, and what of it lies in a window's covered time, in ns: over all steps that adds up to the window's."""
+
+    step: RanStep
+    prefill_ns: int
+    decode_ns: int
+
+
+class Timeline:
+    """History of one worker from its batches, in whatever order they come and however often."""
+
+    def __init__(self, prefill_shares: PrefillShares, turn: int = 0) -> None:
+        """`turn`: workers that have different ones do the costly part of their bookkeeping at different times."""
+        self._prefill_shares = prefill_shares
+        self._until_turn = MAX_NEW - turn % MAX_NEW
+        """Batches to enter before they are taken in: it goes on counting where a reader has had them taken in, else all
+        workers would do it at once from then on."""
+        self._covers = Intervals()
+        self._kv_waits = Intervals()
+        self._starved = Intervals()
+        self._steps = StepLog()
+        self._shape = Shape()
+        self._seen = Intervals()
+        """Batch numbers of this incarnation that have come, but for the newest run of them."""
+        self._run = 0
+        """All numbers from there until `_next` have come."""
+        self._seen_from = 0
+        """Numbers below are taken for duplicates."""
+        self._first = 0
+        """The number heard first: those below it were never missed."""
+        self._next = 0
+        """One past the highest of them."""
+        self._reported_to_ns = 0
+        """What is in the history ends there."""
+        self._kept_from_ns = 0
+        self._roles = RoleLog()
+        self.known_to_ns = 0
+        """No report reaches beyond this time, except for a step that still runs; it never goes back."""
+        self.changed_from_ns = 0
+        """The earliest time that the last batch changed."""
+        self._new: list[tuple[int, int, list[bytes], Sequence[tuple[int, int]]]] = []
+        """Batches that were entered and are not in the history yet: reaching all of its parts costs more than what one
+        batch adds to them."""
+        self.max_steps = MAX_STEPS
+        """The fleet lowers it as workers become many."""
+        self.last_step_end_ns = 0
+        """Latest end of a finished step; the start of the incarnation before there is one."""
+        self._newest: StepBatch | None = None
+        self._stays: tuple[object, ...] = ()
+        """What it says of the worker, and the ones before it said too."""
+        self._goes_on = False
+        """Nothing that is known of the worker keeps its next batch from simply going on."""
+        self._facts: WorkerFacts | None = None
+        """Facts of the newest batch; None: not extracted yet."""
+        self._worker_id = ""
+        self._incarnation = 0
+        self._left = False
+        self.lost_batches = 0
+        """Numbers that were skipped and have not come since."""
+
+    def add(self, batch: StepBatch) -> Taken:
+        """Sort in a batch; what was entered before is never counted twice."""
+        steps = self._read(batch)
+        if steps is None:
+            return Taken.MALFORMED
+        refused = self._refusal(batch)
+        if refused is not None:
+            return refused
+        if self._newest is None or batch.incarnation > self._incarnation:
+            self._start_anew(batch)
+        self._note_sequence(batch)
+        self._enter_all(batch, steps)
+        return Taken.COUNTED
+
+    def follow(self, batch: StepBatch, arrived_ns: int) -> Followed | None:
+        """Take note of a batch that simply goes on: it is to be entered before anything is read or sorted in. None for
+        one whose times must be sorted in among others, and where it says something new of the worker.
+
+        Raises ValueError for steps that are malformed.
+        """
+        incarnation, number, low_ns, high_ns, last, steps = _HEAD(batch)
+        if not (
+            self._goes_on
+            and not last
+            and incarnation == self._incarnation
+            and self._next <= number < INT64_END
+            and self.known_to_ns <= low_ns <= high_ns <= low_ns + LONGEST_NS
+            and high_ns < INT64_END
+            and what_stays(batch) == self._stays
+        ):
+            return None
+        columns = whole_columns(steps)
+        if columns[END][-ENTRY_BYTES:] == NO_END:
+            return None
+        if number == self._next:  # nearly always
+            self._next += 1
+            self._newest, self._facts = batch, None
+        else:
+            self._note_sequence(batch)
+        self.known_to_ns, self.changed_from_ns = high_ns, low_ns
+        if batch.starved:
+            self._take_starved(batch)
+        return batch, self._worker_id, low_ns, high_ns, columns, arrived_ns
+
+    def enter(
+        self, low_ns: int, high_ns: int, columns: list[bytes], waits_ns: Sequence[tuple[int, int]], last_end_ns: int
+    ) -> None:
+        """A batch that was followed, and is plain: starts, ends, prefill shares and `StepCounts` by column, the last of
+        its steps ended at `last_end_ns`."""
+        self._new.append((low_ns, high_ns, columns, waits_ns))
+        self.last_step_end_ns = max(self.last_step_end_ns, last_end_ns)
+        self._until_turn -= 1
+        if not self._until_turn:
+            self._until_turn = MAX_NEW
+            self._take_in()
+
+    def sort_in(self, batch: StepBatch) -> bool:
+        """A batch that was followed, and is not plain; False for one that is malformed."""
+        steps = self._read(batch)
+        if steps is None:
+            return False
+        self._enter_all(batch, steps)
+        return True
+
+    @property
+    def says(self) -> tuple[object, ...]:
+        """What the worker says of itself, but for what changes from batch to batch."""
+        return (*self._stays, self._left)
+
+    @property
+    def newest(self) -> StepBatch | None:
+        """The batch that tells what the worker is and holds now."""
+        return self._newest
+
+    @property
+    def facts(self) -> WorkerFacts | None:
+        """What the newest batch says of the worker."""
+        if self._facts is None and self._newest is not None:
+            self._facts = facts_of(self._newest, self._shape.compute)
+        return self._facts
+
+    @property
+    def efforts_from_ns(self) -> int:
+        """The time from which `effort` knows what finished steps computed: since the worker reported its model's
+        shape, as far as history is kept."""
+        self._take_in()
+        return max(self._kept_from_ns, self._shape.from_ns)
+
+    @property
+    def reported_from_ns(self) -> int:
+        """The earliest moment of which steps are known; 0 before there is any."""
+        self._take_in()
+        return self._covers.start
+
+    @property
+    def running_step(self) -> RunningStep | None:
+        """None where none is known to run."""
+        self._take_in()
+        return self._steps.running()
+
+    def go_on(
+        self, batch: StepBatch, *, last_step_end_ns: int, lost_batches: int, running_step: RunningStep | None
+    ) -> None:
+        """Take over an incarnation from the process that read it: that one knows what was reported only once, long
+        before `batch`, the only batch that has come here."""
+        self._take_in()
+        self.last_step_end_ns = max([last_step_end_ns, *array("Q", batch.steps.end_unix_ns)])
+        self.lost_batches += lost_batches
+        if running_step is not None and running_step[0] < batch.covered_from_unix_ns:
+            start_ns, prefill_share = running_step
+            self._steps.add(start_ns, batch.covered_from_unix_ns, prefill_share, announced=True)
+            self._judge()
+
+    def phases(self, low_ns: int, high_ns: int) -> PhaseTime:
+        """How the covered part of [low, high) was spent; at most `MAX_WINDOW_NS` long."""
+        self._take_in()
+        covers = self._covers.within(low_ns, high_ns)
+        busy = self._steps.busy(low_ns, high_ns, self._covers.reach)
+        steps_ns, prefill_ns = busy.between(covers)
+        waits = [wait for cover in covers for wait in self._kv_waits.within(*cover)]
+        steps_in_waits_ns = busy.between(waits)[0] if waits else 0
+        return PhaseTime(
+            covered_ns=_length(covers),
+            prefill_ns=prefill_ns,
+            decode_ns=steps_ns - prefill_ns,
+            kv_wait_ns=_length(waits) - steps_in_waits_ns,
+            provisional=busy.provisional,
+        )
+
+    def starved_ns(self, low_ns: int, high_ns: int) -> int:
+        """Of the idle part of [low, high), when all KV that sequences awaited was still to be computed elsewhere."""
+        self._take_in()
+        return sum(_length(self._starved.within(*cover)) for cover in self._covers.within(low_ns, high_ns))
+
+    def steps(self, low_ns: int, high_ns: int) -> Iterator[SpentStep]:
+        """The steps behind `phases`, in order."""
+        self._take_in()
+        for step in self._steps.ran(low_ns, high_ns, self._covers.reach):
+            start_ns, end_ns = max(step.start_ns, low_ns), min(step.end_ns, high_ns)
+            busy = FewBusyTime([(start_ns, end_ns, step.prefill_share, start_ns - step.start_ns)], step.running)
+            spent_ns, prefill_ns = busy.between(self._covers.within(start_ns, end_ns))
+            yield SpentStep(step, prefill_ns, spent_ns - prefill_ns)
+
+    def begun(self, low_ns: int, high_ns: int) -> int:
+        """How many steps started in [low, high)."""
+        self._take_in()
+        return self._steps.begun(low_ns, high_ns)
+
+    def kv_waits(self, low_ns: int, high_ns: int) -> list[tuple[int, int]]:
+        """Reported KV waits in [low, high), in order; time that overlaps a step counts for the step."""
+        self._take_in()
+        return self._kv_waits.within(low_ns, high_ns)
+
+    def finished(self, low_ns: int, high_ns: int) -> FinishedSteps:
+        """Steps that ran in [low, high) and have ended."""
+        self._take_in()
+        return self._steps.finished(low_ns, high_ns)
+
+    def effort(self, low_ns: int, high_ns: int) -> Effort:
+        """What finished steps computed and moved in [low, high), as far as the worker tells."""
+        self._take_in()
+        compute, low_ns = self._shape.compute, max(low_ns, self._shape.from_ns)
+        if compute is None or low_ns >= high_ns:
+            return Effort()
+        return effort_within(compute, self._steps.finished(low_ns, high_ns), low_ns, high_ns)
+
+    def role_at(self, at_ns: int) -> str:
+        """The role it had then, as far as is known; empty when none is."""
+        self._take_in()
+        return self._roles.at(at_ns)
+
+    def _read(self, batch: StepBatch) -> list[tuple[StepRow, int]] | None:
+        """Its steps with their prefill shares; None for a batch that is malformed."""
+        try:
+            steps = list(zip(step_rows(batch.steps), self._prefill_shares(batch), strict=True))
+        except ValueError:
+            return None
+        return steps if _well_formed(batch, steps) else None
+
+    def _refusal(self, batch: StepBatch) -> Taken | None:
+        if self._newest is None or batch.incarnation > self._incarnation:
+            return None
+        if batch.incarnation < self._incarnation:
+            return Taken.VOID
+        number = batch.sequence
+        known = self._run <= number < self._next or number in self._seen or number < self._seen_from
+        return Taken.DUPLICATE if known else None
+
+    def _start_anew(self, batch: StepBatch) -> None:
+        """A new incarnation: the old one's steps end where last seen, and its claims on later time are void."""
+        self._take_in()
+        self._steps.settle(self._covers.reach)
+        for kept in (self._covers, self._kv_waits, self._starved, self._steps):
+            kept.forget_from(batch.covered_from_unix_ns)
+        self._roles.forget_from(batch.covered_from_unix_ns)
+        self._seen = Intervals()
+        self._seen_from = 0
+        self._first = self._run = self._next = batch.sequence
+        self._worker_id = batch.worker_id
+        self.last_step_end_ns = batch.covered_from_unix_ns
+
+    def _take_newest(self, batch: StepBatch) -> None:
+        self._shape.take(batch)
+        stays = what_stays(batch)
+        if stays != self._stays:
+            self._stays = deepcopy(stays)  # a part of a batch keeps all of it in memory
+        self._newest, self._facts = batch, None
+
+    def _note_sequence(self, batch: StepBatch) -> None:
+        number = batch.sequence
+        if number >= self._next:
+            self._take_newest(batch)
+            self._incarnation, self._left = batch.incarnation, batch.last
+            if number == self._next:  # nearly always
+                self._next += 1
+                return
+            self.lost_batches += number - self._next
+            self._seen.add(self._run, self._next)
+            self._run, self._next = number, number + 1
+        else:
+            self.lost_batches -= number > self._first
+            self._seen.add(number, number + 1)
+        if len(self._seen) > MAX_INTERVALS:
+            self._seen_from = self._seen.start_of_newest(MAX_INTERVALS)
+            self._seen.forget_before(self._seen_from)
+
+    def _take_in(self) -> None:
+        new, self._new = self._new, []
+        if not new:
+            return
+        role = self._roles.newest
+        lows_ns, highs_ns, columns, waits_ns = zip(*new, strict=True)
+        gapless = lows_ns[1:] == highs_ns[:-1]  # nearly always
+        for low_ns, high_ns in [(lows_ns[0], highs_ns[-1])] if gapless else zip(lows_ns, highs_ns, strict=True):
+            self._covers.add(low_ns, high_ns)
+            self._roles.add(low_ns, high_ns, role)
+        for wait in chain.from_iterable(waits_ns):
+            self._kv_waits.add(*wait)
+        self._steps.extend(map(b"".join, zip(*columns, strict=True)))
+        self._reported_to_ns = highs_ns[-1]
+        self._forget_old()
+
+    def _enter_all(self, batch: StepBatch, steps: Sequence[tuple[StepRow, int]]) -> None:
+        self._take_in()
+        self._enter_times(batch, [step for step, _ in steps])
+        for step, share in steps:
+            self._enter_step(step, share, batch.covered_to_unix_ns)
+        self._forget_old()
+        self._judge()
+
+    def _judge(self) -> None:
+        """Whether the next batch may simply go on. Those that do change nothing of it."""
+        steady = self._newest is not None and role_name(self._newest.assignment) == self._roles.newest
+        self._goes_on = steady and not self._left and not self._steps.any_announced
+
+    def _enter_times(self, batch: StepBatch, steps: Sequence[StepRow]) -> None:
+        ends = [step.end_unix_ns for step in steps] + [wait.end_unix_ns for wait in batch.kv_waits]
+        self.known_to_ns = max([self.known_to_ns, batch.covered_to_unix_ns, *ends])
+        self.changed_from_ns = min([batch.covered_from_unix_ns, *(step.start_unix_ns for step in steps)])
+        self._reported_to_ns = max(self._reported_to_ns, batch.covered_to_unix_ns)
+        self._covers.add(max(batch.covered_from_unix_ns, self._kept_from_ns), batch.covered_to_unix_ns)
+        for wait in batch.kv_waits:
+            self._kv_waits.add(wait.start_unix_ns, wait.end_unix_ns)
+        self._take_starved(batch)
+        self._roles.add(batch.covered_from_unix_ns, batch.covered_to_unix_ns, role_name(batch.assignment))
+
+    def _take_starved(self, batch: StepBatch) -> None:
+        """Spans that are none are left out: they claim no time but of what is idle."""
+        for span in batch.starved:
+            start_ns, end_ns = span.start_unix_ns, span.end_unix_ns
+            if batch.covered_from_unix_ns <= start_ns < end_ns <= batch.covered_to_unix_ns:
+                self._starved.add(start_ns, end_ns)
+
+    def _enter_step(self, step: StepRow, share: int, covered_to_ns: int) -> None:
+        row: tuple[int, ...] = step
+        start_ns, end_ns, counts = step.start_unix_ns, step.end_unix_ns, StepCounts._make(row[COUNTS])
+        if end_ns:
+            self._steps.add(start_ns, end_ns, share, counts)
+            self.last_step_end_ns = max(self.last_step_end_ns, end_ns)
+        else:
+            self._steps.add(start_ns, max(start_ns, covered_to_ns), share, counts, announced=True)
+
+    def _forget_old(self) -> None:
+        """Keep history within its bounds; what is forgotten is no longer covered, so it never turns idle."""
+        oldest_ns = self._reported_to_ns - HISTORY_NS
+        keep_from_ns = oldest_ns if oldest_ns > self._kept_from_ns + TRIM_NS else self._kept_from_ns
+        if len(self._steps) > self.max_steps:
+            keep_from_ns = max(keep_from_ns, self._steps.start_of_newest(self.max_steps * 15 // 16))
+        for intervals in (self._covers, self._kv_waits, self._starved):
+            if len(intervals) > MAX_INTERVALS:
+                keep_from_ns = max(keep_from_ns, intervals.start_of_newest(MAX_INTERVALS * 15 // 16))
+        if keep_from_ns > self._kept_from_ns:
+            self._kept_from_ns = keep_from_ns
+            for kept in (self._covers, self._kv_waits, self._starved, self._steps):
+                kept.forget_before(keep_from_ns)
+
+
+def _well_formed(batch: StepBatch, steps: Iterable[tuple[StepRow, int]]) -> bool:
+    ends = [(step.start_unix_ns, step.end_unix_ns or step.start_unix_ns) for step, _ in steps]
+    ends += [(wait.start_unix_ns, wait.end_unix_ns) for wait in batch.kv_waits]
+    ends.append((batch.covered_from_unix_ns, batch.covered_to_unix_ns))
+    return (
+        bool(batch.worker_id)
+        and max(batch.sequence, batch.incarnation) < INT64_END
+        and all(0 < start <= end < INT64_END for start, end in ends)
+    )
+
+
+def _length(spans: list[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in spans)

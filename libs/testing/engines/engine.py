@@ -1,0 +1,199 @@
+"""Engines in tests without workers around them: a fetcher that asks the other engine directly, a reader of events."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from libs.contracts.errors import KvLost
+from libs.engine.kv.pool_map import PoolMap, PoolMaps
+from libs.engine.kv_port import KvChunk, KvHandle
+from libs.engine.port import (
+    Engine,
+    EngineEvent,
+    EngineIdentity,
+    EngineIntegrity,
+    Logprob,
+    SequenceOutput,
+)
+
+WAIT_S = 300.0
+"""Bound on everything a test waits for: real models on a machine that others load too. pytest's bound is shorter."""
+
+
+async def exported(
+    engine: Engine, opaque: bytes, kv_layout: str, from_block: int = 0, *, in_place: bool = False
+) -> AsyncGenerator[KvChunk, None]:
+    """The blocks behind a handle as they become ready."""
+    news = asyncio.Event()
+    export = engine.export(opaque, kv_layout, from_block, news=news.set, in_place=in_place)
+    try:
+        while not export.done:
+            news.clear()
+            chunk = export.take()
+            if chunk is not None:
+                yield chunk
+            elif not export.done:
+                await news.wait()
+    finally:
+        export.close()
+
+
+@dataclass
+class DirectFetcher:
+    """A `KvFetcher` over engines in this process, by worker id: bytes are copied, or read in the source's pool file."""
+
+    engines: dict[str, Engine] = field(default_factory=dict)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    """Chunks come while it is set."""
+    dies: bool = False
+    """Every source dies after its first chunk."""
+    maps: PoolMaps | None = None
+    """Where the pool files are."""
+    fetching: int = 0
+    """Transfers that are under way."""
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    async def fetch(self, handle: KvHandle, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
+        """The source's export, acknowledged at its end."""
+        source = self.engines.get(handle.worker_id)
+        if source is None:
+            raise KvLost(f"worker {handle.worker_id} is gone")
+        self.fetching += 1
+        try:
+            await self.gate.wait()
+            pool = self.maps.get(handle.worker_id, handle.incarnation) if self.maps is not None else None
+            assert pool is None or pool.nonce == source.capabilities.kv_nonce
+            async for chunk in exported(source, handle.opaque, kv_layout, from_block, in_place=pool is not None):
+                yield _shared(chunk, pool) if pool else _sent(chunk)
+                await self.gate.wait()
+                if self.dies:
+                    raise KvLost(f"worker {handle.worker_id} is gone")
+            source.release(handle.opaque)
+        finally:
+            self.fetching -= 1
+
+
+def _shared(chunk: KvChunk, pool: PoolMap) -> KvChunk:
+    return replace(chunk, data=tuple(map(pool.block, chunk.pool_blocks)), shared=True)
+
+
+def _sent(chunk: KvChunk) -> KvChunk:
+    return replace(chunk, data=tuple(memoryview(bytes(view)) for view in chunk.data))
+
+
+@dataclass
+class SequenceLog:
+    """What an engine said of one sequence."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    pulled: int = 0
+    """How often it was said that its first block was asked for."""
+    opened: KvHandle | None = None
+    """Where its blocks can be pulled while its prompt is computed."""
+    end: SequenceOutput | None = None
+
+
+class EventReader:
+    """Consumes an engine's events and sorts them by sequence."""
+
+    def __init__(self, engine: Engine, also: Callable[[EngineEvent], None] | None = None) -> None:
+        self._also = also
+        self.events: list[EngineEvent] = []
+        self._logs: dict[int, SequenceLog] = {}
+        self._engine = engine
+        self._news = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._read(), name="event reader")
+        self._task.add_done_callback(lambda _task: self._news.set())
+
+    def log(self, sequence_id: int) -> SequenceLog:
+        """Of one sequence, so far."""
+        return self._logs.setdefault(sequence_id, SequenceLog())
+
+    async def ended(self, sequence_id: int) -> SequenceLog:
+        """Of one sequence, once it has ended."""
+        await self.until(lambda: self.log(sequence_id).end is not None)
+        return self._logs.pop(sequence_id)
+
+    async def tokens(self, sequence_id: int, count: int) -> None:
+        """Wait until a sequence has at least `count` tokens here, or has ended."""
+        await self.until(lambda: len(self.log(sequence_id).token_ids) >= count or self.log(sequence_id).end is not None)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition` holds, tried after each event; raises what ended the events."""
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                if self._task.done():
+                    await self._task
+                    raise EOFError("the events have ended")
+                self._news.clear()
+                await self._news.wait()
+
+    async def finished(self) -> None:
+        """Wait until the events end; raises what ended them."""
+        async with asyncio.timeout(WAIT_S):
+            await self._task
+
+    async def close(self) -> None:
+        """Stop reading; what is unread stays with the engine."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _read(self) -> None:
+        async for event in self._engine.events():
+            self.events.append(event)
+            if self._also is not None:
+                self._also(event)
+            for output in event.outputs:
+                self._note(output)
+            self._news.set()
+
+    def _note(self, output: SequenceOutput) -> None:
+        log = self.log(output.sequence_id)
+        assert log.end is None, f"sequence {output.sequence_id} spoke after its end"
+        log.token_ids.extend(output.token_ids)
+        log.logprobs.extend(output.logprobs)
+        log.pulled += output.pulling
+        log.opened = log.opened or output.opened
+        if output.finish is not None:
+            log.end = output
+
+
+class EngineBench:
+    """Some engines of one kind, started and read, that fetch from one another; `close` checks that nothing leaks."""
+
+    def __init__(self, make: Callable[..., Engine], shared_dir: Path | None = None) -> None:
+        self.fetcher = DirectFetcher(maps=PoolMaps(shared_dir) if shared_dir else None)
+        self._make = make
+        self._readers: list[EventReader] = []
+
+    async def start(self, worker_id: str, **config: object) -> tuple[Engine, EventReader]:
+        """A new engine, with changes to its configuration."""
+        engine = self._make(**config)
+        await engine.start(EngineIdentity(worker_id, 1, "nowhere:1"), self.fetcher, lambda _stage, _fraction: None)
+        self.fetcher.engines[worker_id] = engine
+        reader = EventReader(engine)
+        self._readers.append(reader)
+        return engine, reader
+
+    async def woken(self, worker_id: str, incarnation: int) -> EventReader:
+        """A reader of an engine that slept, once it is awake under a new incarnation."""
+        engine = self.fetcher.engines[worker_id]
+        identity = EngineIdentity(worker_id, incarnation, "nowhere:1")
+        await engine.wake(identity, self.fetcher, lambda _stage, _fraction: None)
+        reader = EventReader(engine)
+        self._readers.append(reader)
+        return reader
+
+    async def close(self) -> None:
+        """Close every engine and see its events end."""
+        if self.fetcher.maps is not None:
+            self.fetcher.maps.close()
+        for engine in self.fetcher.engines.values():
+            await engine.close()
+            assert engine.integrity() == EngineIntegrity(0, 0, 0), "something was left behind"
+        for reader in self._readers:
+            await reader.close()

@@ -1,0 +1,38 @@
+"""Models that tests and benches run: the real one, and small ones with random weights."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from libs.runtime.paths import cache_dir
+
+SEED = 5
+
+
+def write_random_llama(folder: Path, **shape: Any) -> Path:
+    """A llama of two layers with a fresh vocabulary of 260 in `folder`; `shape` is what of its LlamaConfig differs."""
+    usual = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 260, "max_position_embeddings": 1024,
+    }  # fmt: skip
+    torch.manual_seed(SEED)
+    AutoModelForCausalLM.from_config(LlamaConfig(**{**usual, **shape})).save_pretrained(folder)
+    return folder
+
+
+REAL_MODEL_NAME = "SmolLM2-135M-Instruct"
+CONVERT_TIMEOUT_S = 300.0
+
+
+def real_model_folder() -> Path:
+    """Folder of SmolLM2-135M-Instruct, converted in a process of its own where it is not there yet."""
+    folder = cache_dir() / "models" / REAL_MODEL_NAME
+    command = [sys.executable, "-m", "libs.engine.torch.convert", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CONVERT_TIMEOUT_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"conversion failed: {done.stderr.strip()}")
+    return folder

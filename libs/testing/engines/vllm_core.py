@@ -1,0 +1,88 @@
+"""EngineCore processes that tests share: they take long to start, and each test finds one as if new."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from libs.engine.config import EngineConfig
+from libs.engine.port import EngineIdentity, Progress
+from libs.engine.vllm.core import VllmCore
+from libs.engine.vllm.scheduling.step_report import Command, Report
+from libs.engine.vllm.starting.started import Ready
+from libs.policy.step_time import StepTimeModel
+
+ALL_TOKENS = 1 << 30
+DRAIN_S = 60.0
+FREE = StepTimeModel(0, 0, 0, 0, 0, 0, 1)
+"""Steps that take no time break no target."""
+
+
+class SharedCore:
+    """A CoreProcess whose `close` leaves it running, with nothing in it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._core = VllmCore()
+        self._ready: Ready | None = None
+        self._names: list[str] = []
+        self._last: Report | None = None
+
+    async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Ready:
+        """Start it the first time; after that, only take over what of `config` a running engine can change."""
+        if self._ready is None:
+            here = replace(identity, address="127.0.0.1:1")
+            self._ready = await self._core.start(self._config, here, progress)
+        chunk_tokens = config.prefill_chunk_tokens
+        await self._command(Command(prefill_budget=ALL_TOKENS, prefill_chunk=chunk_tokens, step_time=FREE))
+        return self._ready
+
+    @property
+    def sent(self) -> int:
+        """How many sequences it was sent so far."""
+        return self._core.sent
+
+    async def send(self, request: Any) -> None:
+        """Pass a sequence on."""
+        self._names.append(request.request_id)
+        await self._core.send(request)
+
+    async def command(self, request: Any) -> None:
+        """Pass a command on."""
+        await self._core.command(request)
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """Pass it on."""
+        await self._core.abort(request_ids)
+
+    async def receive(self) -> Any:
+        """Pass it on, and remember how things stand."""
+        from libs.engine.vllm.wire import report_of  # noqa: PLC0415 - it imports vLLM
+
+        outputs = await self._core.receive()
+        self._last = report_of(outputs) or self._last
+        return outputs
+
+    async def close(self) -> None:
+        """Leave nothing in it."""
+        names, self._names = self._names, []
+        await self._core.abort(names)
+        await self._command(Command(release=names))
+        async with asyncio.timeout(DRAIN_S):
+            while self._busy():
+                await self.receive()
+
+    async def end(self) -> None:
+        """End the process."""
+        await self._core.close()
+
+    async def _command(self, command: Command) -> None:
+        from libs.engine.vllm.wire import command_request  # noqa: PLC0415
+
+        await self._core.command(command_request(command, "test"))
+
+    def _busy(self) -> bool:
+        last = self._last
+        if last is None or self._ready is None:
+            return bool(self._core.sent)
+        held = last.free_blocks < self._ready.capabilities.kv_blocks
+        return last.taken < self.sent or bool(last.running or last.waiting or last.awaiting_kv) or held

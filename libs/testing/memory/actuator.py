@@ -1,0 +1,55 @@
+"""An actuator whose workers are names."""
+
+from collections.abc import Callable, Sequence
+
+from libs.actuators.port import ActuatorDown, Started, to_end
+
+
+class MemoryActuator:
+    """Starts at once, unless it is slow, away, or loses what it starts."""
+
+    kind = "memory"
+
+    def __init__(
+        self,
+        most: int = 4,
+        model: str = "sim",
+        on_start: Callable[[str], None] = lambda _: None,
+        on_end: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.most = most
+        self.model = model
+        self.worker_ids: list[str] = []
+        self.asked: list[int] = []
+        self.away = False
+        self.slow = 0
+        """So many of the next workers that are asked for do not come."""
+        self._on_start = on_start
+        self._on_end = on_end
+
+    async def look(self) -> Started:
+        """As it is."""
+        self._check()
+        return Started(tuple(self.worker_ids), self.most, self.model)
+
+    async def have(self, count: int, *, first_to_end: Sequence[str] = ()) -> None:
+        """At once."""
+        self._check()
+        self.asked.append(count)
+        for name in to_end(self.worker_ids, count, first_to_end):
+            self.worker_ids.remove(name)
+            self._on_end(name)
+        free = (name for number in range(1, self.most + 1) if (name := f"spare-{number}") not in self.worker_ids)
+        for name in list(free)[: max(min(count, self.most) - len(self.worker_ids), 0)]:
+            if self.slow:
+                self.slow -= 1
+                continue
+            self.worker_ids.append(name)
+            self._on_start(name)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _check(self) -> None:
+        if self.away:
+            raise ActuatorDown("it is away")

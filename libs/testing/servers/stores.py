@@ -1,0 +1,174 @@
+"""Brokers and Redis servers for tests, embedded and real: each a context that leaves no process or folder behind.
+
+Also a command, `python -m libs.testing.servers.stores`: a real Kafka and Redis until Ctrl-C.
+"""
+
+import argparse
+import contextlib
+import shutil
+import signal
+import socket
+import string
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from libs.bus.embedded import broker_command, embedded_broker
+from libs.runtime.net.ports import held_port
+from libs.stores.registry.embedded import embedded_redis_server, redis_command
+from libs.testing.servers.kafka_install import DEPLOY, KafkaUnavailable, kafka_jars
+from libs.testing.servers.server import Server, ServerFailed
+
+JVM = ("java", "-Xms128m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+FORMAT_TIMEOUT_S = 60.0
+PROBE_TIMEOUT_S = 0.5
+
+
+class RedisUnavailable(Exception):
+    """This machine has no redis-server of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaServer:
+    """A running broker."""
+
+    servers: str
+    """What KafkaBus takes."""
+    server: Server
+
+
+@dataclass(frozen=True, slots=True)
+class RedisServer:
+    """A running Redis."""
+
+    url: str
+    server: Server
+
+
+@contextlib.contextmanager
+def embedded_kafka() -> Iterator[KafkaServer]:
+    """The broker that `fulcrum up` starts."""
+    with held_port() as port, _folder() as folder:
+        command = broker_command(embedded_broker(), port=port, folder=folder / "data")
+        with _running(Server("embedded Kafka", command, log=folder / "log", ready=lambda _: _listens(port))) as it:
+            yield KafkaServer(f"127.0.0.1:{port}", it)
+
+
+@contextlib.contextmanager
+def real_kafka(port: int = 0) -> Iterator[KafkaServer]:
+    """Apache Kafka, one node; port 0 picks one. Raises KafkaUnavailable where it cannot run."""
+    jars = kafka_jars()
+    with _port(port) as own_port, held_port() as controller_port, _folder() as folder:
+        properties = folder / "server.properties"
+        template = string.Template((DEPLOY / "server.properties").read_text())
+        properties.write_text(template.substitute(port=own_port, controller_port=controller_port, data=folder / "data"))
+        java = (*JVM, "-cp", f"{jars}/*")
+        _format(java, properties)
+        command = (*java, "kafka.Kafka", str(properties))
+        with _running(Server("Kafka", command, log=folder / "log", ready=lambda _: _listens(own_port))) as it:
+            yield KafkaServer(f"127.0.0.1:{own_port}", it)
+
+
+@contextlib.contextmanager
+def embedded_redis() -> Iterator[RedisServer]:
+    """The Redis that `fulcrum up` starts."""
+    with _redis(embedded_redis_server(), 0) as it:
+        yield it
+
+
+@contextlib.contextmanager
+def real_redis(port: int = 0) -> Iterator[RedisServer]:
+    """The system's own redis-server; port 0 picks one. Raises RedisUnavailable where there is none."""
+    binary = shutil.which("redis-server")
+    if binary is None:
+        raise RedisUnavailable("a real Redis needs redis-server on the PATH")
+    with _redis(Path(binary), port) as it:
+        yield it
+
+
+@contextlib.contextmanager
+def _redis(binary: Path, port: int) -> Iterator[RedisServer]:
+    with _port(port) as own_port, _folder() as folder:
+        command = redis_command(binary, port=own_port, folder=folder)
+        with _running(Server("Redis", command, log=folder / "log", ready=lambda _: _answers_ping(own_port))) as it:
+            yield RedisServer(f"redis://127.0.0.1:{own_port}/0", it)
+
+
+@contextlib.contextmanager
+def _port(port: int) -> Iterator[int]:
+    """The port, or for 0 one that is held, also while a server that was killed has not been started again."""
+    with held_port() if port == 0 else contextlib.nullcontext(port) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="fulcrum-store-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def _running(server: Server) -> Iterator[Server]:
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+def _format(java: tuple[str, ...], properties: Path) -> None:
+    def tool(*arguments: str) -> str:
+        command = (*java, "kafka.tools.StorageTool", *arguments)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False)
+        if done.returncode:
+            raise ServerFailed(f"Kafka's storage cannot be formatted:\n{done.stdout}{done.stderr}")
+        return done.stdout.strip()
+
+    tool("format", "--standalone", "--cluster-id", "fulcrum-test-cluster-0", "--config", str(properties))
+
+
+def _listens(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), PROBE_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
+
+
+def _answers_ping(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), PROBE_TIMEOUT_S) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(5) == b"+PONG"
+    except OSError:
+        return False
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a real Kafka and Redis until SIGINT or SIGTERM."""
+    parser = argparse.ArgumentParser(prog="make kafka", description="A real Apache Kafka and Redis on loopback.")
+    parser.add_argument("--kafka-port", type=int, default=9092, help="0 picks a free one (default 9092)")
+    parser.add_argument("--redis-port", type=int, default=6379, help="0 picks a free one (default 6379)")
+    arguments = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for port in (arguments.kafka_port, arguments.redis_port):
+        if port and _listens(port):
+            print(f"make kafka: port {port} is in use: stop what holds it, or see --help", file=sys.stderr)
+            return 2
+    try:
+        with real_kafka(arguments.kafka_port) as kafka, real_redis(arguments.redis_port) as redis:
+            print(f"ready: fulcrum up --kafka {kafka.servers} --redis {redis.url}", flush=True)
+            signal.pause()
+    except (KafkaUnavailable, RedisUnavailable, ServerFailed) as error:
+        print(f"make kafka: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

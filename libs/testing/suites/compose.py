@@ -1,0 +1,132 @@
+"""A suite under `docker compose`, on ports and in a project of its own, for as long as a test needs it."""
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from libs.runtime.net.ports import held_port
+
+ROOT = Path(__file__).resolve().parents[3]
+UP_S = 1200
+"""Bound of building images and starting; large wheels dominate it."""
+COMMAND_S = 180
+POLL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the services of a profile are called."""
+
+    profile: str
+    gateway: str
+    prefill: str
+    decode: str
+    model: str
+
+
+KINDS = {
+    "sim": Kind("sim", "gateway-sim", "prefill-sim", "decode-sim", "sim"),
+    "cpu": Kind("cpu", "gateway", "prefill", "decode", "SmolLM2-135M-Instruct"),
+}
+
+
+class Cluster:
+    """What a test does to it: the verbs of `docker compose`, and the services' REST."""
+
+    def __init__(self, kind: Kind, environment: Mapping[str, str], project: str) -> None:
+        self.kind = kind
+        self.project = project
+        self._environment = environment
+        self.gateway, self.planner, self.metrics = (
+            f"http://127.0.0.1:{environment[f'FULCRUM_{name}_PORT']}" for name in ("GATEWAY", "PLANNER", "METRICS")
+        )
+
+    async def compose(self, *arguments: str, timeout_s: float = COMMAND_S) -> str:
+        """Run one command; its output. Fails the test with that output on an error."""
+        command = ("docker", "compose", "-p", self.project, "--profile", self.kind.profile, *arguments)
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=ROOT,
+            env={**os.environ, **self._environment},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                output = (await process.communicate())[0].decode()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        assert process.returncode == 0, f"{' '.join(command)}\n{output[-4000:]}"
+        return output
+
+    async def scale(self, service: str, count: int) -> None:
+        """As many containers of a service; those that go are asked to leave and wait for what runs."""
+        await self.compose("up", "-d", "--no-build", "--no-recreate", "--scale", f"{service}={count}", service)
+
+    async def kill(self, service: str) -> None:
+        """SIGKILL its containers, then have them back."""
+        await self.compose("kill", "-s", "KILL", service)
+        await self.compose("up", "-d", "--no-build", "--no-recreate", "--no-deps", service)
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """As the planner lists them; none while it is away."""
+        found: Any = await self._get(f"{self.planner}/v1/workers", [])
+        return list(found)
+
+    async def occupancy(self) -> dict[str, Any]:
+        """The last two seconds; empty while the service is away."""
+        found: Any = await self._get(f"{self.metrics}/v1/occupancy?window=2s", {})
+        return dict(found)
+
+    async def _get(self, url: str, otherwise: object) -> object:
+        async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
+            try:
+                answer = await client.get(url)
+            except httpx.TransportError:
+                return otherwise
+        return answer.json() if answer.is_success else otherwise
+
+
+async def eventually(what: str, check: Callable[[], Awaitable[bool]], timeout_s: float = 60) -> None:
+    """Poll an async check until it is true."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                if await check():
+                    return
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise AssertionError(f"not within {timeout_s:g} s: {what}") from None
+
+
+def _ports() -> Mapping[str, str]:
+    """Where the services are published: known beforehand, since a container that is started again must keep its port.
+    They are not held meanwhile, as an engine may share its ports with nobody."""
+    with ExitStack() as stack:
+        names = ("GATEWAY", "PLANNER", "METRICS")
+        return {f"FULCRUM_{name}_PORT": str(stack.enter_context(held_port())) for name in names}
+
+
+@asynccontextmanager
+async def running_cluster(profile: str) -> AsyncIterator[Cluster]:
+    """Build, start, wait until all is healthy; at the end take down containers, networks and volumes."""
+    # Roles stand still: tests of scaling read it from the number of workers in each role.
+    environment = {**_ports(), "FULCRUM_TOKEN": secrets.token_hex(8), "FULCRUM_PLANNER_MODE": "advisory"}
+    cluster = Cluster(KINDS[profile], environment, f"fulcrum-test-{secrets.token_hex(3)}")
+    try:
+        await cluster.compose("up", "--build", "--wait", "-d", timeout_s=UP_S)
+        yield cluster
+    except BaseException:
+        print(await cluster.compose("logs", "--no-color", "--tail", "40"))
+        raise
+    finally:
+        await cluster.compose("down", "--volumes", "--remove-orphans", "--timeout", "40")

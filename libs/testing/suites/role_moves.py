@@ -1,0 +1,210 @@
+"""Requests under way while workers change their roles: each answer is held to that of the same request undisturbed."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+
+from libs.contracts.errors import StaleRole
+from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import DescribeResponse
+from libs.contracts.roles import role_from_name
+from libs.runtime.net.rpc import make_channel
+from libs.runtime.settings import CommonSettings
+from libs.worker.admin.client import RoleMove, WorkerAdmin
+
+BUDGET_TOKENS = 128
+
+
+def request_bodies(model: str, kinds: int, *, prompt_tokens: int, output_tokens: int) -> list[dict[str, Any]]:
+    """Text completions that never end early, greedy and sampled in turn, with penalties and logprobs."""
+    rng = random.Random(7)  # noqa: S311 - not a secret
+    ways: tuple[dict[str, Any], ...] = (
+        {"temperature": 0},
+        {"temperature": 0.9, "seed": 3},
+        {"temperature": 1.0, "seed": 5, "top_p": 0.9, "frequency_penalty": 0.4, "presence_penalty": 0.3},
+        {"temperature": 0, "frequency_penalty": 0.6, "logprobs": 2},
+    )
+    return [
+        {
+            "model": model,
+            "prompt": [rng.randrange(97, 122) for _ in range(rng.randint(prompt_tokens // 2, prompt_tokens))],
+            "max_tokens": rng.randint(output_tokens // 2, output_tokens),
+            "ignore_eos": True,
+            **ways[kind % len(ways)],
+        }
+        for kind in range(kinds)
+    ]
+
+
+@dataclass
+class Traffic:
+    """Clients that ask one request after another."""
+
+    http: httpx.AsyncClient
+    bodies: Sequence[dict[str, Any]]
+    expected: list[Any] = field(default_factory=list)
+    under_way: int = 0
+    answered: int = 0
+    output_tokens: int = 0
+    failed: list[str] = field(default_factory=list)
+    """Answers other than 200, in words."""
+    wrong: list[int] = field(default_factory=list)
+    """Requests whose answer differed."""
+
+    async def learn(self) -> None:
+        """Ask everything once, one after the other, while nothing moves."""
+        for body in self.bodies:
+            answer = await self.http.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            self.expected.append(_choice(answer))
+
+    @asynccontextmanager
+    async def flowing(self, clients: int) -> AsyncIterator[None]:
+        """So many requests are under way while the context is open; leaving it waits for the last ones."""
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for client in range(clients):
+                group.create_task(self._client(client, stop))
+            try:
+                yield
+            finally:
+                stop.set()
+
+    async def _client(self, client: int, stop: asyncio.Event) -> None:
+        rng = random.Random(client)  # noqa: S311
+        while not stop.is_set():
+            kind = rng.randrange(len(self.bodies))
+            self.under_way += 1
+            answer = await self.http.post("/v1/completions", json=self.bodies[kind])
+            self.under_way -= 1
+            self.answered += 1
+            if answer.status_code != 200:
+                self.failed.append(answer.text)
+                continue
+            self.output_tokens += answer.json()["usage"]["completion_tokens"]
+            if _choice(answer) != self.expected[kind]:
+                self.wrong.append(kind)
+
+
+def _choice(answer: httpx.Response) -> Any:
+    """Every token of the answer. Logprobs may differ in their last bit with what else was in the batch."""
+    choice = answer.json()["choices"][0]
+    return choice["text"], choice["finish_reason"], (choice["logprobs"] or {}).get("tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """One move, and how soon it held."""
+
+    worker: str
+    role: str
+    move: RoleMove
+    first_step_s: float | None
+    waited_s: float
+    """Time that the worker spent runnable without a core meanwhile, by `Mover`'s `waited_s`."""
+
+
+class Mover:
+    """Changes roles over the workers' admin services, never leaving a phase without a worker."""
+
+    def __init__(
+        self,
+        admins: Mapping[str, WorkerAdmin],
+        roles: Mapping[str, str],
+        waited_s: Callable[[int], float] = lambda _worker_pid: 0.0,
+    ) -> None:
+        """`waited_s` tells how long those whom a move goes through have been runnable without a core, ever."""
+        self._admins = admins
+        self._waited_s = waited_s
+        self._roles = dict(roles)
+        self._rng = random.Random(11)  # noqa: S311
+        self.moves: list[Moved] = []
+        self.rival_rounds = 0
+        self.both_won = 0
+        self.none_won = 0
+
+    async def move_one(self, *, first_step_within_s: float = 0.0) -> Moved:
+        """Some worker takes another role."""
+        worker, role = self._rng.choice(list(self._possible()))
+        moved = await self.move(worker, role, first_step_within_s=first_step_within_s)
+        self.moves.append(moved)
+        return moved
+
+    async def move(self, worker: str, role: str, *, first_step_within_s: float = 0.0) -> Moved:
+        """A worker takes a role."""
+        admin = self._admins[worker]
+        described = await admin.describe()
+        moved = await self._ask(admin, described, role)
+        assert moved.move.assignment.epoch == described.worker.assignment.epoch + 1
+        self._roles[worker] = role
+        if first_step_within_s and role != "standby":
+            return replace(moved, first_step_s=await admin.first_step_s(moved.move, within_s=first_step_within_s))
+        return moved
+
+    async def move_against_rival(self, rivals: Mapping[str, WorkerAdmin]) -> None:
+        """Two ask a worker for different roles, having seen the same epoch; what each won counts as a move."""
+        roles: dict[str, list[str]] = {}
+        for worker, role in self._possible():
+            roles.setdefault(worker, []).append(role)
+        worker = self._rng.choice([worker for worker, found in roles.items() if len(found) > 1])
+        admins = (self._admins[worker], rivals[worker])
+        described = await admins[0].describe()
+        wanted = zip(admins, self._rng.sample(roles[worker], 2), strict=True)
+        asked = await asyncio.gather(
+            *(self._ask(admin, described, role) for admin, role in wanted), return_exceptions=True
+        )
+        won = [moved for moved in asked if isinstance(moved, Moved)]
+        for answer in asked:
+            if isinstance(answer, BaseException) and not isinstance(answer, StaleRole):
+                raise answer
+        self.rival_rounds += 1
+        self.both_won += len(won) == 2
+        self.none_won += not won
+        self.moves += won
+        if won:
+            self._roles[worker] = max(won, key=lambda moved: moved.move.assignment.epoch).role
+
+    async def _ask(self, admin: WorkerAdmin, described: DescribeResponse, role: str) -> Moved:
+        """Ask for a role, by the epoch that was seen. Raises StaleRole where another was sooner."""
+        worker = described.worker
+        waited_before_s = self._waited_s(worker.pid)
+        move = await admin.set_role(
+            *role_from_name(role, BUDGET_TOKENS if role == "mixed" else 0),
+            expected_epoch=worker.assignment.epoch,
+            incarnation=worker.incarnation,
+            actor="test",
+            reason="to see that nothing is lost",
+        )
+        return Moved(worker.id, role, move, None, self._waited_s(worker.pid) - waited_before_s)
+
+    async def reset(self, roles: Mapping[str, str]) -> None:
+        """Back to these roles."""
+        for worker, role in roles.items():
+            if self._roles[worker] != role:
+                await self.move(worker, role)
+
+    def _possible(self) -> list[tuple[str, str]]:
+        """Every (worker, role) that leaves a worker for prompts and one for tokens."""
+        found = []
+        for worker, now in self._roles.items():
+            others = [role for other, role in self._roles.items() if other != worker]
+            for role in ("prefill", "decode", "mixed", "standby"):
+                after = [*others, role]
+                prompts, tokens = "prefill" in after or "mixed" in after, "decode" in after or "mixed" in after
+                if role != now and prompts and tokens:
+                    found.append((worker, role))
+        return found
+
+
+@asynccontextmanager
+async def open_admins(addresses: Mapping[str, str], token: str) -> AsyncIterator[dict[str, WorkerAdmin]]:
+    """The admin services of workers, by id."""
+    async with AsyncExitStack() as stack:
+        yield {
+            worker: WorkerAdmin(await stack.enter_async_context(make_channel(CommonSettings(), address)), worker, token)
+            for worker, address in addresses.items()
+        }

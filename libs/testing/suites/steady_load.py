@@ -1,0 +1,92 @@
+"""Clients that ask a suite one request after another, streaming and not, and compare every answer with the first."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import httpx
+
+from libs.testing.suites.streams import stream
+
+CLIENTS = 8
+KINDS = 16
+"""Different requests; each is asked over and over."""
+BUSY_S = 0.05
+"""A client whose gateway cannot be reached tries the next one after this time."""
+
+
+@dataclass
+class SteadyLoad:
+    """What clients have met so far."""
+
+    urls: Sequence[str]
+    tokens: int
+    served: int = 0
+    broken: int = 0
+    """Connections that ended in the middle or could not be made; the request is asked again of another gateway."""
+    failed: list[str] = field(default_factory=list)
+    """Answers that are errors, incomplete, or not what they were before."""
+    _known: dict[int, tuple[str, int]] = field(default_factory=dict)
+
+    async def ask(self, http: httpx.AsyncClient, number: int) -> None:
+        """One request until it is answered."""
+        for url in (self.urls[(number + attempt) % len(self.urls)] for attempt in count()):
+            try:
+                answer = await self._once(http, url, number)
+            except httpx.TransportError:
+                self.broken += 1
+                await asyncio.sleep(BUSY_S)
+                continue
+            if isinstance(answer, str):
+                self.failed.append(answer)
+            elif answer != self._known.setdefault(number % KINDS, answer):
+                self.failed.append(f"{answer} is not {self._known[number % KINDS]}")
+            else:
+                self.served += 1
+            return
+
+    async def _once(self, http: httpx.AsyncClient, url: str, number: int) -> tuple[str, int] | str:
+        """Text and its tokens, or what is wrong."""
+        kind = number % KINDS
+        body: dict[str, Any] = {
+            "model": "sim", "prompt": f"Request {kind} " * (1 + 4 * kind), "max_tokens": self.tokens,
+            "temperature": 0.8, "seed": kind, "ignore_eos": True,
+        }  # fmt: skip
+        if number % 2:
+            answer = await http.post(f"{url}/v1/completions", json=body)
+            if answer.status_code != httpx.codes.OK:
+                return f"{answer.status_code} {answer.text}"
+            return answer.json()["choices"][0]["text"], answer.json()["usage"]["completion_tokens"]
+        streamed = await stream(http, url, **body)
+        if streamed.error is not None or not streamed.done:
+            return f"{streamed.status} {streamed.error} after {streamed.text!r}"
+        return streamed.text, streamed.usage["completion_tokens"]
+
+    async def more(self, requests: int, timeout_s: float = 30.0) -> None:
+        """Wait until `requests` more are served."""
+        wanted = self.served + requests
+        async with asyncio.timeout(timeout_s):
+            while self.served < wanted:  # noqa: ASYNC110 - bounded by the timeout
+                await asyncio.sleep(BUSY_S)
+
+
+@asynccontextmanager
+async def steady_load(urls: Sequence[str], *, clients: int = CLIENTS, tokens: int = 40) -> AsyncIterator[SteadyLoad]:
+    """Load while the context is open; then what is under way is waited for."""
+    load, numbers, ending = SteadyLoad(urls, tokens), count(), asyncio.Event()
+
+    async def client() -> None:
+        while not ending.is_set():
+            await load.ask(http, next(numbers))
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=60, limits=limits) as http, asyncio.TaskGroup() as tasks:
+        for _ in range(clients):
+            tasks.create_task(client())
+        try:
+            yield load
+        finally:
+            ending.set()

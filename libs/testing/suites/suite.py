@@ -1,0 +1,99 @@
+"""A whole suite of real processes for tests: `fulcrum up`, as a person would start it."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import libs.launch.processes.leash
+
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 15.0
+AS_STARTED = {"FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": "512", "FULCRUM_PLANNER_MODE": "advisory"}
+"""Unless `env` says otherwise: prefill workers do not measure themselves at their start, which takes seconds on a CPU,
+and roles stand still but where a test is about moving them."""
+_DEFAULT_WORKERS = {"prefill": 1, "decode": 1, "mixed": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A running suite and where it is."""
+
+    process: "subprocess.Popen[str]"
+    ready_file: Path
+    ready: dict[str, Any]
+    env: dict[str, str]
+    workers: int
+    """How many it has when it is whole."""
+
+    @property
+    def gateway(self) -> str:
+        """Base URL of the first gateway."""
+        return str(self.ready["gateway"])
+
+    def fulcrum(self, *arguments: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
+        """Run the command line against this suite."""
+        return subprocess.run(
+            [sys.executable, "-m", "libs.cli.main", *arguments],
+            env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def running_suite(
+    folder: Path, *arguments: str, env: dict[str, str] | None = None, start_s: float = START_TIMEOUT_S
+) -> Iterator[Suite]:
+    """`fulcrum up ARGUMENTS` until the context closes or this process dies; fails with its stderr when it is not ready.
+
+    To be opened on the main thread: the kernel ends the suite with the thread that started it.
+    """
+    ready_file = folder / "ready.json"
+    full_env = {**AS_STARTED, **os.environ, **(env or {}), "FULCRUM_READY": str(ready_file)}
+    leash = [sys.executable, "-I", "-S", str(Path(libs.launch.processes.leash.__file__)), str(os.getpid())]
+    command = [*leash, sys.executable, "-m", "libs.cli.main", "up", "--no-question", "--json-ready", str(ready_file)]
+    with (folder / "up.log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--gateway-port", "0", *arguments],
+            env=full_env, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            ready = _await_ready(process, ready_file, folder / "up.log", start_s)
+            yield Suite(process, ready_file, ready, full_env, _workers(arguments))
+        finally:
+            _stop(process)
+
+
+def _workers(arguments: Sequence[str]) -> int:
+    asked = dict(pairwise(arguments))
+    return sum(int(asked.get(f"--{role}", default)) for role, default in _DEFAULT_WORKERS.items())
+
+
+def _await_ready(process: "subprocess.Popen[str]", ready_file: Path, log: Path, start_s: float) -> dict[str, Any]:
+    deadline_s = time.monotonic() + start_s
+    while time.monotonic() < deadline_s:
+        if ready_file.exists():
+            ready: dict[str, Any] = json.loads(ready_file.read_text())
+            return ready
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.05)
+            break
+    raise AssertionError(f"the suite did not get ready (exit code {process.poll()}):\n{log.read_text()[-4000:]}")
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the suite did not stop within {STOP_TIMEOUT_S} s of SIGTERM") from None

@@ -1,0 +1,97 @@
+"""Workers of a pool in this process for tests: real members, engines and gRPC over a registry in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.factory import make_engine
+from libs.engine.port import Engine
+from libs.model.builtin import BUILTIN_SIM
+from libs.model.info import ModelInfo
+from libs.runtime.clock import SystemClock
+from libs.runtime.tasks import TaskOwner, end
+from libs.runtime.transport import SystemTransport
+from libs.stores.registry.port import Registry
+from libs.testing.memory.registry import MemoryRegistry
+from libs.testing.memory.store import MemoryStore
+from libs.testing.workers.hosts import TOKEN, WAIT_S, RecordingBus, RecordingKvIndex, RecordingStepTimes
+from libs.worker.pool.member import PoolMember
+from libs.worker.run import Tenancy, WorkerPorts
+from libs.worker.settings import WorkerSettings
+
+GB = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPoolMember:
+    """A member that runs in this process."""
+
+    member: PoolMember
+    registry: Registry
+    engines: list[Engine]
+    """Made so far."""
+
+    def assign(self, model: str, size_bytes: int = 16 * GB, **fields: Any) -> pb.AssignModelResponse:
+        """As the planner would, from what is known now."""
+        request = pb.AssignModelRequest(
+            expected_epoch=self.member.epoch, model=model, source=BUILTIN_SIM, size_bytes=size_bytes, actor="test"
+        )
+        for name, value in fields.items():
+            setattr(request, name, value)
+        return self.member.assign(request)
+
+    async def registered(self) -> Worker:
+        """Its one entry."""
+        (worker,) = await self.registry.workers()
+        return worker
+
+    async def until(self, state: int, model: str) -> Worker:
+        """Its entry, once it is in that state with that model."""
+        return await self._once(lambda worker: (worker.state, worker.assignment.model) == (state, model))
+
+    async def failed(self, model: str) -> Worker:
+        """Its entry, once it has said that it could not bring a model up."""
+        return await self._once(lambda worker: worker.pool.last.model == model and bool(worker.pool.last.error))
+
+    async def _once(self, holds: Callable[[Worker], bool]) -> Worker:
+        async with asyncio.timeout(WAIT_S):
+            async for found in self.registry.watch(poll_ms=20):
+                if found and holds(found[0]):
+                    return found[0]
+        raise AssertionError
+
+
+@asynccontextmanager
+async def local_pool_member(worker_id: str, store: MemoryStore, **overrides: Any) -> AsyncIterator[LocalPoolMember]:
+    """A sim worker of a pool, 100 times as fast as the device; leaving the context ends it without a drain."""
+    values: dict[str, Any] = {
+        "engine": "sim", "sim_speedup": 100.0, "telemetry_ms": 20, "drain_s": 5.0, "token": TOKEN, "max_sequences": 8,
+        "pool": True, "lease_ms": 600,
+    } | overrides  # fmt: skip
+    settings = WorkerSettings.model_validate({"id": worker_id, "role": "standby", **values})
+    clock, tasks, engines = SystemClock(), TaskOwner(), list[Engine]()
+    registry = MemoryRegistry(store, "test")
+
+    def engine(own: WorkerSettings, model: str, size_bytes: int) -> Engine:
+        engines.append(make_engine(own.engine, own.engine_config(model, weights_bytes=size_bytes), clock))
+        return engines[-1]
+
+    def ports(own: WorkerSettings, info: ModelInfo, made: Engine, tenancy: Tenancy) -> WorkerPorts:
+        return WorkerPorts(made, registry, RecordingKvIndex(), RecordingStepTimes(), RecordingBus(), info, tenancy)
+
+    transport = SystemTransport(settings)
+    member = PoolMember(settings, registry, clock, tasks, make_engine=engine, make_ports=ports, transport=transport)
+    member.address = "127.0.0.1:1"
+    running = tasks.spawn("pool member", member.run())
+    try:
+        await member.announced.wait()
+        yield LocalPoolMember(member, registry, engines)
+    finally:
+        await end(running)
+        await tasks.close()
+    if tasks.error is not None:
+        raise tasks.error

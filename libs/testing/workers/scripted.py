@@ -1,0 +1,296 @@
+"""A worker that does as a test tells it, behind real gRPC. Its tokens depend on their place alone, so that a choice's
+text shows at once whether a token was lost or sent twice, whoever served it."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from string import ascii_lowercase
+from typing import Any
+
+import grpc.aio
+
+from libs.contracts.packing import pack_u32, unpack_u32
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.contracts.roles import role_from_name
+from libs.runtime.net.rpc import make_server
+from libs.runtime.settings import CommonSettings
+from libs.worker.gateways.attached import BEAT_S
+
+_incarnations = count(1)
+
+
+def expected_text(tokens: int, start: int = 0) -> str:
+    """What a scripted worker answers: "abcdef..."."""
+    return "".join(ascii_lowercase[place % 26] for place in range(start, start + tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do with one submit: send `tokens` (None: all that are asked for), then end it in some way."""
+
+    tokens: int | None = None
+    refuse: pb.RefusalCode | None = None
+    fail: pb.FailureCode | None = None
+    abort: bool = False
+    """End it with FINISH_REASON_ABORTED, which nobody asked for."""
+    cut: bool = False
+    """Break the stream."""
+    hang: bool = False
+    """Say nothing more."""
+    leaves: bool = False
+    """After `tokens` become a prefill worker, and ask for another place: handed over it moves, else it ends with
+    `finish_leaving`."""
+    opens: bool = False
+    """Prefill: offer the blocks first, and go on once `gate` is set."""
+
+
+@dataclass
+class ScriptedWorker:
+    """Takes everything it is given; `plans` are used up in order, and what comes after them is served well."""
+
+    worker: common.Worker
+    prefill_credits: int
+    decode_credits: int
+    plans: deque[Plan] = field(default_factory=deque)
+    fails: Callable[[pb.Submit], bool] = lambda _: False
+    """What its engine fails at, whatever the plans are."""
+    dies: Callable[[pb.Submit], bool] = lambda _: False
+    """What it dies of, as a process does: its connections break, and its address refuses others."""
+    dead: asyncio.Event = field(default_factory=asyncio.Event)
+    submits: list[pb.Submit] = field(default_factory=list)
+    aborts: list[int] = field(default_factory=list)
+    demands: list[pb.Demand] = field(default_factory=list)
+    proceeds: list[pb.Proceed] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    """Held prompts go on while it is set, which it is at first."""
+    in_step: bool = False
+    """A step runs for as long as this is set: what is handed over meanwhile leaves with `end_step`."""
+    voice: asyncio.Event = field(default_factory=asyncio.Event)
+    """It says nothing while this is not set; it is at first."""
+    streams: int = 0
+    """How many gateways have attached so far."""
+    hand_overs: list[int] = field(default_factory=list)
+    pulled: list[bytes] = field(default_factory=list)
+    """Handles of submits that it took, which it may have begun to read."""
+    epochs: list[int] = field(default_factory=list)
+    """That gateways said they route by."""
+    script: list[int] = field(default_factory=list)
+    """Token ids by their place in the output, in place of the usual ones; after them it ends."""
+    _streamed: dict[int, pb.Submit] = field(default_factory=dict)
+    _leaving: dict[int, pb.Submit] = field(default_factory=dict)
+    _outboxes: list["asyncio.Queue[pb.WorkerFrame | None]"] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+        self.voice.set()
+
+    def assign(self, role: str) -> None:
+        """Change the role, as a planner would, and tell the gateways."""
+        number, budget_tokens = role_from_name(role, 64)
+        self.worker.assignment.role = number
+        self.worker.assignment.budget_tokens = budget_tokens
+        self.worker.assignment.epoch += 1
+        self.tell(pb.WorkerFrame(worker=self.worker))
+
+    def tell(self, frame: pb.WorkerFrame) -> None:
+        """Send a frame to every gateway."""
+        for outbox in self._outboxes:
+            outbox.put_nowait(frame)
+
+    def cut(self) -> None:
+        """Break every stream."""
+        for outbox in self._outboxes:
+            outbox.put_nowait(None)
+
+    async def serve(self, context: Any) -> None:
+        """One gateway's stream."""
+        outbox: asyncio.Queue[pb.WorkerFrame | None] = asyncio.Queue()
+        self._outboxes.append(outbox)
+        self.streams += 1
+        credit = pb.Credit(prefill_grant=self.prefill_credits, decode_grant=self.decode_credits)
+        outbox.put_nowait(pb.WorkerFrame(worker=self.worker, credit=credit))
+        tasks = [asyncio.create_task(self._read(context, outbox)), asyncio.create_task(_beat(outbox))]
+        try:
+            while (frame := await outbox.get()) is not None:
+                await self.voice.wait()
+                await context.write(frame)
+        finally:
+            self._outboxes.remove(outbox)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
+
+    async def _read(self, context: Any, outbox: "asyncio.Queue[pb.WorkerFrame | None]") -> None:
+        while (frame := await context.read()) is not grpc.aio.EOF:
+            self.aborts += unpack_u32(frame.aborts)
+            self.epochs += [frame.epoch] if frame.epoch else []
+            for number in unpack_u32(frame.hand_overs):
+                self._hand_over(number, outbox)
+            if frame.HasField("demand"):
+                self.demands.append(frame.demand)
+            for submit in frame.submits:
+                self.submits.append(submit)
+                if self.dies(submit):
+                    self.dead.set()
+                    return
+                plan = self.plans.popleft() if self.plans else Plan()
+                if self.fails(submit):
+                    plan = Plan(tokens=0, fail=pb.FAILURE_CODE_ENGINE)
+                if plan.opens:
+                    event = pb.SequenceEvent(sequence=submit.sequence)
+                    event.kv_opened.kv.CopyFrom(self._source(submit, streamed=True))
+                    outbox.put_nowait(pb.WorkerFrame(events=[event]))
+                    await self.gate.wait()
+                if submit.kv.streamed and plan == Plan():
+                    self._streamed[submit.sequence] = submit
+                else:
+                    self._act(submit, plan, outbox)
+            for proceed in frame.proceeds:
+                self.proceeds.append(proceed)
+                held = self._streamed.pop(proceed.sequence, None)
+                if held is not None:
+                    held.token_ids += proceed.token_ids
+                    self._act(held, Plan(), outbox)
+        outbox.put_nowait(None)
+
+    def _hand_over(self, number: int, outbox: "asyncio.Queue[pb.WorkerFrame | None]") -> None:
+        self.hand_overs.append(number)
+        if number in self._leaving and not self.in_step:
+            outbox.put_nowait(self._moved(number))
+
+    def _moved(self, number: int) -> pb.WorkerFrame:
+        event = pb.SequenceEvent(sequence=number)
+        event.moved.kv.CopyFrom(self._source(self._leaving.pop(number), streamed=False))
+        return pb.WorkerFrame(events=[event])
+
+    def leave_again(self, role: str) -> None:
+        """Take another role without decode, and offer what still decodes once more, as a worker does for each."""
+        self.assign(role)
+        self.tell(
+            pb.WorkerFrame(events=[pb.SequenceEvent(sequence=each, leaving=pb.Leaving()) for each in self._leaving])
+        )
+
+    def end_step(self) -> None:
+        """What was handed over during the step leaves."""
+        self.in_step = False
+        for number in self._leaving.keys() & set(self.hand_overs):
+            self.tell(self._moved(number))
+
+    def finish_leaving(self) -> None:
+        """What found no other place ends here."""
+        for submit in self._leaving.values():
+            for outbox in self._outboxes:
+                self._act(submit, Plan(), outbox)
+        self._leaving.clear()
+
+    def _act(self, submit: pb.Submit, plan: Plan, outbox: "asyncio.Queue[pb.WorkerFrame | None]") -> None:
+        frame = pb.WorkerFrame()
+        used = pb.Credit(prefill_grant=1) if submit.phase == pb.PHASE_PREFILL else pb.Credit(decode_grant=1)
+        event = pb.SequenceEvent(sequence=submit.sequence)
+        if plan.refuse is not None:
+            event.refused.code = plan.refuse
+            event.refused.detail = "by plan"
+        else:
+            if submit.phase == pb.PHASE_DECODE:
+                self.pulled.append(submit.kv.handle)
+            start = len(unpack_u32(submit.token_ids)) - submit.prompt_tokens
+            asked = 1 if submit.phase == pb.PHASE_PREFILL else submit.max_output_tokens - start
+            if self.script:
+                asked = min(asked, len(self.script) - start)
+            tokens = asked if plan.tokens is None else plan.tokens
+            frame.token_sequences = pack_u32([submit.sequence] * tokens)
+            usual = expected_text(tokens, start).encode()
+            frame.token_ids = pack_u32(self.script[start : start + tokens] or list(usual))
+            self._conclude(submit, plan, event)
+            if plan.leaves:
+                self.assign("prefill")
+                submit.token_ids += frame.token_ids
+                self._leaving[submit.sequence] = submit
+        if event.WhichOneof("event"):
+            frame.events.append(event)
+            frame.credit.CopyFrom(used)
+        outbox.put_nowait(frame)
+        if plan.cut:
+            outbox.put_nowait(None)
+
+    def _source(self, submit: pb.Submit, *, streamed: bool) -> pb.KvSource:
+        handle = f"blocks of {submit.request_id} as {submit.sequence} at {self.worker.id}".encode()
+        return pb.KvSource(
+            worker_id=self.worker.id, address=self.worker.address, handle=handle, blocks=1, streamed=streamed
+        )
+
+    def _conclude(self, submit: pb.Submit, plan: Plan, event: pb.SequenceEvent) -> None:
+        if plan.fail is not None:
+            event.failed.code = plan.fail
+        elif plan.abort:
+            event.finished.reason = pb.FINISH_REASON_ABORTED
+        elif plan.leaves:
+            event.leaving.CopyFrom(pb.Leaving())
+        elif plan.hang or plan.cut:
+            return
+        elif submit.phase == pb.PHASE_PREFILL:
+            kv = self._source(submit, streamed=False)
+            event.prefilled.CopyFrom(pb.Prefilled(kv=kv, computed_tokens=submit.prompt_tokens))
+        else:
+            event.finished.reason = pb.FINISH_REASON_LENGTH
+
+
+async def _die(worker: ScriptedWorker, server: grpc.aio.Server) -> None:
+    await worker.dead.wait()
+    await server.stop(None)
+
+
+async def _beat(outbox: "asyncio.Queue[pb.WorkerFrame | None]") -> None:
+    while True:
+        await asyncio.sleep(BEAT_S)
+        outbox.put_nowait(pb.WorkerFrame())
+
+
+class _Servicer(pb_grpc.WorkerServiceServicer):
+    def __init__(self, serve: Callable[[Any], Any]) -> None:
+        self._serve = serve
+
+    async def Serve(self, _frames: Any, context: Any) -> None:  # noqa: N802 - the service's name in proto
+        assert (await context.read()).HasField("hello")
+        await self._serve(context)
+
+
+@asynccontextmanager
+async def scripted_worker(
+    worker_id: str,
+    role: str,
+    *,
+    slots: int = 4,
+    plans: tuple[Plan, ...] = (),
+    kv_layout: str = "scripted",
+    kv_once: bool = False,
+) -> AsyncIterator[ScriptedWorker]:
+    """A worker on loopback for model "sim"; leaving the context kills it."""
+    number, budget_tokens = role_from_name(role, 64)
+    server, port = make_server(CommonSettings(), "127.0.0.1:0")
+    worker = common.Worker(
+        id=worker_id,
+        incarnation=next(_incarnations),
+        address=f"127.0.0.1:{port}",
+        assignment=common.Assignment(model="sim", role=number, budget_tokens=budget_tokens, epoch=1),
+        capabilities=common.Capabilities(
+            block_size_tokens=16, max_context_tokens=8192, kv_layout=kv_layout, streams_kv=True, kv_once=kv_once
+        ),
+        state=common.WORKER_STATE_READY,
+    )
+    prefills = slots if role == "prefill" else 0
+    scripted = ScriptedWorker(worker, prefills, slots - prefills, deque(plans))
+    pb_grpc.add_WorkerServiceServicer_to_server(_Servicer(scripted.serve), server)  # type: ignore[no-untyped-call]
+    await server.start()
+    dying = asyncio.create_task(_die(scripted, server))
+    try:
+        yield scripted
+    finally:
+        dying.cancel()
+        await server.stop(None)

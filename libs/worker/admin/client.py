@@ -1,0 +1,126 @@
+"""What an administrator asks of a worker: who it is, and to take another role; how soon that held is measured."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, QueueFull, StaleRole, Unauthenticated
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Role
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+
+CALL_TIMEOUT_S = 5.0
+TUNE_TIMEOUT_S = 60.0
+POLL_S = 0.01
+_ERRORS: tuple[type[FulcrumError], ...] = (StaleRole, InvalidRequest, Unauthenticated, QueueFull)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMove:
+    """A change of role that a worker has made."""
+
+    assignment: Assignment
+    effect_s: float | None
+    """From sending the call until old-role work was refused and every attached gateway held the new epoch; None when
+    some did not in time."""
+    call_s: float
+    """Duration of the call without the wait for gateways."""
+    gateways_behind: int
+    running: int
+    """Sequences that it found running in the engine, without those that waited."""
+
+
+class WorkerAdmin:
+    """WorkerAdminService of one worker. Raises the error that the worker named, NoWorkers when it does not answer."""
+
+    def __init__(self, channel: grpc.aio.Channel, worker_id: str, token: str) -> None:
+        self._stub: Any = pb_grpc.WorkerAdminServiceStub(channel)  # type: ignore[no-untyped-call]
+        self._worker_id = worker_id
+        self._metadata = (("authorization", f"Bearer {token}"),)
+
+    async def describe(self) -> pb.DescribeResponse:
+        """The worker now."""
+        answer: pb.DescribeResponse = await self._call(self._stub.Describe, pb.DescribeRequest(), CALL_TIMEOUT_S)
+        return answer
+
+    async def set_role(
+        self,
+        role: Role,
+        budget_tokens: int,
+        *,
+        expected_epoch: int,
+        incarnation: int = 0,
+        actor: str,
+        reason: str,
+        wait_ms: int = 1000,
+    ) -> RoleMove:
+        """Compare-and-set the role; then wait, at most `wait_ms`, until the gateways hold it."""
+        request = pb.SetRoleRequest(
+            expected_epoch=expected_epoch,
+            incarnation=incarnation,
+            role=role,
+            budget_tokens=budget_tokens,
+            actor=actor,
+            reason=reason,
+            wait_ms=wait_ms,
+        )
+        start_s = time.monotonic()
+        answer: pb.SetRoleResponse = await self._call(self._stub.SetRole, request, CALL_TIMEOUT_S + wait_ms / 1000)
+        took_s = time.monotonic() - start_s
+        return RoleMove(
+            assignment=answer.assignment,
+            effect_s=None if answer.gateways_behind else took_s,
+            call_s=max(took_s - answer.waited_ns / 1e9, 0.0),
+            gateways_behind=answer.gateways_behind,
+            running=answer.running,
+        )
+
+    async def assign_model(self, request: pb.AssignModelRequest) -> pb.AssignModelResponse:
+        """Have a worker of a pool hold another model; answered before it is there."""
+        answer: pb.AssignModelResponse = await self._call(self._stub.AssignModel, request, CALL_TIMEOUT_S)
+        return answer
+
+    async def first_step_s(self, move: RoleMove, *, within_s: float) -> float | None:
+        """From sending the call until the first engine step of the new role's kind ended; None when none did in time.
+
+        Never too little: the whole call counts as time before the change.
+        """
+        give_up_s = time.monotonic() + within_s
+        while True:
+            described = await self.describe()
+            if described.worker.assignment.epoch != move.assignment.epoch:
+                return None
+            if described.HasField("first_step_ns"):
+                return move.call_s + described.first_step_ns / 1e9
+            if time.monotonic() >= give_up_s:
+                return None
+            await asyncio.sleep(POLL_S)
+
+    async def tune_prefill(self, request: pb.TunePrefillRequest) -> pb.TunePrefillResponse:
+        """Measure prefill and choose the chunk; QueueFull where the worker could not measure now."""
+        answer: pb.TunePrefillResponse = await self._call(self._stub.TunePrefill, request, TUNE_TIMEOUT_S)
+        return answer
+
+    async def tune_decode(self, request: pb.TuneDecodeRequest) -> pb.TuneDecodeResponse:
+        """The largest decode batch that holds a target."""
+        answer: pb.TuneDecodeResponse = await self._call(self._stub.TuneDecode, request, CALL_TIMEOUT_S)
+        return answer
+
+    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        try:
+            return await method(request, metadata=self._metadata, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise _typed(error, self._worker_id) from None
+
+
+def _typed(error: grpc.aio.AioRpcError, worker_id: str) -> FulcrumError:
+    details = error.details() or error.code().name
+    code, _, message = details.partition(": ")
+    for kind in _ERRORS:
+        if code == kind.code:
+            return kind(f"{worker_id}: {message}")
+    return NoWorkers(f"{worker_id} does not answer ({details}): see `fulcrum workers` for those that do")

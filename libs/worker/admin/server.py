@@ -1,0 +1,115 @@
+"""WorkerAdminService over gRPC; the server's interceptor has checked the token."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from libs.contracts.errors import FulcrumError, InvalidRequest, QueueFull
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.contracts.roles import role_name
+from libs.runtime.net.rpc import abort_with
+from libs.worker.drain import drain
+from libs.worker.host import WorkerHost
+from libs.worker.telemetry.step_times import StepTimes
+from libs.worker.tuning.chunk import FEW, PrefillTuner
+from libs.worker.tuning.tuned import Tuned, decode_message, tuned_message
+from libs.worker.wire import load_message
+
+log = structlog.get_logger()
+
+MAX_WAIT_MS = 10_000
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
+    """Describe, SetRole, Drain, TunePrefill, TuneDecode."""
+
+    def __init__(self, host: WorkerHost, tuner: PrefillTuner, step_times: StepTimes, *, drain_s: float) -> None:
+        self._host = host
+        self._tuner = tuner
+        self._step_times = step_times
+        self._drain_s = drain_s
+
+    async def Describe(self, _request: pb.DescribeRequest, _context: Context) -> pb.DescribeResponse:  # noqa: N802
+        """The worker, its depths, and what it still holds."""
+        host = self._host
+        return pb.DescribeResponse(
+            worker=host.worker(),
+            load=load_message(host.engine.load()),
+            integrity=host.integrity(),
+            gateways_behind=host.gateways.behind(host.assignment.current.epoch),
+            first_step_ns=host.last_change.first_step_ns,
+        )
+
+    async def SetRole(self, request: pb.SetRoleRequest, context: Context) -> pb.SetRoleResponse:  # noqa: N802
+        """Compare-and-set on the epoch; FAILED_PRECONDITION (stale_role) when it is not the current one.
+
+        With `wait_ms` it answers once every attached gateway routes by the new role, or when that time is over.
+        """
+        running = self._host.engine.load().running
+        try:
+            assignment = self._host.set_role(request)
+        except FulcrumError as error:
+            await abort_with(context, error)
+            raise
+        log.info(
+            "role set", role=role_name(assignment), epoch=assignment.epoch, actor=request.actor, reason=request.reason
+        )
+        now_s = asyncio.get_running_loop().time
+        set_s = now_s()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(request.wait_ms, MAX_WAIT_MS) / 1000):
+                await self._host.gateways.hold(assignment.epoch)
+        return pb.SetRoleResponse(
+            assignment=assignment,
+            gateways_behind=self._host.gateways.behind(assignment.epoch),
+            waited_ns=int((now_s() - set_s) * 1e9),
+            running=running,
+        )
+
+    async def Drain(self, request: pb.DrainRequest, _context: Context) -> pb.DrainResponse:  # noqa: N802
+        """Drain within the deadline asked for, or the worker's own; it stays draining until it is stopped."""
+        deadline_s = request.deadline_ms / 1000 if request.deadline_ms else self._drain_s
+        drained = await drain(self._host, min(deadline_s, self._drain_s))
+        return pb.DrainResponse(finished=drained.finished, aborted=drained.aborted)
+
+    async def TunePrefill(  # noqa: N802
+        self, request: pb.TunePrefillRequest, context: Context
+    ) -> pb.TunePrefillResponse:
+        """Measure between other steps, or take a size that is named, or tell what was measured last.
+
+        RESOURCE_EXHAUSTED while another measurement runs, without free KV blocks, or where decodes cannot wait.
+        """
+        try:
+            tuned = await self._tuned(request)
+        except FulcrumError as error:
+            await abort_with(context, error)
+            raise
+        return tuned_message(tuned, request.tpot_target_us, self._host.engine.capabilities.max_sequences)
+
+    async def _tuned(self, request: pb.TunePrefillRequest) -> Tuned:
+        if request.set_tokens:
+            return self._tuner.set(request.set_tokens)
+        if request.kept:
+            kept = await self._tuner.kept()
+            if kept is None:
+                raise InvalidRequest("no worker of this kind has measured prefill yet: fulcrum tune prefill does")
+            return kept
+        tuned = await self._tuner.tune(
+            most_tokens=request.most_tokens, limit_s=request.limit_ms / 1000, apply=not request.measure_only
+        )
+        if tuned is None:
+            raise QueueFull(FEW)
+        return tuned
+
+    async def TuneDecode(  # noqa: N802
+        self, request: pb.TuneDecodeRequest, _context: Context
+    ) -> pb.TuneDecodeResponse:
+        """The largest decode batch that holds a TPOT target, by what this worker has learned of its steps."""
+        return decode_message(self._step_times.fitted, request, self._host.engine.capabilities.max_sequences)

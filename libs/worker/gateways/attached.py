@@ -1,0 +1,184 @@
+"""The gateways attached to a worker: their streams, their credits, and what waits to be sent to each.
+
+Sync; gRPC is around it.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import structlog
+
+from libs.contracts.errors import InvalidRequest, QueueFull
+from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.port import Engine
+from libs.policy.worker.credits import CreditPool, Credits, Waiting
+from libs.worker.gateways.attached_gateway import AttachedGateway
+from libs.worker.speed import WorkerSpeed
+from libs.worker.wire import load_message
+
+log = structlog.get_logger()
+
+MAX_GATEWAYS = 64
+BEAT_S = SIGN_OF_LIFE_MS / 1000
+RESTING_BEAT_S = RESTING_SIGN_OF_LIFE_MS / 1000
+TIMER_S = 0.002
+"""A loop's timers are as exact: what is due so soon is due now, and wakes nobody once more."""
+
+
+class Gateways:
+    """All attached gateways. News for a gateway leaves as one frame whenever its stream can write."""
+
+    def __init__(self, engine: Engine, speed: WorkerSpeed, cluster: str, describe: Callable[[], common.Worker]) -> None:
+        """`describe` returns the worker's present description."""
+        self._engine = engine
+        self._speed = speed
+        self._cluster = cluster
+        self._describe = describe
+        self._links: dict[int, AttachedGateway] = {}
+        self._link_ids = count(1)
+        self.credits = Credits()
+        self._epoch_reported = asyncio.Event()
+        self.stirred = asyncio.Event()
+        """Set when a gateway that the worker had no work of submits some: it is owed a sign of life sooner now."""
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def __iter__(self) -> Iterator[AttachedGateway]:
+        return iter(self._links.values())
+
+    def attach(self, hello: pb.Hello) -> AttachedGateway:
+        """Take a gateway in; raises InvalidRequest for one of another cluster, QueueFull at the bound."""
+        if hello.cluster != self._cluster:
+            raise InvalidRequest(f"this worker serves cluster {self._cluster!r}, not {hello.cluster!r}")
+        if len(self._links) >= MAX_GATEWAYS:
+            raise QueueFull(f"{MAX_GATEWAYS} gateways are attached already")
+        link = AttachedGateway(next(self._link_ids), Waiting(hello.gateway_id))
+        self._links[link.id] = link
+        self.credits.attach(link.id)
+        self.settle()
+        return link
+
+    def detach(self, link: AttachedGateway) -> None:
+        """The gateway has gone: its credits are free."""
+        link.close()
+        del self._links[link.id]
+        self.credits.detach(link.id)
+        self._epoch_reported.set()
+
+    # ------------------------------------------------------------ epochs
+
+    def holds_epoch(self, link: AttachedGateway, epoch: int) -> None:
+        """The gateway routes by the assignment of `epoch`."""
+        link.epoch = epoch
+        self._epoch_reported.set()
+
+    def behind(self, epoch: int) -> int:
+        """Gateways that have not said that they route by the assignment of `epoch`, or a later one."""
+        return sum(link.epoch < epoch for link in self)
+
+    async def hold(self, epoch: int) -> None:
+        """Until no gateway is behind."""
+        while self.behind(epoch):
+            self._epoch_reported.clear()
+            await self._epoch_reported.wait()
+
+    # ------------------------------------------------------------ credits
+
+    def pool(self, phase: pb.Phase) -> CreditPool:
+        """The slots of a phase."""
+        return self.credits.prefill if phase == pb.PHASE_PREFILL else self.credits.decode
+
+    def returned(self, link: AttachedGateway, frame: pb.GatewayFrame) -> None:
+        """Take in what waits at the gateway, and the credits that it gives back."""
+        if frame.HasField("demand"):
+            demand = frame.demand
+            link.waiting = Waiting(link.waiting.name, demand.waiting, demand.head_deadline_unix_ns)
+        self.credits.prefill.returned(link.id, frame.returned_prefill)
+        self.credits.decode.returned(link.id, frame.returned_decode)
+        self.credits.prefill.spent(link.id, frame.spent_prefill)
+        self.credits.decode.spent(link.id, frame.spent_decode)
+
+    def resize(self, prefill: int, decode: int) -> None:
+        """Set the number of prefill and decode slots."""
+        self.credits.resize(prefill, decode)
+
+    def settle(self) -> None:
+        """Hand out what is free."""
+        for link_id in self.credits.settle({link.id: link.waiting for link in self}):
+            self._links[link_id].wake.set()
+
+    # ------------------------------------------------------------ frames to gateways
+
+    def has_news(self, link: AttachedGateway) -> bool:
+        """Whether `take_frame` would say more than the load."""
+        return self.credits.has_news(link.id) or link.assignment_news or link.load_news or bool(link.outbox)
+
+    def take_frame(self, link: AttachedGateway) -> pb.WorkerFrame:
+        """Everything that waits to be sent on `link`, as far as it fits one frame."""
+        frame = pb.WorkerFrame(load=load_message(self._engine.load()), submits_taken=link.submits)
+        if link.assignment_news:
+            frame.worker.CopyFrom(self._describe())
+        if self.credits.has_news(link.id):
+            prefill_grant, prefill_recall, decode_grant, decode_recall = self.credits.take(link.id)
+            frame.credit.CopyFrom(
+                pb.Credit(
+                    prefill_grant=prefill_grant,
+                    prefill_recall=prefill_recall,
+                    decode_grant=decode_grant,
+                    decode_recall=decode_recall,
+                )
+            )
+        link.sent_speed = self._speed.report(frame, link.sent_speed)
+        link.outbox.take(frame)
+        link.assignment_news = link.load_news = False
+        link.sent_s = asyncio.get_running_loop().time()
+        link.sent_load = frame.load
+        return frame
+
+    def tell_assignment(self) -> None:
+        """The worker is another than they know."""
+        for link in self:
+            link.assignment_news = True
+            link.wake.set()
+
+    def tell_load(self) -> None:
+        """Tell those whose load has changed."""
+        load = load_message(self._engine.load())
+        for link in self:
+            if link.sent_load != load:
+                link.load_news = True
+                link.wake.set()
+
+    def beat(self, now_s: float) -> float:
+        """Send the load to gateways whose last frame is too old: silence would look like death. Returns when the next
+        beat is due, in the loop's time, if nothing else is sent until then.
+
+        Blocks that wait to be pulled count as work: their gateway would have them computed again elsewhere.
+        """
+        due_s = now_s + RESTING_BEAT_S
+        holds_blocks = self._engine.integrity().leased_handles > 0
+        for link in self:
+            beat_s = BEAT_S if link.living or holds_blocks else RESTING_BEAT_S
+            if link.sent_s + beat_s - now_s < TIMER_S:
+                link.load_news = True
+                link.wake.set()
+                due_s = min(due_s, now_s + beat_s)
+            else:
+                due_s = min(due_s, link.sent_s + beat_s)
+        return due_s
+
+    def bound(self, link: AttachedGateway) -> None:
+        """End the stream of one that does not read."""
+        if link.outbox.overflowed and not link.closed.is_set():
+            log.warning("gateway does not read its stream", gateway=link.waiting.name)
+            link.close(QueueFull("the stream is not read fast enough"))
+
+    def hang_up(self) -> None:
+        """End every gateway's stream once everything pending is sent."""
+        for link in self:
+            link.leaving = True
+            link.wake.set()

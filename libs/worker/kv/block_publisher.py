@@ -1,0 +1,97 @@
+"""Keeps the KV index true to the engine's reusable blocks, many changes in one call."""
+
+import asyncio
+from itertools import islice
+
+import structlog
+
+from libs.engine.port import EngineEvent
+from libs.stores.kvindex.port import KvIndex
+
+log = structlog.get_logger()
+
+MAX_PENDING_BLOCKS = 65_536
+"""Changes that may wait; beyond it they are dropped, and the worker publishes its whole list of blocks."""
+MAX_PUBLISHED_BLOCKS = 4096
+"""Changes in one call."""
+BEHIND_S = 0.05
+"""Pause between calls, so that a busy worker's changes share one. Nobody waits for them."""
+RENEWALS_PER_LEASE = 3
+FORGET_TIMEOUT_S = 2.0
+
+
+class BlockPublisher:
+    """Publishes what one worker holds of one model."""
+
+    def __init__(self, index: KvIndex, model: str, worker_id: str, *, lease_ms: int) -> None:
+        self._index = index
+        self._model = model
+        self._worker_id = worker_id
+        self._lease_ms = lease_ms
+        self._held: set[bytes] = set()
+        """At most what the engine's pool has blocks."""
+        self._pending: dict[bytes, bool] = {}
+        self._anew = False
+        """Whether what is listed says nothing any more: changes to it were given up."""
+        self._wake = asyncio.Event()
+
+    def on_event(self, event: EngineEvent) -> None:
+        """Take changes in, later ones over earlier ones of the same block."""
+        self._held.update(event.blocks.stored)
+        self._held.difference_update(event.blocks.removed)
+        for held, hashes in ((True, event.blocks.stored), (False, event.blocks.removed)):
+            for block_hash in hashes:
+                self._pending.pop(block_hash, None)
+                self._pending[block_hash] = held
+        if len(self._pending) > MAX_PENDING_BLOCKS:
+            log.warning("KV index is behind: it is written anew", pending=len(self._pending), held=len(self._held))
+            self._pending.clear()
+            self._anew = True
+        if self._pending or self._anew:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Start from nothing, then publish changes and renew the lease until cancelled."""
+        await self._index.forget(self._model, self._worker_id)
+        loop = asyncio.get_running_loop()
+        renew_at_s = loop.time()
+        while True:
+            if loop.time() >= renew_at_s:
+                await self._index.renew(self._model, self._worker_id, lease_ms=self._lease_ms)
+                renew_at_s = loop.time() + self._lease_ms / 1000 / RENEWALS_PER_LEASE
+            try:
+                async with asyncio.timeout_at(renew_at_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+            await self._publish()
+            await asyncio.sleep(BEHIND_S)
+
+    async def forget(self) -> None:
+        """Leave the index; when it is away the lease ends by itself."""
+        try:
+            async with asyncio.timeout(FORGET_TIMEOUT_S):
+                await self._index.forget(self._model, self._worker_id)
+        except TimeoutError:
+            return
+
+    async def _publish(self) -> None:
+        if self._anew:
+            await self._publish_all()
+            return
+        batch = list(islice(self._pending.items(), MAX_PUBLISHED_BLOCKS))
+        for block_hash, _ in batch:
+            del self._pending[block_hash]
+        if not self._pending:
+            self._wake.clear()
+        stored = [block_hash for block_hash, held in batch if held]
+        removed = [block_hash for block_hash, held in batch if not held]
+        await self._index.publish(self._model, self._worker_id, stored=stored, removed=removed)
+
+    async def _publish_all(self) -> None:
+        self._anew = False
+        self._pending.clear()
+        self._wake.clear()
+        held = list(self._held)
+        await self._index.forget(self._model, self._worker_id)
+        await self._index.publish(self._model, self._worker_id, stored=held, removed=())

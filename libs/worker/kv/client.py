@@ -1,0 +1,104 @@
+"""Fetching KV blocks for engines that do not move bytes themselves: over gRPC, or out of the sender's mapped memory.
+
+The stream is the same either way: it opens pulls, tells which blocks are ready while the prompt is computed, and
+carries the acks. Where sender and receiver share memory its chunks name blocks in place of carrying them. Nobody
+assumes that: the receiver opens the file that the sender's pool would have here and says what nonce is in it.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+
+from libs.contracts.errors import KvLost
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.kv.pool_map import PoolMap, PoolMaps
+from libs.engine.kv_port import KvChunk, KvHandle
+from libs.runtime.tasks import OnFailure, TaskOwner
+from libs.runtime.transport import Transport
+from libs.worker.kv import wire as kv_wire
+from libs.worker.kv.link import KvLink
+
+MAX_LINKS = 64
+"""Senders whose streams are kept up; those in use are never closed for it."""
+
+
+class GrpcKvFetcher:
+    """KvFetcher over KvService.Pull."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        receiver_id: str,
+        maps: PoolMaps | None = None,
+        *,
+        on_failure: OnFailure | None = None,
+    ) -> None:
+        """Without `maps` all bytes are sent."""
+        self._transport = transport
+        self._receiver_id = receiver_id
+        self._maps = maps
+        self._tasks = TaskOwner(on_failure)
+        self._links: OrderedDict[str, tuple[KvLink, asyncio.Task[None]]] = OrderedDict()
+
+    async def fetch(self, handle: KvHandle, kv_layout: str, from_block: int) -> AsyncGenerator[KvChunk, None]:
+        """Chunks in order, from a block on; the end acknowledges.
+
+        Raises KvLost when the source is gone or speaks nonsense, KvMismatch when layouts differ.
+        """
+        pool = self._maps.get(handle.worker_id, handle.incarnation) if self._maps is not None else None
+        request = pb.PullOpen(
+            handle=handle.opaque,
+            incarnation=handle.incarnation,
+            kv_layout=kv_layout,
+            from_block=from_block,
+            shared_nonce=pool.nonce if pool else b"",
+        )
+        link = self._link(handle.address)
+        pull = link.open(request, handle.blocks - from_block)
+        whole = False
+        try:
+            while not whole:
+                message, data = await pull.next()
+                if message.blocks or message.ready_blocks:
+                    yield _chunk(message, data, pool)
+                    link.taken(pull)
+                whole = message.last
+        except KvLost as error:
+            raise KvLost(f"{handle.worker_id} at {handle.address}: {error.message}") from None
+        finally:
+            link.leave(pull, whole=whole)
+
+    async def close(self) -> None:
+        """End every stream. Idempotent."""
+        self._links.clear()
+        await self._tasks.close()
+
+    def _link(self, address: str) -> KvLink:
+        if address in self._links:
+            self._links.move_to_end(address)
+            return self._links[address][0]
+        if len(self._links) >= MAX_LINKS:
+            spare = next((key for key, (link, _) in self._links.items() if link.idle), None)
+            if spare is not None:
+                self._links.pop(spare)[1].cancel()
+        link = KvLink(address, receiver_id=self._receiver_id, transport=self._transport)
+        self._links[address] = link, self._tasks.spawn(f"KV from {address}", link.run())
+        return link
+
+
+def _chunk(message: pb.KvChunk, data: memoryview, pool: PoolMap | None) -> KvChunk:
+    """The chunk with its bytes where they are: in the message, or in the sender's pool."""
+    shared = bool(message.pool_blocks)
+    if shared and pool is None:
+        raise KvLost("the sender names blocks of a pool that is not mapped here")
+    views = tuple(map(pool.block, message.pool_blocks)) if pool and shared else kv_wire.split(data, message.blocks)
+    return KvChunk(
+        first_block=message.first_block,
+        blocks=message.blocks,
+        data=views,
+        data_bytes=message.data_bytes,
+        checksums=tuple(message.checksums),
+        pool_blocks=tuple(message.pool_blocks),
+        ready_blocks=message.ready_blocks,
+        shared=shared,
+    )

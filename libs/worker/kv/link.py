@@ -1,0 +1,189 @@
+"""One sender as this worker pulls from it: a stream that is kept up while it is wanted, and the pulls on it."""
+
+import asyncio
+from itertools import count
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from libs.contracts.errors import FulcrumError, KvLost, KvMismatch
+from libs.contracts.packing import pack_u32
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.runtime.backoff import Backoff
+from libs.runtime.tasks import until_first
+from libs.runtime.transport import Transport
+from libs.worker.kv import wire as kv_wire
+from libs.worker.kv.pull import MAX_SILENT_TICKS, Pull
+
+log = structlog.get_logger()
+
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MAX_S = 1.0
+TICK_S = 1.0
+ACK_DELAY_S = 0.01
+"""An ack goes with the next frame; without any it has one of its own after so long. The sender keeps the blocks until
+then, and nobody else waits for it."""
+
+
+class KvLink:
+    """The stream to one sender. Everything but `run` is sync: it fills the next frame."""
+
+    def __init__(self, address: str, *, receiver_id: str, transport: Transport) -> None:
+        self._address = address
+        self._receiver_id = receiver_id
+        self._transport = transport
+        self._pulls: dict[int, Pull] = {}
+        self._numbers = count(1)
+        self._opens: dict[int, pb.PullOpen] = {}
+        self._taken: list[pb.PullTaken] = []
+        self._acks: list[int] = []
+        self._cancels: list[int] = []
+        self._wanted = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._ack_timer: asyncio.TimerHandle | None = None
+        self._silent_ticks = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody pulls and nothing is left to say."""
+        return not (self._pulls or self._acks or self._cancels)
+
+    def open(self, request: pb.PullOpen, blocks: int) -> Pull:
+        """Ask for `blocks` blocks; the pull's number is given here."""
+        pull = Pull(next(self._numbers) & 0xFFFFFFFF, blocks)
+        request.pull = pull.number
+        self._pulls[pull.number] = pull
+        self._opens[pull.number] = request
+        self._wanted.set()
+        self._wake.set()
+        return pull
+
+    def taken(self, pull: Pull) -> None:
+        """Let the sender go on, where what was taken in of a pull is worth a word."""
+        if sent_bytes := pull.take_report():
+            self._taken.append(pb.PullTaken(pull=pull.number, sent_bytes=sent_bytes))
+            self._wake.set()
+
+    def leave(self, pull: Pull, *, whole: bool) -> None:
+        """Hear no more of a pull; `whole`: all blocks are here, which acknowledges them."""
+        if self._pulls.pop(pull.number, None) is None or self._opens.pop(pull.number, None) is not None:
+            return
+        if whole:
+            self._acks.append(pull.number)
+            if self._ack_timer is None:
+                self._ack_timer = asyncio.get_running_loop().call_later(ACK_DELAY_S, self._wake.set)
+        else:
+            self._cancels.append(pull.number)
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Keep the stream up until cancelled: from the first pull on, and after its loss from the next pull on."""
+        backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
+        while True:
+            await self._wanted.wait()
+            reason = "the stream to it was closed"
+            try:
+                await self._connect(backoff)
+            except grpc.aio.AioRpcError as error:
+                reason = error.details() or error.code().name
+            except KvLost as error:
+                reason = error.message
+            except asyncio.InvalidStateError:  # a write after the stream's end, before its status was read
+                pass
+            finally:
+                self._reset(reason)
+            wait_s = backoff.next_s()
+            log.info("a stream of KV blocks has ended", address=self._address, reason=reason)
+            await asyncio.sleep(wait_s)
+
+    async def _connect(self, backoff: Backoff) -> None:
+        # A channel of its own for each attempt: gRPC's back-off within a channel is longer than ours.
+        async with self._transport.channel(self._address) as channel:
+            stream = _pull_method(channel)(metadata=self._transport.metadata(self._address))
+            try:
+                await until_first(read=self._read(stream, backoff), write=self._write(stream), tick=self._tick())
+            finally:
+                stream.cancel()
+
+    async def _read(self, stream: Any, backoff: Backoff) -> None:
+        while (raw := await stream.read()) is not grpc.aio.EOF:
+            self._silent_ticks = 0
+            self._take(*kv_wire.decode(raw))
+            backoff.reset()
+
+    async def _write(self, stream: Any) -> None:
+        """One frame for whatever has queued since the last one."""
+        receiver_id = self._receiver_id
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            frame = self._take_frame()
+            if frame.ByteSize():
+                frame.receiver_id, receiver_id = receiver_id, ""
+                await stream.write(frame)
+
+    async def _tick(self) -> None:
+        """Give up what is silent, pull by pull; and the stream where all of it is."""
+        while self._silent_ticks <= MAX_SILENT_TICKS:
+            await asyncio.sleep(TICK_S)
+            self._silent_ticks = self._silent_ticks + 1 if self._pulls else 0
+            for pull in self._pulls.values():
+                pull.tick()
+        raise KvLost("the sender does not answer")
+
+    def _take_frame(self) -> pb.PullFrame:
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+        frame = pb.PullFrame(opens=self._opens.values(), taken=self._taken)
+        if self._acks:
+            frame.acks = pack_u32(self._acks)
+        if self._cancels:
+            frame.cancels = pack_u32(self._cancels)
+        for sent in (self._opens, self._taken, self._acks, self._cancels):
+            sent.clear()
+        return frame
+
+    def _take(self, frame: pb.KvFrame, data: memoryview) -> None:
+        for chunk, part in kv_wire.parts(frame, data):
+            if (pull := self._pulls.get(chunk.pull)) is not None:
+                pull.put(chunk, part)
+        for ready in frame.ready:
+            if (pull := self._pulls.get(ready.pull)) is not None:
+                pull.ready(ready.blocks)
+        for failed in frame.failed:
+            if (pull := self._pulls.get(failed.pull)) is not None:
+                pull.fail(_error(failed))
+        for number in kv_wire.numbers(frame.alive):
+            if (pull := self._pulls.get(number)) is not None:
+                pull.alive()
+
+    def _reset(self, reason: str) -> None:
+        """Whatever stood on the stream is lost. What the sender was not asked for yet is asked for on the next one."""
+        unasked = dict(self._opens)
+        for number, pull in self._pulls.items():
+            if number not in unasked:
+                pull.fail(KvLost(reason))
+        self._take_frame()
+        self._pulls = {number: self._pulls[number] for number in unasked}
+        self._opens.update(unasked)
+        self._silent_ticks = 0
+        for event in (self._wanted, self._wake):
+            event.set() if unasked else event.clear()
+
+
+def _error(failed: pb.PullFailed) -> FulcrumError:
+    mismatch = failed.failure == pb.PULL_FAILURE_KV_MISMATCH
+    return KvMismatch(failed.detail) if mismatch else KvLost(failed.detail)
+
+
+def _pull_method(channel: grpc.aio.Channel) -> Any:
+    """KvService.Pull with frames as raw bytes, for `kv_wire`."""
+    method = pb.DESCRIPTOR.services_by_name["KvService"].methods_by_name["Pull"]
+    return channel.stream_stream(
+        f"/{method.containing_service.full_name}/{method.name}",
+        request_serializer=pb.PullFrame.SerializeToString,
+        response_deserializer=None,
+    )

@@ -1,0 +1,189 @@
+"""What one receiver pulls out of this worker, and has yet to be sent. Sync; time comes as ticks."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from libs.contracts.errors import FulcrumError, InvalidRequest, KvLost, KvMismatch, QueueFull
+from libs.contracts.packing import pack_u32, unpack_u32
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.kv_port import KvChunk, KvExport
+from libs.worker.host import WorkerHost
+from libs.worker.kv import wire as kv_wire
+
+TICK_S = 1.0
+"""A pull whose blocks are not ready has a sign of life so often: a slow prompt is not taken for a dead sender."""
+MAX_SILENT_TICKS = 30
+"""Ticks a receiver may leave sent blocks unconfirmed; then the pull fails, as if the receiver had gone."""
+_NOTHING = KvChunk(first_block=0, blocks=0)
+
+
+@dataclass(eq=False, slots=True)
+class _Pull:
+    number: int
+    handle: bytes
+    export: KvExport
+    in_place: bool
+    ahead_bytes: int = 0
+    """Sent and not taken in, as far as the receiver has said."""
+    sent_lately: bool = True
+    """Whether something was sent of it since the last tick."""
+    drained: bool = True
+    """All that was ready has been sent, as far as the receiver knows."""
+    silent_ticks: int = 0
+    """For which the receiver has owed a word of what it was sent."""
+
+    @property
+    def may_send(self) -> bool:
+        return self.ahead_bytes < kv_wire.WINDOW_BYTES
+
+
+class KvOutbox:
+    """The pulls of one receiver. Those that still have blocks to send take turns, a chunk each."""
+
+    def __init__(self, host: WorkerHost, incarnation: int, *, has_room: Callable[[], bool], wake: Callable[[], None]):
+        """`has_room`: whether this worker takes another pull; `wake` is called when a frame may have more to say."""
+        self._host = host
+        self._incarnation = incarnation
+        self._has_room = has_room
+        self._wake = wake
+        self._pulls: dict[int, _Pull] = {}
+        self._turns: deque[_Pull] = deque()
+        self._failed: list[pb.PullFailed] = []
+        self._alive: list[int] = []
+        self._carries_data: bool | None = None
+        """Whether chunks that are not read in place bring bytes; None: none was sent yet."""
+
+    def __len__(self) -> int:
+        return len(self._pulls)
+
+    def receive(self, frame: pb.PullFrame) -> None:
+        """Act on a frame; raises InvalidRequest when it breaks the protocol. What is wrong with one pull fails it."""
+        for number in _numbers(frame.acks, "acks"):
+            if pull := self._end(number):
+                self._host.acknowledged(pull.handle)
+        for number in _numbers(frame.cancels, "cancels"):
+            self._end(number)
+        for taken in frame.taken:
+            if (pull := self._pulls.get(taken.pull)) is not None:
+                pull.ahead_bytes = max(pull.ahead_bytes - taken.sent_bytes, 0)
+                pull.silent_ticks = 0
+        for opened in frame.opens:
+            if opened.pull in self._pulls:
+                raise InvalidRequest(f"pull {opened.pull} is alive already")
+            try:
+                self._open(opened)
+            except FulcrumError as error:
+                self._fail(opened.pull, error)
+        self._wake()
+
+    def take_frame(self) -> bytes | None:
+        """All that can be sent now, as far as it fits one frame; None for nothing."""
+        frame = pb.KvFrame(alive=pack_u32(self._alive) if self._alive else b"")
+        self._alive.clear()
+        data: list[memoryview] = []
+        size_bytes = idle = 0
+        while idle < len(self._turns) and size_bytes < kv_wire.MAX_FRAME_BYTES:
+            pull = self._turns.popleft()
+            chunk = self._next(pull)
+            if not pull.export.done and pull.number in self._pulls:
+                self._turns.append(pull)
+            if chunk is None:
+                idle += 1
+                continue
+            idle = 0
+            size_bytes += chunk.data_bytes
+            message = kv_wire.chunk_message(pull.number, chunk, last=pull.export.done, in_place=pull.in_place)
+            frame.chunks.append(message)
+            if not pull.in_place:
+                self._carries_data = bool(message.sent_bytes)
+            pull.drained = chunk.first_block + chunk.blocks >= chunk.ready_blocks
+            if message.sent_bytes:
+                pull.ahead_bytes += message.sent_bytes
+                data.extend(chunk.data)
+        frame.ready.extend(self._newly_ready())  # of which this frame had no room, or the link no time
+        frame.failed.extend(self._failed)
+        self._failed.clear()
+        return kv_wire.encode(frame, data) if frame.ByteSize() else None
+
+    def _newly_ready(self) -> list[pb.PullReady]:
+        """Of pulls whose receiver takes it that nothing is ready. What is read in place is there with its chunk."""
+        found: list[pb.PullReady] = []
+        if self._carries_data is False:
+            return found
+        for pull in list(self._turns):
+            if not (pull.drained and not pull.in_place):
+                continue
+            try:
+                ready = pull.export.ready_blocks
+            except FulcrumError:
+                continue  # `_next` fails it
+            if ready:
+                pull.drained = False
+                found.append(pb.PullReady(pull=pull.number, blocks=ready))
+        return found
+
+    def tick(self) -> None:
+        """Another `TICK_S` has passed: say what is alive, and give up pulls whose receiver says nothing."""
+        for pull in list(self._pulls.values()):
+            if pull.export.done or not pull.may_send:
+                pull.silent_ticks += 1
+            if pull.silent_ticks > MAX_SILENT_TICKS:
+                self._fail(pull.number, KvLost(f"nothing from the receiver within {MAX_SILENT_TICKS * TICK_S:g} s"))
+            elif not pull.sent_lately and not pull.export.done:
+                self._alive.append(pull.number)
+            pull.sent_lately = False
+        self._wake()
+
+    def close(self) -> None:
+        """The receiver has gone: every pull ends, and its blocks wait a moment for another receiver."""
+        for number in list(self._pulls):
+            self._end(number)
+
+    def _open(self, opened: pb.PullOpen) -> None:
+        if not self._has_room():
+            raise QueueFull("as many transfers are under way as this worker takes")
+        if opened.incarnation != self._incarnation:
+            raise KvLost("the worker that held the blocks has restarted")
+        engine = self._host.engine
+        in_place = bool(opened.shared_nonce) and opened.shared_nonce == engine.capabilities.kv_nonce
+        export = engine.export(opened.handle, opened.kv_layout, opened.from_block, news=self._wake, in_place=in_place)
+        pull = self._pulls[opened.pull] = _Pull(opened.pull, opened.handle, export, in_place)
+        self._turns.append(pull)
+
+    def _next(self, pull: _Pull) -> KvChunk | None:
+        """The next chunk of a pull; None while it has none or may send none, or when it has failed."""
+        if not pull.may_send:
+            return None
+        try:
+            chunk = pull.export.take()
+        except FulcrumError as error:
+            self._fail(pull.number, error)
+            return None
+        if chunk is None:
+            return _NOTHING if pull.export.done else None
+        pull.sent_lately = True
+        pull.silent_ticks = 0
+        return chunk
+
+    def _fail(self, number: int, error: FulcrumError) -> None:
+        mismatch = isinstance(error, KvMismatch)
+        failure = pb.PULL_FAILURE_KV_MISMATCH if mismatch else pb.PULL_FAILURE_KV_LOST
+        self._failed.append(pb.PullFailed(pull=number, failure=failure, detail=error.message))
+        self._end(number)
+
+    def _end(self, number: int) -> _Pull | None:
+        pull = self._pulls.pop(number, None)
+        if pull is None:
+            return None
+        pull.export.close()
+        if not pull.export.done:
+            self._turns = deque(other for other in self._turns if other is not pull)
+        return pull
+
+
+def _numbers(packed: bytes, field: str) -> list[int]:
+    try:
+        return unpack_u32(packed)
+    except ValueError:
+        raise InvalidRequest(f"{field} is not a whole number of uint32") from None

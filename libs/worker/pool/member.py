@@ -1,0 +1,331 @@
+"""A worker of a pool: brings models up, one after another, and keeps those that it leaves asleep in host memory.
+
+Each model is served by a worker as any other, opened for it under a new incarnation; what is here decides nothing. The
+epoch of assignments goes on over all of them.
+"""
+
+import asyncio
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Final
+
+import structlog
+
+from libs.contracts.errors import FulcrumError, InvalidRequest, QueueFull, StaleRole
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.port import Engine
+from libs.model.info import ModelInfo, load_model_info
+from libs.runtime.clock import Clock
+from libs.runtime.tasks import TaskOwner
+from libs.runtime.transport import Transport
+from libs.stores.registry.port import Registry, RegistryDown
+from libs.worker.drain import drain
+from libs.worker.host import WorkerHost
+from libs.worker.registration import RENEWALS_PER_LEASE
+from libs.worker.run import Tenancy, WorkerPorts, open_worker
+from libs.worker.settings import WorkerSettings
+
+log = structlog.get_logger()
+
+GUESSED_BYTES_PER_S: Final = 1e9
+"""Of a device that states no speed, until one model has been brought up."""
+DEFAULT_BUDGET_TOKENS: Final = 256
+"""Prompt tokens of a step beside decodes, where settings name none."""
+
+MakeEngine = Callable[[WorkerSettings, str, int], Engine]
+"""From settings, the model's name and the size of its weights."""
+MakePorts = Callable[[WorkerSettings, ModelInfo, Engine, Tenancy], WorkerPorts]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What the worker is to hold."""
+
+    model: str = ""
+    source: str = ""
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Asleep:
+    engine: Engine
+    size_bytes: int
+
+
+class PoolMember:
+    """One worker, whichever model it has."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        registry: Registry,
+        clock: Clock,
+        tasks: TaskOwner,
+        *,
+        make_engine: MakeEngine,
+        make_ports: MakePorts,
+        transport: Transport | None = None,
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._clock = clock
+        self._tasks = tasks
+        self._make_engine = make_engine
+        self._make_ports = make_ports
+        self._transport = transport
+        self.address = ""
+        """Of its administration; to be set before it runs."""
+        self._incarnation = self._since_ns = clock.now_ns()
+        self._epoch = 1
+        self._goal = self._at = Goal()
+        self._forget = False
+        self._state = common.WORKER_STATE_ASLEEP
+        self._expected_ns = 0
+        self._last = common.ModelMove()
+        self._host: WorkerHost | None = None
+        """Of the model that it serves."""
+        self._stack: AsyncExitStack | None = None
+        self._serving: tuple[Engine, Goal] | None = None
+        self._keep = False
+        self._asleep: OrderedDict[str, _Asleep] = OrderedDict()
+        """The one that was left longest ago first."""
+        self._changed = asyncio.Event()
+        self._news = asyncio.Event()
+        self.announced = asyncio.Event()
+        """Set once the registry has it."""
+
+    # ------------------------------------------------------------ administration
+
+    @property
+    def epoch(self) -> int:
+        """Of its assignment."""
+        return self._host.assignment.current.epoch if self._host else self._epoch
+
+    def worker(self) -> common.Worker:
+        """As it is registered now."""
+        if self._host is not None:
+            return self._host.worker()
+        worker = common.Worker(
+            id=self._settings.id,
+            incarnation=self._incarnation,
+            node=self._settings.node,
+            pid=os.getpid(),
+            address=self.address,
+            engine=self._settings.engine,
+            gpus=self._settings.gpus,
+            nodes=1,
+            state=self._state,
+            version=version("fulcrum"),
+            pool=self._pool(),
+        )
+        role = common.ROLE_MIXED if self._goal.model else common.ROLE_STANDBY
+        worker.assignment.CopyFrom(common.Assignment(model=self._goal.model, role=role, epoch=self._epoch))
+        return worker
+
+    def assign(self, request: pb.AssignModelRequest) -> pb.AssignModelResponse:
+        """Hold another model from now on. Raises StaleRole where the asker has missed something, QueueFull while a
+        model is being brought up or left."""
+        held = self.worker()
+        if request.incarnation and request.incarnation != held.incarnation:
+            raise StaleRole("the worker has had another model since: look at what it does by now, then ask again")
+        if request.expected_epoch != self.epoch:
+            raise StaleRole(f"expected epoch {request.expected_epoch}, the worker is at {self.epoch}")
+        if self._goal != self._at:
+            raise QueueFull(
+                f"the worker brings {self._goal.model or 'nothing'} up: ask again when it has", retry_after_s=1
+            )
+        if request.model == self._at.model:
+            raise InvalidRequest(f"the worker holds {request.model or 'no model'} already", param="model")
+        self._epoch = self.epoch + 1
+        self._goal = Goal(request.model, request.source, request.size_bytes)
+        self._forget = request.forget
+        expected_s = self._expected_s(self._goal)
+        log.info("model assigned", model=request.model, epoch=self._epoch, actor=request.actor, reason=request.reason)
+        self._changed.set()
+        role = common.ROLE_MIXED if request.model else common.ROLE_STANDBY
+        assignment = common.Assignment(model=request.model, role=role, epoch=self._epoch)
+        return pb.AssignModelResponse(assignment=assignment, expected_ns=round(expected_s * 1e9))
+
+    # ------------------------------------------------------------ its life
+
+    async def run(self) -> None:
+        """Until cancelled; then what it has is left at once."""
+        announcing = self._tasks.spawn(f"announce {self._settings.id}", self._announce())
+        try:
+            while True:
+                self._changed.clear()
+                if self._goal != self._at:
+                    await self._move(self._goal)
+                await self._changed.wait()
+        finally:
+            announcing.cancel()
+            await self._close()
+
+    async def drain(self) -> None:
+        """Let what runs end, for as long as settings say."""
+        if self._host is not None:
+            await drain(self._host, self._settings.drain_s)
+
+    async def _move(self, goal: Goal) -> None:
+        await self._leave()
+        began_ns = self._clock.now_ns()
+        if goal.model:
+            self._stand(common.WORKER_STATE_LOADING, self._expected_s(goal))
+            try:
+                await self._enter(goal, began_ns)
+            except (FulcrumError, OSError, MemoryError) as error:
+                self._failed(goal, error)
+        else:
+            self._stand(common.WORKER_STATE_ASLEEP, 0.0)
+        self._at = self._goal
+
+    async def _enter(self, goal: Goal, began_ns: int) -> None:
+        settings = self._settings.model_copy(
+            update={
+                "model": goal.model,
+                "model_path": goal.source,
+                "role": "mixed",
+                "budget_tokens": self._settings.budget_tokens or DEFAULT_BUDGET_TOKENS,
+            }
+        )
+        info = await asyncio.to_thread(load_model_info, goal.source, goal.model)
+        slept = self._asleep.pop(goal.model, None)
+        engine = slept.engine if slept else self._make_engine(settings, goal.model, goal.size_bytes)
+
+        def pool() -> common.PoolWorker:
+            """Asked once the model is there."""
+            self._since_ns, self._expected_ns = self._clock.now_ns(), 0
+            took_ns = self._since_ns - began_ns
+            self._last = common.ModelMove(
+                model=goal.model, from_host=slept is not None, took_ns=took_ns, unix_ns=self._since_ns
+            )
+            return self._pool()
+
+        tenancy = Tenancy(self._epoch, slept is not None, self._left, pool)
+        self._serving, self._keep = (engine, goal), False
+        stack = AsyncExitStack()
+        try:
+            ports = self._make_ports(settings, info, engine, tenancy)
+            opening = open_worker(settings, ports, self._clock, self._tasks, self._transport)
+            running = await stack.enter_async_context(opening)
+        except BaseException:
+            await stack.aclose()
+            self._serving = None
+            raise
+        self._stack, self._host = stack, running.host
+
+    async def _leave(self) -> None:
+        """The model that it serves lets its answers end, then sleeps where there is room."""
+        if self._stack is None or self._host is None or self._serving is None:
+            return
+        engine, goal = self._serving
+        await drain(self._host, self._settings.pool_drain_s)
+        can_sleep = engine.capabilities.sleeps and not self._forget
+        self._keep = can_sleep and await self._make_room(goal.size_bytes)
+        stack, self._stack, self._host = self._stack, None, None
+        self._stand(common.WORKER_STATE_LOADING, self._expected_s(self._goal))
+        await stack.aclose()
+        self._serving = None
+        if self._keep:
+            self._asleep[goal.model] = _Asleep(engine, goal.size_bytes)
+
+    async def _left(self) -> None:
+        """In place of closing the engine of a worker that is closed."""
+        if self._serving is None:
+            return
+        engine, _ = self._serving
+        await (engine.sleep() if self._keep else engine.close())
+
+    async def _make_room(self, size_bytes: int) -> bool:
+        """In host memory, at the cost of those that were left longest ago; whether there is enough."""
+        most = self._settings.host_memory_mb * 1024 * 1024
+        if size_bytes > most:
+            return False
+        while self._asleep and sum(each.size_bytes for each in self._asleep.values()) + size_bytes > most:
+            _, oldest = self._asleep.popitem(last=False)
+            await oldest.engine.close()
+        return True
+
+    def _failed(self, goal: Goal, error: Exception) -> None:
+        message = error.message if isinstance(error, FulcrumError) else str(error) or type(error).__name__
+        log.warning("a model cannot be brought up", model=goal.model, error=message)
+        now_ns = self._clock.now_ns()
+        self._last = common.ModelMove(model=goal.model, error=message, unix_ns=now_ns)
+        self._goal = Goal()
+        self._stand(common.WORKER_STATE_ASLEEP, 0.0)
+
+    async def _close(self) -> None:
+        self._keep = False
+        if self._stack is not None:
+            await self._stack.aclose()
+        for each in self._asleep.values():
+            await each.engine.close()
+        self._asleep.clear()
+        try:
+            await self._registry.withdraw(self._settings.id, self._clock.now_ns())
+        except RegistryDown as error:
+            log.info("its registration runs out by itself", error=str(error))
+
+    # ------------------------------------------------------------ what is said of it
+
+    def _stand(self, state: "common.WorkerState", expected_s: float) -> None:
+        """Registered by itself, as an incarnation of its own."""
+        self._incarnation = self._since_ns = self._clock.now_ns()
+        self._state, self._expected_ns = state, round(expected_s * 1e9)
+        self._news.set()
+
+    def _expected_s(self, goal: Goal) -> float:
+        """Until it serves, by what is stated of the device."""
+        if not goal.model:
+            return 0.0
+        load_per_s, wake_per_s, overhead_s = self._speeds()
+        per_s = wake_per_s if goal.model in self._asleep else load_per_s
+        leaving = self._serving[1].size_bytes / (wake_per_s or GUESSED_BYTES_PER_S) if self._serving else 0.0
+        return goal.size_bytes / (per_s or GUESSED_BYTES_PER_S) + overhead_s + leaving
+
+    def _speeds(self) -> tuple[float, float, float]:
+        """Bytes a second from the source and from host memory, and seconds beside them; 0: not stated."""
+        settings = self._settings
+        if settings.engine != "sim":
+            return 0.0, 0.0, 0.0
+        speed = settings.sim_speedup * 1e9
+        overhead_s = settings.sim_load_overhead_s / settings.sim_speedup
+        return settings.sim_load_gb_per_s * speed, settings.sim_wake_gb_per_s * speed, overhead_s
+
+    def _pool(self) -> common.PoolWorker:
+        load_per_s, wake_per_s, overhead_s = self._speeds()
+        settings = self._settings
+        return common.PoolWorker(
+            address=self.address,
+            since_unix_ns=self._since_ns,
+            asleep=[common.HeldModel(model=name, size_bytes=each.size_bytes) for name, each in self._asleep.items()],
+            memory_bytes=round(settings.sim_memory_gb * 1e9) if settings.engine == "sim" else 0,
+            host_memory_bytes=settings.host_memory_mb * 1024 * 1024,
+            load_bytes_per_s=load_per_s,
+            wake_bytes_per_s=wake_per_s,
+            overhead_s=overhead_s,
+            expected_ns=self._expected_ns,
+            last=self._last if self._last.unix_ns else None,
+        )
+
+    async def _announce(self) -> None:
+        """Keep it registered while no worker of a model is, which registers itself."""
+        lease_ms = self._settings.lease_ms
+        while True:
+            self._news.clear()
+            if self._host is None:
+                try:
+                    await self._registry.announce(self.worker(), lease_ms=lease_ms)
+                    self.announced.set()
+                except RegistryDown as error:
+                    log.info("registry is away", error=str(error))
+            try:
+                async with asyncio.timeout(lease_ms / 1000 / RENEWALS_PER_LEASE):
+                    await self._news.wait()
+            except TimeoutError:
+                continue

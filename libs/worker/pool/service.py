@@ -1,0 +1,60 @@
+"""Workers of a pool in one process: their composition root."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TypeVar
+
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.engine.factory import make_engine
+from libs.engine.port import Engine
+from libs.runtime import status
+from libs.runtime.service import Service
+from libs.runtime.tasks import end
+from libs.runtime.transport import SystemTransport
+from libs.stores.registry.redis import RedisRegistry
+from libs.worker.pool.admin import PoolAdminServicer
+from libs.worker.pool.member import MakePorts, PoolMember
+from libs.worker.settings import WorkerSettings
+
+SettingsT = TypeVar("SettingsT", bound=WorkerSettings)
+
+
+async def serve_pool(service: Service[SettingsT], make_ports: MakePorts) -> None:
+    """Run a worker of the pool and its companions until the service is stopped, then let answers end."""
+    settings = service.settings
+    names = (settings.id, *settings.companions)
+    async with AsyncExitStack() as stack:
+        registry = RedisRegistry(settings.redis, settings.cluster)
+        stack.push_async_callback(registry.close)
+        members = [
+            await _open(stack, service, settings.model_copy(update={"id": name}), registry, make_ports)
+            for name in names
+        ]
+        await asyncio.gather(*(member.announced.wait() for member in members))
+        status.emit("ready", grpc=members[0].address)
+        await service.stopping.wait()
+        if service.tasks.error is None:
+            await asyncio.gather(*(member.drain() for member in members))
+
+
+async def _open(
+    stack: AsyncExitStack,
+    service: Service[SettingsT],
+    settings: WorkerSettings,
+    registry: RedisRegistry,
+    make_ports: MakePorts,
+) -> PoolMember:
+    def engine(own: WorkerSettings, model: str, size_bytes: int) -> Engine:
+        return make_engine(own.engine, own.engine_config(model, weights_bytes=size_bytes), service.clock)
+
+    transport = SystemTransport(settings)
+    member = PoolMember(
+        settings, registry, service.clock, service.tasks, make_engine=engine, make_ports=make_ports, transport=transport
+    )
+    server, port = transport.server(settings.listen_address())
+    pb_grpc.add_WorkerAdminServiceServicer_to_server(PoolAdminServicer(member), server)  # type: ignore[no-untyped-call]
+    member.address = settings.advertised_address(port)
+    await server.start()
+    stack.push_async_callback(server.stop, None)
+    stack.push_async_callback(end, service.tasks.spawn(f"pool {settings.id}", member.run()))
+    return member

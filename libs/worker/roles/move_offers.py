@@ -1,0 +1,64 @@
+"""Which running sequences a worker that leaves decode offers to others. Sync; time is passed in.
+
+One rule for every way out, to prefill, to standby and to the end of the process: what is gone sooner by moving than by
+ending is offered to its gateway, once for each role that is left. It runs on until a place is found for it, and to its
+end where none is.
+"""
+
+from collections import OrderedDict
+
+from libs.engine.kv_port import KvHandle
+from libs.engine.port import Capabilities, EngineEvent
+from libs.policy.worker.moving import MoveTime, Staying, sooner_moved
+from libs.worker.hosted import Hosted
+
+MAX_TRACKED = 1024
+"""Blocks on their way out whose time is taken; of more, the oldest tell nothing."""
+
+
+class MoveOffers:
+    """What staying and moving cost on this worker, learned from what it does."""
+
+    def __init__(self, capabilities: Capabilities) -> None:
+        self._capabilities = capabilities
+        self._staying = Staying()
+        self.moving = MoveTime()
+        """How long moves from here have taken."""
+        self._gone: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        """(bytes, Unix ns at which they were sealed) by handle."""
+        self.moved = 0
+        """Sequences handed over so far."""
+
+    def offers(self, sequence: Hosted) -> bool:
+        """Whether a sequence of a role that was left is to move if it can; asked once of each that decodes."""
+        if not sequence.decodes or sequence.offered:
+            return False
+        sequence.offered = True
+        capabilities = self._capabilities
+        kv_bytes = -(-sequence.tokens // capabilities.block_size_tokens) * capabilities.kv_block_bytes
+        return capabilities.moves_running_kv and sooner_moved(
+            sequence.most_tokens_left, kv_bytes, self._staying, self.moving
+        )
+
+    def stepped(self, event: EngineEvent) -> None:
+        """Learn from an engine's step."""
+        step = event.step
+        if step is not None and step.end_unix_ns and step.decode_sequences:
+            self._staying = self._staying.stepped((step.end_unix_ns - step.start_unix_ns) / 1e9)
+
+    def ended(self, output_tokens: int) -> None:
+        """An answer has ended here by itself."""
+        self._staying = self._staying.ended(output_tokens)
+
+    def left(self, handle: KvHandle, now_ns: int) -> None:
+        """A sequence has been handed over: its blocks wait for whoever takes them."""
+        self.moved += 1
+        self._gone[handle.opaque] = (handle.blocks * self._capabilities.kv_block_bytes, now_ns)
+        if len(self._gone) > MAX_TRACKED:
+            self._gone.popitem(last=False)
+
+    def taken(self, opaque: bytes, now_ns: int) -> None:
+        """The blocks have arrived; those that never do say nothing of how long a move takes."""
+        kv_bytes, sealed_ns = self._gone.pop(opaque, (0, 0))
+        if kv_bytes:
+            self.moving.observe(kv_bytes, max(now_ns - sealed_ns, 0) / 1e9)

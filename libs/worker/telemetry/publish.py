@@ -1,0 +1,115 @@
+"""Sends step telemetry to the bus: one batch a period, and of a worker at rest one in several."""
+
+import asyncio
+from typing import Final, NamedTuple
+
+from libs.bus.port import Bus
+from libs.contracts import topics
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
+from libs.counters.sampler import GpuSampler
+from libs.engine.port import EngineEvent, EngineLoad
+from libs.perfmodel.wire import step_time_message
+from libs.runtime.clock import Clock
+from libs.worker.host import WorkerHost
+from libs.worker.kv.server import KvServicer
+from libs.worker.telemetry.covers import StepBatchBuilder
+from libs.worker.telemetry.step_times import StepTimes
+from libs.worker.wire import load_message
+
+REST_PERIODS: Final = 3
+"""That one batch of a worker at rest covers: its time is known no later than windows are read that end
+`FULCRUM_METRICS_LAG_MS` ago."""
+MAX_REST_S: Final = 0.3
+"""However long periods are, beside periods themselves."""
+
+
+class _Said(NamedTuple):
+    """What a batch says beside what happened in its time: a worker at rest has nothing else to say."""
+
+    load: Load
+    assignment: Assignment
+    dropped_batches: int
+    kv_pulls: int
+    refused_kv_pulls: int
+
+
+class TelemetryPublisher:
+    """Cuts and publishes batches; gateways hear of a changed load at the same pace."""
+
+    def __init__(
+        self,
+        builder: StepBatchBuilder,
+        host: WorkerHost,
+        step_times: StepTimes,
+        bus: Bus,
+        clock: Clock,
+        *,
+        kv: KvServicer,
+        gpus: GpuSampler,
+        period_ms: int,
+    ) -> None:
+        self._builder = builder
+        self._host = host
+        self._step_times = step_times
+        self._bus = bus
+        self._clock = clock
+        self._kv = kv
+        self._gpus = gpus
+        self._period_s = period_ms / 1000
+        self._rest_s = max(self._period_s, min(REST_PERIODS * self._period_s, MAX_REST_S))
+        self._said: _Said | None = None
+        """By the last batch."""
+        self._said_s = 0.0
+        """When, by the loop's time."""
+
+    def on_event(self, event: EngineEvent) -> None:
+        """Take an engine event in; a step belongs to the epoch it began in, however late it is reported."""
+        epoch = self._host.assignment.current.epoch
+        if event.step is not None:
+            epoch = self._host.last_change.epoch_at(event.step.start_unix_ns, epoch)
+        self._builder.add(event, epoch)
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._period_s)
+            # At rest batches come on a beat of periods too: half of one is what a period may be off.
+            if not self._at_rest() or loop.time() - self._said_s > self._rest_s - self._period_s / 2:
+                self.publish()
+                self._said_s = loop.time()
+            self._host.refresh_load()
+
+    def publish(self, *, last: bool = False) -> None:
+        """Publish what has gathered; `last` says that the worker leaves."""
+        load = self._host.engine.load()
+        said = self._say(load)
+        batch = self._builder.cut(
+            self._clock.now_ns(),
+            load,
+            said.assignment,
+            dropped_batches=said.dropped_batches,
+            step_time=step_time_message(self._step_times.fitted),
+            gpu_readings=self._gpus.take(),
+            last=last,
+        )
+        if batch is not None:
+            batch.load.kv_pulls, batch.load.refused_kv_pulls = said.kv_pulls, said.refused_kv_pulls
+            self._bus.publish(topics.STEPS, batch)
+            self._said = said
+
+    def _at_rest(self) -> bool:
+        """Whether nothing has happened since the last batch, nothing is at hand, and all that it said still holds."""
+        load = self._host.engine.load()
+        return (
+            not (load.running or load.waiting or load.awaiting_kv)
+            and self._builder.empty
+            and not self._gpus.fresh
+            and self._say(load) == self._said
+        )
+
+    def _say(self, load: EngineLoad) -> _Said:
+        kv = self._kv
+        return _Said(
+            load_message(load), self._host.assignment.message, self._bus.stats().dropped, kv.pulls, kv.refused_pulls
+        )

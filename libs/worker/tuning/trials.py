@@ -1,0 +1,55 @@
+"""Prefill steps of growing size at one engine, timed: what the smallest saturating chunk is read off."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from libs.engine.port import Engine
+from libs.policy.step_time import StepTimeModel
+from libs.policy.worker.saturation import Trial, calibrated, plan_trials
+
+GUESS_TOKENS: Final = 64
+"""Tokens of the first steps, which estimate how far a measurement can get."""
+GUESSES: Final = 3
+"""Runs of which the fastest counts: a step that is held up does not show the device's speed."""
+
+
+async def run_trials(
+    engine: Engine,
+    known: Callable[[], StepTimeModel],
+    *,
+    most_tokens: int,
+    limit_s: float,
+    patience_s: float,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> list[Trial]:
+    """As many as fit, each size several times: in `limit_s` as expected, begun within `patience_s` whatever comes.
+
+    `known`: what is believed of steps by now. Trials for which the engine has no room or no time are left out, and all
+    that are left once it no longer `goes_on`.
+    """
+    clock = asyncio.get_running_loop().time
+    end_s = clock() + patience_s
+    prior = await _corrected(engine, known, min(GUESS_TOKENS, most_tokens))
+    trials = []
+    for tokens in plan_trials(prior, most_tokens, round(limit_s * 1e9), round(patience_s * 1e9)):
+        if clock() >= end_s or not goes_on():
+            break
+        duration_ns = await engine.measure_prefill(tokens)
+        if duration_ns:
+            trials.append(Trial(tokens, duration_ns))
+    return trials
+
+
+def room_tokens(engine: Engine, most_tokens: int) -> int:
+    """The largest trial, at most `most_tokens`: half of the free KV blocks are for prompts that come meanwhile."""
+    free = engine.load().free_kv_blocks * engine.capabilities.block_size_tokens // 2
+    return max(min(most_tokens, free), 1)
+
+
+async def _corrected(engine: Engine, known: Callable[[], StepTimeModel], tokens: int) -> StepTimeModel:
+    """What steps are believed to take, by a few of them: a guess about the device may be off by an order."""
+    await engine.measure_prefill(tokens)  # what the first step of a shape sets up is not measured
+    took_ns = [await engine.measure_prefill(tokens) for _ in range(GUESSES)]
+    fastest_ns = min((each for each in took_ns if each), default=0)
+    return calibrated(known(), Trial(tokens, fastest_ns)) if fastest_ns else known()

@@ -1,0 +1,229 @@
+"""`python -m load.engine.bench_phase`: does the reported occupancy agree with what the device did?
+
+An engine serves a mixed load (prompts arrive at random: there is idle time, pure steps and mixed ones). Its events go
+the way of telemetry into phase time, as `/v1/occupancy` has it; an independent clock stands around each model call.
+It compares busy against idle over the whole run; prefill and decode in windows of a second without mixed steps;
+whether the windows add to the whole exactly; and, as its own error, the split of mixed steps against the same two parts
+run separately afterwards. On a GPU CUDA events say how much of the busy time the GPU itself computed, and how far the
+reported time is from that. stdout: a table, then one JSON object as the last line.
+Exits with 1 where an error other than the split's is greater than a percentage point, or windows do not add.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from libs.engine.config import EngineConfig
+from libs.engine.local import LocalEngine
+from libs.engine.port import Engine, EngineIdentity, EngineRequest, Phase, SamplingParams
+from libs.perfmodel.learner import StepKind
+from libs.policy.step_time import split_step_ns
+from libs.runtime.clock import SystemClock
+from libs.telemetry.worker.phase_time import PhaseTime
+from libs.testing.engines.engine import DirectFetcher, EventReader
+from libs.testing.engines.phase_account import PhaseAccount
+from libs.testing.engines.real_model import real_model_folder
+from load.engine.clocked import Call, CallLog, ClockedSim, ClockedTorch, parts_of
+
+WINDOW_NS = 1_000_000_000
+REPEATS = 3
+"""Each part of a mixed step is run so often by itself; the shortest counts."""
+UNIT = 1 << 20
+MOST_ERROR_POINTS = 1.0
+MIN_COVERAGE = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A load that leaves an engine idle for part of the time and mixes steps for another."""
+
+    requests_per_s: float
+    prompt_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
+    chunk_tokens: int
+
+
+SHAPES = {
+    "torch": Shape(0.5, (16, 192), (4, 24), 64),
+    "sim": Shape(1.5, (100, 3000), (10, 100), 512),
+}
+
+
+GPU_SHAPE = Shape(2.0, (256, 4096), (16, 128), 2048)
+"""Of the torch engine there: less would leave it idle nearly always, and no error could be seen."""
+GPU_KV_MEMORY_MB = 8192
+
+
+def shape_of(name: str, device: str) -> Shape:
+    """The load of an engine on a device."""
+    return GPU_SHAPE if name == "torch" and device.startswith("cuda") else SHAPES[name]
+
+
+async def serve(engine: Engine, reader: EventReader, shape: Shape, seconds: float) -> None:
+    """Submit at random for so long; requests that are open then are aborted."""
+    random, key, end_s = np.random.default_rng(2), 0, time.monotonic() + seconds
+    while (pause_s := random.exponential(1 / shape.requests_per_s)) < end_s - time.monotonic():
+        await asyncio.sleep(pause_s)
+        key += 1
+        tokens = int(random.integers(*shape.prompt_tokens))
+        prompt = random.integers(100, 200, tokens, dtype=np.int32)
+        sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+        output = int(random.integers(*shape.output_tokens))
+        engine.submit(EngineRequest(key, f"r{key}", Phase.BOTH, prompt, tokens, output, sampling))
+    await asyncio.sleep(max(end_s - time.monotonic(), 0))
+    for open_key in range(1, key + 1):
+        engine.abort(open_key)
+    await reader.until(lambda: engine.load().running == 0)
+
+
+def window_errors(account: PhaseAccount, calls: Sequence[Call], unix_ns: int, clock_ns: int, count: int) -> list[float]:
+    """Of each window without mixed calls, the greater of the errors of its prefill and of its decode share."""
+    errors = []
+    for number in range(count):
+        low = number * WINDOW_NS
+        inside = [call for call in calls if call.within(clock_ns + low, clock_ns + low + WINDOW_NS)]
+        if not inside or any(call.kind is StepKind.MIXED for call in inside):
+            continue
+        reported = account.phases(unix_ns + low, unix_ns + low + WINDOW_NS)
+        true = dict.fromkeys(StepKind, 0)
+        for call in inside:
+            true[call.kind] += call.within(clock_ns + low, clock_ns + low + WINDOW_NS)
+        off = max(abs(reported.prefill_ns - true[StepKind.PREFILL]), abs(reported.decode_ns - true[StepKind.DECODE]))
+        errors.append(off / WINDOW_NS)
+    return errors
+
+
+def adds_exactly(account: PhaseAccount, unix_ns: int, length_ns: int) -> bool:
+    """Whether no phase is below nothing, and the windows' phases sum to those of the whole run, to the nanosecond."""
+    end_ns = unix_ns + length_ns
+    windows = [account.phases(low, min(low + WINDOW_NS, end_ns)) for low in range(unix_ns, end_ns, WINDOW_NS)]
+    whole = replace(account.phases(unix_ns, end_ns), provisional=False)
+    least = min(ns for each in windows for ns in (each.prefill_ns, each.decode_ns, each.kv_wait_ns, each.idle_ns))
+    return least >= 0 and replace(sum(windows, PhaseTime()), provisional=False) == whole
+
+
+def faults(figures: dict[str, Any]) -> list[str]:
+    """What of an engine's figures breaks its promise, in words."""
+    found = [
+        f"{name} is {figures[name]}, more than {MOST_ERROR_POINTS:g}"
+        for name in ("busy_error_points", "pure_error_points_mean")
+        if (figures[name] or 0.0) > MOST_ERROR_POINTS
+    ]
+    if not figures["adds_exactly"]:
+        found.append("the windows' phases do not add to those of the whole run")
+    if figures["coverage"] < MIN_COVERAGE:
+        found.append(f"coverage is {figures['coverage']}, less than {MIN_COVERAGE:g}")
+    return found
+
+
+def gpu_figures(calls: Sequence[Call], reported_busy_ns: int, length_ns: int) -> dict[str, float | None]:
+    """The GPU's own clock around the model, and how far the reported busy time is from it; null without a GPU.
+
+    Reported time is of whole steps: it is longer by the CPU's work around the model in each.
+    """
+    on_gpu = [call.device_ns for call in calls if call.device_ns is not None]
+    if not on_gpu:
+        return {"gpu_busy_by_cuda_events": None, "gpu_busy_error_points": None}
+    return {
+        "gpu_busy_by_cuda_events": round(sum(on_gpu) / length_ns, 5),
+        "gpu_busy_error_points": round(100 * abs(reported_busy_ns - sum(on_gpu)) / length_ns, 3),
+    }
+
+
+async def split_errors(runner: ClockedTorch | ClockedSim, log: CallLog, account: PhaseAccount) -> list[float]:
+    """Reported less true prefill share of each mixed step of the run."""
+    errors = []
+    for batch in list(log.mixed):
+        alone = []
+        for part in parts_of(batch):
+            times = []
+            for _ in range(REPEATS):
+                await runner.run(part)
+                times.append(log.calls[-1].end_ns - log.calls[-1].start_ns)
+            alone.append(min(times))
+        reported = split_step_ns(account.model, batch.work, UNIT)[0] / UNIT
+        errors.append(reported - alone[0] / sum(alone))
+    return errors
+
+
+async def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One engine's figures."""
+    clock, log, shape = SystemClock(), CallLog(), shape_of(name, options.device)
+    torch = name == "torch"
+    config = EngineConfig(
+        real_model_folder() if torch else None, name, device=options.device, prefill_chunk_tokens=shape.chunk_tokens
+    )
+    if options.device.startswith("cuda"):
+        config = replace(config, kv_memory_mb=GPU_KV_MEMORY_MB)
+    runner = ClockedTorch(config, log) if torch else ClockedSim(config, log)
+    engine = LocalEngine(runner, config, clock)
+    await engine.start(EngineIdentity(name, 1, ""), DirectFetcher(), lambda _stage, _share: None)
+    account, device = PhaseAccount(engine, clock), engine.device
+    reader = EventReader(engine, account.on_event)
+    cutting = asyncio.ensure_future(account.run())
+    try:
+        unix_ns, clock_ns = clock.now_ns(), time.perf_counter_ns()
+        await serve(engine, reader, shape, options.seconds)
+        length_ns = time.perf_counter_ns() - clock_ns
+        await asyncio.sleep(0)
+        account.cut()
+        calls = list(log.calls)
+        reported = account.phases(unix_ns, unix_ns + length_ns)
+        adds = adds_exactly(account, unix_ns, length_ns)
+        windows = window_errors(account, calls, unix_ns, clock_ns, length_ns // WINDOW_NS)
+        splits = await split_errors(runner, log, account)
+    finally:
+        cutting.cancel()
+        await reader.close()
+        await engine.close()
+    busy = sum(call.end_ns - call.start_ns for call in calls) / length_ns
+    mixed = sum(call.end_ns - call.start_ns for call in calls if call.kind is StepKind.MIXED) / length_ns
+    return {
+        "device": device,
+        "seconds": round(length_ns / 1e9, 1),
+        "steps": len(calls),
+        "coverage": round(reported.covered_ns / length_ns, 4),
+        "busy_told": round((reported.prefill_ns + reported.decode_ns) / length_ns, 5),
+        "busy_true": round(busy, 5),
+        "mixed_true": round(mixed, 5),
+        "busy_error_points": round(100 * abs((reported.prefill_ns + reported.decode_ns) / length_ns - busy), 3),
+        "adds_exactly": adds,
+        "pure_windows": len(windows),
+        "pure_error_points_mean": round(100 * statistics.mean(windows), 3) if windows else None,
+        "pure_error_points_max": round(100 * max(windows), 3) if windows else None,
+        "split_steps": len(splits),
+        "split_error_points_mean": round(100 * statistics.mean(map(abs, splits)), 2) if splits else None,
+        "split_error_points_bias": round(100 * statistics.mean(splits), 2) if splits else None,
+        **gpu_figures(calls, reported.prefill_ns + reported.decode_ns, length_ns),
+    }
+
+
+async def main(options: argparse.Namespace) -> None:
+    """Each engine after the other."""
+    found = {name: await measure(name, options) for name in options.engines}
+    for key in next(iter(found.values())):
+        print(f"{key:<26}" + "".join(f"{figures[key]!s:>22}" for figures in found.values()))
+    print(json.dumps(found))
+    if broken := [f"{name}: {fault}" for name, figures in found.items() for fault in faults(figures)]:
+        sys.exit("\n".join(broken))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    made.add_argument("--engines", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    made.add_argument("--seconds", type=float, default=60.0, help="of load on each engine")
+    made.add_argument("--device", default="auto", help="of the torch engine")
+    return made
+
+
+if __name__ == "__main__":
+    asyncio.run(main(parser().parse_args()))

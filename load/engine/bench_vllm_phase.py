@@ -1,0 +1,124 @@
+"""`python -m load.engine.bench_vllm_phase`: are vLLM's steps, as its scheduler reports them, what its worker did?
+
+An engine serves bench_phase's mixed load on a CPU; a clock stands around each model call in the process that computes.
+Reported: reported busy time against it, over the run and in windows of a second; how much of each call its step covers;
+and how far steps were from what the step-time model, learning as it went, had predicted; then, of steps that are done
+over and over, how far they are from what it predicts by then, and from one another. stdout: a table, then one JSON
+object as the last line. Needs vLLM's environment (`make setup-vllm`).
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from libs.engine.config import EngineConfig
+from libs.engine.port import EngineIdentity
+from libs.engine.vllm.core import VllmCore
+from libs.engine.vllm.engine import VllmEngine
+from libs.runtime.clock import SystemClock
+from libs.testing.engines.engine import DirectFetcher, EventReader
+from libs.testing.engines.phase_account import PhaseAccount
+from libs.testing.engines.real_model import real_model_folder
+from load.engine.bench_phase import SHAPES, WINDOW_NS, serve
+from load.engine.step_floor import floors, repeat
+
+FILE_VARIABLE: Final = "FULCRUM_BENCH_CALLS"
+Span = tuple[int, int]
+
+
+def overlap_ns(spans: list[Span], low_ns: int, high_ns: int) -> int:
+    """Nanoseconds of the spans inside [low, high)."""
+    return sum(max(min(end, high_ns) - max(start, low_ns), 0) for start, end in spans)
+
+
+def calls_in(file: Path) -> list[Span]:
+    """(start, end) of each call."""
+    data = memoryview(file.read_bytes()).cast("q")
+    return list(zip(data[::2].tolist(), data[1::2].tolist(), strict=True))
+
+
+async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """All figures."""
+    file, clock, shape = folder / "calls", SystemClock(), SHAPES["torch"]
+    os.environ[FILE_VARIABLE] = str(file)
+    config = EngineConfig(
+        real_model_folder(), "bench", threads=options.threads, block_size_tokens=32, kv_memory_mb=256,
+        prefill_chunk_tokens=shape.chunk_tokens,
+        vllm_arguments={"max_model_len": 1024, "worker_cls": "load.engine.clocked_vllm.ClockedWorker"},
+    )  # fmt: skip
+    engine = VllmEngine(config, clock, VllmCore())
+    await engine.start(EngineIdentity("bench", 1, "127.0.0.1:1"), DirectFetcher(), lambda _stage, _share: None)
+    account = PhaseAccount(engine, clock)
+    reader = EventReader(engine, account.on_event)
+    cutting = asyncio.ensure_future(account.run())
+    try:
+        start_ns = clock.now_ns()
+        await serve(engine, reader, shape, options.seconds)
+        end_ns = clock.now_ns()
+        account.cut()
+        reported = account.phases(start_ns, end_ns)
+        steps = [(event.step.start_unix_ns, event.step.end_unix_ns) for event in reader.events if event.step]
+        calls = calls_in(file)
+        errors = []
+        for low_ns in range(start_ns, end_ns - WINDOW_NS, WINDOW_NS):
+            window = account.phases(low_ns, low_ns + WINDOW_NS)
+            true_ns = overlap_ns(calls, low_ns, low_ns + WINDOW_NS)
+            errors.append((window.prefill_ns + window.decode_ns - true_ns) / WINDOW_NS)
+        fitted, model = account.fitted, account.model
+        again = floors(await repeat(engine, reader, options.rounds), model)
+    finally:
+        cutting.cancel()
+        await reader.close()
+        await engine.close()
+    length_ns = end_ns - start_ns
+    ended = [step for step in steps if step[1]]
+    busy_reported = (reported.prefill_ns + reported.decode_ns) / length_ns
+    busy_true = overlap_ns(calls, start_ns, end_ns) / length_ns
+    return {
+        "seconds": round(length_ns / 1e9, 1),
+        "steps": len(ended),
+        "announced": len(steps) - len(ended),
+        "coverage": round(reported.covered_ns / length_ns, 4),
+        "busy_told": round(busy_reported, 5),
+        "busy_true": round(busy_true, 5),
+        "busy_error_points": round(100 * abs(busy_reported - busy_true), 3),
+        "window_error_points_mean": round(100 * statistics.mean(map(abs, errors)), 3),
+        "window_error_points_max": round(100 * max(map(abs, errors)), 3),
+        "prefill_steps": fitted.prefill.steps,
+        "prefill_model_error_p50": round(fitted.prefill.error_p50, 4),
+        "decode_steps": fitted.decode.steps,
+        "decode_model_error_p50": round(fitted.decode.error_p50, 4),
+        "mixed_steps": fitted.mixed.steps,
+        "mixed_model_error_p50": round(fitted.mixed.error_p50, 4),
+        **{
+            f"{kind.value}_again_{name}": figure
+            for kind, floor in again.items()
+            for name, figure in (
+                ("steps", floor.steps),
+                ("model_error_p50", round(floor.model_error, 4)),
+                ("noise_p50", round(floor.noise, 4)),
+            )
+        },
+    }
+
+
+def main() -> None:
+    """Measure, report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of load")
+    parser.add_argument("--rounds", type=int, default=12, help="of steps that are done over and over")
+    parser.add_argument("--threads", type=int, default=1)
+    with tempfile.TemporaryDirectory(prefix="bench-vllm-phase-") as folder:
+        found = asyncio.run(measure(Path(folder), parser.parse_args()))
+    for name, value in found.items():
+        print(f"{name:<28}{value!s:>12}")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

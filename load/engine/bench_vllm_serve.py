@@ -1,0 +1,179 @@
+"""vLLM's own client, `vllm bench serve` against this suite and against vLLM's own server.
+
+By hand: `python -m load.engine.bench_vllm_serve`.
+
+Both serve the same model with the same cores: the suite a prefill and a decode worker of one thread each, `vllm serve`
+one engine of two. Only one of them lives at a time, as an idle suite takes CPU too; which comes first changes with each
+round, and so do the prompts, which neither is to know. The client runs unmodified. vLLM's server keeps no TPOT target,
+so neither does the suite unless it is asked to: where a step of all sequences is longer than the target, and one of
+fewer is not, it lets newcomers wait. stdout: a table of medians over rounds, then one JSON object as the last line;
+stderr: progress. Needs vLLM's environment (`make setup-vllm`).
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from libs.runtime.net.ports import held_port
+from libs.testing.engines.real_model import real_model_folder
+from libs.testing.suites.suite import running_suite
+
+START_S: Final = 400.0
+CONTEXT_TOKENS: Final = 1024
+FIGURES: Final = {
+    "output_throughput": "output tokens/s",
+    "request_throughput": "requests/s",
+    "median_ttft_ms": "TTFT p50 ms",
+    "p99_ttft_ms": "TTFT p99 ms",
+    "median_tpot_ms": "TPOT p50 ms",
+    "p99_tpot_ms": "TPOT p99 ms",
+}
+ENVIRONMENT: Final = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+TARGET_HEADER: Final = "x-fulcrum-tpot-target-ms"
+NO_TARGET_MS: Final = 60_000
+"""Longer than any step."""
+
+
+def vllm_command() -> str:
+    """The program that comes with vLLM."""
+    return str(Path(sys.executable).parent / "vllm")
+
+
+def vllm_environment(folder: Path, **more: str) -> dict[str, str]:
+    """The environment for vLLM's program.
+
+    It asks for the version of a package `vllm` and ends without one; its CPU build goes by another name. So where only
+    that is installed, `folder` gets a record of the same version under the name asked for, which Python finds by path.
+    """
+    env = os.environ | ENVIRONMENT | more
+    try:
+        metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        version = f"{metadata.version('vllm-cpu')}+cpu"
+        record = folder / "named" / f"vllm-{version}.dist-info"
+        record.mkdir(parents=True, exist_ok=True)
+        (record / "METADATA").write_text(f"Metadata-Version: 2.4\nName: vllm\nVersion: {version}\n")
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(record.parent), os.environ.get("PYTHONPATH"))))
+    return env
+
+
+@contextlib.contextmanager
+def vllm_server(model: Path, folder: Path) -> Iterator[str]:
+    """vLLM's own server; the address that it answers at. Raises RuntimeError where it does not start."""
+    log = folder / "vllm.log"
+    command = [
+        vllm_command(), "serve", str(model), "--served-model-name", model.name, "--host", "127.0.0.1",
+        "--dtype", "float32", "--block-size", "32", "--max-model-len", str(CONTEXT_TOKENS),
+        "--enforce-eager", "--kv-cache-memory-bytes", str(256 << 20), "--max-num-seqs", "64",
+    ]  # fmt: skip
+    env = vllm_environment(folder, OMP_NUM_THREADS="2")
+    with held_port() as port, log.open("w") as file:
+        process = subprocess.Popen([*command, "--port", str(port)], env=env, stdout=file, stderr=file)
+        try:
+            wait_until_it_serves(process, f"http://127.0.0.1:{port}", log)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def wait_until_it_serves(process: subprocess.Popen[bytes], base_url: str, log: Path) -> None:
+    """Raises RuntimeError with the end of its log where it does not."""
+    end_s = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < end_s:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{base_url}/health", trust_env=False).status_code == httpx.codes.OK:
+                return
+        time.sleep(0.5)
+    raise RuntimeError(f"vllm serve did not start: {log.read_text()[-2000:]}")
+
+
+@contextlib.contextmanager
+def fulcrum_suite(model: Path, folder: Path) -> Iterator[str]:
+    """A suite of ours; its gateway's address."""
+    env = {"FULCRUM_WORKER_VLLM_ARGUMENTS": json.dumps({"max_model_len": CONTEXT_TOKENS})}
+    env |= {"FULCRUM_WORKER_KV_MEMORY_MB": "256", "FULCRUM_WORKER_THREADS": "1"}
+    with running_suite(folder, "--engine", "vllm", "--model", str(model), env=env, start_s=START_S) as suite:
+        yield suite.gateway
+
+
+SIDES: Final = {"fulcrum": fulcrum_suite, "vllm": vllm_server}
+
+
+def ask(base_url: str, model: Path, folder: Path, options: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """One run of `vllm bench serve`; its own figures."""
+    command = [
+        vllm_command(), "bench", "serve", "--backend", "openai", "--base-url", base_url, "--model", model.name,
+        "--tokenizer", str(model), "--dataset-name", "random", "--random-input-len", str(options.prompt_tokens),
+        "--random-output-len", str(options.output_tokens), "--num-prompts", str(options.prompts),
+        "--max-concurrency", str(options.concurrency), "--ignore-eos", "--num-warmups", "2", "--disable-tqdm",
+        "--save-result", "--result-dir", str(folder), "--result-filename", "result.json", "--seed", str(seed),
+        "--header", f"{TARGET_HEADER}={options.tpot_target_ms}",
+    ]  # fmt: skip
+    env = vllm_environment(folder, NO_PROXY="127.0.0.1,localhost")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"vllm bench serve failed: {(done.stdout + done.stderr)[-2000:]}")
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    if found["completed"] != options.prompts:
+        raise RuntimeError(f"{found['completed']} of {options.prompts} requests were answered")
+    return {name: found[name] for name in FIGURES}
+
+
+def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    """Both sides in turn; the figures of each round."""
+    model = real_model_folder()
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in SIDES}
+    for seed in range(options.seed, options.seed + options.rounds):
+        for name in SIDES if seed % 2 else reversed(SIDES):
+            with tempfile.TemporaryDirectory(prefix="bench-vllm-serve-") as temporary:
+                folder = Path(temporary)
+                with SIDES[name](model, folder) as base_url:
+                    found[name].append(ask(base_url, model, folder, options, seed))
+            print(f"seed {seed} {name}: {found[name][-1]}", file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    """Measure, report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1, help="of the first round's prompts; each round has its own")
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--output-tokens", type=int, default=32)
+    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--tpot-target-ms", type=float, default=NO_TARGET_MS, help="vLLM's own server has none")
+    options = parser.parse_args()
+    rounds = measure(options)
+    medians = {side: {name: statistics.median(r[name] for r in rs) for name in FIGURES} for side, rs in rounds.items()}
+    ratios = {name: medians["fulcrum"][name] / medians["vllm"][name] for name in FIGURES}
+    print(f"{'':<18}{'fulcrum':>10}{'vllm serve':>12}{'ratio':>8}")
+    for name, title in FIGURES.items():
+        print(f"{title:<18}{medians['fulcrum'][name]:>10.1f}{medians['vllm'][name]:>12.1f}{ratios[name]:>8.2f}")
+    shape = {
+        name: getattr(options, name)
+        for name in ("seed", "prompts", "prompt_tokens", "output_tokens", "concurrency", "tpot_target_ms")
+    }
+    print(json.dumps({**shape, "ratios": {name: round(value, 3) for name, value in ratios.items()}, "rounds": rounds}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""The cost of a request: a whole suite on an engine that takes no time, so that what remains is the suite's own.
+
+All processes and the load client share this machine. In the same run a bare FastAPI endpoint answers the same bytes,
+and, where asked for, a peer runs under the same load. Prints a table, then one JSON line. Errors and wrong token
+counts fail the bench.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+
+import uvloop
+
+from libs.testing.engines.real_model import real_model_folder
+from load.gateway import targets
+from load.gateway.http_load import Requests, Shape, Tally, run_load
+from load.gateway.targets import DECODE, GATEWAY, PREFILL, Target
+from load.processes import LOAD, OTHERS, usage
+
+SHAPES = tuple(Shape(tokens, stream) for tokens in (2, 64) for stream in (False, True))
+CONNECTIONS = (1, 32, 128)
+WARM_UP_S = 0.7
+KINDS = (GATEWAY, PREFILL, DECODE, OTHERS, LOAD)
+_NUMBERS = count(0, 1_000_000)
+"""Where each case's prompts begin to count: no two cases share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One case on one target."""
+
+    target: str
+    connections: int
+    shape: str
+    per_s: float
+    p50_ms: float
+    p99_ms: float
+    cpu_us: dict[str, float]
+    """Per request, by kind of process."""
+    rss_mb: dict[str, float]
+    counted: dict[str, float]
+    """Per request."""
+
+
+async def measure(target: Target, connections: int, shape: Shape, seconds: float) -> Row:
+    """Load `target` and count what happens between warm-up and end. Raises WrongAnswer."""
+    tally = Tally(shape)
+    rows: list[Row] = []
+
+    async def body() -> None:
+        await asyncio.sleep(WARM_UP_S)
+        tally.latencies_s.clear()
+        counters, before, start_s = target.counters(), usage(target.kinds), time.perf_counter()
+        await asyncio.sleep(seconds)
+        duration_s, after = time.perf_counter() - start_s, usage(target.kinds)
+        latencies_ms = sorted(latency_s * 1e3 for latency_s in tally.latencies_s)
+        answers = max(len(latencies_ms), 1)
+        counted = {name: (value - counters[name]) / answers for name, value in target.counters().items()}
+        rows.append(
+            Row(
+                target=target.name,
+                connections=connections,
+                shape=shape.name,
+                per_s=round(len(latencies_ms) / duration_s, 1),
+                p50_ms=round(latencies_ms[answers // 2], 3) if latencies_ms else 0.0,
+                p99_ms=round(latencies_ms[answers * 99 // 100], 3) if latencies_ms else 0.0,
+                cpu_us={kind: round((after[kind].cpu_s - before[kind].cpu_s) / answers * 1e6) for kind in after},
+                rss_mb={kind: round(after[kind].rss_mb) for kind in after},
+                counted={name: round(value, 3) for name, value in counted.items()},
+            )
+        )
+
+    requests = Requests(target.model, shape, start=next(_NUMBERS))
+    await run_load(target.addresses, requests, tally, connections=connections, body=body)
+    return rows[0]
+
+
+@asynccontextmanager
+async def opened(options: argparse.Namespace) -> AsyncIterator[list[Target]]:
+    """Fulcrum and what stands beside it."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fulcrum-bench-")))
+        suite = targets.fulcrum(
+            folder, model=options.model, gateways=options.gateways, prefill=options.prefill, decode=options.decode
+        )
+        found = [await stack.enter_async_context(suite)]
+        if not options.no_bare:
+            found.append(await stack.enter_async_context(targets.bare(folder, found[0], SHAPES)))
+        if options.peer:
+            found.append(await stack.enter_async_context(targets.dynamo(options.model or real_model_folder())))
+        yield found
+
+
+async def bench(options: argparse.Namespace) -> list[Row]:
+    """Every chosen case, on each target in turn so that a busy moment of the machine falls on all."""
+    rows = []
+    async with opened(options) as found:
+        gc.freeze()
+        for connections in options.connections:
+            for shape in SHAPES:
+                if shape.tokens in options.tokens and shape.stream in options.stream:
+                    for target in found:
+                        rows.append(await measure(target, connections, shape, options.seconds))
+                        print(line(rows[-1]), flush=True)
+    return rows
+
+
+SCALE_SHAPE, SCALE_CONNECTIONS, SCALE_SECONDS = Shape(2, stream=False), 64, 8.0
+
+
+async def scale(options: argparse.Namespace) -> tuple[list[Row], float]:
+    """One gateway pinned to a core, then two with a core each; and the capacity of two over that of one.
+
+    Workers and load take their time from the same cores, which is taken out: a gateway's capacity is a core over the
+    CPU time that a request takes in it.
+    """
+    rows = []
+    for gateways in (1, 2):
+        with tempfile.TemporaryDirectory(prefix="fulcrum-bench-") as folder:
+            suite = targets.fulcrum(
+                Path(folder), model=options.model, gateways=gateways, prefill=options.prefill, decode=options.decode
+            )
+            async with suite as target:
+                for core, process in enumerate(target.kinds[GATEWAY]):
+                    process.cpu_affinity([core])
+                rows.append(await measure(target, SCALE_CONNECTIONS, SCALE_SHAPE, SCALE_SECONDS))
+        print(line(rows[-1]), flush=True)
+    one, two = rows
+    return rows, 2 * one.cpu_us[GATEWAY] / two.cpu_us[GATEWAY]
+
+
+HEAD = (
+    f"{'':<13}{'C':>4} {'answers':<17}{'req/s':>7}{'p50 ms':>8}{'p99 ms':>8}  "
+    + "".join(f"{kind:>8}" for kind in KINDS)
+    + f"{'all':>7}   {'frames':>7}{'bytes':>7}{'redis':>7}{'bytes':>7}"
+)
+
+
+def line(row: Row) -> str:
+    """A row for people."""
+    cpu = "".join(f"{row.cpu_us.get(kind, 0):>8.0f}" for kind in KINDS)
+    names = ("grpc_frames", "grpc_bytes", "redis_trips", "redis_bytes")
+    counted = "".join(f"{row.counted[name]:>7.{'0' if 'bytes' in name else '2'}f}" for name in names if row.counted)
+    return (
+        f"{row.target:<13}{row.connections:>4} {row.shape:<17}{row.per_s:>7.0f}{row.p50_ms:>8.2f}{row.p99_ms:>8.2f}  "
+        f"{cpu}{sum(row.cpu_us.values()):>7.0f}   {counted}"
+    )
+
+
+def memory(rows: Sequence[Row]) -> str:
+    """Resident MiB at the end of each target's last case."""
+    last = {row.target: row.rss_mb for row in rows}
+    shown = {name: ", ".join(f"{kind} {mb[kind]:.0f}" for kind in KINDS if kind in mb) for name, mb in last.items()}
+    return "\n".join(f"MiB, {name}: {text}" for name, text in shown.items())
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--connections", type=int, nargs="+", default=list(CONNECTIONS), metavar="C")
+    parser.add_argument("--tokens", type=int, nargs="+", choices=(2, 64), default=[2, 64])
+    parser.add_argument("--stream", type=int, nargs="+", choices=(0, 1), default=[0, 1])
+    parser.add_argument("--seconds", type=float, default=2.5, help="counted time of each case")
+    parser.add_argument("--model", type=Path, help="folder with another tokenizer than the built-in bytes")
+    parser.add_argument("--gateways", type=int, default=1)
+    parser.add_argument("--prefill", type=int, default=1)
+    parser.add_argument("--decode", type=int, default=1)
+    parser.add_argument("--no-bare", action="store_true", help="without the bare endpoint")
+    parser.add_argument("--peer", choices=["dynamo"], help="also a peer; `make peer-dynamo` installs it")
+    parser.add_argument("--scale", action="store_true", help="only one gateway against two, each pinned to a core")
+    options = parser.parse_args()
+    print("CPU µs per request by process; gRPC frames and bytes between gateway and workers, Redis round trips")
+    print(HEAD)
+    if options.scale:
+        rows, ratio = uvloop.run(scale(options))
+        print(f"two gateways on two cores have {ratio:.2f} times the capacity of one on one")
+        print(
+            json.dumps({"bench": "gateway scale", "capacity_ratio": round(ratio, 3), "rows": list(map(asdict, rows))})
+        )
+        return
+    rows = uvloop.run(bench(options))
+    print(memory(rows))
+    print(json.dumps({"bench": "gateway", "rows": [asdict(row) for row in rows]}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""A suite at its capacity and at ten times of it: what is refused, with which Retry-After, and whether memory stays.
+
+Capacity is measured first, by clients that ask again as soon as they are answered. Then arrivals come at fixed
+intervals whoever is still waiting. Prints a table, then one JSON line.
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
+
+import httpx
+import uvloop
+
+from libs.testing.suites.processes import gateway_metrics
+from libs.testing.suites.suite import Suite, running_suite
+from load.processes import Kinds, processes_below, usage
+
+KINDS = {"services.gateway": "gateway", "services.prefill": "prefill", "services.decode": "decode"}
+MAX_WAITING = 64
+MAX_SEQUENCES = 8
+"""Of each worker: so few that ten times their capacity is nothing to the load client."""
+CLIENTS = 32
+"""That measure capacity: more than run at once, fewer than may wait."""
+MAX_OPEN = 2000
+"""Requests that the load itself has under way at most; arrivals beyond are counted as not sent."""
+DRAIN_TIMEOUT_S = 120.0
+SAMPLE_S = 1.0
+
+
+@dataclass
+class Phase:
+    """What came of one rate of arrivals."""
+
+    name: str
+    per_s: float
+    seconds: float
+    statuses: Counter[str] = field(default_factory=Counter)
+    not_sent: int = 0
+    told_s: list[float] = field(default_factory=list)
+    """Retry-After of refusals."""
+    last_told_s: float = 0.0
+    drained_s: float = 0.0
+    """From the last arrival until nothing waited any more."""
+    rss_mb: list[dict[str, float]] = field(default_factory=list)
+
+
+async def ask(http: httpx.AsyncClient, url: str, number: int, phase: Phase) -> None:
+    """One request, counted by how it was answered."""
+    body = {"model": "sim", "prompt": f"{number:08d} what is the answer?", "max_tokens": 64, "ignore_eos": True}
+    try:
+        answer = await http.post(f"{url}/v1/completions", json=body)
+    except httpx.HTTPError as error:
+        phase.statuses[type(error).__name__] += 1
+        return
+    phase.statuses[str(answer.status_code)] += 1
+    if answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
+        phase.last_told_s = float(answer.headers["retry-after"])
+        phase.told_s.append(phase.last_told_s)
+
+
+async def capacity_per_s(http: httpx.AsyncClient, url: str, seconds: float, numbers: "count[int]") -> float:
+    """Answers a second to clients that wait for each other."""
+    phase = Phase("capacity", 0.0, seconds)
+
+    async def client() -> None:
+        while True:
+            await ask(http, url, next(numbers), phase)
+
+    clients = [asyncio.create_task(client()) for _ in range(CLIENTS)]
+    await asyncio.sleep(seconds / 4)
+    before, start_s = phase.statuses["200"], time.perf_counter()
+    await asyncio.sleep(seconds)
+    found = (phase.statuses["200"] - before) / (time.perf_counter() - start_s)
+    for each in clients:
+        each.cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
+    return found
+
+
+async def run_phase(http: httpx.AsyncClient, suite: Suite, phase: Phase, numbers: "count[int]") -> None:
+    """Arrivals for so long, then until the queue is empty; memory all along."""
+    loop, kinds = asyncio.get_running_loop(), processes_below(suite.process.pid, KINDS)
+    sampling = asyncio.create_task(_sample(kinds, phase))
+    open_requests: set[asyncio.Task[None]] = set()
+    start_s, sent = loop.time(), 0
+    while (passed_s := loop.time() - start_s) < phase.seconds:
+        while sent < passed_s * phase.per_s:
+            sent += 1
+            if len(open_requests) >= MAX_OPEN:
+                phase.not_sent += 1
+                continue
+            task = asyncio.create_task(ask(http, suite.gateway, next(numbers), phase))
+            open_requests.add(task)
+            task.add_done_callback(open_requests.discard)
+        await asyncio.sleep(0.005)
+    end_s = loop.time()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_TIMEOUT_S):
+            while (await gateway_metrics(http, suite.gateway))["waiting"]:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.05)
+    phase.drained_s = loop.time() - end_s
+    await asyncio.gather(*open_requests)
+    sampling.cancel()
+    await asyncio.wait([sampling])
+
+
+async def _sample(kinds: Kinds, phase: Phase) -> None:
+    while True:
+        phase.rss_mb.append({kind: round(each.rss_mb, 1) for kind, each in usage(kinds).items()})
+        await asyncio.sleep(SAMPLE_S)
+
+
+def line(phase: Phase) -> str:
+    """A row for people: memory at the start, after a third, and at the end."""
+    waits = f"{min(phase.told_s):.0f}-{max(phase.told_s):.0f}, last {phase.last_told_s:.0f}" if phase.told_s else "-"
+    shown = (0, len(phase.rss_mb) // 3, -1)
+    rss = "  ".join(
+        f"{kind} " + "/".join(f"{phase.rss_mb[place][kind]:.0f}" for place in shown) for kind in phase.rss_mb[0]
+    )
+    others = {status: n for status, n in phase.statuses.items() if status not in ("200", "429")}
+    return (
+        f"{phase.name:<6}{phase.per_s:>8.0f}{phase.statuses['200']:>8}{phase.statuses['429']:>8}{others or '-'!s:>8}"
+        f"{phase.not_sent:>9}  {waits:>18}{phase.drained_s:>10.1f}   {rss}"
+    )
+
+
+async def bench(options: argparse.Namespace) -> tuple[float, list[Phase]]:
+    """The phases, one after another, on one suite."""
+    env = {"FULCRUM_GATEWAY_MAX_WAITING": str(MAX_WAITING), "FULCRUM_WORKER_MAX_SEQUENCES": str(MAX_SEQUENCES)}
+    numbers: count[int] = count()
+    limits = httpx.Limits(max_connections=None)
+    with (
+        tempfile.TemporaryDirectory(prefix="fulcrum-bench-") as folder,
+        running_suite(Path(folder), "--engine", "sim", env=env) as suite,
+    ):
+        async with httpx.AsyncClient(timeout=120, limits=limits, verify=False) as http:
+            capacity = await capacity_per_s(http, suite.gateway, options.measure_seconds, numbers)
+            phases = [Phase(f"{times:g}x", capacity * times, options.seconds) for times in options.times]
+            for phase in phases:
+                await run_phase(http, suite, phase, numbers)
+                print(line(phase), flush=True)
+    return capacity, phases
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each rate of arrivals")
+    parser.add_argument("--measure-seconds", type=float, default=6.0, help="of the measurement of capacity")
+    parser.add_argument("--times", type=float, nargs="+", default=[1.0, 10.0], help="of capacity")
+    options = parser.parse_args()
+    print(f"sim engine, 64 tokens an answer, {MAX_WAITING} may wait; MiB at the start, after a third, at the end")
+    print(
+        f"{'':<6}{'req/s':>8}{'200':>8}{'429':>8}{'others':>8}{'not sent':>9}  {'Retry-After s':>18}{'drained s':>10}"
+    )
+    capacity, phases = uvloop.run(bench(options))
+    rows = [
+        asdict(phase) | {"statuses": dict(phase.statuses), "told_s": sorted(Counter(phase.told_s).items())}
+        for phase in phases
+    ]
+    print(json.dumps({"bench": "overload", "capacity_per_s": round(capacity, 1), "phases": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""Lean HTTP/1.1 load clients that parse no headers, so that they are not what limits a bench.
+
+`run_load` is a closed loop on a raw asyncio protocol: C connections, each asks again as soon as its answer is whole.
+Every answer's status and token count are checked; a wrong one ends the run. `PacedLoad` asks streams at fixed times,
+and counts failures.
+"""
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import cast
+
+import msgspec
+
+PATH = "/v1/chat/completions"
+STALL_S = 20.0
+"""No answer at all for so long fails the run."""
+ANSWER_MAX_BYTES = 2**20
+_NUMBER = b"00000000"
+_QUESTION = "what is the answer to this question?"
+
+
+class WrongAnswer(Exception):
+    """An error, or another number of tokens than was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What every request of a case asks for."""
+
+    tokens: int
+    stream: bool
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        return f"{self.tokens} tokens, {'stream' if self.stream else 'whole'}"
+
+    def is_answered_by(self, answer: bytes | bytearray) -> bool:
+        """Whether a whole answer has this many tokens and no error."""
+        usage = b'"completion_tokens":%d' % self.tokens
+        at = answer.rfind(usage)
+        return answer.startswith(b"HTTP/1.1 200") and at >= 0 and not answer[at + len(usage) :][:1].isdigit()
+
+
+class Requests:
+    """Request bytes of one shape; each prompt begins with a number of its own, so none is wholly cached."""
+
+    def __init__(self, model: str, shape: Shape, *, start: int = 0, question: str = _QUESTION) -> None:
+        body: dict[str, object] = {
+            "model": model,
+            "messages": [{"role": "user", "content": f"{_NUMBER.decode()}: {question}"}],
+            "max_tokens": shape.tokens,
+            "ignore_eos": True,
+        }
+        if shape.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        encoded = msgspec.json.encode(body)
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(encoded)}"
+        )
+        self._before, _, self._after = (head.encode() + b"\r\n\r\n" + encoded).partition(_NUMBER)
+        self._numbers = count(start)
+
+    def next(self) -> bytes:
+        """The next request."""
+        return b"%b%08d%b" % (self._before, next(self._numbers), self._after)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came back."""
+
+    shape: Shape
+    latencies_s: list[float] = field(default_factory=list)
+    error: WrongAnswer | None = None
+
+    def take(self, answer: bytes | bytearray, latency_s: float) -> None:
+        """Check and count one whole answer."""
+        if not self.shape.is_answered_by(answer) and self.error is None:
+            self.error = WrongAnswer(f"not {self.shape.name}: {bytes(answer[:2000])!r}")
+        self.latencies_s.append(latency_s)
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, requests: Requests, tally: Tally) -> None:
+        self._requests = requests
+        self._tally = tally
+        self._answer = bytearray()
+        self._length: int | None = None
+        """Bytes of the whole answer; None while unknown, 0 where its last chunk marks the end."""
+        self._sent_s = 0.0
+        self._transport: asyncio.Transport | None = None
+        self.stopping = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's derive from no asyncio class
+        self._ask()
+
+    def data_received(self, data: bytes) -> None:
+        answer = self._answer
+        answer += data
+        if self._length is None:
+            end = answer.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            self._length = _whole_length(bytes(answer[:end]).lower(), end + 4)
+        whole = len(answer) >= self._length if self._length else answer.endswith(b"0\r\n\r\n")
+        if whole:
+            self._tally.take(answer, time.perf_counter() - self._sent_s)
+            self._ask()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        if not self.stopping and self._tally.error is None:
+            self._tally.error = WrongAnswer("the server closed a connection")
+
+    def close(self) -> None:
+        self.stopping = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _ask(self) -> None:
+        assert self._transport is not None
+        if self._tally.error is not None or self.stopping:
+            return
+        self._answer.clear()
+        self._length = None
+        self._sent_s = time.perf_counter()
+        self._transport.write(self._requests.next())
+
+
+def _whole_length(head: bytes, body_at: int) -> int:
+    _, found, rest = head.partition(b"content-length:")
+    return body_at + int(rest.partition(b"\r\n")[0]) if found else 0
+
+
+async def run_load(
+    addresses: Sequence[tuple[str, int]],
+    requests: Requests,
+    tally: Tally,
+    *,
+    connections: int,
+    body: Callable[[], Awaitable[None]],
+) -> None:
+    """Keep `connections` requests in flight, spread over `addresses`, until `body` returns. Raises WrongAnswer."""
+    loop = asyncio.get_running_loop()
+    opened = [_Connection(requests, tally) for _ in range(connections)]
+    try:
+        for place, connection in enumerate(opened):
+            await loop.create_connection(lambda connection=connection: connection, *addresses[place % len(addresses)])  # type: ignore[misc]
+        await body()
+    finally:
+        for connection in opened:
+            connection.close()
+    if tally.error is not None:
+        raise tally.error
+
+
+def next_due_s(due_s: float, now_s: float, period_s: float) -> tuple[float, int]:
+    """When a client that is free again asks next, and how many of its times have passed meanwhile."""
+    missed = max(math.floor((now_s - due_s) / period_s), 0)
+    return due_s + (missed + 1) * period_s, missed
+
+
+class PacedLoad:
+    """Clients that together ask for `per_s` streams a second at fixed times, each once its last answer is whole."""
+
+    def __init__(self, address: tuple[str, int], requests: Requests, shape: Shape, *, clients: int, per_s: float):
+        self._address = address
+        self._requests = requests
+        self._shape = shape
+        self._clients = clients
+        self._per_s = per_s
+        self.latencies_s: list[float] = []
+        """Of good answers, from sending to the last byte."""
+        self.failures: Counter[str] = Counter()
+        self.not_sent = 0
+        """Times at which a client still awaited its last answer."""
+
+    async def run_forever(self) -> None:
+        """Ask until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for place in range(self._clients):
+                tasks.create_task(self._client(place), name=f"client-{place}")
+
+    async def _client(self, place: int) -> None:
+        now_s = asyncio.get_running_loop().time
+        due_s = now_s() + place / self._per_s
+        writer = None
+        try:
+            while True:
+                await asyncio.sleep(due_s - now_s())
+                sent_s = now_s()
+                try:
+                    async with asyncio.timeout(STALL_S):
+                        if writer is None:
+                            reader, writer = await asyncio.open_connection(*self._address, limit=ANSWER_MAX_BYTES)
+                        failure = await self._ask(reader, writer)
+                except (OSError, EOFError, asyncio.LimitOverrunError) as error:  # TimeoutError is an OSError
+                    failure = type(error).__name__
+                if failure:
+                    self.failures[failure] += 1
+                    if writer is not None:
+                        writer.close()
+                        writer = None
+                else:
+                    self.latencies_s.append(now_s() - sent_s)
+                due_s, missed = next_due_s(due_s, now_s(), self._clients / self._per_s)
+                self.not_sent += missed
+        finally:
+            if writer is not None:
+                writer.close()
+
+    async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+        """What is wrong with the answer; empty where nothing is."""
+        writer.write(self._requests.next())
+        head = await reader.readuntil(b"\r\n\r\n")
+        status = head[9:12].decode(errors="replace")
+        if status != "200":
+            return f"status {status}"
+        body = await reader.readuntil(b"\r\n0\r\n\r\n")
+        return "" if self._shape.is_answered_by(head + body) else "wrong answer"

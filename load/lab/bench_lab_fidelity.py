@@ -1,0 +1,219 @@
+"""How near the lab is to what it stands for: the same trace in the lab and in the system, request by request.
+
+`sim`: against gateway, workers and engine as they are, in virtual time on a network without faults: with equal delays
+of all messages, where the lab is to decide and to time all alike, and with drawn ones, beside what the simulation
+differs by from itself. `live`: against `fulcrum up` with simulated GPUs, over HTTP in real time. `torch`: against an
+engine that computes, on this machine's CPU. Of those two each run is kept in a file, and `judge` compares: what the lab
+cannot know (the hop, step times, the workers' CPU time) is calibrated on the first run and judged on the others, beside
+what runs of one trace differ by themselves. At the end one JSON line.
+"""
+
+import argparse
+import json
+import os
+import pickle
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Final
+
+from libs.lab.experiment import LOOKUP_MS
+from libs.lab.traces.generate import generate
+from libs.lab.traces.request import Trace
+from libs.testing.engines.real_model import real_model_folder
+from libs.testing.suites.suite import running_suite
+from load.lab.fidelity import (
+    Comparison,
+    Constants,
+    Replay,
+    as_it_came,
+    calibrate,
+    compare,
+    lab_replay,
+    pooled,
+    prompt_ids,
+    table,
+    verdict,
+)
+from load.lab.fidelity_cases import LIVE, SIM_CASES, WARM_UP, Live, live_trace, short, traces_of
+from load.lab.fidelity_live import Kept, learned_steps, live_replay, settings, sim_settings
+from load.lab.fidelity_sim import EVEN_STORE_MS, MEAN_HOP_MS, sim_replay
+
+EXAMPLES: Final = """examples:
+  python -m load.lab.bench_lab_fidelity sim                            # all cases, some minutes
+  python -m load.lab.bench_lab_fidelity sim --only 1p1d mixed          # two of them
+  python -m load.lab.bench_lab_fidelity live --seconds 110 --out a1    # a suite with simulated GPUs; seed 1
+  python -m load.lab.bench_lab_fidelity live --seconds 110 --out a2    # again, for the spread
+  python -m load.lab.bench_lab_fidelity live --seconds 110 --seed 2 --out b1
+  python -m load.lab.bench_lab_fidelity judge a1 a2 b1                 # calibrated on a1
+"""
+FIRST: Final = Constants(1.0, LOOKUP_MS)
+"""Where calibration begins."""
+
+
+def against_sim(only: Sequence[str], *, seeds: int) -> dict[str, Any]:
+    """Each case in the simulation of the real code and in the lab: with equal delays, then with drawn ones."""
+    even, drawn, itself = list[Comparison](), list[Comparison](), list[Comparison]()
+    for name, case in SIM_CASES.items():
+        traces = traces_of(case.trace, 1) if not only or name in only else []
+        for trace in traces:
+            place, started_s, count = case.place(), time.perf_counter(), len(trace.requests)
+            constants = Constants(MEAN_HOP_MS, EVEN_STORE_MS)
+
+            def in_lab(run: Replay, trace: Trace = trace) -> Replay:
+                return lab_replay(place, as_it_came(trace, run), constants)  # noqa: B023
+
+            run = sim_replay(place, trace, hop_ms=MEAN_HOP_MS)
+            even.append(compare(name, run, in_lab(run), count))
+            runs = [sim_replay(place, trace, seed=seed) for seed in range(1, seeds + 1)]
+            together = pooled(runs)
+            drawn.append(compare(name, together, pooled([in_lab(run) for run in runs]), count * seeds))
+            itself += [compare(name, one, other, count) for one, other in combinations(runs, 2)]
+            print(f"{name}: {time.perf_counter() - started_s:.0f} s", file=sys.stderr)
+    for title, rows, second in (
+        ("equal delays", even, "lab"),
+        ("drawn delays", drawn, "lab"),
+        ("drawn delays, twice", itself, "simulation again"),
+    ):
+        if rows:
+            print(f"{title}\n\n{table(rows, 'simulation', second)}\n")
+    return {
+        "hop_ms": MEAN_HOP_MS,
+        "lookup_ms": EVEN_STORE_MS,
+        "equal_delays": [row.as_json() for row in even],
+        "drawn_delays": [row.as_json() for row in drawn],
+        "simulation_against_itself": [row.as_json() for row in itself],
+    }
+
+
+def run_live(link: str, seconds: float, seed: int) -> Kept:
+    """A suite that nothing has run on but a warm-up."""
+    live = LIVE[link]
+    place, trace, before = live.case.place(), live_trace(live, seconds, seed), os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="lab-fidelity-") as folder:
+        cache = Path(folder) / "cache"
+        env = {**settings(place, trace), **sim_settings(place), "FULCRUM_CACHE": str(cache)}
+        model_words = ("--model", str(real_model_folder())) if live.real else ()
+        with running_suite(Path(folder), *live.arguments, *model_words, env=env) as suite:
+            model = suite.ready["model"] or "sim"
+            for prompts, each in enumerate((short(generate(WARM_UP, seed=1)), trace), 2):
+                replay = live_replay(suite.gateway, model, place, each, prompt_ids(each, seed=prompts))
+        replay = replace(replay, learned=learned_steps(cache, place.profile.step_time))
+    kept = Kept(link, seconds, seed, replay, before, os.getloadavg()[0])
+    print(
+        f"{link}, seed {seed}: {len(replay.served)} of {len(trace.requests)} requests, sent at most"
+        f" {replay.latest_ns / 1e6:.1f} ms late; load average {before:.2f} before, {kept.load_after:.2f} after"
+    )
+    return kept
+
+
+def judged(runs: Sequence[Kept]) -> dict[str, Any]:
+    """The lab against each run, calibrated on the first; and runs of one trace against each other."""
+    first, live = runs[0], LIVE[runs[0].link]
+    if {run.link for run in runs} != {first.link}:
+        raise SystemExit(f"runs of different links: {sorted({run.link for run in runs})}")
+    place = _learned(live, first)
+    constants = calibrate(place, first.trace, first.replay, FIRST)
+    names = [f"run {number}, seed {run.seed}" for number, run in enumerate(runs, 1)]
+    labs = [
+        compare(name, run.replay, lab_replay(place, as_it_came(run.trace, run.replay), constants), _count(run))
+        for name, run in zip(names, runs, strict=True)
+    ]
+    spread = {
+        (one, other): compare(
+            f"{names[one]} and {names[other]}", runs[one].replay, runs[other].replay, _count(runs[one])
+        )
+        for one, other in combinations(range(len(runs)), 2)
+        if (runs[one].seed, runs[one].seconds) == (runs[other].seed, runs[other].seconds)
+    }
+    print(
+        f"calibrated on run 1: hop {constants.hop_ms:.2f} ms, look-up {constants.lookup_ms:.2f} ms,"
+        f" {constants.gateway_ms:+.2f} ms in the gateway, {constants.step_ms:+.3f} ms a step\n"
+        f"\n{table(labs, first.link, 'lab')}\n"
+    )
+    if spread:
+        print(table(list(spread.values()), first.link, f"{first.link} again"), end="\n\n")
+    verdicts = {}
+    for number, (name, lab) in enumerate(zip(names, labs, strict=True)):
+        if number:
+            near = [each for pair, each in spread.items() if number in pair] or list(spread.values())
+            verdicts[name] = verdict(lab, near)
+            for time_name, found in verdicts[name].items():
+                word = "met" if found["met"] else "NOT MET"
+                print(f"{name}: {time_name} {found['off']:+.2%} of {found['allowed']:.2%} {word}")
+    return {
+        "constants": asdict(constants),
+        "step_time": str(place.profile.step_time),
+        "runs": [
+            {"load_before": run.load_before, "load_after": run.load_after, "late_ms": run.replay.latest_ns / 1e6}
+            for run in runs
+        ],
+        "lab": [row.as_json() for row in labs],
+        "spread": [row.as_json() for row in spread.values()],
+        "verdicts": verdicts,
+    }
+
+
+def _learned(live: Live, first: Kept) -> Any:
+    place = live.case.place()
+    if live.real and first.replay.learned is not None:
+        place = replace(place, profile=replace(place.profile, step_time=first.replay.learned))
+    return place
+
+
+def _count(run: Kept) -> int:
+    return len(run.trace.requests)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    made = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    links = made.add_subparsers(dest="link", required=True)
+    sim = links.add_parser("sim", help="against the real code in virtual time")
+    sim.add_argument("--only", choices=SIM_CASES, nargs="*", default=[], metavar="CASE", help=", ".join(SIM_CASES))
+    sim.add_argument("--seeds", type=int, default=2, help="of the network's delays")
+    for name in LIVE:
+        live = links.add_parser(name, help="one run of a suite of processes in real time")
+        live.add_argument("--seconds", type=float, default=110.0, help="of load")
+        live.add_argument("--seed", type=int, default=1, help="of the trace")
+        live.add_argument("--out", type=Path, required=True, help="what the run brought")
+    judge = links.add_parser("judge", help="calibrate on the first of these runs, and judge by the others")
+    judge.add_argument("runs", type=Path, nargs="+")
+    every = links.add_parser("all", help="all three links, with short live runs")
+    every.add_argument("--seconds", type=float, default=60.0, help="of load in each live run")
+    return made
+
+
+def everything(seconds: float) -> dict[str, Any]:
+    """All links."""
+    found: dict[str, Any] = {"sim": against_sim([], seeds=2)}
+    for link in ("live", "torch"):
+        found[link] = judged([run_live(link, seconds, seed) for seed in (1, 1, 2)])
+    return found
+
+
+def main() -> None:
+    """Run a link."""
+    asked = parser().parse_args()
+    found: dict[str, Any]
+    if asked.link == "sim":
+        found = against_sim(asked.only, seeds=asked.seeds)
+    elif asked.link == "judge":
+        found = judged([pickle.loads(path.read_bytes()) for path in asked.runs])
+    elif asked.link == "all":
+        found = everything(asked.seconds)
+    else:
+        kept = run_live(asked.link, asked.seconds, asked.seed)
+        asked.out.write_bytes(pickle.dumps(kept))
+        found = {"requests": len(kept.replay.served), "kept": str(asked.out)}
+    print(json.dumps({"bench": "lab-fidelity", "link": asked.link} | found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""`python -m load.lab.compile_lab build/lab`: what the lab runs on, compiled with mypyc: the same code, no second one.
+
+The folder gets a copy of `libs/` with an extension module beside each of `MODULES`, which Python prefers to the `.py`
+of that name. It is used where it is asked for, and nowhere else: `PYTHONPATH=build/lab fulcrum lab run …`. Figures are
+those of plain Python (tests/e2e/test_lab_compiled.py). A folder that is up to date is left as it is. Needs mypy, which
+brings mypyc, setuptools and a C compiler; a build takes minutes.
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Final
+
+from libs.lab.cluster.worker import LabWorker
+from load.lab import compile_records
+from load.lab.compile_records import bases, with_constructors
+
+ROOT: Final = Path(__file__).parents[2]
+MODULES: Final = (
+    "libs/policy/*.py",
+    "libs/policy/gateway/*.py",
+    "libs/policy/worker/*.py",
+    "libs/dispatch/*.py",
+    *(
+        f"libs/engine/{name}.py"
+        for name in (
+            *("batching", "block_pool", "config", "core", "handles", "kv_port", "kv_wait", "offers"),
+            *("port", "preemption", "roster", "runner", "sequence", "trial", "validation"),
+        )
+    ),
+    "libs/lab/cluster/*.py",
+    "libs/lab/cluster/host/*.py",
+)
+"""Globs. Not the rest of libs/engine, which the lab does not load, nor what libs/lab does before and after a run."""
+DIGEST: Final = "built-from"
+_BUILD: Final = """
+import sys
+from mypyc.build import mypycify
+from setuptools import setup
+
+optimise, jobs, *modules = sys.argv[1:]
+checks = ["--follow-imports=silent", "--ignore-missing-imports", "--cache-dir=.mypy_cache"]
+extensions = mypycify([*checks, *modules], opt_level=optimise, debug_level="0", multi_file=True)
+setup(name="lab", packages=[], ext_modules=extensions, script_args=["-q", "build_ext", "--inplace", "-j", jobs])
+"""
+"""In a process of its own, since it works in the folder. Types were checked strictly by `make check`."""
+
+
+def missing() -> str:
+    """What this machine lacks to compile; empty where it has all."""
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(compiler) is None:
+        return f"no C compiler ({compiler})"
+    found = subprocess.run([sys.executable, "-c", "import mypyc.build, setuptools"], capture_output=True, check=False)
+    return "" if found.returncode == 0 else "no mypyc or no setuptools beside this Python"
+
+
+def digest(optimise: int) -> str:
+    """Of all that a build depends on."""
+    of = hashlib.sha256(f"{sys.version} {optimise} {MODULES} {_BUILD}".encode())
+    for path in sorted((ROOT / "libs").rglob("*.py")):
+        of.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    of.update(Path(compile_records.__file__).read_bytes())
+    return of.hexdigest()
+
+
+def build(folder: Path, optimise: int = 3) -> bool:
+    """Compile into `folder`; whether anything was to be done. Raises CalledProcessError where a module fails."""
+    wanted, mark = digest(optimise), folder / DIGEST
+    if mark.exists() and mark.read_text() == wanted:
+        return False
+    if folder.exists() and not mark.exists() and any(folder.iterdir()):
+        raise SystemExit(f"{folder} holds something else: name a new folder")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    mark.write_text("")  # ours from now on, and not whole yet
+    shutil.copytree(ROOT / "libs", folder / "libs", ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
+    modules = [str(path.relative_to(ROOT)) for glob in MODULES for path in sorted(ROOT.glob(glob))]
+    modules = [path for path in modules if not path.endswith("__init__.py")]
+    derived_from = bases(path.read_text() for path in (folder / "libs").rglob("*.py"))
+    for path in modules:
+        (folder / path).write_text(with_constructors((folder / path).read_text(), derived_from))
+    command = [sys.executable, "-c", _BUILD, str(optimise), str(os.cpu_count() or 1), *modules]
+    subprocess.run(command, cwd=folder, check=True, env=os.environ | {"PYTHONPATH": ""}, stdout=sys.stderr)
+    shutil.rmtree(folder / "build", ignore_errors=True)
+    shutil.rmtree(folder / ".mypy_cache", ignore_errors=True)
+    mark.write_text(wanted)
+    return True
+
+
+def run_compiled(module: str, folder: Path = ROOT / "build" / "lab") -> None:
+    """Have the program `python -m module …` that runs now go on with compiled modules, built first where they are not
+    up to date. Returns, with all as it was, where they are in use already or cannot be built."""
+    in_use = sys.modules[LabWorker.__module__].__file__ or ""
+    if not in_use.endswith(".py") or missing():
+        return
+    print(f"compiling into {folder}, about a minute where anything has changed", file=sys.stderr)
+    build(folder)
+    paths = dict.fromkeys([str(folder), str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    os.execve(sys.executable, [sys.executable, "-P", "-m", module, *sys.argv[1:]], environment)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the command line."""
+    found = argparse.ArgumentParser(prog="python -m load.lab.compile_lab", description=__doc__)
+    found.add_argument("folder", type=Path, nargs="?", default=Path("build/lab"), help="Where to.")
+    found.add_argument("--optimise", type=int, default=3, choices=(0, 1, 2, 3), help="The C compiler's level.")
+    return found
+
+
+def main() -> None:
+    """Build, and say how to use it."""
+    options = parser().parse_args()
+    if lacking := missing():
+        raise SystemExit(f"cannot compile: {lacking}")
+    done = build(options.folder, options.optimise)
+    print(f"{options.folder} is {'built' if done else 'up to date'}: PYTHONPATH={options.folder} fulcrum lab run …")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""Two runs of one trace side by side: what each request came to here and there, and how far the two differ."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from libs.lab.cluster.books import Outcome
+from libs.lab.experiment import Experiment, run
+from libs.lab.hardware import Hardware
+from libs.lab.policies import Policy
+from libs.lab.slo import parse_slo
+from libs.lab.traces.request import Trace
+from libs.perfmodel.profiles import Profile
+from libs.policy.roles import Role
+from libs.policy.step_time import StepTimeModel
+
+SLO: Final = "ttft=5s,tpot=100ms"
+"""A gateway's own defaults, so that requests need name none."""
+HOPS: Final = 2
+"""Of a first token: to the prefill worker and back."""
+HAND_OVER_HOPS: Final = 2
+"""Between the first token and the second: to the decode worker and back."""
+LEAST_HOP_MS: Final = 0.05
+CALIBRATIONS: Final = 6
+DAMPING: Final = 0.4
+"""Share of a found hop that one calibration takes up: which step a sequence joins changes with its hop, so that the
+second token moves by more than the hop does, and full corrections swing to and fro."""
+POOL: Final = 10_000_000
+"""More than a trace has requests."""
+SAME_NS: Final = 1_000.0
+"""A simulated clock's nanoseconds are those of a float of seconds, which add up over the steps of an answer."""
+TTFT_MEAN, TPOT_MEAN, P99, TIMES_SPREAD = 0.04, 0.01, 0.10, 1.5
+"""Aims: shares of the live figure, or a multiple of the difference between two live runs where that is more."""
+BYTES: Final = 256
+"""Ids of prompts are drawn below this: the built-in vocabulary's bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What one request came to."""
+
+    arrival_ns: int
+    ttft_ns: float
+    """From its arrival at the gateway."""
+    tpot_ns: float
+    """0 where it had one token."""
+    prefill_worker: str
+    decode_worker: str
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One run of a trace."""
+
+    served: Mapping[int, Served]
+    """By the request's number; those that failed are left out."""
+    preemptions: int
+    client_ttft_ns: Mapping[int, float] | None = None
+    """Where a client measured it: from sending until the first piece came."""
+    latest_ns: float = 0.0
+    """How much later than due its client sent a request at most."""
+    learned: StepTimeModel | None = None
+    """What its workers had learned of their steps by its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a cluster is made of."""
+
+    profile: Profile
+    roles: Sequence[tuple[Role, int]]
+    """(role, prompt budget) of each worker, w0 first."""
+    chunk_tokens: int
+    max_sequences: int
+    link_gbps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What the lab cannot know of the machine that a suite runs on."""
+
+    hop_ms: float
+    lookup_ms: float = 0.0
+    """From a request's arrival until the block index has answered."""
+    step_ms: float = 0.0
+    """What a step takes longer than the engine alone, by the worker's own CPU time."""
+    gateway_ms: float = 0.0
+    """What the gateway takes of a first token's time, beside its look-up."""
+
+
+def lab_replay(place: Place, trace: Trace, constants: Constants) -> Replay:
+    """The trace in the lab."""
+    hop_ms, more_ns = constants.hop_ms, constants.step_ms * 1e6
+    steps = place.profile.step_time
+    steps = replace(
+        steps, decode_fixed_ns=steps.decode_fixed_ns + more_ns, prefill_fixed_ns=steps.prefill_fixed_ns + more_ns
+    )
+    experiment = Experiment(
+        trace=trace,
+        hardware=Hardware(replace(place.profile, step_time=steps), mixed_measured=True),
+        workers=len(place.roles),
+        slo=parse_slo(SLO),
+        hop_ms=hop_ms,
+        lookup_ms=constants.lookup_ms,
+        link_gbps=place.link_gbps / place.profile.gpus,  # which is of one GPU there, of the worker here
+        chunk_tokens=place.chunk_tokens,
+        max_sequences=place.max_sequences,
+    )
+    policy = Policy("fulcrum", lambda _: list(place.roles))
+    _, result = run(experiment, policy)
+    served = {
+        answer.request.number: Served(
+            answer.request.arrival_ns,
+            answer.ttft_ns + constants.gateway_ms * 1e6,
+            answer.tpot_ns,
+            answer.prefill_worker,
+            answer.decode_worker,
+            answer.cached_tokens,
+        )
+        for answer in result.answers
+        if answer.outcome is Outcome.COMPLETED
+    }
+    return Replay(served, sum(worker.load().preemptions for worker in result.workers))
+
+
+def calibrate(place: Place, trace: Trace, truth: Replay, constants: Constants) -> Constants:
+    """Constants with which a typical request takes as long in the lab as it did.
+
+    It uses medians of the differences of each request's own times: a mean depends on queues, and queues on the order of
+    arrivals. The difference in decoding grows with the tokens, by a step's share, on top of the hops of one hand-over.
+    """
+    came = as_it_came(trace, truth)
+    later = {each.number: each.output_tokens - 1 for each in came.requests}
+    for _ in range(CALIBRATIONS):
+        lab = lab_replay(place, came, constants)
+        pairs = [(later[number], truth.served[number], other) for number, other in lab.served.items()]
+        ttft_ms = float(np.median([one.ttft_ns - other.ttft_ns for _, one, other in pairs])) / 1e6
+        decode_ms = [(tokens, tokens * (one.tpot_ns - other.tpot_ns) / 1e6) for tokens, one, other in pairs if tokens]
+        once_ms, step_ms = line(decode_ms)
+        hop_ms = max(constants.hop_ms + DAMPING * once_ms / HAND_OVER_HOPS, LEAST_HOP_MS)
+        more_ms = hop_ms - constants.hop_ms
+        constants = replace(
+            constants,
+            hop_ms=hop_ms,
+            step_ms=constants.step_ms + step_ms,
+            gateway_ms=constants.gateway_ms + ttft_ms - HOPS * more_ms,
+        )
+    return constants
+
+
+def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(at 0, slope) of the line through the medians of the lower and the upper half of points (x, y)."""
+    middle = float(np.median([x for x, _ in points]))
+    halves = [[each for each in points if each[0] <= middle], [each for each in points if each[0] > middle]]
+    if not halves[1]:  # all at one x: slope and offset cannot be separated
+        return 0.0, float(np.median([y / x for x, y in points]))
+    (low_x, low_y), (high_x, high_y) = (
+        (float(np.median([x for x, _ in half])), float(np.median([y for _, y in half]))) for half in halves
+    )
+    slope = (high_y - low_y) / (high_x - low_x)
+    return low_y - slope * low_x, slope
+
+
+def pooled(replays: Sequence[Replay]) -> Replay:
+    """Several traces as one; requests get numbers of their own."""
+    served = {
+        place * POOL + number: each for place, replay in enumerate(replays) for number, each in replay.served.items()
+    }
+    return Replay(served, sum(replay.preemptions for replay in replays))
+
+
+def as_it_came(trace: Trace, replay: Replay) -> Trace:
+    """The trace with the arrivals that a replay really had, and without what failed there."""
+    first_ns = min(each.arrival_ns for each in replay.served.values())
+    requests = [
+        replace(each, arrival_ns=replay.served[each.number].arrival_ns - first_ns)
+        for each in trace.requests
+        if each.number in replay.served
+    ]
+    return replace(trace, requests=tuple(sorted(requests, key=lambda each: each.arrival_ns)))
+
+
+def prompt_ids(trace: Trace, *, seed: int = 2) -> list[list[int]]:
+    """Token ids of each prompt: equal hash ids give equal blocks, and a prompt without any shares nothing, not with
+    those of another seed either."""
+    blocks: dict[int, list[int]] = {}
+    prompts = []
+    for request in trace.requests:
+        ids: list[int] = []
+        for hash_id in request.hash_ids:
+            if hash_id not in blocks:
+                random = np.random.default_rng([1, hash_id])
+                blocks[hash_id] = random.integers(0, BYTES, trace.block_tokens).tolist()
+            ids += blocks[hash_id]
+        missing = request.input_tokens - len(ids)
+        if missing > 0:
+            ids += np.random.default_rng([seed, request.number]).integers(0, BYTES, missing).tolist()
+        prompts.append(ids[: request.input_tokens])
+    return prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one time, over all requests of two runs; differences are the second run's from the first one's."""
+
+    first_ms: Mapping[str, float]
+    second_ms: Mapping[str, float]
+    difference: Mapping[str, float]
+    """Shares of the first run's."""
+    typical_gap_ms: float
+    """Median of what a request's own two times differ by."""
+    p99_gap_ms: float
+    mean_gap_ms: float
+    """With its sign."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs of one trace."""
+
+    case: str
+    requests: int
+    failed: int
+    ttft: Figures
+    tpot: Figures
+    same_prefill: float
+    """Share of requests whose prompt was computed at the same worker."""
+    same_decode: float
+    same_times: float
+    """Share of requests whose TTFT and TPOT differ by less than `SAME_NS`."""
+    cached_tokens: tuple[int, int]
+    preemptions: tuple[int, int]
+
+    def as_json(self) -> dict[str, Any]:
+        """Rounded."""
+        return dict(_rounded(asdict(self)))
+
+
+def compare(case: str, first: Replay, second: Replay, asked: int) -> Comparison:
+    """`first` is the truth; `asked`: requests of the trace."""
+    both = sorted(first.served.keys() & second.served.keys())
+    pairs = [(first.served[number], second.served[number]) for number in both]
+    later = [(one, other) for one, other in pairs if one.tpot_ns and other.tpot_ns]
+    return Comparison(
+        case=case,
+        requests=len(both),
+        failed=asked - len(both),
+        ttft=_figures([one.ttft_ns for one, _ in pairs], [other.ttft_ns for _, other in pairs]),
+        tpot=_figures([one.tpot_ns for one, _ in later], [other.tpot_ns for _, other in later]),
+        same_prefill=_share(pairs, lambda each: each.prefill_worker),
+        same_decode=_share(later, lambda each: each.decode_worker),
+        same_times=sum(map(_same_times, pairs)) / max(len(pairs), 1),
+        cached_tokens=(sum(one.cached_tokens for one, _ in pairs), sum(other.cached_tokens for _, other in pairs)),
+        preemptions=(first.preemptions, second.preemptions),
+    )
+
+
+def _same_times(pair: tuple[Served, Served]) -> bool:
+    one, other = pair
+    return abs(one.ttft_ns - other.ttft_ns) < SAME_NS and abs(one.tpot_ns - other.tpot_ns) < SAME_NS
+
+
+def _share(pairs: Sequence[tuple[Served, Served]], of: Callable[[Served], str]) -> float:
+    return sum(of(one) == of(other) for one, other in pairs) / max(len(pairs), 1)
+
+
+def _figures(first: Sequence[float], second: Sequence[float]) -> Figures:
+    one, other = np.array(first) / 1e6, np.array(second) / 1e6
+    gaps = other - one
+    first_ms, second_ms = _summary(one), _summary(other)
+    difference = {name: second_ms[name] / first_ms[name] - 1 for name in first_ms}
+    size = np.abs(gaps)
+    return Figures(
+        first_ms,
+        second_ms,
+        difference,
+        float(np.median(size)),
+        float(np.quantile(size, 0.99)),
+        float(gaps.mean()),
+    )
+
+
+def _summary(times_ms: Any) -> dict[str, float]:
+    p50, p99 = np.quantile(times_ms, [0.5, 0.99])
+    return {"mean": float(times_ms.mean()), "p50": float(p50), "p99": float(p99)}
+
+
+def verdict(lab: Comparison, spread: Sequence[Comparison]) -> dict[str, Any]:
+    """What the lab is off by, and what it may be; `spread`: of live runs against each other."""
+    aims = {("ttft", "mean"): TTFT_MEAN, ("ttft", "p99"): P99, ("tpot", "mean"): TPOT_MEAN, ("tpot", "p99"): P99}
+    found = {}
+    for (time_name, of), aim in aims.items():
+        off = getattr(lab, time_name).difference[of]
+        apart = max((abs(getattr(each, time_name).difference[of]) for each in spread), default=0.0)
+        allowed = max(aim, TIMES_SPREAD * apart)
+        found[f"{time_name} {of}"] = {"off": off, "aim": aim, "allowed": allowed, "met": abs(off) <= allowed}
+    return found
+
+
+def table(rows: Sequence[Comparison], first: str, second: str) -> str:
+    """For people."""
+    lines = [
+        f"| case | requests | | {first}: mean, p50, p99 ms | {second} | difference | a request's own, median, p99 ms"
+        " | same prefill, decode, times | cached tokens | preemptions |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        for name, each in (("TTFT", row.ttft), ("TPOT", row.tpot)):
+            digits = 1 if name == "TTFT" else 3
+            of_row = name == "TTFT"
+            lines.append(
+                f"| {row.case if of_row else ''} | {_count(row) if of_row else ''} | {name}"
+                f" | {_three(each.first_ms, digits)} | {_three(each.second_ms, digits)}"
+                f" | {', '.join(f'{value:+.2%}' for value in each.difference.values())}"
+                f" | {each.typical_gap_ms:.3f}, {each.p99_gap_ms:.3f}"
+                f" | {f'{row.same_prefill:.1%}, {row.same_decode:.1%}, {row.same_times:.1%}' if of_row else ''}"
+                f" | {'{} / {}'.format(*row.cached_tokens) if of_row else ''}"
+                f" | {'{} / {}'.format(*row.preemptions) if of_row else ''} |"
+            )
+    return "\n".join(lines)
+
+
+def _count(row: Comparison) -> str:
+    return f"{row.requests}" + (f" ({row.failed} not in both)" if row.failed else "")
+
+
+def _three(values: Mapping[str, float], digits: int) -> str:
+    return ", ".join(f"{value:.{digits}f}" for value in values.values())
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 5)
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,127 @@
+"""Reads a stream of occupancy as a page does, and times when the end of every step of every worker shows."""
+
+import json
+import math
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Final
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from load.metrics.synthetic_fleet import synthetic_fleet
+
+WARM_UP_S: Final = 4.0
+KEPT_MS: Final = 2_000
+"""Windows are revised for no longer."""
+
+
+class Reader:
+    """Milliseconds from the end of a step until the message that shows it had been read."""
+
+    def __init__(self, gpus: int) -> None:
+        self._ends_ns = {worker.id: worker.step_ends_ns for worker in synthetic_fleet(gpus)}
+        self._step_ends_ns: NDArray[np.int64] = np.zeros((0, 0), np.int64)
+        """[workers, steps]: of each, by place in the stream, when steps end in each window; 0 where it has fewer."""
+        self._covered: dict[int, NDArray[np.int64]] = {}
+        """By the start of a window."""
+        self.freshness_ms: list[float] = []
+        self.sizes: list[int] = []
+
+    def take(self, event: str, data: str, now_ms: float) -> None:
+        """A message that was read at `now_ms`."""
+        value = json.loads(data)
+        if event == "members":
+            self._members([worker["id"] for worker in value["workers"]])
+            return
+        self.sizes.append(len(data))
+        for start_ms, places, covered, *_ in value["windows"]:
+            self._window(start_ms, places, np.array(covered, np.int64), now_ms)
+        oldest_ms = value["now_unix_ms"] - KEPT_MS
+        self._covered = {start_ms: known for start_ms, known in self._covered.items() if start_ms > oldest_ms}
+
+    def _members(self, ids: list[str]) -> None:
+        ends_ns = [self._ends_ns[worker_id] for worker_id in ids]
+        most = max(map(len, ends_ns), default=0)
+        padded = [[0] * (most - len(ends)) + ends for ends in ends_ns]
+        self._step_ends_ns = np.array(padded, np.int64).reshape(len(ids), most)
+        self._covered.clear()
+
+    def _window(self, start_ms: int, places: list[int] | None, covered: NDArray[np.int64], now_ms: float) -> None:
+        """Each worker's steps end at the same places in each window: shown once it is covered up to there."""
+        known = self._covered.setdefault(start_ms, np.zeros(len(self._step_ends_ns), np.int64))
+        at = np.arange(len(known)) if places is None else np.array(places, np.int64)
+        ends = self._step_ends_ns[at]
+        shown = ends[(known[at, None] < ends) & (ends <= covered[:, None])]
+        known[at] = covered
+        self.freshness_ms += (now_ms - start_ms - shown / 1e6).tolist()
+
+    def percentiles_ms(self) -> Mapping[str, float]:
+        """p50 and p99."""
+        p50, p99 = np.percentile(self.freshness_ms, [50, 99]).tolist() if self.freshness_ms else (np.nan, np.nan)
+        return {"fresh_p50_ms": p50, "fresh_p99_ms": p99}
+
+
+class Ages:
+    """Age of what a page shows, by the last moment that each worker's telemetry covers."""
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        self._shown_ms: dict[str, float] = {}
+        """Of each worker, the last covered moment: of one that is gone too, whose data grows old."""
+
+    def take(self, event: str, data: str) -> None:
+        """Enter a message of the stream."""
+        value = json.loads(data)
+        if event == "members":
+            self._ids = [worker["id"] for worker in value["workers"]]
+            return
+        for start_ms, places, covered, *_ in value["windows"]:
+            for place, covered_ns in zip(range(len(covered)) if places is None else places, covered, strict=True):
+                if covered_ns:
+                    name = self._ids[place]
+                    self._shown_ms[name] = max(self._shown_ms.get(name, 0.0), start_ms + covered_ns / 1e6)
+
+    @property
+    def workers(self) -> int:
+        """Of which something has been shown."""
+        return len(self._shown_ms)
+
+    def newest_s(self, now_ms: float) -> float:
+        """Since the newest moment shown of any worker; NaN before the first."""
+        return (now_ms - max(self._shown_ms.values(), default=math.nan)) / 1e3
+
+    def stalest_s(self, now_ms: float) -> float:
+        """Since the newest moment shown of the worker that is furthest behind; NaN before the first."""
+        return (now_ms - min(self._shown_ms.values(), default=math.nan)) / 1e3
+
+
+async def messages(url: str) -> AsyncGenerator[tuple[str, str, float], None]:
+    """Event, data and Unix ms of arrival of each message of a stream, until it ends. Raises httpx.HTTPError."""
+    async with httpx.AsyncClient(timeout=30) as http, http.stream("GET", f"{url}/v1/occupancy/stream") as answer:
+        event, rest = "", b""
+        async for piece in answer.aiter_raw():
+            *lines, rest = (rest + piece).split(b"\n")
+            now_ms = time.time_ns() / 1e6
+            for line in lines:
+                if line.startswith(b"event: "):
+                    event = line[7:].decode()
+                elif line.startswith(b"data: "):
+                    yield event, line[6:].decode(), now_ms
+
+
+async def follow(url: str, reader: Reader, seconds: float) -> None:
+    """Read the stream for so long after a warm-up that does not count."""
+    began_s, warm = time.monotonic(), False
+    async with aclosing(messages(url)) as coming:
+        async for event, data, now_ms in coming:
+            reader.take(event, data, now_ms)
+            passed_s = time.monotonic() - began_s
+            if not warm and passed_s > WARM_UP_S:
+                warm = True
+                reader.freshness_ms.clear()
+                reader.sizes.clear()
+            if passed_s > WARM_UP_S + seconds:
+                return

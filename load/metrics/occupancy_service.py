@@ -1,0 +1,154 @@
+"""The metrics service's own parts in a process of their own, fed with records as its bus client hands them over.
+
+`python -m load.metrics.occupancy_service GPUS`: prints its address, serves until its stdin ends, then prints what it
+used as JSON. Values come serialised, so that decoding them is part of the cost; fetching from the broker is not. With
+`--instances N --number I --sockets FOLDER` it is one of several that share the fleet and exchange windows by sockets.
+"""
+
+import argparse
+import asyncio
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from libs.bus.port import Record
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindows
+from libs.contracts.topics import STEPS, WINDOWS, Topic
+from libs.policy.metrics.shares import Shares
+from libs.runtime.clock import SystemClock
+from libs.runtime.http import bind, serve_http
+from libs.runtime.service import collect_seldom
+from libs.runtime.tasks import TaskOwner
+from libs.telemetry.worker.split import prefill_shares
+from libs.testing.wait import until
+from load.metrics.full_history import fill
+from load.metrics.synthetic_fleet import synthetic_fleet
+from services.metrics.alerts.evaluator import AlertEvaluator
+from services.metrics.http.routes import make_api
+from services.metrics.live import TICK_NS, tick_forever
+from services.metrics.prometheus import RequestMetrics
+from services.metrics.settings import MetricsSettings
+from services.metrics.sharing.sharing import Sharing
+from services.metrics.state import MetricsState
+from services.metrics.stream.hub import Hub
+from services.metrics.stream.ticks import TickWriter
+
+MS_NS: Final = 1_000_000
+LENGTH_BYTES: Final = 4
+PIECE_BYTES: Final = 2**15
+PEERS_S: Final = 10.0
+
+
+class Intake:
+    """What comes, serialised, each message after its length."""
+
+    def __init__(self, state: MetricsState, clock: SystemClock) -> None:
+        self._state = state
+        self._clock = clock
+
+    async def take_forever(self, source: asyncio.StreamReader, topic: Topic) -> None:
+        """Enter what comes, all that is there at a time as a consumer does, until cancelled or the source ends."""
+        rest = b""
+        while piece := await source.read(PIECE_BYTES):
+            rest, at = rest + piece, 0
+            while at + LENGTH_BYTES <= len(rest):
+                end = at + LENGTH_BYTES + int.from_bytes(rest[at : at + LENGTH_BYTES], "little")
+                if end > len(rest):
+                    break
+                value = topic.value.FromString(rest[at + LENGTH_BYTES : end])
+                self._state.take(Record(topic, "", value, 0, 0), self._clock.now_ns())
+                at = end
+            rest = rest[at:]
+            await asyncio.sleep(0)  # a stream that has more gives nobody else a turn
+
+
+class Peers:
+    """The other instances: reads from each of them, and writes to all."""
+
+    def __init__(self, folder: Path, number: int, instances: int) -> None:
+        self._path = folder / str(number)
+        self._others = [folder / str(other) for other in range(instances) if other != number]
+        self._hearers: list[asyncio.StreamWriter] = []
+        self._server: asyncio.Server | None = None
+
+    def send(self, message: SharedWindows) -> None:
+        """Write the message to every connected instance."""
+        value = message.SerializeToString()
+        for hearer in [each for each in self._hearers if not each.is_closing()]:
+            hearer.write(len(value).to_bytes(LENGTH_BYTES, "little") + value)
+
+    async def connect(self, intake: Intake, tasks: TaskOwner) -> None:
+        """Until every other one is heard and hears."""
+        self._server = await asyncio.start_unix_server(lambda _, writer: self._hearers.append(writer), self._path)
+        for other in self._others:
+            await until(other.exists, timeout_s=PEERS_S)
+            reader, _ = await asyncio.open_unix_connection(other, limit=2**24)
+            tasks.spawn("peer", intake.take_forever(reader, WINDOWS))
+        await until(lambda: len(self._hearers) == len(self._others), timeout_s=PEERS_S)
+
+
+async def main(options: argparse.Namespace) -> None:
+    """Serve until stdin ends."""
+    settings = MetricsSettings()
+    clock, hub, tasks = SystemClock(), Hub(), TaskOwner()
+    sharing, peers = None, None
+    if options.instances > 1:
+        peers = Peers(options.sockets, options.number, options.instances)
+        sharing = Sharing(Shares(f"metrics-{options.number}"), peers.send, began_ns=clock.now_ns())
+    state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()), sharing)
+    lag_ns, live_lag_ns = settings.lag_ms * MS_NS, settings.live_lag_ms * MS_NS
+    desk = AlertEvaluator(state, settings.alert_limits(), lag_ns=live_lag_ns)
+    api = make_api(state, hub, desk.book, clock, CollectorRegistry(), lag_ns=lag_ns, live_lag_ns=live_lag_ns)
+    writer, intake = TickWriter(window_ns=TICK_NS, settled_ns=lag_ns), Intake(state, clock)
+    if options.full:
+        fill(state, [worker.id for worker in synthetic_fleet(options.gpus)], clock.now_ns())
+    if peers is not None:
+        await peers.connect(intake, tasks)
+    feeder = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "load.metrics.synthetic_fleet",
+        *map(str, (options.gpus, options.number, options.instances)),
+        stdout=asyncio.subprocess.PIPE, limit=2**20,
+    )  # fmt: skip
+    assert feeder.stdout
+    tasks.spawn("ingest", intake.take_forever(feeder.stdout, STEPS))
+    tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns))
+    async with serve_http(api, bind("127.0.0.1", 0, "PORT"), tasks=tasks) as url:
+        began_s, began_cpu_s = time.monotonic(), time.process_time()
+        print(json.dumps({"url": url}), flush=True)
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+        wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
+        own = (facts for facts in state.fleet.directory.known() if state.fleet.directory.is_own(facts.worker_id))
+        newest_ns = max((facts.covered_to_unix_ns for facts in own), default=0)
+        behind_ns = max(clock.now_ns() - newest_ns, 0)
+        hub.close()
+    await tasks.close()
+    feeder.kill()
+    await feeder.wait()
+    if tasks.error is not None:
+        raise tasks.error
+    used = {
+        "cpu_share": cpu_s / wall_s,
+        "late_ms": behind_ns / 1e6,
+        "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "skipped_ticks": hub.skipped_ticks,
+        "unrevised_windows": state.history.unrevised_windows,
+    }
+    print(json.dumps(used), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("gpus", type=int)
+    parser.add_argument("--full", action="store_true", help="begin with everything kept that is ever kept")
+    parser.add_argument("--instances", type=int, default=1)
+    parser.add_argument("--number", type=int, default=0, help="of this instance")
+    parser.add_argument("--sockets", type=Path, help="a folder that all instances share")
+    options = parser.parse_args()
+    collect_seldom()  # as services do
+    uvloop.run(main(options))

@@ -1,0 +1,1 @@
+"""Many models on few GPUs, on whole suites."""

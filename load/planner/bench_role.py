@@ -1,0 +1,226 @@
+"""Role moves on a suite of real processes: how soon each is in effect, and that no token is lost, doubled or another.
+
+For each engine a suite with one prefill and three decode workers is started. Every request is asked once while nothing
+moves; then workers change roles, first idle, then under a load of four fifths of the decode slots, and every answer is
+held to the undisturbed one. Beside each effect stands what is left of it without the time for which the event loops
+that it goes through, this one, the worker's and the gateway's, were runnable and had no core: that part is the
+machine's. A share of the moves is asked for by two rivals at once, of whom one must win. Prints a table, then one JSON
+line; exits with 1 where answers, moves or the load were not as they must be, and says why.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from libs.testing.engines.real_model import real_model_folder, write_random_llama
+from libs.testing.suites.role_moves import Moved, Mover, Traffic, open_admins, request_bodies
+from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.wait import until
+from load.planner.role_figures import AIM_S, aim_met, faults, spread_ms, table
+from load.processes import processes_below, waited_s
+
+SLOTS = 8
+"""Sequences a worker decodes at once."""
+LOAD = 0.8
+"""Requests under way as a share of all decode slots at the start."""
+RIVALS = 0.1
+"""Share of the moves under load for which two ask at the same time, as rival planners would."""
+START_S = 400.0
+"""Of a suite: vLLM takes long."""
+WAIT_S = 300.0
+"""For answers, however busy the machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One engine and how much is asked of it."""
+
+    name: str
+    engine: str
+    idle_moves: int
+    moves: int
+    kinds: int
+    output_tokens: int
+    decode: int = 3
+
+
+CASES = (
+    Case("sim", "sim", idle_moves=40, moves=200, kinds=16, output_tokens=64),
+    Case("torch-tiny", "torch", idle_moves=40, moves=200, kinds=12, output_tokens=48),
+    Case("vllm-tiny", "vllm", idle_moves=10, moves=50, kinds=8, output_tokens=48, decode=2),
+    Case("torch-smollm2", "torch", idle_moves=10, moves=200, kinds=4, output_tokens=24, decode=2),
+)
+DEFAULT_CASES = tuple(case.name for case in CASES if case.engine != "vllm")
+"""What needs no environment of its own."""
+
+
+def tiny_model(folder: Path) -> Path:
+    """Random weights so small that a step costs nothing beside what surrounds it, with a real tokenizer.
+
+    They are drawn wide: of nearly even logits the greatest would depend on the order of a sum.
+    """
+    real = real_model_folder()
+    real_config = json.loads((real / "config.json").read_text())
+    write_random_llama(
+        folder,
+        hidden_size=128,  # 32 a head: vLLM's attention takes no smaller ones
+        intermediate_size=128,
+        vocab_size=real_config["vocab_size"],
+        max_position_embeddings=2048,
+        initializer_range=0.4,
+        bos_token_id=real_config.get("bos_token_id"),
+        eos_token_id=real_config.get("eos_token_id"),
+    )
+    for file in real.glob("*token*"):
+        shutil.copy(file, folder / file.name)
+    return folder
+
+
+async def bench(case: Case, suite: Suite, model: str, rivals: float) -> dict[str, Any]:
+    """All figures of one engine."""
+    async with httpx.AsyncClient(base_url=suite.gateway, timeout=120, trust_env=False) as http:
+        workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
+        roles = {worker["id"]: worker["role"] for worker in workers}
+        addresses = {worker["id"]: worker["address"] for worker in workers}
+        token = suite.ready["token"]
+        async with open_admins(addresses, token) as admins, open_admins(addresses, token) as rival_admins:
+            bodies = request_bodies(model, case.kinds, prompt_tokens=60, output_tokens=case.output_tokens)
+            loops = [os.getpid(), *_gateways(suite)]
+            traffic = Traffic(http, bodies)
+            mover = Mover(admins, roles, lambda worker: sum(map(waited_s, (worker, *loops))))
+            await traffic.learn()
+            for _ in range(case.idle_moves):
+                await mover.move_one()
+            idle, mover.moves = mover.moves, []
+            await mover.reset(roles)
+            clients = round(LOAD * SLOTS * case.decode)
+            capacity = await _tokens_s(traffic, SLOTS * case.decode, answers=4 * SLOTS * case.decode)
+            start_s, before, under_way = time.perf_counter(), traffic.output_tokens, []
+            async with traffic.flowing(clients):
+                await until(lambda: traffic.output_tokens > before, timeout_s=WAIT_S)
+                for turn in range(case.moves):
+                    answered = traffic.answered
+                    await until(partial(_has_answered, traffic, answered + 2), timeout_s=WAIT_S)
+                    under_way.append(traffic.under_way)
+                    if int((turn + 1) * rivals) > int(turn * rivals):
+                        await mover.move_against_rival(rival_admins)
+                    else:  # it takes its time where there is no work for the new role, so not after each move
+                        await mover.move_one(first_step_within_s=0.0 if turn % 4 else 0.5)
+                while_s = time.perf_counter() - start_s
+            moving = (traffic.output_tokens - before) / (time.perf_counter() - start_s)
+            return {
+                "engine": case.name,
+                "slots_used": round(sum(under_way) / len(under_way) / (SLOTS * case.decode), 2),
+                "tokens_s_before": round(capacity),
+                "tokens_s_moving": round(moving),
+                "moves": len(mover.moves),
+                "moves_s": round(len(mover.moves) / while_s, 1),
+                "caught_running": sum(moved.move.running > 0 for moved in mover.moves),
+                "moves_with_gateways_behind": sum(moved.move.effect_s is None for moved in (*idle, *mover.moves)),
+                "rival_rounds": mover.rival_rounds,
+                "both_won": mover.both_won,
+                "none_won": mover.none_won,
+                "sequences_moved": await _moved_sequences(http),
+                "answers": traffic.answered,
+                "failed": len(traffic.failed),
+                "wrong": len(traffic.wrong),
+                "effect_idle_ms": spread_ms([moved.move.effect_s for moved in idle]),
+                "effect_loaded_ms": spread_ms([moved.move.effect_s for moved in mover.moves]),
+                "effect_loaded_without_core_waits_ms": spread_ms([_own_s(moved) for moved in mover.moves]),
+                "first_step_ms": spread_ms([s for s in _first_steps(mover.moves) if s is not None]),
+                "first_steps_seen": sum(s is not None for s in _first_steps(mover.moves)),
+            }
+
+
+def _gateways(suite: Suite) -> list[int]:
+    return [each.pid for each in processes_below(suite.process.pid, {"services.gateway": "gateway"})["gateway"]]
+
+
+def _own_s(moved: Moved) -> float | None:
+    """A move's effect without waits for a core; those that overlap are taken off twice, so never below 0."""
+    effect_s = moved.move.effect_s
+    return None if effect_s is None else max(effect_s - moved.waited_s, 0.0)
+
+
+def _has_answered(traffic: Traffic, count: int) -> bool:
+    return traffic.answered >= count
+
+
+async def _tokens_s(traffic: Traffic, clients: int, answers: int) -> float:
+    """Output tokens a second while every slot is asked for and nothing moves."""
+    start_s, tokens, answered = time.perf_counter(), traffic.output_tokens, traffic.answered
+    async with traffic.flowing(clients):
+        await until(lambda: traffic.answered >= answered + answers, timeout_s=WAIT_S)
+    return (traffic.output_tokens - tokens) / (time.perf_counter() - start_s)
+
+
+async def _moved_sequences(http: httpx.AsyncClient) -> int:
+    text = (await http.get("/metrics")).text
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    return int(sum(s.value for s in samples if s.name == "fulcrum_gateway_moves_total"))
+
+
+def _first_steps(moves: Sequence[Moved]) -> list[float | None]:
+    return [moved.first_step_s for moved in moves if moved.role != "standby"]
+
+
+def run(case: Case, folder: Path, rivals: float) -> dict[str, Any]:
+    """Start a suite for the case, bench it, stop it."""
+    arguments = ["--engine", case.engine, "--prefill", "1", "--decode", str(case.decode)]
+    model = "sim"
+    if case.engine != "sim":
+        path = tiny_model(folder / "tiny") if case.name.endswith("-tiny") else real_model_folder()
+        arguments += ["--model", str(path)]
+        model = path.name
+    env = {"FULCRUM_WORKER_MAX_SEQUENCES": str(SLOTS), "FULCRUM_CACHE": str(folder / "cache")}
+    if case.engine == "vllm":
+        env["FULCRUM_WORKER_VLLM_ARGUMENTS"] = json.dumps({"max_model_len": 1024})
+        env["FULCRUM_GATEWAY_SILENT_AFTER_MS"] = "10000"  # its engines compute on the cores that its workers need
+    # The bench's own collections would walk all of torch while a move's answer waits.
+    gc.collect()
+    gc.freeze()
+    with running_suite(folder, *arguments, env=env, start_s=START_S) as suite:
+        return asyncio.run(bench(case, suite, suite.ready["model"] or model, rivals))
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--only", choices=[case.name for case in CASES], nargs="*", help="engines; by default all but vllm's"
+    )
+    parser.add_argument("--moves", type=int, help="under load; each engine's own number by default")
+    parser.add_argument("--rivals", type=float, default=RIVALS, help="share of the moves that two ask for at once")
+    options = parser.parse_args()
+    results = []
+    for case in CASES:
+        if case.name not in (options.only or DEFAULT_CASES):
+            continue
+        print(f"{case.name} ...", file=sys.stderr)
+        with tempfile.TemporaryDirectory(prefix="bench-role-") as folder:
+            some = replace(case, moves=options.moves or case.moves)
+            results.append(run(some, Path(folder), options.rivals))
+    print(table(results))
+    for result in results:
+        result["aim_met"] = {name: aim_met(result[f"effect_{name}_ms"]) for name in ("idle", "loaded")}
+    print(json.dumps({"bench": "role", "aim_effect_p99_ms": AIM_S * 1e3, "engines": results}, allow_nan=False))
+    if bad := [f"{result['engine']}: {fault}" for result in results for fault in faults(result)]:
+        sys.exit("\n".join(bad))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,362 @@
+"""`make bench-spike`: stories in which the mix of work turns, on live suites of simulated GPUs, policy by policy.
+
+Each policy serves the same requests, at the same times, on a whole suite of its own: gateway, sixteen workers in a few
+processes, broker, Redis, planner and metrics. It prints how many requests were good, TTFT and TPOT, what failed, and
+when the planner moved. A turn is the arrival of the first request after the mix has changed; its first useful
+move is the first decision after it that changes workers towards the phase that the new mix presses on. An effect is
+the worker's own time of its change, from when it was decided.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from libs.lab.slo import SloSpec, parse_slo
+from libs.lab.traces.generate import generate
+from libs.lab.traces.request import Trace, TraceRequest
+from libs.perfmodel.profiles import profile
+from libs.policy.roles import Role
+from libs.policy.speed import Speed
+from libs.testing.suites.suite import Suite, running_suite
+from load.lab.fidelity import Place, prompt_ids
+from load.lab.fidelity_live import Answer, play, settings, sim_settings
+
+PROFILE: Final = "llama-70b-tp4-h100"
+CHUNK_TOKENS: Final = 2048
+MAX_SEQUENCES: Final = 16
+LINK_GBPS: Final = 400.0
+PER_PROCESS: Final = 8
+POLL_S: Final = 0.05
+"""Between looks at workers: a change of theirs is seen before the next one."""
+SPEEDUP: Final = 0.4
+"""Of the profile's GPUs: fewer requests a second fill sixteen workers, so that two cores carry all processes."""
+TTFT_MS: Final = 5_000
+TPOT_MS: Final = 120
+SLO: Final = f"ttft=max({TTFT_MS}ms,3x),tpot={TPOT_MS}ms"
+TURN_S: Final = 3.0
+"""A move later than this after a turn answers something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A made trace, and when its mix turns to which phase."""
+
+    spec: str
+    turns: Sequence[tuple[float, str]]
+    """(s from its beginning, prefill or decode)"""
+    burst: tuple[int, int] = (0, 0)
+    """(prompts, tokens of each) that come at each turn."""
+
+
+def flipflop(rate: float, seconds: int, period: int) -> Story:
+    """Prefill-heavy and decode-heavy in turns."""
+    spec = f"flipflop:rate={rate},isl=1200,osl=150,spread=0.3,seconds={seconds},period={period},swing=4"
+    halves = [(each, "decode" if number % 2 else "prefill") for number, each in enumerate(_range(period / 2, seconds))]
+    return Story(spec, [turn for turn in halves if turn[0]])
+
+
+def flood(rate: float, seconds: int) -> Story:
+    """A chat, flooded with long prompts from the middle on for a quarter of the time."""
+    spec = (
+        f"chat-flood:rate={rate},isl=500,osl=100,spread=0.25,seconds={seconds},"
+        f"flood_rate={rate * 2},flood_isl=5000,flood_at=0.4,flood_seconds={seconds // 4}"
+    )
+    return Story(spec, [(seconds * 0.4, "prefill")])
+
+
+def bursts(seconds: int, every_s: int = 10, prompts: int = 40, tokens: int = 4_000) -> Story:
+    """A chat, into which `prompts` long prompts fall within a tenth of a second, again and again."""
+    at_s = [float(each) for each in range(every_s // 2, seconds - 2, every_s)]
+    return Story(
+        f"poisson:rate=4,isl=500,osl=100,spread=0.25,seconds={seconds}",
+        [(each, "prefill") for each in at_s],
+        burst=(prompts, tokens),
+    )
+
+
+def steady(rate: float, seconds: int) -> Story:
+    """Nothing turns: whatever moves here is for nothing."""
+    return Story(f"poisson:rate={rate},isl=2000,osl=150,spread=0.4,seconds={seconds}", [])
+
+
+STORIES: Final[Mapping[str, Callable[[int], Story]]] = {
+    "flipflop": lambda seconds: flipflop(7, seconds, 10),
+    "flood": lambda seconds: flood(5, seconds),
+    "bursts": bursts,
+    "steady": lambda seconds: steady(8, seconds),
+}
+MOST_TOKENS: Final = 8_192
+"""Of the simulated model's context: what is longer is left out."""
+BURST_S: Final = 0.1
+
+
+def made(story: Story, seed: int) -> Trace:
+    """The requests of a story, in order of arrival."""
+    trace = generate(story.spec, seed=seed)
+    requests = [each for each in trace.requests if each.input_tokens + each.output_tokens < MOST_TOKENS]
+    count, tokens = story.burst
+    for at_s, _ in story.turns if count else ():
+        gap_ns = round(BURST_S * 1e9 / count)
+        requests += [
+            TraceRequest(0, round(at_s * 1e9) + number * gap_ns, tokens, 16, service_class="burst")
+            for number in range(count)
+        ]
+    requests.sort(key=lambda each: each.arrival_ns)
+    return replace(trace, requests=[replace(each, number=number) for number, each in enumerate(requests)])
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a suite is started."""
+
+    name: str
+    prefill: int
+    decode: int
+    mixed: int
+    mode: str
+
+
+def policies(workers: int) -> list[Policy]:
+    """Ours, and what stands still."""
+    half = workers // 2
+    return [
+        Policy("auto", half, workers - half, 0, "auto"),
+        Policy(f"static {half}:{workers - half}", half, workers - half, 0, "advisory"),
+        Policy("aggregated", 0, 0, workers, "advisory"),
+    ]
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a suite did while it served."""
+
+    start_unix_ns: int = 0
+    decisions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    changed_ns: dict[tuple[str, int], int] = field(default_factory=dict)
+    """By worker and epoch, when it took it by its own clock."""
+    looks: list[tuple[int, int, int, int, float]] = field(default_factory=list)
+    """(Unix ns, prefill workers, decode workers, those of them that compute prompts too, ms of prompts that wait)"""
+
+
+async def watch(suite: Suite, seen: Seen) -> None:
+    """Look at workers and decisions until cancelled."""
+    url = suite.ready["planner"]
+    async with httpx.AsyncClient(timeout=5) as http:
+        while True:
+            workers = (await http.get(f"{url}/v1/workers")).json()
+            for worker in workers:
+                seen.changed_ns[worker["id"], worker["epoch"]] = worker["moved_unix_ns"]
+            roles = Counter(worker["role"] for worker in workers)
+            taking = sum(worker["role"] != "prefill" and worker["budget_tokens"] > 0 for worker in workers)
+            models = (await http.get(f"{url}/v1/planner")).json()["models"]
+            waiting_ms = sum(model["now"]["waiting_ms"] for model in models if model["now"])
+            decode = roles["decode"] + roles["mixed"]
+            seen.looks.append((time.time_ns(), roles["prefill"], decode, taking, waiting_ms))
+            for decision in (await http.get(f"{url}/v1/decisions", params={"limit": 50})).json():
+                seen.decisions[decision["id"]] = decision
+            await asyncio.sleep(POLL_S)
+
+
+async def serve(
+    suite: Suite, trace: Trace, prompts: Sequence[Sequence[int]]
+) -> tuple[dict[int, Answer], list[str], Seen]:
+    """The whole trace, and what was seen meanwhile."""
+    seen, failed = Seen(), list[str]()
+    watching = asyncio.create_task(watch(suite, seen))
+    seen.start_unix_ns = time.time_ns()
+    begun_ns = time.monotonic_ns()
+    try:
+        answers = await play(suite.gateway, "sim", trace, prompts, failed)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    # Times of answers count from the first request's due time, which `play` sets after its preparations.
+    first = min(answers.values(), key=lambda each: each.served.arrival_ns)
+    seen.start_unix_ns += first.begun_ns - begun_ns
+    return answers, failed, seen
+
+
+def is_good(answer: Answer, trace: Trace, speed: Speed, slo: SloSpec) -> bool:
+    """By the client's clock for TTFT."""
+    request = trace.requests[answer.number]
+    isolated_ns = speed.prompt_ns(request.input_tokens, request.input_tokens**2)
+    return answer.client_ttft_ns <= slo.ttft_limit_ns(isolated_ns) and answer.served.tpot_ns <= slo.tpot_ns
+
+
+def moves(story: Story, trace: Trace, seen: Seen) -> dict[str, Any]:
+    """How soon decisions came after turns, and changes after decisions."""
+    changes = [each for each in seen.decisions.values() if each["action"] in ("set_role", "set_budget")]
+    changes.sort(key=lambda each: each["decided_unix_ns"])
+    useful_ms = []
+    for at_s, phase in story.turns:
+        arrivals = [each.arrival_ns for each in trace.requests if each.arrival_ns >= at_s * 1e9]
+        if not arrivals:
+            continue
+        turn_ns = seen.start_unix_ns + arrivals[0]
+        code = "prompts_press" if phase == "prefill" else "decodes_press"
+        after_ns = [each["decided_unix_ns"] - turn_ns for each in changes if each["reason_code"] == code]
+        soonest = min((each for each in after_ns if 0 <= each < TURN_S * 1e9), default=None)
+        useful_ms.append(None if soonest is None else soonest / 1e6)
+    effects_ms = [
+        (changed - decision["decided_unix_ns"]) / 1e6
+        for decision in changes
+        for each in decision["changes"]
+        if (changed := seen.changed_ns.get((each["worker"], each["epoch"]), 0))
+    ]
+    return {
+        "decisions": len(changes),
+        "moves": sum(len(each["workers"]) for each in changes if each["action"] == "set_role"),
+        "budgets": sum(len(each["workers"]) for each in changes if each["action"] == "set_budget"),
+        "turns": len(useful_ms),
+        "turns_answered": sum(each is not None for each in useful_ms),
+        "first_useful_move_ms": percentiles([each for each in useful_ms if each is not None]),
+        "effect_ms": percentiles(effects_ms),
+    }
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """p50 and p99; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return {"p50": statistics.median(ordered), "p99": ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)]}
+
+
+def run(policy: Policy, story: Story, *, seed: int, ttft_ms: int = TTFT_MS) -> dict[str, Any]:
+    """One policy on one story. `ttft_ms`: what the gateway takes requests to want; they are scored by `SLO`."""
+    trace = made(story, seed)
+    place = Place(profile(PROFILE), [(Role.PREFILL, 0)], CHUNK_TOKENS, MAX_SEQUENCES, LINK_GBPS)
+    prompts = prompt_ids(trace, seed=seed)
+    asked = ("--prefill", str(policy.prefill), "--decode", str(policy.decode), "--mixed", str(policy.mixed))
+    env = settings(place, trace) | sim_settings(place)
+    env |= {"FULCRUM_PLANNER_MODE": policy.mode, "FULCRUM_GATEWAY_TTFT_DEADLINE_MS": str(ttft_ms)}
+    env |= {"FULCRUM_GATEWAY_TPOT_TARGET_MS": str(TPOT_MS), "FULCRUM_PLANNER_TPOT_TARGET_MS": str(TPOT_MS)}
+    env |= {"FULCRUM_WORKER_SIM_SPEEDUP": str(SPEEDUP)}
+    with tempfile.TemporaryDirectory() as folder:
+        env["FULCRUM_CACHE"] = f"{folder}/cache"
+        arguments = ("--engine", "sim", *asked, "--workers-per-process", str(PER_PROCESS))
+        with running_suite(Path(folder), *arguments, env=env) as suite:
+            gc.collect()
+            gc.disable()
+            try:
+                answers, failed, seen = asyncio.run(serve(suite, trace, prompts))
+            finally:
+                gc.enable()
+    slo, speed = parse_slo(SLO), Speed(place.profile.step_time.scaled(1 / SPEEDUP), CHUNK_TOKENS)
+    good = sum(is_good(each, trace, speed, slo) for each in answers.values())
+    return {
+        "policy": policy.name,
+        "requests": len(trace.requests),
+        "good": good / len(trace.requests),
+        "failed": len(failed),
+        "errors": failed[:3],
+        "ttft_ms": percentiles([each.client_ttft_ns / 1e6 for each in answers.values()]),
+        "tpot_ms": percentiles([each.served.tpot_ns / 1e6 for each in answers.values() if each.served.tpot_ns]),
+        "client_late_ms": max(each.late_ns for each in answers.values()) / 1e6,
+        **(moves(story, trace, seen) if policy.mode == "auto" else {}),
+        "timeline": timeline(seen, answers, trace),
+    }
+
+
+def timeline(seen: Seen, answers: dict[int, Answer], trace: Trace) -> dict[str, Any]:
+    """For a picture: each request's arrival and TTFT, and each change with its reason."""
+    changes = [each for each in seen.decisions.values() if each["action"] in ("set_role", "set_budget", "role_moved")]
+    return {
+        "requests": [
+            [trace.requests[number].arrival_ns / 1e9, each.client_ttft_ns / 1e6, each.served.tpot_ns / 1e6]
+            for number, each in sorted(answers.items())
+        ],
+        "looks": [[(at_ns - seen.start_unix_ns) / 1e9, *counts] for at_ns, *counts in seen.looks],
+        "changes": [
+            [(each["decided_unix_ns"] - seen.start_unix_ns) / 1e9, each["action"], each["workers"], each["reason"]]
+            for each in sorted(changes, key=lambda each: int(each["decided_unix_ns"]))
+        ],
+    }
+
+
+def _range(step: float, end: float) -> list[float]:
+    return [step * number for number in range(int(end / step))]
+
+
+def print_row(found: dict[str, Any]) -> str:
+    """A line of the table under `HEAD`."""
+
+    def two(name: str) -> str:
+        each = found.get(name)
+        return f"{each['p50']:>7.0f} {each['p99']:>7.0f}" if each else f"{'–':>7} {'–':>7}"
+
+    turns = f"{found['turns_answered']}/{found['turns']}" if "turns" in found else "–"
+    moved = f"{found['moves']:>4} {found['budgets']:>4}" if "moves" in found else f"{'–':>4} {'–':>4}"
+    return (
+        f"{found['policy']:<12} {found['requests']:>6} {found['good']:>7.1%} {found['failed']:>6} {two('ttft_ms')} "
+        f"{two('tpot_ms')} {turns:>6} {two('first_useful_move_ms')} {two('effect_ms')} {moved}"
+    )
+
+
+_TIMES: Final = ("TTFT ms", "TPOT ms")
+HEAD: Final = "\n".join(
+    (
+        " " * 35 + " ".join(f"{each:>15}" for each in _TIMES) + " " * 8 + "  first move ms       effect ms",
+        f"{'policy':<12} {'asked':>6} {'good':>7} {'failed':>6} "
+        + " ".join(["    p50     p99"] * 2)
+        + f" {'turns':>6} "
+        + " ".join(["    p50     p99"] * 2)
+        + f" {'role':>4} {'budg':>4}",
+    )
+)
+
+
+def main() -> None:
+    """Print a table a story, and one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--stories", nargs="+", choices=STORIES, default=["flipflop", "flood", "bursts"])
+    parser.add_argument("--policies", nargs="+", help="of auto, static, aggregated; all by default")
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="timelines as JSON")
+    parser.add_argument("--picture", type=Path, help="a folder: an SVG a story (needs matplotlib)")
+    asked = parser.parse_args()
+    found: dict[str, list[dict[str, Any]]] = {}
+    began = datetime.now()
+    for name in asked.stories:
+        story = STORIES[name](asked.seconds)
+        print(f"\n{name}: {story.spec}, {asked.workers} workers of {PROFILE}, SLO {SLO}\n{HEAD}")
+        for policy in policies(asked.workers):
+            if asked.policies and policy.name.split()[0] not in asked.policies:
+                continue
+            print(f"{policy.name} serves {name} ...", file=sys.stderr, flush=True)
+            row = run(policy, story, seed=asked.seed)
+            found.setdefault(name, []).append(row)
+            print(print_row(row), flush=True)
+            for error in row["errors"]:
+                print(f"  {error}")
+    if asked.out:
+        asked.out.write_text(json.dumps(found))
+    if asked.picture:
+        from load.planner.spike_picture import draw  # noqa: PLC0415 (matplotlib, only where asked for)
+
+        asked.picture.mkdir(parents=True, exist_ok=True)
+        for name, rows in found.items():
+            draw(rows, asked.picture / f"spike-{name}.svg")
+    took_s = (datetime.now() - began).total_seconds()
+    for row in (each for rows in found.values() for each in rows):
+        del row["timeline"]
+    print(json.dumps({"workers": asked.workers, "seconds": asked.seconds, "took_s": took_s, "stories": found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""`make soak-planner`: random spikes on a whole suite whose processes and stores are killed and frozen at random.
+
+Every answer is compared with that of the same request while nothing went wrong. Lost is a request that nobody answers
+within a minute, however often its client asks again; doubled one with other tokens than it asked for; wrong one with
+another text. Prints a table and, as its last line, one JSON object; exit code 1 where anything was lost, doubled or
+wrong, a worker moved more often than its rest allows, or memory grew.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import psutil
+
+from libs.policy.planner.role_planning import REST_NS
+from libs.testing.suites.processes import kill, pid_of
+from libs.testing.suites.suite import Suite, running_suite
+
+PREFILL, DECODE, SPARE, GATEWAYS = 2, 2, 1, 2
+VICTIMS: Final = ("planner", "planner", "gateway-2", "redis", "kafka", "metrics", "prefill-2", "decode-2")
+FREEZES: Final = ("prefill-1", "decode-1", "planner")
+FREEZE_S: Final = (0.3, 3.0)
+HOUR_S, CI_S = 3_600, 300
+PROMPTS: Final = 40
+ANSWER_S: Final = 60.0
+AGAIN_S: Final = 0.25
+MAX_OPEN: Final = 96
+"""Requests under way: a spike beyond waits in the client."""
+WATCH_S: Final = 0.5
+GROWTH_MIB_PER_MIN: Final = 8.0
+"""Of one life of a process, over at least a minute of it: more is a leak."""
+LEAST_LIFE_S: Final = 60.0
+WARM_S: Final = 20.0
+ENV: Final = {
+    "FULCRUM_PLANNER_MODE": "auto",
+    "FULCRUM_PLANNER_START_UP_S": "3",
+    "FULCRUM_WORKER_SIM_PROFILE": "llama-8b-h100",
+    "FULCRUM_WORKER_SIM_SPEEDUP": "0.2",
+}
+
+
+@dataclass(slots=True)
+class Soaked:
+    """What came of it."""
+
+    answered: int = 0
+    lost: list[str] = field(default_factory=list)
+    doubled: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    asked_again: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    spikes: int = 0
+    decisions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rss: dict[tuple[str, int], list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    """By process and pid: (s since the start, MiB)."""
+
+
+class Soak:
+    """One run."""
+
+    def __init__(self, suite: Suite, seed: int) -> None:
+        self.suite = suite
+        self.chance = random.Random(seed)
+        self.gateways: list[str] = list(suite.ready["gateways"])
+        self.found = Soaked()
+        self.expected: dict[int, str] = {}
+        self.open = asyncio.Semaphore(MAX_OPEN)
+        self.began_s = time.monotonic()
+
+    async def run(self, seconds: float) -> Soaked:
+        """References first, then trouble until the time is over, then whatever still runs."""
+        async with httpx.AsyncClient(timeout=ANSWER_S) as http:
+            for number in range(PROMPTS):
+                self.expected[number] = await self._ask(http, number)
+            self.found = Soaked()
+            self.began_s = time.monotonic()
+            trouble = [asyncio.create_task(work) for work in (self._fault_forever(), self._watch_forever(http))]
+            asking: set[asyncio.Task[None]] = set()
+            while time.monotonic() - self.began_s < seconds:
+                await asyncio.sleep(self.chance.expovariate(4.0))
+                many = 1
+                if self.chance.random() < 0.04:
+                    many = self.chance.randint(10, 40)
+                    self.found.spikes += 1
+                for _ in range(many):
+                    task = asyncio.create_task(self._check(http, self.chance.randrange(PROMPTS)))
+                    asking.add(task)
+                    task.add_done_callback(asking.discard)
+            for task in trouble:
+                task.cancel()
+            await asyncio.gather(*trouble, return_exceptions=True)
+            await asyncio.gather(*asking)
+        return self.found
+
+    async def _check(self, http: httpx.AsyncClient, number: int) -> None:
+        async with self.open:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    text = await self._ask(http, number)
+            except TimeoutError:
+                self.found.lost.append(f"{number} at {time.monotonic() - self.began_s:.1f} s")
+                return
+        self.found.answered += 1
+        if text != self.expected[number]:
+            self.found.wrong.append(f"{number}: {text[:60]!r} in place of {self.expected[number][:60]!r}")
+
+    async def _ask(self, http: httpx.AsyncClient, number: int) -> str:
+        """As a client behind a load balancer: of another gateway where one is away or refuses."""
+        long = number % 4 == 0
+        tokens = 8 if long else 24
+        body = {
+            "model": self.suite.ready["model"],
+            "prompt": f"number {number}: " + "word " * (1200 if long else 40),
+            "max_tokens": tokens,
+            "temperature": 0,
+            "seed": number,
+        }
+        for turn in range(10_000):
+            url = self.gateways[(number + turn) % len(self.gateways)]
+            try:
+                answer = await http.post(f"{url}/v1/completions", json=body)
+            except httpx.TransportError:
+                answer = None
+            if answer is not None and answer.status_code == httpx.codes.OK:
+                reported = answer.json()
+                if reported["usage"]["completion_tokens"] != tokens:
+                    self.found.doubled.append(f"{number}: {reported['usage']}")
+                return str(reported["choices"][0]["text"])
+            self.found.asked_again += 1
+            await asyncio.sleep(AGAIN_S)
+        raise TimeoutError
+
+    async def _fault_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self.chance.uniform(3.0, 9.0))
+            if self.chance.random() < 0.6:
+                name = self.chance.choice(VICTIMS)
+                self.found.faults[f"kill {name}"] += 1
+                await kill(self.suite, name)
+            else:
+                name = self.chance.choice(FREEZES)
+                pid = pid_of(self.suite, name)
+                if pid is None:
+                    continue
+                self.found.faults[f"freeze {name}"] += 1
+                os.kill(pid, signal.SIGSTOP)
+                try:
+                    await asyncio.sleep(self.chance.uniform(*FREEZE_S))
+                finally:
+                    if psutil.pid_exists(pid):
+                        os.kill(pid, signal.SIGCONT)
+
+    async def _watch_forever(self, http: httpx.AsyncClient) -> None:
+        while True:
+            try:
+                answer = await http.get(f"{self.suite.ready['planner']}/v1/decisions?limit=200", timeout=2)
+                self.found.decisions |= {each["id"]: each for each in answer.json()} if answer.is_success else {}
+            except (httpx.TransportError, ValueError):
+                pass  # it was killed, or is frozen
+            for name in ("planner", "metrics", "gateway-1"):
+                pid = pid_of(self.suite, name)
+                if pid is not None and psutil.pid_exists(pid):
+                    mib = psutil.Process(pid).memory_info().rss / 2**20
+                    self.found.rss[name, pid].append((time.monotonic() - self.began_s, mib))
+            await asyncio.sleep(WATCH_S)
+
+
+def restless(found: Soaked) -> list[str]:
+    """Moves of a worker that came sooner than its rest allows after its last one."""
+    moved: dict[str, list[int]] = defaultdict(list)
+    for each in found.decisions.values():
+        if each["action"] == "set_role":
+            for worker in each["workers"]:
+                moved[worker].append(each["decided_unix_ns"])
+    return [
+        worker
+        for worker, times in moved.items()
+        for before, after in zip(sorted(times), sorted(times)[1:], strict=False)
+        if after - before < REST_NS
+    ]
+
+
+def growth(found: Soaked) -> dict[str, float]:
+    """MiB a minute, of the life of each kind of process that grew most, after it had warmed up."""
+    most: dict[str, float] = {}
+    for (name, _), samples in found.rss.items():
+        warm = [each for each in samples if each[0] - samples[0][0] >= WARM_S]
+        if warm and warm[-1][0] - warm[0][0] >= LEAST_LIFE_S:
+            grew = (warm[-1][1] - warm[0][1]) / (warm[-1][0] - warm[0][0]) * 60
+            most[name] = max(most.get(name, -1e9), grew)
+    return most
+
+
+def main() -> None:
+    """Run, print, and exit 1 where something was not as it has to be."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=int, default=CI_S)
+    parser.add_argument("--hour", action="store_const", dest="seconds", const=HOUR_S)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    arguments = ("--engine", "sim", "--prefill", str(PREFILL), "--decode", str(DECODE), "--spare", str(SPARE))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_suite(
+            Path(folder), *arguments, "--gateways", str(GATEWAYS), env={**ENV, "FULCRUM_CACHE": f"{folder}/cache"}
+        ) as suite,
+    ):
+        found = asyncio.run(_soak(suite, asked.seed, asked.seconds))
+    moves = sum(len(each["workers"]) for each in found.decisions.values() if each["action"] == "set_role")
+    hasty, grew = restless(found), growth(found)
+    row = {
+        "seconds": asked.seconds, "seed": asked.seed, "answered": found.answered, "lost": len(found.lost),
+        "doubled": len(found.doubled), "wrong": len(found.wrong), "asked_again": found.asked_again,
+        "spikes": found.spikes, "faults": dict(found.faults), "decisions": len(found.decisions), "moves": moves,
+        "moves_before_rest": len(hasty), "growth_mib_per_min": grew,
+    }  # fmt: skip
+    for name, value in row.items():
+        print(f"{name:<20} {value}")
+    for each in (*found.lost[:5], *found.doubled[:5], *found.wrong[:5]):
+        print(f"  {each}")
+    print(json.dumps(row))
+    leaks = any(each > GROWTH_MIB_PER_MIN for each in grew.values())
+    sys.exit(bool(found.lost or found.doubled or found.wrong or hasty or leaks))
+
+
+async def _soak(suite: Suite, seed: int, seconds: float) -> Soaked:
+    return await Soak(suite, seed).run(seconds)
+
+
+if __name__ == "__main__":
+    main()

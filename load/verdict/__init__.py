@@ -1,0 +1,1 @@
+"""Planted situations: whether the verdict names what is wrong, and how soon."""

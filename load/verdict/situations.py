@@ -1,0 +1,280 @@
+"""What is planted: the split of roles, requests, faults, and what the verdict has to be. Drawn by seed."""
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from libs.policy.pressure.pools import least_pressed
+from libs.policy.pressure.splits import KV_FILL, WorkerProfile, Workload, most_decodes
+from libs.policy.step_time import StepTimeModel
+
+WORKERS: Final = 8
+CHUNK_TOKENS: Final = 512
+MAX_SEQUENCES: Final = 32
+TTFT_S: Final = 4.0
+FIT: Final = 0.85
+"""Of what the whole cluster can do in its best roles, an imbalance asks for no more."""
+MOST_DRAWS: Final = 2_000
+MOST_RATE: Final = 22.0
+MOST_AT_ONCE: Final = 140
+MOST_PROMPTS: Final = 0.5
+"""Of the TTFT limit, what those at once may take prefill workers."""
+"""What two cores carry beside the suite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What each worker is, in truth."""
+
+    step_time: StepTimeModel
+    kv_tokens: int
+    tpot_ns: int
+    ttft_s: float = TTFT_S
+
+    @property
+    def engine(self) -> WorkerProfile:
+        """As pressure is reckoned with."""
+        return WorkerProfile(self.step_time, CHUNK_TOKENS, MAX_SEQUENCES, self.kv_tokens)
+
+    def prompt_s(self, tokens: float) -> float:
+        """One prompt on one worker."""
+        return tokens / self.engine.chunk_speed() / 1e9
+
+    def step_s(self, batch: float, context: float) -> float:
+        """One decode step."""
+        model = self.step_time
+        steps = model.reading_ns(batch) + batch * (model.decode_sequence_ns + context * model.decode_kv_token_ns)
+        return steps / 1e9
+
+    def largest_batch(self, context: float) -> int:
+        """Of one worker, within TPOT."""
+        return most_decodes(self.engine, self.tpot_ns, round(context))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests: at first `at_once`, from then on `rate` a second."""
+
+    isl: int
+    osl: int
+    rate: float
+    at_once: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """One trial."""
+
+    name: str
+    wanted: frozenset[str]
+    """Codes of which the verdict must be one; empty: none but balanced or idle."""
+    behind: frozenset[str]
+    """Codes that must stand among the causes as well."""
+    prefill: int
+    before: Load | None
+    """What runs for some seconds before."""
+    load: Load
+    faults: Mapping[str, Any] = field(default_factory=dict)
+    """Of the first worker of a role, or of each: {"decode": {"slow": 3}}, {"every decode": {"link_s": 2}}."""
+    batch_lines: int = 0
+
+    @property
+    def decode(self) -> int:
+        """Workers."""
+        return WORKERS - self.prefill
+
+
+def work_of(device: Device, load: Load, decode: int) -> Workload:
+    """What a load comes to once it goes on as it is."""
+    context = load.isl + load.osl / 2
+    batch = 0.0
+    for _ in range(50):  # sequences there are, by how long each stays, by how many there are
+        stay_s = load.osl * device.step_s(max(batch / decode, 0.01), context)
+        batch = 0.5 * batch + 0.5 * min(load.rate * stay_s, 4.0 * MAX_SEQUENCES * decode)
+    count = round(max(batch, load.at_once))
+    return Workload(load.rate * device.prompt_s(load.isl), count, round(count * context), device.tpot_ns)
+
+
+def presses(device: Device, load: Load, prefill: int) -> tuple[float, float, float, float]:
+    """(prefill, batch, KV, the least over all roles), in truth."""
+    decode = WORKERS - prefill
+    work = work_of(device, load, decode)
+    context = load.isl + load.osl / 2
+    batch = work.decodes / (device.largest_batch(context) * decode)
+    kv = work.kv_tokens / (device.kv_tokens * KV_FILL * decode)
+    return work.prompts / prefill, batch, kv, least_pressed(device.engine, work, WORKERS).pressure
+
+
+def _draw(random_: random.Random, make: Callable[[], Planted | None]) -> Planted:
+    for _ in range(MOST_DRAWS):
+        found = make()
+        if found is None or found.load.rate > MOST_RATE or found.load.at_once > MOST_AT_ONCE:
+            continue
+        return found
+    raise RuntimeError("no situation of that kind is possible on this device")
+
+
+class Situations:
+    """Draws trials for a device."""
+
+    def __init__(self, device: Device, seed: int) -> None:
+        self._device = device
+        self._random = random.Random(seed)
+
+    def of(self, name: str) -> Planted:
+        """One of `NAMES`."""
+        make: Callable[[], Planted | None] = getattr(self, f"_{name}")
+        return _draw(self._random, make)
+
+    def _lengths(self, osl: tuple[int, int] = (16, 48)) -> tuple[int, int]:
+        return self._random.randint(80, 400), self._random.randint(*osl)
+
+    def _prefill_load(self, prefill: int, pressure: float, osl: tuple[int, int] = (12, 40)) -> Load:
+        isl, out = self._lengths(osl)
+        return Load(isl, out, pressure * prefill / self._device.prompt_s(isl))
+
+    def _decode_load(self, decode: int, pressure: float, *, kv: bool, isl: tuple[int, int] = (60, 150)) -> Load:
+        """So many sequences as press so hard, and as many as end come anew."""
+        isl_drawn = self._random.randint(*((250, 400) if kv else isl))
+        out = self._random.randint(150, 260)
+        context, device = isl_drawn + out / 2, self._device
+        most = device.kv_tokens * KV_FILL / context if kv else device.largest_batch(context)
+        count = math.ceil(pressure * most * decode)
+        return Load(isl_drawn, out, count / (out * device.step_s(count / decode, context)), count)
+
+    def _calm(self, prefill: int) -> Load:
+        """A third of what either phase can do, or less."""
+        isl, out = self._lengths()
+        for rate in (1.0, 0.8, 0.6, 0.4, 0.3, 0.2):
+            load = Load(isl, out, rate)
+            if max(presses(self._device, load, prefill)[:3]) < 0.45:
+                return load
+        return Load(isl, 16, 0.2)
+
+    def _prefill_bound(self, **more: Any) -> Planted | None:
+        prefill = self._random.randint(2, 5)
+        load = self._prefill_load(prefill, self._random.uniform(1.5, 2.2))
+        found = presses(self._device, load, prefill)
+        if found[0] < 1.4 or max(found[1:3]) > 0.6 or found[3] > FIT:
+            return None
+        return Planted("prefill_bound", frozenset({"prefill_bound"}), frozenset(), prefill, None, load, **more)
+
+    def _decode_bound(self, *, kv: bool) -> Planted | None:
+        decode = self._random.randint(2, 4)
+        load = self._decode_load(decode, self._random.uniform(1.3, 1.8), kv=kv)
+        found = presses(self._device, load, WORKERS - decode)
+        own, other = (found[2], found[1]) if kv else (found[1], found[2])
+        if own < 1.25 or own < other * 1.3 or found[0] > 0.6 or found[3] > FIT:
+            return None
+        if load.at_once * self._device.prompt_s(load.isl) > MOST_PROMPTS * self._device.ttft_s * (WORKERS - decode):
+            return None  # those at once would be short of prefill for a while
+        code = "decode_bound_kv" if kv else "decode_bound_tpot"
+        return Planted(code, frozenset({code}), frozenset(), WORKERS - decode, None, load)
+
+    def _decode_bound_tpot(self) -> Planted | None:
+        return self._decode_bound(kv=False)
+
+    def _decode_bound_kv(self) -> Planted | None:
+        return self._decode_bound(kv=True)
+
+    def _balanced(self, low: float, high: float) -> tuple[int, Load] | None:
+        """A split and a load under which the phase that is worse off is pressed as hard as that."""
+        prefill = self._random.randint(2, 6)
+        isl, out = self._lengths((30, 120))
+        rate = self._random.uniform(low, high) * prefill / self._device.prompt_s(isl)
+        load = Load(isl, out, rate)
+        found = presses(self._device, load, prefill)
+        return (prefill, load) if low <= max(found[:3]) <= high else None
+
+    def _slow_link(self, *, slow_too: bool = False) -> Planted | None:
+        found = self._balanced(0.25, 0.5)
+        if found is None:
+            return None
+        prefill, load = found
+        decode = WORKERS - prefill
+        # Sequences come to one decode worker so often; its link takes longer than that for the KV of each.
+        if load.rate / decode < 0.4:
+            return None
+        each_s = decode / load.rate
+        faults: dict[str, Any] = {"every decode": {"link_s": each_s * self._random.uniform(1.2, 2.5)}}
+        if slow_too:
+            faults["prefill"] = {"slow": self._random.uniform(2.2, 3.5)}
+            if prefill < 3:
+                return None
+        behind = frozenset({"slow_link", "slow_worker"}) if slow_too else frozenset[str]()
+        wanted = frozenset({"slow_link", "slow_worker"}) if slow_too else frozenset({"slow_link"})
+        return Planted("slow_link", wanted, behind, prefill, load, load, faults)
+
+    def _slow_worker(self) -> Planted | None:
+        found = self._balanced(0.25, 0.5)
+        if found is None:
+            return None
+        prefill, load = found
+        phase = self._random.choice(("prefill", "decode"))
+        if (prefill if phase == "prefill" else WORKERS - prefill) < 3:
+            return None
+        faults = {phase: {"slow": self._random.uniform(2.2, 3.5)}}
+        return Planted("slow_worker", frozenset({"slow_worker"}), frozenset(), prefill, load, load, faults)
+
+    def _too_small(self) -> Planted | None:
+        prefill = self._random.randint(3, 5)
+        decode = WORKERS - prefill
+        rather = self._decode_load(decode, self._random.uniform(1.3, 1.7), kv=False, isl=(150, 350))
+        rate = self._random.uniform(1.3, 1.7) * prefill / self._device.prompt_s(rather.isl)
+        load = Load(rather.isl, rather.osl, rate, rather.at_once)
+        found = presses(self._device, load, prefill)
+        if min(found[0], max(found[1:3])) < 1.2 or found[3] < 1.2:
+            return None
+        return Planted("too_small", frozenset({"too_small"}), frozenset(), prefill, None, load)
+
+    def _two_prefill_and_slow(self) -> Planted | None:
+        planted = self._prefill_bound()
+        if planted is None or planted.decode < 3:
+            return None
+        faults = {"decode": {"slow": self._random.uniform(2.2, 3.5)}}
+        both = frozenset({"prefill_bound", "slow_worker"})
+        return Planted("two: prefill and worker", both, both, planted.prefill, None, planted.load, faults)
+
+    def _two_link_and_slow(self) -> Planted | None:
+        return self._slow_link(slow_too=True)
+
+    def _busy(self) -> Planted | None:
+        found = self._balanced(0.6, 0.75)
+        return None if found is None else Planted("busy", frozenset(), frozenset(), found[0], None, found[1])
+
+    def _batch_backlog(self) -> Planted | None:
+        prefill = self._random.randint(2, 6)
+        load = self._calm(prefill)
+        lines = self._random.randint(120, 250)
+        return Planted("batch_backlog", frozenset(), frozenset(), prefill, load, load, batch_lines=lines)
+
+
+NAMES: Final = (
+    "prefill_bound",
+    "decode_bound_tpot",
+    "slow_link",
+    "slow_worker",
+    "too_small",
+    "busy",
+    "two_prefill_and_slow",
+    "batch_backlog",
+    "two_link_and_slow",
+)
+KV_NAMES: Final = ("decode_bound_kv", "busy", "decode_bound_kv", "slow_worker", "decode_bound_kv", "slow_link")
+"""On devices with little KV."""
+
+
+def arrivals(load: Load, seed: int, seconds: float) -> Iterator[tuple[float, int, int]]:
+    """(s, ISL, OSL) of each request: those at once within a fifth of a second, then Poisson, lengths by a quarter."""
+    drawn = random.Random(seed)
+
+    def length(mean: int) -> int:
+        return max(round(mean * drawn.uniform(0.75, 1.25)), 2)
+
+    for number in range(load.at_once):
+        yield 0.2 * number / load.at_once, length(load.isl), length(load.osl)
+    at_s = 0.0
+    while load.rate and (at_s := at_s + drawn.expovariate(load.rate)) < seconds:
+        yield at_s, length(load.isl), length(load.osl)

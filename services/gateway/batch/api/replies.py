@@ -1,0 +1,106 @@
+"""Files and batches as OpenAI's API shows them. Pure."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from libs.contracts.errors import InvalidRequest, quoted
+from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
+from libs.filestore.port import FileInfo
+from services.gateway.batch.jobs.job import Job
+
+
+def show_file(info: FileInfo) -> dict[str, Any]:
+    """OpenAI's file object."""
+    return {
+        "id": info.id,
+        "object": "file",
+        "bytes": info.bytes,
+        "created_at": info.created_unix_s,
+        "filename": info.name,
+        "purpose": info.purpose,
+        "status": "processed",
+        "expires_at": None,
+    }
+
+
+def show_batch(job: Job) -> dict[str, Any]:
+    """OpenAI's batch object."""
+    created, finished = job.created, job.finished
+    ended_s = _seconds(job.finished_unix_ns)
+    outcome = finished.outcome if finished else None
+    return {
+        "id": job.id,
+        "object": "batch",
+        "endpoint": created.endpoint,
+        "errors": _errors(finished),
+        "input_file_id": job.input_file_id,
+        "completion_window": created.completion_window,
+        "status": job.status,
+        "output_file_id": (finished.output_file_id or None) if finished else None,
+        "error_file_id": (finished.error_file_id or None) if finished else None,
+        "created_at": _seconds(job.created_unix_ns),
+        "in_progress_at": _seconds(job.started_unix_ns),
+        "expires_at": _seconds(created.expires_unix_ns),
+        "finalizing_at": _seconds(job.answered_unix_ns) if job.answered else None,
+        "completed_at": ended_s if outcome == pb.OUTCOME_COMPLETED else None,
+        "failed_at": ended_s if outcome == pb.OUTCOME_FAILED else None,
+        "expired_at": ended_s if outcome == pb.OUTCOME_EXPIRED else None,
+        "cancelling_at": _seconds(job.cancel_unix_ns),
+        "cancelled_at": ended_s if outcome == pb.OUTCOME_CANCELLED else None,
+        "request_counts": {"total": job.lines, "completed": job.completed, "failed": job.failed},
+        "metadata": dict(created.metadata) or None,
+        "fulcrum": _own(job),
+    }
+
+
+class _Item(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=_Item)
+
+
+def show_page(
+    items: Sequence[Item], show: Callable[[Item], dict[str, Any]], *, after: str | None, limit: int
+) -> dict[str, Any]:
+    """OpenAI's list object: what follows `after`, at most `limit` of it; raises InvalidRequest for an unknown id."""
+    start = 0
+    if after is not None:
+        start = next((place + 1 for place, item in enumerate(items) if item.id == after), -1)
+        if start < 0:
+            raise InvalidRequest(f"after: no {quoted(after)} in the list", param="after")
+    page = items[start : start + limit]
+    return {
+        "object": "list",
+        "data": [show(item) for item in page],
+        "first_id": page[0].id if page else None,
+        "last_id": page[-1].id if page else None,
+        "has_more": start + limit < len(items),
+    }
+
+
+def _own(job: Job) -> dict[str, Any]:
+    """Fulcrum's fields, which OpenAI's object does not have."""
+    created, end = job.created, None if job.finished else job.expected_end
+    topics = ("input_topic", "output_topic", "error_topic")
+    return {
+        "tenant": created.tenant,
+        "priority": created.priority,
+        "expected_end_at": _seconds(end.end_unix_ns) if end else None,
+        "late": end.late if end else None,
+        "waits_for": job.waits_for or None,
+        **{name: topic for name in topics if (topic := getattr(created, name))},
+    }
+
+
+def _errors(finished: pb.Finished | None) -> dict[str, Any] | None:
+    if finished is None or not finished.error_code:
+        return None
+    param = finished.error_param or None
+    error = {"code": finished.error_code, "message": finished.error_message, "param": param, "line": None}
+    return {"object": "list", "data": [error]}
+
+
+def _seconds(unix_ns: int) -> int | None:
+    return unix_ns // 1_000_000_000 or None

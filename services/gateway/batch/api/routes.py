@@ -1,0 +1,201 @@
+"""OpenAI's Files and Batch API."""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from libs.bus.work import WorkBus
+from libs.contracts.errors import BrokerUnavailable, Conflict, FileNotFound, InvalidRequest, QueueFull
+from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
+from libs.contracts.topics import BATCH_JOBS
+from libs.filestore.port import FileStore
+from libs.runtime.clock import Clock
+from libs.runtime.media import check_json
+from services.gateway.batch.api.openapi import BATCH_BODY, CONTENT_TYPE, ERRORS, UPLOAD_BODY, page_parameters
+from services.gateway.batch.api.replies import show_batch, show_file, show_page
+from services.gateway.batch.jobs.order import (
+    IDEMPOTENCY_HEADER,
+    MAX_BODY_BYTES,
+    AllowedTopics,
+    job_id,
+    read_request,
+    same_request,
+)
+from services.gateway.batch.jobs.reasons import PerhapsCreated
+from services.gateway.batch.jobs.view import JobView
+from services.gateway.batch.lines.copies import check_topics
+from services.gateway.batch.lines.parts import PART_PURPOSE
+from services.gateway.batch.lines.upload import PURPOSES, receive_file, small_body
+from services.gateway.http.body import ClientGone
+from services.gateway.prompt.headers import TENANT_HEADER, read_headers
+
+MAX_UPLOADS = 8
+CLIENT_GONE_STATUS = 499
+"""Nobody is there to get it."""
+MAY_BE_THERE = (
+    "the batch may have been created, so look at the list of batches before you ask again; with a header "
+    "Idempotency-Key, asking again gives the same batch"
+)
+RETRY_AFTER_S = 1.0
+FILES_PAGE, FILES_PAGE_MAX = 1_000, 10_000
+BATCHES_PAGE, BATCHES_PAGE_MAX = 20, 100
+
+
+def make_batch_router(
+    *,
+    bus: WorkBus,
+    files: FileStore,
+    view: JobView,
+    clock: Clock,
+    topics: AllowedTopics,
+    max_file_bytes: int,
+    max_line_bytes: int,
+) -> APIRouter:
+    """The routes."""
+    router = APIRouter(responses=ERRORS)
+    _add_files(router, files, view, max_file_bytes=max_file_bytes, max_line_bytes=max_line_bytes)
+    _add_batches(router, bus, files, view, clock, topics=topics)
+    return router
+
+
+def _add_files(router: APIRouter, files: FileStore, view: JobView, *, max_file_bytes: int, max_line_bytes: int) -> None:
+    uploads = asyncio.Semaphore(MAX_UPLOADS)
+
+    @router.post("/v1/files", tags=["files"], summary="Upload a file.", openapi_extra=UPLOAD_BODY)
+    async def upload(request: Request) -> Any:
+        """Upload a file."""
+        if uploads.locked():
+            raise QueueFull(f"{MAX_UPLOADS} files are being uploaded already", retry_after_s=RETRY_AFTER_S)
+        try:
+            async with uploads:
+                info = await receive_file(request, files, max_bytes=max_file_bytes, max_line_bytes=max_line_bytes)
+        except ClientGone:
+            return Response(status_code=CLIENT_GONE_STATUS)
+        return show_file(info)
+
+    @router.get("/v1/files", tags=["files"], summary="List files.", openapi_extra=page_parameters("purpose", "order"))
+    async def list_files(request: Request) -> dict[str, Any]:
+        """List files, the youngest first."""
+        query = request.query_params
+        purpose = query.get("purpose")
+        there = [info for info in await files.infos() if info.purpose != PART_PURPOSE]
+        listed = [info for info in there if purpose is None or info.purpose == purpose]
+        if _order(request) == "asc":
+            listed.reverse()
+        limit = _limit(request, FILES_PAGE, FILES_PAGE_MAX)
+        return show_page(listed, show_file, after=query.get("after"), limit=limit)
+
+    @router.get("/v1/files/{file_id}", tags=["files"], summary="Describe a file.")
+    async def retrieve_file(file_id: str) -> dict[str, Any]:
+        """One of them."""
+        return show_file(await files.info(file_id))
+
+    @router.get(
+        "/v1/files/{file_id}/content",
+        tags=["files"],
+        summary="Read a file.",
+        response_class=StreamingResponse,
+        responses={200: {"description": "Its bytes.", "content": {CONTENT_TYPE: {}}}},
+    )
+    async def content(file_id: str) -> StreamingResponse:
+        """Its bytes."""
+        info = await files.info(file_id)
+        headers = {"content-length": str(info.bytes)}
+        return StreamingResponse(files.read(file_id), media_type=CONTENT_TYPE, headers=headers)
+
+    @router.delete("/v1/files/{file_id}", tags=["files"], summary="Delete a file that no running batch reads.")
+    async def delete_file(file_id: str) -> dict[str, Any]:
+        """Forget a file."""
+        await view.ready()
+        user = next((job for job in view.jobs() if not job.finished and job.input_file_id == file_id), None)
+        if user is not None:
+            raise Conflict(f"{user.id} still reads the file: cancel it first", param="file_id")
+        await files.delete(file_id)
+        return {"id": file_id, "object": "file", "deleted": True}
+
+
+def _add_batches(
+    router: APIRouter, bus: WorkBus, files: FileStore, view: JobView, clock: Clock, *, topics: AllowedTopics
+) -> None:
+    @router.post("/v1/batches", tags=["batches"], summary="Run a file of requests.", openapi_extra=BATCH_BODY)
+    async def create(request: Request) -> dict[str, Any]:
+        """Run a file of requests."""
+        headers = dict(request.headers.raw)
+        check_json(headers)
+        body, now_ns = await small_body(request, MAX_BODY_BYTES), clock.now_ns()
+        tenant = read_headers(headers).tenant if TENANT_HEADER in request.headers else ""
+        created = read_request(body, topics=topics, tenant=tenant, now_ns=now_ns)
+        key = request.headers.get(IDEMPOTENCY_HEADER)
+        event = pb.JobEvent(job_id=job_id(key, created.tenant), at_unix_ns=now_ns, created=created)
+        await view.ready()
+        if (known := view.get(event.job_id)) is not None:
+            if not same_request(known.created, created):
+                raise Conflict(f"{known.id} was created with this key, and asks for something else", param="body")
+            return show_batch(known)
+        await _check_input(files, created)
+        with view.room(created.tenant):
+            await check_topics(bus, created)
+            await _publish(bus, event, repeatable=key is not None)
+            view.published(event)
+        return show_batch(await view.seen(event.job_id))
+
+    @router.get("/v1/batches", tags=["batches"], summary="List batches.", openapi_extra=page_parameters())
+    async def list_batches(request: Request) -> dict[str, Any]:
+        """List batches, the youngest first."""
+        limit = _limit(request, BATCHES_PAGE, BATCHES_PAGE_MAX)
+        await view.ready()
+        return show_page(view.jobs(), show_batch, after=request.query_params.get("after"), limit=limit)
+
+    @router.get("/v1/batches/{batch_id}", tags=["batches"], summary="Tell how far a batch is.")
+    async def retrieve(batch_id: str) -> dict[str, Any]:
+        """One of them."""
+        return show_batch(await view.seen(batch_id))
+
+    @router.post("/v1/batches/{batch_id}/cancel", tags=["batches"], summary="Answer no further lines of a batch.")
+    async def cancel(batch_id: str) -> dict[str, Any]:
+        """Cancel; lines that are not answered yet get an error that says so."""
+        job = await view.seen(batch_id)
+        if job.finished:
+            raise Conflict(f"the batch is {job.status} already", param="batch_id")
+        asked = pb.JobEvent(job_id=job.id, at_unix_ns=clock.now_ns(), cancel_asked=pb.CancelAsked())
+        await bus.send(BATCH_JOBS, asked)
+        view.published(asked)
+        return show_batch(job)
+
+
+async def _check_input(files: FileStore, created: pb.Created) -> None:
+    """Raises FileNotFound, InvalidRequest or StoreUnavailable."""
+    if created.input_file_id:
+        try:
+            info = await files.info(created.input_file_id)
+        except FileNotFound as error:
+            raise FileNotFound(error.message, param="input_file_id") from None
+        if info.purpose not in PURPOSES:
+            raise InvalidRequest(f"{info.id} was not uploaded to be a batch's input", param="input_file_id")
+
+
+async def _publish(bus: WorkBus, event: pb.JobEvent, *, repeatable: bool) -> None:
+    """Raises BrokerUnavailable; PerhapsCreated where to ask again could make a second job."""
+    try:
+        await bus.send(BATCH_JOBS, event)
+    except BrokerUnavailable as error:
+        if repeatable:
+            raise
+        raise PerhapsCreated(f"{error.message}: {MAY_BE_THERE}") from error
+
+
+def _limit(request: Request, default: int, maximum: int) -> int:
+    text = request.query_params.get("limit", str(default))
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
+    if not 0 < limit <= maximum:
+        raise InvalidRequest(f"limit must be from 1 to {maximum}", param="limit")
+    return limit
+
+
+def _order(request: Request) -> str:
+    order = request.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order must be asc or desc", param="order")
+    return order

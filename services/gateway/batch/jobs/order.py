@@ -1,0 +1,130 @@
+"""What a job is asked for with, by REST or on a topic. Pure, but for the ids that are drawn."""
+
+import hashlib
+import re
+import uuid
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from libs.contracts.batch_terms import check_endpoint, window_s
+from libs.contracts.errors import BodyTooLarge, InvalidRequest, TopicNotAllowed
+from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Created
+from services.gateway.prompt.fit import fit
+from services.gateway.prompt.headers import DEFAULT_TENANT, TENANT_NAME
+
+IDEMPOTENCY_HEADER = "idempotency-key"
+MAX_BODY_BYTES = 64 * 1024
+MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
+MAX_PRIORITY = 100
+_IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
+_TOPIC = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,248}")
+_NEVER = ("fulcrum.", "__")
+"""What our topics begin with, and Kafka's own: no client reads or writes those here, whatever is allowed."""
+TOPICS_VARIABLE = "FULCRUM_GATEWAY_BATCH_TOPICS"
+
+
+class AllowedTopics:
+    """Which topics of the broker a job may read and write, by patterns in which * is any text."""
+
+    def __init__(self, patterns: str) -> None:
+        """`patterns`: comma-separated, as the setting has them; without any no topic is allowed."""
+        self._patterns = [
+            re.compile(".*".join(map(re.escape, pattern.split("*"))))
+            for pattern in re.split(r"[ ,]+", patterns)
+            if pattern
+        ]
+
+    def need(self, topic: str, *, param: str) -> None:
+        """Raises TopicNotAllowed that names the field and what would allow it."""
+        if topic.startswith(_NEVER):
+            raise TopicNotAllowed(f"topic {topic!r} is not for jobs: it begins with {' or '.join(_NEVER)}", param=param)
+        if not any(pattern.fullmatch(topic) for pattern in self._patterns):
+            raise TopicNotAllowed(f"topic {topic!r} is not one that {TOPICS_VARIABLE} allows jobs", param=param)
+
+
+_Key = Annotated[str, Meta(max_length=MAX_KEY_CHARS)]
+_Value = Annotated[str, Meta(max_length=MAX_VALUE_CHARS)]
+
+
+class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /v1/batches, and of a record that submits."""
+
+    endpoint: str
+    input_file_id: str = ""
+    completion_window: str = "24h"
+    metadata: Annotated[dict[_Key, _Value], Meta(max_length=MAX_METADATA)] | None = None
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    input_topic: str = ""
+    output_topic: str = ""
+    error_topic: str = ""
+
+
+def read_request(body: bytes, *, topics: AllowedTopics, tenant: str = "", now_ns: int) -> Created:
+    """The job that is asked for; raises InvalidRequest that names the field, TopicNotAllowed, BodyTooLarge.
+
+    `tenant`: as the caller's header says; else metadata's `tenant` counts, as its `priority` does, where they can be
+    meant so: clients of OpenAI's may have either for something of theirs.
+    """
+    if len(body) > MAX_BODY_BYTES:
+        raise BodyTooLarge(f"the body is over {MAX_BODY_BYTES} bytes", param="body")
+    asked = fit(body, BatchRequest, _without_nulls)
+    check_endpoint(asked.endpoint)
+    if bool(asked.input_file_id) == bool(asked.input_topic):
+        raise InvalidRequest("either input_file_id or input_topic says where the lines are", param="input_file_id")
+    for name in ("input_topic", "output_topic", "error_topic"):
+        topic = getattr(asked, name)
+        if topic and not _TOPIC.fullmatch(topic):
+            raise InvalidRequest(f"{name} must be the name of a topic", param=name)
+        if topic:
+            topics.need(topic, param=name)
+    metadata = asked.metadata or {}
+    return Created(
+        input_file_id=asked.input_file_id,
+        endpoint=asked.endpoint,
+        completion_window=asked.completion_window,
+        expires_unix_ns=now_ns + window_s(asked.completion_window) * 1_000_000_000,
+        metadata=metadata,
+        tenant=tenant or _tenant(metadata),
+        priority=_priority(metadata) if asked.priority is None else asked.priority,
+        input_topic=asked.input_topic,
+        output_topic=asked.output_topic,
+        error_topic=asked.error_topic,
+    )
+
+
+def _without_nulls(body: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if value is not None}
+
+
+def job_id(key: str | None, tenant: str) -> str:
+    """The id of a new job; a request with the client's idempotency key always gets the same one.
+
+    Raises InvalidRequest.
+    """
+    if key is None:
+        return f"batch_{uuid.uuid4().hex}"
+    if not _IDEMPOTENCY_KEY.fullmatch(key):
+        text = f"header {IDEMPOTENCY_HEADER} must have 1 to 255 characters of ASCII"
+        raise InvalidRequest(text, param=IDEMPOTENCY_HEADER)
+    return f"batch_{hashlib.sha256(f'{tenant}/{key}'.encode()).hexdigest()[:32]}"
+
+
+def same_request(one: Created, other: Created) -> bool:
+    """Whether both ask for the same, whenever that was."""
+    again = Created()
+    again.CopyFrom(other)
+    again.expires_unix_ns = one.expires_unix_ns
+    return again == one
+
+
+def _tenant(metadata: dict[str, str]) -> str:
+    found = metadata.get("tenant", "")
+    return found if TENANT_NAME.fullmatch(found) else DEFAULT_TENANT
+
+
+def _priority(metadata: dict[str, str]) -> int:
+    text = metadata.get("priority", "")
+    found = int(text) if re.fullmatch(r"-?[0-9]{1,3}", text) else 0
+    return found if abs(found) <= MAX_PRIORITY else 0

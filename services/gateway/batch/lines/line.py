@@ -1,0 +1,72 @@
+"""One line of a batch file: what it asks, or why it cannot be asked. Pure."""
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+from libs.contracts.errors import FulcrumError, quoted
+from services.gateway.batch.jobs.reasons import LineRefused, MalformedLine, RepeatedId, WrongUrl
+from services.gateway.batch.lines.repeats import custom_id_of
+
+MAX_CUSTOM_ID_CHARS = 512
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+_NAMED = re.compile(r"(?:\$\.|missing required field `)(\w+)`")
+"""The field that a decoder's error is about."""
+_decoder = msgspec.json.Decoder(_Line)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that was read."""
+
+    number: int
+    """In the file, from 1."""
+    place: int
+    """Among the job's lines, from 0."""
+    custom_id: str
+    """Empty where none can be read, or it is too long."""
+    body: bytes
+    refusal: FulcrumError | None
+    """Why it is not run."""
+
+
+def read_line(text: bytes, *, number: int, place: int, endpoint: str, repeated: bool) -> Line:
+    """Never raises: a line that cannot be run carries the reason, and holds up no other."""
+    try:
+        line = _decoder.decode(text)
+    except msgspec.ValidationError as error:
+        named = _NAMED.search(str(error))
+        refusal: LineRefused = LineRefused(f"line {number} is no request: {error}", param=named and named[1])
+        return Line(number, place, _kept(custom_id_of(text) or ""), b"", refusal)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        refusal = MalformedLine(f"line {number} is not JSON: {error}")
+        return Line(number, place, _kept(custom_id_of(text) or ""), b"", refusal)
+    return Line(number, place, _kept(line.custom_id), bytes(line.body), _refusal(line, number, endpoint, repeated))
+
+
+def _kept(custom_id: str) -> str:
+    """None of one that is too long: cut, it could be another line's."""
+    return custom_id if len(custom_id) <= MAX_CUSTOM_ID_CHARS else ""
+
+
+def _refusal(line: _Line, number: int, endpoint: str, repeated: bool) -> FulcrumError | None:
+    if not 0 < len(line.custom_id) <= MAX_CUSTOM_ID_CHARS:
+        text = f"line {number}: custom_id must have 1 to {MAX_CUSTOM_ID_CHARS} characters"
+        return LineRefused(text, param="custom_id")
+    if repeated:
+        text = f"line {number}: custom_id {quoted(line.custom_id)} is an earlier line's"
+        return RepeatedId(text, param="custom_id")
+    if line.method != "POST":
+        return LineRefused(f"line {number}: method must be POST", param="method")
+    if line.url != endpoint:
+        return WrongUrl(f"line {number}: url is {quoted(line.url)}, the batch is for {endpoint}", param="url")
+    return None

@@ -1,0 +1,208 @@
+"""A file on its way in: multipart/form-data taken apart as it comes and written on at once, whatever its size."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request
+
+from libs.contracts.errors import MAX_QUOTED_CHARS, BodyTooLarge, InvalidRequest, UnsupportedField, UnsupportedMediaType
+from libs.filestore.port import Draft, FileInfo, FileStore
+from libs.runtime.media import check_encoding
+from services.gateway.http.body import BODY_TIMEOUT_S, ClientGone
+
+PURPOSES = ("batch",)
+MAX_FIELD_BYTES = 1024
+MAX_HEADER_BYTES = 4096
+MAX_PARTS = 8
+MAX_OVERHEAD_BYTES = 64 * 1024
+"""Bytes of a form beside its file."""
+MAX_NAME_CHARS = 256
+MIN_BYTES_PER_S = 64 * 1024
+"""What an upload must bring: places for uploads are few."""
+
+
+async def chunks(request: Request) -> AsyncIterator[bytes]:
+    """The body as it comes; raises InvalidRequest when it comes more slowly than it may, ClientGone when nobody is left
+    to send it."""
+    now_s = asyncio.get_running_loop().time
+    patience_s = BODY_TIMEOUT_S
+    while True:
+        began_s = now_s()
+        try:
+            async with asyncio.timeout(patience_s):
+                message = await request.receive()
+        except TimeoutError:
+            text = f"the body must not stay behind {MIN_BYTES_PER_S} bytes a second by more than {BODY_TIMEOUT_S:g} s"
+            raise InvalidRequest(text, param="body") from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        # Only time that the client was waited for counts, not what the store takes.
+        patience_s = min(patience_s + len(part) / MIN_BYTES_PER_S - (now_s() - began_s), BODY_TIMEOUT_S)
+        yield part
+        if not message.get("more_body", False):
+            return
+
+
+async def small_body(request: Request, max_bytes: int) -> bytes:
+    """A whole body that is small; raises BodyTooLarge."""
+    body = bytearray()
+    async for part in chunks(request):
+        body += part
+        if len(body) > max_bytes:
+            raise BodyTooLarge(f"the body is over {max_bytes} bytes", param="body")
+    return bytes(body)
+
+
+async def receive_file(request: Request, files: FileStore, *, max_bytes: int, max_line_bytes: int) -> FileInfo:
+    """Store the form's file; raises InvalidRequest, FileTooLarge or StoreFull, and keeps nothing then."""
+    check_encoding(dict(request.headers.raw))
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > max_bytes + MAX_OVERHEAD_BYTES:
+        raise BodyTooLarge(f"a file may have {max_bytes} bytes", param="file")
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    if kind != b"multipart/form-data":
+        raise UnsupportedMediaType("a file is uploaded as multipart/form-data", param="content-type")
+    if not options.get(b"boundary"):
+        raise InvalidRequest("multipart/form-data needs a boundary", param="content-type")
+    async with files.draft(f"file-{uuid.uuid4().hex}", max_bytes=max_bytes) as draft:
+        form = _Form(options[b"boundary"])
+        lines = _LineCheck(max_line_bytes)
+        async for part in chunks(request):
+            form.write(part)
+            for content in form.taken():
+                lines.add(content)
+                await draft.write(content)
+        return await _keep(draft, form, lines)
+
+
+async def _keep(draft: Draft, form: "_Form", lines: "_LineCheck") -> FileInfo:
+    form.finish()
+    purpose = form.fields.pop("purpose", "")
+    if form.fields:
+        name = min(form.fields)[:MAX_QUOTED_CHARS]
+        raise UnsupportedField(f"{name} is not served", param=name)
+    if purpose not in PURPOSES:
+        raise InvalidRequest(f"purpose must be {' or '.join(PURPOSES)}", param="purpose")
+    if form.file_name is None:
+        raise InvalidRequest("the form has no file", param="file")
+    if not lines.bytes:
+        raise InvalidRequest("the file is empty", param="file")
+    return await draft.keep(name=form.file_name, purpose=purpose)
+
+
+class _LineCheck:
+    """That lines are short enough to be read one at a time later."""
+
+    def __init__(self, max_line_bytes: int) -> None:
+        self._max_line_bytes = max_line_bytes
+        self._line_bytes = 0
+        self._line = 1
+        self.bytes = 0
+
+    def add(self, content: bytes) -> None:
+        """Raises InvalidRequest that names the line."""
+        self.bytes += len(content)
+        first, *others = content.split(b"\n")
+        self._check(self._line_bytes + len(first))
+        for piece in others:
+            self._line += 1
+            self._check(len(piece))
+        self._line_bytes = len(others[-1]) if others else self._line_bytes + len(first)
+
+    def _check(self, line_bytes: int) -> None:
+        if line_bytes > self._max_line_bytes:
+            raise InvalidRequest(f"line {self._line} is over {self._max_line_bytes} bytes", param="file")
+
+
+class _Form:
+    """A form with one file, whose content is handed out as it comes, and small fields."""
+
+    def __init__(self, boundary: bytes) -> None:
+        self.fields: dict[str, str] = {}
+        self.file_name: str | None = None
+        self._parts = 0
+        self._header = bytearray()
+        self._value = bytearray()
+        self._disposition: bytes = b""
+        self._field: str | None = None
+        self._content: list[bytes] = []
+        self._whole = False
+        callbacks = {
+            "on_part_begin": self._part_begins,
+            "on_header_field": self._header_name,
+            "on_header_value": self._header_value,
+            "on_header_end": self._header_ends,
+            "on_headers_finished": self._headers_end,
+            "on_part_data": self._data,
+            "on_part_end": self._part_ends,
+            "on_end": self._end,
+        }
+        self._parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
+
+    def write(self, part: bytes) -> None:
+        """Take the next part of the body apart; raises InvalidRequest."""
+        try:
+            self._parser.write(part)
+        except FormParserError as error:
+            raise InvalidRequest(f"the form is malformed: {error}", param="body") from None
+
+    def taken(self) -> list[bytes]:
+        """Content of the file that has come since the last call."""
+        content, self._content = self._content, []
+        return content
+
+    def finish(self) -> None:
+        """Raises InvalidRequest when the form has broken off."""
+        if not self._whole:
+            raise InvalidRequest("the form ends before its last boundary", param="body")
+
+    def _part_begins(self) -> None:
+        self._parts += 1
+        if self._parts > MAX_PARTS:
+            raise InvalidRequest(f"a form may have {MAX_PARTS} parts", param="body")
+        self._disposition, self._field = b"", None
+
+    def _header_name(self, data: bytes, start: int, end: int) -> None:
+        self._add(self._header, data[start:end], MAX_HEADER_BYTES)
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._add(self._value, data[start:end], MAX_HEADER_BYTES)
+
+    def _header_ends(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = bytes(self._value)
+        self._header.clear()
+        self._value.clear()
+
+    def _headers_end(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        name = options.get(b"name", b"").decode(errors="replace")
+        if name == "file":
+            if self.file_name is not None:
+                raise InvalidRequest("the form has two files", param="file")
+            self.file_name = options.get(b"filename", b"file").decode(errors="replace")[:MAX_NAME_CHARS]
+        else:
+            self._field = name
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        if self._field is None:
+            self._content.append(data[start:end])
+        else:
+            self._add(self._value, data[start:end], MAX_FIELD_BYTES)
+
+    def _part_ends(self) -> None:
+        if self._field is not None:
+            self.fields[self._field] = self._value.decode(errors="replace")
+            self._value.clear()
+
+    def _end(self) -> None:
+        self._whole = True
+
+    def _add(self, buffer: bytearray, data: bytes, max_bytes: int) -> None:
+        buffer += data
+        if len(buffer) > max_bytes:
+            raise InvalidRequest(f"a part of the form is over {max_bytes} bytes", param=self._field or "body")

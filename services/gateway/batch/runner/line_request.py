@@ -1,0 +1,120 @@
+"""A line on its way through the gateway: the same intake, queue and workers as any request, in the last class."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from libs.contracts.classes import BATCH_CLASS
+from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull, SequenceFailed, UnsupportedField
+from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Share
+from libs.dispatch.dispatcher import Dispatcher
+from libs.model.tokenizer import Tokenizer
+from libs.runtime.backoff import Backoff
+from libs.runtime.clock import Clock
+from services.gateway.batch.jobs.reasons import NoWorkersForLong
+from services.gateway.batch.lines.answers import request_id
+from services.gateway.batch.lines.line import Line
+from services.gateway.batch.runner.served_models import Served
+from services.gateway.batch.runner.slots import Slots
+from services.gateway.dispatch.intake import Arrival, Intake
+from services.gateway.http.exchange import Exchange, Frame, News
+from services.gateway.http.formats import ChatFormat, CompletionFormat, Format
+from services.gateway.http.replies import ChatChoice, CompletionChoice, Envelope
+from services.gateway.prompt.headers import DEFAULT_TENANT, MAX_TARGET_MS, Headers
+from services.gateway.prompt.parse import Asked, parse_chat, parse_completion
+
+TPOT_TARGET_MS = 1_000.0
+"""Nobody reads along: running lines hold up nobody's prompt."""
+AWAY_S = 120.0
+"""How long a line's model may have no workers while others have: lines of other jobs wait behind it meanwhile."""
+MAX_ATTEMPTS = 3
+"""At a line that workers fail at."""
+BACKOFF_FIRST_S = 0.2
+BACKOFF_MAX_S = 5.0
+
+_ROUTES: Mapping[str, tuple[Callable[[bytes], Asked], Callable[[Tokenizer, bool], Format]]] = {
+    "/v1/chat/completions": (parse_chat, ChatFormat),
+    "/v1/completions": (parse_completion, CompletionFormat),
+}
+
+
+class Asker:
+    """Asks lines."""
+
+    def __init__(self, intake: Intake, dispatcher: Dispatcher, slots: Slots, served: Served, clock: Clock) -> None:
+        """`slots`: each line has one of these while it is asked."""
+        self._slots = slots
+        self._served = served
+        self._intake = intake
+        self._dispatcher = dispatcher
+        self._clock = clock
+
+    async def ask(self, share: Share, line: Line) -> Envelope[ChatChoice | CompletionChoice]:
+        """The answer; raises FulcrumError for what is the line's own fault, and waits for what is not: for workers, and
+        for room. Raises NoWorkersForLong where that would hold up lines that have workers."""
+        backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
+        attempts = 0
+        while True:
+            try:
+                return await self._ask(share, line)
+            except NoWorkersForLong:
+                raise
+            except (QueueFull, NoWorkers):
+                pass
+            except SequenceFailed:
+                attempts += 1
+                if attempts == MAX_ATTEMPTS:
+                    raise
+            await asyncio.sleep(backoff.next_s())
+
+    def _goes_on(self, model: str) -> bool:
+        """Whether a line has waited for its model's workers to the end; raises NoWorkersForLong."""
+        if self._served.away_s(model) >= AWAY_S:
+            raise NoWorkersForLong(f"model {model!r} has had no workers for {AWAY_S:g} s, while others had some")
+        return self._served.has(model)
+
+    async def _ask(self, share: Share, line: Line) -> Envelope[ChatChoice | CompletionChoice]:
+        parse, make_format = _ROUTES[share.endpoint]
+        asked = parse(line.body)
+        if asked.stream:
+            raise UnsupportedField("a batch line cannot be streamed", param="stream")
+        model = self._intake.model(asked)
+        if not self._served.has(asked.model):
+            await self._slots.without(lambda: self._goes_on(asked.model))
+        now_ns = self._clock.now_ns()
+        arrival = Arrival(request_id(share.job_id, line.place), now_ns, _headers(share, line, now_ns))
+        news = News()
+        choices = await self._intake.choices(asked, model, arrival, news.changed)
+        shape = make_format(model.tokenizer, asked.sampling.logprobs)
+        frame = Frame(
+            id=shape.id_prefix + arrival.request_id,
+            created=now_ns // 1_000_000_000,
+            model=asked.model,
+            n=asked.n,
+            include_usage=False,
+            continuous_usage=False,
+            details=False,
+            headers={},
+        )
+        error: FulcrumError | None = None
+        try:
+            self._dispatcher.submit([choice.generation for choice in choices])
+            return await Exchange(choices, shape, frame, news).reply()
+        except FulcrumError as failed:
+            error = failed
+            raise
+        finally:
+            for choice in choices:
+                self._dispatcher.cancel(choice.generation, error)
+
+
+def _headers(share: Share, line: Line, now_ns: int) -> Headers:
+    left_ns = share.expires_unix_ns - now_ns
+    return Headers(
+        request_id=request_id(share.job_id, line.place),
+        tenant=share.tenant or DEFAULT_TENANT,
+        service_class=BATCH_CLASS,
+        ttft_deadline_ms=min(max(left_ns / 1e6, 1.0), MAX_TARGET_MS),
+        tpot_target_ms=TPOT_TARGET_MS,
+        traceparent="",
+        details=False,
+    )

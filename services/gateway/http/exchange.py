@@ -1,0 +1,175 @@
+"""One request's answer on its way to the client: a stream of chunks or one JSON, with the client's leaving watched."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from msgspec import UNSET
+from starlette.types import Receive
+
+from libs.dispatch.generation import Generation
+from services.gateway.dispatch.choice import Choice, first_error
+from services.gateway.http import sse
+from services.gateway.http.body import ClientGone
+from services.gateway.http.formats import Format, details, usage, usage_so_far
+from services.gateway.http.replies import ChatChoice, ChatChunkChoice, ChoiceT, CompletionChoice, Envelope
+
+NO_CHOICES = b'"choices":[]'
+"""Stands in no JSON string: its quotes would be escaped there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What all parts of one answer share."""
+
+    id: str
+    created: int
+    """Unix seconds."""
+    model: str
+    n: int
+    include_usage: bool
+    continuous_usage: bool
+    """Chunks tell the tokens so far, too."""
+    details: bool
+    headers: Mapping[str, str]
+
+
+class News:
+    """Wakes an answer when one of its choices has something new, or its client has left."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+        self._gone = False
+
+    def changed(self) -> None:
+        """A choice has something new."""
+        self._changed.set()
+
+    async def wait(self) -> None:
+        """Until there is news; raises ClientGone when nobody is left to hear it."""
+        await self._changed.wait()
+        self._changed.clear()
+        if self._gone:
+            raise ClientGone
+
+    async def watch(self, receive: Receive) -> None:
+        """Until the client leaves. The body has been read, so this is the only message left."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._changed.set()
+
+
+class Exchange:
+    """Sends what choices bring. Raises the error of a choice while the answer has not begun."""
+
+    def __init__(self, choices: list[Choice], shape: Format, frame: Frame, news: News) -> None:
+        self._choices = choices
+        self._format = shape
+        self._frame = frame
+        self._news = news
+
+    @cached_property
+    def _around(self) -> list[bytes]:
+        """What all chunks begin and end with."""
+        none: list[ChatChunkChoice] = []
+        around = self._envelope(self._format.chunk_object, none)
+        if self._frame.include_usage:
+            around.usage = None  # as OpenAI does on all chunks but the last
+        return sse.event(around).split(NO_CHOICES)
+
+    async def whole(self, wire: sse.Wire) -> None:
+        """One JSON when every choice is done."""
+        await wire.json(200, await self.reply(), self._frame.headers)
+
+    async def reply(self) -> Envelope[ChatChoice | CompletionChoice]:
+        """The whole answer when every choice is done."""
+        while not self._done():
+            await self._news.wait()
+            self._raise_error()
+        self._raise_error()
+        choices = [self._format.whole(choice.index, choice.text.take()) for choice in self._choices]
+        reply = self._envelope(self._format.whole_object, choices)
+        reply.usage = usage([choice.generation for choice in self._choices], self._frame.n)
+        self._add_details(reply)
+        return reply
+
+    async def stream(self, wire: sse.Wire) -> None:
+        """Server-sent events: chunks as tokens come, an error in their place, [DONE] at a good end."""
+        opened: set[int] = set()
+        started = False
+        while True:
+            await self._news.wait()
+            error = first_error(self._choices)
+            if error is not None and not started:
+                raise error
+            done = self._done()
+            body = b"".join(self._chunks(opened))
+            if not started and (body or done):
+                started = True
+                await wire.start(200, "text/event-stream; charset=utf-8", self._stream_headers())
+            if error is not None:
+                await wire.part(body + sse.event(sse.error_reply(error)), more=False)
+                return
+            if done:
+                await wire.part(body + self._closing() + sse.DONE, more=False)
+                return
+            if body:
+                await wire.part(body, more=True)
+
+    def _chunks(self, opened: set[int]) -> Iterator[bytes]:
+        for choice in self._choices:
+            piece = choice.text.take()
+            if not piece:
+                continue
+            if choice.index not in opened:
+                opened.add(choice.index)
+                opening = self._format.opening(choice.index)
+                if opening is not None:
+                    yield self._chunk(opening, choice.generation)
+            shown = self._format.chunk(choice.index, piece)
+            last = piece.finish is not None and self._done() and not self._frame.include_usage
+            yield self._chunk(shown, choice.generation, last=last)
+
+    def _chunk(
+        self, choice: ChatChunkChoice | CompletionChoice, generation: Generation, *, last: bool = False
+    ) -> bytes:
+        if self._frame.continuous_usage:
+            envelope = self._envelope(self._format.chunk_object, [choice])
+            envelope.usage = usage_so_far(generation)
+            return sse.event(envelope)
+        if last and self._frame.details:
+            envelope = self._envelope(self._format.chunk_object, [choice])
+            self._add_details(envelope)
+            return sse.event(envelope)
+        before, after = self._around
+        return b"".join((before, b'"choices":[', sse.encode(choice), b"]", after))
+
+    def _closing(self) -> bytes:
+        """The chunk without choices that carries usage."""
+        if not self._frame.include_usage:
+            return b""
+        none: list[ChatChunkChoice] = []
+        envelope = self._envelope(self._format.chunk_object, none)
+        envelope.usage = usage([choice.generation for choice in self._choices], self._frame.n)
+        self._add_details(envelope)
+        return sse.event(envelope)
+
+    def _envelope(self, kind: str, choices: list[ChoiceT]) -> Envelope[ChoiceT]:
+        frame = self._frame
+        return Envelope(frame.id, kind, frame.created, frame.model, choices)
+
+    def _add_details(self, envelope: Envelope[ChoiceT]) -> None:
+        envelope.fulcrum = details(self._choices[0].generation) if self._frame.details else UNSET
+
+    def _stream_headers(self) -> dict[str, str]:
+        return {**self._frame.headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
+
+    def _done(self) -> bool:
+        return all(choice.text.done for choice in self._choices)
+
+    def _raise_error(self) -> None:
+        error = first_error(self._choices)
+        if error is not None:
+            raise error

@@ -1,0 +1,155 @@
+"""From pieces of choices to the objects of either route. Pure."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from libs.dispatch.generation import Generation
+from libs.model.tokenizer import Tokenizer
+from services.gateway.dispatch.choice import Piece, TokenLogprob
+from services.gateway.http.replies import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatLogprobs,
+    ChatMessageOut,
+    ChatTokenLogprob,
+    ChatTopLogprob,
+    CompletionChoice,
+    CompletionLogprobs,
+    Delta,
+    Details,
+    PromptTokensDetails,
+    Usage,
+)
+
+
+class Format(Protocol):
+    """How a route shows choices."""
+
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def opening(self, index: int) -> ChatChunkChoice | CompletionChoice | None:
+        """What a choice's stream starts with, if anything."""
+        ...
+
+    def chunk(self, index: int, piece: Piece) -> ChatChunkChoice | CompletionChoice:
+        """A piece in a stream."""
+        ...
+
+    def whole(self, index: int, piece: Piece) -> ChatChoice | CompletionChoice:
+        """All of a choice."""
+        ...
+
+
+class ChatFormat:
+    """/v1/chat/completions."""
+
+    id_prefix = "chatcmpl-"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, tokenizer: Tokenizer, logprobs: bool) -> None:
+        self._tokenizer = tokenizer
+        self._logprobs = logprobs
+
+    def opening(self, index: int) -> ChatChunkChoice:
+        """The role, with no text yet."""
+        return ChatChunkChoice(index, Delta(role="assistant", content=""))
+
+    def chunk(self, index: int, piece: Piece) -> ChatChunkChoice:
+        """A piece; the last one may have no text."""
+        content = "".join(piece.text) if piece.text or not piece.finish else None
+        return ChatChunkChoice(index, Delta(content=content), self._shown(piece), _reason(piece))
+
+    def whole(self, index: int, piece: Piece) -> ChatChoice:
+        """All of a choice."""
+        return ChatChoice(index, ChatMessageOut("".join(piece.text)), self._shown(piece), _reason(piece))
+
+    def _shown(self, piece: Piece) -> ChatLogprobs | None:
+        if not self._logprobs or not piece.logprobs:
+            return None
+        return ChatLogprobs([self._token(entry) for entry in piece.logprobs])
+
+    def _token(self, entry: TokenLogprob) -> ChatTokenLogprob:
+        """With as many of the most likely tokens as were asked for; the sampled one need not be among them."""
+        top = [ChatTopLogprob(*self._named(token_id, value)) for token_id, value in entry.logprob.top]
+        return ChatTokenLogprob(*self._named(entry.token_id, entry.logprob.logprob), top)
+
+    def _named(self, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+        raw = self._tokenizer.token_bytes(token_id)
+        return raw.decode(errors="replace"), logprob, list(raw)
+
+
+class CompletionFormat:
+    """/v1/completions."""
+
+    id_prefix = "cmpl-"
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(self, tokenizer: Tokenizer, logprobs: bool) -> None:
+        self._tokenizer = tokenizer
+        self._logprobs = logprobs
+
+    def opening(self, index: int) -> None:
+        """Nothing: the first text does."""
+        return
+
+    def chunk(self, index: int, piece: Piece) -> CompletionChoice:
+        """A piece, or all of a choice."""
+        return CompletionChoice(index, "".join(piece.text), self._shown(piece), _reason(piece))
+
+    whole = chunk
+
+    def _shown(self, piece: Piece) -> CompletionLogprobs | None:
+        if not self._logprobs or not piece.logprobs:
+            return None
+        return CompletionLogprobs(
+            tokens=[self._name(entry.token_id) for entry in piece.logprobs],
+            token_logprobs=[entry.logprob.logprob for entry in piece.logprobs],
+            top_logprobs=[self._top(entry) for entry in piece.logprobs],
+            text_offset=[entry.text_offset for entry in piece.logprobs],
+        )
+
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        """The most likely tokens, and always the sampled one, which may come on top of as many as were asked for."""
+        top = {self._name(token_id): value for token_id, value in entry.logprob.top}
+        top[self._name(entry.token_id)] = entry.logprob.logprob
+        return top
+
+    def _name(self, token_id: int) -> str:
+        return self._tokenizer.token_bytes(token_id).decode(errors="replace")
+
+
+def _reason(piece: Piece) -> str | None:
+    return piece.finish.value if piece.finish else None
+
+
+def usage(generations: Sequence[Generation], n: int) -> Usage:
+    """Each prompt counts once, whatever its `n`; a prompt's cached tokens are its first choice's."""
+    firsts = generations[::n]
+    prompt_tokens = sum(generation.prompt_tokens for generation in firsts)
+    completion_tokens = sum(len(generation.output) for generation in generations)
+    cached = PromptTokensDetails(sum(generation.cached_tokens for generation in firsts))
+    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, cached)
+
+
+def usage_so_far(generation: Generation) -> Usage:
+    """Usage of one choice while it is streamed."""
+    prompt_tokens, completion_tokens = generation.prompt_tokens, len(generation.output)
+    cached = PromptTokensDetails(generation.cached_tokens)
+    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, cached)
+
+
+def details(generation: Generation) -> Details:
+    """Who served a choice and how fast."""
+    timeline = generation.timeline
+    later_tokens = len(generation.output) - 1
+    return Details(
+        prefill_worker=generation.placement.prefill_worker,
+        decode_worker=generation.placement.decode_worker or None,
+        ttft_ms=round(timeline.ttft_ns / 1e6, 3),
+        tpot_ms=round(timeline.decode_ns / later_tokens / 1e6, 3) if later_tokens > 0 else None,
+        queue_ms=round(timeline.queue_ns / 1e6, 3),
+    )

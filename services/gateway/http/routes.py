@@ -1,0 +1,137 @@
+"""The FastAPI app around the two hot routes: models, health, metrics, and errors in one shape."""
+
+import time
+from collections.abc import Callable, Mapping
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi_offline import FastAPIOffline
+from msgspec import to_builtins
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from libs.contracts.errors import MAX_QUOTED_CHARS, FulcrumError
+from libs.policy.gateway.readiness import serves
+from services.gateway.http.openapi import declare
+from services.gateway.http.replies import ErrorBody, ErrorReply
+from services.gateway.http.sse import error_reply
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.models.desk import ModelDesk
+from services.gateway.prompt.catalog import Catalog
+from services.gateway.workers.fleet import Fleet
+
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+def make_routes(
+    *,
+    hot: Mapping[str, ASGIApp],
+    batch: APIRouter | None,
+    catalog: Catalog,
+    fleet: Fleet,
+    draining: Callable[[], bool],
+    metrics: GatewayMetrics,
+    version: str,
+    desk: ModelDesk | None = None,
+) -> ASGIApp:
+    """`hot`: ASGI callables by path, which are asked before FastAPI's own stack is passed."""
+    app = FastAPIOffline(title="Fulcrum", version=version, description="LLM serving split into prefill and decode.")
+    started = int(time.time())
+    for path, endpoint in hot.items():
+        app.router.routes.append(Route(path, endpoint, methods=["POST"]))
+    declare(app)
+    if batch is not None:
+        app.include_router(batch)
+
+    @app.get("/v1/models", tags=["models"], summary="List the models that requests can name.")
+    async def models() -> dict[str, object]:
+        """The models that requests can name."""
+        return {"object": "list", "data": [_model(catalog, name, started, desk) for name in catalog.names]}
+
+    @app.get(
+        "/v1/models/{name:path}",
+        tags=["models"],
+        summary="Describe one model.",
+        responses={404: {"description": "There is no such model."}},
+    )
+    async def model(name: str) -> dict[str, object]:
+        """One of them."""
+        return _model(catalog, name, started, desk)
+
+    @app.get("/healthz", tags=["operation"], summary="Tell whether the process lives.")
+    @app.get("/health", tags=["operation"], summary="Tell whether the process lives, by vLLM's name.")
+    async def healthz() -> dict[str, str]:
+        """Answers while the process lives."""
+        return {"status": "ok"}
+
+    @app.get("/readyz", tags=["operation"], summary="Tell whether requests can be served.")
+    async def readyz() -> JSONResponse:
+        """200 as long as new requests are taken, and both phases of some model have a worker or there is a catalogue
+        of models that are loaded when they are asked for."""
+        views = fleet.views()
+        ready = {name: serves(views, name) and not draining() for name in catalog.names}
+        loads = desk is not None and desk.has_models and not draining()
+        is_ready = any(ready.values()) or loads
+        return JSONResponse({"ready": is_ready, "models": ready}, 200 if is_ready else 503)
+
+    @app.get("/metrics", tags=["operation"], summary="Prometheus metrics.", response_class=PlainTextResponse)
+    async def prometheus() -> Response:
+        """Prometheus text."""
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    tell_errors(app)
+    return _HotFirst(hot, app)
+
+
+def tell_errors(app: FastAPI) -> None:
+    """All errors in OpenAI's shape."""
+    app.add_exception_handler(FulcrumError, _fulcrum_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+class _HotFirst:
+    """POSTs to hot routes go straight to them, all else through the app, which knows them too: for /docs, and to refuse
+    other methods."""
+
+    def __init__(self, hot: Mapping[str, ASGIApp], app: ASGIApp) -> None:
+        self._hot = {path: ServerErrorMiddleware(endpoint, handler=_unexpected) for path, endpoint in hot.items()}
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hot = self._hot.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        await (hot or self._app)(scope, receive, send)
+
+
+def _model(catalog: Catalog, name: str, created: int, desk: ModelDesk | None) -> dict[str, object]:
+    info = catalog.get(name).info
+    stands = desk.state(name) if desk else None
+    cold = {"state": stands[0], "expected_wait_ms": round(stands[1] * 1000)} if stands else {}
+    return {
+        "id": info.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "fulcrum",
+        "max_model_len": info.max_context_tokens,
+        **cold,
+    }
+
+
+async def _fulcrum_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, FulcrumError)
+    return JSONResponse(to_builtins(error_reply(error)), error.http_status, error.http_headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method[:MAX_QUOTED_CHARS]} {request.url.path[:MAX_QUOTED_CHARS]}: {error.detail}"
+    code = _CODES.get(error.status_code, "invalid_request")
+    reply = ErrorReply(ErrorBody(message, "invalid_request_error", None, code))
+    return JSONResponse(to_builtins(reply), error.status_code, error.headers)
+
+
+async def _unexpected(_request: Request, _error: Exception) -> Response:
+    return JSONResponse(to_builtins(error_reply(FulcrumError("internal error"))), 500)

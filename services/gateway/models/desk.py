@@ -1,0 +1,215 @@
+"""Models of the catalogue at one gateway: which there are, what is expected of them, and how they are used here."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from libs.contracts.errors import FulcrumError, NoWorkers, StartupError
+from libs.model.info import load_model_info
+from libs.model.tokenizer import Tokenizer, load_tokenizer
+from libs.runtime.clock import Clock
+from libs.stores.catalogue.entry import ModelEntry, ModelUse
+from libs.stores.catalogue.port import Catalogued, CatalogueDown, ModelCatalogue
+from services.gateway.models.cold import Expected, gives_up, removed
+from services.gateway.prompt.catalog import Catalog, ServedModel
+
+log = structlog.get_logger()
+
+REPORT_S: Final = 0.2
+"""Between two reports of use; the first request to a model without a worker is reported at once."""
+LEASE_MS: Final = 3_000
+RENEW_S: Final = 1.0
+ARRIVING_MS: Final = 300
+"""Until a request that has come is in the queue."""
+GRACE_MS: Final = 3_000
+"""Clients that were asked to come back may be so late."""
+MAX_SPENT: Final = 2_000
+"""Models whose counts are kept though nothing runs there."""
+
+
+@dataclass(slots=True)
+class _Use:
+    arrivals: int = 0
+    last_ms: int = 0
+    in_flight: int = 0
+    waiting_since_ms: int = 0
+    promised_ms: int = 0
+    cold_ms: int = 0
+    """When the last request came for which no worker had the model."""
+
+
+class ModelDesk:
+    """Follows the catalogue and reports use, as tasks of the gateway."""
+
+    def __init__(
+        self,
+        store: ModelCatalogue,
+        catalog: Catalog,
+        clock: Clock,
+        *,
+        gateway_id: str,
+        max_wait_s: float,
+        waiting: Callable[[str], int],
+        served: Callable[[str], bool],
+        draw: Callable[[], float],
+    ) -> None:
+        """`waiting`: requests to a model that no worker has; `served`: whether workers serve it; `draw`: 0..1."""
+        self._store = store
+        self._catalog = catalog
+        self._clock = clock
+        self._gateway_id = gateway_id
+        self._max_wait_s = max_wait_s
+        self._waiting = waiting
+        self._served = served
+        self._draw = draw
+        self._found = Catalogued()
+        self._is_emptied = False
+        self._broken: dict[str, str] = {}
+        """Models whose tokenizer cannot be had, and why."""
+        self._tokenizers: dict[str, Tokenizer] = {}
+        self._uses: dict[str, _Use] = {}
+        self._news = asyncio.Event()
+        self.refused = 0
+        """Requests that were asked to come back since their model would take too long."""
+
+    # ------------------------------------------------------------ what requests ask
+
+    @property
+    def has_models(self) -> bool:
+        """Whether there are any in the catalogue."""
+        return bool(self._found.entries)
+
+    def state(self, name: str) -> tuple[str, float] | None:
+        """A model's state in a word and the seconds until it serves; None for one that is in no catalogue."""
+        expected = self._expected(name)
+        if expected is None:
+            return None
+        if self._served(name):
+            return "serving", 0.0
+        state = expected.outlook.state if expected.outlook else "unknown"
+        return ("loading" if state == "serving" else state), expected.wait_s(self._now_ms())
+
+    @contextmanager
+    def asked(self, name: str) -> Iterator[float]:
+        """A request to a model, from its arrival to its end; yields the seconds that it is expected to wait for the
+        model to be loaded. Raises NoWorkers where that is longer than requests wait."""
+        expected = self._expected(name)
+        if expected is None:
+            yield 0.0
+            return
+        use = self._uses.setdefault(name, _Use())
+        use.arrivals += 1
+        use.last_ms = round(self._now_ms())
+        use.in_flight += 1
+        wait_s = 0.0
+        try:
+            if not self._served(name):
+                use.cold_ms = use.last_ms
+                self._news.set()
+                wait_s = self._admit(name, expected, use)
+            yield wait_s
+        finally:
+            use.in_flight -= 1
+
+    def _admit(self, name: str, expected: Expected, use: _Use) -> float:
+        if name in self._broken:
+            raise NoWorkers(f"model {name!r} cannot be served here: {self._broken[name]}")
+        error = gives_up(expected, 0.0, self._max_wait_s, self._now_ms(), self._draw())
+        if error is not None:
+            self.refused += 1
+            if error.retry_after_s is not None:
+                use.promised_ms = round(self._now_ms() + error.retry_after_s * 1000) + GRACE_MS
+            raise error
+        return expected.wait_s(self._now_ms())
+
+    # ------------------------------------------------------------ what the queue asks
+
+    def covers(self, name: str) -> bool:
+        """Whether what becomes of requests that wait for the model is decided here: it is no model of the settings."""
+        return name not in self._catalog.own
+
+    def ends(self, name: str, waited_s: float) -> FulcrumError | None:
+        """Why a request that waits for a model without a worker waits no longer; None: it does."""
+        expected = self._expected(name)
+        if expected is None:
+            return removed(name)
+        return gives_up(expected, waited_s, self._max_wait_s, self._now_ms(), self._draw())
+
+    # ------------------------------------------------------------ tasks
+
+    async def follow(self) -> None:
+        """Keep to the catalogue until cancelled. While it is away, what was known holds."""
+        async for found in self._store.watch():
+            await self.take(found)
+
+    async def take(self, found: Catalogued) -> None:
+        """A new state of the catalogue. An empty one after one that was not counts only if it stays: a Redis that was
+        emptied is filled again by the planner."""
+        if self._found.entries and not found.entries and not self._is_emptied:
+            self._is_emptied = True
+            return
+        self._is_emptied = False
+        if found.entries != self._found.entries:
+            models = [await self._model(entry) for entry in found.entries.values()]
+            self._catalog.replace_added(filter(None, models))
+        self._found = found
+
+    async def _model(self, entry: ModelEntry) -> ServedModel | None:
+        name, source = entry.name, entry.source
+        try:
+            info = await asyncio.to_thread(load_model_info, source, name)
+            if source not in self._tokenizers:
+                self._tokenizers[source] = await asyncio.to_thread(load_tokenizer, info)
+        except StartupError as error:
+            if self._broken.get(name) != error.message:
+                log.warning("a model of the catalogue cannot be served here", model=name, error=error.message)
+            self._broken[name] = error.message
+            return None
+        self._broken.pop(name, None)
+        return ServedModel(info, self._tokenizers[source], entry.ttft_ms, entry.tpot_ms)
+
+    async def report(self) -> None:
+        """Tell how models are used here until cancelled: when that changes, and as long as anything runs."""
+        said: Mapping[str, ModelUse] = {}
+        said_s = 0.0
+        loop = asyncio.get_running_loop()
+        while True:
+            uses = self._report()
+            runs = any(each.in_flight or each.promised_unix_ms for each in uses.values())
+            if uses != said or (runs and loop.time() - said_s >= RENEW_S):
+                with suppress(CatalogueDown):
+                    await self._store.use(self._gateway_id, uses, lease_ms=LEASE_MS)
+                    said, said_s = uses, loop.time()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_S):
+                    await self._news.wait()
+                    self._news.clear()
+                    await asyncio.sleep(0)  # what came in the same turn is sent with it
+
+    def _report(self) -> dict[str, ModelUse]:
+        now_ms = round(self._now_ms())
+        found = {}
+        for name, use in self._uses.items():
+            waiting = min(self._waiting(name), use.in_flight)
+            # One that has just come may not be in the queue yet; answers that a worker ends before it leaves wait not.
+            waiting = max(waiting, int(use.in_flight > 0 and now_ms - use.cold_ms < ARRIVING_MS))
+            use.waiting_since_ms = (use.waiting_since_ms or now_ms) if waiting else 0
+            promised_ms = use.promised_ms if use.promised_ms > now_ms else 0
+            found[name] = ModelUse(use.arrivals, use.last_ms, waiting, use.waiting_since_ms, use.in_flight, promised_ms)
+        idle = [name for name, use in found.items() if not use.in_flight and name not in self._found.entries]
+        for name in idle[: max(len(found) - MAX_SPENT, 0)]:
+            del self._uses[name]
+        return found
+
+    def _expected(self, name: str) -> Expected | None:
+        entry = self._found.entries.get(name)
+        if entry is None:
+            return None
+        return Expected(entry, self._found.times.get(name), self._found.outlooks.get(name))
+
+    def _now_ms(self) -> float:
+        return self._clock.now_ns() / 1e6

@@ -1,0 +1,126 @@
+"""A body's bytes as the type that a route takes, or an error that names the field at fault. Pure."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import msgspec
+
+from libs.contracts.errors import MAX_QUOTED_CHARS, InvalidRequest, UnsupportedField, quoted
+from services.gateway.prompt.schema import PartType, Role
+from services.gateway.prompt.unserved import UNSERVED_PARTS, UNSERVED_ROLES
+
+MAX_REASON_CHARS = 200
+_T = TypeVar("_T", bound=msgspec.Struct)
+_PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_NOT_FINITE = re.compile(
+    rb'"([a-z_]{1,64})"\s*:\s*(?:\{[^{}]{0,256}:\s*)?(?:NaN|-?Infinity|-?[0-9.]{1,32}[eE]\+?[0-9]{3,})'
+)
+"""A field, or a flat object under one, with a number that is none or too large."""
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_MISSING = re.compile(r"missing required field `([^`]*)`")
+_UNKNOWN = re.compile(r"contains unknown field `([^`]*)`")
+_ENUM = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
+_ALLOWED: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
+    "role": (get_args(Role), UNSERVED_ROLES),
+    "type": (get_args(PartType), UNSERVED_PARTS),
+}
+"""Accepted values, and further ones of OpenAI's API, by the last part of a field's path."""
+
+
+def fit(body: bytes, kind: type[_T], tidy: Callable[[dict[str, Any]], dict[str, Any]]) -> _T:
+    """Raises InvalidRequest. `tidy` drops what asks for nothing; only a body that does not fit as it is comes to it."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        return _second_look(body, kind, error, tidy)
+    except _NO_JSON as error:
+        raise _malformed(body, error) from None
+
+
+def _second_look(
+    body: bytes, kind: type[_T], first: msgspec.ValidationError, tidy: Callable[[dict[str, Any]], dict[str, Any]]
+) -> _T:
+    """Clients send null or a default for fields they do not use: those are dropped before the verdict."""
+    try:
+        plain: Any = msgspec.json.decode(body)
+    except msgspec.ValidationError as error:  # without a type to fit: a number out of range
+        raise _malformed(body, error) from None
+    except _NO_JSON:
+        raise _explain(str(first), kind, {}) from None
+    if not isinstance(plain, dict):
+        raise InvalidRequest("the body must be a JSON object", param="body")
+    try:
+        return msgspec.convert(tidy(plain), kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), kind, plain) from None
+    except RecursionError:
+        raise _explain(str(first), kind, {}) from None
+
+
+def _malformed(body: bytes, error: Exception) -> InvalidRequest:
+    if not body.strip():
+        return InvalidRequest("the body is empty: send a JSON object", param="body")
+    if not_finite := _NOT_FINITE.search(body):
+        name = not_finite[1].decode()
+        return InvalidRequest(f"{name} is not a finite number", param=name)
+    if _SURROGATE.search(body) and _is_json_otherwise(body):
+        text = r"the body has half a surrogate pair (\ud800 to \udfff without its other half), which is no character"
+        return InvalidRequest(text, param="body")
+    return InvalidRequest(f"the body is not JSON in UTF-8: {_cut(str(error), MAX_REASON_CHARS)}", param="body")
+
+
+def _is_json_otherwise(body: bytes) -> bool:
+    """Whether the standard library reads it, which takes half a pair for a character."""
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _explain(text: str, kind: type[msgspec.Struct], plain: dict[str, Any]) -> InvalidRequest:
+    place = _PLACE.search(text)
+    path = place[1] if place else ""
+    key = _key_at_fault(path.removesuffix("[...]"), kind, plain) if path.endswith("[...]") else ""
+    path = _cut(path.removesuffix("[...]"), MAX_QUOTED_CHARS)
+    unknown, missing = _UNKNOWN.search(text), _MISSING.search(text)
+    named = unknown or missing
+    if named is not None:
+        name = _cut(named[1], MAX_QUOTED_CHARS)
+        path = f"{path}.{name}" if path else name
+    if unknown is not None:
+        return UnsupportedField(f"{path or 'a field without a name'} is not served", param=path or "body")
+    if missing is not None:
+        return InvalidRequest(f"{path} is missing", param=path)
+    if (found := _ENUM.match(text)) and (known := _ALLOWED.get(path.rpartition(".")[2])):
+        return _not_allowed(found[1], path, *known)
+    reason = _cut(text[: place.start()] if place else text, MAX_REASON_CHARS)
+    where = f"{path}[{key}]" if key else path or "body"
+    return InvalidRequest(f"{where}: {reason[:1].lower()}{reason[1:]}", param=path or "body")
+
+
+def _key_at_fault(field: str, kind: type[msgspec.Struct], plain: dict[str, Any]) -> str:
+    """The key in quotes whose value does not fit; empty where none is found."""
+    entries, hint = plain.get(field), get_type_hints(kind, include_extras=True).get(field)
+    if not isinstance(entries, dict) or hint is None:
+        return ""
+    for key, value in entries.items():
+        try:
+            msgspec.convert({key: value}, hint)
+        except msgspec.ValidationError:
+            return quoted(key)
+    return ""
+
+
+def _not_allowed(value: str, path: str, allowed: tuple[str, ...], unserved: frozenset[str]) -> InvalidRequest:
+    choices = f"served {'is' if len(allowed) == 1 else 'are'} {', '.join(allowed)}"
+    if value in unserved:
+        return UnsupportedField(f"{path}: {value!r} is not served; {choices}", param=path)
+    return InvalidRequest(f"{path}: {quoted(value)} is not known; {choices}", param=path)
+
+
+def _cut(text: str, most_chars: int) -> str:
+    return text if len(text) <= most_chars else f"{text[:most_chars]}..."

@@ -1,0 +1,92 @@
+"""What request headers say: identity, tenant, class, targets. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from libs.contracts.classes import DEFAULT_CLASS
+from libs.contracts.errors import InvalidRequest
+from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import RequestContext
+
+DEFAULT_TENANT = "default"
+TENANT_HEADER = "x-fulcrum-tenant"
+MAX_TARGET_MS = 24 * 3_600_000
+
+TENANT_NAME = _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Where headers say nothing."""
+
+    gateway_id: str
+    ttft_deadline_ms: float
+    tpot_target_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """Headers that mean something here."""
+
+    request_id: str
+    """Empty: the client gave none."""
+    tenant: str
+    service_class: str
+    ttft_deadline_ms: float | None
+    tpot_target_ms: float | None
+    traceparent: str
+    details: bool
+
+    def context(self, arrival_ns: int, defaults: Defaults) -> RequestContext:
+        """What is carried through every hop."""
+        ttft_ms = self.ttft_deadline_ms or defaults.ttft_deadline_ms
+        tpot_ms = self.tpot_target_ms or defaults.tpot_target_ms
+        return RequestContext(
+            tenant=self.tenant,
+            service_class=self.service_class,
+            arrival_unix_ns=arrival_ns,
+            ttft_deadline_unix_ns=arrival_ns + int(ttft_ms * 1e6),
+            tpot_target_us=max(int(tpot_ms * 1000), 1),
+            gateway_id=defaults.gateway_id,
+            traceparent=self.traceparent,
+        )
+
+
+def read_headers(found: Mapping[bytes, bytes]) -> Headers:
+    """Parse headers, given by lowercase name as in ASGI; raises InvalidRequest that names the header."""
+    traceparent = found.get(b"traceparent", b"").decode("latin-1")
+    return Headers(
+        request_id=_matching(found, "x-request-id", _REQUEST_ID, ""),
+        tenant=_matching(found, TENANT_HEADER, _NAME, DEFAULT_TENANT),
+        service_class=_matching(found, "x-fulcrum-class", _NAME, DEFAULT_CLASS),
+        ttft_deadline_ms=_milliseconds(found, "x-fulcrum-ttft-deadline-ms"),
+        tpot_target_ms=_milliseconds(found, "x-fulcrum-tpot-target-ms"),
+        # W3C: who cannot read it goes on without.
+        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
+        details=found.get(b"x-fulcrum-details") == b"1",
+    )
+
+
+def _matching(found: Mapping[bytes, bytes], name: str, pattern: re.Pattern[str], default: str) -> str:
+    raw = found.get(name.encode())
+    if raw is None:
+        return default
+    value = raw.decode("latin-1")
+    if not pattern.fullmatch(value):
+        raise InvalidRequest(f"header {name} must match {pattern.pattern}", param=name)
+    return value
+
+
+def _milliseconds(found: Mapping[bytes, bytes], name: str) -> float | None:
+    value = found.get(name.encode())
+    if value is None:
+        return None
+    try:
+        milliseconds = float(value)
+    except ValueError:
+        milliseconds = 0.0
+    if not 0 < milliseconds <= MAX_TARGET_MS:
+        raise InvalidRequest(f"header {name} must be milliseconds, above 0 and up to {MAX_TARGET_MS}", param=name)
+    return milliseconds

@@ -1,0 +1,61 @@
+"""Prompts to tokens, within the model's vocabulary and context. Long texts are encoded off the event loop's thread."""
+
+import asyncio
+from concurrent.futures import Executor
+
+from libs.contracts.errors import ContextTooLong, InvalidRequest
+from services.gateway.prompt.catalog import ServedModel
+from services.gateway.prompt.parse import Asked
+
+INLINE_CHARS = 4096
+"""Characters of a request up to which it is encoded inline: handing them to a thread would cost more."""
+MESSAGE_CHARS = 64
+"""What a message counts beside its content: the template renders it, and sets marks around it."""
+
+
+async def tokenise(asked: Asked, model: ServedModel, threads: Executor) -> list[list[int]]:
+    """Token ids of each prompt; raises InvalidRequest that names the field."""
+    if len(asked.messages) >= model.info.max_context_tokens:  # before they are rendered: each is a token at least
+        text = f"{len(asked.messages)} messages do not fit a context of {model.info.max_context_tokens} tokens"
+        raise ContextTooLong(text, param=asked.prompt_field)
+    if _chars(asked) <= INLINE_CHARS:
+        return _encode(asked, model)
+    return await asyncio.get_running_loop().run_in_executor(threads, _encode, asked, model)
+
+
+def check_fit(asked: Asked, prompts: list[list[int]], model: ServedModel, max_context_tokens: int) -> int:
+    """How many tokens each choice may have at most; raises what does not fit. Pure."""
+    vocab_size = model.info.vocab_size
+    beyond = next((token for token in asked.sampling.logit_bias if token >= vocab_size), None)
+    if beyond is not None:
+        text = f"logit_bias: '{beyond}' is beyond the vocabulary's {vocab_size} tokens"
+        raise InvalidRequest(text, param="logit_bias")
+    longest = max(len(prompt) for prompt in prompts)
+    for prompt in prompts:
+        if not prompt:
+            raise InvalidRequest(f"{asked.prompt_field} has no tokens", param=asked.prompt_field)
+        if max(prompt) >= vocab_size or min(prompt) < 0:
+            raise InvalidRequest(f"prompt has a token outside the vocabulary's {vocab_size}", param="prompt")
+    if longest >= max_context_tokens:
+        text = f"the prompt's {longest} tokens leave no room in a context of {max_context_tokens}"
+        raise ContextTooLong(text, param=asked.prompt_field)
+    if asked.max_tokens is None:
+        return max_context_tokens - longest
+    if longest + asked.max_tokens > max_context_tokens:
+        text = f"{longest} prompt tokens and {asked.max_tokens} more exceed the context of {max_context_tokens}"
+        raise ContextTooLong(text, param=asked.max_tokens_field)
+    return asked.max_tokens
+
+
+def _chars(asked: Asked) -> int:
+    """How much there is to render and encode."""
+    chat = sum(MESSAGE_CHARS + len(message["content"]) + len(message.get("name", "")) for message in asked.messages)
+    return chat + sum(len(prompt) for prompt in asked.prompts if isinstance(prompt, str))
+
+
+def _encode(asked: Asked, model: ServedModel) -> list[list[int]]:
+    encode = model.tokenizer.encode
+    if asked.messages:
+        # The template has put the special tokens where they belong.
+        return [encode(model.tokenizer.render_chat(asked.messages), add_special_tokens=False)]
+    return [encode(each, add_special_tokens=True) if isinstance(each, str) else each for each in asked.prompts]

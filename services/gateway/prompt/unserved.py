@@ -1,0 +1,51 @@
+"""Fields of OpenAI's API that are not served: accepted while they ask for nothing, refused by name otherwise. Pure."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "echo": (False,),
+    "best_of": (1,),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+}
+"""Values, beside null, that say what happens anyway."""
+
+UNSERVED_ROLES: Final = frozenset({"tool", "function"})
+UNSERVED_PARTS: Final = frozenset({"image_url", "input_audio", "file", "refusal"})
+"""Roles of messages and types of their parts in OpenAI's API that are not served."""
+
+_NOTHING: Final[tuple[Any, ...]] = (None, [], {}, "")
+"""Values of unused fields of an answer, which clients send back in messages."""
+
+
+def drop_harmless(body: dict[str, Any], served: frozenset[str]) -> dict[str, Any]:
+    """The body without unserved fields that ask for nothing; whatever is left beside `served` is refused by name."""
+    kept = {key: value for key, value in body.items() if key in served or not _is_harmless(key, value)}
+    messages = kept.get("messages")
+    if isinstance(messages, list):
+        kept["messages"] = [_drop_unused(message) if isinstance(message, dict) else message for message in messages]
+    options = kept.get("stream_options")
+    if isinstance(options, dict) and not options.get("include_obfuscation"):
+        kept["stream_options"] = {key: value for key, value in options.items() if key != "include_obfuscation"}
+    return kept
+
+
+def _is_harmless(key: str, value: Any) -> bool:
+    # `True == 1` in Python, but not in JSON.
+    return value is None or any(type(value) is type(known) and value == known for known in _COMMON.get(key, ()))
+
+
+def _drop_unused(message: dict[str, Any]) -> dict[str, Any]:
+    known = ("role", "content", "name")
+    return {key: value for key, value in message.items() if key in known or value not in _NOTHING}

@@ -1,0 +1,124 @@
+"""The workers that this gateway is connected to: found through the registry, kept as long as their streams stand."""
+
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from libs.contracts.pairing import Unpaired, unpaired
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_ASLEEP, WORKER_STATE_LOADING, Worker
+from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
+from libs.dispatch.ports import LinkListener
+from libs.policy.gateway.effects import WorkerKey
+from libs.policy.gateway.view import WorkerView
+from libs.runtime.clock import Clock
+from libs.runtime.tasks import TaskOwner
+from libs.runtime.transport import Transport
+from libs.stores.registry.port import Registry
+from services.gateway.workers.link import WorkerLink
+from services.gateway.workers.traffic import Traffic
+
+log = structlog.get_logger()
+
+_WITHOUT_MODEL = (WORKER_STATE_LOADING, WORKER_STATE_ASLEEP)
+"""Workers of a pool that serve none now: with the next one comes another incarnation."""
+
+
+class Fleet:
+    """One link to each registered worker. What the registry forgets stays until its stream breaks."""
+
+    def __init__(
+        self,
+        *,
+        hello: Hello,
+        transport: Transport,
+        traffic: Traffic,
+        tasks: TaskOwner,
+        clock: Clock,
+        tpot_ns: float = 0.0,
+    ) -> None:
+        """`tpot_ns`: what requests want that name no TPOT; 0: nothing."""
+        self._tpot_ns = tpot_ns
+        self._hello = hello
+        self._clock = clock
+        self._transport = transport
+        self._traffic = traffic
+        self._tasks = tasks
+        self._links: dict[WorkerKey, WorkerLink] = {}
+        self._stop: dict[WorkerKey, Callable[[], object]] = {}
+        self._registered: set[WorkerKey] = set()
+        self.unpaired: dict[str, Unpaired] = {}
+        """Registered workers that no request can be bound to for the kind of their KV, by id."""
+        self.quiet: frozenset[str] = frozenset()
+        """Ids of workers that have been silent for a moment: new work goes to others where there are any."""
+
+    @property
+    def links(self) -> Iterable[WorkerLink]:
+        """All of them, also those that are being connected."""
+        return self._links.values()
+
+    def link(self, key: WorkerKey) -> WorkerLink | None:
+        """To one incarnation of a worker; None where it is known no more."""
+        return self._links.get(key)
+
+    def serving(self) -> dict[str, WorkerLink]:
+        """Links to workers that take work now, by id; of two incarnations the newer, whose credits are its own."""
+        found: dict[str, WorkerLink] = {}
+        for link in self._links.values():
+            held = found.get(link.id)
+            if link.serving and (held is None or held.incarnation < link.incarnation):
+                found[link.id] = link
+        return found
+
+    def views(self) -> list[WorkerView]:
+        """Workers that take work now."""
+        return [view for link in self.serving().values() if (view := link.view()) is not None]
+
+    def max_context_tokens(self, model: str, default: int) -> int:
+        """What the model's workers have room for, at most `default`."""
+        workers = (link.worker for link in self._links.values() if link.model == model)
+        return min((worker.capabilities.max_context_tokens or default for worker in workers if worker), default=default)
+
+    async def follow(self, registry: Registry, listener: LinkListener) -> None:
+        """Connect to what the registry lists until cancelled. While it is away, known workers stay."""
+        async for workers in registry.watch():
+            self.update(workers, listener)
+
+    def update(self, workers: Iterable[Worker], listener: LinkListener) -> None:
+        """Take a new list of registered workers."""
+        listed = {(worker.id, worker.incarnation): worker for worker in workers}
+        self._registered = set(listed)
+        for key, worker in listed.items():
+            if key not in self._links and worker.state not in _WITHOUT_MODEL:
+                self._open(key, worker, listener)
+        self.drop_gone()
+        self._tell_unpaired(unpaired(listed.values()))
+
+    def _tell_unpaired(self, found: dict[str, Unpaired]) -> None:
+        """Once for each worker, and again when it differs in something else."""
+        for worker_id, why in found.items():
+            if self.unpaired.get(worker_id) != why:
+                log.warning("worker has no partner", worker=worker_id, why=str(why))
+        for worker_id in self.unpaired.keys() - found.keys():
+            log.info("worker has a partner again, or is gone", worker=worker_id)
+        self.unpaired = found
+
+    def drop_gone(self) -> None:
+        """Give up links that are down and whose worker is registered no more."""
+        for key, link in list(self._links.items()):
+            if key not in self._registered and not link.connected:
+                log.info("worker is gone", worker=link.id, incarnation=link.incarnation)
+                del self._links[key]
+                self._stop.pop(key)()
+
+    def _open(self, key: WorkerKey, worker: Worker, listener: LinkListener) -> None:
+        link = WorkerLink(
+            worker,
+            hello=self._hello,
+            transport=self._transport,
+            traffic=self._traffic,
+            listener=listener,
+            clock=self._clock,
+            tpot_ns=self._tpot_ns,
+        )
+        self._links[key] = link
+        self._stop[key] = self._tasks.spawn(f"link {worker.id}", link.run()).cancel

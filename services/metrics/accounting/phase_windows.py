@@ -1,0 +1,129 @@
+"""What workers spent a span of time on, from the windows that history, stream and page are made of. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load
+from libs.contracts.roles import role_from_name, role_name
+from libs.telemetry.fleet import Fleet
+from libs.telemetry.members import UNKNOWN, Member, Members
+from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, PREFILL
+from libs.telemetry.windows.ring import NO_ROLE
+from libs.telemetry.windows.rollups import RollUps
+from libs.telemetry.worker.facts import WorkerFacts
+from libs.telemetry.worker.phase_time import PhaseTime
+from services.metrics.accounting.role_parts import Part, last_roles, moved, parts_of, role_text
+
+MAX_WINDOWS: Final = 600
+"""That one answer adds up: a minute of the finest. Longer spans, and those that lie far back, are of coarser ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """A worker's GPU time."""
+
+    facts: WorkerFacts
+    time: PhaseTime
+    """In GPU-nanoseconds."""
+    due_ns: int
+    """GPU-nanoseconds that its telemetry should cover: from its first window until it left or was given up."""
+    role: str
+    """Its last role in the span; its present one where nothing of the span is written."""
+    parts: list[Part]
+    """By the role that it had then: one for nearly all."""
+
+    @property
+    def gpus(self) -> int:
+        """Of the worker."""
+        return self.facts.gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The same of several workers."""
+
+    gpus: int
+    """GPUs of the workers whose telemetry should cover any of the time."""
+    time: PhaseTime
+    due_ns: int
+
+
+def total(spent: Sequence[Spent] | Sequence[Part]) -> Total:
+    """All of them together."""
+    times = [each.time for each in spent]
+    return Total(
+        sum(each.gpus for each in spent if each.due_ns),
+        PhaseTime(
+            sum(time.covered_ns for time in times),
+            sum(time.prefill_ns for time in times),
+            sum(time.decode_ns for time in times),
+            sum(time.kv_wait_ns for time in times),
+            any(time.provisional for time in times),
+        ),
+        sum(each.due_ns for each in spent),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Whole windows, and the workers that were there in any of them or are by now, by id."""
+
+    low_ns: int
+    high_ns: int
+    workers: list[Spent]
+
+
+def spent_in(fleet: Fleet, rollups: RollUps, members: Members, end_ns: int, span_ns: int) -> Span:
+    """The last whole windows that end by `end_ns` and make up `span_ns` or little more."""
+    length = rollups.tier_for(end_ns - span_ns, span_ns // MAX_WINDOWS).window_ns
+    high_ns = end_ns - end_ns % length
+    low_ns = high_ns - -(-span_ns // length) * length
+    listed = {facts.worker_id: facts for facts in fleet.directory.listed(high_ns)}
+    known = {facts.worker_id: facts for facts in fleet.directory.known()} | listed
+    heard = {name for name, facts in known.items() if name in listed or facts.covered_to_unix_ns > low_ns}
+    # Who went before this process began, or so long ago that the fleet has forgotten it, is in the windows alone.
+    gone = set(rollups.present(length, low_ns, high_ns)).difference(known)
+    series = rollups.read(length, low_ns, high_ns, sorted(gone.union(heard.intersection(rollups.worker_ids()))))
+    last = last_roles(series.roles)
+    workers = [
+        known.get(name) or _gone(members.get(name) or Member(name, UNKNOWN, UNKNOWN, 1), role_text(number))
+        for name, number in zip(series.worker_ids, last.tolist(), strict=True)
+    ]
+    # Windows of a silent worker that is read elsewhere are not written here: they are missed all the same.
+    covered_to_ns = np.array([facts.covered_to_unix_ns for facts in workers], np.int64)
+    missed = np.array([facts.worker_id in listed and not facts.left for facts in workers], np.bool_)
+    due = (series.roles != NO_ROLE) | (missed & (series.starts_ns[:, None] >= covered_to_ns))
+    times = series.times_ns.sum(axis=0).tolist()
+    provisional = np.any(series.provisional, axis=0)
+    due_ns = (due.sum(axis=0) * length).tolist()
+    roles = [role_text(number) or role_name(facts.assignment) for facts, number in zip(workers, last, strict=True)]
+    has_moved = moved(series.roles, last)
+    spent = []
+    for place, (facts, each) in enumerate(zip(workers, times, strict=True)):
+        if not due_ns[place] and (facts.worker_id not in listed or facts.left):
+            continue
+        time = PhaseTime(each[COVERED], each[PREFILL], each[DECODE], each[KV_WAIT], bool(provisional[place]))
+        whole = Part(roles[place], facts.gpus, time.times(facts.gpus), due_ns[place] * facts.gpus, [(low_ns, high_ns)])
+        parts = parts_of(series, place, due[:, place], facts.gpus) if has_moved[place] else [whole]
+        spent.append(Spent(facts, whole.time, whole.due_ns, whole.role, parts))
+    return Span(low_ns, high_ns, spent)
+
+
+def _gone(member: Member, role_then: str) -> WorkerFacts:
+    """By what is kept with its windows; in the role that it had last in them."""
+    role, budget_tokens = role_from_name(role_then, 1)
+    return WorkerFacts(
+        worker_id=member.worker_id,
+        incarnation=0,
+        node=member.node,
+        gpus=member.gpus,
+        engine="",
+        assignment=Assignment(model=member.model, role=role, budget_tokens=budget_tokens),
+        load=Load(),
+        covered_to_unix_ns=0,
+        dropped_batches=0,
+        left=True,
+    )

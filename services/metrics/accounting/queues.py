@@ -1,0 +1,102 @@
+"""What waits for each phase of each model: at its workers, and at gateways, where most of a long queue is. Pure."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from libs.contracts.liveness import FRESH_NS
+from libs.telemetry.gateways import Gateways, Waiting
+from libs.telemetry.listing import Listing, Loads
+from libs.telemetry.nodes.clocks import Clocks
+from libs.telemetry.worker.batch_columns import Ints
+
+PHASE_ROLES: Final = {"prefill": ("prefill",), "decode": ("decode", "mixed")}
+"""Whose time and queue stand for a phase."""
+FRESH_SHARE: Final = 0.5
+"""Of a pool's GPUs: with fewer that are heard its queue is not known."""
+MAX_COUNT: Final = 2**53
+"""What JSON's readers can hold; more is nonsense."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseQueue:
+    """Of one model and phase; numbers are null while telemetry is away."""
+
+    model: str
+    phase: str
+    """prefill, or decode: of roles decode and mixed."""
+    requests: int | None
+    """That wait, at workers and at gateways."""
+    prompt_tokens: int | None
+    """Of prompts to compute: of those that run too."""
+    gateway_requests: int | None
+    """Of `requests`, those that wait at gateways."""
+    gateway_prompt_tokens: int | None
+    """Of `prompt_tokens`, those of requests that wait at gateways."""
+
+
+def phase_queues(loads: Loads, clocks: Clocks, gateways: Gateways, now_ns: int) -> list[PhaseQueue]:
+    """Of every model that has workers, or for which anything waits."""
+    waiting = gateways.waiting(now_ns)
+    pools = {
+        (model, phase) for phase, roles in PHASE_ROLES.items() for model, role in loads.listing.pools if role in roles
+    }
+    for model, each in (waiting or {}).items():
+        pools.update((model, phase) for phase in PHASE_ROLES if at_gateways(each, phase)[0])
+    return list(_queues(sorted(pools), loads, waiting, clocks.offsets_ns(now_ns), now_ns))
+
+
+def pool_places(listing: Listing, model: str, phase: str) -> Ints:
+    """Of the workers of a model that serve a phase."""
+    pools = [listing.pools[model, role] for role in PHASE_ROLES[phase] if (model, role) in listing.pools]
+    return np.concatenate([*pools, np.zeros(0, np.int64)])
+
+
+def _queues(
+    pools: Iterable[tuple[str, str]],
+    loads: Loads,
+    waiting: dict[str, Waiting] | None,
+    offsets_ns: dict[str, int],
+    now_ns: int,
+) -> Iterator[PhaseQueue]:
+    for model, phase in pools:
+        places = pool_places(loads.listing, model, phase)
+        if waiting is None or not are_heard(loads, places, offsets_ns, now_ns):
+            yield PhaseQueue(
+                model=model,
+                phase=phase,
+                requests=None,
+                prompt_tokens=None,
+                gateway_requests=None,
+                gateway_prompt_tokens=None,
+            )
+            continue
+        requests, tokens = at_gateways(waiting.get(model, Waiting()), phase)
+        yield PhaseQueue(
+            model=model,
+            phase=phase,
+            requests=requests + int(loads.waiting[places].sum()),
+            prompt_tokens=min(tokens + int(loads.waiting_prefill_tokens[places].sum()), MAX_COUNT),
+            gateway_requests=requests,
+            gateway_prompt_tokens=tokens,
+        )
+
+
+def at_gateways(waiting: Waiting, phase: str) -> tuple[int, int]:
+    """Requests that wait there for a phase, and tokens of their prompts that are still to be computed."""
+    if phase == "prefill":
+        return waiting.prefill_requests, waiting.prefill_tokens
+    return waiting.decode_requests, waiting.decode_prompt_tokens
+
+
+def are_heard(loads: Loads, places: Ints, offsets_ns: dict[str, int], now_ns: int) -> bool:
+    """Whether what the workers at `places` said of themselves is of now; `offsets_ns` of clocks are by node."""
+    covered_to_ns, gpus = loads.covered_to_ns[places], loads.listing.gpus[places]
+    surely_ns = now_ns - FRESH_NS + max(offsets_ns.values(), default=0)
+    if (covered_to_ns > surely_ns).all():  # nearly always
+        return True
+    nodes = [loads.listing.workers[place].node for place in places.tolist()]
+    to_ns = covered_to_ns - np.array([offsets_ns.get(node, 0) for node in nodes], np.int64)
+    return bool(gpus[to_ns > now_ns - FRESH_NS].sum() >= FRESH_SHARE * gpus.sum())

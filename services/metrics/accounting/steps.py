@@ -1,0 +1,119 @@
+"""The engine steps behind a worker's figures: what ran when, and what of it counts. Pure."""
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from libs.contracts.errors import KeptElsewhere, NoLongerKept, UnknownWorker
+from libs.contracts.told_step import ToldStep
+from libs.telemetry.fleet import MAX_FLEET_STEPS, Fleet
+from libs.telemetry.worker.steps import FULL_SHARE
+from libs.telemetry.worker.timeline import HISTORY_NS, MAX_STEPS, SpentStep, Timeline
+from services.metrics.accounting.occupancy import GpuTime
+from services.metrics.accounting.queues import MAX_COUNT
+
+KEPT: Final = (
+    f"Steps are kept for {HISTORY_NS // 10**9} s, at most the last {MAX_STEPS:,} of a worker and {MAX_FLEET_STEPS:,} "
+    "of all, not over restarts of this service, and only by the instance that reads the worker."
+)
+MIXED: Final = "mixed"
+
+
+@dataclass(frozen=True, slots=True)
+class ToldWait:
+    """A time in which sequences awaited their KV; steps that ran in it count as steps."""
+
+    start_unix_ns: int
+    end_unix_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepsReport:
+    """What a worker did in a window. `prefill_ns` and `decode_ns` over all its steps, times `gpus`, are those of
+    `gpu_ns`, exactly."""
+
+    worker: str
+    node: str
+    model: str
+    gpus: int
+    window_ms: int
+    as_of_unix_ns: int
+    """The end of the window."""
+    kept_from_unix_ns: int
+    """From when on this worker's steps are known."""
+    complete: bool
+    """Whether that is the whole window."""
+    gpu_ns: GpuTime
+    steps: list[ToldStep]
+    """Those that ran in the window, the oldest first."""
+    left_out: int
+    """Later ones, beyond the limit."""
+    kv_waits: list[ToldWait]
+    """The oldest first, up to the limit."""
+
+
+def steps_of(fleet: Fleet, worker_id: str, end_ns: int, window_ns: int, limit: int) -> StepsReport:
+    """Steps that ran in the window.
+
+    Raises UnknownWorker, KeptElsewhere where another instance reads the worker, NoLongerKept where nothing of the
+    window is known step by step.
+    """
+    facts, timeline, low_ns = fleet.directory.facts(worker_id), fleet.timeline(worker_id), end_ns - window_ns
+    if facts is None:
+        raise UnknownWorker(
+            f"worker={worker_id[:80]!r} has not been heard of; /v1/occupancy lists them", param="worker"
+        )
+    if timeline is None:
+        raise KeptElsewhere(
+            f"{worker_id} is read by the metrics service {fleet.directory.reader(worker_id)!r}, which has its steps",
+            param="worker",
+        )
+    kept_from_ns = timeline.reported_from_ns
+    if end_ns <= kept_from_ns:
+        raise NoLongerKept(
+            f"steps of {worker_id} are known from {kept_from_ns // 1_000_000} ms (Unix) on. {KEPT}", param="end_unix_ms"
+        )
+    spent = timeline.phases(low_ns, end_ns).times(facts.gpus)
+    found = [_step(each) for each in islice(timeline.steps(low_ns, end_ns), limit)]
+    return StepsReport(
+        worker=worker_id,
+        node=facts.node,
+        model=facts.assignment.model,
+        gpus=facts.gpus,
+        window_ms=window_ns // 1_000_000,
+        as_of_unix_ns=end_ns,
+        kept_from_unix_ns=kept_from_ns,
+        complete=kept_from_ns <= low_ns,
+        gpu_ns=GpuTime(
+            covered=spent.covered_ns,
+            prefill=spent.prefill_ns,
+            decode=spent.decode_ns,
+            kv_wait=spent.kv_wait_ns,
+            idle=spent.idle_ns,
+        ),
+        steps=found,
+        left_out=timeline.begun(found[-1].start_unix_ns + 1, end_ns) if found else 0,
+        kv_waits=_waits(timeline, low_ns, end_ns, limit),
+    )
+
+
+def _step(spent: SpentStep) -> ToldStep:
+    step, counts = spent.step, spent.step.counts
+    kinds = {FULL_SHARE: "prefill", 0: "decode"}
+    return ToldStep(
+        start_unix_ns=step.start_ns,
+        end_unix_ns=step.end_ns,
+        running=step.running,
+        kind=kinds.get(step.prefill_share, MIXED),
+        prefill_share=step.prefill_share / FULL_SHARE,
+        prefill_tokens=min(counts.prefill_tokens, MAX_COUNT),
+        prefill_sequences=min(counts.prefill_sequences, MAX_COUNT),
+        decode_sequences=min(counts.decode_sequences, MAX_COUNT),
+        decode_kv_tokens=min(counts.decode_kv_tokens, MAX_COUNT),
+        prefill_ns=spent.prefill_ns,
+        decode_ns=spent.decode_ns,
+    )
+
+
+def _waits(timeline: Timeline, low_ns: int, high_ns: int, limit: int) -> list[ToldWait]:
+    return [ToldWait(start_ns, end_ns) for start_ns, end_ns in timeline.kv_waits(low_ns, high_ns)[:limit]]

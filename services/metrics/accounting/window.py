@@ -1,0 +1,52 @@
+"""Lengths of time as people write them: "500ms", "2s", "1m"."""
+
+import re
+from typing import Final
+
+from libs.contracts.errors import InvalidRequest
+from libs.telemetry.windows.ring import Tier
+from libs.telemetry.windows.rollups import TIERS
+from libs.telemetry.worker.timeline import MAX_WINDOW_NS
+
+MIN_WINDOW_NS: Final = 100_000_000
+ALLOWED: Final = "a number and ms, s or m, from 100ms to 10m, for example 500ms, 2s or 1m"
+TIER_NAMES: Final = {
+    f"{tier.window_ns // 1_000_000}ms" if tier.window_ns < 10**9 else f"{tier.window_ns // 10**9}s": tier
+    for tier in TIERS
+}
+_UNIT_NS: Final = {"ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000, "h": 3_600_000_000_000}
+_PATTERN: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s|m|h)", re.ASCII)
+
+
+def parse_window_ns(text: str) -> int:
+    """The window in whole ns; raises InvalidRequest that names the parameter and what is allowed."""
+    window_ns = _parse_ns(text)
+    if not MIN_WINDOW_NS <= window_ns <= MAX_WINDOW_NS:
+        raise InvalidRequest(f"window={text[:40]!r} is not {ALLOWED}", param="window")
+    return window_ns
+
+
+def parse_tier(text: str) -> Tier:
+    """The kept windows of that length; raises InvalidRequest that names those there are."""
+    tier = TIER_NAMES.get(text.strip())
+    if tier is None:
+        raise InvalidRequest(f"window={text[:40]!r} is not one of {', '.join(TIER_NAMES)}", param="window")
+    return tier
+
+
+def parse_span_ns(text: str, tier: Tier) -> int:
+    """How far back, in whole ns: at least a window, at most as many as are kept. Raises InvalidRequest."""
+    span_ns, longest_ns = _parse_ns(text), tier.window_ns * tier.windows
+    if not tier.window_ns <= span_ns <= longest_ns:
+        raise InvalidRequest(
+            f"span={text[:40]!r} is not a number and ms, s, m or h, from {tier.window_ns / 1e9:g}s "
+            f"to {longest_ns / 1e9:g}s for these windows",
+            param="span",
+        )
+    return span_ns
+
+
+def _parse_ns(text: str) -> int:
+    """0 where it is no length of time."""
+    match = _PATTERN.fullmatch(text.strip())
+    return round(float(match[1]) * _UNIT_NS[match[2]]) if match else 0

@@ -1,0 +1,75 @@
+"""Counters of queues, shared telemetry and refilled history for Prometheus, read at each scrape."""
+
+from collections.abc import Iterator
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from libs.contracts import metric_names as names
+from libs.policy.metrics.gaps import Gaps
+from libs.runtime.clock import Clock
+from services.metrics.accounting.queues import phase_queues
+from services.metrics.refill.refill import Partition
+from services.metrics.sharing.sharing import Sharing
+from services.metrics.state import MetricsState
+
+
+class GapCollector(Collector):
+    """Reads `Gaps` at each scrape."""
+
+    def __init__(self, gaps: Gaps[Partition]) -> None:
+        self._gaps = gaps
+
+    def collect(self) -> Iterator[Metric]:
+        """Every fate has a sample, so that 0 shows."""
+        yield CounterMetricFamily(
+            names.TELEMETRY_JUMPS_TOTAL, "Times that a partition was read on at its end.", self._gaps.jumps
+        )
+        yield GaugeMetricFamily(
+            names.TELEMETRY_GAP_RECORDS, "Records jumped over that are still to be read.", self._gaps.records
+        )
+        fates = CounterMetricFamily(
+            names.TELEMETRY_GAP_RECORDS_TOTAL, "Records jumped over, by what became of them.", labels=("fate",)
+        )
+        for fate, count in self._gaps.fates.items():
+            fates.add_metric((fate.value,), count)
+        yield fates
+
+
+class SharingCollector(Collector):
+    """Reads a `Sharing` at each scrape."""
+
+    def __init__(self, sharing: Sharing) -> None:
+        self._sharing = sharing
+
+    def collect(self) -> Iterator[Metric]:
+        """What was not taken, by reason."""
+        left_out = CounterMetricFamily(
+            names.SHARED_LEFT_OUT_TOTAL, "Sent by other instances and not taken.", labels=("reason",)
+        )
+        for reason, count in self._sharing.left_out.items():
+            left_out.add_metric((reason.value,), count)
+        yield left_out
+
+
+LABELS = ("model", "phase")
+
+
+class QueueCollector(Collector):
+    """As of each scrape; what is not known has no sample rather than zero."""
+
+    def __init__(self, state: MetricsState, clock: Clock) -> None:
+        self._state = state
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        """By model and phase."""
+        requests = GaugeMetricFamily(names.QUEUE_REQUESTS, "Requests waiting at workers and gateways.", labels=LABELS)
+        tokens = GaugeMetricFamily(names.QUEUE_PROMPT_TOKENS, "Prompt tokens to compute there.", labels=LABELS)
+        fleet, now_ns = self._state.fleet, self._clock.now_ns()
+        for queue in phase_queues(fleet.directory.loads(now_ns), fleet.clocks, self._state.gateways, now_ns):
+            for family, count in ((requests, queue.requests), (tokens, queue.prompt_tokens)):
+                if count is not None:
+                    family.add_metric((queue.model, queue.phase), count)
+        yield from (requests, tokens)

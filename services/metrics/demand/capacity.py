@@ -1,0 +1,180 @@
+"""Capacity plans: asked for over REST, and made now and then so that alerts come before a pool is too small."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any, Final
+
+import structlog
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from libs.capacity.aside import make_plan_row, step_back
+from libs.capacity.inputs import input_json, input_of
+from libs.contracts import metric_names as names
+from libs.contracts.errors import FulcrumError, QueueFull
+from libs.policy.alerts.capacity import PoolAhead, capacity_conditions
+from libs.policy.capacity.plan import PHASES
+from libs.runtime.clock import Clock
+from libs.runtime.paths import cache_dir
+from services.metrics.alerts.evaluator import AlertEvaluator
+from services.metrics.demand.forecasts import FRESH_S, Forecasts
+from services.metrics.demand.keeping import DemandKeeper
+from services.metrics.demand.kinds import WorkerKinds, workers_there
+from services.metrics.state import MetricsState
+
+log = structlog.get_logger()
+
+MOST_ASKED: Final = 8
+"""Plans that wait for their turn; more are refused."""
+MOST_MODELS: Final = 4
+"""That are looked after, those with most requests."""
+HORIZON_S: Final = 86_400.0
+"""That alerts look ahead."""
+LEAST_EVERY_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What alerts are of."""
+
+    slo: str
+    """Empty: none are wanted."""
+    confidence: float
+    start_s: float
+    """That a worker takes to start; 0: not known."""
+
+
+class Capacity(Collector):
+    """One plan at a time, in a process of its own."""
+
+    def __init__(
+        self,
+        *,
+        keeper: DemandKeeper,
+        forecasts: Forecasts,
+        kinds: WorkerKinds,
+        state: MetricsState,
+        desk: AlertEvaluator,
+        clock: Clock,
+        watch: Watch,
+    ) -> None:
+        self.plans: dict[str, dict[str, Any]] = {}
+        """The last one that alerts were made from, by model."""
+        self.failures = 0
+        self._keeper = keeper
+        self._forecasts = forecasts
+        self._kinds = kinds
+        self._state = state
+        self._desk = desk
+        self._clock = clock
+        self._watch = watch
+        self._pool: ProcessPoolExecutor | None = None
+        self._lock = asyncio.Lock()
+        self._asked = 0
+
+    async def input(self, model: str) -> dict[str, Any]:
+        """What a plan of a model is made from; "": of the one with most requests. Raises InvalidRequest."""
+        demand = await self._forecasts.demand(model)
+        there = workers_there(self._state.fleet, demand.model, self._clock.now_ns())
+        kind = self._kinds.kind(demand.model)
+        return await asyncio.to_thread(lambda: input_json(input_of(demand, kind, there)))
+
+    async def plan(self, model: str, asked: dict[str, Any], device: str = "", *, check: bool = True) -> dict[str, Any]:
+        """See `make_plan_row`. Raises InvalidRequest, and QueueFull where too many wait."""
+        if self._asked >= MOST_ASKED:
+            raise QueueFull(f"{MOST_ASKED} plans are being made or wait already", retry_after_s=30)
+        self._asked += 1
+        try:
+            row = await self.input(model)
+            async with self._lock:
+                if self._pool is None:
+                    self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=step_back)
+                loop, folder = asyncio.get_running_loop(), str(cache_dir() / "capacity")
+                making = loop.run_in_executor(self._pool, _made, row, asked, (folder, device, check))
+                found = await making
+        finally:
+            self._asked -= 1
+        if isinstance(found, FulcrumError):
+            raise found
+        return found
+
+    async def run(self) -> None:
+        """Look after the busiest models until cancelled."""
+        every_s = max(FRESH_S / self._keeper.speed, LEAST_EVERY_S)
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                await self._look()
+            except FulcrumError as error:  # no demand yet, or none that can be planned for
+                self.failures += 1
+                log.info("no capacity plan", why=error.message)
+
+    async def _look(self) -> None:
+        ahead: list[PoolAhead] = []
+        asked = {
+            "slo": self._watch.slo,
+            "horizon_s": HORIZON_S / self._keeper.speed,
+            "confidence": self._watch.confidence,
+        }
+        for model in (await self._forecasts.busiest())[:MOST_MODELS]:
+            row = await self.plan(model, asked, check=False)
+            self.plans.pop(model, None)
+            self.plans[model] = row
+            ahead += pools_ahead(row, self._watch.start_s)
+        for model in list(self.plans)[:-MOST_MODELS]:
+            del self.plans[model]
+        self._desk.foresee(list(capacity_conditions(ahead, [in_words(each.at_unix_s) for each in ahead])))
+
+    def collect(self) -> Iterator[Metric]:
+        """As of the last plan that alerts were made from."""
+        gauge = GaugeMetricFamily(
+            names.CAPACITY_SHORT_GPUS, "GPUs that four of five forecasts miss within a day.", labels=("model", "phase")
+        )
+        for model, row in self.plans.items():
+            for each in pools_ahead(row, 0.0):
+                gauge.add_metric((model, each.phase), each.short_gpus)
+        yield gauge
+        yield CounterMetricFamily(
+            names.CAPACITY_PLAN_FAILURES_TOTAL, "Capacity plans that could not be made.", self.failures
+        )
+
+    def close(self) -> None:
+        """End the process."""
+        if self._pool is not None:
+            for child in list(self._pool._processes.values()):
+                child.kill()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _made(row: dict[str, Any], asked: dict[str, Any], where: tuple[str, str, bool]) -> dict[str, Any] | FulcrumError:
+    """Errors as values: not all of them can be sent as exceptions."""
+    folder, device, check = where
+    try:
+        return make_plan_row(row, asked, folder=folder, device=device, check=check)
+    except FulcrumError as error:
+        return error
+
+
+def pools_ahead(row: dict[str, Any], start_s: float) -> Sequence[PoolAhead]:
+    """Of a plan's row; pools of which it is not known how many workers are there are left out."""
+    shortages = {each["phase"]: each for each in row["shortages"]}
+    found = []
+    for phase in PHASES:
+        pool, short = row["pools"][phase], shortages.get(phase)
+        if pool["there"] is None:
+            continue
+        most = max(pool["short"], default=0.0)
+        gpus, at_s, sure = (short["gpus"], short["at_unix_s"], short["sure"]) if short else (0, 0.0, 0.0)
+        found.append(PoolAhead(row["model"], phase, gpus, at_s, sure, most, start_s))
+    return found
+
+
+def in_words(unix_s: float) -> str:
+    """ "14:00 on Tue", local."""
+    local = time.localtime(unix_s)
+    return time.strftime("%H:%M:%S on %a" if local.tm_sec else "%H:%M on %a", local)

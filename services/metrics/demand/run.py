@@ -1,0 +1,74 @@
+"""Demand in the metrics service put together."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+from prometheus_client.registry import Collector
+
+from libs.runtime.clock import Clock
+from libs.runtime.tasks import TaskOwner
+from services.metrics.alerts.evaluator import AlertEvaluator
+from services.metrics.demand.api import DemandRoutes
+from services.metrics.demand.capacity import Capacity, Watch
+from services.metrics.demand.file import DemandFile
+from services.metrics.demand.forecasts import Forecasts
+from services.metrics.demand.keeping import DemandKeeper
+from services.metrics.demand.kinds import WorkerKinds
+from services.metrics.ingest import Take
+from services.metrics.settings import MetricsSettings
+from services.metrics.state import MetricsState
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the service runs of it."""
+
+    keeper: DemandKeeper
+    kinds: WorkerKinds
+    forecasts: Forecasts
+    capacity: Capacity
+    watched: bool
+    """Whether alerts are made of capacity plans."""
+    token: str
+    """That who brings history has to show."""
+
+    @property
+    def takers(self) -> tuple[Take, ...]:
+        """Of records."""
+        return self.keeper.take, self.kinds.take
+
+    @property
+    def collectors(self) -> tuple[Collector, ...]:
+        """Of metrics."""
+        return self.keeper, self.capacity
+
+    def start(self, tasks: TaskOwner) -> None:
+        """What runs by itself."""
+        tasks.spawn("demand", self.keeper.run())
+        if self.watched:
+            tasks.spawn("capacity", self.capacity.run())
+
+    async def close(self) -> None:
+        """Once no task uses it."""
+        self.capacity.close()
+        await self.keeper.close()
+
+    def routers(self) -> Iterable[APIRouter]:
+        """Its routes."""
+        return (DemandRoutes(self.keeper, self.forecasts, self.capacity, self.token).router(),)
+
+
+def open_demand(
+    file: DemandFile | None, settings: MetricsSettings, state: MetricsState, desk: AlertEvaluator, clock: Clock
+) -> Demand:
+    """Without a file it is kept in memory."""
+    keeper = DemandKeeper(file or DemandFile(":memory:", settings.cluster), clock, settings.day_s)
+    kinds = WorkerKinds()
+    token = settings.token.get_secret_value()
+    forecasts = Forecasts(keeper, kinds, clock)
+    watch = Watch(settings.capacity_slo, settings.capacity_confidence, settings.worker_start_s)
+    capacity = Capacity(
+        keeper=keeper, forecasts=forecasts, kinds=kinds, state=state, desk=desk, clock=clock, watch=watch
+    )
+    return Demand(keeper, kinds, forecasts, capacity, bool(watch.slo), token)

@@ -1,0 +1,143 @@
+"""The planner's last decisions, as the page and the command line show them: what, why, what was weighed. Pure."""
+
+from typing import Final
+
+import msgspec
+
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, Action, Candidate, Decision, Mode, Seen
+from libs.contracts.roles import role_name
+
+MAX_DECISIONS: Final = 500
+MAX_TEXT: Final = 1_000
+MAX_CHANGES: Final = 64
+"""Workers of one decision that are named."""
+MAX_CANDIDATES: Final = 8
+RECOMMEND: Final = "recommend"
+
+
+class ToldChange(msgspec.Struct, frozen=True):
+    """A worker as it is to be."""
+
+    worker: str
+    role: str
+    budget_tokens: int
+
+
+class ToldCandidate(msgspec.Struct, frozen=True):
+    """A split of the model's workers, and what was predicted of it; pressures above 1 grow into a queue."""
+
+    prefill: int
+    decode: int
+    prompt_pressure: float
+    decode_pressure: float
+    ttft_ms: float
+    tpot_ms: float
+    served: float
+
+
+class ToldSeen(msgspec.Struct, frozen=True):
+    """How hard work pressed on the model's workers."""
+
+    prefill: int
+    decode: int
+    prompt_pressure: float
+    decode_pressure: float
+
+
+class ToldMeasured(msgspec.Struct, frozen=True):
+    """What was seen before a decision and after it. Other things happened too: it is no proof."""
+
+    before: ToldSeen
+    after: ToldSeen
+    after_ms: int
+
+
+class ToldDecision(msgspec.Struct, frozen=True):
+    """One decision; `candidates` begin with the chosen one, and `measured` is null until it is known."""
+
+    id: str
+    unix_ms: int
+    planner: str
+    mode: str
+    action: str
+    code: str
+    reason: str
+    actor: str
+    model: str
+    changes: list[ToldChange]
+    candidates: list[ToldCandidate]
+    measured: ToldMeasured | None
+
+
+class DecisionLog:
+    """The last decisions that change something or would, and the newest that keeps all as it is."""
+
+    def __init__(self) -> None:
+        self._log: dict[str, ToldDecision] = {}
+        """By id, the oldest first."""
+        self._kept: ToldDecision | None = None
+
+    def add(self, decision: Decision) -> None:
+        """Enter one, as the topic brings it. One that is published again, with what was seen after it, takes the place
+        of the first; of a run of recommendations the newest is kept."""
+        reported = _told(decision)
+        if decision.action == ACTION_KEEP:
+            self._kept = reported
+            return
+        last = next(reversed(self._log.values()), None)
+        if last is not None and last.action == reported.action == RECOMMEND and last.model == reported.model:
+            del self._log[last.id]
+        self._log[reported.id] = reported
+        if len(self._log) > MAX_DECISIONS:
+            del self._log[next(iter(self._log))]
+
+    def newest(self, limit: int, *, keeps: bool = False) -> list[ToldDecision]:
+        """The newest `limit`, the newest first; with `keeps` the newest that keeps all as it is among them."""
+        kept = [self._kept] if keeps and self._kept is not None else []
+        return sorted([*kept, *self._log.values()], key=lambda each: each.unix_ms, reverse=True)[:limit]
+
+
+def _told(decision: Decision) -> ToldDecision:
+    changes = [ToldChange(each.worker_id, role_name(each.assignment), each.assignment.budget_tokens)
+               for each in decision.changes[:MAX_CHANGES]]  # fmt: skip
+    if decision.worker_id:
+        assignment = decision.assignment
+        changes.append(ToldChange(decision.worker_id, role_name(assignment), assignment.budget_tokens))
+    measured = None
+    if decision.HasField("measured"):
+        found = decision.measured
+        measured = ToldMeasured(_seen(found.before), _seen(found.after), found.after_ms)
+    return ToldDecision(
+        id=f"{decision.planner_id}.{decision.incarnation // 1_000_000_000}.{decision.sequence}"[:MAX_TEXT],
+        unix_ms=decision.decided_unix_ns // 1_000_000,
+        planner=decision.planner_id[:MAX_TEXT],
+        mode=_word(Mode.Name(decision.mode), "MODE_") if decision.mode in Mode.values() else "unknown",
+        action=_word(Action.Name(decision.action), "ACTION_") if decision.action in Action.values() else "unknown",
+        code=decision.reason_code[:MAX_TEXT],
+        reason=decision.reason[:MAX_TEXT],
+        actor=decision.actor[:MAX_TEXT],
+        model=decision.model[:MAX_TEXT],
+        changes=changes,
+        candidates=[_candidate(each) for each in decision.candidates[:MAX_CANDIDATES]],
+        measured=measured,
+    )
+
+
+def _word(name: str, prefix: str) -> str:
+    return name.removeprefix(prefix).lower()
+
+
+def _candidate(each: Candidate) -> ToldCandidate:
+    return ToldCandidate(
+        prefill=each.prefill,
+        decode=each.decode,
+        prompt_pressure=each.prompt_pressure,
+        decode_pressure=each.decode_pressure,
+        ttft_ms=each.ttft_ms,
+        tpot_ms=each.tpot_ms,
+        served=each.served,
+    )
+
+
+def _seen(seen: Seen) -> ToldSeen:
+    return ToldSeen(seen.prefill, seen.decode, seen.prompt_pressure, seen.decode_pressure)

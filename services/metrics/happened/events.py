@@ -1,0 +1,119 @@
+"""What planner and people did to the cluster, and what became of workers: a bounded log. Pure."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
+    ACTION_ROLE_MOVED,
+    ACTION_SET_BUDGET,
+    ACTION_SET_LIMITS,
+    ACTION_SET_MODE,
+    ACTION_SET_ROLE,
+    Action,
+    Decision,
+)
+from libs.contracts.roles import role_name
+from services.metrics.happened.lives import Life
+
+MAX_EVENTS: Final = 2_000
+MAX_TEXT: Final = 500
+"""Characters of a reason or a name that are kept."""
+ENTERED: Final = frozenset((ACTION_ROLE_MOVED, ACTION_SET_MODE, ACTION_SET_LIMITS, ACTION_SET_ROLE, ACTION_SET_BUDGET))
+"""Decisions to leave everything as it is are no events."""
+MAX_NAMED: Final = 8
+"""Workers of one decision that an event names; how many more there are it says too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that was decided or done."""
+
+    number: int
+    """Grows by one an event since this service started."""
+    unix_ms: int
+    action: str
+    """role_moved (seen, whoever did it), set_role and set_budget (decided), set_mode or set_limits; worker_started,
+    worker_restarted, worker_left, worker_lost (silent) or worker_back."""
+    worker: str
+    """Empty where it is about none; several are named with commas between them."""
+    role: str
+    actor: str
+    reason: str
+    planner: str
+
+
+class EventLog:
+    """The last events, as they came; a decision that comes twice is entered once."""
+
+    def __init__(self) -> None:
+        self._log: deque[tuple[tuple[str, int, int], Event]] = deque()
+        self._known: set[tuple[str, int, int]] = set()
+        self.count = 0
+
+    def add(self, decision: Decision) -> Event | None:
+        """Enter a decision; None when it is no event or has come before."""
+        identity = (decision.planner_id, decision.incarnation, decision.sequence)
+        if decision.action not in ENTERED or identity in self._known:
+            return None
+        self.count += 1
+        event = Event(
+            number=self.count,
+            unix_ms=decision.decided_unix_ns // 1_000_000,
+            action=Action.Name(decision.action).removeprefix("ACTION_").lower(),
+            worker=_named(decision)[:MAX_TEXT],
+            role=_role(decision),
+            actor=decision.actor[:MAX_TEXT],
+            reason=decision.reason[:MAX_TEXT],
+            planner=decision.planner_id[:MAX_TEXT],
+        )
+        self._enter(identity, event)
+        return event
+
+    def add_lives(self, alike: Sequence[Life], now_ns: int) -> Event:
+        """Enter what became of workers, of all of them the same."""
+        first = alike[0]
+        self.count += 1
+        event = Event(
+            number=self.count,
+            unix_ms=now_ns // 1_000_000,
+            action=first.change.value,
+            worker=_joined([each.worker for each in alike])[:MAX_TEXT],
+            role=first.role,
+            actor="",
+            reason=first.reason[:MAX_TEXT],
+            planner="",
+        )
+        self._enter(("", 0, self.count), event)
+        return event
+
+    def _enter(self, identity: tuple[str, int, int], event: Event) -> None:
+        self._log.append((identity, event))
+        self._known.add(identity)
+        if len(self._log) > MAX_EVENTS:
+            self._known.discard(self._log.popleft()[0])
+
+    def after(self, number: int) -> list[Event]:
+        """Those entered later than event `number`, the oldest first."""
+        return [event for _, event in self._log if event.number > number]
+
+    def newest(self, limit: int) -> list[Event]:
+        """At most so many, the newest first."""
+        return [event for _, event in reversed(self._log)][:limit]
+
+
+def _named(decision: Decision) -> str:
+    return _joined([decision.worker_id] if decision.worker_id else [each.worker_id for each in decision.changes])
+
+
+def _joined(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _role(decision: Decision) -> str:
+    """That the workers take, which is the same for all of a decision."""
+    if decision.worker_id:
+        return role_name(decision.assignment)
+    return role_name(decision.changes[0].assignment) if decision.changes else ""

@@ -1,0 +1,166 @@
+"""History in a file: the coarse windows of all workers, over restarts. SQLite, one writer; called off the event loop.
+
+A window is one compressed row: the length of the workers' names, the names, a line each, times [workers, 4], roles.
+"""
+
+import sqlite3
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import structlog
+
+from libs.contracts.errors import StartupError
+from libs.runtime.paths import PRIVATE_FILE, PRIVATE_FOLDER
+from libs.telemetry.members import Member
+from libs.telemetry.windows.ring import Tier
+from libs.telemetry.windows.rollups import Kept
+
+log = structlog.get_logger()
+
+LAYOUT: Final = 1
+COMPRESSION_LEVEL: Final = 1
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS members (
+  id TEXT PRIMARY KEY, node TEXT NOT NULL, model TEXT NOT NULL, gpus INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS windows (
+  window_ns INTEGER, start_ns INTEGER, data BLOB NOT NULL, PRIMARY KEY (window_ns, start_ns)
+) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is written in one go: it is all there after a crash, or nothing of it."""
+
+    written_to_ns: int
+    """Rows hold what was known of the time before."""
+    members: Sequence[Member]
+    windows: Sequence[Kept]
+
+
+class HistoryFile:
+    """One cluster's file. A damaged one, or one of another layout, is put aside and begun anew."""
+
+    def __init__(self, path: Path, cluster: str, tiers: Sequence[Tier]) -> None:
+        """Raises StartupError where the file cannot be had, is in use, or is another cluster's."""
+        self._path = path
+        self._tiers = tiers
+        self._members: set[str] = set()
+        try:
+            path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+            self._database = self._open(cluster)
+        except (OSError, sqlite3.OperationalError) as error:
+            raise StartupError(
+                f"FULCRUM_METRICS_HISTORY_FILE={path} cannot be used ({error}): it must be writable, and no other "
+                "metrics service may have it open"
+            ) from error
+
+    def written_to_ns(self) -> int | None:
+        """Where what it holds ends; None for a new one."""
+        found = self._fact("written_to_ns")
+        return None if found is None else int(found)
+
+    def members(self) -> list[Member]:
+        """All it holds windows of."""
+        rows = self._database.execute("SELECT id, node, model, gpus FROM members").fetchall()
+        self._members = {worker_id for worker_id, *_ in rows}
+        return [Member(*row) for row in rows]
+
+    def windows(self) -> Iterator[Kept]:
+        """All windows, each tier's oldest first."""
+        rows = self._database.execute("SELECT window_ns, start_ns, data FROM windows ORDER BY window_ns, start_ns")
+        for window_ns, start_ns, data in rows:
+            yield _decoded(window_ns, start_ns, data)
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Write, and forget what is older than roll-ups keep. Raises sqlite3.Error, nothing written."""
+        with self._database as database:
+            members = [(member.worker_id, member.node, member.model, member.gpus) for member in snapshot.members]
+            database.executemany("INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?)", members)
+            known = {worker_id for worker_id, *_ in members}
+            gone = [(worker_id,) for worker_id in self._members - known]
+            database.executemany("DELETE FROM members WHERE id = ?", gone)
+            database.executemany(
+                "INSERT OR REPLACE INTO windows VALUES (?, ?, ?)",
+                [(kept.window_ns, kept.start_ns, _encoded(kept)) for kept in snapshot.windows],
+            )
+            for tier in self._tiers:
+                oldest_ns = snapshot.written_to_ns - tier.window_ns * tier.windows
+                database.execute(
+                    "DELETE FROM windows WHERE window_ns = ? AND start_ns < ?", (tier.window_ns, oldest_ns)
+                )
+            database.execute("INSERT OR REPLACE INTO facts VALUES ('written_to_ns', ?)", (str(snapshot.written_to_ns),))
+        self._members = known
+
+    def close(self) -> None:
+        """Leave it to others. Idempotent."""
+        self._database.close()
+
+    def _open(self, cluster: str) -> sqlite3.Connection:
+        try:
+            return self._opened(cluster)
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError as error:
+            aside = self._path.with_name(f"{self._path.name}.unreadable-{int(time.time())}")
+            log.warning("the history file is put aside and begun anew", problem=str(error), aside=str(aside))
+            self._path.rename(aside)
+            for rest in ("-wal", "-shm"):
+                self._path.with_name(self._path.name + rest).unlink(missing_ok=True)
+            return self._opened(cluster)
+
+    def _opened(self, cluster: str) -> sqlite3.Connection:
+        self._path.touch(mode=PRIVATE_FILE)
+        with suppress(PermissionError):  # another user's, which we may write to
+            self._path.chmod(PRIVATE_FILE)  # SQLite gives what it writes beside it the same mode
+        database = sqlite3.connect(self._path, timeout=0, check_same_thread=False)
+        try:
+            database.execute("PRAGMA locking_mode = EXCLUSIVE")
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = NORMAL")
+            database.executescript(SCHEMA)
+            with database:
+                database.execute("INSERT OR IGNORE INTO facts VALUES ('layout', ?)", (str(LAYOUT),))
+                database.execute("INSERT OR IGNORE INTO facts VALUES ('cluster', ?)", (cluster,))
+            self._check(dict(database.execute("SELECT name, value FROM facts").fetchall()), cluster)
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _check(self, facts: dict[str, str], cluster: str) -> None:
+        if facts["layout"] != str(LAYOUT):
+            raise sqlite3.DatabaseError(f"its layout is {facts['layout']}, not {LAYOUT}")
+        if facts["cluster"] != cluster:
+            raise StartupError(
+                f"FULCRUM_METRICS_HISTORY_FILE={self._path} is of cluster {facts['cluster']!r}, not {cluster!r}: "
+                "name another file"
+            )
+
+    def _fact(self, name: str) -> str | None:
+        with closing(self._database.execute("SELECT value FROM facts WHERE name = ?", (name,))) as found:
+            row = found.fetchone()
+        return None if row is None else str(row[0])
+
+
+def _encoded(kept: Kept) -> bytes:
+    ids = "\n".join(kept.worker_ids).encode()
+    data = len(ids).to_bytes(4, "little") + ids + kept.times_ns.astype("<i8").tobytes() + kept.roles.tobytes()
+    return zlib.compress(data, COMPRESSION_LEVEL)
+
+
+def _decoded(window_ns: int, start_ns: int, data: bytes) -> Kept:
+    raw = zlib.decompress(data)
+    times_at = 4 + int.from_bytes(raw[:4], "little")
+    ids = raw[4:times_at].decode().split("\n") if times_at > 4 else []
+    times = np.frombuffer(raw, "<i8", 4 * len(ids), times_at).reshape(len(ids), 4).astype(np.int64)
+    roles = np.frombuffer(raw, np.uint8, len(ids), times_at + times.nbytes)
+    return Kept(window_ns, start_ns, ids, times, roles)

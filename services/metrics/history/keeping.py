@@ -1,0 +1,139 @@
+"""Keeps history over restarts: what the file holds is put back at the start, what changes is written as time goes."""
+
+import asyncio
+import sqlite3
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Final
+
+import structlog
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from libs.contracts import metric_names as names
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.contracts.roles import ROLE_NAMES, role_from_name
+from libs.telemetry.directory import LISTED_NS
+from libs.telemetry.members import Members
+from libs.telemetry.windows.cells import COVERED
+from libs.telemetry.windows.ring import NO_ROLE
+from libs.telemetry.windows.rollups import Kept, RollUps
+from services.metrics.history.file import HistoryFile, Snapshot
+from services.metrics.state import MetricsState
+
+log = structlog.get_logger()
+
+EVERY_S: Final = 5.0
+UNSETTLED_NS: Final = 2_000_000_000
+"""The newest windows are not written: late telemetry still changes them. After a restart they are made again from
+what the broker holds."""
+OVERLAP_NS: Final = 10_000_000_000
+"""Telemetry is read from so long before the end of the file: steps that began earlier, and clocks that differ."""
+
+
+class Keeper(Collector):
+    """Between one history and one file."""
+
+    def __init__(self, state: MetricsState, file: HistoryFile) -> None:
+        self._state = state
+        self._file = file
+        self._from_ns = 0
+        """Where this run began: earlier windows are in the file."""
+        self._failures = 0
+        self._failing = False
+        self._writing: asyncio.Future[None] | None = None
+
+    async def restore(self) -> int | None:
+        """Put back what the file holds; where telemetry is to be read from, in Unix ns, None for a new file.
+
+        Nothing else may use the state meanwhile.
+        """
+        written_to_ns = await asyncio.to_thread(self._restore)
+        return None if written_to_ns is None else written_to_ns - OVERLAP_NS
+
+    def _restore(self) -> int | None:
+        written_to_ns = self._file.written_to_ns()
+        if written_to_ns is not None:
+            self._state.members.enter(self._file.members())
+            for kept in self._file.windows():
+                self._state.rollups.restore(kept)
+            self._state.rollups.resume(written_to_ns)
+            self._state.history.resume(written_to_ns)
+            for batch in _missed(self._state.rollups, self._state.members, written_to_ns):
+                self._state.fleet.expect(batch)
+            self._from_ns = written_to_ns
+        return written_to_ns
+
+    async def run(self) -> None:
+        """Write every few seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            await self.save()
+
+    async def save(self) -> None:
+        """Write what has changed. A file that cannot be written costs what it would have held, and is tried again.
+
+        A write goes on in its thread when its caller is cancelled; the next one waits for it.
+        """
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+        newest_ns = self._state.history.written_to_ns
+        if newest_ns is None:
+            return
+        before_ns = max(newest_ns - UNSETTLED_NS, self._from_ns)
+        changed = self._state.rollups.take_changed(before_ns)
+        snapshot = Snapshot(before_ns, self._state.members.all(), changed)
+        writing = self._writing = asyncio.ensure_future(asyncio.to_thread(self._file.save, snapshot))
+        writing.add_done_callback(partial(self._written, changed))
+        await asyncio.wait([writing])  # which does not cancel it
+        if not isinstance(writing.exception(), sqlite3.Error):
+            writing.result()
+
+    def _written(self, changed: list[Kept], writing: "asyncio.Future[None]") -> None:
+        self._writing = None
+        error = None if writing.cancelled() else writing.exception()
+        if not isinstance(error, sqlite3.Error):
+            self._failing = self._failing and error is not None
+            return
+        self._failures += 1
+        if not self._failing:
+            log.warning("history cannot be written, trying again", problem=str(error))
+        self._failing = True
+        self._state.rollups.give_back(changed)
+
+    async def close(self) -> None:
+        """Write what is left, and leave the file. Once nothing writes history any more."""
+        await self.save()
+        await asyncio.to_thread(self._file.close)
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """How often it could not be written."""
+        yield CounterMetricFamily(
+            names.HISTORY_WRITE_FAILURES_TOTAL, "Times that history could not be written to its file.", self._failures
+        )
+
+
+def _missed(rollups: RollUps, members: Members, written_to_ns: int) -> Iterator[StepBatch]:
+    """A batch for each worker that has the last window before that moment, covered or not, with nothing but when it
+    was last heard and in which role. A worker that left in good order has no such window; for one that left right then,
+    and for all live ones, the broker's telemetry has more."""
+    length_ns = rollups.tiers[1].window_ns
+    end_ns = -(-written_to_ns // length_ns) * length_ns
+    ids = rollups.present(length_ns, end_ns - length_ns, end_ns)
+    series = rollups.read(length_ns, end_ns - LISTED_NS, end_ns, ids)
+    for place, worker_id in enumerate(ids):
+        covered_ns = series.times_ns[:, place, COVERED]
+        heard, member = covered_ns.nonzero()[0], members.get(worker_id)
+        if not len(heard) or member is None:
+            continue
+        heard_to_ns = int(series.starts_ns[heard[-1]] + covered_ns[heard[-1]])
+        role, budget_tokens = role_from_name(ROLE_NAMES[int(series.roles[-1, place]) - NO_ROLE - 1], 1)
+        yield StepBatch(
+            worker_id=worker_id,
+            node=member.node,
+            gpus=member.gpus,
+            assignment=Assignment(model=member.model, role=role, budget_tokens=budget_tokens),
+            covered_from_unix_ns=heard_to_ns - 1,
+            covered_to_unix_ns=heard_to_ns,
+        )

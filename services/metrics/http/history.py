@@ -1,0 +1,101 @@
+"""Routes of what was and what comes: history by scope, windows of all workers, events, and the live stream."""
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from libs.contracts.errors import InvalidRequest
+from libs.runtime.clock import Clock
+from libs.telemetry.windows.ring import Tier
+from services.metrics.accounting.scope import ALLOWED, parse_scope
+from services.metrics.accounting.series import OccupancyHistory, history, sums
+from services.metrics.accounting.window import TIER_NAMES, parse_span_ns, parse_tier
+from services.metrics.happened.events import Event
+from services.metrics.history.packed import MAX_CELLS, pack
+from services.metrics.state import MetricsState
+from services.metrics.stream.event_stream import EventStream
+from services.metrics.stream.hub import Hub
+
+MAX_EVENTS = 1_000
+MS_NS = 1_000_000
+MAX_UNIX_MS = 2**53 - 1
+Window = Annotated[str, Query(description=f"Length of each window: {', '.join(TIER_NAMES)}.")]
+Span = Annotated[str, Query(description="How far back from the end, e.g. 10s, 2m or 1h.")]
+ScopeText = Annotated[str, Query(description=f"Which GPUs: {ALLOWED}.")]
+End = Annotated[int | None, Query(ge=0, le=MAX_UNIX_MS, description="Unix ms at which it ends; now by default.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_EVENTS, description="How many events, the newest first.")]
+BAD_QUERY: dict[int | str, dict[str, Any]] = {400: {"description": "the error names what is allowed"}}
+
+
+def asked_end_ns(end_unix_ms: int | None, newest_ns: int) -> int:
+    """The end of what is asked for: the newest there is without one, and never later."""
+    return newest_ns if end_unix_ms is None else min(end_unix_ms * MS_NS, newest_ns)
+
+
+class HistoryApi:
+    """Answers from the roll-ups; the newest windows end `lag_ns` before now."""
+
+    def __init__(self, state: MetricsState, hub: Hub, clock: Clock, *, lag_ns: int) -> None:
+        self._state = state
+        self._hub = hub
+        self._clock = clock
+        self._lag_ns = lag_ns
+
+    def router(self) -> APIRouter:
+        """The routes."""
+        router = APIRouter(prefix="/v1")
+        router.get("/occupancy/history", responses=BAD_QUERY)(self.history)
+        router.get("/events")(self.events)
+        # Bytes of a layout of its own, and an answer that never ends: OpenAPI has no words for them.
+        router.get("/occupancy/windows", include_in_schema=False)(self.windows)
+        router.get("/occupancy/stream", include_in_schema=False)(self.stream)
+        return router
+
+    async def history(
+        self, window: Window = "1s", span: Span = "2m", scope: ScopeText = "cluster", end_unix_ms: End = None
+    ) -> OccupancyHistory:
+        """GPU time by phase of a scope, window by window: whole GPU-nanoseconds, with coverage beside them."""
+        wanted, tier = parse_scope(scope), parse_tier(window)
+        bounds_ns = self._bounds(tier, span, end_unix_ms)
+        pieces = []
+        for piece in sums(self._state.members, self._state.rollups, wanted, tier, bounds_ns):
+            pieces.append(piece)
+            await asyncio.sleep(0)
+        return history(pieces, wanted, tier.window_ns, self._told_to_ns())
+
+    async def windows(self, window: Window = "100ms", span: Span = "2s", end_unix_ms: End = None) -> Response:
+        """The same of every worker by itself, as bytes: a JSON header, then arrays (see history/packed.py)."""
+        tier = parse_tier(window)
+        low_ns, high_ns = self._bounds(tier, span, end_unix_ms)
+        workers = len(self._state.rollups.worker_ids())
+        if (high_ns - low_ns) // tier.window_ns * workers > MAX_CELLS:
+            longest_ns = MAX_CELLS // workers * tier.window_ns
+            raise InvalidRequest(
+                f"span={span[:40]!r} is over {longest_ns / 1e9:g}s for {workers} workers", param="span"
+            )
+        series = self._state.rollups.read(tier.window_ns, low_ns, high_ns)
+        return Response(pack(series, self._state.members, self._told_to_ns()), media_type="application/octet-stream")
+
+    async def events(self, limit: Limit = 100) -> list[Event]:
+        """Role moves and changes of the planner's mode, the newest first."""
+        return self._state.events.newest(limit)
+
+    async def stream(self, *, between: bool = True) -> EventStream:
+        """Server-sent events: `members`, then a `tick` every 100 ms and wherever something changes between (see
+        stream/ticks.py). `between=false` is for readers to whom every 100 ms is enough: what changes between
+        comes with the next tick, unless other readers want it sooner."""
+        self._hub.check_room()
+        return EventStream(self._hub, between=between)
+
+    def _told_to_ns(self) -> int:
+        """Windows are written up to there."""
+        return self._state.history.written_to_ns or self._clock.now_ns() - self._lag_ns
+
+    def _bounds(self, tier: Tier, span: str, end_unix_ms: int | None) -> tuple[int, int]:
+        """[low, high) in whole windows; the newest is the one that holds the last moment written."""
+        span_ns, length_ns = parse_span_ns(span, tier), tier.window_ns
+        newest_ns = min(self._clock.now_ns() - self._lag_ns, self._told_to_ns())  # due, but not written yet: no 0
+        end_ns = asked_end_ns(end_unix_ms, newest_ns)
+        high_ns = max(-(-end_ns // length_ns) if length_ns > 10**8 else end_ns // length_ns, 0) * length_ns
+        return max(high_ns - span_ns // length_ns * length_ns, 0), high_ns

@@ -1,0 +1,128 @@
+"""The routes of the metrics service."""
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, FastAPI, Query, Response
+from prometheus_client import CollectorRegistry
+
+from libs.policy.alerts.store import AlertStore
+from libs.runtime.clock import Clock
+from libs.runtime.web import make_web_app
+from services.metrics.accounting.age import MS_NS
+from services.metrics.accounting.efficiency import Efficiency, RecentOccupancy, efficiency
+from services.metrics.accounting.occupancy import ClusterOccupancy, cluster_occupancy_in_turns
+from services.metrics.accounting.queues import phase_queues
+from services.metrics.accounting.scope import parse_scope
+from services.metrics.accounting.steps import KEPT, StepsReport, steps_of
+from services.metrics.accounting.window import ALLOWED, parse_window_ns
+from services.metrics.alerts.api import alerts_router
+from services.metrics.happened.api import decisions_router
+from services.metrics.http.history import End, HistoryApi, ScopeText, asked_end_ns
+from services.metrics.http.runbook import runbook_router
+from services.metrics.http.static import Page
+from services.metrics.http.trail import trail_router
+from services.metrics.requests.wire import Finished, RequestsReport
+from services.metrics.state import MetricsState
+from services.metrics.status.api import status_router
+from services.metrics.status.evaluator import VerdictEvaluator
+from services.metrics.stream.hub import Hub
+from services.metrics.trail.trail import Trail
+
+Window = Annotated[str, Query(description=f"How far to look back: {ALLOWED}.")]
+MAX_REQUESTS_TOLD = 1_000
+MAX_STEPS_TOLD = 5_000
+"""1.3 MB."""
+BAD_WINDOW: dict[int | str, dict[str, Any]] = {
+    400: {"description": "the window is not one; the error names what is allowed"}
+}
+NO_STEPS: dict[int | str, dict[str, Any]] = BAD_WINDOW | {
+    404: {"description": "no such worker has been heard of"},
+    410: {"description": f"nothing of the window is known step by step. {KEPT}"},
+    421: {"description": "another instance of the metrics service reads the worker, and has its steps"},
+}
+
+
+def make_api(
+    state: MetricsState,
+    hub: Hub,
+    book: AlertStore,
+    clock: Clock,
+    registry: CollectorRegistry,
+    *,
+    lag_ns: int,
+    live_lag_ns: int,
+    verdicts: VerdictEvaluator | None = None,
+    trail: Trail | None = None,
+    more: Iterable[APIRouter] = (),
+) -> FastAPI:
+    """The app over `state`. Windows end `lag_ns` before now, when telemetry has come in; those of history and stream
+    `live_lag_ns` before now, and are revised."""
+    app = make_web_app(
+        "Fulcrum metrics",
+        "True GPU time by phase, from step telemetry.",
+        not_ready=lambda: state.not_live(clock.now_ns()),
+        metrics=registry,
+    )
+
+    @app.get("/v1/occupancy", responses=BAD_WINDOW, response_model=ClusterOccupancy)
+    async def occupancy(window: Window = "2s", end_unix_ms: End = None) -> Response:
+        """GPU time by phase: of each worker, each model and the cluster, as fractions of covered time."""
+        end_ns, window_ns = asked_end_ns(end_unix_ms, clock.now_ns() - lag_ns), parse_window_ns(window)
+        now_ns = clock.now_ns()
+        live = end_unix_ms is None  # queues are not kept
+        fleet = state.fleet
+        queues = phase_queues(fleet.directory.loads(now_ns), fleet.clocks, state.gateways, now_ns) if live else []
+        aged_ns = state.age_ns(now_ns) if live else None
+        age_ms = None if aged_ns is None else aged_ns // MS_NS
+        told = await cluster_occupancy_in_turns(
+            fleet, state.rollups, state.members, end_ns, window_ns, queues=queues, age_ms=age_ms
+        )
+        # FastAPI would check each of a thousand workers again: 0.2 s.
+        return Response(msgspec.json.encode(told), media_type="application/json")
+
+    recent = RecentOccupancy(state.fleet, state.rollups, state.members)
+
+    @app.get("/v1/occupancy/efficiency", responses=BAD_WINDOW)
+    async def efficiency_of(scope: ScopeText = "cluster", end_unix_ms: End = None) -> Efficiency:
+        """MFU and MBU by phase, GPUs' own counters and clocks, over two seconds of a scope."""
+        end_ns = asked_end_ns(end_unix_ms, clock.now_ns() - lag_ns)
+        return efficiency(await recent.as_of(end_ns), parse_scope(scope))
+
+    @app.get("/v1/requests/summary", responses=BAD_WINDOW)
+    async def requests_summary(window: Window = "1m", end_unix_ms: End = None) -> RequestsReport:
+        """Requests that ended in the window: counts, TTFT and TPOT percentiles in seconds, in all and by model."""
+        return state.requests.report(asked_end_ns(end_unix_ms, clock.now_ns()), parse_window_ns(window))
+
+    @app.get("/v1/requests")
+    async def requests_of(
+        worker: Annotated[str, Query(description="Id of a worker that computed their prompt or their tokens.")],
+        limit: Annotated[int, Query(ge=1, le=MAX_REQUESTS_TOLD, description="How many, the newest first.")] = 50,
+    ) -> list[Finished]:
+        """The last finished requests of a worker, as far as they are kept."""
+        return state.requests.of_worker(worker, limit)
+
+    @app.get("/v1/steps", responses=NO_STEPS, response_model=StepsReport)
+    async def steps(
+        worker: Annotated[str, Query(description="Id of the worker.")],
+        window: Window = "1s",
+        end_unix_ms: End = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_STEPS_TOLD, description="How many, the oldest first.")] = 1_000,
+    ) -> Response:
+        """The engine steps of one worker behind its figures in a window."""
+        end_ns = asked_end_ns(end_unix_ms, clock.now_ns() - live_lag_ns)
+        told = steps_of(state.fleet, worker, end_ns, parse_window_ns(window), limit)
+        return Response(msgspec.json.encode(told), media_type="application/json")
+
+    app.include_router(HistoryApi(state, hub, clock, lag_ns=live_lag_ns).router())
+    app.include_router(alerts_router(book))
+    if verdicts is not None:
+        app.include_router(status_router(state, verdicts, book, clock))
+    app.include_router(decisions_router(state.decision_log))
+    app.include_router(trail_router(trail or Trail(), clock))
+    app.include_router(runbook_router())
+    for router in more:
+        app.include_router(router)
+    app.mount("/", Page())  # last: it takes every path that is left
+    return app

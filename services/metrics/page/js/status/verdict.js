@@ -1,0 +1,88 @@
+// The answer first: what is wrong, what to do about it, and what the planner makes of it.
+
+import { clockText } from "../chart.js";
+import { pressureText, span } from "./words.js";
+
+const CALM = new Set(["balanced", "idle"]);
+const COPIED_MS = 1500;
+
+const $ = (id) => document.getElementById(id);
+
+export class VerdictPanel {
+  #shown = "";
+
+  constructor() {
+    $("verdict-copy").addEventListener("click", async () => {
+      await navigator.clipboard?.writeText($("verdict-command").textContent).catch(() => {});
+      $("verdict-copy").textContent = "copied";
+      setTimeout(() => ($("verdict-copy").textContent = "copy"), COPIED_MS);
+    });
+  }
+
+  /** What stands now. */
+  draw(status, problem) {
+    if (!status) return this.#put({ kind: "unknown", sentence: problem ? `Not known: ${problem}.` : "Looking.", facts: "" });
+    const { verdict, as_of_unix_ms: nowMs } = status;
+    const kind = !status.live || problem ? "unknown" : CALM.has(verdict.code) ? "calm" : verdict.code === "unknown" ? "unknown" : "wrong";
+    const late = problem || (!status.live && status.not_live_because);
+    this.#put({
+      kind,
+      sentence: verdict.sentence,
+      facts: late ? `Not live: ${late}. This is what was known last.` : `${verdict.code.replaceAll("_", " ")} for ${span(nowMs - verdict.since_unix_ms)}`,
+      action: verdict.action,
+      causes: verdict.causes.slice(1),
+    });
+    drawPlanner(status.planner, nowMs);
+  }
+
+  /** What stood at a moment of the past; `verdict` null: nothing is kept of it. */
+  drawPast(verdict, endMs) {
+    const kind = !verdict ? "unknown" : CALM.has(verdict.code) ? "calm" : verdict.code === "unknown" ? "unknown" : "wrong";
+    this.#put({
+      kind,
+      sentence: verdict?.sentence ?? "What was said then is not kept.",
+      facts: verdict ? `${verdict.code.replaceAll("_", " ")}, said at ${clockText(verdict.unix_ms / 1000)}; the view ends at ${clockText(endMs / 1000)}` : "",
+      action: verdict?.command ? { command: verdict.command } : null,
+      past: true,
+    });
+    $("planner-line").hidden = true;
+  }
+
+  #put({ kind, sentence, facts, action = null, causes = [], past = false }) {
+    const panel = $("verdict");
+    panel.className = `panel ${kind}`;
+    setText($("verdict-sentence"), sentence);
+    setText($("verdict-facts"), facts);
+    $("verdict-action").hidden = !action;
+    setText($("verdict-command"), action?.command ?? "");
+    setText($("verdict-then"), past ? "advised then" : action?.pressure_then == null ? "" : `predicted to leave a pressure of ${pressureText(action.pressure_then)}`);
+    const shown = JSON.stringify(causes.map((cause) => [cause.sentence, cause.action?.command]));
+    if (shown === this.#shown) return;
+    this.#shown = shown;
+    $("verdict-causes").replaceChildren(...causes.map(entryOf));
+    $("verdict-causes").hidden = causes.length === 0;
+  }
+}
+
+function entryOf(cause) {
+  const entry = document.createElement("li");
+  entry.textContent = `Also: ${cause.sentence} `;
+  if (cause.action) entry.appendChild(document.createElement("code")).textContent = cause.action.command;
+  return entry;
+}
+
+function drawPlanner(planner, nowMs) {
+  $("planner-line").hidden = false;
+  $("planner-line").classList.toggle("poor", !planner.heard);
+  const parts = [];
+  if (!planner.heard) parts.push("The planner is not heard: roles stay as they are");
+  else parts.push(`Planner ${planner.mode ?? "in an unknown mode"}${planner.acts ? ", moves workers by itself" : ", moves nothing by itself"}`);
+  if (planner.reason) parts.push(`decided${planner.decided_unix_ms == null ? "" : ` ${span(nowMs - planner.decided_unix_ms)} ago`}: ${planner.reason}`);
+  const move = planner.last_move;
+  if (move) parts.push(`last move: ${move.worker} ${move.from_role} → ${move.to_role} ${span(nowMs - move.at_unix_ms)} ago, by ${move.actor || "somebody"}`);
+  setText($("planner-line"), parts.join(" · "));
+}
+
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}

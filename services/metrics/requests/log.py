@@ -1,0 +1,133 @@
+"""Finished requests: a bounded log, counts and latency percentiles over a window of it, one worker's newest. Pure."""
+
+from collections import deque
+from itertools import islice
+from sys import intern
+from typing import Final
+
+from libs.contracts.errors import NoWorkers, QueueFull
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_FAILED, OUTCOME_REJECTED, Outcome, RequestEvent
+from libs.policy.alerts.slo_attainment import JudgedRequest, missed_levels
+from libs.telemetry.worker.timeline import HISTORY_NS
+from services.metrics.requests.table import RequestTable
+from services.metrics.requests.wire import Finished, ModelRequests, RequestsReport
+
+MAX_REQUESTS: Final = 50_000
+"""Kept at most, 40 MB; at more than 80 a second the log is shorter than `HISTORY_NS`, and summaries say so."""
+REPORT_NS: Final = 1_000_000_000
+"""How long a report is served again: every open page asks for it each two seconds."""
+MAX_REPORTS: Final = 8
+"""Windows whose report is held."""
+MAX_ID: Final = 100
+"""Characters of a request's id that are kept."""
+SHED: Final = frozenset((QueueFull.code, NoWorkers.code))
+"""Refusals that are not the client's doing."""
+_OUTCOME_PREFIX: Final = "OUTCOME_"
+
+
+class RequestLog:
+    """The last finished requests, oldest first as they came; a repeated event is counted once."""
+
+    def __init__(self) -> None:
+        self._log: deque[tuple[bytes, Finished]] = deque()
+        self._known: set[bytes] = set()
+        self._table = RequestTable(MAX_REQUESTS)
+        self._entered = 0
+        self._kept_from_ns = 0
+        self._reports: dict[int, RequestsReport] = {}
+
+    def begin(self, read_from_ns: int) -> None:
+        """Of what ended before that nothing will come."""
+        self._kept_from_ns = read_from_ns
+
+    def add(self, event: RequestEvent, now_ns: int) -> Finished | None:
+        """Enter an event; None when it has come before."""
+        # Delivery is at least once and the choices of a request share its id, so the whole value names an event.
+        identity = event.SerializeToString(deterministic=True)
+        if identity in self._known:
+            return None
+        finished = _finished(event)
+        if len(self._log) == MAX_REQUESTS:
+            self._drop()
+        self._table.put(self._entered % MAX_REQUESTS, finished)
+        self._log.append((identity, finished))
+        self._entered += 1
+        self._known.add(identity)
+        while self._log and self._log[0][1].end_unix_ns < now_ns - HISTORY_NS:
+            self._drop()
+        return finished
+
+    def _drop(self) -> None:
+        self._table.drop((self._entered - len(self._log)) % MAX_REQUESTS)
+        identity, gone = self._log.popleft()
+        self._known.discard(identity)
+        self._kept_from_ns = max(self._kept_from_ns, gone.end_unix_ns)
+
+    def of_worker(self, worker_id: str, limit: int) -> list[Finished]:
+        """The last requests that a worker had a part in, at most `limit`, the newest first."""
+        newest = (finished for _, finished in reversed(self._log))
+        return list(islice((each for each in newest if worker_id in (each.prefill_worker, each.decode_worker)), limit))
+
+    def report(self, end_ns: int, window_ns: int) -> RequestsReport:
+        """Requests that ended in the window, as of then or up to `REPORT_NS` before."""
+        known = self._reports.get(window_ns)
+        if known is None or not 0 <= end_ns - known.as_of_unix_ns < REPORT_NS:
+            self._reports.pop(window_ns, None)
+            if len(self._reports) >= MAX_REPORTS:
+                del self._reports[next(iter(self._reports))]
+            known = self._reports[window_ns] = self._report(end_ns, window_ns)
+        return known
+
+    def _report(self, end_ns: int, window_ns: int) -> RequestsReport:
+        table, start_ns = self._table, end_ns - window_ns
+        inside = table.within(start_ns, end_ns)
+        return RequestsReport(
+            window_ms=window_ns // 1_000_000,
+            as_of_unix_ns=end_ns,
+            complete=self._kept_from_ns < start_ns,
+            total=table.summary(inside),
+            models=[ModelRequests(model, table.summary(rows)) for model, rows in table.by_model(inside)],
+        )
+
+
+def _finished(event: RequestEvent) -> Finished:
+    missed = missed_levels(_judged(event))
+    deadline_ns = max(event.ttft_deadline_unix_ns - event.arrival_unix_ns, 0)
+    return Finished(
+        id=event.request_id[:MAX_ID],
+        prefill_worker=intern(event.prefill_worker),
+        decode_worker=intern(event.decode_worker),
+        end_unix_ns=event.arrival_unix_ns + (event.ttft_ns + event.decode_ns if event.ttft_ns else event.queue_ns),
+        model=intern(event.model),
+        outcome=outcome_name(event.outcome),
+        prompt_tokens=event.prompt_tokens,
+        cached_tokens=event.cached_tokens,
+        output_tokens=event.output_tokens,
+        queue_ns=event.queue_ns,
+        ttft_ns=event.ttft_ns or None,
+        tpot_ns=event.decode_ns // (event.output_tokens - 1) if event.output_tokens > 1 else None,
+        ttft_target_ns=deadline_ns if event.ttft_deadline_unix_ns else None,
+        tpot_target_ns=event.tpot_target_us * 1_000 or None,
+        ttft_missed=missed.ttft,
+        tpot_missed=missed.tpot,
+    )
+
+
+def _judged(event: RequestEvent) -> JudgedRequest:
+    return JudgedRequest(
+        failed=event.outcome == OUTCOME_FAILED,
+        shed=event.outcome == OUTCOME_REJECTED and event.error_code in SHED,
+        arrival_unix_ns=event.arrival_unix_ns,
+        ttft_ns=event.ttft_ns,
+        ttft_deadline_unix_ns=event.ttft_deadline_unix_ns,
+        decode_ns=event.decode_ns,
+        output_tokens=event.output_tokens,
+        tpot_target_ns=event.tpot_target_us * 1_000,
+    )
+
+
+def outcome_name(outcome: Outcome) -> str:
+    """ok, client_gone, rejected, failed, or unspecified for one that is not known here."""
+    if outcome not in Outcome.values():
+        return "unspecified"
+    return Outcome.Name(outcome).removeprefix(_OUTCOME_PREFIX).lower()

@@ -1,0 +1,39 @@
+"""The route of the verdict."""
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from libs.policy.alerts.store import AlertStore
+from libs.runtime.clock import Clock
+from services.metrics.accounting.age import MS_NS
+from services.metrics.state import MetricsState
+from services.metrics.status.evaluator import VerdictEvaluator
+from services.metrics.status.report import ClusterStatus, cluster_status
+
+
+def status_now(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore, now_ns: int) -> ClusterStatus:
+    """What the evaluator has seen last, with how old that is."""
+    aged_ns, waiting = state.age_ns(now_ns), state.gateways.waiting(now_ns) or {}
+    return cluster_status(
+        verdicts.seen,
+        verdicts.planner.status(now_ns),
+        verdicts.traffic.traffic(now_ns),
+        now_ns=now_ns,
+        age_ms=None if aged_ns is None else aged_ns // MS_NS,
+        not_live=state.not_live(now_ns),
+        waiting={model: max(each.prefill_requests, 0) for model, each in waiting.items()},
+        alerts_firing=len(book.firing()),
+    )
+
+
+def status_router(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore, clock: Clock) -> APIRouter:
+    """Over what the evaluator has seen last."""
+    router = APIRouter()
+
+    @router.get("/v1/status", response_model=ClusterStatus)
+    async def status() -> Response:
+        """Whether the cluster is balanced, what holds it up if it is not, what to do, and the figures behind it."""
+        told = status_now(state, verdicts, book, clock.now_ns())
+        return Response(msgspec.json.encode(told), media_type="application/json")
+
+    return router

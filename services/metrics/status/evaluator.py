@@ -1,0 +1,264 @@
+"""Looks every so often at how hard work presses, and keeps the verdict."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+from typing import Final
+
+import numpy as np
+
+from libs.bus.port import Record
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, RequestEvent, StepBatch
+from libs.contracts.roles import role_name
+from libs.policy.alerts.watch import every_ns
+from libs.policy.pressure.splits import WorkerProfile
+from libs.policy.verdict.cause import Cause
+from libs.policy.verdict.limits import VerdictLimits
+from libs.policy.verdict.state import ModelState, UnknownModel
+from libs.policy.verdict.watch import Verdict, VerdictWatch
+from libs.telemetry.arrivals import SPAN_NS, ArrivalRates
+from libs.telemetry.gateways import Waiting
+from libs.telemetry.windows.cells import COVERED, DECODE, KV_WAIT, PREFILL
+from services.metrics.state import MetricsState
+from services.metrics.status.observe import TAKES_WORK, Demand, Observed, engine_of, observe
+from services.metrics.status.paces import LOOK_BACK_NS, NO_PACE, Pace, beside_peers, pace
+from services.metrics.status.planner_news import PlannerNews
+from services.metrics.status.traffic import TrafficLog
+
+WINDOW_NS: Final = 2_000_000_000
+"""What shares of time are of."""
+ENGINE_EVERY_NS: Final = 1_000_000_000
+"""Step-time models change slowly."""
+PACES_A_LOOK: Final = 100
+"""Workers whose steps are looked at anew in one look, the longest unseen first: 10 ms."""
+SMOOTHED_NS: Final = 800_000_000
+"""Time constant of the running mean of what sequences await."""
+MOST_AGE_S: Final = 10.0
+"""One that was longest awaited says no more than that."""
+FRESH_NS: Final = 2_000_000_000
+"""A worker that told last before that is not heard now."""
+Subject = ModelState | UnknownModel
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTime:
+    """How the workers of a phase spent the last two seconds, in shares of their GPU time; None: not known."""
+
+    workers: int = 0
+    gpus: int = 0
+    busy: float | None = None
+    kv_wait: float | None = None
+    starved: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the last look found."""
+
+    at_ns: int
+    verdict: Verdict
+    models: Sequence[Subject] = ()
+    tpot_ms: tuple[tuple[str, float], ...] = ()
+    """Measured over the window, by model."""
+    pools: tuple[tuple[tuple[str, str], PoolTime], ...] = ()
+    """By model and phase."""
+    tpot_target_ms: tuple[tuple[str, float], ...] = ()
+    places: tuple[tuple[str, int], ...] = ()
+    """Sequences that decode workers run at most, by model."""
+
+
+class VerdictEvaluator:
+    """Takes records as they come; `look` makes a verdict of what is known."""
+
+    def __init__(
+        self, state: MetricsState, limits: VerdictLimits, *, ttft_limit_ns: int, tpot_ns: int, lag_ns: int
+    ) -> None:
+        """`ttft_limit_ns`, `tpot_ns`: where requests name none. Windows end `lag_ns` before now."""
+        self._state = state
+        self._defaults = ttft_limit_ns, tpot_ns
+        self._lag_ns = lag_ns
+        self._watch = VerdictWatch(limits)
+        self._arrivals = ArrivalRates()
+        self._engines: dict[str, tuple[int, WorkerProfile | str]] = {}
+        self._paces: dict[str, tuple[int, Pace]] = {}
+        self._awaited: dict[str, tuple[float, float, float]] = {}
+        """By worker: see `_awaits`."""
+        self._looked_ns = 0
+        self._since_ns = 0
+        """From the look before the last one to the last."""
+        self.traffic = TrafficLog()
+        self.planner = PlannerNews()
+        self.seen: Seen | None = None
+
+    def take(self, record: Record, now_ns: int) -> None:
+        """Enter a record, beside the state."""
+        value = record.value
+        if isinstance(value, StepBatch):
+            return
+        if isinstance(value, GatewayQueues):
+            self._arrivals.take(value, now_ns)
+        elif isinstance(value, RequestEvent):
+            self.traffic.take(value, now_ns)
+        elif isinstance(value, Decision):
+            self.planner.take(value, now_ns)
+
+    def judged(self, now_ns: int) -> tuple[Sequence[Cause], frozenset[str]]:
+        """The causes that are named, and the models of which enough is known to name them; nothing of an old look."""
+        seen = self.seen
+        if seen is None or now_ns - seen.at_ns > FRESH_NS:
+            return (), frozenset()
+        known = frozenset(each.model for each in seen.models if isinstance(each, ModelState))
+        return seen.verdict.causes, known
+
+    async def look(self, now_ns: int) -> None:
+        """Make the verdict of now, if it is time, with turns for others between."""
+        batches = self._batches(now_ns)
+        every = every_ns(len(batches))
+        if now_ns // every == self._looked_ns // every:
+            return
+        self._since_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
+        by_model: dict[str, list[StepBatch]] = {}
+        for each in batches:
+            by_model.setdefault(each.assignment.model, []).append(each)
+        for each in batches:
+            self.planner.knows_role(each.worker_id, role_name(each.assignment))
+        engines = {model: self._engine(model, own, now_ns) for model, own in by_model.items()}
+        await asyncio.sleep(0)
+        self._look_at_paces(by_model, engines, now_ns)
+        await asyncio.sleep(0)
+        self.seen = self._seen(by_model, engines, now_ns)
+
+    def _batches(self, now_ns: int) -> list[StepBatch]:
+        """The newest batch of each worker that takes work; of workers that other instances read nothing is known."""
+        timelines = self._state.fleet.directory.timelines
+        found = (timeline.newest for timeline in timelines.values())
+        return [
+            each
+            for each in found
+            if each is not None and not each.last and each.assignment.role in TAKES_WORK
+            and each.covered_to_unix_ns > now_ns - 60 * WINDOW_NS
+        ]  # fmt: skip
+
+    def _engine(self, model: str, batches: Sequence[StepBatch], now_ns: int) -> WorkerProfile | str:
+        made_ns, engine = self._engines.get(model, (0, ""))
+        if now_ns - made_ns >= ENGINE_EVERY_NS:
+            engine = engine_of(batches)
+            self._engines[model] = now_ns, engine
+        return engine
+
+    def _look_at_paces(
+        self, by_model: dict[str, list[StepBatch]], engines: dict[str, WorkerProfile | str], now_ns: int
+    ) -> None:
+        """Of those that were not looked at for longest."""
+        ids = {each.worker_id: model for model, own in by_model.items() for each in own}
+        self._paces = {name: found for name, found in self._paces.items() if name in ids}
+        due = sorted(ids, key=lambda name: self._paces.get(name, (0, NO_PACE))[0])[:PACES_A_LOOK]
+        for name in due:
+            engine, timeline = engines[ids[name]], self._state.fleet.timeline(name)
+            if timeline is not None and isinstance(engine, WorkerProfile):
+                found = pace(timeline.finished(now_ns - LOOK_BACK_NS, now_ns), engine.step_time, now_ns)
+                self._paces[name] = now_ns, found
+
+    def _seen(self, by_model: dict[str, list[StepBatch]], engines: dict[str, WorkerProfile | str], now_ns: int) -> Seen:
+        state = self._state
+        waiting = state.gateways.waiting(now_ns)
+        shares = self._shares([each.worker_id for own in by_model.values() for each in own], now_ns)
+        self._awaited = {each.worker_id: self._awaits(each) for own in by_model.values() for each in own}
+        models: list[Subject] = []
+        for model, own in sorted(by_model.items()):
+            heard = [each for each in own if each.covered_to_unix_ns > now_ns - FRESH_NS]
+            paces = {each.worker_id: self._paces.get(each.worker_id, (0, NO_PACE))[1] for each in heard}
+            slowness = beside_peers(paces)
+            observed = [self._observed(each, shares, slowness[each.worker_id]) for each in heard]
+            demand = None if waiting is None else self._demand(model, waiting.get(model, Waiting()), now_ns)
+            models.append(observe(model, engines[model], observed, len(own) - len(heard), demand))
+        if state.sharing is not None and state.fleet.directory.relayed:
+            why = "other instances read some of its workers"
+            models = [UnknownModel(each.model, why, each.at_rest) for each in models]
+        phases = {model: _by_phase(own) for model, own in by_model.items()}
+        return Seen(
+            at_ns=now_ns,
+            verdict=self._watch.look(models, now_ns),
+            models=models,
+            tpot_ms=tuple((model, tpot) for model, own in by_model.items() if (tpot := self._tpot_ms(own)) is not None),
+            pools=tuple(((model, p), _pool(own, shares)) for model, each in phases.items() for p, own in each.items()),
+            tpot_target_ms=tuple((model, self._targets(model)[1] / 1e6) for model in by_model),
+            places=tuple((model, sum(e.max_sequences for e in each["decode"])) for model, each in phases.items()),
+        )
+
+    def _tpot_ms(self, batches: Sequence[StepBatch]) -> float | None:
+        paces = [self._paces[each.worker_id][1] for each in batches if each.worker_id in self._paces]
+        tokens = sum(each.tokens for each in paces)
+        return sum(each.token_ns for each in paces) / tokens / 1e6 if tokens else None
+
+    def _observed(self, batch: StepBatch, shares: "dict[str, _Shares]", slowness: float | None) -> Observed:
+        share = shares.get(batch.worker_id)
+        return Observed(batch, slowness, share.kv_wait if share else 0.0, *self._awaited[batch.worker_id])
+
+    def _awaits(self, batch: StepBatch) -> tuple[float, float, float]:
+        """Running means: of moments with ready KV on its way, of sequences that await it, of its age in s."""
+        count, since_ns = batch.load.awaiting_ready_kv, batch.load.ready_kv_since_unix_ns
+        age_s = max(batch.covered_to_unix_ns - since_ns, 0) / 1e9 if since_ns else 0.0
+        share, sequences, age = self._awaited.get(batch.worker_id, (0.0, 0.0, 0.0))
+        weight = 1 - exp(-self._since_ns / SMOOTHED_NS)
+        return (
+            share + weight * (bool(count) - share),
+            sequences + weight * (count - sequences),
+            age + weight * (min(age_s, MOST_AGE_S) - age),
+        )
+
+    def _targets(self, model: str) -> tuple[int, int]:
+        limit_ns, tpot_ns = self.traffic.targets_ns(model)
+        return limit_ns or self._defaults[0], tpot_ns or self._defaults[1]
+
+    def _demand(self, model: str, waiting: Waiting, now_ns: int) -> Demand:
+        limit_ns, tpot_ns = self._targets(model)
+        refused = self.traffic.refused_tokens_per_s(model, now_ns, SPAN_NS)
+        return Demand(
+            waiting=waiting,
+            tokens_per_s=self._arrivals.tokens_per_s(model, now_ns) + refused,
+            cache_hit=self.traffic.cache_hit(model, now_ns),
+            ttft_limit_ns=limit_ns,
+            tpot_ns=tpot_ns,
+        )
+
+    def _shares(self, worker_ids: Sequence[str], now_ns: int) -> "dict[str, _Shares]":
+        rollups, fleet = self._state.rollups, self._state.fleet
+        known = [name for name in worker_ids if rollups.knows(name)]
+        end_ns = now_ns - self._lag_ns
+        series = rollups.read(rollups.tiers[0].window_ns, end_ns - WINDOW_NS, end_ns, known)
+        times = series.times_ns.sum(axis=0)
+        found = {}
+        for name, row in zip(known, times.tolist(), strict=True):
+            covered = row[COVERED]
+            if covered:
+                starved = fleet.starved_ns(name, end_ns - WINDOW_NS, end_ns) / WINDOW_NS
+                found[name] = _Shares((row[PREFILL] + row[DECODE]) / covered, row[KV_WAIT] / covered, starved)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    busy: float
+    kv_wait: float
+    starved: float
+
+
+def _by_phase(batches: Sequence[StepBatch]) -> dict[str, list[StepBatch]]:
+    found: dict[str, list[StepBatch]] = {"prefill": [], "decode": []}
+    for each in batches:
+        found["prefill" if role_name(each.assignment) == "prefill" else "decode"].append(each)
+    return found
+
+
+def _pool(batches: Sequence[StepBatch], shares: dict[str, _Shares]) -> PoolTime:
+    gpus = [max(each.gpus, 1) for each in batches]
+    told = [(shares[each.worker_id], max(each.gpus, 1)) for each in batches if each.worker_id in shares]
+    whole = sum(weight for _, weight in told)
+    if not whole:
+        return PoolTime(len(batches), sum(gpus))
+    mean = np.array([[each.busy, each.kv_wait, each.starved] for each, _ in told]).T @ [weight for _, weight in told]
+    busy, kv_wait, starved = (mean / whole).tolist()
+    return PoolTime(len(batches), sum(gpus), busy, kv_wait, starved)

@@ -1,0 +1,185 @@
+"""From telemetry to what a verdict is made from, model by model. Pure; time is passed in."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.perfmodel.reference import usual_model
+from libs.perfmodel.wire import fitted_model
+from libs.policy.pressure.pools import RoleCounts, pressures
+from libs.policy.pressure.prompts import Prompts, workers_needed
+from libs.policy.pressure.splits import WorkerProfile, Workload
+from libs.policy.roles import MAX_BUDGET_TOKENS, Role
+from libs.policy.verdict.limits import SLOWNESS
+from libs.policy.verdict.state import ModelState, UnknownModel, WorkerState
+from libs.telemetry.gateways import Waiting
+
+HEARD_SHARE: Final = 0.5
+"""Of a model's workers: with fewer that are heard nothing is said about it."""
+MAX_MODELS_TOLD: Final = 64
+"""Step-time models of a model's workers that the usual one is chosen from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One worker that takes work: its newest batch, and what was measured of it over the last two seconds."""
+
+    batch: StepBatch
+    slowness: float | None
+    kv_wait: float
+    """Share of its time."""
+    kv_awaited: float
+    """Share of moments in which KV that is ready elsewhere was on its way."""
+    held_by_link: float
+    """Sequences that awaited it, on average."""
+    kv_awaited_s: float
+    """For how long the longest awaited of it had been ready, on average."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What gateways and finished requests say of a model."""
+
+    waiting: Waiting
+    tokens_per_s: float
+    """Prompt tokens that come, those of refused requests too."""
+    cache_hit: float
+    ttft_limit_ns: int
+    tpot_ns: int
+
+
+def engine_of(batches: Sequence[StepBatch]) -> WorkerProfile | str:
+    """What is usual among a model's workers, or what is missing: room as that of the smallest."""
+    chunks = [each.chunk_tokens for each in batches if each.chunk_tokens]
+    places = [each.max_sequences for each in batches if each.max_sequences]
+    if not chunks or not places:
+        return "no worker has said how many tokens and sequences a step takes"
+    chunk = min(*chunks, MAX_BUDGET_TOKENS)
+    reported = [fitted_model(each.step_time) for each in batches[:MAX_MODELS_TOLD] if each.HasField("step_time")]
+    model = usual_model([each for each in reported if each is not None], chunk)
+    if model is None:
+        return "no worker has said how long its steps take"
+    kv_tokens = min((each.kv_blocks * each.block_size_tokens for each in batches), default=0)
+    return WorkerProfile(model, chunk, min(places), kv_tokens)
+
+
+def observe(
+    model: str, engine: WorkerProfile | str, workers: Sequence[Observed], unheard: int, demand: Demand | None
+) -> ModelState | UnknownModel:
+    """One model. `unheard`: workers that should be heard and are not; `demand`: None while no gateway is heard."""
+    at_rest = _at_rest(workers, demand)
+    if isinstance(engine, str):
+        return UnknownModel(model, engine, at_rest)
+    heard = len(workers)
+    if heard < (heard + unheard) * HEARD_SHARE or not heard:
+        return UnknownModel(model, f"{heard} of {heard + unheard} workers of {model} are heard", at_rest)
+    if demand is None:
+        return UnknownModel(model, "no gateway says what waits there", at_rest)
+    return _state(model, engine, workers, demand, at_rest)
+
+
+def _state(model: str, engine: WorkerProfile, workers: Sequence[Observed], demand: Demand, at_rest: bool) -> ModelState:
+    states = [_worker(each) for each in workers]
+    waiting, fresh = demand.waiting, 1 - demand.cache_hit
+    at_workers = sum(each.prompt_tokens for each in states)
+    people_tokens = max(waiting.prompt_tokens - waiting.batch_tokens, 0) * fresh + at_workers
+    due_tokens = max(waiting.hopeful_tokens - waiting.batch_tokens, 0) * fresh + at_workers
+    speed = engine.chunk_speed()
+    needed, horizon_ns = workers_needed(
+        Prompts(
+            waiting=((float(demand.ttft_limit_ns), due_tokens / speed),),
+            rate=demand.tokens_per_s * fresh / (speed * 1e9),
+            limit_ns=float(demand.ttft_limit_ns),
+        )
+    )
+    decode = [each for each in states if each.role is Role.MIXED]
+    bound = sum(each.sequences for each in decode)
+    people_bound = max(bound - waiting.batch_bound, 0)
+    held = max(waiting.decode_requests - min(waiting.batch_requests, waiting.decode_requests), 0)
+    at_decode = [each.batch.load.running for each in workers if each.batch.assignment.role == ROLE_MIXED]
+    running = min(sum(at_decode), people_bound)
+    kv_tokens = sum(each.kv_tokens for each in decode)
+    kv_people = kv_tokens * people_bound / bound if bound else 0.0
+    alike = kv_tokens / bound if bound else 0.0
+    work = Workload(
+        prompts=needed,
+        decodes=people_bound + held,
+        kv_tokens=round(kv_people + held * alike),
+        tpot_ns=demand.tpot_ns,
+        waiting_ns=people_tokens / speed,
+    )
+    standing, whole = _standing(states), _standing([replace(each, slowness=None) for each in states])
+    unhindered = _unhindered(work, decode, people_bound / bound if bound else 0.0, held)
+    return ModelState(
+        model=model,
+        engine=engine,
+        work=work,
+        standing=whole,
+        workers=states,
+        pressures=pressures(engine, work, standing),
+        healthy=pressures(engine, unhindered, whole),
+        horizon_ns=horizon_ns,
+        waiting_tokens=round(people_tokens),
+        running=running,
+        held=people_bound - running + held,
+        at_rest=at_rest,
+    )
+
+
+def _standing(states: Iterable[WorkerState]) -> RoleCounts:
+    """Workers by role; one that is slow counts for as much less."""
+    prefill = mixed = lending = 0.0
+    for each in states:
+        slow = each.slowness or 1.0
+        part = 1 / slow if slow >= SLOWNESS.fire else 1.0
+        if each.role is Role.PREFILL:
+            prefill += part
+        else:
+            mixed += part
+            lending += part * each.lends
+    return RoleCounts(prefill, mixed, lending)
+
+
+def _unhindered(work: Workload, decode: Sequence[WorkerState], people: float, held: int) -> Workload:
+    """The work that there would be if no worker were slow, and no link held sequences up: those would have gone on."""
+    sequences = 0.0
+    for each in decode:
+        slow = each.slowness or 1.0
+        free = max(each.sequences - each.held_by_link, 0.0)
+        sequences += free / slow if slow >= SLOWNESS.fire else free
+    count = round(sequences * people) + held
+    alike = work.kv_tokens / work.decodes if work.decodes else 0.0
+    return replace(work, decodes=min(count, work.decodes), kv_tokens=round(min(count, work.decodes) * alike))
+
+
+def _worker(observed: Observed) -> WorkerState:
+    batch, load = observed.batch, observed.batch.load
+    mixed = batch.assignment.role == ROLE_MIXED
+    queued = 0 if load.waiting_prefill_tokens else load.waiting  # else they are prompts
+    held_blocks = max(batch.kv_blocks - load.free_kv_blocks, 0)
+    return WorkerState(
+        id=batch.worker_id,
+        role=Role.MIXED if mixed else Role.PREFILL,
+        budget_tokens=batch.assignment.budget_tokens,
+        sequences=load.running + queued + load.awaiting_kv if mixed else 0,
+        kv_tokens=held_blocks * batch.block_size_tokens,
+        prompt_tokens=load.waiting_prefill_tokens,
+        slowness=observed.slowness,
+        kv_wait=observed.kv_wait,
+        kv_awaited=observed.kv_awaited,
+        held_by_link=observed.held_by_link,
+        kv_awaited_s=observed.kv_awaited_s,
+    )
+
+
+def _at_rest(workers: Iterable[Observed], demand: Demand | None) -> bool:
+    if demand is None or any(demand.waiting) or demand.tokens_per_s:
+        return False
+    loads = [each.batch.load for each in workers]
+    return not any(load.running or load.waiting or load.awaiting_kv for load in loads)
+
+
+TAKES_WORK: Final[Mapping[int, bool]] = {ROLE_PREFILL: True, ROLE_MIXED: True}
+"""Roles whose workers count; those on standby do not."""

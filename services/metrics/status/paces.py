@@ -1,0 +1,59 @@
+"""How long workers' steps take, over what the same steps take their peers; and the time per output token. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from libs.perfmodel.reference import expected_ns
+from libs.policy.step_time import StepTimeModel
+from libs.telemetry.worker.steps import FinishedSteps, StepCounts
+
+WINDOW_NS: Final = 2_000_000_000
+LOOK_BACK_NS: Final = 3 * WINDOW_NS
+"""Where a window holds fewer than `LEAST_STEPS`, the newest of so long count: steps may take half a second."""
+LEAST_STEPS: Final = 3
+LEAST_NS: Final = 150_000_000
+"""Fewer steps, or less time in them, tell nothing of a worker."""
+_BATCH: Final = StepCounts._fields.index("decode_sequences")
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Of one worker's steps in a window."""
+
+    slowness: float | None
+    """Measured over expected; None for too few steps."""
+    token_ns: float
+    """Durations of steps that decode, each times its sequences."""
+    tokens: float
+    """Sequences of those steps, added up."""
+
+
+NO_PACE: Final = Pace(None, 0.0, 0.0)
+LEAST_PEERS: Final = 3
+
+
+def beside_peers(paces: Mapping[str, Pace]) -> dict[str, float | None]:
+    """How slow each of a model's workers is beside the one in the middle: what slows all of them accuses none. None for
+    those that ran too little, and where fewer than `LEAST_PEERS` did not."""
+    known = sorted(each.slowness for each in paces.values() if each.slowness is not None)
+    if len(known) < LEAST_PEERS:
+        return dict.fromkeys(paces)
+    middle = max(known[(len(known) - 1) // 2], 1e-9)
+    return {name: None if each.slowness is None else each.slowness / middle for name, each in paces.items()}
+
+
+def pace(steps: FinishedSteps, usual: StepTimeModel, now_ns: int) -> Pace:
+    """Of the newest of the finished steps of `LOOK_BACK_NS`, by what is usual among the worker's peers."""
+    first = min(int(np.searchsorted(steps.ends_ns, now_ns - WINDOW_NS)), max(len(steps.ends_ns) - LEAST_STEPS, 0))
+    took_ns = (steps.ends_ns - steps.starts_ns)[first:].astype(np.float64)
+    if not len(took_ns):
+        return NO_PACE
+    counts = steps.counts[:, first:]
+    batch = counts[_BATCH]
+    expected = float(expected_ns(usual, counts).sum())
+    total_ns = float(took_ns.sum())
+    enough = len(took_ns) >= LEAST_STEPS and total_ns >= LEAST_NS and expected > 0
+    return Pace(total_ns / expected if enough else None, float(took_ns @ batch), float(batch.sum()))

@@ -1,0 +1,114 @@
+"""What the planner said last, and the last worker that took another role. Pure; time is passed in."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
+    ACTION_ROLE_MOVED,
+    ACTION_SET_LIMITS,
+    ACTION_SET_MODE,
+    MODE_AUTO,
+    Decision,
+    Mode,
+)
+from libs.contracts.roles import role_name
+
+HEARD_NS: Final = 5_000_000_000
+"""A planner that leads tells a decision a second; after so long without any it is not heard."""
+MAX_WORKERS: Final = 4096
+"""Whose roles are remembered; others' moves are listed without the role that they left."""
+MAX_TEXT: Final = 500
+NS_PER_MS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LastMove:
+    """A worker that was seen in another role, whoever gave it."""
+
+    worker: str
+    from_role: str
+    """Empty where it is not known."""
+    to_role: str
+    actor: str
+    reason: str
+    at_unix_ms: int
+    age_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerStatus:
+    """As its decisions tell."""
+
+    heard: bool
+    mode: str | None
+    """off, advisory or auto; null where it has not been heard."""
+    leader: str | None
+    acts: bool
+    """It gives workers the roles that it decides."""
+    decided_unix_ms: int | None
+    reason: str
+    reason_code: str
+    last_move: LastMove | None
+
+
+class PlannerNews:
+    """Decisions in, what is known of the planner out."""
+
+    def __init__(self) -> None:
+        self._newest: Decision | None = None
+        self._heard_ns = 0
+        self._moved: tuple[Decision, str] | None = None
+        self._roles: dict[str, str] = {}
+
+    def take(self, decision: Decision, now_ns: int) -> None:
+        """Enter a decision that came at `now_ns`."""
+        if decision.action == ACTION_ROLE_MOVED:
+            worker, role = decision.worker_id, role_name(decision.assignment)
+            if self._moved is None or decision.decided_unix_ns >= self._moved[0].decided_unix_ns:
+                self._moved = decision, self._roles.get(worker, "")
+            if worker in self._roles or len(self._roles) < MAX_WORKERS:
+                self._roles[worker] = role
+            return
+        if decision.action == ACTION_SET_LIMITS:
+            return
+        newest = self._newest
+        if newest is None or decision.decided_unix_ns >= newest.decided_unix_ns:
+            self._newest, self._heard_ns = decision, now_ns
+
+    def knows_role(self, worker: str, role: str) -> None:
+        """What telemetry says of a worker, so that its next move is listed with the role that it leaves."""
+        if worker not in self._roles and len(self._roles) < MAX_WORKERS:
+            self._roles[worker] = role
+
+    def status(self, now_ns: int) -> PlannerStatus:
+        """As of now."""
+        newest = self._newest
+        heard = newest is not None and now_ns - self._heard_ns < HEARD_NS
+        if newest is None:
+            return PlannerStatus(False, None, None, False, None, "", "", self._last_move(now_ns))
+        mode = Mode.Name(newest.mode).removeprefix("MODE_").lower() if newest.mode in Mode.values() else "unknown"
+        reported = newest.action != ACTION_SET_MODE
+        return PlannerStatus(
+            heard=heard,
+            mode=mode,
+            leader=newest.planner_id[:MAX_TEXT],
+            acts=heard and newest.mode == MODE_AUTO,
+            decided_unix_ms=newest.decided_unix_ns // NS_PER_MS,
+            reason=newest.reason[:MAX_TEXT] if reported else "",
+            reason_code=newest.reason_code[:MAX_TEXT] if reported else "",
+            last_move=self._last_move(now_ns),
+        )
+
+    def _last_move(self, now_ns: int) -> LastMove | None:
+        if self._moved is None:
+            return None
+        moved, before = self._moved
+        return LastMove(
+            worker=moved.worker_id[:MAX_TEXT],
+            from_role=before,
+            to_role=role_name(moved.assignment),
+            actor=moved.actor[:MAX_TEXT],
+            reason=moved.reason[:MAX_TEXT],
+            at_unix_ms=moved.decided_unix_ns // NS_PER_MS,
+            age_ms=max(now_ns - moved.decided_unix_ns, 0) // NS_PER_MS,
+        )

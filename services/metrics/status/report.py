@@ -1,0 +1,299 @@
+"""`/v1/status`: one look, one answer. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+from libs.policy.verdict.cause import Action, Cause, Code
+from libs.policy.verdict.state import ModelState
+from libs.policy.verdict.watch import Verdict
+from services.metrics.status.evaluator import PoolTime, Seen
+from services.metrics.status.planner_news import PlannerStatus
+from services.metrics.status.traffic import Traffic
+
+BEHIND_MS = 2_000
+"""Figures that are older are not those of now."""
+NS_PER_MS = 1_000_000
+MAX_PRESSURE = 1_000.0
+"""As it is shown: without workers for a phase it has no bound."""
+MOVED_MS = 30_000
+"""A move of the planner's is shown with the verdict for this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToldAction:
+    """Workers that are to take another role."""
+
+    command: str
+    workers: list[str]
+    role: str
+    budget_tokens: int
+    pressure_then: float
+
+
+@dataclass(frozen=True, slots=True)
+class ToldCause:
+    """Something that holds requests up."""
+
+    code: str
+    model: str
+    sentence: str
+    since_unix_ms: int
+    action: ToldAction | None
+    workers: list[str]
+    """The slow ones, or those behind a slow link."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToldVerdict:
+    """What holds requests up first, or that nothing does."""
+
+    code: str
+    model: str
+    sentence: str
+    since_unix_ms: int
+    action: ToldAction | None
+    """Null where nothing is to do, or a planner does it."""
+    causes: list[ToldCause]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitOfRoles:
+    """Workers by role."""
+
+    prefill: int
+    decode: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStatus:
+    """Prompts. Null: not known."""
+
+    pressure: float | None
+    """The most, over all horizons, of GPU time of prompts due by then over what prefill has until then."""
+    workers: int
+    gpus: int
+    busy: float | None
+    """Share of the last two seconds in steps."""
+    starved: float | None
+    kv_wait: float | None
+    waiting_prompt_tokens: int | None
+    waiting_requests: int | None
+    waiting_s: float | None
+    """That its workers take for what waits."""
+    horizon_ms: float | None
+    """Where the pressure is that high."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStatus:
+    """Decodes. Null: not known."""
+
+    pressure: float | None
+    """The greater of the next two."""
+    batch_pressure: float | None
+    """Sequences over the largest batches that hold TPOT."""
+    kv_pressure: float | None
+    """KV that sequences need over the room for it."""
+    bound: str | None
+    """Which is greater: tpot or kv."""
+    workers: int
+    gpus: int
+    busy: float | None
+    starved: float | None
+    """Share of the last two seconds, a part of idle: all KV that was awaited was still to be computed."""
+    kv_wait: float | None
+    running: int | None
+    held: int | None
+    """Sequences that are to decode and do not yet."""
+    slots: int
+    """Sequences that its workers run at most, by their settings."""
+    largest_batch: int | None
+    """Sequences within the TPOT target on all of them, at present context lengths."""
+    kv_used: float | None
+    kv_tokens: int | None
+    kv_tokens_room: int | None
+    context_tokens: int | None
+    tpot_ms: float | None
+    """As measured over two seconds."""
+    tpot_target_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class MixedStatus:
+    """Decode workers that compute prompts too; they count once."""
+
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """One model."""
+
+    model: str
+    known: bool
+    unknown_because: str | None
+    verdict: str
+    cluster_pressure: float | None
+    """The least that any roles of its workers would leave."""
+    best_split: SplitOfRoles | None
+    """Those roles."""
+    prefill: PrefillStatus
+    decode: DecodeStatus
+    mixed: MixedStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """The whole of it."""
+
+    as_of_unix_ms: int
+    age_ms: int | None
+    """How old the newest telemetry behind it is."""
+    live: bool
+    not_live_because: str | None
+    verdict: ToldVerdict
+    planner: PlannerStatus
+    models: list[ModelStatus]
+    traffic: Traffic
+    alerts_firing: int
+
+
+def cluster_status(
+    seen: Seen | None,
+    planner: PlannerStatus,
+    traffic: Traffic,
+    *,
+    now_ns: int,
+    age_ms: int | None,
+    not_live: str | None,
+    waiting: dict[str, int],
+    alerts_firing: int,
+) -> ClusterStatus:
+    """As of now. `waiting`: requests that wait for prefill, by model."""
+    if seen is None:
+        seen = Seen(now_ns, Verdict(Code.UNKNOWN, "", "Not known yet: the service has just begun.", now_ns))
+    behind = age_ms is not None and age_ms > BEHIND_MS
+    if not_live is None and behind:
+        not_live = f"telemetry is {(age_ms or 0) / 1000:.1f} s old"
+    verdict = _verdict(seen.verdict, planner)
+    if not_live is not None and verdict.code != Code.IDLE and age_ms is not None:
+        verdict = replace(verdict, code=Code.UNKNOWN, sentence=f"Not known: {not_live}.", action=None)
+    return ClusterStatus(
+        as_of_unix_ms=now_ns // NS_PER_MS,
+        age_ms=age_ms,
+        live=not_live is None,
+        not_live_because=not_live,
+        verdict=verdict,
+        planner=planner,
+        models=[_model(each.model, seen, waiting.get(each.model)) for each in seen.models],
+        traffic=traffic,
+        alerts_firing=alerts_firing,
+    )
+
+
+def _verdict(verdict: Verdict, planner: PlannerStatus) -> ToldVerdict:
+    causes = [_cause(each, planner) for each in verdict.causes]
+    first = causes[0] if causes else None
+    sentence = verdict.sentence
+    move = planner.last_move
+    if first is not None and planner.acts and move is not None and move.age_ms <= MOVED_MS:
+        sentence += f" {move.actor} moved {move.worker} to {move.to_role} {move.age_ms / 1000:.0f} s ago."
+    return ToldVerdict(
+        code=verdict.code,
+        model=verdict.model,
+        sentence=sentence,
+        since_unix_ms=verdict.since_ns // NS_PER_MS,
+        action=first.action if first is not None else None,
+        causes=causes,
+    )
+
+
+def _cause(cause: Cause, planner: PlannerStatus) -> ToldCause:
+    """A planner that acts needs nobody to type its moves."""
+    action = None if planner.acts else _action(cause.action)
+    since_ms = cause.since_ns // NS_PER_MS
+    return ToldCause(cause.code, cause.model, cause.sentence, since_ms, action, list(cause.workers))
+
+
+def _action(action: Action | None) -> ToldAction | None:
+    if action is None:
+        return None
+    then = min(action.pressure_then, MAX_PRESSURE)
+    return ToldAction(action.command, list(action.workers), action.role, action.budget_tokens, then)
+
+
+def _model(model: str, seen: Seen, waiting_requests: int | None) -> ModelStatus:
+    subject = next(each for each in seen.models if each.model == model)
+    state = subject if isinstance(subject, ModelState) else None
+    pools = dict(seen.pools)
+    prefill, decode = pools.get((model, "prefill"), PoolTime()), pools.get((model, "decode"), PoolTime())
+    own = [each for each in seen.verdict.causes if each.model == model]
+    calm = Code.UNKNOWN if state is None else Code.IDLE if state.at_rest else Code.BALANCED
+    least = state.pressures.least if state else None
+    return ModelStatus(
+        model=model,
+        known=state is not None,
+        unknown_because=None if isinstance(subject, ModelState) else subject.why,
+        verdict=own[0].code if own else calm,
+        cluster_pressure=_bounded(least.pressure) if least else None,
+        best_split=SplitOfRoles(least.prefill, least.mixed) if least else None,
+        prefill=_prefill(state, prefill, waiting_requests),
+        decode=_decode(model, state, decode, seen),
+        mixed=MixedStatus(round(state.standing.lending) if state else 0),
+    )
+
+
+def _prefill(state: ModelState | None, time: PoolTime, waiting_requests: int | None) -> PrefillStatus:
+    waiting_s = None
+    if state is not None:
+        waiting_s = state.work.waiting_ns / 1e9 / max(state.standing.prefill, 1)
+    return PrefillStatus(
+        pressure=_bounded(state.pressures.prefill) if state else None,
+        workers=time.workers,
+        gpus=time.gpus,
+        busy=time.busy,
+        starved=time.starved,
+        kv_wait=time.kv_wait,
+        waiting_prompt_tokens=state.waiting_tokens if state else None,
+        waiting_requests=waiting_requests if state else None,
+        waiting_s=waiting_s,
+        horizon_ms=state.horizon_ns / NS_PER_MS if state else None,
+    )
+
+
+def _decode(model: str, state: ModelState | None, time: PoolTime, seen: Seen) -> DecodeStatus:
+    found = state.pressures if state else None
+    whole = state.engine.kv_tokens * state.standing.mixed if state else 0
+    kv_tokens = sum(each.kv_tokens for each in state.workers) if state else 0
+    decodes = state.work.decodes if state else 0
+    return DecodeStatus(
+        pressure=_bounded(found.decode) if found else None,
+        batch_pressure=_bounded(found.batch) if found else None,
+        kv_pressure=_bounded(found.kv) if found else None,
+        bound=("kv" if found.kv > found.batch else "tpot") if found else None,
+        workers=time.workers,
+        gpus=time.gpus,
+        busy=time.busy,
+        starved=time.starved,
+        kv_wait=time.kv_wait,
+        running=state.running if state else None,
+        held=state.held if state else None,
+        slots=dict(seen.places).get(model, 0),
+        largest_batch=found.largest_batch if found else None,
+        kv_used=kv_tokens / whole if whole else None,
+        kv_tokens=state.work.kv_tokens if state else None,
+        kv_tokens_room=found.kv_room_tokens if found else None,
+        context_tokens=state.work.kv_tokens // decodes if state and decodes else None,
+        tpot_ms=dict(seen.tpot_ms).get(model),
+        tpot_target_ms=dict(seen.tpot_target_ms).get(model),
+    )
+
+
+def _bounded(pressure: float) -> float:
+    return min(pressure, MAX_PRESSURE) if isfinite(pressure) else MAX_PRESSURE
+
+
+def firing_codes(causes: Sequence[Cause]) -> frozenset[tuple[str, str]]:
+    """(model, code) of those that hold."""
+    return frozenset((each.model, str(each.code)) for each in causes)

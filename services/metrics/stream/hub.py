@@ -1,0 +1,84 @@
+"""The newest messages, for any number of readers: each reads at its own pace, and one that is slow skips."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from libs.contracts.errors import QueueFull
+
+MAX_READERS: Final = 64
+KEPT_TICKS: Final = 32
+"""A reader that is further behind goes on with the newest."""
+RETRY_AFTER_S: Final = 10.0
+
+
+class Hub:
+    """One writer, many readers; what it holds is the same for all of them."""
+
+    def __init__(self) -> None:
+        self._ticks: deque[bytes] = deque(maxlen=KEPT_TICKS)
+        self._written = 0
+        self._members = b""
+        self._members_from = 0
+        """The tick that the present members came with."""
+        self._news = asyncio.Event()
+        self._closed = False
+        self.readers = 0
+        self.close_readers = 0
+        """Of them, those that want to know between two windows what has changed."""
+        self.skipped_ticks = 0
+        """That readers did not get because they were slow."""
+
+    def publish(self, tick: bytes, members: bytes | None = None) -> None:
+        """Hand a tick to every reader, and before it who there is, if that has changed."""
+        if members is not None:
+            self._members, self._members_from = members, self._written
+        self._ticks.append(tick)
+        self._written += 1
+        self._wake()
+
+    def close(self) -> None:
+        """End every reader."""
+        self._closed = True
+        self._wake()
+
+    def check_room(self) -> None:
+        """Raise QueueFull when no more readers are taken."""
+        if self.readers >= MAX_READERS:
+            raise QueueFull(f"{MAX_READERS} readers hold the stream already", retry_after_s=RETRY_AFTER_S)
+
+    @contextmanager
+    def reader(self, *, between: bool = True) -> Iterator[AsyncIterator[bytes]]:
+        """Messages from the newest on, until `close`; holds a place while the context is open. `between`: what changes
+        between two windows comes at once; without such readers it comes with the next window."""
+        self.check_room()
+        self.readers += 1
+        self.close_readers += between
+        try:
+            yield self._read()
+        finally:
+            self.readers -= 1
+            self.close_readers -= between
+
+    async def _read(self) -> AsyncIterator[bytes]:
+        sent_members, following = -1, max(self._written - 1, 0)
+        while not self._closed:
+            if following == self._written:
+                await self._news.wait()
+                continue
+            if following < self._written - len(self._ticks):
+                self.skipped_ticks += self._written - 1 - following
+                following = self._written - 1
+            if sent_members != self._members_from <= following:
+                sent_members = self._members_from
+                yield self._members
+                continue  # much may have been written while this one was sent
+            tick = self._ticks[following - self._written]
+            following += 1
+            yield tick
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()

@@ -1,0 +1,155 @@
+"""Messages of the stream: the workers, the windows of each 100 ms, and changes between. Encoded once for all
+readers. Pure."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from libs.contracts.roles import ROLE_NAMES
+from libs.policy.alerts.store import Alert
+from libs.telemetry.history import WrittenWindow
+from libs.telemetry.listing import Listing, Loads
+from services.metrics.accounting.queues import PhaseQueue
+from services.metrics.happened.events import Event
+
+MS_NS: Final = 1_000_000
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A worker in the stream: where it stands in `Members.workers` is how ticks name it."""
+
+    id: str
+    node: str
+    model: str
+    gpus: int
+    engine: str
+
+
+class Members(msgspec.Struct):
+    """Workers heard of in the last five minutes, one for those that left; sent first, and again whenever it changes."""
+
+    version: int
+    window_ms: int
+    settled_ms: int
+    """Windows that ended so long before a tick are seldom revised."""
+    roles: tuple[str, ...]
+    """Names of the numbers in ticks, counted from 1."""
+    workers: list[Member]
+
+
+class Window(msgspec.Struct, array_like=True):
+    """One window of `workers`, places in `members`; None for all. The other lists are in the same order; times are in
+    ns of one GPU."""
+
+    start_unix_ms: int
+    workers: list[int] | None
+    covered: list[int]
+    prefill: list[int]
+    decode: list[int]
+    kv_wait: list[int]
+    roles: list[int]
+    """With 128 added where a step that still runs is counted as far as it is known to have run."""
+
+
+class Depths(msgspec.Struct):
+    """Of each worker, at its last report."""
+
+    running: list[int]
+    waiting: list[int]
+    waiting_prefill_tokens: list[int]
+    awaiting_kv: list[int]
+
+
+class Tick(msgspec.Struct):
+    """What is new since the last one: revised windows first."""
+
+    number: int
+    version: int
+    now_unix_ms: int
+    windows: list[Window]
+    depths: Depths | None
+    """None between two windows, where a tick has only changes."""
+    queues: list[PhaseQueue] | None
+    """What waits at workers and gateways; None where depths are."""
+    events: list[Event]
+    age_ms: int | None
+    """How old the data were at `now_unix_ms` (see accounting/age.py); None without any worker, and where depths
+    are None."""
+    alerts: list[Alert]
+    """Changes: alerts that fire now, and that are over."""
+
+
+class TickWriter:
+    """Makes the messages, numbered; says who there is again when that changes."""
+
+    def __init__(self, *, window_ns: int, settled_ns: int) -> None:
+        self._window_ms = window_ns // MS_NS
+        self._settled_ms = settled_ns // MS_NS
+        self._listing: Listing | None = None
+        self._members: list[Member] = []
+        """What was said of it."""
+        self._places: dict[str, int] = {}
+        self.version = 0
+        self.number = 0
+
+    def members(self, listing: Listing) -> bytes | None:
+        """A message when other workers are listed than before; the first time always."""
+        if listing is self._listing:
+            return None
+        members = [Member(each.worker_id, each.node, each.model, each.gpus, each.engine) for each in listing.workers]
+        same, self._listing, self._members = members == self._members, listing, members
+        if self.version and same:
+            return None
+        self.version += 1
+        self._places = {member.id: place for place, member in enumerate(members)}
+        message = Members(self.version, self._window_ms, self._settled_ms, ROLE_NAMES, members)
+        return b"event: members\ndata: " + msgspec.json.encode(message) + b"\n\n"
+
+    def tick(
+        self,
+        now_ns: int,
+        written: Sequence[WrittenWindow],
+        loads: Loads,
+        events: list[Event],
+        alerts: list[Alert],
+        *,
+        queues: list[PhaseQueue],
+        age_ms: int | None = None,
+    ) -> bytes:
+        """What has been written; `loads` are of the workers of the last `members`."""
+        columns = (loads.running, loads.waiting, loads.waiting_prefill_tokens, loads.awaiting_kv)
+        depths = Depths(*(each.tolist() for each in columns))
+        return self._message(now_ns, written, events, alerts, depths=depths, queues=queues, age_ms=age_ms)
+
+    def knows(self, written: Sequence[WrittenWindow]) -> bool:
+        """Whether the last `members` has every worker of these windows."""
+        return all(self._places.keys() >= set(window.workers.worker_ids) for window in written)
+
+    def changes(self, now_ns: int, written: Sequence[WrittenWindow], alerts: list[Alert]) -> bytes:
+        """What has been written between two windows."""
+        return self._message(now_ns, written, [], alerts)
+
+    def _message(
+        self,
+        now_ns: int,
+        written: Sequence[WrittenWindow],
+        events: list[Event],
+        alerts: list[Alert],
+        *,
+        depths: Depths | None = None,
+        queues: list[PhaseQueue] | None = None,
+        age_ms: int | None = None,
+    ) -> bytes:
+        self.number += 1
+        windows = [self._window(window) for window in written]
+        message = Tick(self.number, self.version, now_ns // MS_NS, windows, depths, queues, events, age_ms, alerts)
+        return b"id: %d\nevent: tick\ndata: %b\n\n" % (self.number, msgspec.json.encode(message))
+
+    def _window(self, window: WrittenWindow) -> Window:
+        workers = window.workers.among(self._places)
+        places = [self._places[worker_id] for worker_id in workers.worker_ids]
+        covered, prefill, decode, kv_wait = workers.times_ns.T.tolist()
+        everybody = len(places) == len(self._places) and places == list(range(len(places)))
+        start_ms, roles = window.start_ns // MS_NS, workers.roles.tolist()
+        return Window(start_ms, None if everybody else places, covered, prefill, decode, kv_wait, roles)

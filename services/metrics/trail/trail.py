@@ -1,0 +1,125 @@
+"""Pressure, traffic and verdicts of the past: what the status said, second by second. Pure."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from services.metrics.trail.rings import Rings
+
+MAX_MODELS: Final = 64
+"""Of which figures are kept; 11 MB."""
+MAX_VERDICTS: Final = 2_000
+"""Changes of the verdict that are kept."""
+MS_NS: Final = 1_000_000
+DIGITS: Final = 4
+"""Behind the point: as many as a chart can show."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPoint:
+    """One model at a moment; None is not known."""
+
+    prefill: float | None
+    """Pressures of its pools ..."""
+    decode: float | None
+    cluster: float | None
+    """... and under the best of all splits."""
+    waiting_tokens: float | None
+    running: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficPoint:
+    """All models at a moment; None is not known."""
+
+    requests_per_s: float | None
+    prompt_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    errors_per_s: float | None
+    rejected_per_s: float | None
+    too_many_per_s: float | None
+    cache_hit: float | None
+    ttft_p50_ms: float | None
+    ttft_p95_ms: float | None
+    tpot_p50_ms: float | None
+    tpot_p95_ms: float | None
+
+
+MODEL_FIELDS: Final = tuple(field.name for field in fields(ModelPoint))
+TRAFFIC_FIELDS: Final = tuple(field.name for field in fields(TrafficPoint))
+
+
+class StoodVerdict(msgspec.Struct, frozen=True):
+    """A verdict, from when on it stood."""
+
+    unix_ms: int
+    code: str
+    sentence: str
+    command: str
+    """Empty where none was advised."""
+
+
+class StatusHistory(msgspec.Struct):
+    """Windows from `first_start_unix_ms` on, `window_ms` each; figures beside them, null where nothing is known."""
+
+    window_ms: int
+    first_start_unix_ms: int
+    models: dict[str, dict[str, list[float | None]]]
+    traffic: dict[str, list[float | None]]
+    verdicts: list[StoodVerdict]
+    """That which stood at the start, and changes since, the oldest first."""
+
+
+class Trail:
+    """Grows by a point at each look at the status."""
+
+    def __init__(self) -> None:
+        self._traffic = Rings(len(TRAFFIC_FIELDS))
+        self._models: dict[str, Rings] = {}
+        self._verdicts: deque[StoodVerdict] = deque(maxlen=MAX_VERDICTS)
+        self.left_out_models = 0
+        """Points of models for which there was no room."""
+
+    def add(self, unix_ns: int, models: Mapping[str, ModelPoint], traffic: TrafficPoint, verdict: StoodVerdict) -> None:
+        """Enter what the status says at a moment."""
+        self._traffic.add(unix_ns, _row(traffic, TRAFFIC_FIELDS))
+        for name, point in models.items():
+            rings = self._models.get(name)
+            if rings is None:
+                if len(self._models) >= MAX_MODELS:
+                    self.left_out_models += 1
+                    continue
+                rings = self._models[name] = Rings(len(MODEL_FIELDS))
+            rings.add(unix_ns, _row(point, MODEL_FIELDS))
+        last = self._verdicts[-1] if self._verdicts else None
+        if last is None or (last.code, last.command) != (verdict.code, verdict.command):
+            self._verdicts.append(verdict)
+
+    def history(self, window_ns: int, first_ns: int, last_ns: int) -> StatusHistory:
+        """Windows that start in [first, last), both multiples of `window_ns`, a length that is kept."""
+        first_ms, last_ms = first_ns // MS_NS, last_ns // MS_NS
+        told = {name: rings.read(window_ns, first_ns, last_ns) for name, rings in sorted(self._models.items())}
+        before = [each for each in self._verdicts if each.unix_ms <= first_ms][-1:]
+        since = [each for each in self._verdicts if first_ms < each.unix_ms < last_ms]
+        return StatusHistory(
+            window_ms=window_ns // MS_NS,
+            first_start_unix_ms=first_ms,
+            models={name: _columns(rows, MODEL_FIELDS) for name, rows in told.items() if not np.isnan(rows).all()},
+            traffic=_columns(self._traffic.read(window_ns, first_ns, last_ns), TRAFFIC_FIELDS),
+            verdicts=[*before, *since],
+        )
+
+
+def _row(point: ModelPoint | TrafficPoint, names: tuple[str, ...]) -> NDArray[np.float32]:
+    return np.array([np.nan if (value := getattr(point, name)) is None else value for name in names], np.float32)
+
+
+def _columns(rows: NDArray[np.float32], names: tuple[str, ...]) -> dict[str, list[float | None]]:
+    return {name: [None if math.isnan(value) else value for value in np.round(column, DIGITS).tolist()]
+            for name, column in zip(names, rows.T, strict=True)}  # fmt: skip

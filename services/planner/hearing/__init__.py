@@ -1,0 +1,1 @@
+"""What the planner hears of workers, side by side."""

@@ -1,0 +1,202 @@
+"""What metrics services tell of the registered workers, side by side: loads, time by window, step times. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load, StepTime
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
+from libs.perfmodel.learner import FittedModel, StepKind
+from libs.perfmodel.wire import fitted_model
+from libs.telemetry.fleet_loads import COLUMNS, MOST_COUNTED, WINDOW_NS, columns_of, window_of
+from services.planner.hearing.roster import Bools, Ints, Roster, Uints
+
+MAX_TELLERS: Final = 16
+"""Metrics services that are remembered; the one heard longest ago goes."""
+OLD_NS: Final = 30_000_000_000
+"""A message that was sent so long ago comes from what the broker kept, and says nothing of now."""
+COVERED, PREFILL, DECODE = range(3)
+"""Of the last axis of `times`."""
+
+
+class Taken(StrEnum):
+    """What became of a message."""
+
+    COUNTED = "counted"
+    MALFORMED = "malformed"
+    OLD = "old"
+
+
+@dataclass(slots=True)
+class _Teller:
+    """One metrics service, and where its workers stand in the roster."""
+
+    ids: Sequence[str] = ()
+    roster: Roster | None = None
+    places: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """-1: not registered."""
+
+
+class FleetView:
+    """[workers] each, in the order of `roster`. Other incarnations of a worker than the registered one say nothing."""
+
+    def __init__(self, window_ns: int, lag_ns: int) -> None:
+        self.roster = Roster((), "")
+        self.told: Uints = np.zeros((len(COLUMNS), 0), np.uint64)
+        """[columns, workers]: `COLUMNS` of each worker's newest word."""
+        self.heard_ns: Ints = np.zeros(0, np.int64)
+        """When it reported something newer than before, by this process's clock; 0: never in this incarnation."""
+        self.step_times: list[FittedModel | None] = []
+        self.seen_steps: Ints = np.zeros((len(StepKind), 0), np.int64)
+        """[kinds, workers]: one more than the steps that each has fitted its step time to; 0 where it reported none."""
+        self.revision = 0
+        """Grows with every change of a step time."""
+        self._step_bytes: list[bytes] = []
+        self.window_ns = max(window_ns // WINDOW_NS, 1) * WINDOW_NS
+        """In whole windows."""
+        self.works = False
+        """Whether the last message had anything that runs, waits or was computed."""
+        self._slots = (self.window_ns + lag_ns) // WINDOW_NS + 12
+        self._times: NDArray[np.int32] = np.zeros((self._slots, 0, 3), np.int32)
+        """[windows, workers, 3] int32 ns: a ring by the number of the window."""
+        self._numbers: Ints = np.full(self._slots, -1, np.int64)
+        self._tellers: dict[str, _Teller] = {}
+        self.taken = Counter(dict.fromkeys(Taken, 0))
+        self.latest_arrival_ns: int | None = None
+
+    def take_roster(self, roster: Roster) -> None:
+        """Go on with these workers; what is known of those that stay, in the same life, stays."""
+        before, self.roster = self.roster, roster
+        olds = np.array([before.places.get(name, -1) for name in roster.ids], np.int64)
+        stays = olds >= 0
+        stays[stays] = before.incarnation[olds[stays]] == roster.incarnation[stays]
+        count, olds = len(roster), olds[stays]
+        told, heard = np.zeros((len(COLUMNS), count), np.uint64), np.zeros(count, np.int64)
+        told[:, stays], heard[stays] = self.told[:, olds], self.heard_ns[olds]
+        times = np.zeros((self._slots, count, 3), np.int32)
+        times[:, stays] = self._times[:, olds]
+        seen = np.zeros((len(StepKind), count), np.int64)
+        seen[:, stays] = self.seen_steps[:, olds]
+        models: list[FittedModel | None] = [None] * count
+        raw = [b""] * count
+        for new, old in zip(np.flatnonzero(stays).tolist(), olds.tolist(), strict=True):
+            models[new], raw[new] = self.step_times[old], self._step_bytes[old]
+        self.told, self.heard_ns, self._times, self.step_times, self._step_bytes = told, heard, times, models, raw
+        self.seen_steps = seen
+        self.revision += 1
+
+    def take(self, message: FleetLoads, now_ns: int) -> Taken:
+        """Enter a message that came at `now_ns`."""
+        taken = self._take(message, now_ns)
+        self.taken[taken] += 1
+        return taken
+
+    def _take(self, message: FleetLoads, now_ns: int) -> Taken:
+        if message.told_unix_ns < now_ns - OLD_NS:
+            return Taken.OLD
+        ids = list(message.worker_ids)
+        try:
+            told = columns_of(message, len(ids))
+            windows = [window_of(each, len(ids)) for each in message.windows]
+        except ValueError:
+            return Taken.MALFORMED
+        self.latest_arrival_ns = now_ns
+        places = self._places(message.metrics_id, ids)
+        there = places >= 0
+        there[there] = told[COLUMNS.index("incarnations")][there] == self.roster.incarnation[places[there]]
+        at = places[there]
+        covered = COLUMNS.index("covered_to_unix_ns")
+        newer = (told[covered][there] > self.told[covered][at]) | (self.heard_ns[at] == 0)
+        busy = any((times[:, PREFILL:] > 0).any() for _, _, times in windows)
+        self.works = busy or bool(told[COLUMNS.index("running") : COLUMNS.index("free_kv_blocks")].any())
+        self.told[:, at[newer]] = told[:, there][:, newer]
+        self.heard_ns[at[newer]] = now_ns
+        for start_ns, of, times in windows:
+            self._take_window(start_ns, places[of], there[of], times, now_ns)
+        for each in message.step_times:
+            if each.worker < len(ids) and there[each.worker]:
+                self._take_step_time(int(places[each.worker]), each.step_time)
+        return Taken.COUNTED
+
+    def role_now(self) -> tuple[Ints, Ints, Uints]:
+        """Role, budget and epoch of each: telemetry tells of a change before the registry does."""
+        roster = self.roster
+        epoch = self.told[COLUMNS.index("epochs")]
+        newer = epoch > roster.epoch
+        role = np.where(newer, self.column("roles"), roster.role)
+        budget = np.where(newer, self.column("budget_tokens"), roster.budget_tokens)
+        return role, budget, np.where(newer, epoch, roster.epoch)
+
+    def epoch(self, place: int) -> int:
+        """Of one worker's assignment, the newest that is known."""
+        return max(int(self.told[COLUMNS.index("epochs"), place]), int(self.roster.epoch[place]))
+
+    def column(self, name: str) -> Ints:
+        """[workers] of that name; small enough that sums of all fit."""
+        found: Ints = self.told[COLUMNS.index(name)].astype(np.int64)
+        return found
+
+    def is_known(self) -> Bools:
+        """Whether a worker's present incarnation has reported anything."""
+        return self.heard_ns > 0
+
+    def load(self, place: int) -> Load | None:
+        """What a worker reported of itself; None before that."""
+        if not self.heard_ns[place]:
+            return None
+        words = {name: int(self.told[COLUMNS.index(name), place]) for name in LOAD_COLUMNS}
+        return Load(**words)
+
+    def times_ns(self, end_ns: int) -> Ints:
+        """[workers, 3]: covered, prefill and decode of the whole windows that end by `end_ns`, `window_ns` of them."""
+        last = end_ns // WINDOW_NS
+        first = last - self.window_ns // WINDOW_NS
+        wanted = (self._numbers >= first) & (self._numbers < last)
+        found: Ints = self._times[wanted].sum(axis=0, dtype=np.int64)
+        return found
+
+    def _places(self, teller_id: str, ids: Sequence[str]) -> Ints:
+        teller = self._tellers.pop(teller_id, None) or _Teller()
+        if len(self._tellers) >= MAX_TELLERS:
+            del self._tellers[next(iter(self._tellers))]
+        self._tellers[teller_id] = teller
+        if teller.roster is not self.roster or teller.ids != ids:
+            known = self.roster.places
+            teller.ids, teller.roster = ids, self.roster
+            teller.places = np.array([known.get(name, -1) for name in ids], np.int64)
+        return teller.places
+
+    def _take_window(self, start_ns: int, places: Ints, there: Bools, times: NDArray[np.int32], now_ns: int) -> None:
+        number = start_ns // WINDOW_NS
+        if number < now_ns // WINDOW_NS - self._slots or number > now_ns // WINDOW_NS + self._slots:
+            return
+        slot = number % self._slots
+        if self._numbers[slot] > number:
+            return
+        if self._numbers[slot] < number:
+            self._numbers[slot] = number
+            self._times[slot] = 0
+        at, new = places[there], times[there]
+        fuller = new[:, COVERED] >= self._times[slot, at, COVERED]
+        self._times[slot, at[fuller]] = new[fuller]
+
+    def _take_step_time(self, place: int, told: StepTime) -> None:
+        raw = told.SerializeToString()
+        if raw != self._step_bytes[place]:
+            fitted = fitted_model(told)
+            self._step_bytes[place], self.step_times[place] = raw, fitted
+            for number, kind in enumerate(StepKind):
+                steps = getattr(fitted, kind.value).steps if fitted is not None else -1
+                self.seen_steps[number, place] = min(steps, MOST_COUNTED) + 1
+            self.revision += 1
+
+
+LOAD_COLUMNS: Final = (
+    "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions",
+    "recomputed_tokens", "pool_faults",
+)  # fmt: skip

@@ -1,0 +1,242 @@
+"""What a model's workers can do and have to do, from what they and gateways say: what roles are decided from. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from libs.contracts.liveness import FRESH_NS
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
+from libs.perfmodel.learner import FittedModel, StepKind, combine
+from libs.policy.planner.demand import decodes_to_come, prompts_wanted
+from libs.policy.planner.role_planning import PlannedWorker
+from libs.policy.planner.snapshot import ClusterSnapshot, RolePool
+from libs.policy.pressure.splits import WorkerProfile, Workload
+from libs.policy.roles import MAX_BUDGET_TOKENS, Role
+from libs.policy.step_time import StepTimeModel
+from libs.telemetry.gateways import Waiting
+from services.planner.hearing.fleet_view import COVERED, PREFILL, FleetView
+from services.planner.hearing.roster import ROLES, Bools, Ints
+
+HEARD_SHARE: Final = 0.5
+"""Of a model's workers that take work: with fewer that are heard nothing is decided about it."""
+LEAST_NS: Final = 1.0
+"""For a step of anything: models that say less are none."""
+_ROLES: Final = {int(role): role for role in Role}
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedModel:
+    """A model's workers; where `engine` is None, `unknown` says what is missing."""
+
+    model: str
+    engine: WorkerProfile | None
+    work: Workload
+    standings: Sequence[PlannedWorker]
+    unknown: str = ""
+    gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The cluster at one moment."""
+
+    models: Sequence[ObservedModel]
+    """Those that have workers with a role."""
+    snapshot: ClusterSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look at the workers goes by."""
+
+    asked: Mapping[str, Assignment]
+    """What workers were asked to take, where nothing newer is known of them; registered ones alone."""
+    waiting: Mapping[str, Waiting] | None
+    """At gateways, by model; None where those are not heard."""
+    tpot_ns: Callable[[str], int]
+    """The target of a model."""
+    pinned: Bools
+    now_ns: int
+    end_ns: int
+    """Of the window that tells what was computed of late."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """[workers] each, in the roster's order."""
+
+    role: Ints
+    budget_tokens: Ints
+    fresh: Bools
+    """Heard of late."""
+    kv_tokens: Ints
+    """That sequences of each hold; 0 of one that has reported nothing."""
+    times_ns: Ints
+    """[workers, 3] covered, prefill and decode of the window."""
+
+
+class Observer:
+    """Looks at every model's workers; what it made of their step times it keeps until they say something else."""
+
+    def __init__(self, view: FleetView) -> None:
+        self._view = view
+        self._engines: dict[str, tuple[int, bytes, WorkerProfile | str]] = {}
+
+    def look(self, look: Look) -> Observed:
+        """All models and pools."""
+        view, roster = self._view, self._view.roster
+        role, budget, _ = view.role_now()
+        for name, assignment in look.asked.items():
+            place = roster.places[name]
+            role[place], budget[place] = assignment.role, assignment.budget_tokens
+        held = np.maximum(roster.kv_blocks - view.column("free_kv_blocks"), 0) * roster.block_tokens
+        columns = _Columns(
+            role=role,
+            budget_tokens=budget,
+            fresh=view.heard_ns > look.now_ns - FRESH_NS,
+            kv_tokens=np.where(view.is_known(), held, 0),
+            times_ns=view.times_ns(look.end_ns),
+        )
+        models = []
+        for model, members in roster.models.items():
+            places = members[np.isin(role[members], list(_ROLES))]
+            if len(places):
+                models.append(self._model(model, places, columns, look))
+        self._engines = {name: each for name, each in self._engines.items() if name in roster.models}
+        return Observed(models, _snapshot(view, columns))
+
+    def _model(self, model: str, places: Ints, columns: _Columns, look: Look) -> ObservedModel:
+        roster, fresh = self._view.roster, columns.fresh[places]
+        heard, tpot_ns = places[fresh], look.tpot_ns(model)
+        found = self._engine(model, heard)
+        unknown = _unheard(roster.ready[places], fresh) or (found if isinstance(found, str) else "")
+        if look.waiting is None:
+            unknown = unknown or "no gateway says what waits there"
+        engine, work = None, Workload(0.0, 0, 0, tpot_ns)
+        if not unknown and isinstance(found, WorkerProfile):
+            at_gateways = (look.waiting or {}).get(model, Waiting())
+            engine, work = found, _work(self._view, found, heard, columns, at_gateways, tpot_ns=tpot_ns)
+        standings = _standings(self._view, places, columns, look.pinned)
+        return ObservedModel(model, engine, work, standings, unknown, int(roster.gpus[places].sum()))
+
+    def _engine(self, model: str, heard: Ints) -> WorkerProfile | str:
+        """That of the weakest in each respect, or what is missing: a change must not ask too much of anyone."""
+        key, known = heard.tobytes(), self._engines.get(model)
+        if known is not None and known[:2] == (self._view.revision, key):
+            return known[2]
+        engine = _engine(self._view, heard)
+        self._engines[model] = self._view.revision, key, engine
+        return engine
+
+
+def _unheard(ready: Bools, fresh: Bools) -> str:
+    count, whole = int((ready & fresh).sum()), int(ready.sum())
+    return "" if count >= max(whole * HEARD_SHARE, 1) else f"{count} of {whole} workers are heard"
+
+
+def _standings(view: FleetView, places: Ints, columns: _Columns, pinned: Bools) -> list[PlannedWorker]:
+    roster = view.roster
+    movable = columns.fresh & roster.paired & roster.ready
+    reported = (
+        [roster.ids[place] for place in places.tolist()],
+        map(_ROLES.__getitem__, columns.role[places].tolist()),
+        columns.budget_tokens[places].tolist(),
+        movable[places].tolist(),
+        view.column("waiting_prefill_tokens")[places].tolist(),
+        columns.kv_tokens[places].tolist(),
+        pinned[places].tolist(),
+        roster.keeps_budget[places].tolist(),
+        [0] * len(places),  # own budgets are unknown
+    )
+    return list(map(PlannedWorker._make, zip(*reported, strict=True)))  # a third of the time of calling it
+
+
+def _engine(view: FleetView, heard: Ints) -> WorkerProfile | str:
+    roster = view.roster
+    chunks, sequences = roster.chunk_tokens[heard], roster.max_sequences[heard]
+    model = _step_time(view, heard)
+    if model is None:
+        return "no worker has said how long its steps take"
+    if not chunks.any() or not sequences.any():
+        return "no worker has said how many tokens and sequences a step takes"
+    kv_tokens = int((roster.kv_blocks[heard] * roster.block_tokens[heard]).min())
+    chunk_tokens = min(int(chunks[chunks > 0].min()), MAX_BUDGET_TOKENS)
+    return WorkerProfile(model, chunk_tokens, int(sequences[sequences > 0].min()), kv_tokens)
+
+
+def _step_time(view: FleetView, heard: Ints) -> StepTimeModel | None:
+    """Each part from the worker that has seen most steps of its kind: those in one role know little of the other."""
+    seen = view.seen_steps[:, heard]
+    known = np.flatnonzero(seen[0])
+    base = view.step_times[int(heard[known[0]])] if len(known) else None
+    if base is None:
+        return None
+    fits: dict[StepKind, FittedModel] = {}
+    for kind, counts in zip(StepKind, seen, strict=True):
+        most = int(counts.argmax())
+        fitted = view.step_times[int(heard[most])] if counts[most] > 1 else None
+        if fitted is not None:
+            fits[kind] = fitted
+    model = combine(base.model, fits)
+    sane = min(model.chunks_ns(1, 1), model.decode_fixed_ns + model.decode_sequence_ns) >= LEAST_NS
+    return model if sane else None
+
+
+def _work(
+    view: FleetView, engine: WorkerProfile, heard: Ints, columns: _Columns, at_gateways: Waiting, *, tpot_ns: int
+) -> Workload:
+    """All that was computed of late, runs, or waits, here or at gateways."""
+    covered, prefill_ns = columns.times_ns[heard, COVERED], columns.times_ns[heard, PREFILL]
+    served = float((prefill_ns[covered > 0] / covered[covered > 0]).sum())
+    running, waiting = view.column("running")[heard], view.column("waiting")[heard]
+    prompt_tokens = view.column("waiting_prefill_tokens")[heard]
+    computes = columns.role[heard] == Role.PREFILL
+    # Whoever is late already is served by what others leave.
+    waiting_tokens = at_gateways.hopeful_tokens + int(prompt_tokens.sum())
+    queued = np.where(prompt_tokens > 0, 0, waiting)  # else they are prompts
+    decoding = (running + queued + view.column("awaiting_kv")[heard])[~computes]
+    decodes, kv_tokens = int(decoding.sum()), int(columns.kv_tokens[heard][~computes].sum())
+    reported = (running[computes].tolist(), waiting[computes].tolist(), prompt_tokens[computes].tolist())
+    for count, tokens in map(decodes_to_come, *reported):
+        decodes += count
+        kv_tokens += round(tokens)
+    if at_gateways.decode_requests:
+        alike = kv_tokens // decodes if decodes else 0  # gateways do not say what is computed already
+        kv_tokens += max(at_gateways.decode_prompt_tokens, at_gateways.decode_requests * alike)
+        decodes += at_gateways.decode_requests
+    waiting_ns = waiting_tokens / engine.chunk_speed()
+    return Workload(prompts_wanted(served, waiting_ns), decodes, kv_tokens, tpot_ns, waiting_ns)
+
+
+def _snapshot(view: FleetView, columns: _Columns) -> ClusterSnapshot:
+    """All pools, those of workers without a role that is known among them."""
+    roster, pools = view.roster, []
+    weighed_ns = columns.times_ns * roster.gpus[:, None]
+    for model, members in roster.models.items():
+        roles = np.where(np.isin(columns.role[members], list(_ROLES)), columns.role[members], 0)
+        for role in sorted(set(roles.tolist())):
+            places = members[roles == role]
+            covered_ns, prefill_ns, decode_ns = weighed_ns[places].sum(axis=0).tolist()
+            gpus = int(roster.gpus[places].sum())
+            pools.append(
+                RolePool(
+                    model=model,
+                    role=_ROLES[role] if role in ROLES else None,
+                    workers=len(places),
+                    gpus=gpus,
+                    busy=(prefill_ns + decode_ns) / covered_ns if covered_ns else None,
+                    coverage=covered_ns / (gpus * view.window_ns),
+                    running=int(view.column("running")[places].sum()),
+                    waiting=int(view.column("waiting")[places].sum()),
+                    waiting_prefill_tokens=int(view.column("waiting_prefill_tokens")[places].sum()),
+                )
+            )
+    whole = int(roster.gpus.sum()) * view.window_ns
+    return ClusterSnapshot(
+        window_ms=view.window_ns // 1_000_000,
+        pools=tuple(pools),
+        coverage=float(weighed_ns[:, COVERED].sum()) / whole if whole else 0.0,
+        heard=bool(columns.fresh.all()),
+    )

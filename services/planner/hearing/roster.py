@@ -1,0 +1,93 @@
+"""Registered workers side by side, made anew when the registry's list changes. Pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.contracts.pairing import Unpaired, unpaired
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Worker
+from libs.policy.roles import Role
+
+Ints = NDArray[np.int64]
+Uints = NDArray[np.uint64]
+Bools = NDArray[np.bool_]
+
+ROLES: Final[frozenset[int]] = frozenset(Role)
+PLANNERS: Final = "planner"
+"""With which the names of planners begin where nobody chose another; after a takeover one knows the last one by it."""
+HAND_NS: Final = 60_000_000_000
+"""A worker keeps the role that a person gave it for so long; longer where it is pinned."""
+
+
+MAX_BLOCK_TOKENS: Final = 2**16
+"""More is nonsense; with it sums of KV tokens over all workers fit 64 bits."""
+
+
+class Roster:
+    """[workers] each, in the registry's order."""
+
+    def __init__(self, workers: Sequence[Worker], planner_id: str) -> None:
+        self.workers = workers
+        self.ids = [each.id for each in workers]
+        self.places = {name: place for place, name in enumerate(self.ids)}
+        self.incarnation: Uints = _uints(each.incarnation for each in workers)
+        self.epoch: Uints = _uints(each.assignment.epoch for each in workers)
+        self.role: Ints = _ints(each.assignment.role for each in workers)
+        self.budget_tokens: Ints = _ints(each.assignment.budget_tokens for each in workers)
+        self.gpus: Ints = _ints(gpus_of(each) for each in workers)
+        self.ready: Bools = _bools(each.state == WORKER_STATE_READY for each in workers)
+        self.kv_blocks: Ints = _ints(each.capabilities.kv_blocks for each in workers)
+        self.block_tokens: Ints = _ints(min(each.capabilities.block_size_tokens, MAX_BLOCK_TOKENS) for each in workers)
+        self.chunk_tokens: Ints = _ints(each.capabilities.chunk_tokens for each in workers)
+        self.max_sequences: Ints = _ints(each.capabilities.max_sequences for each in workers)
+        self.alone: dict[str, Unpaired] = unpaired(workers)
+        """Workers that get no work wherever they stand."""
+        self.paired: Bools = _bools(name not in self.alone for name in self.ids)
+        by_planners = [by_planner(each, planner_id) for each in workers]
+        self.keeps_budget: Bools = ~_bools(by_planners)
+        """What it has, somebody chose, or it was started with."""
+        self._hand_until_ns: Uints = _uints(
+            0 if ours or not each.role_change.actor else min(each.role_change.unix_ns, 2**62) + HAND_NS
+            for each, ours in zip(workers, by_planners, strict=True)
+        )
+        models: dict[str, list[int]] = {}
+        for place, each in enumerate(workers):
+            models.setdefault(each.assignment.model, []).append(place)
+        self.models: dict[str, Ints] = {name: np.array(places, np.int64) for name, places in sorted(models.items())}
+        """Places of each model's workers."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def pinned(self, named: Iterable[str], now_ns: int) -> Bools:
+        """Workers that keep what they have: those named, and such as a person moved of late."""
+        kept: Bools = self._hand_until_ns > np.uint64(max(now_ns, 0))
+        for name in named:
+            if (place := self.places.get(name)) is not None:
+                kept[place] = True
+        return kept
+
+
+def by_planner(worker: Worker, planner_id: str) -> bool:
+    """Whether a planner, this one or one of its kind, gave it what it has."""
+    actor = worker.role_change.actor
+    return actor == planner_id or actor.startswith(PLANNERS)
+
+
+def gpus_of(worker: Worker) -> int:
+    """Its weight: a CPU worker counts 1."""
+    return max(worker.gpus, 1)
+
+
+def _ints(values: Iterable[int]) -> Ints:
+    return np.array(list(values), np.int64)
+
+
+def _uints(values: Iterable[int]) -> Uints:
+    return np.array(list(values), np.uint64)
+
+
+def _bools(values: Iterable[bool]) -> Bools:
+    return np.array(list(values), np.bool_)

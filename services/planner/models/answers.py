@@ -1,0 +1,201 @@
+"""What the planner's model routes answer, in words and plain numbers. Pure."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from libs.policy.reserve.booking import Claim, Refused, kept_at
+from libs.policy.reserve.following import Spread
+from libs.policy.reserve.placing import Eviction
+from libs.stores.catalogue.entry import DAY_MINUTES, ModelEntry, Reservation
+from services.planner.models.claims import minute_of
+from services.planner.models.keeper import ModelKeeper
+
+HORIZONS_S = (600, 3_600)
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationAnswer:
+    """GPUs kept at a time of the day, UTC."""
+
+    gpus: int
+    from_time: str
+    to_time: str
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueModel:
+    """A model of the catalogue. `next_use_s`: by when it is as likely as not to be asked; null: not within a week, or
+    nothing is known. `expected_wait_s`: of a request that came now, for the model."""
+
+    name: str
+    source: str
+    size_bytes: int
+    state: str
+    workers: list[str]
+    priority: int
+    floor: int
+    pinned: bool
+    reservations: list[ReservationAnswer]
+    ttft_ms: float | None
+    tpot_ms: float | None
+    load_s: float
+    wake_s: float
+    load_measured: bool
+    last_use: str | None
+    next_use_s: float | None
+    in_flight: int
+    waiting: int
+    expected_wait_s: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """A number of models: its mean and quantiles."""
+
+    expected: float
+    p50: int
+    p90: int
+    p99: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionAnswer:
+    """A worker that may lose its model, and why it would be this one."""
+
+    worker: str
+    model: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueAnswer:
+    """The catalogue, the pool that serves it, and what is expected.
+
+    `at_once` is of the most models in use at once in the window that runs, null before a first one has passed, as is
+    `asked_within` of models in use or asked at some time within this many seconds. `reserve_gpus` holds with 99 % of
+    windows; `kept_gpus` are kept now by floors, pins and reservations, `needed_gpus` have work now.
+    """
+
+    models: list[CatalogueModel]
+    gpus: int
+    needed_gpus: int
+    kept_gpus: int
+    reserve_gpus: int | None
+    window_s: float
+    windows: int
+    active_now: int
+    at_once: Outcomes | None
+    asked_within: dict[str, Outcomes | None]
+    next_evicted: list[EvictionAnswer]
+    switches: dict[str, int]
+    cold_starts: int
+    switched_s: float
+
+
+def catalogue_answer(keeper: ModelKeeper, now_ns: int) -> CatalogueAnswer:
+    """As of now."""
+    ahead = keeper.follower.ahead
+    active = keeper.follower.active
+    kept = kept_at(keeper.claims(), minute_of(now_ns))
+    return CatalogueAnswer(
+        models=[_model(keeper, entry, now_ns) for entry in keeper.found.entries.values()],
+        gpus=keeper.gpus,
+        needed_gpus=active,
+        kept_gpus=sum(kept.values()),
+        reserve_gpus=ahead.reserve_gpus if ahead else None,
+        window_s=keeper.knobs.window_s,
+        windows=keeper.follower.windows,
+        active_now=active,
+        at_once=Outcomes(round(ahead.peak_expected_gpus, 2), *ahead.quantiles_gpus) if ahead else None,
+        asked_within={
+            str(seconds): _outcomes(keeper.follower.asked_within(now_ns / 1e9, float(seconds)))
+            for seconds in HORIZONS_S
+        },
+        next_evicted=[_eviction(keeper, each) for each in keeper.placed.evictions],
+        switches=dict(sorted(keeper.switches.items())),
+        cold_starts=keeper.cold_starts,
+        switched_s=round(keeper.switched_s, 3),
+    )
+
+
+def _model(keeper: ModelKeeper, entry: ModelEntry, now_ns: int) -> CatalogueModel:
+    name = entry.name
+    error = keeper.failure(name, now_ns)
+    chances, times = keeper.chances.get(name), keeper.found.times.get(name)
+    last_ms = keeper.last_use_ms(name)
+    return CatalogueModel(
+        name=name,
+        source=entry.source,
+        size_bytes=entry.size_bytes,
+        state="failed" if error else keeper.stands(name, now_ns)[0],
+        workers=sorted(each.id for each in keeper.workers if each.assignment.model == name),
+        priority=entry.priority,
+        floor=entry.floor,
+        pinned=entry.pinned,
+        reservations=[
+            ReservationAnswer(each.gpus, clock_time(each.from_minute), clock_time(each.to_minute))
+            for each in entry.reservations
+        ],
+        ttft_ms=entry.ttft_ms,
+        tpot_ms=entry.tpot_ms,
+        load_s=round(keeper.load_s(entry), 3),
+        wake_s=round(keeper.wake_s(entry), 3),
+        load_measured=bool(times and times.load_s),
+        last_use=datetime.fromtimestamp(last_ms / 1000, UTC).isoformat(timespec="seconds") if last_ms else None,
+        next_use_s=round(chances.next_s, 1) if chances and chances.next_s is not None else None,
+        in_flight=keeper.in_flight(name),
+        waiting=keeper.waiting(name),
+        expected_wait_s=keeper.expected_wait_s(name),
+        error=error,
+    )
+
+
+def _outcomes(spread: Spread | None) -> Outcomes | None:
+    return Outcomes(round(spread.mean, 2), spread.p50, spread.p90, spread.p99) if spread else None
+
+
+def _eviction(keeper: ModelKeeper, each: Eviction) -> EvictionAnswer:
+    model = keeper.models[each.model]
+    when = f"its turn goes on for {each.free_in_s:.0f} s" if each.free_in_s else "nobody uses it"
+    why = f"{when}; asked again soon with {model.soon:.0%}, a cold start takes {model.load_s:.1f} s"
+    return EvictionAnswer(each.worker, each.model, why)
+
+
+def clock_time(minute: int) -> str:
+    """09:00 of minute 540."""
+    return f"{minute // 60:02}:{minute % 60:02}"
+
+
+def minute_of_time(text: str) -> int | None:
+    """540 of 09:00; None for what is no time of the day."""
+    hours, colon, minutes = text.partition(":")
+    if not (colon and hours.isdecimal() and minutes.isdecimal() and len(minutes) == 2):
+        return None
+    if text == "24:00":
+        return 0
+    minute = int(hours) * 60 + int(minutes)
+    return minute if int(minutes) < 60 and minute < DAY_MINUTES else None
+
+
+def refused_text(wanted: Claim, refused: Refused, gpus: int) -> str:
+    """Why a claim is not kept, and what would have to go."""
+    going = ", ".join(claim_text(each) for each in refused.would_have_to_go)
+    way = f"what would have to go: {going}" if going else "even without all others it would not fit"
+    return (
+        f"{claim_text(wanted)} cannot be kept: at {clock_time(refused.minute)} UTC {refused.kept_gpus} of {gpus} GPUs"
+        f" are kept for others, {refused.missing_gpus} too many; {way}"
+    )
+
+
+def claim_text(claim: Claim) -> str:
+    """As people write it."""
+    when = ""
+    if claim.from_minute != claim.to_minute:
+        when = f" from {clock_time(claim.from_minute)} to {clock_time(claim.to_minute)}"
+    return f"{claim.kind} of {claim.gpus} for {claim.model}{when}"
+
+
+def reservation_claim(name: str, each: Reservation, priority: int) -> Claim:
+    """As it is weighed against others."""
+    return Claim(name, each.gpus, "reservation", each.from_minute, each.to_minute, priority)

@@ -1,0 +1,154 @@
+"""The routes of the model catalogue; changing it is an admin verb."""
+
+from collections.abc import Awaitable
+from typing import Annotated, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Header
+from pydantic import BaseModel, Field
+
+from libs.contracts.errors import Conflict, InvalidRequest, StoreUnavailable, UnknownModel, quoted
+from libs.model.builtin import BUILTIN_SIM
+from libs.policy.reserve.booking import refusal
+from libs.runtime.clock import Clock
+from libs.runtime.web import JsonRoute
+from libs.stores.catalogue.entry import MAX_MODELS, MAX_NAME_CHARS, MAX_RESERVATIONS, ModelEntry, Reservation
+from libs.stores.catalogue.port import CatalogueDown, ModelCatalogue
+from services.planner.http.admin import Admin
+from services.planner.models.answers import (
+    CatalogueAnswer,
+    CatalogueModel,
+    catalogue_answer,
+    minute_of_time,
+    refused_text,
+)
+from services.planner.models.claims import claims_of
+from services.planner.models.keeper import ModelKeeper
+
+T = TypeVar("T")
+Authorization = Annotated[str, Header()]
+_RESPONSES: dict[int | str, dict[str, object]] = {
+    401: {"description": "the token is missing or wrong"},
+    409: {"description": "it cannot be kept beside what is kept for others, or another planner leads"},
+}
+
+
+class ModelBody(BaseModel):
+    """What is set of a model; the rest stays as it is."""
+
+    source: str | None = Field(None, min_length=1, max_length=4096)
+    size_bytes: int | None = Field(None, ge=0, le=2**53)
+    floor: int | None = Field(None, ge=0, le=65_536)
+    priority: int | None = Field(None, ge=-100, le=100)
+    ttft_ms: float | None = Field(None, gt=0, le=86_400_000)
+    tpot_ms: float | None = Field(None, gt=0, le=86_400_000)
+    pinned: bool | None = None
+
+
+class ReservationBody(BaseModel):
+    """GPUs for a model at a time of the day, UTC; `gpus` 0 gives all of its reservations up."""
+
+    gpus: int = Field(ge=0, le=65_536)
+    from_time: str = Field("00:00", max_length=5)
+    to_time: str = Field("00:00", max_length=5)
+    """Equal to `from_time`: all day."""
+
+
+class ModelsApi:
+    """GET, PUT and DELETE /v1/models; reservations."""
+
+    def __init__(self, keeper: ModelKeeper, store: ModelCatalogue, admin: Admin, clock: Clock) -> None:
+        self._keeper = keeper
+        self._store = store
+        self._admin = admin
+        self._clock = clock
+
+    def router(self) -> APIRouter:
+        """The routes, for the planner's app."""
+        router = APIRouter(route_class=JsonRoute, tags=["models"])
+
+        @router.get("/v1/models")
+        async def models() -> CatalogueAnswer:
+            """The catalogue, the pool that serves it, and what is expected."""
+            return catalogue_answer(self._keeper, self._clock.now_ns())
+
+        @router.put("/v1/models/{name:path}/reservations", responses=_RESPONSES)
+        async def reserve(name: str, body: ReservationBody, authorization: Authorization = "") -> CatalogueModel:
+            """Keep GPUs for a model, or say what would have to go; needs the suite's token."""
+            self._check(authorization)
+            return await self._reserve(name, body)
+
+        @router.put("/v1/models/{name:path}", responses=_RESPONSES)
+        async def put(name: str, body: ModelBody, authorization: Authorization = "") -> CatalogueModel:
+            """Add a model or change it; needs the suite's token."""
+            self._check(authorization)
+            return await self._put(name, body)
+
+        @router.delete("/v1/models/{name:path}", responses=_RESPONSES)
+        async def remove(name: str, authorization: Authorization = "") -> dict[str, str]:
+            """Remove a model: requests that run end, those that wait for it are answered 404."""
+            self._check(authorization)
+            self._entry(name)
+            await self._write(self._store.remove(name))
+            self._keeper.forget(name)
+            return {"removed": name}
+
+        return router
+
+    def _check(self, authorization: str) -> None:
+        self._admin.allow(authorization, "changing models")
+
+    async def _put(self, name: str, body: ModelBody) -> CatalogueModel:
+        if not name or len(name) > MAX_NAME_CHARS:
+            raise InvalidRequest(f"a model's name has 1 to {MAX_NAME_CHARS} characters", param="name")
+        before = self._keeper.found.entries.get(name)
+        if before is None and len(self._keeper.found.entries) >= MAX_MODELS:
+            raise InvalidRequest(f"the catalogue has {MAX_MODELS} models already", param="name")
+        entry = before or ModelEntry(name, BUILTIN_SIM, 0)
+        changes = body.model_dump(exclude_none=True)
+        return await self._keep(msgspec.structs.replace(entry, **changes))
+
+    async def _reserve(self, name: str, body: ReservationBody) -> CatalogueModel:
+        entry = self._entry(name)
+        if not body.gpus:
+            return await self._keep(msgspec.structs.replace(entry, reservations=()))
+        start, end = minute_of_time(body.from_time), minute_of_time(body.to_time)
+        if start is None or end is None:
+            raise InvalidRequest("times of the day are HH:MM, UTC", param="from_time" if start is None else "to_time")
+        if len(entry.reservations) >= MAX_RESERVATIONS:
+            raise InvalidRequest(f"a model has {MAX_RESERVATIONS} reservations at most", param="name")
+        wanted = Reservation(body.gpus, start, end)
+        others = tuple(each for each in entry.reservations if each != wanted)
+        return await self._keep(msgspec.structs.replace(entry, reservations=(*others, wanted)))
+
+    async def _keep(self, entry: ModelEntry) -> CatalogueModel:
+        """Raises Conflict where what the entry claims does not fit beside others' claims."""
+        keeper = self._keeper
+        held = keeper.found.entries.get(entry.name)
+        before = claims_of(held) if held else []
+        others = [claim for claim in keeper.claims() if claim.model != entry.name]
+        for wanted in claims_of(entry):
+            if wanted in before:
+                continue
+            own = [claim for claim in claims_of(entry) if claim != wanted]
+            refused = refusal([*others, *own], wanted, keeper.gpus)
+            if refused is not None:
+                raise Conflict(refused_text(wanted, refused, keeper.gpus))
+        await self._write(self._store.put(entry))
+        keeper.take_catalogue(await self._write(self._store.read()))
+        now_ns = self._clock.now_ns()
+        (found,) = [each for each in catalogue_answer(keeper, now_ns).models if each.name == entry.name]
+        return found
+
+    def _entry(self, name: str) -> ModelEntry:
+        entry = self._keeper.found.entries.get(name)
+        if entry is None:
+            raise UnknownModel(f"model {quoted(name)} is not in the catalogue", param="name")
+        return entry
+
+    async def _write(self, call: Awaitable[T]) -> T:
+        """Raises StoreUnavailable where the store is away."""
+        try:
+            return await call
+        except CatalogueDown as error:
+            raise StoreUnavailable(f"the model catalogue is away: {error}") from None

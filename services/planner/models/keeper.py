@@ -1,0 +1,396 @@
+"""What the planner knows of a catalogue's models and their pool, and what it asks of workers. No I/O."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
+    WORKER_STATE_ASLEEP,
+    WORKER_STATE_DRAINING,
+    WORKER_STATE_LOADING,
+    WORKER_STATE_READY,
+    Worker,
+)
+from libs.policy.reserve.booking import Claim, kept_at
+from libs.policy.reserve.following import Chances, Count, UseFollower
+from libs.policy.reserve.placing import NEVER_S, Model, Order, Placed, Stage, place
+from libs.policy.reserve.placing import Worker as Standing
+from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook, ModelUse
+from libs.stores.catalogue.port import Catalogued, Uses
+from services.planner.models.claims import claims_of, minute_of
+
+MS_NS: Final = 1_000_000
+SECOND_NS: Final = 1_000_000_000
+GUESSED_BYTES_PER_S: Final = 1e9
+"""Of a pool that states no speed, until a model has been loaded."""
+CONNECT_S: Final = 0.15
+"""Beside the load itself: until gateways have found and connected to the worker, as seen on a busy machine."""
+SHOWN_S: Final = 5.0
+"""A worker that got an order has shown it by then, or was not reached."""
+FIRST_BLOCK_S, MOST_BLOCK_S = 2.0, 120.0
+"""A model that could not be loaded is tried again after so long, each time twice as long."""
+MEASURED_SHARE: Final = 0.05
+"""A load time that differs by less from what is kept is not written again."""
+MAX_SEEN: Final = 100_000
+"""Counts of gateways that are remembered while they say nothing."""
+CHANCES_NS: Final = SECOND_NS
+"""What is likely next is reckoned so often."""
+PREPARE_S: Final = 10.0
+"""Reservations are prepared for so long before they begin, beside the load itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """How the pool is kept."""
+
+    turn_s: float = 10.0
+    cold_cost_gpu_s: float = 300.0
+    """GPU-seconds that a cold start is taken to be worth."""
+    sleeps: bool = True
+    window_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An order to a worker of the pool."""
+
+    worker: Worker
+    epoch: int
+    """That it has now."""
+    order: Order
+    entry: ModelEntry | None
+    """None: it is to hold no model."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """An order to a worker, until the worker shows its effect."""
+
+    model: str
+    epoch: int
+    at_ns: int
+    ready_ns: int
+
+
+@dataclass(slots=True)
+class _Failure:
+    message: str
+    unix_ns: int
+    times: int
+    until_ns: int
+
+
+@dataclass(slots=True)
+class ModelKeeper:
+    """Entered from the catalogue and the registry; time comes in as an argument."""
+
+    knobs: Knobs
+    found: Catalogued = field(default_factory=Catalogued)
+    workers: Sequence[Worker] = ()
+    """Of the pool."""
+    placed: Placed = field(default_factory=lambda: Placed((), {}, ()))
+    """The last decision."""
+    models: Mapping[str, Model] = field(default_factory=dict)
+    """As it saw them."""
+    switches: Counter[str] = field(default_factory=Counter)
+    """Orders so far, by why."""
+    cold_starts: int = 0
+    """Models brought up for a request that waited."""
+    switched_s: float = 0.0
+    """That workers of the pool spent bringing models up."""
+    _uses: Uses = field(default_factory=dict)
+    _arrivals: dict[str, int] = field(default_factory=dict)
+    _seen: dict[tuple[str, str], int] = field(default_factory=dict)
+    _last_ms: dict[str, int] = field(default_factory=dict)
+    _told: dict[str, _Told] = field(default_factory=dict)
+    _failures: dict[str, _Failure] = field(default_factory=dict)
+    _moves: dict[str, int] = field(default_factory=dict)
+    """When each worker's last move was known, of those that were looked at."""
+    follower: UseFollower = field(init=False)
+    chances: Mapping[str, Chances] = field(default_factory=dict)
+    _chances_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self.follower = UseFollower(window_s=self.knobs.window_s)
+
+    # ------------------------------------------------------------ what comes in
+
+    def take_workers(self, workers: Sequence[Worker], now_ns: int) -> dict[str, LoadTimes]:
+        """The registry's list; load times that it shows and that differ from those kept, by model."""
+        self.workers = [each for each in workers if each.HasField("pool")]
+        measured: dict[str, LoadTimes] = {}
+        for worker in self.workers:
+            reported = self._told.get(worker.id)
+            if reported is not None and worker.assignment.epoch >= reported.epoch:
+                del self._told[worker.id]
+            move = worker.pool.last
+            if not move.unix_ns or self._moves.get(worker.id) == move.unix_ns:
+                continue
+            self._moves[worker.id] = move.unix_ns
+            if move.error:
+                self._take_failure(move.model, move.error, now_ns)
+                continue
+            self._failures.pop(move.model, None)
+            self.switched_s += move.took_ns / 1e9
+            times = self._timed(move.model, move.took_ns / 1e9, from_host=move.from_host)
+            if times is not None:
+                measured[move.model] = times
+        listed = {worker.id for worker in self.workers}
+        for gone in self._moves.keys() - listed:
+            del self._moves[gone]
+        return measured
+
+    def _timed(self, name: str, took_s: float, *, from_host: bool) -> LoadTimes | None:
+        before = self.found.times.get(name, LoadTimes())
+        kept_s = before.wake_s if from_host else before.load_s
+        if name not in self.found.entries or abs(took_s - kept_s) <= MEASURED_SHARE * took_s:
+            return None
+        after = LoadTimes(before.load_s, took_s) if from_host else LoadTimes(took_s, before.wake_s)
+        self.found = Catalogued(self.found.entries, {**self.found.times, name: after}, self.found.outlooks)
+        return after
+
+    def _take_failure(self, name: str, message: str, now_ns: int) -> None:
+        before = self._failures.get(name)
+        times = before.times + 1 if before else 1
+        block_s = min(FIRST_BLOCK_S * 2 ** (times - 1), MOST_BLOCK_S)
+        self._failures[name] = _Failure(message, now_ns, times, now_ns + round(block_s * SECOND_NS))
+
+    def take_catalogue(self, found: Catalogued) -> None:
+        """A new state of the catalogue."""
+        for name, entry in found.entries.items():
+            if self.found.entries.get(name) != entry:
+                self._failures.pop(name, None)  # it was changed: it may be loaded now
+        for gone in self._failures.keys() - found.entries.keys():
+            del self._failures[gone]
+        self.found = found
+
+    def forget(self, name: str) -> None:
+        """A model that somebody has removed."""
+        entries = {each: entry for each, entry in self.found.entries.items() if each != name}
+        self.take_catalogue(Catalogued(entries, self.found.times, self.found.outlooks))
+
+    def take_uses(self, uses: Uses, now_ns: int) -> bool:
+        """What gateways have; whether a model is asked for that was not."""
+        before = {name for name in self.found.entries if self.waiting(name)}
+        self._uses = uses
+        seen: dict[tuple[str, str], int] = {}
+        for gateway, models in uses.items():
+            for name, use in models.items():
+                last = self._seen.get((gateway, name), 0)
+                new = use.arrivals - last if use.arrivals >= last else use.arrivals
+                self._arrivals[name] = self._arrivals.get(name, 0) + new
+                self._last_ms[name] = max(self._last_ms.get(name, 0), use.last_unix_ms)
+                seen[gateway, name] = use.arrivals
+        # A gateway that is quiet for a moment goes on where it was.
+        self._seen = seen if len(self._seen) > MAX_SEEN else {**self._seen, **seen}
+        self.look(now_ns)
+        return any(self.waiting(name) and name not in before for name in self.found.entries)
+
+    def look(self, now_ns: int) -> None:
+        """Let what was seen of use sink in."""
+        counts = {
+            name: Count(self._arrivals.get(name, 0), self.in_flight(name), self._last_ms.get(name, 0) / 1000)
+            for name in self.found.entries
+        }
+        self.follower.look(now_ns / 1e9, counts)
+
+    # ------------------------------------------------------------ what is known
+
+    def in_flight(self, name: str) -> int:
+        """Requests to a model that have not ended."""
+        return sum(use.in_flight for use in self._of(name))
+
+    def waiting(self, name: str) -> int:
+        """Of them, those that no worker has."""
+        return sum(use.waiting for use in self._of(name))
+
+    def last_use_ms(self, name: str) -> int:
+        """Arrival of the last request, Unix milliseconds; 0: none came since the planner started."""
+        return self._last_ms.get(name, 0)
+
+    def failure(self, name: str, now_ns: int) -> str:
+        """Why a model is not loaded now; empty where nothing stands against it."""
+        entry = self.found.entries.get(name)
+        most = max((each.pool.memory_bytes for each in self.workers), default=0)
+        if entry is not None and 0 < most < entry.size_bytes:
+            return (
+                f"it has {entry.size_bytes / 1e9:.1f} GB of weights, no worker more than {most / 1e9:.1f} GB of memory"
+            )
+        failure = self._failures.get(name)
+        return failure.message if failure is not None and now_ns < failure.until_ns else ""
+
+    def _of(self, name: str) -> Iterator[ModelUse]:
+        for models in self._uses.values():
+            if name in models:
+                yield models[name]
+
+    def claims(self) -> list[Claim]:
+        """All that is kept for models at some time of the day."""
+        return [claim for entry in self.found.entries.values() for claim in claims_of(entry)]
+
+    @property
+    def gpus(self) -> int:
+        """Workers of the pool, each of which holds one model."""
+        return len(self.workers)
+
+    def load_s(self, entry: ModelEntry) -> float:
+        """From its source."""
+        times = self.found.times.get(entry.name)
+        return (times.load_s if times else 0.0) or self._stated(entry, wakes=False)
+
+    def wake_s(self, entry: ModelEntry) -> float:
+        """From host memory."""
+        times = self.found.times.get(entry.name)
+        return (times.wake_s if times else 0.0) or min(self._stated(entry, wakes=True), self.load_s(entry))
+
+    def _sleep_s(self, entry: ModelEntry) -> float:
+        """To host memory: as fast as from there."""
+        per_s = self.workers[0].pool.wake_bytes_per_s if self.workers else 0.0
+        return entry.size_bytes / per_s if per_s else self.wake_s(entry)
+
+    def _stated(self, entry: ModelEntry, *, wakes: bool) -> float:
+        pool = self.workers[0].pool if self.workers else None
+        per_s = (pool.wake_bytes_per_s if wakes else pool.load_bytes_per_s) if pool else 0.0
+        return entry.size_bytes / (per_s or GUESSED_BYTES_PER_S) + (pool.overhead_s if pool else 0.0)
+
+    # ------------------------------------------------------------ decisions
+
+    def decide(self, now_ns: int) -> list[Call]:
+        """Orders to workers of the pool now; workers are taken to do it, until they show otherwise."""
+        self.look(now_ns)
+        entries = self.found.entries
+        loads = {name: self.load_s(entry) for name, entry in entries.items()}
+        horizon_s = max(self.knobs.turn_s, 4 * max(loads.values(), default=1.0))
+        if now_ns - self._chances_ns >= CHANCES_NS or loads.keys() != self.chances.keys():
+            self._chances_ns = now_ns
+            self.chances = self.follower.chances(
+                now_ns / 1e9, horizon_s=horizon_s, cold_cost_gpu_s=self.knobs.cold_cost_gpu_s, load_s=loads
+            )
+        standings = [self._standing(worker, now_ns) for worker in self.workers]
+        models = [self._model(entry, standings, now_ns) for entry in entries.values()]
+        self.models = {each.name: each for each in models}
+        self.placed = place(
+            models,
+            standings,
+            turn_s=self.knobs.turn_s,
+            sleeps=self.knobs.sleeps,
+            runs_s=self.follower.runs_s or NEVER_S,
+        )
+        by_id = {worker.id: worker for worker in self.workers}
+        return [self._call(by_id[order.worker], order, now_ns) for order in self.placed.orders]
+
+    def done(self, call: Call, *, reached: bool) -> None:
+        """A call has ended; one that changed nothing leaves its worker to the next decision."""
+        reported = self._told.get(call.worker.id)
+        if not reached and reported is not None and reported.epoch == call.epoch + 1:
+            del self._told[call.worker.id]
+
+    def _call(self, worker: Worker, order: Order, now_ns: int) -> Call:
+        self.switches[order.why.value] += 1
+        model = self.models.get(order.model)
+        self.cold_starts += bool(model and model.waiting)
+        epoch = worker.assignment.epoch
+        ready_ns = now_ns + round((order.switch_s + CONNECT_S) * SECOND_NS)
+        self._told[worker.id] = _Told(order.model, epoch + 1, now_ns, ready_ns)
+        return Call(worker, epoch, order, self.found.entries.get(order.model) if order.model else None)
+
+    def _standing(self, worker: Worker, now_ns: int) -> Standing:
+        kept = frozenset(each.model for each in worker.pool.asleep)
+        reported = self._told.get(worker.id)
+        if (
+            reported is not None
+            and now_ns - reported.at_ns > SHOWN_S * SECOND_NS
+            and worker.state != WORKER_STATE_DRAINING
+        ):
+            del self._told[worker.id]
+            reported = None
+        if reported is not None:
+            stage = Stage.LOADING if reported.model else Stage.LEAVING
+            left_s = max(reported.ready_ns - now_ns, 0) / 1e9
+            return Standing(worker.id, stage, reported.model, 0.0, left_s, kept, can_take=False)
+        model, since_ns = worker.assignment.model, worker.pool.since_unix_ns
+        since_s = max(now_ns - since_ns, 0) / 1e9
+        if worker.state == WORKER_STATE_READY:
+            return Standing(worker.id, Stage.SERVING, model, since_s, kept=kept)
+        if worker.state == WORKER_STATE_ASLEEP:
+            return Standing(worker.id, Stage.EMPTY, "", since_s, kept=kept)
+        if worker.state == WORKER_STATE_LOADING and model:
+            left_s = max(self._ready_ns(worker) - now_ns, 0) / 1e9
+            return Standing(worker.id, Stage.LOADING, model, since_s, left_s, kept, can_take=False)
+        return Standing(worker.id, Stage.LEAVING, model, since_s, kept=kept, can_take=False)
+
+    def _ready_ns(self, worker: Worker) -> int:
+        """When a worker that loads a model is expected to serve it: as measured before, else as it says itself."""
+        name, pool = worker.assignment.model, worker.pool
+        times = self.found.times.get(name)
+        sleeps = any(each.model == name for each in pool.asleep)
+        measured_s = (times.wake_s if sleeps else times.load_s) if times else 0.0
+        return int(pool.since_unix_ns + max(round(measured_s * SECOND_NS), pool.expected_ns) + CONNECT_S * SECOND_NS)
+
+    def _model(self, entry: ModelEntry, standings: Sequence[Standing], now_ns: int) -> Model:
+        name, chances = entry.name, self.chances[entry.name]
+        now_ms = now_ns // MS_NS
+        uses = list(self._of(name))
+        promised = any(use.promised_unix_ms > now_ms for use in uses)
+        since_ms = min((use.waiting_since_unix_ms for use in uses if use.waiting), default=now_ms)
+        held = sum(each.model == name and each.stage in (Stage.SERVING, Stage.LOADING) for each in standings)
+        least = max(entry.floor, self._reserved(entry, now_ns), int(entry.pinned and held > 0))
+        waiting = self.waiting(name)
+        return Model(
+            name=name,
+            load_s=self.load_s(entry),
+            wake_s=self.wake_s(entry),
+            sleep_s=self._sleep_s(entry),
+            # A client that was asked to come back is expected, and nobody else is to have the worker by then.
+            waiting=waiting or int(promised and not held),
+            waited_s=max(now_ms - since_ms, 0) / 1000,
+            in_flight=self.in_flight(name) or int(promised),
+            priority=entry.priority,
+            least=least,
+            most=max(least, 1),
+            soon=chances.soon,
+            worth=chances.worth,
+            worth_ahead=chances.worth_ahead,
+            blocked=bool(self.failure(name, now_ns)),
+        )
+
+    def _reserved(self, entry: ModelEntry, now_ns: int) -> int:
+        """GPUs that reservations keep for it now, or in the time that loading takes."""
+        claims = [claim for claim in claims_of(entry) if claim.kind == "reservation"]
+        ahead_ns = round((self.load_s(entry) + PREPARE_S) * SECOND_NS)
+        return max(kept_at(claims, minute_of(at_ns)).get(entry.name, 0) for at_ns in (now_ns, now_ns + ahead_ns))
+
+    # ------------------------------------------------------------ what is reported
+
+    def outlooks(self, now_ns: int) -> dict[str, ModelOutlook]:
+        """What gateways are to know of each model; the same for as long as nothing has happened."""
+        found = {}
+        for name in self.found.entries:
+            state, ready_ms = self.stands(name, now_ns)
+            wait_s = self.expected_wait_s(name)
+            error = self.failure(name, now_ns)
+            found[name] = ModelOutlook("failed" if error else state, wait_s, ready_ms, error)
+        return found
+
+    def expected_wait_s(self, name: str) -> float:
+        """Of a request that comes now: 0 where a worker serves the model."""
+        wait_s = self.placed.waits_s.get(name, 0.0)
+        return round(min(wait_s + CONNECT_S, NEVER_S), 1) if wait_s else 0.0
+
+    def stands(self, name: str, now_ns: int) -> tuple[str, int]:
+        """A model's state in a word; where it is being loaded also when it is expected to serve, Unix ms."""
+        ready_ms = []
+        for worker in self.workers:
+            reported = self._told.get(worker.id)
+            if reported is not None:
+                if reported.model == name:
+                    ready_ms.append(reported.ready_ns // MS_NS)
+            elif worker.assignment.model == name and worker.state == WORKER_STATE_READY:
+                return "serving", 0
+            elif worker.assignment.model == name and worker.state == WORKER_STATE_LOADING:
+                ready_ms.append(self._ready_ns(worker) // MS_NS)
+        if ready_ms:
+            return "loading", min(ready_ms)
+        in_host = any(name == each.model for worker in self.workers for each in worker.pool.asleep)
+        return ("asleep" if in_host else "disk"), 0

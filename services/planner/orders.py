@@ -1,0 +1,127 @@
+"""Carries decisions out: calls to workers that run side by side, and that no later decision waits for."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import structlog
+
+from libs.contracts.errors import FulcrumError, NoWorkers, StaleRole, StartupError
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Worker
+from libs.runtime.net.access import PLAINTEXT_VARIABLE, TLS_VARIABLES
+from libs.runtime.tasks import TaskOwner
+from libs.runtime.transport import Transport
+from libs.worker.admin.client import RoleMove, WorkerAdmin
+
+log = structlog.get_logger()
+
+MAX_CALLS: Final = 64
+"""Outstanding at once; what is decided beyond is left to the next decision."""
+CALL_S: Final = 2.0
+"""A worker that takes longer is left to the next decision; by then its telemetry says whether it has changed."""
+
+
+class Outcome(StrEnum):
+    """What became of a call."""
+
+    DONE = "done"
+    STALE = "stale"
+    """The worker had another assignment by then, or has been restarted."""
+    FAILED = "failed"
+    LEFT = "left"
+    """It was not made: too many were outstanding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a worker is to be asked for."""
+
+    worker: Worker
+    """As it is registered."""
+    wanted: Assignment
+    """Its epoch is one more than that of the assignment that the decision saw."""
+    reason: str
+
+
+Done = Callable[[Order, Assignment | None, bool], None]
+"""Takes an order and what its worker has by now, None where it has not changed, or nobody knows; and whether the worker
+could not be asked."""
+
+
+class OrderExecutor:
+    """Has at most one call outstanding with a worker."""
+
+    def __init__(self, transport: Transport, tasks: TaskOwner, *, planner_id: str, token: str) -> None:
+        self._transport = transport
+        self._tasks = tasks
+        self._planner_id = planner_id
+        self._token = token
+        self._calling: set[str] = set()
+        self.outcomes: Counter[Outcome] = Counter()
+        """Of the calls so far."""
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether it has what workers want to see of those who change them."""
+        return bool(self._token)
+
+    @property
+    def outstanding(self) -> int:
+        """Calls that have not ended."""
+        return len(self._calling)
+
+    def carry_out(self, orders: Iterable[Order], done: Done) -> None:
+        """Start the calls and return; `done` is called once an order, in this event loop."""
+        for order in orders:
+            if order.worker.id in self._calling or len(self._calling) >= MAX_CALLS:
+                self._end(order, Outcome.LEFT, None, done)
+                continue
+            self._calling.add(order.worker.id)
+            self._tasks.spawn(f"change {order.worker.id}", self._call(order, done))
+
+    async def _call(self, order: Order, done: Done) -> None:
+        outcome, assignment = Outcome.FAILED, None
+        try:
+            async with asyncio.timeout(CALL_S):
+                assignment = (await self._set_role(order)).assignment
+            outcome = Outcome.DONE
+        except StaleRole as error:
+            outcome = Outcome.STALE
+            log.info("a worker is not as it was when its change was decided", worker=order.worker.id, error=str(error))
+        except (FulcrumError, TimeoutError) as error:
+            log.warning("a worker could not be changed", worker=order.worker.id, error=str(error) or "it took too long")
+        finally:
+            self._calling.discard(order.worker.id)
+            self._end(order, outcome, assignment, done)
+
+    async def _set_role(self, order: Order) -> RoleMove:
+        worker, wanted = order.worker, order.wanted
+        if not self._token:
+            raise StartupError("changing workers needs the suite's token: set FULCRUM_TOKEN or FULCRUM_TOKEN_FILE")
+        if not self._transport.metadata(worker.address):
+            raise StartupError(
+                f"the token would travel to {worker.address} in plaintext: set {TLS_VARIABLES}, or {PLAINTEXT_VARIABLE}"
+            )
+        try:
+            channel = self._transport.channel(worker.address)
+        except ValueError as error:
+            raise NoWorkers(f"{worker.id} has registered no address that can be called: {error}") from None
+        try:
+            return await WorkerAdmin(channel, worker.id, self._token).set_role(
+                wanted.role,
+                wanted.budget_tokens,
+                expected_epoch=wanted.epoch - 1,
+                incarnation=worker.incarnation,
+                actor=self._planner_id,
+                reason=order.reason,
+                wait_ms=0,
+            )
+        finally:
+            await channel.close()
+
+    def _end(self, order: Order, outcome: Outcome, assignment: Assignment | None, done: Done) -> None:
+        self.outcomes[outcome] += 1
+        done(order, assignment, outcome is Outcome.FAILED)

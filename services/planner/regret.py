@@ -1,0 +1,100 @@
+"""What was lost against hindsight, hour by hour: the ledger that decisions leave behind. Pure; time comes in."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from libs.policy.planner.hindsight import METHOD, NS_PER_HOUR, Cause, loss
+from libs.policy.planner.role_planning import Code
+from services.planner.role_planner import ModelPlan
+
+MAX_HOURS: Final = 48
+MAX_MODELS: Final = 64
+MAX_GAP_NS: Final = 2_000_000_000
+"""A longer time between two decisions was not decided about: nothing is known of it."""
+_CAUSES: Final[Mapping[Code, Cause]] = {
+    Code.PROMPTS_PRESS: Cause.LATE,
+    Code.DECODES_PRESS: Cause.LATE,
+    Code.LIMITS: Cause.LIMITS,
+    Code.UNMET: Cause.LIMITS,
+    Code.HELD: Cause.HELD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Regret:
+    """Of a window that ends now. GPU-hours are those of workers in a role that enough was known of."""
+
+    method: str
+    window_s: float
+    gpu_hours: float
+    lost_gpu_hours: float
+    """That the best split of the same workers would have served in time: without cause too_small."""
+    by_cause: dict[str, float]
+    by_model: dict[str, dict[str, float]]
+
+
+class Ledger:
+    """Sums by hour, model and cause; None stands for all GPU time."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[int, str, str], float] = {}
+        self._last_ns = 0
+
+    def enter(self, plans: Sequence[ModelPlan], now_ns: int, *, acts: bool) -> None:
+        """What each model lost since the last call, as it stands now."""
+        lasted_ns, self._last_ns = now_ns - self._last_ns, now_ns
+        if not 0 < lasted_ns <= MAX_GAP_NS:
+            return
+        hour = now_ns // NS_PER_HOUR
+        for plan in plans[:MAX_MODELS]:
+            engine, work, assigned = plan.observed.engine, plan.observed.work, plan.assigned
+            if engine is None or assigned is None:
+                continue
+            self._add(hour, plan.observed.model, WHOLE, plan.observed.gpus * lasted_ns)
+            cause = _CAUSES.get(assigned.code, Cause.BEST) if acts else Cause.ADVISORY
+            best = assigned.candidates[0] if assigned.candidates else None
+            for each in loss(engine, work, assigned.now, best, cause, gpus=plan.observed.gpus, lasted_ns=lasted_ns):
+                self._add(hour, plan.observed.model, each.cause.value, each.lost_gpu_ns)
+
+    def regret(self, now_ns: int, window_ns: int) -> Regret:
+        """Of the hours that a window touches."""
+        first = (now_ns - window_ns) // NS_PER_HOUR
+        by_model: dict[str, dict[str, float]] = {}
+        for (hour, model, cause), gpu_ns in self._sums.items():
+            if hour > first or hour == first == now_ns // NS_PER_HOUR:
+                of = by_model.setdefault(model, {})
+                of[cause] = of.get(cause, 0.0) + gpu_ns / NS_PER_HOUR
+        by_cause = {each.value: sum(of.get(each.value, 0.0) for of in by_model.values()) for each in Cause}
+        lost = sum(hours for cause, hours in by_cause.items() if cause != Cause.TOO_SMALL.value)
+        whole = sum(of.pop(WHOLE, 0.0) for of in by_model.values())
+        return Regret(METHOD, window_ns / 1e9, whole, lost, by_cause, by_model)
+
+    def written(self) -> str:
+        """To be remembered."""
+        return json.dumps([[*key, round(gpu_ns)] for key, gpu_ns in self._sums.items()])
+
+    def take(self, written: str | None) -> None:
+        """Go on with what was remembered; what is not understood is left out."""
+        try:
+            found = json.loads(written) if written else []
+            self._sums |= dict(_entries(found))
+        except (ValueError, TypeError):
+            return
+
+    def _add(self, hour: int, model: str, cause: str, gpu_ns: float) -> None:
+        key = hour, model, cause
+        if key not in self._sums:  # an hour is new, or a model in it: old ones go
+            self._sums = {each: sum_ for each, sum_ in self._sums.items() if each[0] > hour - MAX_HOURS}
+        self._sums[key] = self._sums.get(key, 0.0) + gpu_ns
+
+
+WHOLE: Final = "whole"
+"""Beside the causes: all GPU time."""
+
+
+def _entries(found: Iterable[Sequence[object]]) -> Iterable[tuple[tuple[int, str, str], float]]:
+    for hour, model, cause, gpu_ns in found:
+        if isinstance(hour, int) and isinstance(gpu_ns, int | float):
+            yield (hour, str(model), str(cause)), float(gpu_ns)

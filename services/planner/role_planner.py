@@ -1,0 +1,208 @@
+"""What is to change about each model's workers now; remembers what decisions need of earlier ones. No I/O."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
+from libs.policy.planner.calling import Wish, call_up
+from libs.policy.planner.limits import Limits
+from libs.policy.planner.role_planning import Change, Code, Memory, PlannedWorker, RolePlan, assign
+from libs.policy.planner.scaling import workers_needed
+from libs.policy.roles import Role
+from services.planner.hearing.fleet_view import FleetView
+from services.planner.hearing.models import ObservedModel
+from services.planner.orders import MAX_CALLS, Order
+
+NO_WISHES: Final[Mapping[str, Wish]] = MappingProxyType({})
+MAX_UINT64: Final = 2**64 - 1
+"""Of an epoch that a registry's nonsense may bring; a call made for it is refused as stale."""
+SECOND_NS: Final = 1_000_000_000
+FAILED_NS: Final = 5_000_000_000
+"""A worker that could not be asked is left as it is for so long: others may relieve the load."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """A model as it was observed, and what was decided about it; nothing where too little is known."""
+
+    observed: ObservedModel
+    assigned: RolePlan | None
+    moves: Sequence[Change] = ()
+    """Those of the decision that no call is outstanding for."""
+    budgets: Sequence[Change] = ()
+    called: Sequence[Change] = ()
+    """Spare workers that take a role, or stand by again."""
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """What a worker was asked for, until its telemetry or the registry shows it."""
+
+    incarnation: int
+    assignment: Assignment
+    outstanding: bool = True
+
+
+class RolePlanner:
+    """Decides about each model by itself."""
+
+    def __init__(self) -> None:
+        self._memories: dict[str, Memory] = {}
+        self._wanted: dict[str, _Wanted] = {}
+        self._failed_ns: dict[str, int] = {}
+        """When workers could not be asked; 0 until the next decision."""
+        self._own_budgets: dict[str, int] = {}
+        """By worker, what it had by its start or a person's word before it was changed here: no more than there are
+        workers."""
+        self._moved_ns: deque[int] = deque()
+        """When roles were changed within the last second, over all models; as many as limits allow in one."""
+
+    def as_asked(self, view: FleetView) -> dict[str, Assignment]:
+        """By worker, the assignment that it was asked to take, where nothing newer is known of it."""
+        if not self._wanted:
+            return {}
+        places = view.roster.places
+        found, wanted = {}, {}
+        for name, asked in self._wanted.items():
+            place = places.get(name)
+            if place is None or asked.incarnation != view.roster.incarnation[place]:
+                continue
+            newer = asked.assignment.epoch > view.epoch(place)
+            if newer or asked.outstanding:
+                wanted[name] = asked
+            if newer:
+                found[name] = asked.assignment
+        self._wanted = wanted
+        return found
+
+    def decide(
+        self,
+        models: Iterable[ObservedModel],
+        limits: Limits,
+        now_ns: int,
+        *,
+        acts: bool,
+        wishes: Mapping[str, Wish] = NO_WISHES,
+    ) -> list[ModelPlan]:
+        """About each model. `acts`: whether the changes are made, so that workers rest after them. `wishes`: how many
+        workers of a model are to have a role."""
+        plans, memories, room = [], {}, MAX_CALLS
+        left = self._left_alone(now_ns)
+        for each in models:
+            before = memories[each.model] = self._memories.get(each.model, Memory())
+            if each.engine is None:
+                plans.append(ModelPlan(each, None))
+                continue
+            most = min(self._moves_left(limits, now_ns), room)
+            assigned = assign(
+                each.engine,
+                each.work,
+                self._standings(each.standings, left),
+                before,
+                now_ns,
+                limits=limits.of(each.model),
+                most_moves=most,
+            )
+            # As many as can be asked at a time: the others are decided about again, and sent by then.
+            moves = self._free(assigned.moves)[:room]
+            called = self._called(each, assigned, wishes.get(each.model), limits, most=most - len(moves))
+            budgets = self._free(assigned.budgets)[: room - len(moves) - len(called)]
+            plan = ModelPlan(each, assigned, moves, budgets, called)
+            room -= len(moves) + len(called) + len(budgets)
+            plans.append(plan)
+            memories[each.model] = assigned.memory if acts else replace(assigned.memory, moved_ns=before.moved_ns)
+            if acts:
+                self._moved_ns.extend([now_ns] * (len(plan.moves) + len(plan.called)))
+        self._memories = memories
+        if len(self._own_budgets) > sum(len(plan.observed.standings) for plan in plans):
+            there = {each.id for plan in plans for each in plan.observed.standings}
+            self._own_budgets = {name: tokens for name, tokens in self._own_budgets.items() if name in there}
+        return plans
+
+    def _called(
+        self, model: ObservedModel, assigned: RolePlan, wish: Wish | None, limits: Limits, *, most: int
+    ) -> list[Change]:
+        """Spare workers are called up at once where no split has room: the wish for others follows."""
+        if wish is None or model.engine is None or not wish.spares:
+            return []
+        changing = {change.worker_id for change in assigned.changes}
+        standings = [each for each in model.standings if each.id not in changing]
+        held = limits.of(model.model)
+        if assigned.code is Code.TOO_SMALL:
+            serving = sum(each.role is not Role.STANDBY for each in model.standings)
+            wish = replace(wish, serving=max(wish.serving, workers_needed(model.engine, model.work, serving, held)))
+        wish = replace(wish, serving=wish.serving - (len(model.standings) - len(standings)))
+        return self._free(call_up(model.engine, model.work, standings, wish, held, most=max(most, 0)))
+
+    def order(self, change: Change, view: FleetView, reason: str) -> Order:
+        """What to ask a worker for; from now on it is taken for one that has it, until `done` says that it has not."""
+        place = view.roster.places[change.worker_id]
+        worker, asked = view.roster.workers[place], self._wanted.get(change.worker_id)
+        known = max(view.epoch(place), asked.assignment.epoch if asked else 0)
+        assignment = Assignment(
+            model=worker.assignment.model,
+            role=f"ROLE_{change.role.name}",
+            budget_tokens=change.budget_tokens,
+            epoch=min(known + 1, MAX_UINT64),
+        )
+        self._wanted[change.worker_id] = _Wanted(worker.incarnation, assignment)
+        return Order(worker, assignment, reason)
+
+    def done(self, order: Order, assignment: Assignment | None, *, failed: bool = False) -> None:
+        """A call has ended; one that changed nothing leaves its worker to the next decision, as if it had not been.
+        `failed`: to a later one, as the worker could not be asked."""
+        if failed:
+            self._failed_ns[order.worker.id] = 0
+        wanted = self._wanted.get(order.worker.id)
+        if wanted is None or wanted.assignment is not order.wanted:
+            return
+        if assignment is not None:
+            self._wanted[order.worker.id] = _Wanted(wanted.incarnation, assignment, outstanding=False)
+            return
+        del self._wanted[order.worker.id]
+        for model, memory in self._memories.items():
+            self._memories[model] = replace(memory, moved_ns=_without(memory.moved_ns, order.worker.id))
+
+    def _standings(self, standings: Sequence[PlannedWorker], left: set[str]) -> Sequence[PlannedWorker]:
+        """With what is remembered of them: the budgets that are their own, and who could not be asked."""
+        own = self._own_budgets
+        chosen = {each.id: each.budget_tokens for each in standings if each.budget_tokens and each.keeps_budget}
+        if not (left or own or chosen):
+            return standings
+        found = []
+        for each in standings:
+            if each.keeps_budget:
+                own.pop(each.id, None)
+                if chosen.get(each.id):
+                    own[each.id] = chosen[each.id]
+            if each.id in left or each.id in own:
+                pinned = each.pinned or each.id in left
+                found.append(each._replace(pinned=pinned, own_budget_tokens=own.get(each.id, 0)))
+            else:
+                found.append(each)
+        return found
+
+    def _left_alone(self, now_ns: int) -> set[str]:
+        self._failed_ns = {
+            name: at_ns or now_ns for name, at_ns in self._failed_ns.items() if not at_ns or now_ns - at_ns < FAILED_NS
+        }
+        return set(self._failed_ns)
+
+    def _moves_left(self, limits: Limits, now_ns: int) -> int:
+        while self._moved_ns and now_ns - self._moved_ns[0] >= SECOND_NS:
+            self._moved_ns.popleft()
+        return 0 if limits.quiet(now_ns) else max(limits.moves_per_s - len(self._moved_ns), 0)
+
+    def _free(self, changes: Iterable[Change]) -> list[Change]:
+        return [change for change in changes if not self._is_outstanding(change.worker_id)]
+
+    def _is_outstanding(self, worker_id: str) -> bool:
+        wanted = self._wanted.get(worker_id)
+        return wanted is not None and wanted.outstanding
+
+
+def _without(moved_ns: Mapping[str, int], worker_id: str) -> Mapping[str, int]:
+    return MappingProxyType({name: at_ns for name, at_ns in moved_ns.items() if name != worker_id})

@@ -1,0 +1,100 @@
+"""Advice about what the planner may not do itself: given once it has stood for a while, and what came of it. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_RECOMMEND, Decision
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Advice as AdviceMessage
+from libs.policy.planner.advice import Advice, Kind, advise
+from libs.policy.planner.limits import ModelLimits
+from libs.policy.planner.scaling import workers_needed
+from services.planner.role_planner import ModelPlan
+
+STOOD_NS: Final = 5_000_000_000
+"""Advice is given once it has held for this long."""
+CAME_NS: Final = 10_000_000_000
+"""After it was taken, what it brought is looked at."""
+EXPIRES_NS: Final = 60_000_000_000
+"""Advice that no longer holds is given up after so long; until then it counts as open."""
+MAX_OPEN: Final = 256
+
+
+@dataclass(slots=True)
+class _Open:
+    advice: Advice
+    since_ns: int
+    held_ns: int
+    pressure: float
+    chunk_speed: float
+    workers: int
+    applied_ns: int = 0
+    decision: Decision | None = None
+
+
+class Advisor:
+    """Remembers what it has advised, by model and kind."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, Kind], _Open] = {}
+
+    def look(self, plan: ModelPlan, limits: ModelLimits, now_ns: int) -> Iterator[tuple[Decision, bool]]:
+        """Decisions to report about one model, and whether each is new; the others carry what came of them."""
+        engine, assigned, model = plan.observed.engine, plan.assigned, plan.observed.model
+        if engine is None or assigned is None:
+            return
+        workers = assigned.now.prefill + assigned.now.mixed
+        needed = workers_needed(engine, plan.observed.work, workers, limits)
+        for each in advise(model, engine, plan.observed.work, assigned.now, limits, needed=needed):
+            key = model, each.kind
+            known = self._open.get(key)
+            if known is None and len(self._open) < MAX_OPEN:
+                self._open[key] = _Open(
+                    each, now_ns, now_ns, assigned.now.pressure, engine.chunk_speed() * 1e9, workers
+                )
+            elif known is not None and not known.applied_ns:
+                known.held_ns = now_ns
+                if known.decision is None and now_ns - known.since_ns >= STOOD_NS:
+                    known.decision = _decision(model, each)
+                    yield known.decision, True
+        yield from self._follow(plan, workers, now_ns)
+
+    def _follow(self, plan: ModelPlan, workers: int, now_ns: int) -> Iterator[tuple[Decision, bool]]:
+        engine, assigned, model = plan.observed.engine, plan.assigned, plan.observed.model
+        assert engine is not None and assigned is not None
+        for key, known in [(key, each) for key, each in self._open.items() if key[0] == model]:
+            taken = {
+                Kind.ADD_WORKERS: workers > known.workers,
+                Kind.CHUNK: engine.chunk_speed() * 1e9 > known.chunk_speed * 1.01,
+                Kind.AGGREGATE: not assigned.now.prefill,
+            }[key[1]]
+            if known.decision is None:
+                if now_ns - known.held_ns > STOOD_NS:
+                    del self._open[key]
+            elif taken and not known.applied_ns:
+                known.applied_ns = now_ns
+            elif known.applied_ns and now_ns - known.applied_ns >= CAME_NS:
+                after = engine.chunk_speed() * 1e9 - known.chunk_speed
+                came = after if key[1] is Kind.CHUNK else min(assigned.now.pressure, 1e3) - min(known.pressure, 1e3)
+                yield self._close(key, "applied", came), False
+            elif not known.applied_ns and now_ns - known.held_ns > EXPIRES_NS:
+                yield self._close(key, "expired", 0.0), False
+
+    def _close(self, key: tuple[str, Kind], outcome: str, came: float) -> Decision:
+        decision = self._open.pop(key).decision
+        assert decision is not None
+        decision.advice.outcome, decision.advice.came = outcome, came
+        return decision
+
+
+def _decision(model: str, advice: Advice) -> Decision:
+    return Decision(
+        action=ACTION_RECOMMEND,
+        model=model,
+        reason_code=advice.kind.value,
+        reason=advice.what,
+        advice=AdviceMessage(
+            kind=advice.kind.value, figure=advice.figure, low=advice.low, high=advice.high,
+            confidence=advice.confidence, command=advice.command, outcome="open",
+        ),
+    )  # fmt: skip

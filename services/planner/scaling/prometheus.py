@@ -1,0 +1,32 @@
+"""The scaler's own figures for Prometheus."""
+
+from collections.abc import Iterator
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from libs.contracts import metric_names as names
+from services.planner.scaling.scaler import Scaler
+from services.planner.state import PlannerState
+
+
+class ScalerCollector(Collector):
+    """Reads a `Scaler` at each scrape."""
+
+    def __init__(self, scaler: Scaler, state: PlannerState) -> None:
+        self._scaler = scaler
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        """Calls of the actuator, and what is wished."""
+        calls = CounterMetricFamily(
+            names.PLANNER_ACTUATOR_CALLS_TOTAL, "Times that an actuator was asked.", labels=("outcome",)
+        )
+        for outcome, count in self._scaler.asked.items():
+            calls.add_metric((outcome.value,), count)
+        yield calls
+        wished = GaugeMetricFamily(names.PLANNER_WISHED_WORKERS, "Workers that are to have a role.", labels=("model",))
+        for model, wish in self._state.wishes.items():
+            wished.add_metric((model,), wish.serving)
+        yield wished

@@ -1,0 +1,269 @@
+"""The planner's horizon of seconds to minutes: an owned loop that wishes for workers and asks an actuator for them.
+
+It runs beside the decisions about roles, which never wait for it: what it knows and wishes it leaves in the state.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final, Protocol
+
+import structlog
+
+from libs.actuators.port import Actuator, ActuatorDown, Started
+from libs.bus.port import Bus
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
+    ACTION_RECOMMEND,
+    ACTION_SCALE,
+    MODE_AUTO,
+    MODE_OFF,
+    Decision,
+    Scale,
+)
+from libs.contracts.topics import DECISIONS
+from libs.policy.planner.calling import Wish
+from libs.policy.planner.scaling import DAY_NS, Code, Pool, Scaled, ScaleMemory, scale
+from libs.policy.roles import Role
+from libs.runtime.clock import Clock
+from services.planner.kept import Lead, PlannerStore
+from services.planner.role_planner import ModelPlan
+from services.planner.scaling.advisor import Advisor
+from services.planner.scaling.words import why_scaled
+from services.planner.state import PlannerState
+
+log = structlog.get_logger()
+
+PERIOD_S: Final = 1.0
+CALL_S: Final = 3.0
+"""An actuator that takes longer is asked again in the next period."""
+REGRET: Final = "regret"
+KEEP_EVERY_NS: Final = 10_000_000_000
+"""What is remembered beyond a restart is written so often."""
+MAX_MODELS: Final = 64
+SCALE: Final = "scale"
+"""Under which started workers' GPU time is remembered."""
+
+
+class Asked(StrEnum):
+    """What became of what an actuator was asked."""
+
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Forecasts(Protocol):
+    """The horizon of hours: how many workers will be wanted by the time that they could have started."""
+
+    def wished(self, model: str, at_ns: int) -> int:
+        """Workers of a model in a role at that time, at least; 0: nothing is known."""
+        ...
+
+
+class NoForecasts:
+    """Nothing is known of the hours to come."""
+
+    def wished(self, model: str, at_ns: int) -> int:
+        """Of any model."""
+        del model, at_ns
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of the scaler."""
+
+    start_up_ns: int
+    """Until one has started, of a worker."""
+
+
+class Scaler:
+    """One planner's wishes. `actuator` None: it only says what it would wish."""
+
+    def __init__(
+        self,
+        state: PlannerState,
+        bus: Bus,
+        clock: Clock,
+        *,
+        actuator: Actuator | None,
+        settings: Settings,
+        store: PlannerStore | None = None,
+        forecasts: Forecasts | None = None,
+    ) -> None:
+        self._state = state
+        self._bus = bus
+        self._clock = clock
+        self._actuator = actuator
+        self._store = store
+        self._forecasts = forecasts or NoForecasts()
+        self.start_up_ns = settings.start_up_ns
+        """As the slowest of the last starts took."""
+        self._advisor = Advisor()
+        self._memories: dict[str, ScaleMemory] = {}
+        self._told: dict[str, tuple[int, int]] = {}
+        self._first_seen_ns: dict[str, int] = {}
+        """Started workers that are not registered yet, since when the actuator names them."""
+        self._kept_ns = 0
+        self.asked = dict.fromkeys(Asked, 0)
+        self.started: Started | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._restore()
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Once: see what there is, wish, and ask for it."""
+        state, now_ns = self._state, self._clock.now_ns()
+        if state.lead is not Lead.OURS or state.identity.mode == MODE_OFF:
+            return
+        self.started = await self._look()
+        for plan in list(state.plans)[:MAX_MODELS]:
+            for decision, new in self._advisor.look(plan, state.limits.of(plan.observed.model), now_ns):
+                self._bus.publish(DECISIONS, state.tell(decision, now_ns) if new else decision)
+        if self._actuator is not None and self.started is None:
+            return  # nothing is known of what there is: what was wished stands
+        self._learn(now_ns)
+        wishes: dict[str, Wish] = {}
+        for plan in list(state.plans)[:MAX_MODELS]:
+            if plan.assigned is not None:
+                wishes[plan.observed.model] = await self._scale(plan, now_ns)
+        state.wishes = MappingProxyType(wishes) if state.identity.mode == MODE_AUTO else MappingProxyType({})
+        if now_ns - self._kept_ns >= KEEP_EVERY_NS:
+            self._kept_ns = now_ns
+            await self._keep()
+
+    async def _scale(self, plan: ModelPlan, now_ns: int) -> Wish:
+        observed, state, started = plan.observed, self._state, self.started
+        assert observed.engine is not None
+        ours = started if started is not None and started.model == observed.model else None
+        pool = pool_of(plan, ours)
+        found = scale(
+            observed.engine,
+            observed.work,
+            pool,
+            state.limits.of(observed.model),
+            memory=self._memories.get(observed.model, ScaleMemory()),
+            now_ns=now_ns,
+            start_up_ns=self.start_up_ns,
+            forecast=self._forecasts.wished(observed.model, now_ns + self.start_up_ns),
+        )
+        self._memories[observed.model] = found.memory
+        acts = ours is not None and state.identity.mode == MODE_AUTO
+        self._tell(plan, pool, found, acts=acts, now_ns=now_ns)
+        if ours is not None and acts:
+            # Those in a role take part in serving until they stand by: they are never ended at work.
+            count = max(found.started, pool.started_serving)
+            if count != pool.started:
+                await self._ask(count, _first_to_end(plan, ours))
+        serving = min(found.wished, pool.others + found.started) if ours is not None else pool.serving
+        return Wish(serving, frozenset(ours.worker_ids) if ours is not None else frozenset())
+
+    def _tell(self, plan: ModelPlan, pool: Pool, found: Scaled, *, acts: bool, now_ns: int) -> None:
+        model = plan.observed.model
+        now = found.wished, found.started
+        before = self._told.get(model, (pool.serving, pool.started))
+        self._told[model] = now
+        news = now != before and not (found.code is Code.ENOUGH and found.started == before[1])
+        if not news or self._actuator is None:  # without one it is advice (see advisor.py)
+            return
+        kind = self._actuator.kind if acts and self._actuator is not None else ""
+        decision = Decision(
+            action=ACTION_SCALE if acts else ACTION_RECOMMEND,
+            model=model,
+            reason_code=found.code.value,
+            reason=why_scaled(plan, pool, found, start_up_ns=self.start_up_ns, acts=acts),
+            scale=Scale(
+                serving=pool.serving, standby=pool.standby, wished=found.wished, started_from=pool.started,
+                started_to=found.started, actuator=kind,
+            ),
+        )  # fmt: skip
+        self._bus.publish(DECISIONS, self._state.tell(decision, now_ns))
+
+    async def _look(self) -> Started | None:
+        if self._actuator is None:
+            return None
+        try:
+            async with asyncio.timeout(CALL_S):
+                return await self._actuator.look()
+        except (ActuatorDown, TimeoutError) as error:
+            self._failed(error)
+            return None
+
+    async def _ask(self, count: int, first_to_end: Sequence[str]) -> None:
+        assert self._actuator is not None
+        try:
+            async with asyncio.timeout(CALL_S):
+                await self._actuator.have(count, first_to_end=first_to_end)
+            self.asked[Asked.DONE] += 1
+        except (ActuatorDown, TimeoutError) as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self.asked[Asked.FAILED] += 1
+        log.warning("the actuator was asked in vain: it is asked again", error=str(error) or "it took too long")
+
+    def _learn(self, now_ns: int) -> None:
+        """How long started workers take until they are registered."""
+        there, names = self._state.view.roster.places, self.started.worker_ids if self.started else ()
+        for name in names:
+            if name not in there:
+                self._first_seen_ns.setdefault(name, now_ns)
+            elif (since_ns := self._first_seen_ns.pop(name, None)) is not None:
+                took_ns = now_ns - since_ns
+                self.start_up_ns = max(took_ns, (self.start_up_ns + took_ns) // 2)
+        self._first_seen_ns = {name: at_ns for name, at_ns in self._first_seen_ns.items() if name in names}
+
+    async def _restore(self) -> None:
+        """Go on with the GPU time that was charged before a restart."""
+        if self._store is None:
+            return
+        self._state.ledger.take(await self._store.recall(REGRET))
+        written = await self._store.recall(SCALE)
+        for model, spent in read_scale(written).items():
+            self._memories[model] = replace(ScaleMemory(), spent_gpu_s=MappingProxyType(spent))
+
+    async def _keep(self) -> None:
+        today = self._clock.now_ns() // DAY_NS
+        spent = {name: memory.spent_gpu_s.get(today, 0.0) for name, memory in self._memories.items()}
+        if self._store is not None:
+            await self._store.remember(REGRET, self._state.ledger.written())
+        if self._store is not None and any(spent.values()):
+            await self._store.remember(SCALE, json.dumps({"day": today, "gpu_s": spent}))
+
+
+def read_scale(written: str | None) -> Mapping[str, Mapping[int, float]]:
+    """GPU time charged, by model and day; nothing where what was kept is not understood."""
+    try:
+        found = json.loads(written) if written else {}
+        day = int(found["day"])
+        return {str(model): {day: float(spent)} for model, spent in list(found["gpu_s"].items())[:MAX_MODELS]}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def pool_of(plan: ModelPlan, started: Started | None) -> Pool:
+    """A model's workers, by who started them."""
+    ours = frozenset(started.worker_ids) if started is not None else frozenset()
+    standings = plan.observed.standings
+    serving = [each for each in standings if each.role is not Role.STANDBY]
+    return Pool(
+        others=sum(each.id not in ours for each in serving),
+        started_serving=sum(each.id in ours for each in serving),
+        standby=sum(each.id in ours and each.role is Role.STANDBY for each in standings),
+        started=len(ours),
+        most_started=started.most if started is not None else 0,
+        gpus_a_worker=max(plan.observed.gpus // max(len(standings), 1), 1),
+    )
+
+
+def _first_to_end(plan: ModelPlan, started: Started) -> list[str]:
+    """Those that are not registered, then those on standby; never one in a role."""
+    roles = {each.id: each.role for each in plan.observed.standings}
+    starting = [name for name in reversed(started.worker_ids) if name not in roles]
+    return starting + [name for name in started.worker_ids if roles.get(name) is Role.STANDBY]

@@ -1,0 +1,228 @@
+"""Every actuator starts and ends workers alike: names in memory, processes of a launcher, containers of an engine."""
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import httpx
+import pytest
+
+from libs.actuators.docker import SERVICE, DockerActuator
+from libs.actuators.port import Actuator, ActuatorDown, Started
+from libs.actuators.process import ProcessActuator
+from libs.contracts.errors import StartupError
+from libs.launch.processes.port import Child, ChildSpec
+from libs.launch.processes.supervisor import Supervisor
+from libs.launch.report import StatusLine
+from libs.launch.spares.route import make_spares_app
+from libs.launch.spares.spares import Spares
+from libs.runtime.tasks import TaskOwner
+from libs.testing.memory.actuator import MemoryActuator
+
+MOST = 3
+WAIT_S = 60.0
+Reopen = Callable[[], Actuator]
+
+
+class FakeChild:
+    """Is ready at once, and ends when it is told to."""
+
+    pid = 1
+
+    def __init__(self, spec: ChildSpec, lines: list[StatusLine]) -> None:
+        self._lines = lines
+        self._ended = asyncio.Event()
+        self.code = -15 if lines else 1
+        if not lines:
+            self._ended.set()
+
+    async def statuses(self) -> AsyncIterator[StatusLine]:
+        for line in self._lines:
+            yield line
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        return self.code
+
+    async def stop(self, grace_s: float) -> None:
+        self._ended.set()
+
+    def kill(self) -> None:
+        self._ended.set()
+
+
+class FakeLauncher:
+    """`fails`: so many of the next starts end before they are ready."""
+
+    def __init__(self) -> None:
+        self.fails = 0
+        self.running: list[FakeChild] = []
+
+    async def start(self, spec: ChildSpec) -> Child:
+        failing = self.fails > 0
+        self.fails -= failing
+        child = FakeChild(spec, [] if failing else [StatusLine("ready", grpc="127.0.0.1:1")])
+        self.running.append(child)
+        return child
+
+    def log_of(self, name: str) -> str:
+        return name
+
+    def last_words(self, name: str) -> str:
+        return ""
+
+    async def bound_logs(self) -> None: ...
+
+
+class Quiet:
+    """A reporter that says nothing."""
+
+    def progress(self, name: str, stage: str, fraction: float) -> None: ...
+
+    def ready(self, name: str, address: str) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+@asynccontextmanager
+async def launcher_spares(launcher: FakeLauncher) -> AsyncIterator[Spares]:
+    tasks = TaskOwner()
+
+    def unwanted(error: StartupError) -> None:
+        raise AssertionError(error)
+
+    specs = [ChildSpec(f"spare-{number}", ("python",), {}) for number in range(1, MOST + 1)]
+    spares = Spares(
+        specs, lambda spec: Supervisor(launcher, spec, Quiet(), restart=True, on_death=unwanted), Quiet(), tasks,
+        model="sim", grace_s=1.0,
+    )  # fmt: skip
+    try:
+        yield spares
+        assert tasks.error is None
+    finally:
+        await spares.stop(1.0)
+        await tasks.close()
+
+
+def over_http(spares: Spares, token: str = "secret") -> ProcessActuator:
+    transport = httpx.ASGITransport(make_spares_app(spares, "secret"))
+    return ProcessActuator("http://launcher", token, transport)
+
+
+@asynccontextmanager
+async def docker_service() -> AsyncIterator[Reopen]:
+    import docker
+
+    try:
+        engine = docker.from_env()
+        engine.ping()
+        image = engine.images.list()[0].id
+    except (docker.errors.DockerException, IndexError):
+        pytest.skip("no Docker engine answers here, or it has no image")
+    service = f"worker-{uuid.uuid4().hex[:8]}"
+    engine.containers.run(
+        image, ["sleep", "300"], entrypoint=[], labels={SERVICE: service}, detach=True,
+        environment={"FULCRUM_WORKER_MODEL": "sim"}, stop_signal="SIGKILL",
+    )  # fmt: skip
+    try:
+        yield lambda: DockerActuator(service=service, most=MOST)
+    finally:
+        ours = {"label": f"{SERVICE}={service}"}
+        for each in engine.containers.list(all=True, ignore_removed=True, filters=ours):
+            with suppress(docker.errors.APIError):  # the actuator may be at it
+                each.remove(force=True)
+        engine.close()
+
+
+@pytest.fixture(params=["memory", "process", "docker"])
+async def reopen(request: pytest.FixtureRequest) -> AsyncIterator[Reopen]:
+    if request.param == "memory":
+        only = MemoryActuator(MOST)
+        yield lambda: only
+    elif request.param == "process":
+        async with launcher_spares(FakeLauncher()) as spares:
+            yield lambda: over_http(spares)
+    else:
+        async with docker_service() as opened:
+            yield opened
+
+
+async def until(actuator: Actuator, count: int) -> Started:
+    async with asyncio.timeout(WAIT_S):
+        while len((found := await actuator.look()).worker_ids) != count:
+            await asyncio.sleep(0.01)
+    return found
+
+
+async def test_as_many_workers_are_there_as_were_asked_for_last_under_names_that_stay(reopen: Reopen) -> None:
+    actuator = reopen()
+    assert await actuator.look() == Started((), MOST, "sim")
+    await actuator.have(2)
+    first = await until(actuator, 2)
+    await actuator.have(2)
+    assert await actuator.look() == first
+    kept, goes = first.worker_ids
+    await actuator.have(1, first_to_end=[goes, "somebody else"])
+    assert (await until(actuator, 1)).worker_ids == (kept,)
+    await actuator.have(0)
+    assert (await until(actuator, 0)).worker_ids == ()
+    await actuator.close()
+
+
+async def test_never_are_there_more_than_it_can_have(reopen: Reopen) -> None:
+    actuator = reopen()
+    await actuator.have(MOST + 5)
+    assert len((await until(actuator, MOST)).worker_ids) == MOST
+    await actuator.have(0)
+    await actuator.have(MOST)
+    assert len((await actuator.look()).worker_ids) <= MOST
+    await actuator.have(0)
+    await until(actuator, 0)
+    await actuator.close()
+
+
+async def test_who_comes_later_sees_what_another_asked_for(reopen: Reopen) -> None:
+    before = reopen()
+    await before.have(2)
+    names = (await until(before, 2)).worker_ids
+    after = reopen()
+    assert (await after.look()).worker_ids == names
+    await after.have(0)
+    await until(after, 0)
+    for each in {before, after}:
+        await each.close()
+
+
+async def test_a_launcher_that_is_away_or_refuses_is_down_and_changes_nothing() -> None:
+    away = ProcessActuator("http://127.0.0.1:1", "secret")
+    with pytest.raises(ActuatorDown, match="does not answer"):
+        await away.look()
+    await away.close()
+    async with launcher_spares(FakeLauncher()) as spares:
+        stranger = over_http(spares, token="wrong")
+        with pytest.raises(ActuatorDown, match="401"):
+            await stranger.have(2)
+        assert spares.state.worker_ids == []
+        await stranger.close()
+
+
+async def test_a_spare_worker_that_cannot_start_is_not_tried_at_every_wish() -> None:
+    launcher = FakeLauncher()
+    launcher.fails = 1
+    async with launcher_spares(launcher) as spares:
+        actuator = over_http(spares)
+        await actuator.have(1)
+        await until(actuator, 0)
+        for _ in range(5):
+            await actuator.have(1)
+        assert len(launcher.running) == 1, "it failed a moment ago"
+        await actuator.close()
+
+
+async def test_docker_without_an_engine_is_down() -> None:
+    actuator = DockerActuator(service="decode", most=2, engine_url=f"unix:///tmp/none-{os.getpid()}.sock")
+    with pytest.raises(ActuatorDown, match="Docker"):
+        await actuator.look()
+    await actuator.close()

@@ -1,0 +1,108 @@
+"""A worker of a pool is assigned one model after another, over real gRPC, and keeps those it leaves asleep."""
+
+import pytest
+
+from libs.contracts.errors import InvalidRequest, QueueFull, StaleRole
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
+    ROLE_MIXED,
+    ROLE_STANDBY,
+    WORKER_STATE_ASLEEP,
+    WORKER_STATE_LOADING,
+    WORKER_STATE_READY,
+    Worker,
+)
+from libs.testing.memory.store import MemoryStore
+from libs.testing.workers.pool import GB, LocalPoolMember, local_pool_member
+
+
+def asleep(worker: Worker) -> list[str]:
+    return [each.model for each in worker.pool.asleep]
+
+
+async def hold(local: LocalPoolMember, model: str, **fields: int) -> Worker:
+    local.assign(model, **fields)
+    return await local.until(WORKER_STATE_READY, model)
+
+
+async def test_a_member_starts_without_a_model_and_serves_the_one_that_it_is_assigned() -> None:
+    async with local_pool_member("w", MemoryStore()) as local:
+        empty = await local.registered()
+        assert (empty.state, empty.assignment.model, empty.assignment.role) == (WORKER_STATE_ASLEEP, "", ROLE_STANDBY)
+        told = local.assign("a")
+        assert told.assignment.epoch == empty.assignment.epoch + 1
+        # 16 GB at 4 GB/s and half a second, a hundred times as fast.
+        assert told.expected_ns == pytest.approx(45e6)
+        loading = await local.until(WORKER_STATE_LOADING, "a")
+        assert loading.pool.expected_ns == pytest.approx(45e6)
+        ready = await local.until(WORKER_STATE_READY, "a")
+        assert ready.assignment.role == ROLE_MIXED and ready.assignment.budget_tokens > 0
+        assert ready.assignment.epoch == told.assignment.epoch
+        assert ready.incarnation > loading.incarnation > empty.incarnation
+        assert (ready.pool.last.model, ready.pool.last.from_host) == ("a", False)
+        assert ready.pool.last.took_ns >= 45e6
+
+
+async def test_the_model_that_it_leaves_sleeps_and_wakes_sooner_than_it_was_loaded() -> None:
+    async with local_pool_member("w", MemoryStore()) as local:
+        await hold(local, "a")
+        second = await hold(local, "b")
+        assert asleep(second) == ["a"]
+        assert local.assign("a").expected_ns < 20e6
+        again = await local.until(WORKER_STATE_READY, "a")
+        assert (again.pool.last.from_host, asleep(again)) == (True, ["b"])
+        assert len(local.engines) == 2
+        assert again.assignment.epoch == 4
+
+
+async def test_without_a_model_it_holds_none_and_the_last_one_sleeps() -> None:
+    async with local_pool_member("w", MemoryStore()) as local:
+        await hold(local, "a")
+        local.assign("")
+        assert asleep(await local.until(WORKER_STATE_ASLEEP, "")) == ["a"]
+
+
+async def test_host_memory_is_bounded_and_the_model_that_was_left_longest_ago_goes_first() -> None:
+    async with local_pool_member("w", MemoryStore(), host_memory_mb=40_000) as local:
+        for model in ("a", "b", "c"):
+            await hold(local, model)
+        assert asleep(await hold(local, "d")) == ["b", "c"]
+        assert asleep(await hold(local, "e", size_bytes=70 * GB)) == ["c", "d"]
+        # The largest one does not fit: it is given up, and the others stay.
+        assert asleep(await hold(local, "c")) == ["d"]
+
+
+async def test_a_model_that_is_not_to_be_kept_is_forgotten() -> None:
+    async with local_pool_member("w", MemoryStore()) as local:
+        await hold(local, "a")
+        local.assign("", forget=True)
+        assert asleep(await local.until(WORKER_STATE_ASLEEP, "")) == []
+
+
+async def test_a_model_larger_than_the_device_is_refused_in_words_and_the_member_goes_on() -> None:
+    async with local_pool_member("w", MemoryStore()) as local:
+        local.assign("huge", 141 * GB)
+        failed = await local.failed("huge")
+        assert failed.pool.last.model == "huge"
+        assert "141.0 GB of weights, the device 80.0 GB" in failed.pool.last.error
+        assert (await hold(local, "a")).pool.last.error == ""
+
+
+async def test_a_model_whose_files_are_missing_is_refused_in_words() -> None:
+    async with local_pool_member("w", MemoryStore()) as local:
+        local.assign("gone", source="/there/is/no/such/folder")
+        failed = await local.failed("gone")
+        assert "/there/is/no/such/folder does not exist" in failed.pool.last.error
+
+
+async def test_assignments_are_compare_and_set_and_one_at_a_time() -> None:
+    async with local_pool_member("w", MemoryStore()) as local:
+        with pytest.raises(StaleRole, match="epoch"):
+            local.assign("a", expected_epoch=7)
+        with pytest.raises(StaleRole):
+            local.assign("a", incarnation=1)
+        local.assign("a")
+        with pytest.raises(QueueFull):
+            local.assign("b")
+        await local.until(WORKER_STATE_READY, "a")
+        with pytest.raises(InvalidRequest, match="already"):
+            local.assign("a")

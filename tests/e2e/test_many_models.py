@@ -1,0 +1,153 @@
+"""A suite whose models share a pool of workers: what a person and a client see of it."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from libs.testing.suites.suite import Suite, running_suite
+
+pytestmark = pytest.mark.suite
+
+FAST = {
+    "FULCRUM_PLANNER_MODE": "auto",
+    "FULCRUM_WORKER_SIM_SPEEDUP": "10",
+    "FULCRUM_PLANNER_MODELS_TURN_S": "1",
+}
+"""16 GB are loaded in less than half a second."""
+WAIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    folder = tmp_path_factory.mktemp("pool")
+    models = [word for name in ("alpha", "org/beta", "gamma") for word in ("--model", name)]
+    shape = ("--engine", "sim", "--pool", "2", "--workers-per-process", "2", *models)
+    with running_suite(folder, *shape, env={"FULCRUM_CACHE": str(folder / "cache"), **FAST}) as found:
+        yield found
+
+
+async def ask(http: httpx.AsyncClient, suite: Suite, model: str, **more: Any) -> httpx.Response:
+    body = {"model": model, "prompt": "a b c", "max_tokens": 4, "temperature": 0, **more}
+    return await http.post(f"{suite.gateway}/v1/completions", json=body)
+
+
+async def listed(http: httpx.AsyncClient, suite: Suite) -> dict[str, Any]:
+    found = (await http.get(f"{suite.ready['planner']}/v1/models")).json()
+    return {each["name"]: each for each in found["models"]}
+
+
+async def held(http: httpx.AsyncClient, suite: Suite) -> set[str]:
+    """Models that workers have."""
+    return {each["model"] for each in (await http.get(f"{suite.ready['planner']}/v1/workers")).json()}
+
+
+def told(suite: Suite, *arguments: str) -> Any:
+    done = suite.fulcrum("models", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+async def test_models_without_a_worker_are_waited_for_as_long_as_is_said_and_unknown_ones_are_404(
+    suite: Suite,
+) -> None:
+    async with httpx.AsyncClient(timeout=WAIT_S) as http:
+        assert (await http.get(f"{suite.gateway}/readyz")).status_code == 200
+        names = [each["id"] for each in (await http.get(f"{suite.gateway}/v1/models")).json()["data"]]
+        assert {"alpha", "org/beta", "gamma"} <= set(names)
+        asked = ("alpha", "org/beta", "gamma") * 2
+        answers = await asyncio.gather(*(ask(http, suite, name) for name in asked))
+        assert [each.status_code for each in answers] == [200] * 6
+        waits_ms = [int(each.headers.get("x-fulcrum-expected-wait-ms", 0)) for each in answers]
+        assert max(waits_ms) > 0 and all(wait_ms < 20_000 for wait_ms in waits_ms)  # three models on two workers
+        assert (await ask(http, suite, "delta")).status_code == 404
+        shown = (await http.get(f"{suite.gateway}/v1/models/org/beta")).json()
+        assert shown["state"] in ("serving", "loading", "asleep", "disk") and shown["expected_wait_ms"] >= 0
+
+
+async def test_the_same_model_answers_the_same_after_it_was_put_away_and_woken(suite: Suite) -> None:
+    async with httpx.AsyncClient(timeout=WAIT_S) as http:
+        first = (await ask(http, suite, "alpha", seed=3, temperature=1)).json()["choices"]
+        for name in ("org/beta", "gamma", "org/beta", "gamma"):
+            assert (await ask(http, suite, name)).status_code == 200
+        again = (await ask(http, suite, "alpha", seed=3, temperature=1)).json()["choices"]
+        assert again == first
+
+
+async def test_models_are_added_asked_for_and_removed_while_the_suite_runs(suite: Suite) -> None:
+    added = told(suite, "add", "org/new-8b", "--size", "8GB", "--priority", "2", "--tpot-ms", "40")
+    assert (added["size_bytes"], added["priority"], added["tpot_ms"]) == (8_000_000_000, 2, 40.0)
+    async with httpx.AsyncClient(timeout=WAIT_S) as http:
+        async with asyncio.timeout(WAIT_S):
+            while (await ask(http, suite, "org/new-8b")).status_code == 404:  # until the gateway has heard of it
+                await asyncio.sleep(0.05)
+        assert (await ask(http, suite, "org/new-8b")).status_code == 200
+        used = next(each for each in told(suite, "list") if each["name"] == "org/new-8b")
+        assert used["load_measured"] and used["last_use"] and used["load_s"] > 0
+        assert told(suite, "remove", "org/new-8b") == {"removed": "org/new-8b"}
+        async with asyncio.timeout(WAIT_S):
+            while (await ask(http, suite, "org/new-8b")).status_code != 404:
+                await asyncio.sleep(0.05)
+            while "org/new-8b" in await held(http, suite):
+                await asyncio.sleep(0.05)
+
+
+async def test_a_reservation_is_kept_or_refused_with_what_would_have_to_go(suite: Suite) -> None:
+    kept = told(suite, "reserve", "alpha", "--gpus", "2", "--from", "09:00", "--to", "18:00")
+    assert kept["reservations"] == [{"gpus": 2, "from_time": "09:00", "to_time": "18:00"}]
+    refused = suite.fulcrum("models", "reserve", "gamma", "--gpus", "1", "--from", "17:00", "--to", "19:00")
+    assert refused.returncode == 1
+    assert "what would have to go: reservation of 2 for alpha from 09:00 to 18:00" in refused.stderr
+    told(suite, "reserve", "gamma", "--gpus", "1", "--from", "18:00", "--to", "19:00")
+    for name in ("alpha", "gamma"):
+        assert told(suite, "reserve", name, "--gpus", "0")["reservations"] == []
+
+
+async def test_a_floor_is_loaded_without_a_request_and_a_pinned_model_stays(suite: Suite) -> None:
+    told(suite, "add", "gamma", "--floor", "1")
+    async with httpx.AsyncClient(timeout=WAIT_S) as http:
+        async with asyncio.timeout(WAIT_S):
+            while (await listed(http, suite))["gamma"]["state"] != "serving":
+                await asyncio.sleep(0.05)
+        for name in ("alpha", "org/beta", "alpha", "org/beta"):
+            assert (await ask(http, suite, name)).status_code == 200
+            assert (await listed(http, suite))["gamma"]["state"] == "serving"
+        assert told(suite, "pin", "gamma")["pinned"]
+        refused = suite.fulcrum("models", "add", "alpha", "--floor", "2")
+        assert refused.returncode == 1 and "floor of 2 for alpha cannot be kept" in refused.stderr
+        assert not told(suite, "pin", "gamma", "--off")["pinned"]
+        told(suite, "add", "gamma", "--floor", "0")
+
+
+async def test_two_models_with_their_own_targets_are_apart_in_occupancy_and_in_the_planner(suite: Suite) -> None:
+    told(suite, "add", "alpha", "--tpot-ms", "25", "--ttft-ms", "400")
+    told(suite, "add", "gamma", "--tpot-ms", "250")
+    both = {"alpha", "gamma"}
+    async with httpx.AsyncClient(timeout=WAIT_S) as http, asyncio.timeout(2 * WAIT_S):
+        while True:
+            await asyncio.gather(*(ask(http, suite, name, max_tokens=200) for name in both))
+            planned = (await http.get(f"{suite.ready['planner']}/v1/planner")).json()["models"]
+            occupancy = (await http.get(f"{suite.ready['metrics']}/v1/occupancy?window=10s")).json()
+            in_planner = {each["model"] for each in planned if each["now"]}
+            if both <= in_planner and both <= {each["model"] for each in occupancy["models"]}:
+                break
+
+
+def test_the_forecast_says_what_is_active_and_what_would_be_evicted(suite: Suite) -> None:
+    found = told(suite, "forecast")
+    assert found["gpus"] == 2 and found["needed_gpus"] <= 2
+    assert set(found["next_uses"]) == {"alpha", "org/beta", "gamma"}
+    assert all({"worker", "model", "why"} == set(each) for each in found["next_evicted"])
+    shown = suite.fulcrum("models", "forecast")
+    assert shown.returncode == 0 and "of 3 models are active" in shown.stdout
+    assert "gamma" in suite.fulcrum("models", "list").stdout
+
+
+def test_a_pool_is_no_matter_of_roles(tmp_path: Path) -> None:
+    refused = pytest.raises(AssertionError, match="models that share a pool have no --prefill")
+    with refused, running_suite(tmp_path, "--engine", "sim", "--model", "a", "--model", "b", "--prefill", "2"):
+        raise RuntimeError("it started")

@@ -1,0 +1,161 @@
+"""The shapes of what the command line, the ready file and the REST APIs tell, which other people's programs read."""
+
+import asyncio
+import json
+import string
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from libs.testing import golden
+from libs.testing.golden import Shape, shape
+from libs.testing.suites.suite import Suite, running_suite
+from libs.testing.wait import until
+
+pytestmark = pytest.mark.suite
+QUESTION = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "logprobs": True}
+LINE = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": QUESTION}
+ANSWER_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    folder = tmp_path_factory.mktemp("shapes")
+    with running_suite(folder, "--engine", "sim", env={"FULCRUM_CACHE": str(folder / "cache")}) as found:
+        ask(found, "/v1/chat/completions", QUESTION)
+        yield found
+
+
+def ask(suite: Suite, path: str, body: dict[str, Any]) -> Any:
+    return httpx.post(suite.gateway + path, json=body, timeout=ANSWER_S).json()
+
+
+def until_counted(suite: Suite) -> None:
+    """A summary of nobody has another shape."""
+    summary = f"{suite.ready['metrics']}/v1/requests/summary?window=1m"
+    asyncio.run(until(lambda: "ok" in httpx.get(summary).json()["total"]["outcomes"], what="a counted request"))
+
+
+def command(suite: Suite, *arguments: str) -> Any:
+    done = suite.fulcrum(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[0])
+
+
+def ids(suite: Suite) -> set[str]:
+    """Of workers, nodes and models, and the sim engine's tokens."""
+    return {
+        "sim",
+        *string.printable,
+        *(worker[name] for worker in command(suite, "workers") for name in ("id", "node", "model")),
+    }
+
+
+def test_the_ready_file_keeps_its_shape(suite: Suite) -> None:
+    golden.hold_shapes("ready", {"ready": shape(suite.ready)})
+
+
+def test_commands_keep_the_shape_of_their_json(suite: Suite, tmp_path: Path) -> None:
+    file = tmp_path / "lines.jsonl"
+    file.write_text(json.dumps(LINE) + "\n")
+    wanted = {
+        "workers": ("workers",),
+        "occupancy": ("occupancy", "--window", "1s"),
+        "top": ("top", "--once"),
+        "chat": ("chat", "hi", "--max-tokens", "4"),
+        "role": ("role", "decode-1", "mixed:64", "--first-step-s", "0"),
+        "role back": ("role", "decode-1", "decode", "--first-step-s", "0"),
+        "planner mode": ("planner", "mode"),
+        "planner limits": ("planner", "limits"),
+        "tune prefill": ("tune", "prefill", "--limit", "40", "--most-tokens", "512", "--measure-only"),
+        "tune decode": ("tune", "decode", "--tpot", "20"),
+        "batch submit": ("batch", "submit", str(file), "--wait"),
+        "batch list": ("batch", "list"),
+    }
+    until_counted(suite)
+    found: dict[str, Shape] = {name: command(suite, *arguments) for name, arguments in wanted.items()}
+    job = found["batch submit"]["id"]
+    found["batch status"] = command(suite, "batch", "status", job)
+    found["batch results"] = command(suite, "batch", "results", job, "--output", str(tmp_path / "answers"))
+    golden.hold_shapes("cli", {name: shape(value, ids(suite)) for name, value in found.items()})
+
+
+def test_the_gateways_answers_keep_their_shape(suite: Suite) -> None:
+    prompt = {"model": "sim", "prompt": "hi", "max_tokens": 4, "logprobs": 1}
+    found = {
+        "chat": ask(suite, "/v1/chat/completions", QUESTION),
+        "chat stream": chunks(suite, "/v1/chat/completions", QUESTION),
+        "completion": ask(suite, "/v1/completions", prompt),
+        "completion stream": chunks(suite, "/v1/completions", prompt),
+        "refused": ask(suite, "/v1/chat/completions", {}),
+        **{path: httpx.get(suite.gateway + path).json() for path in ("/v1/models", "/v1/models/sim", "/v1/batches")},
+    }
+    named = ids(suite)
+    routes = paths(httpx.get(suite.gateway + "/openapi.json").json())
+    golden.hold_shapes("gateway", {name: shape(value, named) for name, value in found.items()} | {"routes": routes})
+
+
+@pytest.mark.parametrize("service", ["planner", "metrics"])
+def test_what_planner_and_metrics_tell_keeps_its_shape(suite: Suite, service: str) -> None:
+    url, named = suite.ready[service], ids(suite)
+    if service == "metrics":
+        ask(suite, "/v1/chat/completions", QUESTION)
+        until_counted(suite)
+    worker = command(suite, "workers")[0]["id"]
+    wanted = {
+        "planner": ("/v1/workers", "/v1/decisions?limit=1", "/v1/mode", "/v1/limits"),
+        "metrics": (
+            "/v1/occupancy?window=2s",
+            "/v1/occupancy/efficiency?window=2s",
+            "/v1/occupancy/history?window=1s&span=10s",
+            f"/v1/requests?worker={worker}",
+            "/v1/requests/summary?window=10s",
+            f"/v1/steps?worker={worker}",
+            "/v1/alerts",
+        ),
+    }[service]
+    found = {path.partition("?")[0]: shape(httpx.get(url + path).json(), named) for path in wanted}
+    if service == "metrics":
+        found |= {f"stream: {event}": each for event, each in streamed(f"{url}/v1/occupancy/stream", named).items()}
+    found["routes"] = paths(httpx.get(f"{url}/openapi.json").json())
+    golden.hold_shapes(service, found)
+
+
+def chunks(suite: Suite, path: str, body: dict[str, Any]) -> list[Any]:
+    """The JSON of each event of a streamed answer."""
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    lines = httpx.post(suite.gateway + path, json=asked, timeout=ANSWER_S).text.splitlines()
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    assert data[-1] == "[DONE]"
+    return [json.loads(each) for each in data[:-1]]
+
+
+def streamed(url: str, named: set[str]) -> dict[str, Shape]:
+    """Shapes by event of what a stream says first."""
+    found: dict[str, Shape] = {}
+    deadline_s = time.monotonic() + ANSWER_S
+    with suppress(httpx.ReadTimeout), httpx.stream("GET", url, timeout=ANSWER_S) as response:
+        event = ""
+        for line in response.iter_lines():
+            field, _, value = line.partition(": ")
+            if field == "event":
+                event = value
+            elif field == "data":
+                found[event] = golden.join(found.get(event), shape(json.loads(value), named))
+            if {"members", "tick"} <= found.keys() or time.monotonic() > deadline_s:
+                break
+    return found
+
+
+def paths(openapi: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of each method of each route."""
+    return {
+        f"{method.upper()} {path}": {each["name"]: each["in"] for each in asked.get("parameters", [])}
+        for path, methods in openapi["paths"].items()
+        for method, asked in methods.items()
+    }

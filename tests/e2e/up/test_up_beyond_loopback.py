@@ -1,0 +1,62 @@
+"""A suite whose processes listen on every address: its parts show one another the token, and strangers get nothing."""
+
+from collections.abc import Iterator
+
+import grpc
+import httpx
+import pytest
+
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
+from libs.runtime.net.rpc import make_channel
+from libs.runtime.settings import CommonSettings
+from libs.testing.suites.suite import Suite, running_suite
+
+pytestmark = pytest.mark.suite
+BEYOND = {"FULCRUM_HOST": "0.0.0.0", "FULCRUM_ALLOW_PLAINTEXT_TOKEN": "1", "FULCRUM_WORKER_KV_SHARED_DIR": ""}
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    folder = tmp_path_factory.mktemp("beyond")
+    with running_suite(folder, "--engine", "sim", env={**BEYOND, "FULCRUM_CACHE": str(folder / "cache")}) as found:
+        yield found
+
+
+def addresses(suite: Suite) -> list[str]:
+    workers = httpx.get(f"{suite.ready['planner']}/v1/workers").json()
+    return [str(worker["address"]) for worker in workers]
+
+
+def test_a_request_passes_from_gateway_over_prefill_to_decode(suite: Suite) -> None:
+    body = {"model": "sim", "prompt": "Hello " * 40, "max_tokens": 8, "ignore_eos": True}
+    answer = httpx.post(f"{suite.gateway}/v1/completions", json=body, timeout=30)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 8
+
+
+def test_the_command_line_sends_the_token_only_where_it_is_accepted_that_it_can_be_read(suite: Suite) -> None:
+    assert not any(address.startswith("127.") for address in addresses(suite))
+    asked = ("role", "decode-1", "mixed", "--json")
+    done = suite.fulcrum(*asked)
+    assert done.returncode == 0, done.stderr
+    del suite.env["FULCRUM_ALLOW_PLAINTEXT_TOKEN"]
+    refused = suite.fulcrum(*asked)
+    suite.env.update(BEYOND)
+    assert refused.returncode == 1 and "FULCRUM_ALLOW_PLAINTEXT_TOKEN" in refused.stderr, refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+async def test_a_stranger_gets_nothing_out_of_a_worker(suite: Suite) -> None:
+    for address in addresses(suite):
+        async with make_channel(CommonSettings(), address) as channel:
+            call = pb_grpc.WorkerServiceStub(channel).Serve(timeout=10)  # type: ignore[no-untyped-call]
+            # It writes nothing: a write that meets the refusal on its way can hide the refusal's code behind its own.
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call.read()
+            assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_no_topic_is_allowed_to_jobs_that_nobody_has_allowed(suite: Suite) -> None:
+    body = {"endpoint": "/v1/completions", "input_topic": "batch.lines"}
+    answer = httpx.post(f"{suite.gateway}/v1/batches", json=body, timeout=30)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "topic_not_allowed")

@@ -1,0 +1,246 @@
+"""A prompt that its workers die of: two do, and no other; whatever ran beside it is answered."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from libs.bus.kafka_work import KafkaWork
+from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_REJECTED
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.filestore.local import LocalFiles
+from libs.testing.batch.jobs import answered, submit, unanswered, until_answered, write_lines
+from libs.testing.suites.processes import gateway_metrics
+from libs.testing.wait import until
+from libs.testing.workers.scripted import Plan, ScriptedWorker, expected_text, scripted_worker
+from services.gateway.batch.run import BatchPorts
+from services.gateway.workers.link import WorkerLink
+
+TOKENS = 12
+POISON = "kills"
+OTHER = "kills too"
+
+
+def of(*prompts: str) -> Any:
+    """Whether a submit is of one of these prompts; the sim model's tokens are bytes."""
+    packed = {b"".join(byte.to_bytes(4, "little") for byte in prompt.encode()) for prompt in prompts}
+    return lambda submit: submit.token_ids[: 4 * submit.prompt_tokens] in packed
+
+
+@asynccontextmanager
+async def cluster(open_gateway_over: Any, *names: str, dies: Any = None, **settings: Any) -> AsyncIterator[Any]:
+    """A gateway over workers that die of POISON and OTHER: "p0" is a prefill worker, "d0" decode, "m0" mixed."""
+    roles = {"p": "prefill", "d": "decode", "m": "mixed"}
+    async with AsyncExitStack() as stack:
+        found = [await stack.enter_async_context(scripted_worker(name, roles[name[0]])) for name in names]
+        for worker in found:
+            worker.dies = dies or of(POISON, OTHER)
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found), **settings))
+        yield gateway, found
+
+
+def dead(workers: Sequence[ScriptedWorker]) -> int:
+    return sum(worker.dead.is_set() for worker in workers)
+
+
+def is_refused(answer: httpx.Response) -> bool:
+    return answer.status_code == 422 and answer.json()["error"]["code"] == "poison_request"
+
+
+MIXED = tuple(f"m{number}" for number in range(6))
+SPLIT = ("p0", "p1", "p2", "d0", "d1", "d2")
+
+
+@pytest.mark.parametrize("names", [MIXED, SPLIT], ids=["mixed", "split"])
+async def test_two_workers_die_and_its_client_hears_why(open_gateway_over: Any, names: tuple[str, ...]) -> None:
+    async with cluster(open_gateway_over, *names) as (gateway, workers):
+        answer = await gateway.complete(TOKENS, prompt=POISON)
+        assert is_refused(answer)
+        assert answer.headers["x-should-retry"] == "false"
+        assert "2 workers" in answer.json()["error"]["message"]
+        assert dead(workers) == 2
+        (event,) = gateway.events()
+        assert (event.outcome, event.error_code) == (OUTCOME_REJECTED, "poison_request")
+        assert (await gateway.complete(TOKENS)).json()["choices"][0]["text"] == expected_text(TOKENS)
+        await until(gateway.idle, what="an idle gateway")
+
+
+async def test_the_same_prompt_is_refused_at_once_for_a_while(open_gateway_over: Any) -> None:
+    async with cluster(open_gateway_over, *MIXED) as (gateway, workers):
+        assert is_refused(await gateway.complete(TOKENS, prompt=POISON))
+        submits = sum(len(worker.submits) for worker in workers)
+        again = await asyncio.gather(
+            gateway.complete(3, prompt=POISON, temperature=0.5, seed=7),
+            gateway.complete(TOKENS, prompt=["hello", POISON]),
+            gateway.complete(TOKENS, prompt=POISON, stream=True),
+        )
+        assert all(map(is_refused, again))
+        assert sum(len(worker.submits) for worker in workers) == submits
+        assert dead(workers) == 2
+        metrics = await gateway_metrics(gateway.http, gateway.url)
+        assert metrics["poison_prompts"] == 1
+        assert metrics["poison_found_total"] == 1
+        assert metrics["poison_refused_total"] == 3
+
+
+async def test_it_is_tried_again_when_it_is_remembered_no_more(open_gateway_over: Any) -> None:
+    async with cluster(open_gateway_over, *MIXED, poison_s=0) as (gateway, workers):
+        assert is_refused(await gateway.complete(TOKENS, prompt=POISON))
+        for worker in workers:
+            worker.dies = lambda _: False
+        assert (await gateway.complete(TOKENS, prompt=POISON)).status_code == 200
+
+
+@pytest.mark.parametrize("body", [{"prompt": POISON, "n": 3}, {"prompt": ["hello", "hi", POISON]}], ids=["n", "many"])
+async def test_all_choices_of_a_request_count_as_one(open_gateway_over: Any, body: dict[str, Any]) -> None:
+    async with cluster(open_gateway_over, *MIXED) as (gateway, workers):
+        answer = await gateway.complete(TOKENS, **body)
+        assert is_refused(answer)
+        assert dead(workers) == 2
+        await until(gateway.idle, what="an idle gateway")
+
+
+@pytest.mark.parametrize("overdue", [False, True], ids=["in time", "overdue when it was sent there"])
+async def test_a_stream_that_has_begun_ends_with_the_error(
+    open_gateway_over: Any, monkeypatch: pytest.MonkeyPatch, overdue: bool
+) -> None:
+    """The prompt is well, its third token is not: wherever it is made, the worker dies of it."""
+    if overdue:  # a busy machine hears some workers late; what they say afterwards shows that they had lived
+        late_ms = property(lambda _link: 1.5 * RESTING_SIGN_OF_LIFE_MS, lambda _link, _ms: None)
+        monkeypatch.setattr(WorkerLink, "silent_ms", late_ms, raising=False)
+    async with cluster(open_gateway_over, *MIXED, dies=lambda _: False) as (gateway, found):
+        for worker in found:
+            worker.plans.extend((Plan(tokens=3, hang=True), Plan(tokens=1, hang=True)))
+        asked = asyncio.create_task(gateway.complete(TOKENS, stream=True))
+        for number in (1, 2):
+            await until(lambda: [stay.tokens >= 1 for stay in stays(gateway)] == [True], what="its tokens")
+            (stay,) = stays(gateway)
+            worker = next(worker for worker in found if worker.worker.id == stay.worker[0])
+            worker.dead.set()
+            gone = worker.worker.id
+            await until(lambda gone=gone: asked.done() or gone not in gateway.connected, what=f"death {number}")
+        text = (await asked).text
+        assert '"code":"poison_request"' in text and "data: [DONE]" not in text
+        assert dead(found) == 2
+
+
+def stays(gateway: Any) -> list[Any]:
+    return [stay for _, stay in gateway.running.dispatcher.stays]
+
+
+async def test_what_ran_beside_it_is_answered_whatever_it_was_doing(open_gateway_over: Any) -> None:
+    """Four on each of its workers, all of them before their first token."""
+    async with cluster(open_gateway_over, *MIXED) as (gateway, workers):
+        asked = [asyncio.create_task(gateway.complete(TOKENS, prompt=f"innocent {number}")) for number in range(12)]
+        poison = asyncio.create_task(gateway.complete(TOKENS, prompt=POISON))
+        asked += [asyncio.create_task(gateway.complete(TOKENS, prompt=f"harmless {number}")) for number in range(12)]
+        answers = await asyncio.gather(*asked)
+        assert [answer.status_code for answer in answers] == [200] * len(answers)
+        assert {answer.json()["choices"][0]["text"] for answer in answers} == {expected_text(TOKENS)}
+        assert is_refused(await poison)
+        assert dead(workers) == 2
+
+
+async def test_company_in_the_prompt_phase_on_both_workers_is_told_apart(open_gateway_over: Any) -> None:
+    """Each worker computes several prompts and dies of one: the others go on, one by one to each worker."""
+    async with cluster(open_gateway_over, "p0", "p1", "p2", "d0") as (gateway, workers):
+        prompts = [worker for worker in workers if worker.worker.id.startswith("p")]
+        asked = [asyncio.create_task(gateway.complete(TOKENS, prompt=f"innocent {number}")) for number in range(9)]
+        poison = asyncio.create_task(gateway.complete(TOKENS, prompt=POISON))
+        assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 9
+        assert is_refused(await poison)
+        assert dead(prompts) == 2
+
+
+async def test_several_such_prompts_take_two_workers_each(open_gateway_over: Any) -> None:
+    async with cluster(open_gateway_over, *MIXED) as (gateway, workers):
+        answers = await asyncio.gather(*(gateway.complete(TOKENS, prompt=prompt) for prompt in (POISON, OTHER)))
+        assert all(map(is_refused, answers))
+        assert dead(workers) <= 4
+        assert (await gateway.complete(TOKENS)).status_code == 200
+
+
+async def test_two_requests_with_the_same_prompt_take_two_workers_together(open_gateway_over: Any) -> None:
+    async with cluster(open_gateway_over, *MIXED) as (gateway, workers):
+        answers = await asyncio.gather(*(gateway.complete(TOKENS, prompt=POISON) for _ in range(4)))
+        assert all(map(is_refused, answers))
+        assert dead(workers) <= 4, "those that had it already"
+
+
+async def test_a_client_that_leaves_and_asks_again_takes_no_more(open_gateway_over: Any) -> None:
+    async with cluster(open_gateway_over, "m0", no_workers_wait_ms=300) as (gateway, first):
+        assert (await gateway.complete(TOKENS, prompt=POISON)).status_code == 503
+        async with scripted_worker("m1", "mixed") as second, scripted_worker("m2", "mixed") as third:
+            second.dies = third.dies = of(POISON)
+            for worker in (second, third):
+                await gateway.registry.announce(worker.worker, lease_ms=60_000)
+            await until(lambda: gateway.connected == {"m1", "m2"})
+            assert is_refused(await gateway.complete(TOKENS, prompt=POISON))
+            assert dead([*first, second, third]) == 2
+
+
+async def test_workers_that_break_a_stream_and_come_back_were_not_killed(open_gateway_over: Any) -> None:
+    plan = (Plan(tokens=0, cut=True),)
+    async with AsyncExitStack() as stack:
+        found = [await stack.enter_async_context(scripted_worker(name, "mixed", plans=plan)) for name in MIXED]
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+        assert (await gateway.complete(TOKENS)).json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert (await gateway.complete(TOKENS)).status_code == 200
+
+
+async def test_workers_that_drain_and_end_were_not_killed(open_gateway_over: Any) -> None:
+    """A rolling restart ends what has not ended by its deadline."""
+    hangs = (Plan(tokens=0, hang=True),)
+    async with AsyncExitStack() as stack:
+        names = ("m0", "m1", "m2")
+        found = [await stack.enter_async_context(scripted_worker(name, "mixed", plans=hangs)) for name in names]
+        found.append(await stack.enter_async_context(scripted_worker("m3", "mixed")))
+        gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
+        found[3].assign("standby")
+        await until(lambda: sum(link.takes(pb.PHASE_BOTH) for link in gateway.running.fleet.links) == 3)
+        asked = asyncio.create_task(gateway.complete(TOKENS))
+        for number in range(3):
+            await until(lambda number=number: sum(bool(each.submits) for each in found) == number + 1, what="a worker")
+            if number == 2:
+                found[3].assign("mixed")
+                await until(lambda: any(link.id == "m3" and link.serving for link in gateway.running.fleet.links))
+            worker = next(each for each in found if each.submits and not each.dead.is_set())
+            worker.worker.state = common.WORKER_STATE_DRAINING
+            worker.tell(pb.WorkerFrame(worker=worker.worker))
+            await until(lambda worker=worker: all(not (k.id == worker.worker.id and k.serving) for k in links(gateway)))
+            worker.dead.set()
+        assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
+
+
+def links(gateway: Any) -> list[Any]:
+    return list(gateway.running.fleet.links)
+
+
+async def test_a_batch_line_takes_two_workers_in_all_and_its_error_says_so(
+    work: KafkaWork, cluster: str, tmp_path: Path, open_gateway_over: Any
+) -> None:
+    lines, bad = 30, 7
+    batch_ports = BatchPorts(work, LocalFiles(tmp_path / "files", max_bytes=10**7))
+    write_lines(tmp_path / "lines.jsonl", lines, max_tokens=2)
+    async with AsyncExitStack() as stack:
+        found = [await stack.enter_async_context(scripted_worker(name, "mixed")) for name in MIXED]
+        for worker in found:
+            worker.dies = lambda each: each.request_id.startswith("batch_") and each.request_id.endswith(f"-{bad}")
+        gateway = await stack.enter_async_context(
+            open_gateway_over(*(each.worker for each in found), batch=batch_ports, cluster=cluster)
+        )
+        batch_id = await submit(gateway.http, gateway.url, tmp_path / "lines.jsonl")
+        batch = await until_answered(gateway.http, [gateway.url], batch_id)
+        assert batch["request_counts"] == {"total": lines, "completed": lines - 1, "failed": 1}
+        assert not list(unanswered(await answered(gateway.http, gateway.url, batch), lines))
+        errors = (await gateway.http.get(f"/v1/files/{batch['error_file_id']}/content")).text
+        error = json.loads(errors.splitlines()[0])
+        assert (error["custom_id"], error["error"]["code"]) == (f"line-{bad}", "poison_request")
+        assert dead(found) == 2

@@ -1,0 +1,48 @@
+"""A worker is taken for as slow as its answers say, and for no slower than it says while they scatter."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.policy.estimates.slowness import MOST, TOLERANCE, WINDOW, Slowness
+
+S = 1_000_000_000
+
+
+def answers(slowness: Slowness, times_as_slow: float, count: int, seed: int, spread: float = 0.15) -> None:
+    """Each was predicted with what is known by then."""
+    random = Random(seed)
+    for _ in range(count):
+        slowness.answered(S * slowness.factor, S * times_as_slow * random.lognormvariate(0.0, spread))
+
+
+@given(st.floats(1.5, MOST), st.integers(0, 1000))
+def test_a_worker_slower_than_it_says_is_known_within_a_few_answers_and_forgiven_again(slow: float, seed: int) -> None:
+    slowness = Slowness()
+    answers(slowness, slow, 3 * WINDOW, seed)
+    assert slow / 1.4 <= slowness.factor <= slow * 1.4
+    answers(slowness, 1.0, 6 * WINDOW, seed)
+    assert slowness.factor <= TOLERANCE * 1.1
+
+
+@given(st.floats(0.3, 1.1), st.integers(0, 1000))
+def test_one_that_is_about_as_fast_as_it_says_or_faster_is_believed(fast: float, seed: int) -> None:
+    slowness = Slowness()
+    answers(slowness, fast, 10 * WINDOW, seed)
+    assert slowness.factor == pytest.approx(1.0, rel=0.05)
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e13), st.floats(1, 1e13)), max_size=100))
+def test_whatever_comes_the_factor_stays_within_its_bounds(pairs: list[tuple[float, float]]) -> None:
+    slowness = Slowness()
+    for predicted, actual in pairs:
+        slowness.answered(predicted, actual)
+        assert 1.0 <= slowness.factor <= MOST
+
+
+def test_answers_that_were_to_come_at_once_say_nothing() -> None:
+    slowness = Slowness()
+    for _ in range(10 * WINDOW):
+        assert not slowness.answered(1_000_000, S)

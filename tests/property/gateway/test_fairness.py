@@ -1,0 +1,99 @@
+"""Tenants share what is served, whoever asks for more, and nobody waits for ever."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.policy.gateway.fairness import MOST_CLASSES, FairTurns, Flow
+from libs.policy.gateway.order import Line
+
+asks = st.lists(
+    st.tuples(st.sampled_from(["a", "b", "c"]), st.sampled_from(["x", "y"]), st.integers(1, 10_000)), max_size=40
+)
+
+
+@dataclass(frozen=True)
+class Item:
+    number: int
+    arrival_unix_ns: int = 0
+    ttft_deadline_unix_ns: int = 0
+    prompt_tokens: int = 1
+    resumed: bool = False
+    batch: bool = False
+
+
+@given(asks)
+def test_within_a_flow_turns_are_in_the_order_of_arrival(drawn: list[tuple[str, str, int]]) -> None:
+    turns, by_flow = FairTurns(), dict[Flow, list[int]]()
+    for tenant, service_class, tokens in drawn:
+        flow, turn = turns.came((tenant, service_class), tokens)
+        by_flow.setdefault(flow, []).append(turn)
+    assert all(found == sorted(found) for found in by_flow.values())
+
+
+@given(asks)
+def test_nothing_is_remembered_of_tenants_that_wait_no_more(drawn: list[tuple[str, str, int]]) -> None:
+    turns = FairTurns()
+    for flow, turn in [turns.came((tenant, kind), tokens) for tenant, kind, tokens in drawn]:
+        turns.left(flow, turn, bound=False)
+    assert len(turns) == 0
+
+
+@given(st.integers(1, 5), st.integers(2, 12), st.integers(1, 3000))
+def test_who_asks_for_no_more_than_a_share_hardly_waits_whoever_floods(modest: int, flood: int, tokens: int) -> None:
+    """One is served a second; each modest tenant asks for its share, and one for many times that, for ever."""
+    turns, waiting, worst_s, period = FairTurns(), list[tuple[int, int, Flow, int]](), 0, modest + 1
+    for second in range(40 * period):
+        asking = ["flood"] * flood + [f"t{number}" for number in range(modest) if second % period == number]
+        for tenant in asking:
+            flow, turn = turns.came((tenant, ""), tokens)
+            waiting.append((turn, second * 100 + len(waiting), flow, second))
+        waiting.sort()
+        turn, _, flow, came_s = waiting.pop(0)
+        turns.left(flow, turn, bound=True)
+        if flow[0] != "flood":
+            worst_s = max(worst_s, second - came_s)
+    assert worst_s <= 2 * period
+    assert sum(flow[0] != "flood" for _, _, flow, _ in waiting) <= 2 * modest
+
+
+@given(st.lists(st.integers(1, 500), min_size=2, max_size=5))
+def test_of_tenants_that_always_wait_each_is_served_as_many_tokens(sizes: list[int]) -> None:
+    """However long their prompts are."""
+    turns, line, served = FairTurns(), list[tuple[int, int, Flow, int]](), dict.fromkeys(range(len(sizes)), 0)
+
+    def ask(number: int, place: int) -> None:
+        flow, turn = turns.came((str(number), ""), sizes[number])
+        line.append((turn, place, flow, number))
+
+    for number in range(len(sizes)):
+        ask(number, number)
+        ask(number, number + 10)
+    for place in range(2000):
+        line.sort()
+        turn, _, flow, number = line.pop(0)
+        turns.left(flow, turn, bound=True)
+        served[number] += sizes[number]
+        ask(number, place + 100)
+    assert max(served.values()) - min(served.values()) <= 2 * sum(sizes)
+
+
+def test_classes_of_one_tenant_get_no_more_than_one_of_another() -> None:
+    turns = FairTurns()
+    many = [turns.came(("many", f"class{number % 4}"), 100)[1] for number in range(40)]
+    one = [turns.came(("one", "chat"), 100)[1] for _ in range(10)]
+    assert sum(turn < 1000 for turn in many) == pytest.approx(sum(turn < 1000 for turn in one), abs=7)
+    flows = {turns.came(("many", f"other{number}"), 1)[0] for number in range(5 * MOST_CLASSES)}
+    assert len(flows) <= MOST_CLASSES + 1
+
+
+def test_a_line_goes_by_turns_then_by_arrival_and_batch_lines_come_last() -> None:
+    line = Line[Item]()
+    line.add(1, Item(1, 10), 500)
+    line.add(2, Item(2, 20), 20)
+    line.add(3, Item(3, 15), 20)
+    line.add(4, Item(4, 0, batch=True))
+    line.add(5, Item(5, 90, resumed=True))
+    assert [each.number for each in line.in_order(0)] == [5, 3, 2, 1, 4]

@@ -1,0 +1,148 @@
+"""gpt-oss's channels: content is what channel final says, however its tokens come."""
+
+from dataclasses import dataclass
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from libs.dispatch.generation import ApiFinishReason
+from libs.engine.port import Logprob
+from libs.model.harmony import Verdict
+from libs.testing.engines.harmony import MARKERS, sim_with_markers
+from services.gateway.dispatch.choice import ChoiceText, Piece
+
+TOKENIZER = sim_with_markers()
+IDS = {text: TOKENIZER.encode(text, add_special_tokens=False)[0] for text in MARKERS}
+ENDS = frozenset({IDS["<|return|>"], IDS["<|call|>"]})
+
+
+def encode(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+@dataclass(frozen=True)
+class Message:
+    header: str
+    body: str
+    end: str
+    shown: bool
+
+    @property
+    def text(self) -> str:
+        return f"{self.header}<|message|>{self.body}{self.end}"
+
+
+bodies = st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=12)
+headers = st.sampled_from(
+    [
+        ("<|channel|>final", True),
+        ("<|channel|>final <|constrain|>json", True),
+        ("", True),
+        ("<|channel|>analysis", False),
+        ("<|channel|>commentary", False),
+        ("<|channel|>commentary to=functions.f <|constrain|>json", False),
+        (" to=functions.f<|channel|>commentary json", False),
+        ("<|channel|>final to=functions.f", False),
+        ("<|channel|>finally", False),
+        ("<|channel|>" + "final " * 100, False),
+    ]
+)
+messages = st.builds(
+    lambda header, body, end: Message(header[0], body, end, header[1]),
+    headers, bodies, st.sampled_from(["<|end|>", "<|return|>", "<|call|>"]),
+)  # fmt: skip
+strangers = st.builds(lambda body: Message("user", body, "<|end|>", shown=False), bodies)
+
+
+def answer(said: list[Message]) -> str:
+    """As a generation goes on after `<|start|>assistant`; a stranger is a turn that is not the assistant's."""
+    return "<|start|>".join(
+        message.text if not place or message.header == "user" else "assistant" + message.text
+        for place, message in enumerate(said)
+    )
+
+
+def decoded(tokens: list[int], cuts: frozenset[int] = frozenset(), stops: tuple[str, ...] = ()) -> Piece:
+    """All pieces as one; they are taken after the tokens at `cuts`."""
+    choice = ChoiceText(
+        request_id="r", decoder=TOKENIZER.decoder(), stops=stops, silent_token_ids=ENDS, in_pieces=True,
+        channels=TOKENIZER.channels(), changed=lambda: None,
+    )  # fmt: skip
+    whole = Piece()
+
+    def take() -> None:
+        piece = choice.take()
+        whole.text += piece.text
+        whole.logprobs += piece.logprobs
+        whole.finish = piece.finish
+
+    reason = ApiFinishReason.LENGTH
+    for place, token in enumerate(tokens):
+        if choice.token(token, Logprob(-float(place))):
+            reason = ApiFinishReason.STOP
+            break
+        if place in cuts:
+            take()
+    choice.finish(reason)
+    take()
+    return whole
+
+
+def text_of(piece: Piece) -> str:
+    return "".join(piece.text)
+
+
+cuts = st.frozensets(st.integers(0, 200))
+
+
+@given(first=messages, others=st.lists(messages | strangers, max_size=3), at=cuts)
+def test_content_is_what_final_messages_say_in_whatever_pieces(
+    first: Message, others: list[Message], at: frozenset[int]
+) -> None:
+    said = [first, *others]
+    tokens = encode(answer(said))
+    piece = decoded(tokens, at)
+    expected = "".join(message.body for message in said if message.shown)
+    assert text_of(piece) == expected
+    assert bytes(entry.token_id for entry in piece.logprobs) == expected.encode()
+
+
+@given(body=bodies, at=cuts)
+@example(body=" to be or not", at=frozenset({0, 1, 2}))
+@example(body=" t", at=frozenset({0}))
+@example(body=" to", at=frozenset())
+def test_an_answer_without_any_marker_is_content(body: str, at: frozenset[int]) -> None:
+    assert text_of(decoded(encode(body), at)) == (body if not body.startswith(" to=") else "")
+
+
+@given(body=bodies, at=cuts)
+def test_an_answer_that_ends_in_its_reasoning_has_no_content(body: str, at: frozenset[int]) -> None:
+    piece = decoded(encode(f"<|channel|>analysis<|message|>{body}"), at)
+    assert (text_of(piece), piece.logprobs, piece.finish) == ("", [], ApiFinishReason.LENGTH)
+
+
+any_tokens = st.lists(st.sampled_from([*IDS.values(), *encode("assistant final analysis to=")]), max_size=60)
+
+
+@given(tokens=any_tokens, at=cuts)
+def test_no_marker_is_ever_content_and_pieces_change_nothing(tokens: list[int], at: frozenset[int]) -> None:
+    whole, pieces = decoded(tokens), decoded(tokens, at)
+    assert text_of(whole) == text_of(pieces)
+    assert [entry.token_id for entry in whole.logprobs] == [entry.token_id for entry in pieces.logprobs]
+    assert not {entry.token_id for entry in whole.logprobs} & set(IDS.values())
+    assert "<|" not in text_of(whole)
+
+
+@given(tokens=any_tokens)
+def test_few_tokens_are_held(tokens: list[int]) -> None:
+    channels, held = TOKENIZER.channels(), 0
+    assert channels is not None
+    for token in tokens:
+        held = held + 1 if channels.push(token) is Verdict.HOLD else 0
+        assert held < len(" to=")
+
+
+def test_stop_strings_end_what_is_shown_and_nothing_else() -> None:
+    tokens = encode("<|channel|>analysis<|message|>a STOP<|end|><|start|>assistant<|channel|>final<|message|>b STOP c")
+    piece = decoded(tokens, stops=("STOP", "final"))
+    assert (text_of(piece), piece.finish) == ("b ", ApiFinishReason.STOP)

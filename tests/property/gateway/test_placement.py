@@ -1,0 +1,265 @@
+"""Where a sequence is, whatever happens to it: nothing is held twice, nothing is left behind, it ends once."""
+
+from dataclasses import dataclass, field
+from itertools import count
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from libs.policy.gateway.effects import (
+    Blocks,
+    Effects,
+    End,
+    EndReason,
+    Forget,
+    HandOver,
+    Proceed,
+    Release,
+    Reserve,
+    Stay,
+    Submit,
+    Wait,
+    WorkerKey,
+)
+from libs.policy.gateway.placement import Partner, Placement
+from libs.policy.roles import Phase, Refusal
+from libs.testing.examples import examples
+
+WORKERS: list[WorkerKey] = [(name, incarnation) for name in ("a", "b", "c") for incarnation in (1, 2)]
+KINDS = ("k", "other")
+WORKER, KIND, FLAG = st.sampled_from(WORKERS), st.sampled_from(KINDS), st.booleans()
+
+
+@dataclass
+class AnyCluster:
+    """Says of workers what a test wants."""
+
+    max_reroutes: int = 3
+    partners: dict[WorkerKey, Partner] = field(default_factory=dict)
+    has_readers: bool = True
+
+    def partner(self, worker: WorkerKey) -> Partner | None:
+        return self.partners.get(worker)
+
+    def decodes(self, model: str, kv_kind: str) -> bool:
+        return self.has_readers and model == "m" and kv_kind in KINDS
+
+
+class Placed(RuleBasedStateMachine):
+    """A gateway that carries effects out, and keeps its own books of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.placement = Placement("m")
+        self.cluster = AnyCluster(partners=dict.fromkeys(WORKERS, Partner(True, "k", True)))
+        self.ids = count(1)
+        self.output = 0
+        self.open: list[Stay] = []
+        self.reserved: list[WorkerKey] = []
+        self.ever: set[tuple[WorkerKey, int]] = set()
+        self.ends: list[EndReason] = []
+        self.readers: dict[int, Stay | None] = {}
+        """Of blocks that can be read once: where they come from, by the identity of the stay that reads them."""
+        self.placement.queued(next(self.ids))
+
+    # ------------------------------------------------------------ what a gateway does
+
+    def carry_out(self, effects: Effects) -> None:
+        for effect in effects:
+            match effect:
+                case Submit(stay, blocks):
+                    assert (stay.worker, stay.sequence_id) not in self.ever, "a worker got a sequence id twice"
+                    self.ever.add((stay.worker, stay.sequence_id))
+                    self.open.append(stay)
+                    assert (blocks is not None) == (stay.phase is Phase.DECODE)
+                    if stay.phase is not Phase.PREFILL:
+                        self.reserved.remove(stay.worker)
+                    if blocks is not None and blocks.once:
+                        assert self.placement.prompt not in self.readers.values(), "read a second time"
+                        self.readers[id(stay)] = self.placement.prompt
+                case Forget(stay, abort):
+                    self.open.remove(stay)
+                    assert not (abort and stay in self.readers.values()), "freed under its only reader"
+                case Reserve(worker):
+                    self.reserved.append(worker)
+                case Release(worker):
+                    self.reserved.remove(worker)
+                case Wait():
+                    assert not self.placement.waiting
+                    self.placement.queued(next(self.ids))
+                case End(why):
+                    self.ends.append(why)
+                    self.carry_out(self.placement.over())
+                case Proceed(stay) | HandOver(stay):
+                    assert stay in self.open
+
+    def whole(self) -> bool:
+        return self.output >= 6
+
+    @property
+    def alive(self) -> bool:
+        return not self.placement.ended
+
+    # ------------------------------------------------------------ what happens
+
+    @rule(data=st.data())
+    def cluster_changes(self, data: st.DataObject) -> None:
+        self.cluster.has_readers = data.draw(FLAG)
+        for worker in WORKERS:
+            partner = Partner(data.draw(FLAG), data.draw(KIND), data.draw(FLAG))
+            self.cluster.partners[worker] = partner
+
+    @precondition(lambda self: self.alive and self.placement.waiting)
+    @rule(prompt=WORKER, decode=WORKER)
+    def is_bound(self, prompt: WorkerKey, decode: WorkerKey) -> None:
+        computed = self.placement.blocks is not None
+        self.carry_out(self.placement.bound(None if computed else prompt, decode, self.output))
+
+    @precondition(lambda self: self.alive and self.placement.waiting and self.placement.blocks is not None)
+    @rule()
+    def nobody_can_read(self) -> None:
+        self.carry_out(self.placement.drop_stale_kv())
+        assert self.placement.blocks is None and self.placement.waiting
+
+    @precondition(lambda self: self.alive and self.placement.prefilling)
+    @rule(once=FLAG, kind=KIND)
+    def blocks_open(self, once: bool, kind: str) -> None:
+        stay = self.placement.prompt
+        assert stay is not None
+        blocks = Blocks(object(), stay.worker[0], kind, once)
+        left = 6 - self.output
+        self.carry_out(self.placement.opened_blocks(stay, blocks, self.cluster, self.output, left))
+
+    @precondition(lambda self: self.alive and self.placement.prefilling)
+    @rule(once=FLAG, kind=KIND)
+    def prompt_is_computed(self, once: bool, kind: str) -> None:
+        stay = self.placement.prompt
+        assert stay is not None
+        once = once and self.placement.opened is None  # such blocks are never opened early
+        self.output += 1
+        blocks = Blocks(object(), stay.worker[0], kind, once)
+        self.carry_out(self.placement.prefilled(blocks, self.cluster, self.output, whole=self.whole()))
+
+    @precondition(lambda self: self.alive and self.placement.decode is not None and not self.placement.prefilling)
+    @rule()
+    def token_comes(self) -> None:
+        stay = self.placement.decode
+        assert stay is not None
+        self.output, stay.tokens = self.output + 1, stay.tokens + 1
+        if stay.tokens == 1:
+            self.readers.pop(id(stay), None)
+            self.carry_out(self.placement.first_decoded())
+        if self.whole():
+            self.carry_out(self.placement.finished(stay, self.cluster, well=True, whole=True))
+
+    @precondition(lambda self: self.alive and self.open)
+    @rule(data=st.data(), moved=FLAG)
+    def worker_leaves(self, data: st.DataObject, moved: bool) -> None:
+        stay = data.draw(st.sampled_from(self.open))
+        if stay.phase is Phase.PREFILL or (not stay.tokens and stay.phase is Phase.DECODE):
+            return
+        if self.placement.leaves(stay, next(self.ids)):
+            self.carry_out(self.placement.place_found(stay, data.draw(WORKER.filter(lambda each: each != stay.worker))))
+            if moved and stay in self.open:
+                blocks = Blocks(object(), stay.worker[0], data.draw(KIND), data.draw(FLAG))
+                effects = self.placement.handed_over(stay, blocks, self.cluster, self.output, whole=self.whole())
+                self.carry_out(effects)
+
+    @precondition(lambda self: self.alive and self.open)
+    @rule(data=st.data(), well=FLAG)
+    def worker_ends_it(self, data: st.DataObject, well: bool) -> None:
+        stay = data.draw(st.sampled_from(self.open))
+        self.readers.pop(id(stay), None)
+        self.carry_out(self.placement.finished(stay, self.cluster, well=well, whole=self.whole()))
+
+    @precondition(lambda self: self.alive and self.open)
+    @rule(data=st.data(), why=st.sampled_from([*Refusal, None]))
+    def worker_refuses_it(self, data: st.DataObject, why: Refusal | None) -> None:
+        stay = data.draw(st.sampled_from(self.open))
+        self.readers.pop(id(stay), None)
+        self.carry_out(self.placement.refused(stay, why, "", self.cluster, whole=self.whole()))
+
+    @precondition(lambda self: self.alive and self.open)
+    @rule(data=st.data(), blocks_lost=FLAG)
+    def worker_fails_it(self, data: st.DataObject, blocks_lost: bool) -> None:
+        stay = data.draw(st.sampled_from(self.open))
+        self.readers.pop(id(stay), None)
+        effects = self.placement.failed(stay, "", self.cluster, blocks_lost=blocks_lost, whole=self.whole())
+        self.carry_out(effects)
+
+    @precondition(lambda self: self.alive)
+    @rule(worker=WORKER, silent=FLAG)
+    def worker_is_lost(self, worker: WorkerKey, silent: bool) -> None:
+        self.cluster.partners.pop(worker, None)
+        if worker in self.reserved:
+            self.reserved.remove(worker)
+            self.placement.reservation_lost()
+        for stay in [stay for stay in self.open if stay.worker == worker]:
+            if stay in self.open:
+                self.carry_out(self.placement.lost(stay, self.cluster, silent=silent, whole=self.whole()))
+
+    @precondition(lambda self: self.alive and self.output)
+    @rule()
+    def client_leaves(self) -> None:
+        self.carry_out(self.placement.over())
+
+    # ------------------------------------------------------------ what always holds
+
+    @invariant()
+    def books_agree(self) -> None:
+        placement = self.placement
+        known = [stay for stay in (placement.prompt, placement.decode) if stay is not None]
+        assert sorted(map(id, self.open)) == sorted(map(id, known))
+        assert self.reserved == ([placement.reserved] if placement.reserved is not None else [])
+
+    @invariant()
+    def it_is_somewhere_or_over(self) -> None:
+        placement = self.placement
+        if placement.ended:
+            assert not self.open and not self.reserved and not placement.waiting
+        elif placement.waiting:
+            assert placement.decode is None and not self.reserved
+            assert (placement.prompt is not None) <= (placement.blocks is not None)
+        else:
+            assert self.open
+
+    @invariant()
+    def it_ends_once_and_goes_elsewhere_so_often_at_most(self) -> None:
+        assert len(self.ends) <= 1
+        assert self.placement.reroutes <= self.cluster.max_reroutes + 1
+
+
+TestPlaced = Placed.TestCase
+TestPlaced.settings = settings(max_examples=examples(300), stateful_step_count=40, deadline=None)
+
+
+def test_a_sequence_that_moves_there_and_back_has_another_id_each_time() -> None:
+    partners = {worker: Partner(takes_decode=True, kv_kind="k", streams_kv=True) for worker in WORKERS}
+    cluster, ids, placement = AnyCluster(partners=partners), count(1), Placement("m")
+    placement.queued(next(ids))
+    placement.bound(WORKERS[0], WORKERS[0], 0)
+    found = []
+    for number in range(1, 6):
+        stay = placement.decode or placement.prompt
+        assert stay is not None
+        found.append(stay.sequence_id)
+        assert placement.leaves(stay, next(ids))
+        placement.place_found(stay, WORKERS[number % 2])
+        placement.handed_over(stay, Blocks(object(), stay.worker[0], "k", once=False), cluster, number, whole=False)
+        placement.first_decoded()
+    assert len(set(found)) == len(found)
+    assert placement.moves == 5
+
+
+def test_blocks_that_a_lost_worker_may_still_read_are_neither_freed_nor_read_by_another() -> None:
+    cluster, placement = AnyCluster(partners=dict.fromkeys(WORKERS, Partner(True, "k", True))), Placement("m")
+    placement.queued(1)
+    placement.bound(WORKERS[0], WORKERS[2], 0)
+    source = placement.prompt
+    placement.prefilled(Blocks(object(), "a", "k", once=True), cluster, 1, whole=False)
+    reader = placement.decode
+    assert source is not None and reader is not None
+    effects = placement.lost(reader, cluster, silent=False, whole=False)
+    assert Forget(source, abort=False) in effects
+    assert placement.blocks is None

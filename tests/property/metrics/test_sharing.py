@@ -1,0 +1,208 @@
+"""Instances that share telemetry come to the figures of one that reads all, whoever takes over from whom."""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from typing import Any
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from libs.bus.port import Record
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWindow, SharedWindows, SharedWorker, StepBatch
+from libs.contracts.topics import STEPS, WINDOWS
+from libs.policy.metrics.shares import ALIVE_NS, Shares
+from libs.telemetry.fleet import BEHIND_NS
+from libs.telemetry.worker.split import prefill_shares
+from libs.testing.examples import examples
+from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
+from services.metrics.accounting.occupancy import cluster_occupancy
+from services.metrics.live import TICK_NS
+from services.metrics.prometheus import RequestMetrics
+from services.metrics.sharing.sharing import MAX_UNSENT, LeftOut, Sharing
+from services.metrics.sharing.wire import MAX_WORKERS_A_RECORD, messages
+from services.metrics.state import MetricsState
+
+WORKERS = 3
+ROUNDS = 75
+OVERLAP = 30
+"""Rounds that are read again by who takes over ..."""
+SLOWEST = 3
+"""... so many of them a round, or more."""
+SETTLED = BEHIND_NS // TICK_NS + 2 + OVERLAP // (SLOWEST - 1)
+"""Rounds after which who has given a worker up knows so too, and who took it over has read what there was."""
+
+
+class Instance:
+    """A metrics service's state; what it tells is in `told`."""
+
+    def __init__(self, name: str | None) -> None:
+        self.told: list[SharedWindows] = []
+        self.unsent = 0
+        sharing = None
+        if name:
+            sharing = Sharing(Shares(name), self.told.append, began_ns=ORIGIN_NS, unsent=lambda: self.unsent)
+        self.state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()), sharing)
+
+    def read(self, batch: StepBatch, now_ns: int) -> None:
+        self.state.take(Record(STEPS, batch.worker_id, batch, 0, 0), now_ns)
+
+    def hear(self, message: SharedWindows, now_ns: int) -> None:
+        self.state.take(Record(WINDOWS, message.metrics_id, message, 0, 0), now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        written = self.state.history.advance(now_ns)
+        if self.state.sharing:
+            self.state.sharing.keep(written)
+            self.state.sharing.send(self.state.fleet, self.state.rollups, now_ns)
+            self.state.sharing.take_heard(self.state.fleet, self.state.rollups, now_ns)
+
+    def figures(self, end_ns: int, rounds: int) -> Any:
+        """Whole nanoseconds of every worker and window."""
+        ids = [f"worker-{number}" for number in range(WORKERS)]
+        series = self.state.rollups.read(TICK_NS, end_ns - rounds * TICK_NS, end_ns, ids)
+        return series.times_ns.tolist(), series.roles.tolist()
+
+
+owners = st.lists(st.tuples(st.integers(1, 15), st.sampled_from([0, 1, 2])), max_size=6)
+"""(rounds, who reads the workers: one, the other, or both)."""
+outages = st.sets(st.integers(0, ROUNDS - SETTLED)) | st.builds(
+    range, st.integers(0, 20), st.integers(20, ROUNDS - SETTLED)
+)
+"""Rounds in which the broker takes nothing of an instance."""
+
+
+HANDED_OVER_IN_AN_OUTAGE = {
+    "plans": [[], [], [(1, 1), (14, 1), (15, 1)]],
+    "busy": [(1, False)] * 7,
+    "phases": [0] * WORKERS,
+    "away": [set(), range(35)],
+    "pace": OVERLAP,
+    "heard_first": False,
+}
+"""What nobody else has read of a worker can be told only once others have read it for long."""
+
+
+@settings(deadline=None, max_examples=examples(40))
+@example(**HANDED_OVER_IN_AN_OUTAGE)
+@given(
+    plans=st.lists(owners, min_size=WORKERS, max_size=WORKERS),
+    busy=st.lists(st.tuples(st.integers(1, 99), st.booleans()), min_size=7, max_size=7),
+    phases=st.lists(st.integers(0, 99), min_size=WORKERS, max_size=WORKERS),
+    away=st.lists(outages, min_size=2, max_size=2),
+    pace=st.sampled_from([SLOWEST, 5, OVERLAP]),
+    heard_first=st.booleans(),
+)
+def test_whoever_reads_a_worker_all_tell_the_same(
+    *,
+    plans: list[list[tuple[int, int]]],
+    busy: list[tuple[int, bool]],
+    phases: list[int],
+    away: list[Collection[int]],
+    pace: int,
+    heard_first: bool,
+) -> None:
+    alone, pair = Instance(None), [Instance("a"), Instance("b")]
+    moving = [[who for rounds, who in [*plan, (ROUNDS, 0)] for _ in range(rounds)] for plan in plans]
+    reads = [[*who[: ROUNDS - SETTLED], *[who[ROUNDS - SETTLED]] * SETTLED] for who in moving]
+    logs: list[list[StepBatch]] = [[] for _ in range(WORKERS)]
+    unread: dict[tuple[int, int], list[StepBatch]] = defaultdict(list)
+    for number in range(ROUNDS):
+        now_ns = at((number + 1) * 100)
+        for worker, phase in enumerate(phases):
+            start = number * 100 + phase
+            length, prefill = busy[(number + worker) % len(busy)]
+            work = step(start, start + length, prefill=8 * prefill, decode=0 if prefill else 4)
+            batch = step_batch(number + 1, (start, start + 100), [work], worker=f"worker-{worker}", gpus=worker + 1)
+            logs[worker].append(batch)
+            alone.read(batch, now_ns)
+            for who, instance in enumerate(pair):
+                if reads[worker][number] not in {who, 2}:
+                    continue
+                taken_over = number and reads[worker][number - 1] not in {who, 2}
+                left = logs[worker][-OVERLAP:] if taken_over else [*unread[worker, who], batch]
+                for each in left[:pace]:
+                    instance.read(each, now_ns)
+                unread[worker, who] = left[pace:]
+        for instance, rounds in zip(pair, away, strict=True):
+            instance.unsent = (MAX_UNSENT + 1) * (number in rounds)
+        if heard_first:
+            _exchange(pair, now_ns)
+        for instance in (alone, *pair):
+            instance.tick(now_ns)
+        if not heard_first:
+            _exchange(pair, now_ns)
+    end_ns = at((ROUNDS - 1) * 100)
+    assert pair[0].figures(end_ns, ROUNDS - 1) == pair[1].figures(end_ns, ROUNDS - 1)
+    assert pair[0].figures(end_ns, ROUNDS - 1) == alone.figures(end_ns, ROUNDS - 1)
+    whole = cluster_occupancy(alone.state.fleet, alone.state.rollups, alone.state.members, end_ns, 2_000 * MS)
+    for instance in pair:
+        shared = cluster_occupancy(
+            instance.state.fleet, instance.state.rollups, instance.state.members, end_ns, 2_000 * MS
+        )
+        assert (shared.gpu_ns, shared.gpus, shared.coverage) == (whole.gpu_ns, whole.gpus, whole.coverage)
+        assert [worker.gpu_ns for worker in shared.workers] == [worker.gpu_ns for worker in whole.workers]
+
+
+def _exchange(pair: list[Instance], now_ns: int) -> None:
+    for teller, hearer in (pair, pair[::-1]):
+        for message in teller.told:
+            hearer.hear(SharedWindows.FromString(message.SerializeToString()), now_ns)
+        teller.told.clear()
+
+
+def test_partitions_go_round_among_those_who_live() -> None:
+    one, other = Shares("a"), Shares("b")
+    assert [one.mine(partition, 0) for partition in range(4)] == [True] * 4
+    one.hear("b", 0)
+    other.hear("a", 0)
+    assert [(one.mine(partition, 1), other.mine(partition, 1)) for partition in range(3)] == [
+        (True, False), (False, True), (True, False),
+    ]  # fmt: skip
+    assert [one.mine(partition, ALIVE_NS) for partition in range(4)] == [True] * 4
+
+
+@given(
+    names=st.sets(st.text("abc-", min_size=1, max_size=4), min_size=1, max_size=5),
+    gone=st.sets(st.text("xyz", min_size=1, max_size=2), max_size=3),
+    partition=st.integers(0, 7),
+)
+def test_a_partition_has_one_reader_of_those_who_live_once_all_have_heard_of_each_other_and_one_leads(
+    names: set[str], gone: set[str], partition: int
+) -> None:
+    ordered = sorted(names)
+    shares = [Shares(name) for name in ordered]
+    for hearer in shares:
+        for name in gone:
+            hearer.hear(name, 0)
+        for name in ordered:
+            hearer.hear(name, 1)
+    assert sum(each.mine(partition, ALIVE_NS) for each in shares) == 1
+    assert [each.own_id for each in shares if each.leads(ALIVE_NS)] == ordered[:1]
+
+
+def test_what_cannot_be_is_not_taken() -> None:
+    hearer = Instance("a")
+    worker = SharedWorker(newest=step_batch(1, (0, 100)), arrived_unix_ns=at(100))
+    good = {"workers": [0], "covered_ns": [9], "prefill_ns": [4], "decode_ns": [5], "kv_wait_ns": [0], "roles": [1]}
+    for spoiled in (
+        {"prefill_ns": [5]},
+        {"covered_ns": [TICK_NS + 1]},
+        {"workers": [1]},
+        {"roles": [0]},
+        {"roles": []},
+    ):
+        window = SharedWindow(start_unix_ns=ORIGIN_NS, **{**good, **spoiled})  # type: ignore[arg-type]
+        hearer.hear(SharedWindows(metrics_id="b", workers=[worker], windows=[window]), at(200))
+    assert hearer.state.rollups.worker_ids() == []
+    assert hearer.state.sharing is not None
+    assert hearer.state.sharing.left_out == Counter({LeftOut.MALFORMED: 5})
+    window = SharedWindow(start_unix_ns=ORIGIN_NS, **good)  # type: ignore[arg-type]
+    hearer.hear(SharedWindows(metrics_id="b", workers=[worker], windows=[window]), at(200))
+    assert hearer.state.rollups.worker_ids() == ["decode-0"]
+
+
+def test_many_workers_go_into_several_records() -> None:
+    workers = [SharedWorker(newest=StepBatch(worker_id=f"w-{n}")) for n in range(MAX_WORKERS_A_RECORD + 1)]
+    assert [len(message.workers) for message in messages(workers, [])] == [MAX_WORKERS_A_RECORD, 1]
+    assert [len(message.workers) for message in messages([], [])] == [0]

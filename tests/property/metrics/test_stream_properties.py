@@ -1,0 +1,99 @@
+"""The live stream against a slow count over all telemetry that has come, round by round, in whatever order it comes."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from libs.bus.port import Record
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.contracts.topics import STEPS
+from libs.telemetry.worker.split import prefill_shares
+from libs.testing.examples import examples
+from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
+from services.metrics.live import ROUND_NS, TICK_NS, tick
+from services.metrics.prometheus import RequestMetrics
+from services.metrics.state import MetricsState
+from services.metrics.stream.hub import Hub
+from services.metrics.stream.ticks import TickWriter
+
+ROUND_MS, TICK_MS, LAG_MS = ROUND_NS // MS, TICK_NS // MS, 50
+WORKERS = ("a", "b", "c")
+BATCHES, BATCH_MS, STEP_MS = 5, 100, 30
+LATEST_MS = 900
+Account = tuple[int, int]
+"""ns of a window that are covered, and of those the ns of decode."""
+
+
+class Reader(Hub):
+    """What a page knows that has read all messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.known: dict[tuple[str, int], Account] = {}
+        """By worker and start of the window in ms since the origin."""
+
+    def publish(self, tick: bytes, members: bytes | None = None) -> None:
+        if members is not None:
+            self.ids = [each["id"] for each in _data(members)["workers"]]
+        for start_ms, places, covered, prefill, decode, kv_wait, _ in _data(tick)["windows"]:
+            assert not any(prefill) and not any(kv_wait)
+            for index, account in enumerate(zip(covered, decode, strict=True)):
+                worker = self.ids[index if places is None else places[index]]
+                self.known[worker, start_ms - ORIGIN_NS // MS] = account
+
+
+def _data(message: bytes) -> Any:
+    return json.loads(message.split(b"data: ")[1])
+
+
+def telemetry(worker: str, phase_ms: int) -> Iterator[tuple[int, StepBatch]]:
+    """(when it ends, batch) of a worker that cuts at its own phase: each begins with a step."""
+    for number in range(BATCHES):
+        low = phase_ms + number * BATCH_MS
+        batch = step_batch(number, (low, low + BATCH_MS), [step(low, low + STEP_MS, decode=1)], worker=worker)
+        yield low + BATCH_MS, batch
+
+
+def counted(came: list[StepBatch], worker: str, start_ms: int) -> Account:
+    """Millisecond by millisecond."""
+    covered = decode = 0
+    for ms in range(start_ms, start_ms + TICK_MS):
+        inside = [each for each in came if each.worker_id == worker]
+        inside = [each for each in inside if each.covered_from_unix_ns <= at(ms) < each.covered_to_unix_ns]
+        covered += bool(inside)
+        decode += any(each.covered_from_unix_ns + STEP_MS * MS > at(ms) for each in inside)
+    return covered * MS, decode * MS
+
+
+phases = st.lists(st.integers(0, 99), min_size=len(WORKERS), max_size=len(WORKERS))
+delays = st.lists(st.integers(0, 400), min_size=BATCHES * len(WORKERS), max_size=BATCHES * len(WORKERS))
+"""From the end of a batch until it comes: many come in another order than they were sent."""
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(phases, delays)
+def test_a_reader_knows_after_each_round_what_the_telemetry_that_has_come_says(phases, delays):
+    """Also of time that telemetry has not told of yet: that is covered by nothing, and never idle."""
+    sent = [pair for worker, phase in zip(WORKERS, phases, strict=True) for pair in telemetry(worker, phase)]
+    arrivals = sorted(
+        (end_ms + delay, index) for index, ((end_ms, _), delay) in enumerate(zip(sent, delays, strict=True))
+    )
+    state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()))
+    reader, writer = Reader(), TickWriter(window_ns=TICK_NS, settled_ns=0)
+    came: list[StepBatch] = []
+    for now_ms in range(0, BATCHES * BATCH_MS + LATEST_MS, ROUND_MS):
+        while arrivals and arrivals[0][0] <= now_ms:
+            arrived_ms, index = arrivals.pop(0)
+            came.append(sent[index][1])
+            state.take(Record(STEPS, "", sent[index][1], 0, 0), at(arrived_ms))
+        whole = (now_ms - LAG_MS) % TICK_MS == 0
+        tick(state, reader, writer, [], at(now_ms), lag_ns=LAG_MS * MS, whole=whole)
+        for start_ms in range(0, (now_ms - LAG_MS) // TICK_MS * TICK_MS, TICK_MS):
+            for worker in WORKERS:
+                assert reader.known.get((worker, start_ms), (0, 0)) == counted(came, worker, start_ms)
+    assert sum(covered for covered, _ in reader.known.values()) == len(sent) * BATCH_MS * MS

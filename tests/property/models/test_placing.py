@@ -1,0 +1,111 @@
+"""What holds of every decision about which worker holds which model."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.policy.reserve.placing import PAY_BACK, SETTLE_S, Model, Placed, Stage, Why, Worker, place
+from libs.testing.examples import examples
+
+NAMES = [f"m{number}" for number in range(8)]
+seconds = st.floats(0.0, 60.0)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> list[Model]:
+    found = []
+    for name in draw(st.lists(st.sampled_from(NAMES), unique=True)):
+        waiting = draw(st.sampled_from([0, 0, 1, 5]))
+        load_s = draw(st.floats(0.1, 10.0))
+        found.append(
+            Model(
+                name, load_s, load_s * draw(st.floats(0.05, 1.0)), waiting=waiting,
+                waited_s=draw(seconds) if waiting else 0.0,
+                in_flight=waiting + draw(st.sampled_from([0, 0, 3])),
+                priority=draw(st.sampled_from([0, 0, 1])),
+                least=draw(st.sampled_from([0, 0, 1, 2])),
+                most=draw(st.sampled_from([1, 1, 2])),
+                soon=draw(st.floats(0, 1)), worth=draw(st.floats(0, 3)), worth_ahead=draw(st.floats(0, 3)),
+                blocked=draw(st.sampled_from([False, False, True])),
+            )
+        )  # fmt: skip
+    return found
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> list[Worker]:
+    found = []
+    for number in range(draw(st.integers(0, 6))):
+        stage = draw(st.sampled_from(list(Stage)))
+        model = "" if stage is Stage.EMPTY else draw(st.sampled_from(NAMES))
+        kept = frozenset(draw(st.lists(st.sampled_from(NAMES), max_size=3)))
+        left_s = draw(seconds) if stage is Stage.LOADING else 0.0
+        found.append(Worker(f"w{number}", stage, model, draw(seconds), left_s, kept - {model}, draw(st.booleans())))
+    return found
+
+
+def decide(known: list[Model], pool: list[Worker]) -> Placed:
+    return place(known, pool, turn_s=10.0)
+
+
+@settings(max_examples=examples(300))
+@given(models(), pools())
+def test_only_workers_that_may_be_asked_get_orders_and_each_at_most_one(known: list[Model], pool: list[Worker]) -> None:
+    orders = decide(known, pool).orders
+    may = {each.id for each in pool if each.can_take and each.stage in (Stage.EMPTY, Stage.SERVING)}
+    assert len({order.worker for order in orders}) == len(orders)
+    assert {order.worker for order in orders} <= may
+
+
+@settings(max_examples=examples(300))
+@given(models(), pools())
+def test_nobody_falls_below_what_is_kept_for_it_by_an_order(known: list[Model], pool: list[Worker]) -> None:
+    held = Counter(each.model for each in pool if each.stage in (Stage.LOADING, Stage.SERVING))
+    after = Counter(held)
+    for order in decide(known, pool).orders:
+        after[order.model] += 1
+        after[order.evicts] -= 1
+    for each in known:
+        assert after[each.name] >= min(each.least, held[each.name])
+
+
+@settings(max_examples=examples(300))
+@given(models(), pools())
+def test_a_busy_worker_loses_its_model_only_after_a_turn_that_pays_the_switch_back(
+    known: list[Model], pool: list[Worker]
+) -> None:
+    by_name, workers = {each.name: each for each in known}, {each.id: each for each in pool}
+    for order in decide(known, pool).orders:
+        model = by_name.get(order.evicts)
+        if model is None or not model.is_busy:
+            continue
+        copies = sum(each.model == model.name and each.stage in (Stage.LOADING, Stage.SERVING) for each in pool)
+        if copies <= model.most:
+            assert order.why is Why.TURN
+            assert workers[order.worker].since_s >= max(10.0, PAY_BACK * model.load_s)
+            assert by_name[order.model].waiting and model.priority <= by_name[order.model].priority
+
+
+@settings(max_examples=examples(300))
+@given(models(), pools())
+def test_whoever_waits_gets_a_worker_that_is_empty_and_states_a_wait(known: list[Model], pool: list[Worker]) -> None:
+    placed = decide(known, pool)
+    taken = {order.worker for order in placed.orders}
+    held = {each.model for each in pool if each.stage in (Stage.LOADING, Stage.SERVING)}
+    served = held | {order.model for order in placed.orders}
+    empty = [each for each in pool if each.stage is Stage.EMPTY and each.can_take and each.id not in taken]
+    if empty:
+        assert all(each.name in served for each in known if each.waiting and not each.blocked)
+    assert {each.name for each in known} <= placed.waits_s.keys()
+    assert all(wait_s >= 0 for wait_s in placed.waits_s.values())
+
+
+@settings(max_examples=examples(300))
+@given(models(), pools())
+def test_a_worker_that_has_just_got_its_model_keeps_it(known: list[Model], pool: list[Worker]) -> None:
+    names = {each.name for each in known}
+    fresh = {
+        each.id for each in pool if each.stage is Stage.SERVING and each.since_s < SETTLE_S and each.model in names
+    }
+    assert not fresh & {order.worker for order in decide(known, pool).orders}

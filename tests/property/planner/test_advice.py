@@ -1,0 +1,62 @@
+"""What is advised, and the range of what it is expected to bring."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.policy.planner.advice import DEMAND_SPREAD, Advice, Kind, advise, best_chunk
+from libs.policy.planner.limits import ModelLimits
+from libs.policy.planner.scaling import FULL, workers_needed
+from libs.policy.pressure.splits import WorkerProfile, Workload, split
+from libs.policy.step_time import StepTimeModel
+
+MODEL = StepTimeModel(8e6, 6e4, 0.4, 15e6, 3e4, 25.0, interference=1.0)
+ENGINE = WorkerProfile(MODEL, chunk_tokens=2048, max_sequences=256, kv_tokens=400_000)
+LIMITS = ModelLimits()
+
+
+def advice(work: Workload, prefill: int, mixed: int, engine: WorkerProfile = ENGINE) -> dict[Kind, Advice]:
+    now = split(engine, work, prefill, mixed)
+    needed = workers_needed(engine, work, prefill + mixed, LIMITS)
+    return {each.kind: each for each in advise("m", engine, work, now, LIMITS, needed=needed)}
+
+
+def work(prompts: float, decodes: int = 0, context: int = 1_000) -> Workload:
+    return Workload(prompts, decodes, decodes * context, 50_000_000)
+
+
+def test_nothing_is_advised_where_nothing_presses() -> None:
+    assert advice(work(0.3, 10), 2, 2) == {}
+
+
+@given(st.floats(5, 30), st.floats(1 - DEMAND_SPREAD, 1 + DEMAND_SPREAD))
+def test_workers_that_are_added_relieve_by_what_was_promised_whatever_demand_does_within_its_spread(
+    prompts: float, factor: float
+) -> None:
+    found = advice(work(prompts), 2, 2).get(Kind.ADD_WORKERS)
+    assert found is not None and found.low <= found.high <= 0
+    added = int(found.what.split()[1])
+    here = split(ENGINE, work(prompts * factor), 2, 2).pressure
+    prefill = 2 + int(found.what.split("(")[1].split()[0]) if "to prefill" in found.what else 2
+    there = split(ENGINE, work(prompts * factor), prefill, 4 + added - prefill).pressure
+    assert found.low - 1e-6 <= there - here <= found.high + 1e-6
+    assert found.high - found.low <= -found.low, "no wider than the effect"
+
+
+def test_a_chunk_that_leaves_the_device_idle_is_named_with_a_better_one() -> None:
+    small = replace(ENGINE, chunk_tokens=64)
+    found = advice(work(0.3), 2, 2, small)[Kind.CHUNK]
+    best = best_chunk(small)
+    assert found.what.startswith(f"prefill chunk {best:,} in place of 64")
+    assert found.low <= (replace(ENGINE, chunk_tokens=best).chunk_speed() - small.chunk_speed()) * 1e9 <= found.high
+    assert Kind.CHUNK not in advice(work(0.3), 2, 2, replace(ENGINE, chunk_tokens=best))
+
+
+def test_a_model_of_short_prompts_whose_decodes_press_is_better_aggregated() -> None:
+    hides = replace(ENGINE, step_time=replace(MODEL, interference=0.0))
+    pressed = work(0.4, 700)
+    now = split(hides, pressed, 2, 2)
+    assert now.pressure > FULL
+    found = advice(pressed, 2, 2, hides)[Kind.AGGREGATE]
+    assert "hide beside decodes" in found.what and found.high <= 0

@@ -1,0 +1,214 @@
+"""Which split of roles presses least, and when workers move."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.policy.planner.limits import ModelLimits
+from libs.policy.planner.role_planning import CALM_NS, PRESSES, REST_NS, Code, Memory, PlannedWorker, RolePlan, assign
+from libs.policy.planner.splits import MOST_WEIGHED, splits
+from libs.policy.planner.steady import Pace
+from libs.policy.pressure.splits import WorkerProfile, Workload, ride, split
+from libs.policy.roles import Role
+from libs.policy.step_time import StepTimeModel
+
+MS = 1_000_000
+MODEL = StepTimeModel(8e6, 6e4, 0.4, 15e6, 3e4, 25.0, interference=1.0)
+ENGINE = WorkerProfile(MODEL, chunk_tokens=2048, max_sequences=256, kv_tokens=400_000)
+QUIET = Workload(0.0, 0, 0, 50 * MS)
+
+works = st.builds(
+    lambda prompts, decodes, context: Workload(prompts, decodes, decodes * context, 50 * MS),
+    st.floats(0, 30),
+    st.integers(0, 2000),
+    st.integers(1, 8000),
+)
+engines = st.builds(lambda each: replace(ENGINE, step_time=replace(MODEL, interference=each)), st.floats(0, 1))
+
+
+def pool(prefill: int, mixed: int, budget_tokens: int = 2048) -> list[PlannedWorker]:
+    return [PlannedWorker(f"p{index}", Role.PREFILL, 0, True, index, 0) for index in range(prefill)] + [
+        PlannedWorker(f"m{index}", Role.MIXED, budget_tokens, True, 0, index) for index in range(mixed)
+    ]
+
+
+def after(workers: list[PlannedWorker], assigned: RolePlan) -> list[PlannedWorker]:
+    told = {each.worker_id: each for each in assigned.changes}
+    return [
+        each._replace(role=told[each.id].role, budget_tokens=told[each.id].budget_tokens) if each.id in told else each
+        for each in workers
+    ]
+
+
+def counts(workers: list[PlannedWorker], assigned: RolePlan) -> tuple[int, int]:
+    roles = {each.id: each.role for each in workers} | {each.worker_id: each.role for each in assigned.changes}
+    found = list(roles.values())
+    return found.count(Role.PREFILL), found.count(Role.MIXED)
+
+
+@given(engines, works, st.integers(1, 16))
+def test_a_mixed_worker_computes_prompts_at_most_as_fast_as_one_that_does_nothing_else(
+    engine: WorkerProfile, work: Workload, mixed: int
+) -> None:
+    assert 0 <= ride(engine, work, mixed) <= 1
+    assert ride(engine, replace(work, decodes=0, kv_tokens=0), mixed) == 1
+
+
+@given(works, st.integers(1, 16))
+def test_more_decodes_leave_no_more_to_prompts(work: Workload, mixed: int) -> None:
+    more = replace(work, decodes=work.decodes * 2 + 1, kv_tokens=work.kv_tokens * 2 + 100)
+    assert ride(ENGINE, more, mixed) <= ride(ENGINE, work, mixed) + 1e-9
+
+
+@given(engines, works, st.integers(1, 8), st.integers(1, 8))
+def test_a_worker_more_never_presses_more(engine: WorkerProfile, work: Workload, prefill: int, mixed: int) -> None:
+    here = split(engine, work, prefill, mixed)
+    assert split(engine, work, prefill + 1, mixed).pressure <= here.pressure + 1e-9
+    assert split(engine, work, prefill, mixed + 1).decode_pressure <= here.decode_pressure + 1e-9
+
+
+@given(engines, works, st.integers(1, 6), st.integers(1, 6))
+def test_a_decision_leaves_every_worker_a_role_and_less_pressure(
+    engine: WorkerProfile, work: Workload, prefill: int, mixed: int
+) -> None:
+    workers = pool(prefill, mixed)
+    assigned = assign(engine, work, workers, Memory(), 10 * REST_NS)
+    found = counts(workers, assigned)
+    assert sum(found) == prefill + mixed and min(found) >= 1
+    assert found == (assigned.then.prefill, assigned.then.mixed)
+    if found != (prefill, mixed):
+        assert assigned.now.cost >= PRESSES and assigned.then.cost < assigned.now.cost
+        assert assigned.code in (Code.PROMPTS_PRESS, Code.DECODES_PRESS)
+
+
+def rides(workers: list[PlannedWorker]) -> bool:
+    return any(each.budget_tokens for each in workers if each.role is Role.MIXED)
+
+
+def at_rest(
+    engine: WorkerProfile, work: Workload, workers: list[PlannedWorker]
+) -> tuple[Workload, list[PlannedWorker], Memory]:
+    """Decided about the same load again and again, decodes having the pace of what was decided, until nobody moves."""
+    memory = Memory()
+    for turn in range(10, 40, 2):
+        assigned = assign(engine, work, workers, memory, turn * REST_NS)
+        now, then, memory = (
+            counts(workers, replace(assigned, moves=(), budgets=())),
+            counts(workers, assigned),
+            assigned.memory,
+        )
+        pace = Pace.of(engine, work, *now, rides=rides(workers))
+        workers = after(workers, assigned)
+        work = pace.work_in(*then, rides=rides(workers))
+        if not assigned.changes:
+            return work, workers, memory
+    raise AssertionError("roles never come to rest")
+
+
+@given(engines, works, st.integers(1, 6), st.integers(1, 6))
+def test_about_the_same_load_decisions_come_to_rest(
+    engine: WorkerProfile, work: Workload, prefill: int, mixed: int
+) -> None:
+    settled, workers, memory = at_rest(engine, work, pool(prefill, mixed))
+    assert not assign(engine, settled, workers, memory, 50 * REST_NS).moves
+
+
+@given(works, st.floats(-0.05, 0.05))
+def test_a_load_that_dithers_sends_no_worker_to_and_fro(work: Workload, by: float) -> None:
+    """Workers may follow those that moved, as decodes make room for them; none comes back."""
+    settled, workers, memory = at_rest(ENGINE, work, pool(4, 4))
+    other = replace(
+        settled,
+        prompts=settled.prompts * (1 + by),
+        decodes=round(settled.decodes * (1 - by)),
+        kv_tokens=round(settled.kv_tokens * (1 - by)),
+    )
+    moved = Counter[str]()
+    for turn in range(50, 66, 2):
+        assigned = assign(ENGINE, other if turn % 4 else settled, workers, memory, turn * REST_NS)
+        workers, memory = after(workers, assigned), assigned.memory
+        moved.update(change.worker_id for change in assigned.moves)
+    assert not moved or max(moved.values()) == 1, moved
+
+
+def test_prompts_that_press_raise_budgets_before_any_role_changes() -> None:
+    work = Workload(prompts=1.5, decodes=20, kv_tokens=40_000, tpot_ns=50 * MS)
+    assigned = assign(ENGINE, work, pool(2, 6, budget_tokens=0), Memory(), 10 * REST_NS)
+    assert {(each.role, each.budget_tokens) for each in assigned.changes} == {(Role.MIXED, 2048)}
+    assert len(assigned.changes) == 6 and assigned.code is Code.PROMPTS_PRESS
+
+
+def test_budgets_fall_after_a_calm_and_an_idle_suite_stays_as_it_was_started() -> None:
+    workers = pool(2, 2)
+    first = assign(ENGINE, QUIET, workers, Memory(), REST_NS)
+    assert not first.changes
+    later = assign(ENGINE, QUIET, workers, first.memory, REST_NS + CALM_NS)
+    assert {(each.role, each.budget_tokens) for each in later.changes} == {(Role.MIXED, 0)}
+    assert later.code is Code.CALM
+    assert not assign(ENGINE, QUIET, pool(2, 2, budget_tokens=0), Memory(), REST_NS).changes
+
+
+def test_a_flood_moves_several_at_once_and_those_rest() -> None:
+    flood = Workload(prompts=6.0, decodes=60, kv_tokens=60_000, tpot_ns=50 * MS)
+    workers = pool(1, 7)
+    assigned = assign(ENGINE, flood, workers, Memory(), 10 * REST_NS)
+    moved = [each for each in assigned.changes if each.role is Role.PREFILL]
+    assert len(moved) >= 3
+    assert [each.worker_id for each in moved] == [f"m{index}" for index in range(len(moved))], "the emptiest go"
+    assert set(assigned.memory.moved_ns) == {each.worker_id for each in moved}
+
+
+@pytest.mark.parametrize(
+    "workers", [[], pool(1, 0), pool(3, 0), pool(0, 1), [each._replace(movable=False) for each in pool(2, 2)]]
+)
+def test_where_there_is_nothing_to_split_nothing_changes(workers: list[PlannedWorker]) -> None:
+    flood = Workload(prompts=60.0, decodes=600, kv_tokens=600_000, tpot_ns=50 * MS)
+    assert not assign(ENGINE, flood, workers, Memory(), REST_NS).changes
+
+
+def test_all_splits_are_weighed() -> None:
+    assert [(each.prefill, each.mixed) for each in splits(ENGINE, QUIET, 4)] == [(1, 3), (2, 2), (3, 1)]
+
+
+@given(engines, works, st.integers(80, 700), st.integers(0, 40), st.integers(1, 40))
+def test_of_very_many_workers_the_split_that_is_found_presses_as_little_as_any(
+    engine: WorkerProfile, work: Workload, workers: int, prefill_min: int, decode_min: int
+) -> None:
+    work = replace(work, prompts=work.prompts * 20, decodes=work.decodes * 20, kv_tokens=work.kv_tokens * 20)
+    limits = ModelLimits(prefill_min=prefill_min, decode_min=decode_min)
+    weighed = splits(engine, work, workers, limits)
+    least = min(
+        split(engine, work, prefill, workers - prefill).cost
+        for prefill in range(max(prefill_min, 1), workers - decode_min + 1)
+    )
+    assert min(each.cost for each in weighed) <= least * 1.05
+    assert all(limits.allow(each.prefill, each.mixed) for each in weighed)
+    assert len(weighed) <= 3 * MOST_WEIGHED
+
+
+def test_where_prompts_and_decodes_add_long_prompts_leave_decodes_alone() -> None:
+    """Prompts beside decodes make each step as long as TPOT allows: three times the decodes are there at once, with
+    their KV, and take workers from the prompts."""
+    work = Workload(prompts=40.0, decodes=180, kv_tokens=3_300_000, tpot_ns=50 * MS)
+    assigned = assign(ENGINE, work, pool(6, 10), Memory(), 10 * REST_NS)
+    assert assigned.memory.apart
+    assert {each.budget_tokens for each in assigned.changes} == {0}
+
+
+def test_where_prompts_hide_behind_decodes_they_ride_along() -> None:
+    hides = replace(ENGINE, step_time=replace(MODEL, interference=0.05))
+    work = Workload(prompts=40.0, decodes=180, kv_tokens=2_500_000, tpot_ns=50 * MS)
+    assert not assign(hides, work, pool(6, 10), Memory(), 10 * REST_NS).memory.apart
+
+
+@given(engines, works, st.integers(1, 8), st.integers(1, 8), st.booleans())
+def test_the_pace_of_a_split_as_it_is_leaves_its_decodes_about_as_they_are(
+    engine: WorkerProfile, work: Workload, prefill: int, mixed: int, rides: bool
+) -> None:
+    there = Pace.of(engine, work, prefill, mixed, rides=rides).work_in(prefill, mixed, rides=rides)
+    busy = work.decodes / mixed * (MODEL.decode_sequence_ns + MODEL.decode_kv_token_ns * 8000)
+    if busy < MODEL.decode_fixed_ns:  # well below where a pace sets in that is none
+        assert there.decodes == pytest.approx(work.decodes, rel=0.05, abs=1)

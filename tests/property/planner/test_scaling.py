@@ -1,0 +1,147 @@
+"""How many workers are wished, whatever work does, whatever an actuator makes of it, and within what limits."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.policy.planner.limits import ModelLimits
+from libs.policy.planner.scaling import (
+    CALM_NS,
+    DAY_NS,
+    FULL,
+    HOUR_S,
+    LINGER_NS,
+    PRESSED_NS,
+    SECOND_NS,
+    Code,
+    Pool,
+    Scaled,
+    ScaleMemory,
+    scale,
+)
+from libs.policy.pressure.splits import WorkerProfile, Workload
+from libs.policy.step_time import StepTimeModel
+
+MODEL = StepTimeModel(8e6, 6e4, 0.4, 15e6, 3e4, 25.0, interference=1.0)
+ENGINE = WorkerProfile(MODEL, chunk_tokens=2048, max_sequences=256, kv_tokens=400_000)
+QUIET = Workload(0.0, 0, 0, 50_000_000)
+START_NS = 10 * DAY_NS
+DAY_S = 86_400
+
+
+def work(prompts: float, decodes: int = 0) -> Workload:
+    return Workload(prompts, decodes, decodes * 1_000, 50_000_000)
+
+
+class Town:
+    """A pool and an actuator that does what it is asked, or a part of it, later."""
+
+    def __init__(self, others: int, most: int, limits: ModelLimits = ModelLimits()) -> None:  # noqa: B008 (frozen)
+        self.pool = Pool(others, most_started=most)
+        self.limits = limits
+        self.memory = ScaleMemory()
+        self.now_ns = START_NS
+        self.ran_s = 0.0
+
+    def second(self, wanted: Workload, *, obeys: bool = True, forecast: int = 0, seconds: int = 1) -> Scaled:
+        """Decide, and let the actuator follow after it."""
+        pool = self.pool
+        found = scale(
+            ENGINE, wanted, pool, self.limits, memory=self.memory, now_ns=self.now_ns,
+            start_up_ns=10 * SECOND_NS, forecast=forecast,
+        )  # fmt: skip
+        self.memory = found.memory
+        started = found.started if obeys else pool.started
+        serving = min(max(found.wished - pool.others, 0), started)
+        self.pool = replace(pool, started=started, started_serving=serving, standby=started - serving)
+        self.ran_s += self.pool.started * seconds
+        self.now_ns += seconds * SECOND_NS
+        return found
+
+
+def test_workers_come_once_no_split_has_had_room_for_two_seconds_and_not_for_a_burst() -> None:
+    town = Town(others=2, most=8)
+    for _ in range(PRESSED_NS // SECOND_NS):
+        assert town.second(work(6.0)).started == 0
+    found = town.second(work(6.0))
+    assert (found.code, found.started > 2) == (Code.PRESSES, True)
+    burst = Town(others=2, most=8)
+    assert {burst.second(work(6.0 if second == 3 else 0.5)).started for second in range(20)} == {0}
+
+
+def test_a_worker_goes_after_a_calm_minute_stands_by_and_is_ended_later() -> None:
+    town = Town(others=2, most=8)
+    for _ in range(5):
+        town.second(work(5.0))
+    came = town.pool.started
+    assert came >= 3
+    seconds = 0
+    while town.pool.started_serving == came:
+        town.second(QUIET)
+        seconds += 1
+    assert seconds * SECOND_NS >= CALM_NS and town.pool.standby == 1, "it is warm still"
+    for _ in range((came + 2) * (CALM_NS + LINGER_NS) // SECOND_NS):
+        town.second(QUIET)
+    assert (town.pool.started, town.pool.serving) == (0, 2), "people's workers stay"
+
+
+def test_growth_is_met_before_it_has_come() -> None:
+    growing, level = Town(others=4, most=8), Town(others=4, most=8)
+    wished = [growing.second(work(0.1 * second)).wished for second in range(36)]
+    assert max(level.second(work(2.5)).wished for _ in range(30)) == 4
+    first = next(second for second, each in enumerate(wished) if each > 4)
+    assert 0.1 * first < 4 * FULL, "when they still have room"
+
+
+def test_a_forecast_raises_the_number_within_limits() -> None:
+    town = Town(others=2, most=8, limits=ModelLimits(workers_max=5))
+    found = town.second(QUIET, forecast=4)
+    assert (found.wished, found.started, found.code) == (4, 2, Code.FORECAST)
+    found = town.second(QUIET, forecast=40)
+    assert (found.wished, found.started, found.code) == (5, 3, Code.LIMITS)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 40), st.integers(0, 4_000), st.booleans(), st.integers(0, 30)), max_size=60),
+    st.integers(0, 8),
+    st.integers(0, 12),
+    st.integers(0, 12),
+    st.integers(0, 4),
+)
+def test_whatever_comes_limits_hold(
+    seconds: list[tuple[float, int, bool, int]], others: int, most: int, workers_max: int, workers_min: int
+) -> None:
+    limits = ModelLimits(workers_max=max(workers_max, workers_min), workers_min=workers_min)
+    town = Town(others, most, limits)
+    for prompts, decodes, obeys, forecast in seconds:
+        found = town.second(work(prompts, decodes), obeys=obeys, forecast=forecast)
+        assert 0 <= found.started <= most
+        assert found.started + others <= max(limits.workers_max, others)
+        assert limits.workers_min <= found.wished <= limits.workers_max
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.floats(0, 40), st.sampled_from([0, 12]), st.integers(1, 60)), min_size=1, max_size=200),
+    st.integers(1, 12),
+    st.floats(0.05, 3),
+)
+def test_no_more_gpu_hours_are_spent_in_a_day_than_allowed(
+    stretches: list[tuple[float, int, int]], most: int, gpu_hours: float
+) -> None:
+    town = Town(1, most, ModelLimits(gpu_hours_day=gpu_hours))
+    for prompts, forecast, seconds in stretches:
+        town.second(work(prompts), forecast=forecast, seconds=seconds)
+        if town.now_ns - START_NS >= DAY_S * SECOND_NS:
+            break
+    assert town.ran_s <= gpu_hours * HOUR_S
+
+
+@given(st.integers(0, 6), st.floats(0, 6))
+def test_what_is_spent_is_spent_on_the_day_that_it_was_and_outlives_a_restart(started: int, spent_h: float) -> None:
+    pool = Pool(1, started=started, most_started=8)
+    before = ScaleMemory(spent_gpu_s={START_NS // DAY_NS: spent_h * HOUR_S}, charged_ns=START_NS + DAY_NS - 10**9)
+    found = scale(ENGINE, QUIET, pool, ModelLimits(), memory=before, now_ns=START_NS + DAY_NS + 10**9, start_up_ns=0)
+    assert dict(found.memory.spent_gpu_s) == {START_NS // DAY_NS + 1: float(started)}

@@ -1,0 +1,82 @@
+"""Busy time of few steps by a loop and of many by arrays: the same to the nanosecond; roles by the time they held."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.telemetry.worker import steps as module
+from libs.telemetry.worker.role_log import MAX_SPANS, RoleLog
+from libs.telemetry.worker.steps import FULL_SHARE, StepLog
+
+spans = st.lists(st.integers(0, 2_000), min_size=0, max_size=6, unique=True).map(
+    lambda edges: list(zip(sorted(edges)[::2], sorted(edges)[1::2], strict=False))
+)
+step_parts = st.tuples(st.integers(0, 2_000), st.integers(0, 300), st.integers(0, FULL_SHARE), st.booleans())
+
+
+@given(st.lists(step_parts, max_size=20), st.tuples(st.integers(0, 1_000), st.integers(1, 1_000)), spans)
+def test_a_loop_and_arrays_agree(entered, window, inside):
+    log = StepLog()
+    for start, length, share, announced in entered:
+        log.add(start, start + length, share, announced=announced)
+    low, high = window[0], window[0] + window[1]
+    clipped = [(max(a, low), min(b, high)) for a, b in inside if max(a, low) < min(b, high)]
+    few = log.busy(low, high, lambda point: point + 7)
+    kept, module.FEW_STEPS = module.FEW_STEPS, -1
+    try:
+        many = log.busy(low, high, lambda point: point + 7)
+    finally:
+        module.FEW_STEPS = kept
+    assert few.between(clipped) == many.between(clipped)
+    assert few.provisional == many.provisional
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 2_000), st.integers(0, FULL_SHARE)), min_size=1, max_size=6),
+    st.lists(st.integers(1, 3_000), max_size=8, unique=True),
+    st.integers(0, 3 * module._TURN_NS),
+    st.sampled_from([-1, module.FEW_STEPS]),
+)
+def test_prefill_of_a_steps_parts_in_several_windows_adds_up_to_the_whole(lengths, edges, ran_ns, few_steps):
+    log, at = StepLog(), -ran_ns  # the first has run for up to half an hour when the windows begin
+    for number, (gap, length, share) in enumerate(lengths):
+        end = at + gap + length + (0 if number else ran_ns)
+        log.add(at + gap, end, share)
+        at = end
+    kept, module.FEW_STEPS = module.FEW_STEPS, few_steps
+    try:
+        windows = [(low, high) for low, high in pairwise([0, *sorted(edges), at]) if low < high]
+        parts = [log.busy(low, high, int).between([(low, high)]) for low, high in windows]
+        whole = log.busy(0, at, int).between([(0, at)]) if at > 0 else (0, 0)
+    finally:
+        module.FEW_STEPS = kept
+    if windows and windows[-1][1] == at:
+        assert tuple(map(sum, zip(*parts, strict=True))) == whole
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_roles_told_every_window_are_known_in_any_order_of_arrival(lengths, random):
+    told = [role for index, length in enumerate(lengths) for role in ["ab"[index % 2]] * length]
+    log, order = RoleLog(), list(range(len(told)))
+    random.shuffle(order)
+    for at in order:
+        log.add(10 * at, 10 * at + 10, told[at])
+    assert [log.at(10 * at + 9) for at in range(len(told))] == told
+
+
+@given(st.integers(0, 100), st.integers(0, 100))
+def test_roles_of_a_new_incarnation_replace_what_an_old_one_claimed(cut, at):
+    log = RoleLog()
+    log.add(0, 100, "a")
+    log.forget_from(cut)
+    log.add(cut, 200, "b")
+    assert log.at(at) == ("b" if at >= cut else "a")
+
+
+def test_the_log_of_roles_is_bounded():
+    log = RoleLog()
+    for at in range(3 * MAX_SPANS):
+        log.add(at, at + 1, "ab"[at % 2])
+    assert log.at(3 * MAX_SPANS) == "b"
+    assert log.at(0) == log.at(2 * MAX_SPANS)

@@ -1,0 +1,37 @@
+"""KV wait and starvation are exact, apart from each other, and never during a step."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.engine.kv.wait import KvWait
+
+changes = st.lists(
+    st.tuples(st.integers(0, 50), st.sampled_from(["awaiting", "stepping"]), st.booleans(), st.booleans()), max_size=30
+)
+
+
+@given(changes)
+def test_every_nanosecond_without_a_step_in_which_kv_is_awaited_is_one_of_the_two(told):
+    wait, now = KvWait(), 1
+    awaiting = ready = stepping = False
+    waited = starved = 0
+    for later, what, value, is_ready in told:
+        if awaiting and not stepping:
+            waited, starved = waited + later * ready, starved + later * (not ready)
+        now += later
+        if what == "stepping":
+            stepping = value
+            wait.stepping(value, now)
+        else:
+            awaiting, ready = value, is_ready
+            wait.awaiting(value, now, ready=is_ready)
+    wait.awaiting(False, now)
+    spans, hungry = wait.take_ended(), wait.take_starved()
+    assert sum(end - start for start, end in spans) == waited
+    assert sum(end - start for start, end in hungry) == starved
+    both = sorted(spans + hungry)
+    assert all(start < end for start, end in both)
+    assert all(before[1] <= after[0] for before, after in pairwise(both))
+    assert (wait.since_ns, wait.starved_since_ns) == (0, 0)

@@ -1,0 +1,76 @@
+"""Which submitted sequences a worker takes, and what it says of the others."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.contracts.packing import pack_u32
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.port import EngineRequest
+from libs.policy.roles import Assignment, Phase, Refusal, Role, serves
+from libs.policy.worker.admission import WorkerReadiness, refusal
+from libs.worker.admission import admit
+from libs.worker.roles.assignment import AssignmentState
+
+assignments = st.sampled_from(
+    [Assignment("m", role, budget, 1) for role, budget in ((1, 0), (2, 0), (2, 64), (3, 0))]  # type: ignore[arg-type]
+)
+standings = st.builds(WorkerReadiness, assignments, st.booleans(), st.sampled_from(["a", "b"]), st.booleans())
+
+
+@given(st.sampled_from(Phase), st.sampled_from([None, "a", "b"]), standings)
+def test_a_sequence_is_taken_just_where_role_layout_and_credit_fit(
+    phase: Phase, kv_layout: str | None, worker: WorkerReadiness
+) -> None:
+    reasons = [
+        (worker.draining, Refusal.DRAINING),
+        (not serves(worker.assignment, phase), Refusal.STALE_ROLE),
+        (kv_layout not in (None, worker.kv_layout), Refusal.KV_MISMATCH),
+        (not worker.has_credit, Refusal.NO_CAPACITY),
+    ]
+    assert refusal(phase, kv_layout, worker) is next((code for holds, code in reasons if holds), None)
+
+
+def submitted(**fields: object) -> pb.Submit:
+    kv = pb.KvSource(address="there:1", handle=b"h", kv_layout="other")
+    given = {"phase": pb.PHASE_DECODE, "model": "m", "kv": kv, "prompt_tokens": 2, "max_output_tokens": 5}
+    return pb.Submit(**{"token_ids": pack_u32([1, 2]), "sampling": pb.Sampling(), **given, **fields})  # type: ignore[arg-type]
+
+
+WORST = {"phase": 0, "model": "n", "adapter": "a", "prompt_tokens": 0}
+"""Each of its faults hides the next."""
+
+
+@pytest.mark.parametrize(
+    ("mended", "draining", "role", "code", "detail"),
+    [
+        ({}, True, Role.PREFILL, Refusal.INVALID, "phase is missing"),
+        ({"phase": 99}, True, Role.PREFILL, Refusal.INVALID, "phase is missing"),
+        ({"phase": 2}, True, Role.PREFILL, Refusal.INVALID, "this worker has model 'm'"),
+        ({"phase": 2, "model": "m"}, True, Role.PREFILL, Refusal.INVALID, "adapters are not served"),
+        ({"phase": 2, "model": "m", "adapter": ""}, True, Role.PREFILL, Refusal.INVALID,
+         "prompt_tokens is 0 of 2 tokens"),
+        (None, True, Role.PREFILL, Refusal.DRAINING, "the phase does not fit the worker's assignment"),
+        (None, False, Role.PREFILL, Refusal.STALE_ROLE, "the phase does not fit the worker's assignment"),
+        (None, False, Role.MIXED, Refusal.KV_MISMATCH,
+         "the blocks have KV layout 'other', this engine has 'mine'"),
+        ({**WORST, "phase": 3, "model": "m", "adapter": "", "prompt_tokens": 2}, False, Role.MIXED,
+         Refusal.NO_CAPACITY, "no credit was held"),
+    ],
+)  # fmt: skip
+def test_of_several_faults_the_first_is_said(
+    mended: dict[str, object] | None, draining: bool, role: Role, code: Refusal, detail: str
+) -> None:
+    state = AssignmentState("m", role, 64 if role is Role.MIXED else 0)
+    state.draining = draining
+    submit = submitted() if mended is None else submitted(**{**WORST, **mended})
+    answer = admit(submit, assignment=state, has_credit=False, sequence_id=1, model_revision="r", kv_layout="mine")
+    assert isinstance(answer, pb.Refused)
+    assert (answer.code, answer.detail) == (code, detail)
+
+
+def test_what_nothing_speaks_against_becomes_the_engines_request() -> None:
+    state = AssignmentState("m", Role.MIXED, 0)
+    answer = admit(submitted(), assignment=state, has_credit=True, sequence_id=9, model_revision="r", kv_layout="other")
+    assert isinstance(answer, EngineRequest)
+    assert (answer.sequence_id, answer.kv and answer.kv.address, list(answer.token_ids)) == (9, "there:1", [1, 2])

@@ -1,0 +1,38 @@
+"""What a worker learns of its KV link from transfers of any length and speed."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.policy.worker.transfers import LINK_FORGETS, MIN_TRANSFER_BLOCKS, TransferSpeed
+
+BLOCK = 16
+transfers = st.lists(st.tuples(st.integers(0, 200), st.integers(-5, 10**9)), max_size=30)
+
+
+@given(transfers, st.integers(MIN_TRANSFER_BLOCKS, 200), st.integers(1, 10**9))
+def test_a_faster_transfer_counts_at_once_and_a_slower_one_little(
+    before: list[tuple[int, int]], blocks: int, duration_ns: int
+) -> None:
+    speed = TransferSpeed(BLOCK)
+    for each in before:
+        speed.arrived(*each)
+    known_ns, token_ns = speed.token_ns, duration_ns / (blocks * BLOCK)
+    speed.arrived(blocks, duration_ns)
+    assert speed.token_ns == (min(token_ns, known_ns * LINK_FORGETS) if known_ns else token_ns)
+
+
+@given(transfers)
+def test_short_transfers_and_those_without_a_duration_say_nothing(before: list[tuple[int, int]]) -> None:
+    speed = TransferSpeed(BLOCK)
+    for blocks, duration_ns in before:
+        speed.arrived(blocks, min(duration_ns, 0) if blocks >= MIN_TRANSFER_BLOCKS else duration_ns)
+    assert speed.token_ns == 0
+    assert not speed.differs(0.0)
+
+
+def test_others_are_told_anew_once_the_link_differs_by_a_twentieth() -> None:
+    speed = TransferSpeed(BLOCK)
+    speed.arrived(10, 10 * BLOCK * 100)
+    assert speed.token_ns == 100
+    assert speed.differs(0.0)
+    assert [speed.differs(reported_ns) for reported_ns in (94.0, 96.0, 105.0, 106.0)] == [True, False, False, True]

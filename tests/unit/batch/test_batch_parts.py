@@ -1,0 +1,143 @@
+"""What one line, one client or one topic may cost a batch gateway."""
+
+import asyncio
+import json
+import tracemalloc
+from contextlib import closing
+from random import Random
+
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from libs.contracts.errors import InvalidRequest, UnknownModel
+from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
+from libs.policy.batch.capacity import Load
+from libs.policy.gateway.view import WorkerView
+from libs.testing.clock import ManualClock
+from libs.testing.wait import until
+from load.chaos.loop import SimLoop
+from services.gateway.batch.lines.answers import MAX_RESULT_BYTES, fitting, refused
+from services.gateway.batch.lines.line import Line, read_line
+from services.gateway.batch.lines.repeats import IdHashes
+from services.gateway.batch.lines.upload import MIN_BYTES_PER_S, chunks
+from services.gateway.batch.runner.line_request import AWAY_S
+from services.gateway.batch.runner.served_models import FORGET_S, Served
+from services.gateway.batch.runner.slots import Slots
+from services.gateway.http.body import BODY_TIMEOUT_S
+
+SMALL_BYTES = 20_000
+
+
+def read(**change: object) -> Line:
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}, **change}
+    return read_line(json.dumps(line).encode(), number=7, place=6, endpoint="/v1/completions", repeated=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"custom_id": "x" * 600_000},
+        {"custom_id": "x" * 600_000, "body": None, "method": 3},
+        {"url": "x" * 1_100_000},
+        {"method": "x" * 1_100_000},
+    ],
+)
+def test_a_line_that_is_refused_costs_no_more_than_its_reason(change: dict[str, object]) -> None:
+    line = read(**change)
+    assert line.refusal is not None
+    result = refused("batch_1", line, line.refusal)
+    assert result.ByteSize() < SMALL_BYTES
+    assert json.loads(result.answer)["error"]["line"] == 7
+
+
+def test_what_an_error_echoes_is_cut_wherever_it_is_told() -> None:
+    name = "m" * 1_100_000
+    result = refused("batch_1", read(), UnknownModel(f"model {name} is not served", param=name))
+    assert result.ByteSize() < SMALL_BYTES
+    assert json.loads(result.answer)["response"]["body"]["error"]["code"] == "model_not_found"
+
+
+def test_a_result_that_no_record_holds_becomes_an_error_of_its_line() -> None:
+    whole = Result(job_id="batch_1", custom_id="a", ok=True, answer=b"{}")
+    assert fitting(whole, read()) is whole
+    found = fitting(Result(job_id="batch_1", custom_id="a", ok=True, answer=b"x" * MAX_RESULT_BYTES), read())
+    assert (found.ok, found.custom_id) == (False, "a")
+    assert json.loads(found.answer)["error"]["code"] == "answer_too_large"
+    assert found.ByteSize() < SMALL_BYTES
+
+
+def test_custom_ids_that_come_again_are_found_in_little_memory_however_long_they_are() -> None:
+    lines = [b'{"custom_id": "%d%s"}' % (number % 100, b"x" * 50_000) for number in range(200)]
+    hashes = IdHashes()
+    for line in lines:
+        hashes.add(line)
+    finder = hashes.finder()
+    tracemalloc.start()
+    for line in lines:
+        finder.add(line)
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert list(finder.places) == list(range(100, 200))
+    assert held_bytes < 100_000
+
+
+def test_an_upload_that_drips_is_ended_and_one_that_flows_is_not() -> None:
+    async def body(part: bytes, count: int) -> int:
+        """One part a second."""
+        parts = iter([part] * count)
+
+        async def receive() -> Message:
+            await asyncio.sleep(1)
+            found = next(parts, b"")
+            return {"type": "http.request", "body": found, "more_body": bool(found)}
+
+        request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+        return sum([len(part) async for part in chunks(request)])
+
+    flowing, seconds = b"x" * MIN_BYTES_PER_S, round(BODY_TIMEOUT_S)
+    with closing(SimLoop(Random(0))) as loop:
+        assert loop.run_until_complete(body(flowing, 2 * seconds)) == 2 * seconds * MIN_BYTES_PER_S
+        assert loop.run_until_complete(body(b"x", seconds - 2)) == seconds - 2
+        with pytest.raises(InvalidRequest, match="bytes a second"):
+            loop.run_until_complete(body(b"x", seconds + 1))
+
+
+async def test_a_line_whose_model_has_no_workers_lets_others_have_its_slot_and_is_given_up_in_the_end() -> None:
+    load = Load(free=100, bound=0, people_waiting=0, lines_waiting=0)
+    slots = Slots(lambda: load, share=1, max_in_flight=1)
+    back = False
+    assert await slots.take(lambda: False)
+    waiting = asyncio.get_running_loop().create_task(slots.without(lambda: back))
+    await until(lambda: slots.in_flight == 0)
+    assert await slots.take(lambda: False)
+    back = True
+    assert not waiting.done()
+    slots.give()
+    await waiting
+    assert slots.in_flight == 1
+    dropped = asyncio.get_running_loop().create_task(slots.without(lambda: False))
+    await until(lambda: slots.in_flight == 0)
+    dropped.cancel()
+    await asyncio.gather(dropped, return_exceptions=True)
+    assert slots.in_flight == 1, "its holder gives it"
+
+
+@pytest.mark.parametrize(("others", "expected_s"), [(True, AWAY_S), (False, 0.0)])
+def test_a_model_counts_as_away_only_while_others_have_workers(others: bool, expected_s: float) -> None:
+    clock = ManualClock()
+    there = {"other"} if others else set()
+    views = {name: WorkerView(name, name, "k", True, True, True, 0, 0, 0) for name in ("mine", "other")}
+    served = Served(lambda: [views[name] for name in sorted(there)], list(views), clock)
+    for _ in range(int(AWAY_S) + 1):
+        found_s = served.away_s("mine")
+        clock.advance_ms(1000)
+    assert found_s == expected_s
+    there.add("mine")
+    clock.advance_ms(1000)
+    assert (served.has("mine"), served.away_s("mine")) == (True, 0.0)
+    there.remove("mine")
+    clock.advance_ms(1000)
+    assert served.away_s("mine") == 0.0
+    clock.advance_ms((FORGET_S + 1) * 1000)
+    assert served.away_s("mine") == 0.0, "nobody knows what was meanwhile"

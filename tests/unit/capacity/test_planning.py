@@ -1,0 +1,140 @@
+"""Plans from inputs, over tables that are given in place of measured ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from libs.capacity.inputs import PlanInput, input_from_json, input_json, input_of_trace
+from libs.capacity.measure import edge, gap_cv, made_trace
+from libs.capacity.planning import PlanAsked, bench_of, plan_capacity, plan_from_json, plan_json, rounded, told_hardware
+from libs.capacity.tables import fingerprint
+from libs.contracts.errors import InvalidRequest
+from libs.demand.history import Mix
+from libs.lab.hardware import resolve
+from libs.lab.slo import parse_slo
+from libs.lab.traces.generate import generate
+from libs.policy.capacity.phase_work import WorkerKind
+from libs.policy.capacity.plan import CapacityPlan
+from libs.policy.capacity.port import wishes
+from libs.policy.forecast.history import DemandHistory
+from libs.policy.speed import Speed
+
+SLO = parse_slo("ttft=2s,tpot=50ms")
+HARDWARE = resolve("llama-3.1-8b", "h100")
+
+
+def daily(days: int = 6) -> PlanInput:
+    """Arrivals with a hump at two in the afternoon."""
+    hours = np.arange(days * 96) / 4 % 24
+    noise = np.exp(np.random.default_rng(1).normal(0, 0.05, len(hours)))
+    requests = (20 + 180 * np.exp(-(((hours - 14) / 3) ** 2))) * noise
+    history = DemandHistory(900.0, 0.0, requests, requests * 1000, requests * 250)
+    kind = WorkerKind(Speed(HARDWARE.profile.step_time, 2048, measured=True), 1, 256, 400_000)
+    return PlanInput(
+        "llama", history, 1.0, Mix(1000.0, 250.0, 0.0, 1.0), np.array([1.0, 1.1]), kind, {"prefill": 4, "decode": 4}
+    )
+
+
+def table_folder(folder: Path, found: PlanInput, asked: PlanAsked) -> Path:
+    """As if the lab had measured 0.6, 1.4 and 3.2 workers' worth of work on 1, 2 and 4."""
+    table = {"workers": [1, 2, 4], "work": [0.6, 1.4, 3.2]}
+    name = fingerprint(rounded(bench_of(found, asked, HARDWARE)))
+    (folder / f"{name}.json").write_text(json.dumps({"prefill": table, "decode": table}))
+    return folder
+
+
+def plan_row(tmp_path: Path, asked: PlanAsked) -> dict[str, Any]:
+    found = daily()
+    planned = plan_capacity(found, asked, HARDWARE, table_folder(tmp_path, found, asked))
+    return plan_json(found, asked, planned, None)
+
+
+def test_the_plan_follows_the_day_and_says_when_what_is_there_runs_short(tmp_path: Path) -> None:
+    row = plan_row(tmp_path, PlanAsked(SLO, 86_400.0, gpu_hour=2.0))
+    gpus = row["pools"]["prefill"]["gpus"]
+    starts = row["starts_unix_s"]
+    hour = [start / 3600 % 24 for start in starts]
+    assert len(gpus) == 96
+    assert 12 <= hour[int(np.argmax(gpus))] <= 16
+    assert gpus[0] < max(gpus)
+    short_h = row["pools"]["prefill"]["runs_short_unix_s"]["p50"] / 3600 % 24
+    assert 8 <= short_h <= 14
+    assert [each["phase"] for each in row["shortages"]] == ["prefill", "decode"]
+    assert row["cost"]["hourly"] == pytest.approx(2 * row["gpu_hours"]["hourly"], abs=0.02)
+    assert row["gpu_hours"]["hourly"] < row["gpu_hours"]["fixed"]
+    json.dumps(row, allow_nan=False)
+
+
+def test_more_traffic_and_longer_prompts_take_more_gpus_of_their_pool(tmp_path: Path) -> None:
+    most = {}
+    for name, asked in {
+        "now": PlanAsked(SLO, 86_400.0),
+        "traffic": PlanAsked(SLO, 86_400.0, traffic=1.5),
+        "isl": PlanAsked(SLO, 86_400.0, isl=2.0),
+    }.items():
+        row = plan_row(tmp_path, asked)
+        most[name] = {phase: row["pools"][phase]["most"] for phase in ("prefill", "decode")}
+    assert most["traffic"]["prefill"] > most["now"]["prefill"]
+    assert most["traffic"]["decode"] > most["now"]["decode"]
+    assert most["isl"]["prefill"] >= 1.8 * most["now"]["prefill"]
+
+
+def test_a_plan_is_the_same_each_time(tmp_path: Path) -> None:
+    assert plan_row(tmp_path, PlanAsked(SLO, 7200.0)) == plan_row(tmp_path, PlanAsked(SLO, 7200.0))
+
+
+def test_a_planner_reads_the_plan_that_the_metrics_service_answers(tmp_path: Path) -> None:
+    row = plan_row(tmp_path, PlanAsked(SLO, 86_400.0, spare=1))
+
+    class Kept:
+        def plan(self, model: str) -> CapacityPlan | None:
+            return plan_from_json(row) if model == "llama" else None
+
+    start_s = float(row["starts_unix_s"][0])
+    now, noon = wishes(Kept(), "llama", start_s, 240.0), wishes(Kept(), "llama", start_s + 13.5 * 3600, 240.0)
+    assert 0 < now["prefill"] < noon["prefill"]
+    assert wishes(Kept(), "another", start_s, 240.0) == {}
+
+
+def test_a_plans_input_survives_json() -> None:
+    found = daily()
+    again = input_from_json(json.loads(json.dumps(input_json(found))))
+    assert again.mix == found.mix
+    assert again.there == found.there
+    assert again.kind == found.kind
+    assert np.allclose(again.history.decode, found.history.decode)
+
+
+def test_a_trace_is_planned_for_with_its_own_lengths_and_bursts() -> None:
+    found = input_of_trace(generate("gamma:rate=20,isl=500,osl=100,seconds=1800,cv=3", seed=1), "llama-3.1-8b")
+    assert found.known
+    assert found.mix.prompt_tokens == pytest.approx(500, rel=0.1)
+    assert found.mix.dispersion > 3
+    assert len(found.history) == 3
+
+
+def test_a_slo_that_not_one_sequence_keeps_is_refused_in_words() -> None:
+    found, asked = daily(), PlanAsked(parse_slo("ttft=2s,tpot=1ms"), 3600.0)
+    with pytest.raises(InvalidRequest, match="cannot be met"):
+        plan_capacity(found, asked, HARDWARE)
+
+
+def test_the_edge_is_found_to_seven_percent_from_either_side() -> None:
+    for start in (0.5, 5.0, 50.0):
+        assert 4.6 <= edge(lambda rate: rate <= 5.0, start) <= 5.0
+    assert edge(lambda rate: False, 5.0) == 0.0
+
+
+def test_arrivals_of_the_lab_are_as_bursty_as_those_measured() -> None:
+    trace = made_trace([(10, 10)], 50.0, gap_cv(4.0), 2000.0, 1)
+    counts = np.bincount([each.arrival_ns // 10**10 for each in trace.requests])
+    assert counts.var() / counts.mean() == pytest.approx(4.0, rel=0.35)
+
+
+def test_hardware_that_workers_told_of_is_as_they_told() -> None:
+    kind = daily().kind
+    assert kind is not None
+    assert told_hardware(kind, "llama").profile.step_time == kind.speed.step_time

@@ -1,0 +1,187 @@
+"""The command line itself, without a suite."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+from libs.cli.chat.ask import Answer, take_line
+from libs.cli.find import find_one_suite
+from libs.cli.main import app
+from libs.cli.role.change import Moved, parse_role, reported
+from libs.cli.tables import BAR_CELLS, PHASES, last_move, phase_bar
+from libs.cli.tune.measure import of_each
+from libs.cli.up.progress import Bars
+from libs.contracts.errors import QueueFull, StartupError
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL, ROLE_STANDBY, Assignment
+from libs.launch.ready import Ready, write_ready
+from libs.worker.admin.client import RoleMove
+
+COMMANDS = (
+    "up", "chat", "workers", "occupancy", "role", "top", "tune prefill", "tune decode", "status", "advice", "alerts",
+    "events", "logs", "down",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [(), *((command,) for command in COMMANDS)])
+def test_help_has_an_example(arguments: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [word for each in arguments for word in each.split()] + ["--help"])
+    assert result.exit_code == 0
+    assert "Example: fulcrum" in result.stdout
+
+
+@pytest.mark.system
+def test_the_command_line_starts_without_loading_what_commands_need() -> None:
+    heavy = ("grpc", "httpx", "torch", "pydantic")
+    code = f"import sys, libs.cli.main; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("command", [("chat", "hi"), ("workers",), ("occupancy",), ("status",), ("events",)])
+def test_without_a_suite_there_is_one_line_that_says_how_to_start_one(command: tuple[str, ...], tmp_path: Path) -> None:
+    run = [sys.executable, "-m", "libs.cli.main", *command, "--json", "--ready", str(tmp_path / "none")]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert "fulcrum up" in done.stderr
+
+
+@given(st.tuples(*[st.integers(0, 10**9)] * len(PHASES)).filter(any))
+def test_a_bar_is_always_full(times_ns: tuple[int, ...]) -> None:
+    total_ns = sum(times_ns)
+    figures = {phase: time_ns / total_ns for phase, time_ns in zip(PHASES, times_ns, strict=True)}
+    assert len(phase_bar(figures).plain) == BAR_CELLS
+
+
+def test_a_bar_can_be_read_without_colours() -> None:
+    assert len(set(phase_bar(dict.fromkeys(PHASES, 1 / len(PHASES))).plain)) == len(PHASES)
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_process_has_its_tick_when_it_is_ready_and_not_when_its_last_stage_is_done(*, ready: bool) -> None:
+    screen = io.StringIO()
+    bars = Bars(Console(file=screen, force_terminal=True, width=80))
+    bars.progress("prefill-1", "warming up", 1.0)
+    if ready:
+        bars.ready("prefill-1", "127.0.0.1:1")
+    bars.finish()
+    assert ("✓" in screen.getvalue()) is ready
+
+
+def test_a_worker_without_telemetry_has_no_bar() -> None:
+    assert "no telemetry" in phase_bar(dict.fromkeys(PHASES)).plain
+
+
+def test_an_answer_is_put_together_from_its_chunks() -> None:
+    chunks = [
+        {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+        {"choices": [{"delta": {"content": "Par"}}]},
+        {"choices": [{"delta": {"content": "is"}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}},
+        {"choices": [], "fulcrum": {"prefill_worker": "p", "decode_worker": "d", "ttft_ms": 90.0, "tpot_ms": None}},
+    ]
+    answer = Answer()
+    pieces = [take_line(f"data: {json.dumps(chunk)}", answer) for chunk in chunks]
+    assert [*pieces, take_line("data: [DONE]", answer), take_line("", answer)] == ["", "Par", "is", "", "", "", ""]
+    assert answer.to_json() == {
+        "text": "Paris",
+        "finish_reason": "stop",
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2},
+        "ttft_s": 0.09,
+        "tpot_s": None,
+        "prefill_worker": "p",
+        "decode_worker": "d",
+    }
+    assert answer.served_by() == "p → d, first token after 90 ms, 3 + 2 tokens"
+
+
+def test_an_error_in_mid_stream_is_told() -> None:
+    with pytest.raises(StartupError, match="worker gone"):
+        take_line('data: {"error": {"message": "worker gone"}}', Answer())
+
+
+def test_roles_are_named_with_or_without_a_budget() -> None:
+    assert parse_role("prefill") == (ROLE_PREFILL, 0)
+    assert parse_role("decode") == (ROLE_MIXED, 0)
+    assert parse_role("mixed:64") == (ROLE_MIXED, 64)
+    assert parse_role("mixed")[1] > 0
+    assert parse_role("standby") == (ROLE_STANDBY, 0)
+
+
+@pytest.mark.parametrize("text", ["", "both", "prefill:64", "mixed:", "mixed:many", "mixed:-1", "mixed:²"])
+def test_a_bad_role_says_what_is_allowed(text: str) -> None:
+    with pytest.raises(StartupError, match="prefill, decode, mixed"):
+        parse_role(text)
+    for budget in ("0", "1000001", "9" * 30):
+        with pytest.raises(StartupError, match="1 to 1000000"):
+            parse_role(f"mixed:{budget}")
+
+
+def test_of_several_suites_one_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULCRUM_CACHE", str(tmp_path))
+    for port in (8000, 9000):
+        assert find_one_suite(None).pid == (os.getpid() if port == 9000 else 0)
+        urls = dict.fromkeys(("gateway", "planner", "metrics"), f"http://127.0.0.1:{port}")
+        rest = dict.fromkeys(("token", "kafka", "redis", "cluster", "model", "engine"), "x")
+        file = tmp_path / "suites" / f"{port}.json"
+        write_ready(file, Ready(gateways=(urls["gateway"],), pid=os.getpid(), **urls, **rest))
+    with pytest.raises(StartupError, match=r"2 suites run here: name one with --ready FILE, of .*9000.json"):
+        find_one_suite(None)
+    assert find_one_suite(file).gateway.endswith(":9000")
+
+
+def test_the_last_move_is_told_by_its_age() -> None:
+    for age_s, said in ((0, "0.0 s ago"), (59, "59 s ago"), (61, "1 min ago"), (7300, "2 h ago"), (200_000, "2 d ago")):
+        moved = {"moved_unix_ns": 10**18, "moved_by": "somebody"}
+        assert str(last_move(moved, 10**18 + age_s * 10**9)) == f"{said}, somebody"
+    assert str(last_move({"moved_unix_ns": 0}, 1)) == "–"
+
+
+def test_one_workers_error_leaves_the_figures_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    def ask(worker: dict[str, Any]) -> dict[str, Any]:
+        if worker["id"] == "two":
+            raise QueueFull("two: another measurement runs")
+        return {"worker": worker["id"], "chunk_tokens": 96}
+
+    workers = [{"id": "one"}, {"id": "two"}, {"id": "three"}]
+    found, failed = of_each(workers, ask, None)
+    assert [each["worker"] for each in found] == ["one", "three"]
+    assert failed == ["two: another measurement runs"]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert [each.get("error") for each in json.loads(line)] == [None, "two: another measurement runs", None]
+    told: list[dict[str, Any]] = []
+    assert of_each(workers, ask, told.append) == (told, failed)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("first_step_s", "there", "says"),
+    [
+        (0.0123, 3, "The first step of its kind ended after 12.3 ms."),
+        (None, 0, "No step of its kind ended within 0.5 s: nothing was there to do."),
+        (None, 8, "No step of its kind ended within 0.5 s: 8 sequences are there, of the old role or not begun."),
+    ],
+)
+def test_why_no_step_came_after_a_move_is_told_as_it_is(first_step_s: float | None, there: int, says: str) -> None:
+    assignment = Assignment(role=ROLE_PREFILL, epoch=2)
+    move = RoleMove(assignment, effect_s=0.002, call_s=0.001, gateways_behind=0, running=8)
+    moved = Moved("decode-1", assignment, move, first_step_s, there)
+    assert reported(moved, 0.5).splitlines()[-1] == says
+
+
+def test_a_worker_that_has_the_role_already_is_unchanged() -> None:
+    assert reported(Moved("gpu-1", Assignment(role=ROLE_PREFILL, epoch=7)), 2.0) == (
+        "gpu-1 is prefill already: unchanged, epoch 7."
+    )

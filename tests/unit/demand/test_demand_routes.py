@@ -1,0 +1,128 @@
+"""Demand and forecasts over REST, from a gateway's records to answers."""
+
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from libs.bus.port import Record
+from libs.contracts.topics import DEMAND
+from libs.demand.counts import Counts, DemandKey
+from libs.demand.wire import totals_message
+from libs.runtime.web import make_web_app
+from libs.telemetry.worker.split import prefill_shares
+from libs.testing.clock import ManualClock
+from services.metrics.alerts.evaluator import AlertEvaluator
+from services.metrics.demand.api import IMPORTED, BroughtHistory, brought_rows
+from services.metrics.demand.keeping import DemandKeeper
+from services.metrics.demand.run import Demand, open_demand
+from services.metrics.prometheus import RequestMetrics
+from services.metrics.settings import MetricsSettings
+from services.metrics.state import MetricsState
+
+MINUTE_NS = 60_000_000_000
+KEY = DemandKey("m", "online", "acme")
+
+
+class Rig:
+    """A demand part with its routes."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        settings = MetricsSettings(token="secret")
+        registry = CollectorRegistry()
+        state = MetricsState(prefill_shares, RequestMetrics(registry))
+        desk = AlertEvaluator(state, settings.alert_limits(), lag_ns=0)
+        self.demand: Demand = open_demand(None, settings, state, desk, self.clock)
+        self.app = make_web_app("test", "", not_ready=lambda: None, metrics=registry)
+        for router in self.demand.routers():
+            self.app.include_router(router)
+
+    @property
+    def keeper(self) -> DemandKeeper:
+        return self.demand.keeper
+
+    def tell(self, at_ns: int, **counts: int) -> None:
+        """A gateway's record."""
+        began_ns = 1_795_000_000 * 10**9
+        message = totals_message(("g", began_ns), at_ns, {KEY: Counts(**counts)})
+        self.keeper.take(Record(DEMAND, "g", message, 0, 0), at_ns)
+
+    async def get(self, path: str, **params: str) -> httpx.Response:
+        """Ask."""
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://m") as client:
+            return await client.get(path, params=params)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+async def test_what_gateways_say_is_answered_by_the_minute_exactly(rig: Rig) -> None:
+    now_ns = rig.clock.now_ns()
+    start_ns = 1_795_000_000 * 10**9 // MINUTE_NS * MINUTE_NS
+    rig.clock.advance_ms((start_ns + 30 * MINUTE_NS - now_ns) / 1e6)
+    for minute in range(1, 30):
+        rig.tell(start_ns + minute * MINUTE_NS, requests=minute * 10, known_requests=minute * 10, prompt_tokens=minute)
+    found = (await rig.get("/v1/demand", span="1h", model="m")).json()
+    assert sum(found["series"][0]["requests"]) == 290
+    assert found["series"][0]["tenant"] == "acme"
+    assert sum(found["heard"]) >= 28
+
+
+async def test_without_any_demand_a_forecast_says_what_to_do(rig: Rig) -> None:
+    answer = await rig.get("/v1/forecast")
+    assert answer.status_code == 400
+    assert "fulcrum forecast import" in answer.json()["error"]["message"]
+
+
+async def test_a_record_from_a_clock_far_ahead_is_left_out(rig: Rig) -> None:
+    future = totals_message(("g", 1), rig.clock.now_ns() + 10**15, {KEY: Counts(requests=5)})
+    rig.keeper.take(Record(DEMAND, "g", future, 0, 0), rig.clock.now_ns())
+    assert (await rig.get("/v1/demand")).json()["series"] == []
+
+
+async def test_history_is_brought_with_the_token_only_and_then_there_is_a_forecast(rig: Rig) -> None:
+    now_s = rig.clock.now_ns() / 1e9
+    body: dict[str, Any] = {
+        "model": "m", "start_unix_s": now_s - 86_400, "step_s": 600,
+        **{name: [10.0] * 144 for name in ("requests_per_s", "prefill_tokens_per_s", "decode_tokens_per_s")},
+    }  # fmt: skip
+    transport = httpx.ASGITransport(rig.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://m") as client:
+        assert (await client.post("/v1/demand", json=body)).status_code == 401
+        taken = await client.post("/v1/demand", json=body, headers={"authorization": "Bearer secret"})
+    assert taken.json()["taken"] >= 1439
+    found = (await rig.get("/v1/forecast", horizon="6h")).json()
+    assert found["little_history"]
+    assert found["series"]["requests"]["p50"][0] == pytest.approx(10, rel=0.05)
+    assert len(found["starts_unix_s"]) == 24
+
+
+def test_rates_brought_add_up_to_the_whole_in_whole_numbers() -> None:
+    history = BroughtHistory(
+        model="m", start_unix_s=600, step_s=600, requests_per_s=[0.333, None, 1.0],
+        prefill_tokens_per_s=[10.1, 5.0, 0.0], decode_tokens_per_s=[1.0, 2.0, 3.0],
+    )  # fmt: skip
+    rows = brought_rows(history, MINUTE_NS)
+    key = DemandKey("m", IMPORTED, IMPORTED)
+    assert sorted(rows) == [*range(10, 20), *range(30, 40)]
+    assert sum(row[key].requests for row in rows.values()) in (799, 800)
+    assert sum(row[key].prompt_tokens for row in rows.values()) in (6059, 6060)
+
+
+@pytest.mark.parametrize("span", ["", "h", "²h", "-1h", "0h", "1y", "99999999999h", "1.2.3h"])
+async def test_a_span_that_is_none_is_refused_in_words(rig: Rig, span: str) -> None:
+    for path, name in (("/v1/demand", "span"), ("/v1/forecast", "horizon"), ("/v1/capacity", "horizon")):
+        answer = await rig.get(path, **{name: span})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"]
+
+
+async def test_a_plan_without_demand_says_what_to_do(rig: Rig) -> None:
+    for path in ("/v1/capacity", "/v1/capacity/input"):
+        assert "fulcrum forecast import" in (await rig.get(path)).json()["error"]["message"]
+    assert (await rig.get("/v1/capacity/plans")).json() == []

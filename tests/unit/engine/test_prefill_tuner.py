@@ -1,0 +1,381 @@
+"""How a prefill worker comes by its chunk size, on an engine whose steps take exactly as long as its model says."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from libs.contracts.errors import QueueFull
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, ROLE_PREFILL
+from libs.engine.config import EngineConfig
+from libs.engine.local import LocalEngine
+from libs.engine.port import Capabilities, EngineEvent, EngineIdentity, EngineRequest, Phase, Progress, SamplingParams
+from libs.engine.runner import Batch, Sampled
+from libs.engine.sim.runner import SimRunner
+from libs.model.info import load_model_info
+from libs.perfmodel.priors import prior_step_time
+from libs.perfmodel.profiles import profile
+from libs.policy.worker.saturation import (
+    GROWTH,
+    KNEE,
+    MOST_TOKENS,
+    Point,
+    PrefillCurve,
+    Saturation,
+    knee_of,
+    trial_work,
+)
+from libs.policy.worker.slack import MAX_STEP_NS
+from libs.stores.steps.port import StepTimeKey
+from libs.testing.engines.engine import DirectFetcher
+from libs.testing.workers.hosts import RecordingStepTimes
+from libs.worker.telemetry.step_times import StepTimes, step_time_key
+from libs.worker.tuning.chunk import AGAIN, LOOK_S, WAIT_S, PrefillTuner
+from libs.worker.tuning.measurement import LEASE_S
+from load.chaos.cluster import SimClock
+from load.chaos.loop import SimLoop
+
+PROFILE = "llama3.1-8b-h200-aic"
+TRUE = profile(PROFILE).step_time
+CONFIG = EngineConfig(None, "sim", sim_profile=PROFILE)
+MS = 1_000_000
+CURVE = PrefillCurve(Saturation(208, 1000.0, (Point(208, 1000.0, 1000.0),), TRUE), 1)
+
+
+class HeldUp(SimRunner):
+    """Prompt steps of a size that are held up once each, the first one and others in turn."""
+
+    def __init__(self, config: EngineConfig, tokens: int, held_up: frozenset[int]) -> None:
+        super().__init__(config)
+        self._size = tokens
+        self._held_up = held_up
+        self._seen = 0
+
+    async def run(self, batch: Batch) -> dict[int, Sampled]:
+        """100 times as long where it is held up."""
+        if batch.work.prefill_tokens == self._size:
+            self._seen += 1
+            if self._seen in self._held_up:
+                await asyncio.sleep(TRUE.prefill_ns(batch.work) / 1e9 * 99)
+        return await super().run(batch)
+
+
+class Beside(SimRunner):
+    """A device whose steps others hold up, each by another share, for its first so many seconds."""
+
+    def __init__(self, config: EngineConfig, until_s: float) -> None:
+        super().__init__(config)
+        self._until_s = until_s
+        self._random = Random(1)
+
+    async def run(self, batch: Batch) -> dict[int, Sampled]:
+        """Up to three times as long."""
+        if asyncio.get_running_loop().time() < self._until_s:
+            await asyncio.sleep(TRUE.prefill_ns(batch.work) / 1e9 * 2 * self._random.random())
+        return await super().run(batch)
+
+
+class Wide(SimRunner):
+    """Another variant of the same device."""
+
+    async def load(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
+        """As of four GPUs."""
+        return replace(await super().load(identity, progress), variant="tp4")
+
+
+@dataclass
+class Worker:
+    """What of a worker its tuner stands on."""
+
+    engine: LocalEngine
+    tuner: PrefillTuner
+    store: RecordingStepTimes
+    key: StepTimeKey
+    events: list[EngineEvent]
+
+    @property
+    def trials(self) -> list[int]:
+        """Prompt tokens of the steps so far."""
+        steps = [event.step for event in self.events if event.step and event.step.end_unix_ns]
+        return [step.prefill_tokens for step in steps if step.prefill_tokens and not step.decode_sequences]
+
+
+@asynccontextmanager
+async def worker(
+    store: RecordingStepTimes | None = None, runner: SimRunner | None = None, *, kv_memory_mb: int = 0
+) -> AsyncIterator[Worker]:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop)
+    store, clock = store or RecordingStepTimes(), SimClock(loop)
+    config = replace(CONFIG, sim_kv_memory_mb=kv_memory_mb)
+    engine = LocalEngine(runner or SimRunner(config), config, clock)
+    await engine.start(EngineIdentity("w", 1, ""), DirectFetcher(), lambda _stage, _fraction: None)
+    key = step_time_key(engine, load_model_info("builtin:sim"))
+    step_times = StepTimes(store, key, prior_step_time("sim", engine.device).scaled(5))
+    step_times.on_change(engine.set_step_time)
+    events: list[EngineEvent] = []
+
+    async def read() -> None:
+        async for event in engine.events():
+            events.append(event)
+            step_times.on_event(event)
+
+    reading = asyncio.create_task(read())
+    try:
+        yield Worker(engine, PrefillTuner(engine, step_times, clock, lambda _tokens: None), store, key, events)
+    finally:
+        await engine.close()
+        await reading
+
+
+def virtual(work: Callable[[], Awaitable[None]]) -> float:
+    """Run it on a loop whose timers are exact and on which computing takes no time; the seconds that it took."""
+    loop = SimLoop(Random(0))
+    try:
+        loop.run_until_complete(work())
+        return loop.time()
+    finally:
+        loop.close()
+
+
+def saturates(chunk_tokens: int) -> bool:
+    """Whether it is the knee, or next to it."""
+    exact, plateau = knee_of(TRUE, MOST_TOKENS)
+    rate = chunk_tokens / TRUE.prefill_ns(trial_work(chunk_tokens)) * 1e9
+    return rate >= (KNEE - 0.01) * plateau and chunk_tokens <= GROWTH * exact
+
+
+def test_the_first_worker_finds_the_knee_and_keeps_its_curve() -> None:
+    async def work() -> None:
+        async with worker() as first:
+            await first.tuner.settle(ROLE_PREFILL)
+            assert saturates(first.tuner.chunk_tokens), first.tuner.chunk_tokens
+            kept = first.store.curves[first.key].saturation
+            assert kept.chunk_tokens == first.tuner.chunk_tokens and kept.curve[-1].tokens == MOST_TOKENS
+            assert not first.store.claimed
+
+    virtual(work)
+
+
+def test_of_workers_that_start_together_one_measures_and_the_others_take_its_curve() -> None:
+    async def work() -> None:
+        store = RecordingStepTimes()
+        async with worker(store) as one, worker(store) as two, worker(store) as three:
+            together = (one, two, three)
+            await asyncio.gather(*(each.tuner.settle(ROLE_PREFILL) for each in together))
+            assert [bool(each.trials) for each in together] == [True, False, False]
+            assert {each.tuner.chunk_tokens for each in together} == {store.curves[one.key].saturation.chunk_tokens}
+
+    virtual(work)
+
+
+def test_whoever_waits_for_one_that_never_ends_goes_on_and_takes_over_what_comes_later() -> None:
+    async def work() -> None:
+        async with worker() as late:
+            late.store.claimed.add(late.key)
+            with capture_logs() as logs:
+                await late.tuner.settle(ROLE_PREFILL)
+            assert any("measuring for too long" in entry.get("reason", "") for entry in logs)
+            assert (late.tuner.chunk_tokens, late.trials) == (512, [])
+            late.store.curves[late.key] = CURVE
+            await asyncio.wait_for(late.tuner.run(), LOOK_S + 1)
+            assert late.tuner.chunk_tokens == 208
+
+    assert WAIT_S <= virtual(work) < WAIT_S + LOOK_S + 2
+    assert LEASE_S < WAIT_S, "what a dead one has claimed is free before others give up"
+
+
+@pytest.mark.parametrize("width", [SimRunner, Wide])
+def test_a_curve_is_taken_over_by_equal_workers_only(width: type[SimRunner]) -> None:
+    async def work() -> None:
+        store = RecordingStepTimes()
+        store.curves[StepTimeKey("sim", "sim@builtin-sim-1", f"sim:{PROFILE}", "")] = CURVE
+        async with worker(store, width(CONFIG)) as other:
+            await other.tuner.settle(ROLE_PREFILL)
+            assert (other.tuner.chunk_tokens == 208) == (width is SimRunner)
+
+    virtual(work)
+
+
+def test_a_curve_that_ends_before_its_plateau_is_applied_here_and_kept_for_nobody() -> None:
+    async def work() -> None:
+        async with worker() as busy:
+            found = await busy.tuner.tune(most_tokens=256)
+            assert found is not None and found.truncated
+            assert busy.tuner.chunk_tokens == found.chunk_tokens <= 256
+            assert busy.store.curves == {}
+            whole = await busy.tuner.tune()
+            assert whole is not None and not whole.truncated
+            assert busy.store.curves[busy.key] == whole.curve
+
+    virtual(work)
+
+
+def test_a_curve_measured_beside_others_is_measured_again_when_they_have_gone() -> None:
+    async def work() -> None:
+        store = RecordingStepTimes()
+        async with worker(store, Beside(CONFIG, LOOK_S)) as early, worker(store) as late:
+            await early.tuner.settle(ROLE_PREFILL)
+            first = store.curves[early.key]
+            assert not first.saturation.is_steady
+            await late.tuner.settle(ROLE_PREFILL)
+            assert late.tuner.chunk_tokens == first.saturation.chunk_tokens and late.trials == [], "nobody waits for it"
+            await asyncio.wait_for(early.tuner.run(), 3 * LOOK_S)
+            second = store.curves[early.key].saturation
+            assert second.is_steady and saturates(second.chunk_tokens)
+            assert second.plateau_tokens_per_s > 1.2 * first.saturation.plateau_tokens_per_s
+            await asyncio.wait_for(late.tuner.run(), 3 * LOOK_S)
+            assert late.tuner.chunk_tokens == early.tuner.chunk_tokens == second.chunk_tokens
+
+    virtual(work)
+
+
+def test_a_worker_that_is_always_held_up_measures_again_a_few_times_and_goes_on() -> None:
+    async def work() -> None:
+        async with worker(runner=Beside(CONFIG, 1e9)) as unlucky:
+            await unlucky.tuner.settle(ROLE_PREFILL)
+            once = len(unlucky.trials)
+            await asyncio.wait_for(unlucky.tuner.run(), (AGAIN + 1) * (LOOK_S + 20))
+            assert once < len(unlucky.trials) <= (AGAIN + 1) * once
+
+    virtual(work)
+
+
+def test_nothing_is_measured_again_while_prompts_run() -> None:
+    async def work() -> None:
+        async with worker(runner=Beside(CONFIG, 1e9)) as busy:
+            await busy.tuner.settle(ROLE_PREFILL)
+            once = len(busy.trials)
+            prompt = np.ones(8, np.int32)
+            busy.engine.submit(EngineRequest(1, "r", Phase.BOTH, prompt, 8, 9000, SamplingParams()))
+            running = asyncio.create_task(busy.tuner.run())
+            await asyncio.sleep(LOOK_S + 5)
+            assert busy.engine.load().running and len(busy.trials) == once + 1, "the prompt's own step"
+            running.cancel()
+
+    virtual(work)
+
+
+def test_whoever_is_asked_to_measure_waits_for_the_turn_of_its_kind() -> None:
+    async def work() -> None:
+        store = RecordingStepTimes()
+        async with worker(store) as one, worker(store) as two:
+            together = await asyncio.gather(one.tuner.tune(), two.tuner.tune())
+            assert all(together) and not store.claimed
+            spans = [
+                (steps[0].start_unix_ns, steps[-1].end_unix_ns)
+                for each in (one, two)
+                if (steps := [event.step for event in each.events if event.step])
+            ]
+            (_, end_ns), (begin_ns, _) = sorted(spans)
+            assert end_ns <= begin_ns, "two that measure at once would measure each other"
+            store.claimed.add(one.key)
+            with pytest.raises(QueueFull, match="another worker of this kind measures"):
+                await one.tuner.tune()
+
+    virtual(work)
+
+
+def test_a_worker_without_room_at_its_start_takes_over_what_one_with_room_finds_later() -> None:
+    async def work() -> None:
+        async with worker(kv_memory_mb=128) as small:
+            await small.tuner.settle(ROLE_PREFILL)
+            assert small.trials and max(small.trials) < 1024 and small.store.curves == {}
+            small.store.curves[small.key] = CURVE
+            await asyncio.wait_for(small.tuner.run(), LOOK_S)
+            assert small.tuner.chunk_tokens == 208
+
+    virtual(work)
+
+
+@pytest.mark.parametrize("held_up", [{1}, {1, 2}, {1, 3, 4}])
+def test_steps_that_are_held_up_do_not_keep_a_worker_from_measuring(held_up: set[int]) -> None:
+    async def work() -> None:
+        async with worker(runner=HeldUp(CONFIG, 64, frozenset(held_up))) as unlucky:
+            await unlucky.tuner.settle(ROLE_PREFILL)
+            assert saturates(unlucky.tuner.chunk_tokens), unlucky.tuner.chunk_tokens
+
+    virtual(work)
+
+
+class Slow(RecordingStepTimes):
+    """Curves come late."""
+
+    async def load_curve(self, key: StepTimeKey) -> PrefillCurve | None:
+        """After a second."""
+        await asyncio.sleep(1)
+        return await super().load_curve(key)
+
+
+def test_a_size_that_is_named_meanwhile_is_not_overwritten() -> None:
+    async def work() -> None:
+        async with worker(Slow()) as named:
+            named.store.curves[named.key] = CURVE
+            taking = asyncio.create_task(named.tuner.run())
+            named.tuner.role_is(ROLE_PREFILL)
+            await asyncio.sleep(0.5)
+            named.tuner.set(96)
+            await taking
+            assert named.tuner.chunk_tokens == 96
+
+    virtual(work)
+
+
+def test_no_size_is_named_while_a_measurement_would_overwrite_it() -> None:
+    async def work() -> None:
+        async with worker() as measuring:
+            tuning = asyncio.create_task(measuring.tuner.tune())
+            await asyncio.sleep(0.01)
+            with pytest.raises(QueueFull, match="when it has ended"):
+                measuring.tuner.set(96)
+            await tuning
+            assert measuring.tuner.set(96).chunk_tokens == measuring.tuner.chunk_tokens == 96
+
+    virtual(work)
+
+
+def test_a_worker_in_another_role_takes_nothing_over() -> None:
+    async def work() -> None:
+        async with worker() as decodes:
+            decodes.store.curves[decodes.key] = CURVE
+            await decodes.tuner.settle(ROLE_MIXED)
+            running = asyncio.create_task(decodes.tuner.run())
+            decodes.tuner.role_is(ROLE_MIXED)
+            await asyncio.sleep(2 * LOOK_S)
+            assert decodes.tuner.chunk_tokens == 512
+            decodes.tuner.role_is(ROLE_PREFILL)
+            await running
+            assert decodes.tuner.chunk_tokens == 208
+
+    virtual(work)
+
+
+@pytest.mark.parametrize("tpot_ms", [0, 100])
+def test_measuring_keeps_no_stream_waiting_beyond_its_target(tpot_ms: int) -> None:
+    async def work() -> None:
+        async with worker(runner=SimRunner(replace(CONFIG, sim_speedup=1 / 5))) as busy:
+            busy.engine.set_step_time(TRUE.scaled(5))
+            prompt = np.ones(8, np.int32)
+            busy.engine.submit(
+                EngineRequest(1, "r", Phase.BOTH, prompt, 8, 300, SamplingParams(), tpot_target_ns=tpot_ms * MS)
+            )
+            while not busy.events:
+                await asyncio.sleep(0.001)
+            await busy.tuner.tune(apply=False)
+            while busy.engine.load().running:
+                await asyncio.sleep(0.01)
+            came = [e.step.end_unix_ns for e in busy.events for o in e.outputs if e.step and o.token_ids]
+            assert busy.trials and len(came) > 100
+            if tpot_ms:
+                late = [when - came[0] - tpot_ms * MS * number for number, when in enumerate(came)]
+                assert max(late) <= MS, "every token comes on its line"
+            else:
+                assert max(later - when for when, later in pairwise(came)) <= MAX_STEP_NS
+
+    virtual(work)

@@ -1,0 +1,268 @@
+"""Bodies: what is taken, and which field an error names."""
+
+import json
+from typing import Any
+
+import pytest
+
+from libs.contracts.errors import InvalidRequest, UnsupportedField
+from services.gateway.prompt.parse import Asked, parse_chat, parse_completion
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TEXT: dict[str, Any] = {"model": "m", "prompt": "hi"}
+TEXT_PART = {"type": "text", "text": "hi"}
+
+
+def chat(**change: Any) -> Asked:
+    return parse_chat(json.dumps({**CHAT, **change}).encode())
+
+
+def completion(**change: Any) -> Asked:
+    return parse_completion(json.dumps({**TEXT, **change}).encode())
+
+
+BAD_CHAT = [
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "1"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"n": 1.5}, "n"),
+    ({"n": True}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -5}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"stop": ["a"] * 5}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", ""]}, "stop[1]"),
+    ({"stop": "a" * 1000}, "stop"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ({"logprobs": 3}, "logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"five": 1}}, "logit_bias"),
+    ({"logit_bias": {"-5": 1}}, "logit_bias"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"metadata": {"a": 1}}, "metadata"),
+    ({"model": None}, "model"),
+    ({"model": 5}, "model"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [3]}, "messages[0]"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+]
+
+
+@pytest.mark.parametrize(("change", "param"), BAD_CHAT, ids=lambda value: str(value)[:60])
+def test_a_bad_value_is_refused_by_its_field(change: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**change)
+    assert caught.value.param == param
+
+
+UNSERVED = [
+    {"tools": [{"type": "function"}]},
+    {"tool_choice": "required"},
+    {"response_format": {"type": "json_object"}},
+    {"functions": [{}]},
+    {"modalities": ["text", "audio"]},
+    {"audio": {}},
+    {"prediction": {}},
+    {"reasoning_effort": "high"},
+    {"web_search_options": {}},
+    {"store": True},
+    {"best_of": 2},
+    {"best_of": True},
+    {"no_such_field": 1},
+]
+
+
+@pytest.mark.parametrize("change", UNSERVED, ids=str)
+def test_a_field_that_is_not_served_is_refused_by_name(change: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedField) as caught:
+        chat(**change)
+    assert [caught.value.param] == list(change)
+    assert caught.value.code == "unsupported_field"
+
+
+HARMLESS = [
+    {"tools": None, "tool_choice": None, "response_format": None, "audio": None, "no_such_field": None},
+    {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+    {"response_format": {"type": "text"}, "modalities": ["text"]},
+    {"stream": True, "stream_options": {"continuous_usage_stats": False}},
+    {"store": False, "service_tier": "auto", "user": "u", "metadata": {"a": "b"}},
+    {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
+    {"temperature": None, "n": None, "stop": None, "logit_bias": None, "max_tokens": None, "seed": None},
+]
+
+
+@pytest.mark.parametrize("change", HARMLESS, ids=str)
+def test_a_field_that_asks_for_nothing_is_accepted(change: dict[str, Any]) -> None:
+    assert chat(**change).n == 1
+
+
+def test_an_answers_message_can_be_sent_back_as_the_client_library_dumps_it() -> None:
+    dumped = {
+        "role": "assistant", "content": "hello", "refusal": None, "annotations": [], "audio": None,
+        "function_call": None, "tool_calls": None,
+    }  # fmt: skip
+    asked = chat(messages=[*CHAT["messages"], dumped])
+    assert asked.messages[1] == {"role": "assistant", "content": "hello"}
+    with pytest.raises(UnsupportedField) as caught:
+        chat(messages=[{**dumped, "tool_calls": [{}]}])
+    assert caught.value.param == "messages[0].tool_calls"
+
+
+def test_defaults_are_those_of_openai() -> None:
+    asked = chat()
+    assert not asked.continuous_usage
+    assert (asked.sampling.temperature, asked.sampling.top_p, asked.sampling.top_k) == (1, 1, 0)
+    assert (asked.n, asked.max_tokens, asked.seed, asked.stream) == (1, None, None, False)
+    assert completion().max_tokens == 16
+
+
+def test_text_parts_are_joined_and_developer_means_system() -> None:
+    asked = chat(messages=[{"role": "developer", "content": [TEXT_PART, TEXT_PART]}, {"role": "user", "content": ""}])
+    assert asked.messages == ({"role": "system", "content": "hihi"}, {"role": "user", "content": ""})
+
+
+def test_sampling_is_passed_on() -> None:
+    asked = chat(temperature=0, top_k=-1, logprobs=True, top_logprobs=3, logit_bias={"7": -100}, ignore_eos=True)
+    assert (asked.sampling.temperature, asked.sampling.top_k) == (0, 0)
+    assert (asked.sampling.logprobs, asked.sampling.top_logprobs) == (True, 3)
+    assert dict(asked.sampling.logit_bias) == {7: -100}
+    assert asked.sampling.ignore_eos
+    assert completion(logprobs=0).sampling.logprobs
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("hi", ("hi",)), (["a", "b"], ("a", "b")), ([1, 2], ([1, 2],)), ([[1], [2, 3]], ([1], [2, 3]))],
+    ids=str,
+)
+def test_prompts_come_as_text_and_tokens(prompt: Any, prompts: tuple[Any, ...]) -> None:
+    assert completion(prompt=prompt).prompts == prompts
+
+
+@pytest.mark.parametrize("prompt", [[], [1, "a"], 5, None, [1.5], {}], ids=str)
+def test_other_prompts_are_refused(prompt: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        completion(prompt=prompt)
+    assert str(caught.value.param).startswith("prompt")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"", "body"),
+        (b"{", "body"),
+        (b"[]", "body"),
+        (b"null", "body"),
+        (b'{"model":"m"}', "messages"),
+        (b'{"messages":[{"role":"user","content":"x"}]}', "model"),
+        (b'{"model":"\xff\xfe"}', "body"),
+        (b"[" * 200_000, "body"),
+        (b'{"tools":' + b"[" * 200_000, "tools"),
+        (b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}', "body"),
+        (b'{"model":"m","messages":[{"role":"user","content":"x"}],"temperature":NaN}', "temperature"),
+        (b'{"model":"m","messages":[{"role":"user","content":"x"}],"top_p":-Infinity}', "top_p"),
+        (b'{"model":"m","messages":[{"role":"user","content":"x"}],"seed":1e999}', "seed"),
+        (b'{"model": 1, "us\xffer": "x"}', "model"),
+        (b'"\xff"', "body"),
+        (b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": 1e999}', "temperature"),
+        (
+            b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "logit_bias": {"1": 2, "5": NaN}}',
+            "logit_bias",
+        ),
+        (b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "": 1}', "body"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_body_that_is_no_request_is_refused(body: bytes, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(body)
+    assert caught.value.param == param
+
+
+def refusal(body: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(body if isinstance(body, bytes) else json.dumps({**CHAT, **body}).encode())
+    return caught.value
+
+
+def said(content: Any, role: str = "user") -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content}]}
+
+
+WORDS = [
+    ({"logit_bias": {"1": 2, "abc": 1}}, ["logit_bias: 'abc' is no token id"]),
+    ({"logit_bias": {"1": 2, "5": 101}}, ["logit_bias['5']", "100"]),
+    ({"logit_bias": {"1": 2, "5": None}}, ["logit_bias['5']", "null"]),
+    ({"metadata": {"a": "b", "c": 1}}, ["metadata['c']"]),
+    (said("x", "tool"), ["'tool' is not served", "system, developer, user, assistant"]),
+    (said("x", "function"), ["'function' is not served"]),
+    (said("x", "wizard"), ["'wizard' is not known", "system, developer, user, assistant"]),
+    (said([{"type": "image_url", "image_url": {}}]), ["'image_url' is not served", "served is text"]),
+    (said([{"type": "input_audio"}]), ["'input_audio' is not served"]),
+    (said([{"type": "file"}]), ["'file' is not served"]),
+    (said([{"type": "refusal", "refusal": "no"}], "assistant"), ["'refusal' is not served"]),
+    (said([{"type": "smell"}]), ["'smell' is not known", "text"]),
+    (b"", ["the body is empty"]),
+    (b" \r\n", ["the body is empty"]),
+    (b'{"model":"\\ud800"}', ["surrogate"]),
+    (b'{"model":"\\ud83dx"}', ["surrogate"]),
+    (b'{"model":"\\uDC00 \\ud83d\\ude00"}', ["surrogate"]),
+    (b'{"model":"\\\\ud800', ["not JSON"]),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), WORDS, ids=lambda value: str(value)[:60])
+def test_a_refusal_says_what_is_wrong_and_what_is_allowed(body: Any, words: list[str]) -> None:
+    error = refusal(body)
+    for word in words:
+        assert word in error.message
+    assert ("is not served" in error.message) == isinstance(error, UnsupportedField)
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {LONG: 1},
+        {"logit_bias": {LONG: 1}},
+        {"logit_bias": {"1" * 9: 1, LONG: 1000}},
+        {"metadata": {LONG: 1}},
+        {"stream": True, "stream_options": {LONG: 1}},
+        {"messages": [{"role": LONG, "content": "x"}]},
+        {"messages": [{"role": "user", "content": "x", LONG: 1}]},
+        {"messages": [{"role": "user", "content": [{"type": LONG}]}]},
+        {"stop": LONG},
+        {"user": LONG},
+    ],
+    ids=lambda body: str(body)[:40],
+)
+def test_a_refusal_is_short_however_long_what_it_refuses(body: dict[str, Any]) -> None:
+    error = refusal(body)
+    assert len(error.message) < 500
+    assert len(str(error.param)) < 200

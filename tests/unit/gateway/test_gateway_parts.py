@@ -1,0 +1,263 @@
+"""Small pure parts of the gateway: headers, credits held, expiry, stop strings, what fits a model."""
+
+import pytest
+
+from libs.contracts.errors import ContextTooLong, InvalidRequest, NoWorkers, QueueFull, StartupError
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.dispatch.generation import ApiFinishReason, Generation, RequestTimes
+from libs.dispatch.ports import Demand
+from libs.dispatch.waiting import WaitingQueue, expired
+from libs.policy.gateway.credit_balance import CreditBalance
+from libs.policy.gateway.expiry import Patience
+from libs.policy.gateway.readiness import serves
+from libs.policy.gateway.view import WorkerView
+from libs.runtime.settings import load_settings
+from services.gateway.dispatch.recorder import request_event
+from services.gateway.prompt.catalog import load_catalog
+from services.gateway.prompt.headers import Defaults, read_headers
+from services.gateway.prompt.parse import Asked, parse_completion
+from services.gateway.prompt.stops import StopMatcher
+from services.gateway.prompt.tokenise import check_fit
+from services.gateway.settings import GatewaySettings
+
+MODEL = load_catalog({"sim": "builtin:sim"}).get("sim")
+TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def generation(number: int, *, arrival_ns: int = 0, queued_ns: int = 0, reroutes: int = 0) -> Generation:
+    found = Generation(
+        request_id=str(number), model="sim", prompt=b"\1\0\0\0", prompt_tokens=1, max_output_tokens=3,
+        sampling=pb.Sampling(), context=pb.RequestContext(ttft_deadline_unix_ns=arrival_ns + 1),
+        end_token_ids=frozenset({9}), sink=None, timeline=RequestTimes(arrival_ns, queued_ns),  # type: ignore[arg-type]
+    )  # fmt: skip
+    found.placement.queued(number)
+    found.placement.reroutes = reroutes
+    return found
+
+
+def view(worker_id: str = "w", kv_kind: str = "k", **takes: bool) -> WorkerView:
+    flags = {f"takes_{phase}": takes.get(phase, False) for phase in ("prefill", "decode", "both")}
+    return WorkerView(worker_id, "sim", kv_kind, prefill_credits=0, decode_credits=0, load=0, **flags)
+
+
+# ------------------------------------------------------------ what stays of a choice
+
+
+def test_an_event_says_how_many_tokens_a_choice_could_have_had() -> None:
+    event = request_event(generation(1), ApiFinishReason.STOP)
+    assert (event.max_output_tokens, event.output_tokens) == (3, 0)
+
+
+# ------------------------------------------------------------ headers
+
+
+def test_headers_have_defaults() -> None:
+    headers = read_headers({})
+    context = headers.context(1000, Defaults("g", 5000, 100))
+    assert (headers.request_id, context.tenant, context.service_class) == ("", "default", "online")
+    assert context.ttft_deadline_unix_ns == 1000 + 5_000_000_000
+    assert context.tpot_target_us == 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (b"x-fulcrum-ttft-deadline-ms", b"soon"),
+        (b"x-fulcrum-ttft-deadline-ms", b"-1"),
+        (b"x-fulcrum-ttft-deadline-ms", b"nan"),
+        (b"x-fulcrum-tpot-target-ms", b"inf"),
+        (b"x-fulcrum-tpot-target-ms", b"0"),
+        (b"x-fulcrum-tenant", b"a b"),
+        (b"x-fulcrum-class", b""),
+        (b"x-request-id", b"\xff"),
+        (b"x-request-id", b"x" * 129),
+    ],
+)
+def test_a_bad_header_is_refused_by_name(name: bytes, value: bytes) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_headers({name: value})
+    assert caught.value.param == name.decode()
+
+
+def test_a_trace_context_is_carried_or_dropped() -> None:
+    assert read_headers({b"traceparent": TRACE}).traceparent == TRACE.decode()
+    assert read_headers({b"traceparent": b"garbage"}).traceparent == ""
+
+
+# ------------------------------------------------------------ credits
+
+
+def test_a_recall_takes_free_credits_now_and_reserved_ones_when_they_come_free() -> None:
+    purse = CreditBalance()
+    purse.grant(3)
+    purse.reserve()
+    purse.recall(3)
+    assert purse.give_back() == 2
+    assert purse.give_back() == 0
+    purse.release()
+    assert purse.give_back() == 1
+    assert (purse.free, purse.reserved, purse.owed) == (0, 0, 0)
+
+
+def test_a_recall_is_settled_by_use() -> None:
+    purse = CreditBalance()
+    purse.grant(2)
+    purse.reserve()
+    purse.reserve()
+    purse.recall(2)
+    purse.use_reserved()
+    purse.use_reserved()
+    purse.grant(1)
+    assert purse.give_back() == 0
+    assert purse.free == 1
+
+
+# ------------------------------------------------------------ queue
+
+
+def test_resumed_requests_come_first_then_first_come_first_served() -> None:
+    queue = WaitingQueue(10)
+    late, early, resumed = generation(1, arrival_ns=20), generation(2, arrival_ns=10), generation(3, arrival_ns=30)
+    resumed.placement.reroutes = 1
+    for item in (early, late, resumed):
+        queue.add(item, 0)
+    assert queue.in_order(0) == [resumed, early, late]
+    demand = queue.demand("sim", 0)
+    assert (demand.waiting, demand.waiting_tokens, demand.head_deadline_unix_ns) == (3, 3, 31)
+    for item in (late, early, resumed):
+        assert queue.remove(item)
+    assert not queue.remove(late)
+    assert queue.demand("sim", 0) == Demand()
+
+
+def test_the_queue_takes_back_what_ran_already_beyond_its_bound() -> None:
+    queue = WaitingQueue(1)
+    queue.check_room(1, 0)
+    queue.add(generation(1), 0)
+    with pytest.raises(QueueFull) as caught:
+        queue.check_room(1, 0)
+    assert caught.value.retry_after_s
+    queue.add(generation(2), 0)
+    assert len(queue) == 2
+
+
+def test_waiting_ends_sooner_when_there_is_no_worker_at_all() -> None:
+    waited = [generation(1, queued_ns=0), generation(2, queued_ns=int(8e9))]
+    patience = Patience(max_wait_ms=10_000, no_workers_wait_ms=1_000)
+    both = [view(both=True)]
+    assert expired(waited, both, patience, now_ns=int(9e9 - 1), drain_s=7.0) == []
+    for views, now_ns, error in (([], int(8.5e9), NoWorkers), (both, int(11e9), QueueFull)):
+        ended = expired(waited, views, patience, now_ns=now_ns, drain_s=7.0)
+        assert [(g.placement.sequence_id, type(e)) for g, e in ended] == [(1, error)]
+
+
+@pytest.mark.parametrize(
+    ("views", "ready"),
+    [
+        ([], False),
+        ([view(both=True)], True),
+        ([view(prefill=True)], False),
+        ([view(decode=True)], False),
+        ([view(prefill=True), view(decode=True)], True),
+        ([view(prefill=True, kv_kind="a"), view(decode=True, kv_kind="b")], False),
+    ],
+)
+def test_a_model_is_served_when_both_phases_have_workers_that_fit(views: list[WorkerView], ready: bool) -> None:
+    assert serves(views, "sim") is ready
+    assert not serves(views, "other")
+
+
+# ------------------------------------------------------------ stops and ends
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "sent", "stopped"),
+    [
+        (["END"], ["abcE", "N", "Dxyz"], "abc", True),
+        (["END"], ["abcE", "N", "x"], "abcENx", False),
+        (["END"], ["EEN", "D"], "E", True),
+        (["abc", "b"], ["a", "b", "c"], "a", True),
+        (["abc", "b"], ["abc"], "a", True),
+        (["aab"], ["a", "a", "a", "b"], "a", True),
+        (["😀"], ["x😀y"], "x", True),
+        ([], ["abc"], "abc", False),
+    ],
+)
+def test_text_ends_before_the_stop_that_is_complete_first(
+    stops: list[str], pieces: list[str], sent: str, stopped: bool
+) -> None:
+    matcher = StopMatcher(stops)
+    found = ""
+    for piece in pieces:
+        text, ended = matcher.push(piece)
+        found += text
+        if ended:
+            break
+    else:
+        found += matcher.flush()
+        ended = False
+    assert (found, ended) == (sent, stopped)
+
+
+def test_output_is_complete_at_an_end_token_or_the_bound() -> None:
+    one = generation(1)
+    assert one.complete() is None
+    one.output = [1, 9]
+    assert one.complete() is ApiFinishReason.STOP
+    one.output = [1, 2, 3]
+    assert one.complete() is ApiFinishReason.LENGTH
+
+
+# ------------------------------------------------------------ what fits
+
+
+def asked(body: bytes) -> Asked:
+    return parse_completion(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "prompts", "error", "param"),
+    [
+        (b'{"model":"sim","prompt":"x"}', [[]], InvalidRequest, "prompt"),
+        (b'{"model":"sim","prompt":[1]}', [[260]], InvalidRequest, "prompt"),
+        (b'{"model":"sim","prompt":[1]}', [[-1]], InvalidRequest, "prompt"),
+        (b'{"model":"sim","prompt":[1]}', [[2**70]], InvalidRequest, "prompt"),
+        (b'{"model":"sim","prompt":[1]}', [[1] * 100], ContextTooLong, "prompt"),
+        (b'{"model":"sim","prompt":[1],"max_tokens":91}', [[1] * 10], ContextTooLong, "max_tokens"),
+        (b'{"model":"sim","prompt":[1],"logit_bias":{"260":1}}', [[1]], InvalidRequest, "logit_bias"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused_by_its_field(
+    body: bytes, prompts: list[list[int]], error: type[InvalidRequest], param: str
+) -> None:
+    with pytest.raises(error) as caught:
+        check_fit(asked(body), prompts, MODEL, 100)
+    assert caught.value.param == param
+
+
+def test_a_bias_beyond_the_vocabulary_is_named() -> None:
+    with pytest.raises(InvalidRequest, match="logit_bias: '999' is beyond the vocabulary's 260 tokens"):
+        check_fit(asked(b'{"model":"sim","prompt":[1],"logit_bias":{"9":1,"999":1}}'), [[1]], MODEL, 100)
+
+
+def test_what_fits_exactly_is_taken() -> None:
+    assert check_fit(asked(b'{"model":"sim","prompt":[1],"max_tokens":90}'), [[1] * 10], MODEL, 100) == 90
+
+
+# ------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize("value", ["{", "[]", '{"a": 1}', "sim"])
+def test_models_that_are_no_json_object_of_folders_stop_the_start(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("FULCRUM_GATEWAY_MODELS", value)
+    with pytest.raises(StartupError, match="FULCRUM_GATEWAY_MODELS"):
+        load_settings(GatewaySettings)
+
+
+def test_models_are_read_from_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULCRUM_GATEWAY_MODELS", '{"a": "/b"}')
+    assert load_settings(GatewaySettings).models == {"a": "/b"}
+
+
+def test_the_builtin_model_is_served_by_default() -> None:
+    assert GatewaySettings.model_validate({}).models == {"sim": "builtin:sim"}

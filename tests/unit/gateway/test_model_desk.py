@@ -1,0 +1,146 @@
+"""Models of the catalogue at one gateway: who waits, for how long, what clients are answered, what is reported."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from libs.contracts.errors import NoWorkers, UnknownModel
+from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook
+from libs.stores.catalogue.port import Catalogued
+from libs.testing.clock import ManualClock
+from libs.testing.memory.models import MemoryCatalogue
+from libs.testing.memory.store import MemoryStore
+from services.gateway.models.cold import MARGIN, SPREAD
+from services.gateway.models.desk import GRACE_MS, ModelDesk
+from services.gateway.prompt.catalog import Catalog
+
+NOW_MS = 1_700_000_000_000
+
+
+class Rig:
+    """A desk whose queue and workers are what the test says."""
+
+    def __init__(self, draw: float = 0.5) -> None:
+        self.waiting: dict[str, int] = {}
+        self.served: set[str] = set()
+        self.clock = ManualClock(NOW_MS * 1_000_000)
+        self.catalog = Catalog([])
+        self.store = MemoryCatalogue(MemoryStore(), "test")
+        self.desk = ModelDesk(
+            self.store,
+            self.catalog,
+            self.clock,
+            gateway_id="g",
+            max_wait_s=10.0,
+            waiting=lambda name: self.waiting.get(name, 0),
+            served=self.served.__contains__,
+            draw=lambda: draw,
+        )
+
+    async def knows(self, outlook: ModelOutlook | None = None, times: LoadTimes | None = None) -> None:
+        await self.desk.take(
+            Catalogued(
+                {"a": ModelEntry("a", "builtin:sim", 4_000_000_000, tpot_ms=20.0)},
+                {"a": times} if times else {},
+                {"a": outlook} if outlook else {},
+            )
+        )
+
+
+async def test_a_request_waits_for_as_long_as_its_model_is_expected_to_take() -> None:
+    rig = Rig()
+    await rig.knows(ModelOutlook("disk", wait_s=4.5))
+    with rig.desk.asked("a") as wait_s:
+        assert wait_s == 4.5
+        assert rig.desk.ends("a", 5.0) is None
+        assert isinstance(rig.desk.ends("a", 6.0), NoWorkers)
+    await rig.knows(ModelOutlook("loading", ready_unix_ms=NOW_MS + 2_000))
+    assert rig.desk.state("a") == ("loading", 2.0)
+    rig.served.add("a")
+    with rig.desk.asked("a") as wait_s:
+        assert wait_s == 0.0
+    assert rig.desk.state("a") == ("serving", 0.0)
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.5, 1.0])
+async def test_a_longer_wait_is_503_with_a_retry_after_that_is_spread_and_promised(draw: float) -> None:
+    rig = Rig(draw)
+    await rig.knows(ModelOutlook("disk", wait_s=30.0))
+    with pytest.raises(NoWorkers, match="expected to be in 30 s") as refused, rig.desk.asked("a"):
+        pass
+    back_s = refused.value.retry_after_s
+    assert back_s is not None and 30 * MARGIN <= back_s <= 30 * SPREAD + 1
+    use = rig.desk._report()["a"]
+    assert (use.in_flight, use.arrivals) == (0, 1)
+    assert use.promised_unix_ms == NOW_MS + back_s * 1000 + GRACE_MS
+
+
+async def test_where_no_planner_says_anything_it_goes_by_what_loading_took_or_by_size() -> None:
+    rig = Rig()
+    await rig.knows()
+    assert rig.desk.state("a") == ("unknown", 4.0)
+    await rig.knows(times=LoadTimes(load_s=7.0))
+    assert rig.desk.state("a") == ("unknown", 7.0)
+
+
+async def test_a_model_that_cannot_be_loaded_is_503_with_the_reason_for_whoever_comes_or_waits() -> None:
+    rig = Rig()
+    await rig.knows(ModelOutlook("failed", error="no such folder"))
+    with pytest.raises(NoWorkers, match="cannot be loaded: no such folder"), rig.desk.asked("a"):
+        pass
+    assert isinstance(rig.desk.ends("a", 0.1), NoWorkers)
+
+
+async def test_a_model_that_is_removed_is_404_for_whoever_waits_and_unknown_to_the_next() -> None:
+    rig = Rig()
+    await rig.knows()
+    assert rig.catalog.get("a").tpot_ms == 20.0
+    await rig.desk.take(Catalogued({"b": ModelEntry("b", "builtin:sim", 1)}))
+    assert isinstance(rig.desk.ends("a", 0.1), UnknownModel)
+    with pytest.raises(UnknownModel):
+        rig.catalog.get("a")
+    assert rig.catalog.names == ["b"]
+
+
+async def test_a_catalogue_that_is_empty_for_a_moment_removes_nothing() -> None:
+    rig = Rig()
+    await rig.knows()
+    await rig.desk.take(Catalogued())
+    assert rig.catalog.names == ["a"]
+    await rig.desk.take(Catalogued())
+    assert rig.catalog.names == []
+
+
+async def test_a_model_whose_files_are_missing_here_leaves_the_others_served() -> None:
+    rig = Rig()
+    entries = {"a": ModelEntry("a", "builtin:sim", 1), "b": ModelEntry("b", "/no/such/folder", 1)}
+    await rig.desk.take(Catalogued(entries))
+    assert rig.catalog.names == ["a"]
+
+
+async def test_answers_that_a_leaving_worker_ends_are_not_reported_as_waiting() -> None:
+    rig = Rig()
+    await rig.knows(ModelOutlook("serving"))
+    rig.served.add("a")
+    with rig.desk.asked("a"):
+        rig.served.clear()
+        use = rig.desk._report()["a"]
+        assert (use.waiting, use.in_flight) == (0, 1)
+
+
+async def test_use_is_reported_at_once_for_a_cold_model_and_again_when_it_changes() -> None:
+    rig = Rig()
+    await rig.knows(ModelOutlook("disk", wait_s=1.0))
+    reporting = asyncio.ensure_future(rig.desk.report())
+
+    async def told(holds: Callable[[Any], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not holds((await rig.store.uses()).get("g", {}).get("a")):
+                await asyncio.sleep(0.01)
+
+    with rig.desk.asked("a"):
+        await told(lambda use: use is not None and (use.waiting, use.in_flight, use.arrivals) == (1, 1, 1))
+    await told(lambda use: use.in_flight == 0)
+    reporting.cancel()

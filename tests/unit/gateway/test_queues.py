@@ -1,0 +1,136 @@
+"""What waits at gateways and workers: told by gateways, summed by phase, unknown while nobody tells."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from libs.contracts.liveness import FRESH_NS
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
+from libs.policy.gateway.queues import Queue, model_queues
+from libs.policy.gateway.view import WorkerView
+from libs.telemetry.fleet import Fleet
+from libs.telemetry.gateways import GONE_NS, MAX_GATEWAYS, MAX_MODELS, OLD_NS, SILENT_NS, Gateways, Waiting
+from libs.telemetry.worker.split import prefill_shares
+from libs.testing.clock import ManualClock
+from libs.testing.workers.hosts import RecordingBus
+from libs.testing.workers.telemetry import MS, at, step_batch
+from services.gateway.dispatch.queues import QueueReporter
+from services.metrics.accounting.queues import phase_queues
+
+
+def told(gateway_id="a", now_ms=0, incarnation=1, last=False, **queue):
+    queues = [ModelQueue(model="m", **queue)] if queue else []
+    message = {"incarnation": incarnation, "told_unix_ns": at(now_ms), "queues": queues, "last": last}
+    return GatewayQueues(gateway_id=gateway_id, **message)
+
+
+def test_what_gateways_tell_is_summed_until_one_leaves_or_falls_silent_while_others_tell():
+    gateways = Gateways()
+    gateways.take(told("a", prefill_requests=3, prefill_tokens=300), at(0))
+    gateways.take(told("b", prefill_requests=1, prefill_tokens=50, decode_requests=7), at(0))
+    assert gateways.waiting(at(0)) == {"m": Waiting(4, 350, 7, 0, 350)}
+    gateways.take(told("b", SILENT_NS // MS, decode_requests=5), at(0) + SILENT_NS)
+    assert gateways.waiting(at(0) + SILENT_NS) == {"m": Waiting(0, 0, 5)}
+    gateways.take(told("a", 2_100, prefill_requests=2, prefill_tokens=20), at(2_100))
+    gateways.take(told("b", 2_100, last=True), at(2_100))
+    assert gateways.waiting(at(2_100)) == {"m": Waiting(2, 20, hopeful_tokens=20)}
+
+
+def test_while_no_gateway_is_heard_what_waits_is_unknown_and_later_nothing():
+    gateways = Gateways()
+    assert gateways.waiting(at(0)) == {}
+    gateways.take(told(decode_requests=5), at(0))
+    assert gateways.waiting(at(0) + SILENT_NS + 1) is None
+    assert gateways.waiting(at(0) + GONE_NS + 1) == {}
+
+
+def test_old_messages_and_those_that_were_overtaken_change_nothing():
+    gateways = Gateways()
+    gateways.take(told(decode_requests=5), at(0) + OLD_NS + 1)
+    assert gateways.waiting(at(0) + OLD_NS + 1) == {}
+    for incarnation, now_ms, count in ((2, 0, 1), (2, 200, 2), (2, 100, 9), (1, 300, 9)):
+        gateways.take(told(now_ms=now_ms, incarnation=incarnation, decode_requests=count), at(300))
+    assert gateways.waiting(at(300)) == {"m": Waiting(decode_requests=2)}
+
+
+def test_gateways_and_models_are_bounded():
+    gateways = Gateways()
+    for number in range(MAX_GATEWAYS + 5):
+        gateways.take(told(f"g{number}", decode_requests=1), at(number))
+    assert gateways.waiting(at(300))["m"].decode_requests == MAX_GATEWAYS
+    many = GatewayQueues(gateway_id="many", told_unix_ns=at(300))
+    many.queues.extend(ModelQueue(model=str(number), decode_requests=1) for number in range(MAX_MODELS + 5))
+    gateways.take(many, at(300))
+    assert len(gateways.waiting(at(300))) == MAX_MODELS + 1
+
+
+def worker(worker_id, role, **load):
+    return step_batch(0, (0, 100), worker=worker_id, role=role, load=Load(**load))
+
+
+def test_a_phases_queue_is_what_waits_at_its_workers_and_at_gateways():
+    fleet, gateways = Fleet(prefill_shares), Gateways()
+    for batch in (
+        worker("p", "prefill", waiting=3, waiting_prefill_tokens=900),
+        worker("d", "decode", waiting=2, running=8),
+    ):
+        fleet.add(batch, at(100))
+    gateways.take(
+        GatewayQueues(
+            gateway_id="g",
+            told_unix_ns=at(100),
+            queues=[ModelQueue(model="sim", prefill_requests=40, prefill_tokens=8000)],
+        ),
+        at(100),
+    )
+    found = {each.phase: each for each in phase_queues(fleet.directory.loads(at(100)), fleet.clocks, gateways, at(100))}
+    assert [(found[phase].requests, found[phase].prompt_tokens) for phase in ("prefill", "decode")] == [
+        (43, 8900),
+        (2, 0),
+    ]
+    assert (found["prefill"].gateway_requests, found["prefill"].gateway_prompt_tokens) == (40, 8000)
+    later = at(100) + FRESH_NS
+    gateways.take(told("g", later // MS - at(0) // MS), later)
+    assert {each.requests for each in phase_queues(fleet.directory.loads(later), fleet.clocks, gateways, later)} == {
+        None
+    }
+
+
+def view(prefill=0, decode=0, *, role="prefill"):
+    takes = {"takes_prefill": role == "prefill", "takes_decode": role != "prefill", "takes_both": role == "mixed"}
+    return WorkerView("w", "m", "k", prefill_credits=prefill, decode_credits=decode, load=0, **takes)
+
+
+@pytest.mark.parametrize(
+    ("workers", "phase"),
+    [
+        ([view(0), view(decode=3, role="decode")], "prefill"),
+        ([view(2), view(decode=0, role="decode")], "decode"),
+        ([view(0), view(decode=0, role="decode")], "prefill"),
+        ([view(decode=0, role="mixed")], "decode"),
+        ([], "prefill"),
+    ],
+    ids=["prefill is full", "decode is full", "both are", "mixed only", "no worker"],
+)
+def test_a_choice_waits_for_the_phase_that_has_no_room(workers, phase):
+    waiting = [
+        SimpleNamespace(model="m", decodes_next=False, tokens=100),
+        SimpleNamespace(model="m", decodes_next=True, tokens=70),
+    ]
+    (queue,) = model_queues(waiting, workers)
+    fits = {"prefill": (1, 100, 1, 0), "decode": (0, 0, 2, 100)}[phase]
+    told = queue.prefill_requests, queue.prefill_tokens, queue.decode_requests, queue.decode_prompt_tokens
+    assert told == fits
+
+
+def test_a_gateway_tells_until_it_has_left():
+    bus, waiting = RecordingBus(), [Queue("m", prefill_requests=1)]
+    reporter = QueueReporter(bus, lambda: waiting, lambda: 1, "gw", ManualClock(at(0)))
+    reporter.report(waiting)
+    reporter.leave()
+    reporter.report(waiting)
+    assert [(message.gateway_id, len(message.queues), message.last) for message in bus.published] == [
+        ("gw", 1, False),
+        ("gw", 0, True),
+    ]

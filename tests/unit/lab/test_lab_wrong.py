@@ -1,0 +1,67 @@
+"""A cluster of the lab that is wrong about itself: predictions show it, and everybody is served all the same."""
+
+from dataclasses import replace
+
+import pytest
+
+from libs.cli.lab.asked import parse_wrong
+from libs.contracts.errors import InvalidRequest
+from libs.lab.cluster.wrong import Wrong
+from libs.lab.experiment import Experiment, Report, run
+from libs.lab.hardware import resolve
+from libs.lab.policies import policy_named
+from libs.lab.slo import parse_slo
+from libs.lab.traces.generate import generate
+
+pytestmark = pytest.mark.usefixtures("quiet_lab")
+
+TRACE = generate("poisson:rate=6,seconds=40,isl=3000,osl=60", seed=3)
+BASE = Experiment(TRACE, resolve("llama-3.1-8b", "h100"), 4, parse_slo("ttft=max(2s,3x),tpot=50ms"))
+
+
+def served(wrong: Wrong) -> Report:
+    report, _ = run(replace(BASE, wrong=wrong), policy_named("fulcrum-auto", 4))
+    assert report.score.completed == len(TRACE.requests)
+    return report
+
+
+def near(wrong: Wrong) -> float:
+    return served(wrong).score.ttft_prediction["within"]
+
+
+def test_nothing_wrong_changes_nothing() -> None:
+    right = served(Wrong()).score
+    assert right == served(Wrong(slow={1: 1.0})).score == run(BASE, policy_named("fulcrum-auto", 4))[0].score
+
+
+@pytest.mark.parametrize("wrong", [Wrong(step_times=0.4), Wrong(slow={0: 3.0, 1: 3.0}), Wrong(hints=0.6)])
+def test_predictions_are_worse_and_all_is_served(wrong: Wrong) -> None:
+    assert near(wrong) < near(Wrong())
+
+
+def test_old_telemetry_leaves_all_served() -> None:
+    served(Wrong(telemetry_ms=500))
+
+
+def test_as_many_requests_are_hinted_falsely_as_asked_for_at_all_workers_alike() -> None:
+    workers = [f"w{number}" for number in range(4)]
+    named = [Wrong(hints=0.25).hint(number, workers) for number in range(4000)]
+    assert sum(map(bool, named)) == pytest.approx(1000, rel=0.1)
+    assert all(named.count(worker) == pytest.approx(250, rel=0.2) for worker in workers)
+
+
+def test_first_come_first_served_knows_no_deadlines() -> None:
+    assert not policy_named("fulcrum-fcfs:2:2", 4).late_last
+    assert policy_named("fulcrum:2:2", 4).late_last
+
+
+def test_what_is_wrong_is_asked_for_by_name() -> None:
+    assert parse_wrong(["telemetry=500", "slow=3:2", "slow=5:0.5", "steps=0.2", "hints=0.05"]) == Wrong(
+        telemetry_ms=500, step_times=0.2, slow={3: 2.0, 5: 0.5}, hints=0.05
+    )
+
+
+@pytest.mark.parametrize("text", ["", "steps", "steps=2", "slow=3", "slow=x:2", "hints=-1", "hints=nan", "colour=1"])
+def test_nonsense_to_be_wrong_about_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="wrong about"):
+        parse_wrong([text])

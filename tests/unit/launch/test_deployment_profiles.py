@@ -1,0 +1,91 @@
+"""Ready profiles of GPU machines: each loads, fits itself, says what nobody has run, and becomes workers."""
+
+import json
+
+import pytest
+from msgspec.structs import replace
+from typer.testing import CliRunner
+
+from libs.cli.main import app
+from libs.contracts.errors import StartupError
+from libs.launch.options import SuiteOptions
+from libs.launch.plan import make_plan
+from libs.launch.profile import load_profile, profile_names
+from libs.model.fetch import Model
+from libs.worker.settings import WorkerSettings
+from tests.unit.launch.test_launch_plan import PLACE
+
+MODEL = Model("gpt", "/models/gpt")
+SHIPPED = ["gpt-oss-120b-8xh100", "llama-3.3-70b-2-nodes-h100", "llama-3.3-70b-nvfp4-b200"]
+
+
+def test_these_are_shipped() -> None:
+    assert profile_names() == SHIPPED
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_profile_fits_itself_and_says_what_was_not_run_beside_what_is_predicted(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.not_run.startswith("Nothing of it has run on GPUs")
+    predicted = profile.predicted
+    assert predicted.source.startswith("aiconfigurator-core") and f"TP{profile.workers[0].gpus}" in predicted.source
+    assert list(predicted.prefill_ms.values()) == sorted(predicted.prefill_ms.values())
+    assert list(predicted.decode_ms.values()) == sorted(predicted.decode_ms.values())
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_its_settings_are_those_that_a_worker_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = load_profile(name)
+    for worker in profile.workers:
+        for variable, value in {**profile.model_settings("/models"), **worker.settings()}.items():
+            monkeypatch.setenv(variable, value)
+        read = WorkerSettings()
+        assert (read.engine, read.role, read.model) == ("vllm", worker.role, profile.model)
+        assert read.model_path == f"/models/{profile.model}"
+        assert (read.gpus, read.vllm_arguments) == (worker.gpus, worker.arguments)
+        assert read.engine_config("x").block_size_tokens == worker.block_size_tokens
+
+
+def test_what_is_printed_of_a_profile_starts_its_workers() -> None:
+    printed = CliRunner().invoke(app, ["profile", SHIPPED[1]]).stdout
+    for worker in load_profile(SHIPPED[1]).workers:
+        for variable, value in worker.settings().items():
+            assert f"\n{variable}={value}\n" in printed
+    assert printed.count("FULCRUM_WORKER_MODEL_PATH=/models/meta-llama/") == 2
+
+
+def test_a_profile_has_its_own_workers() -> None:
+    asked = CliRunner().invoke(app, ["up", "--engine", "vllm", "--profile", SHIPPED[0], "--decode", "2"])
+    assert asked.exit_code == 2 and "suites without" in asked.output
+
+
+def test_a_suite_of_a_profile_has_its_workers_each_on_its_gpus() -> None:
+    options = SuiteOptions(engine="vllm", profile="gpt-oss-120b-8xh100")
+    options.check()
+    workers = make_plan(options, MODEL, PLACE).workers
+    assert [spec.name for spec in workers] == ["prefill-1", "decode-1"] and options.workers == 2
+    assert [spec.env["CUDA_VISIBLE_DEVICES"] for spec in workers] == ["0,1,2,3", "4,5,6,7"]
+    assert json.loads(workers[0].env["FULCRUM_WORKER_VLLM_ARGUMENTS"])["tensor_parallel_size"] == 4
+
+
+def test_what_one_machine_cannot_start_is_said_in_one_line() -> None:
+    for options, reason in (
+        (SuiteOptions(engine="vllm", profile="llama-3.3-70b-2-nodes-h100"), "takes 2 machines"),
+        (SuiteOptions(engine="vllm", profile="gpt-oss"), "there are: gpt-oss-120b-8xh100"),
+        (SuiteOptions(engine="sim", profile="gpt-oss-120b-8xh100"), "--engine vllm"),
+    ):
+        with pytest.raises(StartupError, match=reason):
+            options.check()
+
+
+def test_a_profile_that_could_not_serve_is_refused() -> None:
+    good = load_profile("gpt-oss-120b-8xh100")
+    prefill, decode = good.workers
+    for workers, reason in (
+        ((prefill, replace(decode, devices=(3, 4, 5, 6))), "GPU 3 of node 0 is in 2 workers"),
+        ((prefill, replace(decode, devices=(4, 5))), "2 GPUs and arguments for 4"),
+        ((prefill,), "a prefill and a decode worker"),
+        ((prefill, replace(decode, block_size_tokens=16)), "exchange KV"),
+    ):
+        with pytest.raises(StartupError, match=reason):
+            replace(good, workers=workers).check()

@@ -1,0 +1,144 @@
+"""What became of workers, and what the planner decided, as the metrics service tells it."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_PREFILL, Assignment, Load
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
+    ACTION_KEEP,
+    ACTION_RECOMMEND,
+    ACTION_SET_ROLE,
+    MODE_AUTO,
+    Action,
+    Candidate,
+    Decision,
+    Measured,
+    Seen,
+    WorkerChange,
+)
+from libs.telemetry.worker.facts import WorkerFacts
+from services.metrics.happened.decisions import MAX_DECISIONS, DecisionLog
+from services.metrics.happened.events import EventLog
+from services.metrics.happened.lives import LOOK_NS, SILENT_NS, Change, Life, WorkerLives, together
+
+S_NS = 1_000_000_000
+BEGIN_NS = 1_800_000_000 * S_NS
+
+
+def facts(
+    name: str, covered_to_ns: int, *, incarnation: int = BEGIN_NS - 3600 * S_NS, left: bool = False
+) -> WorkerFacts:
+    assigned = Assignment(model="sim", role=ROLE_PREFILL, epoch=1)
+    return WorkerFacts(name, incarnation, "n", 1, "sim", assigned, Load(), covered_to_ns, 0, left=left)
+
+
+def look(lives: WorkerLives, at_ns: int, *workers: WorkerFacts) -> list[tuple[Change, str]]:
+    newest_ns = max((worker.covered_to_unix_ns for worker in workers), default=0)
+    return [(life.change, life.worker) for life in lives.look(workers, newest_ns, at_ns)]
+
+
+def test_workers_that_are_there_at_the_first_look_are_no_news() -> None:
+    lives = WorkerLives()
+    assert look(lives, BEGIN_NS, facts("a", BEGIN_NS)) == []
+    at_ns = BEGIN_NS + S_NS
+    newcomer = facts("b", at_ns, incarnation=at_ns - S_NS)
+    long_there = facts("c", at_ns)
+    assert look(lives, at_ns, facts("a", at_ns), newcomer, long_there) == [(Change.STARTED, "b")]
+
+
+def test_a_worker_that_comes_back_under_its_name_says_how_it_went() -> None:
+    for left, how in ((False, "without a word"), (True, "in good order")):
+        lives = WorkerLives()
+        look(lives, BEGIN_NS, facts("a", BEGIN_NS, left=left))
+        again = facts("a", BEGIN_NS + 2 * S_NS, incarnation=BEGIN_NS + S_NS)
+        (life,) = lives.look([again], BEGIN_NS + 2 * S_NS, BEGIN_NS + 2 * S_NS)
+        assert life.change is Change.RESTARTED
+        assert "back after 2.0 s" in life.reason
+        assert how in life.reason
+
+
+def test_silence_is_told_once_and_its_end_too() -> None:
+    lives = WorkerLives()
+    found = []
+    for second in range(12):
+        at_ns = BEGIN_NS + second * S_NS
+        heard_ns = at_ns if second in (0, 1) or second >= 8 else BEGIN_NS + S_NS
+        found += look(lives, at_ns, facts("a", heard_ns), facts("b", at_ns))
+    assert found == [(Change.LOST, "a"), (Change.BACK, "a")]
+
+
+def test_when_nobody_is_heard_the_broker_is_away_and_nobody_is_lost() -> None:
+    lives = WorkerLives()
+    for second in range(20):
+        assert look(lives, BEGIN_NS + second * S_NS, facts("a", BEGIN_NS), facts("b", BEGIN_NS)) == []
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 2)), max_size=30))
+def test_a_worker_is_lost_at_most_once_before_it_is_back_or_anew(story: list[tuple[bool, bool, int]]) -> None:
+    lives, at_ns, heard_ns, incarnation, told = WorkerLives(), BEGIN_NS, BEGIN_NS, BEGIN_NS - S_NS, []
+    for heard, restarts, seconds in story:
+        at_ns += seconds * S_NS + LOOK_NS
+        if heard:
+            heard_ns = at_ns
+            incarnation = at_ns if restarts else incarnation
+        workers = [facts("a", heard_ns, incarnation=incarnation), facts("b", at_ns)]
+        told += [life.change for life in lives.look(workers, at_ns, at_ns) if life.worker == "a"]
+    for before, after in pairwise(told):
+        assert not (before is after is Change.LOST)
+        assert after is not Change.BACK or before is Change.LOST
+
+
+def test_eight_workers_that_fall_silent_together_are_one_event() -> None:
+    lives = [Life(Change.LOST, f"gpu-{n}", "decode", f"no telemetry for {SILENT_NS}") for n in range(12)]
+    (alike,) = together(lives)
+    event = EventLog().add_lives(alike, BEGIN_NS)
+    assert event.action == "worker_lost"
+    assert event.worker.startswith("gpu-0, gpu-1, gpu-10")
+    assert event.worker.endswith("and 4 more")
+
+
+def decision(sequence: int, action: Action = ACTION_SET_ROLE, **more: object) -> Decision:
+    return Decision(
+        planner_id="planner", incarnation=7 * S_NS, sequence=sequence, decided_unix_ns=BEGIN_NS + sequence * S_NS,
+        action=action, mode=MODE_AUTO, reason="prompts press", reason_code="prompts_press", model="sim",
+        changes=[WorkerChange(worker_id="gpu-2", assignment=Assignment(model="sim", role=ROLE_PREFILL))],
+        candidates=[Candidate(prefill=5, decode=3, prompt_pressure=0.9, decode_pressure=0.4)], **more,
+    )  # fmt: skip
+
+
+def entered(*decisions: Decision) -> DecisionLog:
+    log = DecisionLog()
+    for each in decisions:
+        log.add(each)
+    return log
+
+
+def test_a_decision_that_is_told_again_with_what_came_of_it_is_one() -> None:
+    measured = Measured(before=Seen(prompt_pressure=1.8), after=Seen(prompt_pressure=0.93), after_ms=2000)
+    (told,) = entered(decision(1), decision(1, measured=measured)).newest(10)
+    assert told.id == "planner.7.1"
+    assert told.changes[0].worker == "gpu-2"
+    assert told.candidates[0].prompt_pressure == 0.9
+    assert told.measured is not None
+    assert told.measured.after.prompt_pressure == 0.93
+
+
+def test_keeps_are_left_out_unless_asked_for_and_only_the_newest_is_kept() -> None:
+    log = entered(*(decision(number, ACTION_KEEP) for number in range(5)), decision(9))
+    assert [each.action for each in log.newest(10)] == ["set_role"]
+    assert [(each.action, each.id) for each in log.newest(10, keeps=True)][1] == ("keep", "planner.7.4")
+
+
+def test_of_a_run_of_recommendations_the_newest_is_told() -> None:
+    log = entered(*(decision(number, ACTION_RECOMMEND) for number in range(1, 6)), decision(7))
+    assert [each.id for each in log.newest(10)] == ["planner.7.7", "planner.7.5"]
+
+
+def test_decisions_are_bounded(numbers: Iterable[int] = range(1, MAX_DECISIONS + 40)) -> None:
+    log = entered(*map(decision, numbers))
+    told = log.newest(10 * MAX_DECISIONS)
+    assert len(told) == MAX_DECISIONS
+    assert told[0].id.endswith(f".{MAX_DECISIONS + 39}")

@@ -1,0 +1,409 @@
+"""The metrics service's HTTP answers, over its real app and state."""
+
+import json
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from libs.bus.port import Record
+from libs.contracts import metric_names
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, Decision
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
+    OUTCOME_CLIENT_GONE,
+    OUTCOME_OK,
+    OUTCOME_REJECTED,
+    KvTransfer,
+    RequestEvent,
+)
+from libs.contracts.topics import DECISIONS, REQUESTS, STEPS
+from libs.policy.alerts.store import AlertStore
+from libs.telemetry.windows.cells import PROVISIONAL
+from libs.telemetry.worker.split import prefill_shares
+from libs.testing.clock import ManualClock
+from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
+from services.metrics.http.routes import make_api
+from services.metrics.prometheus import MAX_MODELS, OTHER_MODEL, LiveCollector, OccupancyCollector, RequestMetrics
+from services.metrics.requests.log import MAX_REQUESTS, REPORT_NS, RequestLog
+from services.metrics.requests.table import RequestTable, percentiles
+from services.metrics.state import MetricsState
+from services.metrics.stream.hub import Hub
+
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
+LAG_NS = 400 * MS
+LIVE_LAG_NS = 100 * MS
+
+
+class Metrics:
+    """A metrics service without its broker: records go straight in."""
+
+    def __init__(self):
+        self.clock = ManualClock(at(1400))
+        self.registry = CollectorRegistry()
+        self.state = MetricsState(prefill_shares, RequestMetrics(self.registry))
+        self.registry.register(
+            OccupancyCollector(
+                self.state.fleet, self.state.rollups, self.state.members, decisions=self.state.decisions,
+                end_ns=lambda: self.clock.now_ns() - LAG_NS, window_ns=1000 * MS,
+            )
+        )  # fmt: skip
+        self.hub = Hub()
+        app = make_api(
+            self.state, self.hub, AlertStore(), self.clock, self.registry, lag_ns=LAG_NS, live_lag_ns=LIVE_LAG_NS
+        )
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://metrics")
+
+    def take(self, topic, value):
+        self.state.take(Record(topic, "key", value, 0, 0), self.clock.now_ns())
+        write_windows(self.state.history, 0, (self.clock.now_ns() - LIVE_LAG_NS - at(0)) / MS)
+
+    async def samples(self):
+        answer = await self.http.get("/metrics")
+        families = text_string_to_metric_families(answer.text)
+        return {(s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+@pytest.fixture
+async def metrics():
+    service = Metrics()
+    async with service.http:
+        yield service
+
+
+def finished(request_id="r1", *, model="sim", outcome=OUTCOME_OK, ttft_ms=100, tokens=11, decode_ms=200, end_ms=1000):
+    return RequestEvent(
+        request_id=request_id,
+        model=model,
+        outcome=outcome,
+        arrival_unix_ns=at(end_ms - ttft_ms - decode_ms),
+        prompt_tokens=50,
+        cached_tokens=16,
+        output_tokens=tokens,
+        queue_ns=5 * MS,
+        ttft_ns=ttft_ms * MS,
+        decode_ns=decode_ms * MS,
+    )
+
+
+async def test_occupancy_answers_every_field_with_its_window_ending_a_lag_before_now(metrics):
+    load = Load(running=1, waiting=2, waiting_prefill_tokens=30)
+    metrics.take(STEPS, step_batch(1, (0, 1400), [step(500, 750, decode=1), step(1000, 1400, prefill=8)], load=load))
+    answer = await metrics.http.get("/v1/occupancy", params={"window": "1s"})
+    assert answer.status_code == 200
+    body = answer.json()
+    assert body["as_of_unix_ns"] == at(1000)
+    shares = {"coverage": 1.0, "prefill": 0.0, "decode": 0.25, "kv_wait": 0.0, "idle": 0.75, "ratio": 0.0}
+    assert {**body, **shares, "window_ms": 1000, "gpus": 1} == body
+    depths = {"running": 1, "waiting": 2, "waiting_prefill_tokens": 30}
+    (worker,) = body["workers"]
+    named = {"id": "decode-0", "node": "node-a", "model": "sim", "role": "decode"}
+    assert {**worker, **shares, **depths, **named, "gpus": 1} == worker
+    assert [model["model"] for model in body["models"]] == ["sim"]
+
+
+async def age_ms(metrics, **query):
+    return (await metrics.http.get("/v1/occupancy", params=query)).json()["age_ms"]
+
+
+async def test_the_age_is_since_the_instant_until_which_half_of_the_workers_have_told(metrics):
+    assert await age_ms(metrics) is None
+
+    def tell(worker, number):
+        metrics.take(STEPS, step_batch(number, (100 * number, 100 * number + 100), worker=worker))
+
+    for worker in ("decode-0", "decode-1", "decode-2"):
+        tell(worker, 12)  # until 1300 ms, and now it is 1400
+    assert await age_ms(metrics) == 100
+    metrics.clock.advance_ms(3_600)
+    tell("decode-0", 48)
+    assert await age_ms(metrics) == 3_700  # of most nothing newer is known
+    tell("decode-1", 48)
+    assert await age_ms(metrics) == 100  # that the third is silent makes the others' data no older
+    assert await age_ms(metrics, end_unix_ms=at(1_000) // MS) is None
+
+
+async def test_prometheus_has_the_age_as_long_as_there_are_workers(metrics):
+    age_ns = lambda: metrics.state.age_ns(metrics.clock.now_ns())  # noqa: E731
+    metrics.registry.register(LiveCollector(metrics.hub, metrics.state.history, age_ns))
+    assert (metric_names.TELEMETRY_AGE_SECONDS,) not in await metrics.samples()
+    metrics.take(STEPS, step_batch(11, (1100, 1200)))
+    assert (await metrics.samples())[metric_names.TELEMETRY_AGE_SECONDS,] == 0.2
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+async def test_half_a_cluster_that_dies_lowers_the_gauge_for_minutes(metrics, in_order):
+    dying = step_batch(1, (0, 1000), worker="dying")
+    dying.last = in_order
+    metrics.take(STEPS, dying)
+    low_s = 0
+    for number in range(80):
+        metrics.clock.advance_ms(5000)
+        metrics.take(STEPS, step_batch(number, (5000 * number, 5000 * (number + 1) + 1400), worker="living"))
+        gauge = (await metrics.samples())[(metric_names.CLUSTER_COVERAGE_RATIO,)]
+        told = (await metrics.http.get("/v1/occupancy", params={"window": "1s"})).json()
+        assert told["coverage"] == gauge == (1.0 if in_order or number >= 59 else 0.5)
+        low_s += 5 * (gauge < 1.0)
+    assert low_s == 0 if in_order else low_s > 240
+
+
+async def test_without_any_worker_there_is_no_coverage_to_be_low(metrics):
+    assert (metric_names.CLUSTER_COVERAGE_RATIO,) not in await metrics.samples()
+    assert (await metrics.samples())[(metric_names.CLUSTER_GPUS,)] == 0
+
+
+async def test_a_bad_window_is_a_400_that_names_the_parameter_and_what_is_allowed(metrics):
+    for path in ("/v1/occupancy", "/v1/requests/summary"):
+        answer = await metrics.http.get(path, params={"window": "soon"})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["param"], error["type"]) == ("window", "invalid_request_error")
+        assert "from 100ms to 10m" in error["message"]
+
+
+async def test_readiness_says_in_words_whether_figures_are_live(metrics):
+    answer = await metrics.http.get("/readyz")
+    assert (answer.status_code, "nothing has come" in answer.json()["reason"]) == (503, True)
+    metrics.take(STEPS, step_batch(1, (0, 100)))
+    assert (await metrics.http.get("/readyz")).json() == {"status": "ready"}
+    metrics.clock.advance_ms(3500)
+    answer = await metrics.http.get("/readyz")
+    assert (answer.status_code, "for 3.5 s" in answer.json()["reason"]) == (503, True)
+    for path in ("/healthz", "/health"):
+        assert (await metrics.http.get(path)).json() == {"status": "ok"}
+    assert len((await metrics.http.get("/v1/occupancy", params={"window": "10s"})).json()["workers"]) == 1
+
+
+async def test_request_summary_counts_outcomes_and_gives_percentiles_by_model(metrics):
+    for number in range(10):
+        metrics.take(REQUESTS, finished(f"r{number}", ttft_ms=10 * (number + 1)))
+    metrics.take(REQUESTS, finished("gone", model="other", outcome=OUTCOME_CLIENT_GONE, tokens=1, decode_ms=0))
+    metrics.take(REQUESTS, finished("bad", outcome=OUTCOME_REJECTED, ttft_ms=0, tokens=0, decode_ms=0))
+    body = (await metrics.http.get("/v1/requests/summary", params={"window": "5s"})).json()
+    assert body["complete"] is True
+    assert body["total"]["requests"] == 12
+    assert body["total"]["outcomes"] == {"client_gone": 1, "ok": 10, "rejected": 1}
+    other, sim = body["models"]
+    assert other["summary"]["tpot_s"] == {"count": 0, "p50": None, "p90": None, "p99": None}
+    assert sim["summary"]["ttft_s"] == {"count": 10, "p50": 0.05, "p90": 0.09, "p99": 0.1}
+    assert sim["summary"]["tpot_s"]["p50"] == 0.02
+    assert (sim["summary"]["output_tokens"], sim["summary"]["cached_tokens"]) == (110, 176)
+
+
+async def test_a_request_event_that_is_delivered_twice_counts_once_and_choices_of_one_request_each(metrics):
+    metrics.take(REQUESTS, finished("r1"))
+    metrics.take(REQUESTS, finished("r1"))
+    metrics.take(REQUESTS, finished("r1", ttft_ms=120))
+    body = (await metrics.http.get("/v1/requests/summary")).json()
+    assert body["total"]["requests"] == 2
+    assert (await metrics.samples())["fulcrum_requests_total", ("model", "sim"), ("outcome", "ok")] == 2
+
+
+async def test_requests_of_a_worker_are_those_it_had_a_part_in_the_newest_first(metrics):
+    for number, workers in enumerate((("p0", "d0"), ("p0", "d1"), ("d0", "d0"), ("", ""))):
+        event = finished(f"r{number}")
+        event.prefill_worker, event.decode_worker = workers
+        metrics.take(REQUESTS, event)
+
+    async def told(**query):
+        return [each["id"] for each in (await metrics.http.get("/v1/requests", params=query)).json()]
+
+    assert await told(worker="d0") == ["r2", "r0"]
+    assert await told(worker="p0", limit=1) == ["r1"]
+    assert await told(worker="nobody") == []
+    (first, _) = (await metrics.http.get("/v1/requests", params={"worker": "p0"})).json()
+    assert (first["decode_worker"], first["ttft_ns"], first["outcome"]) == ("d1", 100 * MS, "ok")
+    assert (await metrics.http.get("/v1/requests", params={"worker": "p0", "limit": 0})).status_code == 400
+
+
+async def test_the_steps_behind_a_figure_add_up_to_it(metrics):
+    metrics.take(STEPS, step_batch(1, (0, 1400), [step(100, 250, decode=5), step(500, 750, prefill=8)]))
+    query = {"window": "500ms", "end_unix_ms": at(700) // MS}
+    told = (await metrics.http.get("/v1/steps", params={"worker": "decode-0", **query})).json()
+    (worker,) = (await metrics.http.get("/v1/occupancy", params=query)).json()["workers"]
+    assert told["gpu_ns"] == worker["gpu_ns"]
+    assert sum(each["prefill_ns"] for each in told["steps"]) == worker["gpu_ns"]["prefill"] == 200 * MS
+    assert [(each["kind"], each["decode_sequences"]) for each in told["steps"]] == [("decode", 5), ("prefill", 0)]
+    for status, code, more in ((404, "worker_not_found", {"worker": "x"}), (410, "no_longer_kept", {"end_unix_ms": 1})):
+        refused = await metrics.http.get("/v1/steps", params={"worker": "decode-0", **query, **more})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
+
+
+def test_the_request_log_is_bounded_and_says_when_it_does_not_reach_back():
+    log = RequestLog()
+    for number in range(MAX_REQUESTS + 1):
+        log.add(finished(f"r{number}", end_ms=1000 + number / 100), at(0))
+    assert log.report(at(5000), 5000 * MS).total.requests == MAX_REQUESTS
+    assert not log.report(at(5000), 5000 * MS).complete
+    assert log.report(at(5000), 3999 * MS).complete
+
+
+def test_what_ended_before_anything_was_read_is_not_said_to_be_complete():
+    log = RequestLog()
+    log.begin(at(1000))
+    assert not log.report(at(5000), 4000 * MS).complete
+    assert log.report(at(5000), 3999 * MS).complete
+
+
+def test_a_report_is_told_again_for_a_while_and_then_made_anew():
+    log = RequestLog()
+    log.add(finished("first", end_ms=500), at(500))
+    assert log.report(at(1000), 1000 * MS).total.requests == 1
+    log.add(finished("second", end_ms=600), at(600))
+    assert log.report(at(1000) + REPORT_NS - 1, 1000 * MS).as_of_unix_ns == at(1000)
+    assert log.report(at(1000) + REPORT_NS, 2000 * MS).total.requests == 2
+
+
+def test_a_summary_tells_targets_and_how_they_were_met():
+    log = RequestLog()
+    for number in range(4):
+        event = finished(f"r{number}", ttft_ms=100 * (number + 1), tokens=11, decode_ms=200)
+        event.ttft_deadline_unix_ns = event.arrival_unix_ns + 350 * MS
+        event.tpot_target_us = 30_000 if number else 0
+        log.add(event, at(0))
+    log.add(finished("no target", ttft_ms=900), at(0))
+    total = log.report(at(1001), 1000 * MS).total
+    assert (total.ttft_slo.requests, total.ttft_slo.target_s, total.ttft_slo.met) == (4, 0.35, 0.75)
+    assert (total.tpot_slo.requests, total.tpot_slo.target_s, total.tpot_slo.met) == (3, 0.03, 1.0)
+
+
+def test_names_of_models_that_are_gone_are_forgotten():
+    table = RequestTable(2)
+    log = RequestLog()
+    first, second = (log.add(finished(model=model), at(0)) for model in ("a", "b"))
+    for _ in range(3):
+        table.put(0, first)
+        table.put(1, second)
+        assert [name for name, _ in table.by_model(table.within(0, at(2000)))] == ["a", "b"]
+        table.drop(0)
+        table.drop(1)
+    assert table.by_model(table.within(0, at(2000))) == []
+
+
+def test_requests_older_than_the_history_are_forgotten():
+    log = RequestLog()
+    log.add(finished("old", end_ms=0), at(0))
+    log.add(finished("older still", end_ms=-1), at(700_000))
+    assert log.report(at(1), 1000 * MS).total.requests == 0
+
+
+def test_percentiles_are_latencies_that_some_request_had():
+    assert percentiles(np.array([4 * 10**9])).p99 == 4.0
+    assert percentiles(np.array([10**9, 3 * 10**9])).p50 == 1.0
+
+
+async def test_prometheus_shows_phases_requests_telemetry_and_decisions(metrics):
+    metrics.take(STEPS, step_batch(4, (0, 1000), [step(0, 250, decode=1), step(250, 750, prefill=8)]))
+    load = Load(preemptions=3, recomputed_tokens=70, pool_faults=1, kv_pulls=4, refused_kv_pulls=2)
+    last = step_batch(6, (1200, 1300), dropped_batches=1, load=load)
+    last.kv_transfers.extend(
+        (KvTransfer(bytes=5), KvTransfer(bytes=7, shared_memory=True), KvTransfer(bytes=8, shared_memory=True))
+    )
+    metrics.take(STEPS, last)
+    metrics.take(STEPS, last)  # what comes again counts once
+    metrics.take(REQUESTS, finished())
+    metrics.take(DECISIONS, Decision(action=ACTION_KEEP))
+    samples = await metrics.samples()
+    worker = (("model", "sim"), ("node", "node-a"), ("phase", "decode"), ("role", "decode"), ("worker", "decode-0"))
+    assert samples["fulcrum_worker_phase_ratio", *worker] == 0.25
+    assert samples["fulcrum_cluster_phase_ratio", ("phase", "prefill")] == 0.5
+    assert samples[("fulcrum_cluster_prefill_decode_ratio",)] == 2.0
+    assert samples[("fulcrum_cluster_coverage_ratio",)] == 1.0
+    assert samples["fulcrum_worker_telemetry_lost_batches", ("worker", "decode-0")] == 1
+    assert samples["fulcrum_worker_telemetry_dropped_batches", ("worker", "decode-0")] == 1
+    assert samples["fulcrum_worker_preemptions_total", ("worker", "decode-0")] == 3
+    assert samples["fulcrum_worker_recomputed_tokens_total", ("worker", "decode-0")] == 70
+    assert samples["fulcrum_worker_pool_faults", ("worker", "decode-0")] == 1
+    assert samples["fulcrum_worker_kv_pulls", ("worker", "decode-0")] == 4
+    assert samples["fulcrum_worker_kv_pulls_refused_total", ("worker", "decode-0")] == 2
+    assert samples["fulcrum_telemetry_batches_total", ("result", "counted")] == 2
+    assert samples["fulcrum_kv_transfer_bytes_total", ("way", "grpc")] == 5
+    assert samples["fulcrum_kv_transfer_bytes_total", ("way", "shared_memory")] == 15
+    assert samples["fulcrum_request_time_to_first_token_seconds_sum", ("model", "sim")] == 0.1
+    assert samples["fulcrum_decisions_seen_total", ("action", "keep")] == 1
+
+
+async def test_every_metric_shown_is_named_in_the_one_module(metrics):
+    metrics.take(STEPS, step_batch(1, (0, 1000), [step(0, 250, decode=1), step(250, 750, prefill=8)]))
+    metrics.take(REQUESTS, finished())
+    text = (await metrics.http.get("/metrics")).text
+    shown = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    named = {value for name, value in vars(metric_names).items() if name.isupper()}
+    assert {name for name in shown if not name.endswith("_created")} <= named
+
+
+async def test_model_labels_are_bounded_whatever_clients_ask_for(metrics):
+    for number in range(MAX_MODELS + 5):
+        metrics.take(REQUESTS, finished(f"r{number}", model=f"made-up-{number}", outcome=OUTCOME_REJECTED))
+    samples = await metrics.samples()
+    assert samples["fulcrum_requests_total", ("model", OTHER_MODEL), ("outcome", "rejected")] == 5
+
+
+@pytest.mark.parametrize("now_ms", [61_300, 63_700, 119_900, 120_000])
+async def test_a_window_that_is_not_over_is_charged_with_its_time_so_far_and_provisional(metrics, now_ms):
+    """`now_ms` after the origin, which lies 20 s into a minute."""
+    metrics.clock.advance_ms((at(now_ms) + LIVE_LAG_NS - metrics.clock.now_ns()) / MS)
+    covers = [(low, min(low + 60_000, now_ms)) for low in range(0, now_ms, 60_000)]
+    for sequence, (low, high) in enumerate(covers, start=1):
+        metrics.take(STEPS, step_batch(sequence, (low, high), gpus=2))
+    for window, length_ms in (("1s", 1_000), ("10s", 10_000), ("60s", 60_000)):
+        query = {"window": window, "span": window}
+        body = (await metrics.http.get("/v1/occupancy/history", params=query)).json()
+        over_ms = at(now_ms) // MS - body["starts_unix_ms"][-1]
+        assert 0 < over_ms <= length_ms
+        assert (body["coverage"], body["gpus"]) == ([1.0], [2])
+        assert body["provisional"] == [over_ms < length_ms]
+        packed = (await metrics.http.get("/v1/occupancy/windows", params=query)).content
+        length = int.from_bytes(packed[:4], "little")
+        assert json.loads(packed[4 : 4 + length])["told_to_unix_ms"] == at(now_ms) // MS
+        assert (packed[-1] >= PROVISIONAL) == (over_ms < length_ms)
+
+
+async def test_history_windows_and_events_answer_and_say_what_they_allow(metrics):
+    metrics.take(STEPS, step_batch(1, (0, 1400), [step(500, 750, decode=1)]))
+    for now_ms in (100, 1400):
+        metrics.state.history.advance(at(now_ms))
+    answer = await metrics.http.get("/v1/occupancy/history", params={"window": "100ms", "span": "1s"})
+    body = answer.json()
+    assert body["starts_unix_ms"][-1] == at(1200) // MS
+    assert sum(body["gpu_ns"]["decode"]) == 250 * MS
+    packed = await metrics.http.get("/v1/occupancy/windows", params={"span": "1s"})
+    assert packed.headers["content-type"] == "application/octet-stream"
+    assert (await metrics.http.get("/v1/events")).json() == []
+    for path, param, value in (
+        ("/v1/occupancy/history", "scope", "gpu"),
+        ("/v1/occupancy/history", "window", "5s"),
+        ("/v1/occupancy/history", "span", "9m"),
+        ("/v1/occupancy/windows", "span", "x"),
+    ):
+        refused = await metrics.http.get(path, params={"window": "100ms", param: value})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+async def test_occupancy_of_an_earlier_moment_is_what_the_windows_before_it_add_up_to(metrics):
+    metrics.take(STEPS, step_batch(1, (0, 1400), [step(500, 750, decode=1)]))
+    end_unix_ms = at(700) // MS
+    answer = await metrics.http.get("/v1/occupancy", params={"window": "500ms", "end_unix_ms": end_unix_ms})
+    assert (answer.json()["as_of_unix_ns"], answer.json()["gpu_ns"]["decode"]) == (at(700), 200 * MS)
+
+
+async def test_the_page_comes_with_a_policy_that_lets_nothing_else_in(metrics):
+    page = await metrics.http.get("/")
+    assert page.status_code == 200
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "<script>" not in page.text
+    missing = await metrics.http.get("/nowhere")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+
+
+def test_a_request_that_tells_of_impossible_times_is_a_request_like_others() -> None:
+    log = RequestLog()
+    most = (1 << 64) - 1
+    assert log.add(RequestEvent(arrival_unix_ns=most, ttft_ns=most, decode_ns=most, output_tokens=2), 0) is not None
+    log.add(RequestEvent(request_id="next", arrival_unix_ns=5), 0)
+    assert log.report(10, 10).total.requests == 1

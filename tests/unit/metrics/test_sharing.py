@@ -1,0 +1,365 @@
+"""What several metrics services tell one another, and what of it they take."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from structlog.testing import capture_logs
+
+from libs.bus.clients import MAX_RECORD_BYTES
+from libs.bus.port import TAKEN_OVER_NS, Record
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, RequestEvent, SharedWindows, StepBatch
+from libs.contracts.topics import STEPS, WINDOWS
+from libs.policy.metrics.shares import Shares
+from libs.telemetry.directory import LISTED_NS
+from libs.telemetry.history import WrittenWindow
+from libs.telemetry.windows.rollups import Kept, Written, cells
+from libs.telemetry.worker.phase_time import PhaseTime
+from libs.telemetry.worker.split import prefill_shares
+from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
+from services.metrics.accounting.occupancy import cluster_occupancy
+from services.metrics.accounting.scope import parse_scope
+from services.metrics.accounting.series import history, sums
+from services.metrics.collectors import SharingCollector
+from services.metrics.ingest import read_from_ns
+from services.metrics.live import TICK_NS
+from services.metrics.prometheus import RequestMetrics
+from services.metrics.sharing.overdue import OVERDUE_NS
+from services.metrics.sharing.sharing import MAX_APART_NS, MAX_HEARD, MAX_UNSENT, LeftOut, Sharing
+from services.metrics.sharing.wire import messages, shared_worker
+from services.metrics.state import STALE_NS, MetricsState
+
+S = 1_000 * MS
+
+
+class Instance:
+    """A metrics service's state by the name, its clock so much ahead of the origin's; what it tells is in `told`."""
+
+    def __init__(self, name: str, *, ahead_ns: int = 0) -> None:
+        self.told: list[SharedWindows] = []
+        self.unsent = 0
+        self.heard: list[WrittenWindow] = []
+        """With the last tick."""
+        self.ahead_ns = ahead_ns
+        self.sharing = Sharing(
+            Shares(name), self.told.append, began_ns=ORIGIN_NS + ahead_ns, unsent=lambda: self.unsent
+        )
+        self.state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()), self.sharing)
+        self.fleet, self.rollups = self.state.fleet, self.state.rollups
+
+    def read(self, batch: StepBatch, now_ms: float) -> None:
+        self.state.take(Record(STEPS, batch.worker_id, batch, 0, 0), at(now_ms) + self.ahead_ns)
+
+    def live(self, worker: str, from_ms: int, to_ms: int, **more: Any) -> None:
+        """Half of each 100 ms is decode."""
+        for start in range(from_ms, to_ms, 100):
+            batch = step_batch(
+                start // 100, (start, start + 100), [step(start, start + 50, decode=1)], worker=worker, **more
+            )
+            self.read(batch, start + 100)
+
+    def tick(self, now_ms: float) -> list[SharedWindows]:
+        """What it tells at that moment."""
+        self.told.clear()
+        now_ns = at(now_ms) + self.ahead_ns
+        self.sharing.keep(self.state.history.advance(now_ns))
+        self.sharing.send(self.fleet, self.rollups, now_ns)
+        self.heard = self.sharing.take_heard(self.fleet, self.rollups, now_ns)
+        return list(self.told)
+
+    def hear(self, told: list[SharedWindows], now_ms: float) -> None:
+        for message in told:
+            copy = SharedWindows.FromString(message.SerializeToString())
+            self.state.take(Record(WINDOWS, copy.metrics_id, copy, 0, 0), at(now_ms) + self.ahead_ns)
+
+    def covered_ms(self, window_ns: int, from_ms: int, to_ms: int) -> int:
+        series = self.rollups.read(window_ns, at(from_ms), at(to_ms))
+        return int(series.times_ns[:, :, 0].sum()) // MS
+
+
+def exchange(reader: Instance, hearer: Instance, from_ms: int, to_ms: int, worker: str = "w") -> None:
+    """One reads a worker's telemetry, the other hears of it, tick by tick."""
+    for start in range(from_ms, to_ms, 100):
+        reader.live(worker, start, start + 100)
+        hearer.hear(reader.tick(start + 100), start + 100)
+
+
+def test_what_came_back_from_a_file_is_not_added_again_when_others_told_of_it() -> None:
+    teller, hearer = Instance("a"), Instance("b")
+    second = 5
+    hearer.rollups.restore(_kept_second("w", second))
+    hearer.state.history.resume(at(1000 * second + 1000))
+    exchange(teller, hearer, 1000 * second, 1000 * second + 2000)
+    assert hearer.covered_ms(S, 1000 * second, 1000 * second + 1000) == 1000
+    assert hearer.covered_ms(S, 1000 * second + 1000, 1000 * second + 2000) == 1000
+    assert hearer.sharing.left_out[LeftOut.PAST] == 10
+
+
+def _kept_second(worker: str, second: int) -> Kept:
+    source = Instance("file")
+    exchange(source, Instance("none"), 1000 * second, 1000 * second + 1000, worker)
+    return next(kept for kept in source.rollups.take_changed(at(60_000)) if kept.window_ns == S)
+
+
+def test_who_is_heard_of_in_a_replay_is_not_taken_for_alive() -> None:
+    dead, hearer = Instance("a"), Instance("b")
+    exchange(dead, Instance("none"), 0, 100)
+    told = list(dead.told)
+    hearer.hear(told, 100 + MAX_APART_NS // MS)
+    assert hearer.sharing.shares.alive(at(100) + MAX_APART_NS) == ["b"]
+    assert hearer.covered_ms(TICK_NS, 0, 100) == 100  # what it told holds all the same
+    hearer.hear(told, 200)
+    assert hearer.sharing.shares.alive(at(200)) == ["a", "b"]
+
+
+def test_who_shares_reads_from_before_its_start() -> None:
+    now_ns = at(0)
+    assert read_from_ns(None, now_ns, shared=False) == now_ns
+    assert read_from_ns(None, now_ns, shared=True) == now_ns - TAKEN_OVER_NS
+    assert read_from_ns(at(-60_000), now_ns, shared=True) == at(-60_000)
+
+
+@pytest.mark.parametrize("ahead_ns", [-4 * S, -500 * MS, 500 * MS, 4 * S])
+def test_clocks_of_instances_may_differ_by_seconds(ahead_ns: int) -> None:
+    teller, hearer = Instance("a"), Instance("b", ahead_ns=ahead_ns)
+    for start in range(0, 10_000, 100):
+        batch = step_batch(start // 100, (start, start + 100), worker="own")
+        batch.node = "node-b"
+        hearer.read(batch, start + 100)
+        exchange(teller, hearer, start, start + 100)
+    series = hearer.rollups.read(TICK_NS, at(0), at(10_000), ["w"])
+    assert int(series.times_ns[:, :, 0].sum()) == 10_000 * MS
+    assert hearer.sharing.shares.alive(at(10_000) + ahead_ns) == ["a", "b"]
+    offsets_ns = hearer.fleet.clocks.offsets_ns(at(10_000) + ahead_ns)
+    assert offsets_ns["node-a"] == offsets_ns["node-b"] == 0
+
+
+def test_windows_too_far_ahead_are_left_out_and_counted() -> None:
+    teller, hearer = Instance("a", ahead_ns=2 * MAX_APART_NS), Instance("b")
+    exchange(teller, hearer, 0, 100)
+    assert hearer.sharing.left_out[LeftOut.FUTURE] == 1
+    assert hearer.sharing.shares.alive(at(100)) == ["b"]  # or nobody here would read what it reads
+    registry = CollectorRegistry()
+    registry.register(SharingCollector(hearer.sharing))
+    assert b'fulcrum_shared_left_out_total{reason="future"} 1.0' in generate_latest(registry)
+
+
+def test_a_clock_of_nonsense_spoils_nothing_here() -> None:
+    teller, hearer = Instance("a"), Instance("b")
+    exchange(teller, hearer, 0, 100)
+    (message,) = teller.told
+    message.workers[0].arrived_unix_ns = at(10**9)
+    hearer.hear([message], 200)
+    assert hearer.fleet.latest_arrival_ns == at(200)
+    hearer.fleet.clocks.note("node-c", at(1000), at(1050))
+    assert abs(hearer.fleet.clocks.offsets_ns(at(1100))["node-a"]) < 200 * MS
+    message.workers[0].newest.covered_to_unix_ns = at(10**9)
+    hearer.hear([message], 300)
+    assert hearer.sharing.left_out == Counter({LeftOut.MALFORMED: 1})
+
+
+def test_a_worker_that_has_been_silent_for_long_is_told_of_no_more() -> None:
+    teller = Instance("a")
+    teller.live("w", 0, 100)
+    silent_ms = LISTED_NS // MS
+    assert [len(message.workers) for message in teller.tick(silent_ms)] == [1]
+    assert [len(message.workers) for message in teller.tick(silent_ms + 100)] == [0]
+    assert teller.fleet.directory.is_own("w")
+
+
+def test_however_much_there_is_to_tell_each_record_is_one_that_a_broker_takes() -> None:
+    teller = Instance("a")
+    names = [f"decode-worker-of-some-length-{number:05}" for number in range(1_200)]
+    for name in names:
+        teller.live(name, 0, 100)
+    workers = [shared_worker(step_batch(1, (0, 100), worker=name), at(100), teller.fleet) for name in names]
+    time = PhaseTime(TICK_NS, 30 * MS, 40 * MS, 10 * MS)
+    everybody = cells([Written(name, time, 1) for name in names])
+    windows = [WrittenWindow(at(100 * n), everybody, False) for n in range(45)]
+    told = list(messages(workers, windows))
+    assert max(message.ByteSize() for message in told) < 0.8 * MAX_RECORD_BYTES
+    told_cells = {(message.workers[place].newest.worker_id, window.start_unix_ns)
+             for message in told for window in message.windows for place in window.workers}  # fmt: skip
+    assert len(told_cells) == len(names) * len(windows)
+
+
+def test_what_was_held_back_while_the_broker_was_away_is_told_when_it_is_back() -> None:
+    teller, hearer = Instance("a"), Instance("b")
+    exchange(teller, hearer, 0, 1_000)
+    teller.unsent = MAX_UNSENT + 1
+    exchange(teller, hearer, 1_000, 9_000)
+    assert teller.told == []
+    assert hearer.covered_ms(TICK_NS, 0, 9_000) == 1_000
+    teller.unsent = 0
+    exchange(teller, hearer, 9_000, 10_000)
+    assert hearer.covered_ms(TICK_NS, 0, 10_000) == 10_000
+    assert all(len(window.workers) == 1 for message in teller.tick(10_100) for window in message.windows)
+    assert sum(len(message.windows) for message in teller.tick(10_200)) <= 1  # and not told a third time
+
+
+def test_what_was_held_back_is_told_also_of_workers_that_others_read_by_then() -> None:
+    first, second = Instance("a"), Instance("b")
+    first.unsent = MAX_UNSENT + 1
+    exchange(first, second, 0, 3_000)
+    for start in range(3_000, 6_000, 100):
+        exchange(second, first, start, start + 100)
+        assert first.tick(start + 100) == []
+    assert not first.fleet.directory.is_own("w")
+    assert second.covered_ms(TICK_NS, 0, 6_000) == 3_000
+    first.unsent = 0
+    for now_ms in range(6_100, 6_500, 100):
+        second.hear(first.tick(now_ms), now_ms)
+    assert second.covered_ms(TICK_NS, 0, 6_000) == 6_000
+    facts = second.fleet.directory.facts("w")
+    assert second.fleet.directory.is_own("w") and facts is not None and facts.covered_to_unix_ns == at(6_000)
+    assert [len(message.workers) for message in first.tick(6_500)] == [0]  # once told they are others' alone
+
+
+def test_what_was_held_back_is_told_also_of_workers_that_fell_silent_meanwhile() -> None:
+    teller, hearer = Instance("a"), Instance("b")
+    teller.unsent = MAX_UNSENT + 1
+    exchange(teller, hearer, 0, 1_000)
+    silent_ms = 100_000  # windows of 100 ms are kept for little longer
+    for now_ms in range(1_100, silent_ms + 200, 100):
+        assert teller.tick(now_ms) == []
+    teller.unsent = 0
+    for now_ms in range(silent_ms + 200, silent_ms + 200 + 100 * 80, 100):
+        hearer.hear(teller.tick(now_ms), now_ms)
+    assert hearer.covered_ms(TICK_NS, 0, 1_000) == 1_000
+    assert [len(message.workers) for message in teller.tick(LISTED_NS // MS + 2_000)] == [0]
+
+
+def test_that_instances_tell_does_not_make_figures_live() -> None:
+    one, other = Instance("a"), Instance("b")
+    exchange(one, other, 0, 1_000)
+    assert other.state.not_live(at(1_100)) is None
+    silent_ms = 1_100 + STALE_NS // MS
+    for instance in (one, other):
+        told = instance.tick(silent_ms)
+        one.hear(told, silent_ms)
+        other.hear(told, silent_ms)
+    for instance in (one, other):
+        assert "nothing has come from the broker for" in str(instance.state.not_live(at(silent_ms)))
+
+
+def test_who_takes_a_worker_over_knows_what_its_batches_tell_once() -> None:
+    first, second, alone = Instance("a"), Instance("b"), Instance("c")
+    steps = {100: [step(100, 150, decode=1)], 200: [step(220, None, decode=1)]}
+    moved = [KvTransfer(bytes=7)]
+    logs = [
+        step_batch(number + 2 * (number > 10), (100 * number, 100 * number + 100), steps.get(100 * number, []))
+        for number in range(140)
+    ]
+    for batch in logs:
+        batch.kv_transfers.extend(moved)
+    for number, batch in enumerate(logs):
+        now_ms = 100 * number + 100
+        alone.read(batch, now_ms)
+        alone.tick(now_ms)
+        second.tick(now_ms)
+        if number < 120:
+            first.read(batch, now_ms)
+            second.hear(first.tick(now_ms), now_ms)
+    worker = "decode-0"
+    for number, batch in enumerate(logs[60:], 60):
+        second.read(batch, 14_000)
+        facts = second.fleet.directory.facts(worker)
+        assert facts is not None and facts.covered_to_unix_ns >= at(12_000), number  # never less than was known
+    assert second.fleet.last_step_end_ns(worker) == alone.fleet.last_step_end_ns(worker) == at(150)
+    assert second.fleet.directory.lost_batches(worker) == alone.fleet.directory.lost_batches(worker) == 2
+    assert second.fleet.kv_bytes["grpc"] == 7 * 20
+    now = second.fleet.phases(worker, at(13_000), at(14_000))
+    assert now == alone.fleet.phases(worker, at(13_000), at(14_000))
+    assert now.decode_ns == 1_000 * MS and now.provisional
+    ended = step_batch(142, (14_000, 14_100), [step(220, 14_050, decode=1)])
+    for instance in (second, alone):
+        instance.read(ended, 14_100)
+        instance.tick(14_100)
+    assert second.fleet.phases(worker, at(13_000), at(14_100)) == alone.fleet.phases(worker, at(13_000), at(14_100))
+    assert second.covered_ms(S, 0, 14_000) == alone.covered_ms(S, 0, 14_000) == 14_000
+
+
+def test_some_instance_makes_a_trace_also_while_nobody_reads_its_worker() -> None:
+    one, other = Instance("a"), Instance("b")
+    exchange(one, other, 0, 1_000)
+    event = RequestEvent(request_id="r", decode_worker="w")
+    assert one.sharing.makes_trace(event, one.fleet, at(1_000))
+    assert not other.sharing.makes_trace(event, other.fleet, at(1_000))
+    assert other.sharing.makes_trace(event, other.fleet, at(3_000))
+    nowhere = RequestEvent(request_id="r")
+    other.hear(one.tick(3_000), 3_000)
+    assert one.sharing.makes_trace(nowhere, one.fleet, at(3_000))
+    assert not other.sharing.makes_trace(nowhere, other.fleet, at(3_000))
+
+
+def test_what_waits_for_the_stream_is_bounded_in_windows_of_one_worker() -> None:
+    teller, hearer = Instance("a"), Instance("b")
+    names = [f"w-{number}" for number in range(1_000)]
+    for name in names:
+        teller.live(name, 0, 100)
+    workers = [shared_worker(step_batch(1, (0, 100), worker=name), at(100), teller.fleet) for name in names]
+    count = MAX_HEARD // len(names) + 2
+    written = cells([Written(name, PhaseTime(TICK_NS), 1) for name in names])
+    told = list(messages(workers, [WrittenWindow(at(100 * n), written, False) for n in range(count)]))
+    for message in told:
+        message.metrics_id, message.told_unix_ns = "a", at(100 * count)
+    hearer.hear(told, 100 * count)
+    hearer.tick(100 * count)
+    assert sum(len(window.workers) for window in hearer.heard) == MAX_HEARD
+    assert hearer.sharing.left_out == Counter({LeftOut.UNSTREAMED: count * len(names) - MAX_HEARD})
+    assert hearer.covered_ms(TICK_NS, 0, 100 * count) == 100 * count * len(names)
+    hearer.tick(100 * count)
+    assert hearer.heard == []
+
+
+def test_another_instance_of_the_same_id_is_warned_of_once() -> None:
+    instance, namesake = Instance("a"), Instance("a", ahead_ns=1)
+    with capture_logs() as logs:
+        instance.hear(instance.tick(10_000), 10_000)
+        instance.hear(namesake.tick(1_000), 10_000)  # as it was before it was started again
+        assert logs == []
+        for now_ms in (10_000, 10_100):
+            instance.hear(namesake.tick(now_ms), now_ms)
+    assert [log["log_level"] for log in logs] == ["warning"]
+    assert instance.sharing.left_out == Counter({LeftOut.NAMESAKE: 2})
+
+
+@pytest.mark.parametrize("silent_ms", [20_000, 50])
+def test_workers_of_an_instance_that_died_are_missed_and_do_not_drop_out_of_coverage(silent_ms: int) -> None:
+    """The worker dies before its instance, by more than whoever takes over reads back, or with it."""
+    dead, lives = Instance("a"), Instance("b")
+    died_ms = 30_000
+    for start in range(0, died_ms, 100):
+        if start < died_ms - silent_ms:
+            dead.live("w", start, start + 100, gpus=4)
+        lives.live("own", start, start + 100)
+        lives.hear(dead.tick(start + 100), start + 100)
+        dead.hear(lives.tick(start + 100), start + 100)
+    for start in range(died_ms, died_ms + 3_000, 100):
+        lives.live("own", start, start + 100)
+        lives.tick(start + 100)
+        overdue_ns = at(start + 100) - OVERDUE_NS
+        bounds_ns = overdue_ns - 10 * TICK_NS, overdue_ns
+        pieces = sums(lives.state.members, lives.rollups, parse_scope("cluster"), lives.rollups.tiers[0], bounds_ns)
+        told = history(list(pieces), parse_scope("cluster"), TICK_NS, overdue_ns)
+        assert told.gpus == [5] * 10
+        assert [(window.start_ns, window.workers.worker_ids) for window in lives.heard] == (
+            [(overdue_ns - TICK_NS, ["w"])] if overdue_ns > at(died_ms) else []
+        )
+    assert told.coverage == [0.2] * 10
+    assert cluster_occupancy(lives.fleet, lives.rollups, lives.state.members, overdue_ns, S).coverage == 0.2
+
+
+def test_a_worker_that_was_only_told_of_late_is_no_less_covered_for_that() -> None:
+    teller, hearer = Instance("a"), Instance("b")
+    late = []
+    for start in range(0, 5_000, 100):
+        teller.live("w", start, start + 100)
+        late.append(teller.tick(start + 100))
+        if start >= 1_000:
+            hearer.hear(late[start // 100 - 10], start + 100)
+        hearer.tick(start + 100)
+    for told in late[-10:]:
+        hearer.hear(told, 5_100)
+    assert hearer.covered_ms(TICK_NS, 0, 5_000) == 5_000

@@ -1,0 +1,166 @@
+"""`/v1/status`, its gauges and the alerts that follow it, over the real app and state."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from libs.bus.port import Record
+from libs.contracts import metric_names
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, Interval, ModelQueue
+from libs.contracts.topics import QUEUES, STEPS
+from libs.perfmodel.learner import FittedModel, KindFit
+from libs.perfmodel.wire import step_time_message
+from libs.policy.alerts.rules import Name
+from libs.policy.step_time import StepTimeModel
+from libs.policy.verdict.limits import VerdictLimits
+from libs.telemetry.worker.split import prefill_shares
+from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
+from services.metrics.alerts.evaluator import AlertEvaluator
+from services.metrics.prometheus import RequestMetrics
+from services.metrics.settings import MetricsSettings
+from services.metrics.state import MetricsState
+from services.metrics.status.evaluator import VerdictEvaluator
+from services.metrics.status.prometheus import VerdictCollector
+from services.metrics.status.report import cluster_status
+
+RAN = KindFit(steps=100)
+MODEL = StepTimeModel(8e6, 6e4, 0.0, 15e6, 3e5, 25.0, interference=1.0)
+LIVE_LAG_NS = 50 * MS
+
+
+class Cluster:
+    """Two prefill and four decode workers whose telemetry and queues come in tenths of a second."""
+
+    def __init__(self):
+        self.registry = CollectorRegistry()
+        self.state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()))
+        self.verdicts = VerdictEvaluator(
+            self.state, VerdictLimits(), ttft_limit_ns=5_000 * MS, tpot_ns=50 * MS, lag_ns=LIVE_LAG_NS
+        )
+        self.registry.register(VerdictCollector(self.verdicts))
+        settings = MetricsSettings(id="m", alert_for_ms=1_000, alert_clear_ms=1_000)
+        self.alerts = AlertEvaluator(self.state, settings.alert_limits(), lag_ns=LIVE_LAG_NS)
+        self.alerts.judged = self.verdicts.judged
+        self.tenth = 0
+        self.arrived = 0
+
+    def _take(self, topic, value):
+        now_ns = at(100 * self.tenth)
+        record = Record(topic, "key", value, 0, 0)
+        self.state.take(record, now_ns)
+        self.verdicts.take(record, now_ns)
+
+    async def run(self, tenths, *, running=4, waiting_tokens=0, come=0, awaiting_ready=0, starved=False, batch=0):
+        """Decode workers run so many sequences each, so many prompt tokens wait at the gateway and come a tenth."""
+        for _ in range(tenths):
+            start, self.tenth = 100 * self.tenth, self.tenth + 1
+            cover = (start, start + 100)
+            self.arrived += come
+            for number in range(6):
+                role = "prefill" if number < 2 else "decode"
+                load = Load(running=running if role == "decode" else 1, free_kv_blocks=900)
+                if role == "decode" and awaiting_ready:
+                    load.awaiting_kv = load.awaiting_ready_kv = awaiting_ready
+                    load.ready_kv_since_unix_ns = at(start - 1_500)
+                ran = [] if starved and role == "decode" else [step(start + 10, start + 40, decode=running or 1)]
+                sent = step_batch(self.tenth, cover, ran, worker=f"gpu-{number}", role=role, load=load)
+                if starved and role == "decode":
+                    sent.starved.append(Interval(start_unix_ns=at(start), end_unix_ns=at(start + 50)))
+                sent.kv_blocks, sent.block_size_tokens, sent.chunk_tokens, sent.max_sequences = 1_000, 16, 512, 64
+                sent.step_time.CopyFrom(step_time_message(FittedModel(MODEL, RAN, RAN, RAN)))
+                self._take(STEPS, sent)
+            queue = ModelQueue(model="sim", arrived_tokens=self.arrived, batch_bound=batch)
+            if waiting_tokens:
+                queue.prefill_requests, queue.prefill_tokens, queue.hopeful_tokens = 9, waiting_tokens, waiting_tokens
+            told_ns = at(100 * self.tenth)
+            self._take(QUEUES, GatewayQueues(gateway_id="g", incarnation=1, told_unix_ns=told_ns, queues=[queue]))
+            write_windows(self.state.history, 0, 100 * self.tenth - 50)
+            await self.alerts.look(told_ns)
+            await self.verdicts.look(told_ns)
+
+    def status(self, *, age_ms=80):
+        now_ns = at(100 * self.tenth)
+        return cluster_status(
+            self.verdicts.seen, self.verdicts.planner.status(now_ns), self.verdicts.traffic.traffic(now_ns),
+            now_ns=now_ns, age_ms=age_ms, not_live=None, waiting={"sim": 9}, alerts_firing=0,
+        )  # fmt: skip
+
+    def fired(self):
+        return [(each.name, each.reason) for each in self.alerts.book.firing()]
+
+
+@pytest.fixture
+def cluster():
+    return Cluster()
+
+
+async def test_a_flood_of_prompts_is_named_with_the_command_that_relieves_it_and_fires_one_alert(cluster):
+    await cluster.run(10)
+    assert cluster.status().verdict.code == "balanced"
+    await cluster.run(25, waiting_tokens=200_000, come=4_000)
+    status = cluster.status()
+    model = status.models[0]
+    assert (status.verdict.code, model.verdict) == ("prefill_bound", "prefill_bound")
+    assert model.prefill.pressure > 1 > model.cluster_pressure
+    assert model.prefill.waiting_prompt_tokens == 200_000
+    assert status.verdict.action.command == f"fulcrum role {' '.join(status.verdict.action.workers)} prefill"
+    assert status.verdict.action.pressure_then < model.prefill.pressure
+    await cluster.run(15, waiting_tokens=300_000, come=4_000)
+    fired = cluster.fired()
+    assert [name for name, _ in fired] == [Name.IMBALANCE]
+    assert fired[0][1].startswith("Prefill-bound: pressure ")
+    assert "Run: fulcrum role gpu-2 gpu-3" in fired[0][1]
+    action = cluster.status().verdict.action
+    assert cluster.alerts.book.firing()[0].now.endswith(f"Run: {action.command}")
+
+
+async def test_lines_of_a_batch_job_press_on_nobody(cluster):
+    await cluster.run(30, running=60, batch=240)
+    status = cluster.status()
+    assert (status.verdict.code, status.models[0].decode.pressure) == ("balanced", 0)
+    await cluster.run(30, running=60)
+    assert cluster.status().models[0].decode.pressure > 0.8
+
+
+async def test_waiting_for_prompts_that_are_still_computed_is_starvation_and_no_kv_wait(cluster):
+    await cluster.run(30, running=1, starved=True)
+    decode = cluster.status().models[0].decode
+    assert decode.starved == pytest.approx(0.5, abs=0.03)
+    assert decode.kv_wait == 0
+    assert cluster.status().verdict.code == "balanced"
+
+
+async def test_kv_that_is_ready_elsewhere_and_on_its_way_all_the_time_is_a_slow_link(cluster):
+    await cluster.run(10)
+    await cluster.run(30, running=2, awaiting_ready=3)
+    status = cluster.status()
+    assert status.verdict.code == "slow_link"
+    assert status.verdict.causes[0].workers == ["gpu-2", "gpu-3", "gpu-4", "gpu-5"]
+    await cluster.run(15, running=2, awaiting_ready=3)
+    assert [name for name, _ in cluster.fired()] == [Name.KV_TRANSFER_BOUND]
+
+
+async def test_figures_that_are_old_are_never_told_as_those_of_now(cluster):
+    await cluster.run(30, waiting_tokens=200_000, come=4_000)
+    status = cluster.status(age_ms=7_000)
+    assert (status.live, status.verdict.code, status.verdict.action) == (False, "unknown", None)
+    assert status.not_live_because == "telemetry is 7.0 s old"
+
+
+async def test_pressures_and_the_verdict_are_gauges(cluster):
+    await cluster.run(30, waiting_tokens=200_000, come=4_000)
+    labels = {"model": "sim", "phase": "prefill"}
+    assert cluster.registry.get_sample_value(metric_names.PRESSURE, labels) > 1
+    firing = {
+        code: cluster.registry.get_sample_value(metric_names.VERDICT, {"model": "sim", "code": code})
+        for code in ("prefill_bound", "balanced", "too_small")
+    }
+    assert firing == {"prefill_bound": 1, "balanced": 0, "too_small": 0}
+
+
+async def test_an_imbalance_that_is_over_ends_its_alert_and_the_verdict(cluster):
+    await cluster.run(10)
+    await cluster.run(40, waiting_tokens=300_000, come=4_000)
+    assert cluster.fired()
+    await cluster.run(60)
+    assert (cluster.fired(), cluster.status().verdict.code) == ([], "balanced")

@@ -1,0 +1,155 @@
+"""The planner's model keeper: what it makes of the registry, the catalogue and gateways' use."""
+
+from dataclasses import replace
+from typing import Any
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
+    WORKER_STATE_ASLEEP,
+    WORKER_STATE_LOADING,
+    WORKER_STATE_READY,
+    HeldModel,
+    ModelMove,
+    PoolWorker,
+    Worker,
+)
+from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelUse, Reservation
+from libs.stores.catalogue.port import Catalogued
+from services.planner.models.keeper import Call, Knobs, ModelKeeper
+
+GB, SECOND = 1_000_000_000, 1_000_000_000
+NOON = 1_700_000_000 * SECOND // (86_400 * SECOND) * 86_400 * SECOND + 43_200 * SECOND
+
+
+def pool_worker(
+    name: str, model: str = "", *, loading: bool = False, epoch: int = 1, at: int = NOON, **pool: Any
+) -> Worker:
+    state = WORKER_STATE_LOADING if loading else WORKER_STATE_READY if model else WORKER_STATE_ASLEEP
+    worker = Worker(id=name, incarnation=epoch, state=state, address="h:1")
+    worker.assignment.model, worker.assignment.epoch = model, epoch
+    told = {
+        "since_unix_ns": at - 100 * SECOND, "memory_bytes": 80 * GB, "load_bytes_per_s": 4e9, "wake_bytes_per_s": 16e9,
+        "overhead_s": 0.5,
+    } | pool  # fmt: skip
+    worker.pool.CopyFrom(PoolWorker(address="h:2", **told))
+    return worker
+
+
+def keeper_of(*entries: ModelEntry, workers: list[Worker], **knobs: Any) -> ModelKeeper:
+    keeper = ModelKeeper(replace(Knobs(), **knobs))
+    keeper.take_catalogue(Catalogued({each.name: each for each in entries}))
+    keeper.take_workers(workers, NOON)
+    return keeper
+
+
+def asked(keeper: ModelKeeper, now_ns: int, **models: ModelUse) -> list[tuple[str, str]]:
+    keeper.take_uses({"g": models}, now_ns)
+    return [(call.worker.id, call.order.model) for call in keeper.decide(now_ns)]
+
+
+def model(name: str, size_gb: float = 16, **fields: Any) -> ModelEntry:
+    return ModelEntry(name, "builtin:sim", round(size_gb * GB), **fields)
+
+
+WAITS = ModelUse(1, 1, 1, NOON // 1_000_000, 1)
+
+
+def test_a_model_that_is_asked_for_is_loaded_once_and_its_wait_is_told() -> None:
+    keeper = keeper_of(model("a"), model("b"), workers=[pool_worker("w")])
+    assert keeper.outlooks(NOON)["a"].state == "disk"
+    assert asked(keeper, NOON, a=WAITS) == [("w", "a")]
+    assert asked(keeper, NOON + SECOND // 4, a=WAITS) == []
+    told = keeper.outlooks(NOON)
+    assert told["a"].state == "loading" and 4_500 <= told["a"].ready_unix_ms - NOON // 1_000_000 <= 5_000
+    assert told["b"].wait_s > told["a"].wait_s
+
+
+def test_a_call_that_reached_nobody_is_made_again() -> None:
+    keeper = keeper_of(model("a"), workers=[pool_worker("w")])
+    keeper.take_uses({"g": {"a": WAITS}}, NOON)
+    (call,) = keeper.decide(NOON)
+    keeper.done(call, reached=False)
+    assert [each.order.model for each in keeper.decide(NOON + SECOND // 4)] == ["a"]
+
+
+def test_a_worker_that_dies_while_it_loads_leaves_the_model_to_another() -> None:
+    keeper = keeper_of(model("a"), workers=[pool_worker("v"), pool_worker("w")])
+    ((first, _),) = asked(keeper, NOON, a=WAITS)
+    other = "w" if first == "v" else "v"
+    keeper.take_workers([pool_worker(first, "a", loading=True, epoch=2), pool_worker(other)], NOON)
+    assert asked(keeper, NOON + SECOND, a=WAITS) == []
+    keeper.take_workers([pool_worker(other)], NOON + 2 * SECOND)
+    assert asked(keeper, NOON + 2 * SECOND, a=WAITS) == [(other, "a")]
+
+
+def test_load_times_are_taken_from_what_workers_measured() -> None:
+    keeper = keeper_of(model("a"), workers=[])
+    moved = pool_worker("w", "a", last=ModelMove(model="a", took_ns=7 * SECOND, unix_ns=NOON))
+    assert keeper.take_workers([moved], NOON) == {"a": LoadTimes(load_s=7.0)}
+    assert keeper.take_workers([moved], NOON) == {}
+    assert keeper.load_s(keeper.found.entries["a"]) == 7.0
+    woken = pool_worker("w", "a", last=ModelMove(model="a", from_host=True, took_ns=SECOND, unix_ns=NOON + 1))
+    assert keeper.take_workers([woken], NOON) == {"a": LoadTimes(7.0, 1.0)}
+
+
+def test_a_model_that_could_not_be_loaded_is_said_to_be_and_tried_again_later_and_later() -> None:
+    keeper = keeper_of(model("a"), workers=[pool_worker("w")])
+    at, tried = NOON, []
+    for number in range(3):
+        assert asked(keeper, at, a=WAITS) == [("w", "a")]
+        tried.append(at)
+        last = ModelMove(model="a", error="no such folder", unix_ns=at + 1)
+        keeper.take_workers([pool_worker("w", epoch=number + 2, last=last)], at)
+        assert keeper.outlooks(at)["a"].error == "no such folder"
+        assert keeper.outlooks(at)["a"].state == "failed"
+        while not keeper.decide(at) and at < NOON + 100 * SECOND:
+            at += SECOND // 4
+        keeper.done(Call(keeper.workers[0], number + 2, keeper.placed.orders[0], None), reached=False)
+    assert tried[2] - tried[1] > tried[1] - tried[0]
+    keeper.take_catalogue(Catalogued({"a": model("a", priority=1)}))
+    assert keeper.outlooks(at)["a"].error == ""
+
+
+def test_a_model_larger_than_any_worker_is_not_tried_at_all() -> None:
+    keeper = keeper_of(model("a", 141), workers=[pool_worker("w")])
+    assert asked(keeper, NOON, a=WAITS) == []
+    assert "141.0 GB of weights, no worker more than 80.0 GB" in keeper.outlooks(NOON)["a"].error
+
+
+def test_a_reservation_is_prepared_before_it_begins_and_kept_until_it_ends() -> None:
+    entry = model("a", reservations=(Reservation(1, 12 * 60 + 1, 13 * 60),))
+    for seconds, wanted in ((0, []), (50, [("w", "a")])):
+        keeper = keeper_of(entry, workers=[pool_worker("w")])
+        assert asked(keeper, NOON + seconds * SECOND) == wanted
+    holding = keeper_of(entry, model("b"), workers=[pool_worker("w", "a")])
+    assert asked(holding, NOON + 120 * SECOND, b=WAITS) == []
+    after = keeper_of(entry, model("b"), workers=[pool_worker("w", "a")])
+    assert asked(after, NOON + 3_600 * SECOND, b=WAITS) == [("w", "b")]
+
+
+def test_a_client_that_was_asked_to_come_back_has_the_model_loaded_and_kept_until_then() -> None:
+    promised = ModelUse(1, 1, promised_unix_ms=NOON // 1_000_000 + 30_000)
+    keeper = keeper_of(model("a"), model("b"), workers=[pool_worker("w")])
+    assert asked(keeper, NOON, a=promised) == [("w", "a")]
+    held = pool_worker("w", "a", epoch=2, since_unix_ns=NOON + 5 * SECOND)
+    keeper.take_workers([held], NOON + 5 * SECOND)
+    assert asked(keeper, NOON + 10 * SECOND, a=promised, b=WAITS) == []
+
+
+def test_what_is_removed_loses_its_worker() -> None:
+    keeper = keeper_of(model("b"), workers=[pool_worker("w", "a")])
+    assert asked(keeper, NOON) == [("w", "")]
+
+
+def test_a_sleeping_model_wakes_where_it_sleeps() -> None:
+    asleep = [HeldModel(model="a", size_bytes=16 * GB)]
+    keeper = keeper_of(model("a"), workers=[pool_worker("v"), pool_worker("w", asleep=asleep)])
+    assert keeper.outlooks(NOON)["a"].state == "asleep"
+    assert asked(keeper, NOON, a=WAITS) == [("w", "a")]
+
+
+def test_counts_of_gateways_add_up_and_one_that_starts_anew_takes_nothing_back() -> None:
+    keeper = keeper_of(model("a"), workers=[])
+    keeper.take_uses({"g": {"a": ModelUse(5, 1, in_flight=1)}, "h": {"a": ModelUse(2, 1, in_flight=2)}}, NOON)
+    assert keeper.in_flight("a") == 3
+    keeper.take_uses({"g": {"a": ModelUse(1, 2)}}, NOON + SECOND)
+    assert keeper.in_flight("a") == 0 and keeper.last_use_ms("a") == 2

@@ -1,0 +1,93 @@
+"""What planners know of workers by the word of metrics services, however many tell and in whatever order."""
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load, Worker
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
+from libs.telemetry.fleet_loads import COLUMNS, WINDOW_NS
+from libs.testing.loads import Telling
+from libs.testing.workers.telemetry import MS, at, step, step_batch
+from services.planner.hearing.fleet_view import COVERED, DECODE, PREFILL, FleetView, Taken
+from services.planner.hearing.roster import Roster
+
+WINDOW_MS = 1_000
+
+
+def registered(name: str, incarnation: int = 1, epoch: int = 1) -> Worker:
+    return Worker(id=name, incarnation=incarnation, assignment=Assignment(model="m", role=1, epoch=epoch))
+
+
+def view_of(*workers: Worker) -> FleetView:
+    view = FleetView(WINDOW_MS * MS, 0)
+    view.take_roster(Roster(workers, "planner"))
+    return view
+
+
+def loads(name: str, busy_ms: float, *, to_ms: int = WINDOW_MS, running: int = 0, metrics_id: str = "m") -> FleetLoads:
+    batch = step_batch(
+        to_ms, (to_ms - WINDOW_MS, to_ms), [step(to_ms - WINDOW_MS, to_ms - WINDOW_MS + busy_ms, prefill=1)],
+        worker=name, load=Load(running=running),
+    )  # fmt: skip
+    return Telling(metrics_id).loads([batch], at(to_ms))
+
+
+def test_windows_and_loads_come_out_as_workers_told_them() -> None:
+    view = view_of(registered("a"), registered("b"))
+    assert view.take(loads("b", 250, running=7), at(WINDOW_MS)) is Taken.COUNTED
+    assert view.times_ns(at(WINDOW_MS)).tolist() == [[0, 0, 0], [1_000 * MS, 250 * MS, 0]]
+    assert (view.load(0), view.load(1).running) == (None, 7)  # type: ignore[union-attr]
+    assert view.is_known().tolist() == [False, True]
+
+
+def test_of_two_accounts_of_a_window_the_fuller_counts_whichever_comes_first() -> None:
+    whole, part = loads("a", 500), loads("a", 500)
+    for window in part.windows:
+        for name in ("covered_ns", "prefill_ns"):
+            setattr(window, name, bytes(8))
+    for order in ((whole, part), (part, whole)):
+        view = view_of(registered("a"))
+        for number, each in enumerate(order):
+            each.metrics_id = f"metrics-{number}"
+            view.take(each, at(WINDOW_MS))
+        assert view.times_ns(at(WINDOW_MS))[0, [COVERED, PREFILL, DECODE]].tolist() == [1_000 * MS, 500 * MS, 0]
+
+
+def test_what_came_late_says_nothing_of_now() -> None:
+    view = view_of(registered("a"))
+    view.take(loads("a", 10, to_ms=2_000, running=5), at(2_000))
+    heard_ns = view.heard_ns.tolist()
+    view.take(loads("a", 10, to_ms=1_000, running=9), at(2_100))
+    assert (view.load(0).running, view.heard_ns.tolist()) == (5, heard_ns)  # type: ignore[union-attr]
+
+
+def test_another_life_of_a_worker_is_not_taken_for_this_one() -> None:
+    view = view_of(registered("a", incarnation=2))
+    view.take(loads("a", 500), at(WINDOW_MS))
+    assert not view.is_known().any() and not view.times_ns(at(WINDOW_MS)).any()
+
+
+def test_what_is_known_of_a_worker_outlives_a_new_list_of_workers_and_not_its_restart() -> None:
+    view = view_of(registered("a"), registered("b"))
+    view.take(loads("b", 250, running=7), at(WINDOW_MS))
+    view.take_roster(Roster([registered("c"), registered("b", epoch=4)], "planner"))
+    assert view.times_ns(at(WINDOW_MS))[1].tolist() == [1_000 * MS, 250 * MS, 0]
+    assert (view.load(1).running, view.epoch(1)) == (7, 4)  # type: ignore[union-attr]
+    view.take_roster(Roster([registered("b", incarnation=2)], "planner"))
+    assert not view.is_known().any() and not view.times_ns(at(WINDOW_MS)).any()
+
+
+def test_nonsense_is_counted_and_changes_nothing() -> None:
+    view = view_of(registered("a"))
+    short, odd, beyond, old = (loads("a", 500) for _ in range(4))
+    short.running = b"1234"
+    odd.windows[0].start_unix_ns += 1
+    beyond.windows[0].workers = (7).to_bytes(8, "little")
+    old.told_unix_ns -= 60 * 10**9
+    taken = [view.take(each, at(WINDOW_MS)) for each in (short, odd, beyond, old)]
+    assert taken == [Taken.MALFORMED] * 3 + [Taken.OLD]
+    assert not view.is_known().any()
+    assert view.take(FleetLoads(told_unix_ns=at(WINDOW_MS)), at(WINDOW_MS)) is Taken.COUNTED
+
+
+def test_every_column_has_an_entry_for_each_worker() -> None:
+    told = loads("a", 100)
+    assert all(len(getattr(told, name)) == 8 for name in COLUMNS)
+    assert {window.start_unix_ns % WINDOW_NS for window in told.windows} == {0}

@@ -1,0 +1,414 @@
+"""The planner without its stores: the pure core, the snapshot, and HTTP answers over the real app."""
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from libs.contracts import metric_names
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
+    ROLE_MIXED,
+    ROLE_PREFILL,
+    ROLE_UNSPECIFIED,
+    WORKER_STATE_DRAINING,
+    WORKER_STATE_READY,
+    Assignment,
+    Load,
+    RoleChange,
+    Worker,
+)
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
+    ACTION_KEEP,
+    ACTION_ROLE_MOVED,
+    ACTION_SET_MODE,
+    MODE_ADVISORY,
+    MODE_OFF,
+)
+from libs.contracts.roles import role_from_name
+from libs.policy.planner.cadence import is_due, is_news
+from libs.policy.roles import Role
+from libs.telemetry.fleet_loads import MOST_COUNTED
+from libs.testing.clock import ManualClock
+from libs.testing.loads import Telling
+from libs.testing.workers.hosts import RecordingBus
+from libs.testing.workers.telemetry import MS, at, step, step_batch
+from services.planner.http.admin import Admin
+from services.planner.http.api import PlannerCollector, make_api
+from services.planner.http.limits_api import LimitsApi
+from services.planner.http.mode_api import ModeApi
+from services.planner.kept import Kept
+from services.planner.messages import summary
+from services.planner.state import Identity, PlannerState
+from services.planner.store import RedisPlannerStore
+
+WINDOW_MS = 1000
+
+
+def worker(worker_id, role, *, gpus=1, model="sim", state=WORKER_STATE_READY, incarnation=1):
+    wire_role, budget_tokens = role_from_name(role, 64 if role == "mixed" else 0)
+    return Worker(
+        id=worker_id,
+        incarnation=incarnation,
+        node="node-a",
+        pid=42,
+        address="127.0.0.1:1",
+        engine="sim",
+        device="sim:h100",
+        gpus=gpus,
+        state=state,
+        assignment=Assignment(model=model, role=wire_role, budget_tokens=budget_tokens, epoch=3),
+    )
+
+
+def told(registered, busy_ms, *, load=None, incarnation=1, cover_ms=(0, WINDOW_MS)):
+    """What a registered worker sends that was busy for `busy_ms` of the window."""
+    steps = [step(0, busy_ms, decode=1)] if busy_ms else []
+    return step_batch(
+        1, cover_ms, steps, worker=registered.id, gpus=registered.gpus, load=load, incarnation=incarnation
+    )
+
+
+def state_of(*workers, mode=MODE_ADVISORY, kept_decisions=5):
+    state = PlannerState(
+        Identity("planner-0", at(0), mode), lag_ns=0, window_ns=WINDOW_MS * MS, kept_decisions=kept_decisions
+    )
+    state.take_workers(workers, at(0))
+    return state
+
+
+def snapshot_of(*workers_and_busy):
+    state = state_of(*(registered for registered, _ in workers_and_busy))
+    batches = [told(registered, busy_ms) for registered, busy_ms in workers_and_busy if busy_ms is not None]
+    state.take_loads(Telling().loads(batches, at(WINDOW_MS)), at(WINDOW_MS))
+    return state.snapshot(at(WINDOW_MS))
+
+
+@pytest.mark.parametrize(
+    ("at_rest", "since_s", "due"), [(False, 0.0, True), (True, 0.2, False), (True, 0.85, False), (True, 0.95, True)]
+)
+def test_a_decision_is_due_every_period_and_of_a_cluster_at_rest_once_a_second(at_rest, since_s, due):
+    assert is_due(at_rest=at_rest, since_s=since_s, period_s=0.2) is due
+
+
+@pytest.mark.parametrize(("same", "since_ms", "news"), [(True, 899, False), (True, 1_000, True), (False, 0, True)])
+def test_to_keep_all_is_told_when_its_reasons_change_and_once_a_second(same, since_ms, news):
+    assert is_news(same_reasons=same, since_ns=since_ms * MS) is news
+
+
+def test_mixed_workers_belong_to_the_decode_pool_and_models_are_pooled_apart():
+    snapshot = snapshot_of(
+        (worker("d", "decode"), 100), (worker("m", "mixed"), 300), (worker("x", "decode", model="other"), 900)
+    )
+    assert [(pool.model, pool.workers, pool.busy) for pool in snapshot.pools] == [
+        ("other", 1, 0.9),
+        ("sim", 2, 0.2),
+    ]
+
+
+def test_telemetry_of_an_older_incarnation_says_nothing_about_a_worker():
+    restarted = worker("d", "decode", incarnation=2)
+    state = state_of(restarted)
+    before = told(restarted, 500, load=Load(running=5), incarnation=1)
+    state.take_loads(Telling().loads([before], at(WINDOW_MS)), at(WINDOW_MS))
+    (pool,) = state.snapshot(at(WINDOW_MS)).pools
+    assert (pool.busy, pool.coverage, pool.running) == (None, 0, 0)
+
+
+def test_a_worker_without_a_role_is_in_a_pool_of_its_own():
+    odd = worker("x", "prefill")
+    odd.assignment.role = ROLE_UNSPECIFIED
+    snapshot = snapshot_of((odd, 100), (worker("p", "prefill"), 500), (worker("d", "decode"), 100))
+    assert [pool.role for pool in snapshot.pools] == [None, Role.PREFILL, Role.MIXED]
+    pools = summary(snapshot).pools
+    assert [pool.role for pool in pools] == [ROLE_UNSPECIFIED, ROLE_PREFILL, ROLE_MIXED]
+
+
+def test_without_workers_it_keeps_and_says_so(planner):
+    (kept,) = planner.state.decide(at(0)).decisions
+    assert (kept.action, kept.reason_code, kept.reason) == (
+        ACTION_KEEP, "no_workers", "keep: no workers are registered",
+    )  # fmt: skip
+
+
+class Keeper:
+    """A Redis that is there or is not."""
+
+    def __init__(self):
+        self.mode = self.limits = None
+        self.away = False
+
+    async def keep(self, mode):
+        self.mode = None if self.away else mode
+        return not self.away
+
+    async def keep_limits(self, written):
+        self.limits = None if self.away else written
+        return not self.away
+
+
+class Planner:
+    """A planner without its stores: what they would tell goes straight in."""
+
+    def __init__(self, kept_decisions=5):
+        self.clock = ManualClock(at(0))
+        self.state = PlannerState(
+            Identity("planner-0", at(0), MODE_ADVISORY),
+            lag_ns=0,
+            window_ns=WINDOW_MS * MS,
+            kept_decisions=kept_decisions,
+        )
+        self.telling = Telling()
+        registry = CollectorRegistry()
+        registry.register(PlannerCollector(self.state, self.clock))
+        self.bus = RecordingBus()
+        self.keeper = Keeper()
+        modes = ModeApi(Admin(self.state, self.keeper, self.bus, self.clock, token="secret"))
+        limits = LimitsApi(Admin(self.state, self.keeper, self.bus, self.clock, token="secret"))
+        app = make_api(self.state, self.clock, registry, modes, limits)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://planner")
+
+    def hear(self, batch, now_ns):
+        """What a worker tells, by way of a metrics service."""
+        self.state.take_loads(self.telling.loads([batch], now_ns), now_ns)
+
+
+@pytest.fixture
+async def planner():
+    service = Planner()
+    async with service.http:
+        yield service
+
+
+async def test_workers_are_answered_with_words_and_their_latest_depths(planner):
+    planner.clock.advance_ms(WINDOW_MS)
+    busy, silent = worker("m", "mixed", gpus=0), worker("p", "prefill", state=WORKER_STATE_DRAINING)
+    planner.state.take_workers([busy, silent], planner.clock.now_ns())
+    planner.hear(
+        told(busy, 500, load=Load(running=3, waiting=2, preemptions=1, recomputed_tokens=9)), planner.clock.now_ns()
+    )
+    mixed, prefill = (await planner.http.get("/v1/workers")).json()
+    assert mixed == {
+        "id": "m",
+        "pid": 42,
+        "node": "node-a",
+        "role": "mixed",
+        "budget_tokens": 64,
+        "engine": "sim",
+        "model": "sim",
+        "device": "sim:h100",
+        "gpus": 1,
+        "epoch": 3,
+        "started_unix_ns": 1,
+        "moves": 2,
+        "moved_unix_ns": 0,
+        "moved_by": "",
+        "moved_because": "",
+        "state": "ready",
+        "unpaired": "",
+        "running": 3,
+        "waiting": 2,
+        "preemptions": 1,
+        "recomputed_tokens": 9,
+        "pool_faults": 0,
+        "address": "127.0.0.1:1",
+        "coverage": 1.0,
+    }
+    assert (prefill["role"], prefill["state"], prefill["running"], prefill["coverage"]) == (
+        "prefill",
+        "draining",
+        None,
+        0,
+    )
+
+
+async def test_decisions_are_answered_newest_first_and_kept_to_a_bound(planner):
+    planner.clock.advance_ms(WINDOW_MS)
+    prefill, decode = worker("p", "prefill"), worker("d", "decode")
+    planner.state.take_workers([prefill, decode], planner.clock.now_ns())
+    planner.hear(told(decode, 250), planner.clock.now_ns())
+    assert len(planner.state.decide(planner.clock.now_ns()).decisions) == 1
+    assert planner.state.decide(planner.clock.now_ns()).decisions == [], "it said so a moment ago"
+    for turn in range(7):
+        planner.clock.advance_ms(1_000)
+        planner.state.set_mode(MODE_OFF if turn % 2 else MODE_ADVISORY, "me", planner.clock.now_ns())
+    planner.clock.advance_ms(1_000)
+    for _ in range(2):
+        planner.clock.advance_ms(1_000)
+        planner.state.decide(planner.clock.now_ns())
+    answer = (await planner.http.get("/v1/decisions", params={"limit": 3})).json()
+    assert [decision["sequence"] for decision in answer] == [10, 8, 7], "of decisions that say the same, the newest"
+    assert len((await planner.http.get("/v1/decisions", params={"limit": 1000})).json()) == 5
+    newest = answer[0]
+    assert (newest["action"], newest["mode"], newest["reason_code"]) == ("keep", "advisory", "unknown")
+    assert newest["time"] == "2023-11-14T22:13:31.000Z"
+    assert [(pool["role"], pool["busy"]) for pool in newest["pools"]] == [("prefill", None), ("decode", None)]
+    by_id = (await planner.http.get(f"/v1/decisions/{newest['id']}")).json()
+    assert by_id == (await planner.http.get("/v1/decisions/10")).json() == newest
+    missing = await planner.http.get("/v1/decisions/nothing")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "decision_not_found")
+
+
+@pytest.mark.parametrize(
+    ("told_ms", "load", "rests"),
+    [
+        (0, None, True),
+        (100, None, False),
+        (0, Load(running=1), False),
+        (0, Load(waiting=1), False),
+        (None, None, False),
+    ],
+    ids=["all idle", "a step ran", "a sequence runs", "one waits", "one is not heard"],
+)
+def test_a_cluster_rests_while_every_worker_says_that_nothing_happens(planner, told_ms, load, rests):
+    prefill, decode = worker("p", "prefill"), worker("d", "decode")
+    planner.state.take_workers([prefill, decode], at(0))
+    planner.hear(told(prefill, 0), at(WINDOW_MS))
+    if told_ms is not None:
+        planner.hear(told(decode, told_ms, load=load), at(WINDOW_MS))
+    assert not planner.state.at_rest  # nothing has been decided yet
+    planner.state.decide(at(WINDOW_MS))
+    assert planner.state.at_rest is rests
+
+
+@pytest.mark.parametrize("news", ["work", "role", "worker", "mode"])
+def test_news_end_the_rest_of_a_cluster_before_the_next_decision(planner, news):
+    prefill, decode = worker("p", "prefill"), worker("d", "decode")
+    planner.state.take_workers([prefill, decode], at(0))
+    for each in (prefill, decode):
+        planner.hear(told(each, 0), at(WINDOW_MS))
+    planner.state.decide(at(WINDOW_MS))
+    planner.state.take_workers([prefill, decode], at(WINDOW_MS))
+    assert planner.state.at_rest
+    if news == "work":
+        batch = step_batch(2, (WINDOW_MS, WINDOW_MS + 100), [step(WINDOW_MS, WINDOW_MS + 9, decode=1)], worker="d")
+        planner.hear(batch, at(WINDOW_MS + 100))
+    elif news == "mode":
+        planner.state.set_mode(MODE_ADVISORY, "me", at(WINDOW_MS))
+    else:
+        other = worker("d", "prefill") if news == "role" else worker("new", "decode")
+        planner.state.take_workers([prefill, other], at(WINDOW_MS))
+    assert not planner.state.at_rest
+
+
+def test_sums_beyond_what_a_decision_carries_are_cut_there():
+    most = 2**32 - 1
+    workers = [worker(name, "decode", gpus=most) for name in ("a", "b")]
+    state, telling = state_of(*workers), Telling()
+    batches = []
+    for each in workers:
+        load = Load(running=most, waiting=most, waiting_prefill_tokens=2**64 - 1)
+        batches.append(told(each, 100, load=load))
+    state.take_loads(telling.loads(batches, at(WINDOW_MS)), at(WINDOW_MS))
+    (pool,) = state.decide(at(WINDOW_MS)).decisions[0].inputs.pools
+    assert (pool.gpus, pool.running, pool.waiting) == (most, most, most)
+    assert pool.waiting_prefill_tokens == 2 * MOST_COUNTED
+
+
+async def test_role_moves_are_told_with_actor_and_reason_whoever_made_them(planner):
+    now_ns, before = planner.clock.now_ns(), worker("d", "decode")
+    assert planner.state.take_workers([before], now_ns) == []
+    after = worker("d", "prefill")
+    after.assignment.epoch = 5
+    after.role_change.CopyFrom(RoleChange(actor="fulcrum role", reason="a spike", unix_ns=now_ns))
+    (told_of,) = planner.state.take_workers([after, worker("new", "decode")], now_ns)
+    assert planner.state.take_workers([after], now_ns) == []
+    assert (told_of.action, told_of.worker_id, told_of.assignment.epoch) == (ACTION_ROLE_MOVED, "d", 5)
+    assert (told_of.actor, told_of.worker_incarnation) == ("fulcrum role", 1)
+    (answer,) = (await planner.http.get("/v1/decisions")).json()
+    assert (answer["action"], answer["worker"], answer["role"], answer["epoch"]) == ("role_moved", "d", "prefill", 5)
+    assert answer["reason"] == "fulcrum role moved d to prefill: a spike"
+    (listed,) = (await planner.http.get("/v1/workers")).json()
+    assert (listed["moves"], listed["moved_unix_ns"], listed["moved_by"]) == (4, now_ns, "fulcrum role")
+    restarted = worker("d", "decode", incarnation=2)
+    assert planner.state.take_workers([restarted], now_ns) == []
+
+
+async def test_a_decode_worker_to_which_the_planner_lends_prompts_is_a_decode_worker_still(planner):
+    lent, chosen = worker("d", "mixed"), worker("m", "mixed")
+    lent.role_change.CopyFrom(RoleChange(actor="planner-0", unix_ns=at(0)))
+    chosen.role_change.CopyFrom(RoleChange(actor="fulcrum role", unix_ns=at(0)))
+    planner.state.take_workers([lent, chosen, worker("s", "mixed")], at(0))
+    found = {
+        each["id"]: (each["role"], each["budget_tokens"]) for each in (await planner.http.get("/v1/workers")).json()
+    }
+    assert found == {"d": ("decode", 64), "m": ("mixed", 64), "s": ("mixed", 64)}
+
+
+async def test_the_mode_is_set_with_the_token_told_and_kept(planner):
+    assert (await planner.http.get("/v1/mode")).json() == {"mode": "advisory", "kept": True}
+    off = {"mode": "off", "actor": "tester"}
+    for headers in ({}, {"authorization": "Bearer wrong"}):
+        assert (await planner.http.put("/v1/mode", json=off, headers=headers)).status_code == 401
+    headers = {"authorization": "Bearer secret"}
+    assert (await planner.http.put("/v1/mode", json={"mode": "on"}, headers=headers)).status_code == 400
+    assert planner.bus.published == []
+    assert (await planner.http.put("/v1/mode", json=off, headers=headers)).json() == {"mode": "off", "kept": True}
+    assert planner.keeper.mode == MODE_OFF
+    (told_of,) = planner.bus.published
+    assert (told_of.action, told_of.mode, told_of.actor) == (ACTION_SET_MODE, MODE_OFF, "tester")
+    (answer,) = (await planner.http.get("/v1/decisions")).json()
+    assert (answer["action"], answer["mode"], answer["worker"]) == ("set_mode", "off", "")
+    planner.keeper.away = True
+    answer = (await planner.http.put("/v1/mode", json={"mode": "advisory"}, headers=headers)).json()
+    assert answer == {"mode": "advisory", "kept": False}
+
+
+async def test_a_mode_is_only_set_by_json_that_says_so(planner):
+    token = {"authorization": "Bearer secret"}
+    for headers in ({}, {"content-type": "text/plain"}, {"content-type": "application/json", "content-encoding": "br"}):
+        answer = await planner.http.put("/v1/mode", content=b'{"mode": "off"}', headers={**token, **headers})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+    assert planner.bus.published == []
+
+
+@pytest.mark.system
+async def test_a_mode_outlives_a_restart_in_redis_and_without_it_is_none(redis, cluster):
+    first, second = RedisPlannerStore(redis.url, cluster), RedisPlannerStore(redis.url, cluster)
+    assert await first.load() == Kept(None, None)
+    assert await first.keep(MODE_OFF) and await first.keep_limits("{}")
+    assert await second.load() == Kept(MODE_OFF, "{}")
+    away = RedisPlannerStore("redis://127.0.0.1:1/0", cluster)
+    assert (await away.load(), await away.keep(MODE_OFF)) == (None, False)
+    for store in (first, second, away):
+        await store.close()
+
+
+async def test_a_bad_limit_is_a_400_that_names_the_parameter(planner):
+    for limit in ("0", "1001", "many"):
+        answer = await planner.http.get("/v1/decisions", params={"limit": limit})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
+
+
+async def test_readiness_says_in_words_which_source_is_silent_and_what_was_known_stays(planner):
+    assert "registry has not answered" in (await planner.http.get("/readyz")).json()["reason"]
+    registered = worker("d", "decode")
+    planner.state.take_workers([registered], planner.clock.now_ns())
+    planner.hear(told(registered, 250), planner.clock.now_ns())
+    assert (await planner.http.get("/readyz")).json() == {"status": "ready"}
+    planner.clock.advance_ms(4000)
+    answer = await planner.http.get("/readyz")
+    assert answer.status_code == 503
+    assert "registry has been silent for 4.0 s" in answer.json()["reason"]
+    assert "no telemetry has come for 4.0 s" in answer.json()["reason"]
+    assert [each["id"] for each in (await planner.http.get("/v1/workers")).json()] == ["d"]
+    for path in ("/healthz", "/health"):
+        assert (await planner.http.get(path)).json() == {"status": "ok"}
+
+
+async def test_planner_metrics_are_named_in_the_one_module(planner):
+    planner.state.take_workers([worker("d", "decode")], planner.clock.now_ns())
+    planner.state.decide(planner.clock.now_ns())
+    text = (await planner.http.get("/metrics")).text
+    samples = {s.name: s.value for family in text_string_to_metric_families(text) for s in family.samples}
+    assert samples[metric_names.DECISIONS_TOTAL] == 1
+    assert samples[metric_names.PLANNER_WORKERS] == 1
+    assert set(samples) <= {value for name, value in vars(metric_names).items() if name.isupper()}
+
+
+async def test_a_worker_that_nobody_has_kv_like_is_named_and_counted(planner):
+    workers = [worker("d", "decode"), worker("e", "decode"), worker("p", "prefill")]
+    workers[1].capabilities.kv_layout = "sim/block32"
+    planner.state.take_workers(workers, planner.clock.now_ns())
+    told = {each["id"]: each["unpaired"] for each in (await planner.http.get("/v1/workers")).json()}
+    assert (told["d"], told["p"]) == ("", "") and "sim here, nothing there" in told["e"]
+    assert f"{metric_names.PLANNER_UNPAIRED_WORKERS} 1.0" in (await planner.http.get("/metrics")).text

@@ -1,0 +1,190 @@
+"""What people allow the planner: limits, workers that they moved or pinned, and what it tells afterwards."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load, RoleChange
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_RECOMMEND, ACTION_SET_BUDGET, ACTION_SET_ROLE
+from libs.policy.planner.limits import DAY_MINUTES, Limits, ModelLimits, QuietHours
+from libs.policy.planner.role_planning import LACKING_NS
+from libs.testing.workers.telemetry import at
+from services.planner.hearing.roster import HAND_NS
+from services.planner.http.answers import decision_answer
+from services.planner.http.limits_body import LimitsBody
+from services.planner.kept import Lead
+from services.planner.role_planner import FAILED_NS
+from services.planner.state import MEASURED_NS
+from tests.planner_rig import CHUNK, MS, Cluster, actions
+
+
+def limits(**own: Any) -> Limits:
+    return LimitsBody(**own).limits()
+
+
+def test_a_pinned_worker_keeps_its_role_and_budget() -> None:
+    cluster = Cluster(p="prefill", d="decode", e="decode")
+    cluster.state.set_limits(limits(pinned=["d"]), "me", "", at(0))
+    assert actions(cluster.decide(p=0.9)) == [(ACTION_SET_BUDGET, "e", "mixed")]
+
+
+def test_a_worker_that_a_person_moved_is_left_for_a_minute() -> None:
+    cluster = Cluster(p="prefill", d="decode")
+    cluster.workers["d"].role_change.CopyFrom(RoleChange(actor="fulcrum role", unix_ns=at(0)))
+    assert cluster.decide(p=0.9).orders == ()
+    cluster.ms += HAND_NS // MS
+    assert len(cluster.decide(p=0.9).orders) == 1
+
+
+def test_a_worker_that_another_planner_moved_is_not_left() -> None:
+    cluster = Cluster(p="prefill", d="decode")
+    cluster.workers["d"].role_change.CopyFrom(RoleChange(actor="planner-of-before", unix_ns=at(0)))
+    assert len(cluster.decide(p=0.9).orders) == 1
+
+
+def test_a_worker_that_was_started_mixed_keeps_its_budget_however_calm_it_is() -> None:
+    cluster = Cluster(m="mixed", n="mixed")
+    for _ in range(10):
+        assert cluster.decide().orders == ()
+
+
+def test_limits_move_workers_though_nothing_presses() -> None:
+    cluster = Cluster(p="prefill", d="decode", e="decode")
+    cluster.state.set_limits(limits(models={"sim": {"prefill_min": 2}}), "me", "", at(0))
+    decided = cluster.decide()
+    assert [(action, role) for action, _, role in actions(decided)] == [(ACTION_SET_ROLE, "prefill")]
+    (told,) = decided.decisions
+    assert told.reason_code == "limits"
+    assert told.reason.startswith(
+        "limits ask for other numbers than 1 prefill worker and 2 decode; 1 decode to prefill"
+    )
+
+
+def test_no_role_changes_in_quiet_hours_but_budgets_do() -> None:
+    cluster = Cluster(p="prefill", d="decode", e="decode")
+    cluster.state.set_limits(limits(quiet_hours=["00:00-24:00"], every={"prefill_min": 2}), "me", "", at(0))
+    assert [each[0] for each in actions(cluster.decide(p=0.9))] == [ACTION_SET_BUDGET] * 2
+
+
+def test_no_more_workers_move_in_a_second_than_limits_allow() -> None:
+    cluster = Cluster(**{f"d{n}": "decode" for n in range(6)}, p="prefill")
+    cluster.state.set_limits(limits(moves_per_s=2, every={"prefill_min": 6}), "me", "", at(0))
+    assert len(cluster.decide().orders) == 2
+    cluster.ms -= 500
+    assert cluster.state.decide(at(cluster.ms)).orders == ()
+
+
+def test_what_a_decision_left_is_told_afterwards_beside_what_was_before() -> None:
+    cluster = Cluster(p="prefill", d="decode")
+    decided = cluster.decide(p=0.9)
+    (first,) = decided.decisions
+    cluster.carry_out(decided)
+    again: list[Any] = []
+    while not again:
+        again = [each for each in cluster.decide(p=0.2).decisions if each.sequence == first.sequence]
+    answer = decision_answer(again[0])
+    assert answer.measured is not None and answer.measured.after_ms >= MEASURED_NS // MS
+    assert answer.measured.before.prompt_pressure > answer.measured.after.prompt_pressure > 0
+    assert answer.predicted is not None and (answer.predicted.prefill, answer.predicted.decode) == (1, 1)
+    assert (answer.workers, answer.changes[0].budget_tokens) == (["d"], CHUNK)
+
+
+def test_a_planner_that_does_not_know_whether_it_leads_asks_nobody_for_anything() -> None:
+    cluster = Cluster(p="prefill", d="decode")
+    cluster.state.lead = Lead.UNKNOWN
+    decided = cluster.decide(p=0.9)
+    assert (decided.orders, [each.action for each in decided.decisions]) == ((), [ACTION_RECOMMEND])
+    assert "which planner leads" in (cluster.state.not_live(at(cluster.ms)) or "")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"moves_per_s": -1},
+        {"every": {"prefill_min": 3, "prefill_max": 2}},
+        {"every": {"decode_min": 0}},
+        {"models": {"": {}}},
+        {"quiet_hours": ["25:00-26:00"]},
+        {"quiet_hours": ["22:00-22:00"]},
+        {"quiet_hours": ["24:30-06:00"]},
+        {"quiet": []},
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        LimitsBody(**wrong)
+
+
+@given(st.integers(0, DAY_MINUTES - 1), st.integers(0, DAY_MINUTES - 1), st.integers(0, DAY_MINUTES - 1))
+def test_quiet_hours_past_midnight_are_those_that_the_turned_round_ones_leave(
+    start: int, end: int, minute: int
+) -> None:
+    if start != end:
+        assert QuietHours(start, end).hold(minute) is not QuietHours(end, start).hold(minute)
+
+
+@given(st.integers(0, 5), st.integers(0, 5))
+def test_limits_allow_what_lies_between_them(prefill: int, decode: int) -> None:
+    held = ModelLimits(prefill_min=1, prefill_max=3, decode_min=2)
+    assert held.allow(prefill, decode) is (1 <= prefill <= 3 and decode >= 2)
+
+
+def test_what_was_set_is_told_in_words() -> None:
+    before = LimitsBody()
+    assert LimitsBody(moves_per_s=2, revision=7).changed_from(before) == "moves_per_s from 64 to 2"
+
+
+def test_limits_that_no_numbers_within_reach_meet_are_named_and_move_nobody() -> None:
+    cluster = Cluster(p="prefill", d="decode")
+    cluster.state.set_limits(limits(every={"prefill_min": 2}), "me", "", at(0))
+    (kept,) = cluster.decide().decisions
+    assert (kept.reason_code, "limits do not allow" in kept.reason) == ("limits_unmet", True)
+
+
+def test_where_no_prefill_worker_is_allowed_all_become_decode_workers() -> None:
+    cluster = Cluster(p="prefill", d="decode")
+    cluster.state.set_limits(limits(every={"prefill_max": 0}), "me", "", at(0))
+    assert (ACTION_SET_ROLE, "p", "mixed") in actions(cluster.decide())
+
+
+def test_workers_that_were_started_mixed_are_not_made_prefill_workers_by_a_little_work() -> None:
+    cluster = Cluster(m="mixed", n="mixed")
+    load = Load(running=60, free_kv_blocks=100)
+    for share in (0.05, 0.3, 0.5):
+        assert not [each for each in actions(cluster.decide(load=load, m=share)) if each[0] == ACTION_SET_ROLE]
+
+
+def test_a_decode_worker_whose_prefill_workers_are_gone_computes_prompts_itself() -> None:
+    cluster = Cluster(d="decode")
+    cluster.queue(1_000)
+    assert actions(cluster.decide()) == [(ACTION_SET_BUDGET, "d", "mixed")]
+
+
+def test_prefill_workers_left_alone_with_work_decode_too_but_not_before_one_that_restarts_is_back() -> None:
+    cluster = Cluster(p="prefill", q="prefill")
+    cluster.queue(1_000)
+    assert actions(cluster.decide()) == []
+    found: list[Any] = []
+    while not found:
+        cluster.queue(1_000)
+        found = actions(cluster.decide())
+    assert cluster.ms * MS >= LACKING_NS
+    assert {each[2] for each in found} == {"mixed"}
+
+
+def test_a_worker_that_could_not_be_asked_is_left_alone_while_others_relieve_the_load() -> None:
+    cluster = Cluster(p="prefill", d="decode", e="decode")
+    for order in cluster.decide(p=0.9).orders:
+        cluster.state.done(order, None, failed=order.worker.id == "d")
+    assert [each.worker.id for each in cluster.decide(p=0.9).orders] == ["e"]
+    cluster.ms += FAILED_NS // MS
+    assert "d" in [each.worker.id for each in cluster.decide(p=0.9).orders]
+
+
+def test_without_a_token_it_recommends() -> None:
+    cluster = Cluster(p="prefill", d="decode")
+    cluster.state.may_ask = False
+    assert [each.action for each in cluster.decide(p=0.9).decisions] == [ACTION_RECOMMEND]

@@ -1,0 +1,196 @@
+"""The horizon of minutes: what an actuator is asked for, and that nothing of it holds up decisions about roles."""
+
+from typing import Any
+
+import pytest
+
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
+    ACTION_RECOMMEND,
+    ACTION_SCALE,
+    ACTION_SET_ROLE,
+    MODE_ADVISORY,
+    MODE_AUTO,
+    Decision,
+)
+from libs.contracts.roles import role_name
+from libs.testing.memory.actuator import MemoryActuator
+from libs.testing.workers.hosts import RecordingBus
+from libs.testing.workers.telemetry import at
+from services.planner.http.answers import decision_answer
+from services.planner.http.limits_body import LimitsBody
+from services.planner.scaling.scaler import Scaler, Settings
+from services.planner.state import Decided
+from tests.planner_rig import WINDOW_MS, Cluster, registered
+
+BUSY = dict.fromkeys("pd", 0.98)
+START_UP_NS = 2_000_000_000
+
+
+class RigClock:
+    """That of a rig."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def now_ns(self) -> int:
+        return at(self._cluster.ms)
+
+
+class Memory:
+    """What a planner's store remembers."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+
+    async def recall(self, what: str) -> str | None:
+        return self.kept.get(what)
+
+    async def remember(self, what: str, written: str) -> bool:
+        self.kept[what] = written
+        return True
+
+
+class Town:
+    """A cluster whose actuator's workers register as soon as they are started."""
+
+    def __init__(self, mode: Any = MODE_AUTO, most: int = 2, *, memory: Memory | None = None) -> None:
+        self.cluster = Cluster(mode, p="prefill", d="decode")
+        self.actuator = MemoryActuator(most, on_start=self._come, on_end=self._go)
+        self.bus = RecordingBus()
+        self.memory = memory or Memory()
+        self.scaler = self.make_scaler(self.actuator)
+
+    def make_scaler(self, actuator: MemoryActuator | None) -> Scaler:
+        store: Any = self.memory
+        return Scaler(
+            self.cluster.state, self.bus, RigClock(self.cluster), actuator=actuator,
+            settings=Settings(START_UP_NS), store=store,
+        )  # fmt: skip
+
+    def _come(self, name: str) -> None:
+        self.cluster.workers[name] = registered(name, "standby")
+
+    def _go(self, name: str) -> None:
+        self.cluster.workers.pop(name, None)
+
+    async def second(self, waits: int = 0, **busy: float) -> Decided:
+        self.cluster.queue(waits)
+        decided = self.cluster.decide(None, **busy)
+        self.cluster.carry_out(decided)
+        await self.scaler.look()
+        return decided
+
+    @property
+    def told(self) -> list[Decision]:
+        """Decisions that were published beside those about roles."""
+        return [each for each in self.bus.published if isinstance(each, Decision)]
+
+    def roles(self) -> dict[str, str]:
+        return {name: role_name(each.assignment) for name, each in self.cluster.workers.items()}
+
+
+async def flooded(town: Town, seconds: int = 8) -> list[Decided]:
+    return [await town.second(200_000, **BUSY) for _ in range(seconds)]
+
+
+async def test_workers_are_started_and_take_roles_where_no_split_has_room() -> None:
+    town = Town()
+    found = await flooded(town)
+    assert len(town.actuator.worker_ids) == 2
+    assert {town.roles()[name] for name in town.actuator.worker_ids} <= {"prefill", "mixed", "decode"}
+    (scale, *_) = [each for each in town.told if each.action == ACTION_SCALE]
+    answer = decision_answer(scale)
+    assert answer.reason_code == "too_small" and answer.scale is not None
+    assert (answer.scale.serving, answer.scale.started_to, answer.scale.actuator) == (2, 2, "memory")
+    called = [
+        change.worker_id
+        for each in found
+        for decision in each.decisions
+        if decision.action == ACTION_SET_ROLE
+        for change in decision.changes
+    ]
+    assert {"spare-1", "spare-2"} <= set(called)
+
+
+@pytest.mark.parametrize("trouble", ["away", "slow"])
+async def test_an_actuator_that_is_away_or_slow_holds_up_no_decision_and_is_asked_again(trouble: str) -> None:
+    town = Town()
+    if trouble == "away":
+        town.actuator.away = True
+    else:
+        town.actuator.slow = 3
+    found = await flooded(town, 3)
+    assert all(each.decisions for each in found) and town.actuator.worker_ids == []
+    town.actuator.away = False
+    await flooded(town, 8)
+    assert len(town.actuator.worker_ids) == 2
+
+
+async def test_limits_bound_what_is_started_and_advisory_starts_nobody() -> None:
+    town = Town()
+    limits = LimitsBody(every={"workers_max": 3}).limits()
+    town.cluster.state.set_limits(limits, "me", "", at(0))
+    await flooded(town)
+    assert len(town.actuator.worker_ids) == 1
+    advisory = Town(MODE_ADVISORY)
+    await flooded(advisory)
+    assert advisory.actuator.worker_ids == []
+    assert {each.action for each in advisory.told} == {ACTION_RECOMMEND}
+
+
+async def test_a_planner_that_starts_again_goes_on_with_the_workers_there_are_and_the_gpu_time_they_took() -> None:
+    town = Town()
+    await flooded(town, 14)
+    charged = town.memory.kept["scale"]
+    started = list(town.actuator.worker_ids)
+    town.scaler = again = town.make_scaler(town.actuator)
+    await again._restore()
+    assert dict(again._memories["sim"].spent_gpu_s).popitem()[1] > 1 and "sim" in charged
+    await flooded(town, 5)
+    assert town.actuator.worker_ids == started
+
+
+async def test_without_an_actuator_more_workers_are_advised_and_what_they_brought_is_told() -> None:
+    town = Town()
+    town.scaler = town.make_scaler(None)
+    await flooded(town, 7)
+    (advised,) = [each for each in town.told if each.advice.kind == "add_workers"]
+    answer = decision_answer(advised).advice
+    assert answer is not None and answer.outcome == "open"
+    assert answer.low <= answer.high < 0 and answer.command.startswith("fulcrum planner limits")
+    town.cluster.workers |= {name: registered(name, "prefill") for name in ("x", "y", "z")}
+    for _ in range(14):
+        await town.second(0, p=0.3)
+    found = decision_answer([each for each in town.told if each.advice.kind == "add_workers"][-1]).advice
+    assert found is not None and (found.outcome, found.came < 0) == ("applied", True)
+
+
+async def test_a_move_is_told_with_what_would_have_been_without_it() -> None:
+    cluster = Cluster(a="decode", b="decode", c="decode", p="prefill")
+    cluster.state.set_limits(LimitsBody(every={"prefill_min": 2}).limits(), "me", "", at(0))
+    cluster.queue(20_000)
+    decided = cluster.decide(p=0.9)
+    moved = next(each for each in decided.decisions if each.action == ACTION_SET_ROLE)
+    cluster.carry_out(decided)
+    for _ in range(3):
+        cluster.queue(20_000)
+        cluster.decide(p=0.9)
+    found = decision_answer(moved).counterfactual
+    assert found is not None and found.method == "closed_form"
+    assert (found.without.prefill, found.with_it.prefill) == (1, 2)
+    assert found.without.ttft_ms >= found.with_it.ttft_ms
+    assert found.over_ms >= WINDOW_MS
+
+
+async def test_regret_is_told_by_cause_and_outlives_a_restart() -> None:
+    town = Town(MODE_ADVISORY)
+    await flooded(town, 12)
+    ledger = town.cluster.state.ledger
+    lost = ledger.regret(at(town.cluster.ms), 3_600_000_000_000)
+    assert lost.gpu_hours == pytest.approx(2 * 11 / 3600, rel=0.01)
+    assert lost.by_cause["too_small"] > 0 and lost.by_cause["late"] == 0
+    assert lost.lost_gpu_hours <= lost.gpu_hours
+    again = type(ledger)()
+    again.take(ledger.written())
+    assert again.regret(at(town.cluster.ms), 3_600_000_000_000).by_cause == pytest.approx(lost.by_cause, rel=1e-6)
+    again.take("nonsense")

@@ -1,0 +1,31 @@
+"""The compose files: what containers need to let one another in is there for all of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+yaml = pytest.importorskip("yaml")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / "compose" / name).read_text())
+    return found
+
+
+def test_every_container_of_ours_has_a_token_without_anybody_naming_one() -> None:
+    common, base = read("common.yaml")["services"]["fulcrum"], read("base.yaml")
+    folder = Path(common["environment"]["FULCRUM_TOKEN_FILE"]).parent
+    assert common["environment"]["FULCRUM_TOKEN"] == "${FULCRUM_TOKEN:-}"
+    assert common["environment"]["FULCRUM_ALLOW_PLAINTEXT_TOKEN"] == "1"
+    assert common["volumes"] == [f"token:{folder}"] and "token" in base["volumes"]
+    assert f" {folder} " in (ROOT / "deploy" / "images" / "Dockerfile").read_text()
+
+
+@pytest.mark.parametrize("name", ["base.yaml", "cpu.yaml", "gpu.yaml", "sim.yaml"])
+def test_every_service_of_ours_has_what_all_have_in_common(name: str) -> None:
+    ours = {key: each for key, each in read(name)["services"].items() if key not in ("kafka", "redis")}
+    assert ours
+    for service in ours.values():
+        assert service["extends"]["file"] == "compose/common.yaml"

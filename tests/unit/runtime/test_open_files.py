@@ -1,0 +1,34 @@
+"""How many connections a process takes goes by how many files it may open."""
+
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+from libs.runtime.net.open_files import max_open_files, raise_open_files
+from services.planner.settings import PlannerSettings
+
+
+@pytest.fixture
+def limits() -> Iterator[tuple[int, int]]:
+    """(soft, hard), as they were once the test has ended."""
+    found = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield found
+    resource.setrlimit(resource.RLIMIT_NOFILE, found)
+
+
+def test_a_shells_low_limit_is_raised_and_no_other_is_lowered(limits: tuple[int, int]) -> None:
+    _, hard = limits
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    raise_open_files()
+    assert max_open_files() > 1024
+    raised = max_open_files()
+    raise_open_files()
+    assert max_open_files() == raised
+
+
+def test_connections_leave_half_of_the_open_files_to_others(limits: tuple[int, int]) -> None:
+    assert PlannerSettings(http_max_connections=100).http_guard().bounds.max_connections == 100
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, limits[1]))
+    bounds = PlannerSettings(http_max_connections=100_000).http_guard().bounds
+    assert (bounds.max_connections, bounds.max_connections_per_address) == (500, 500)

@@ -1,0 +1,180 @@
+"""The bus's pure parts: buffer, record format, progress, addresses."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.structs import OffsetAndTimestamp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.bus.broker import topic_settings, weak_topics
+from libs.bus.buffer import Buffer, Outgoing
+from libs.bus.codec import decode, encode
+from libs.bus.subscription import Progress, Subscription
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.contracts.topics import ALL, DECISIONS, STEPS, Topic
+from libs.runtime.backoff import Backoff
+
+
+def record(number: int, size: int = 1) -> Outgoing:
+    return Outgoing("topic", b"key", bytes([number % 256]) * size, b"schema")
+
+
+@pytest.mark.parametrize("topic", ALL, ids=lambda topic: topic.stem)
+@given(copies=st.integers(1, 9))
+def test_of_three_copies_or_more_two_must_have_what_counts_as_written_and_of_fewer_one(
+    topic: Topic, copies: int
+) -> None:
+    """Two of two would stop all writing whenever one broker restarts."""
+    settings = topic_settings(topic, copies)
+    assert settings.get("min.insync.replicas") == ("2" if copies >= 3 else None)
+    assert settings["retention.ms"] == str(topic.retention_ms)
+
+
+def test_a_topic_that_the_broker_does_not_tell_about_is_not_called_weak() -> None:
+    one, two = ("min.insync.replicas", "1", False), ("min.insync.replicas", "2", False)
+    told = [(0, "", 2, "strong", [two]), (0, "", 2, "weak", [one]), (29, "refused", 2, "secret", [])]
+    assert weak_topics(told) == ["weak"]
+
+
+@given(
+    st.lists(st.one_of(st.tuples(st.just("put"), st.integers(1, 40)), st.tuples(st.just("take"), st.integers(1, 9))))
+)
+def test_the_buffer_stays_within_its_bounds_and_accounts_for_every_record_in_order(
+    actions: list[tuple[str, int]],
+) -> None:
+    buffer = Buffer(max_records=5, max_bytes=60)
+    put: list[Outgoing] = []
+    taken: list[Outgoing] = []
+    dropped = 0
+    for action, size in actions:
+        if action == "put":
+            put.append(record(len(put), size))
+            dropped += buffer.append(put[-1])
+        else:
+            taken += buffer.take(size)
+    taken += buffer.take(100)
+    assert len(buffer) == 0
+    assert len(taken) + dropped == len(put)
+    remaining = iter(put)
+    assert all(any(one is other for other in remaining) for one in taken), "taken in the order put"
+
+
+def test_what_is_put_back_goes_first_and_is_the_first_to_be_dropped() -> None:
+    buffer = Buffer(max_records=3)
+    records = [record(number) for number in range(4)]
+    for one in records[:3]:
+        buffer.append(one)
+    batch = buffer.take(2)
+    assert buffer.append(records[3]) == 0
+    assert buffer.put_back(batch) == 1
+    assert buffer.take(9) == records[1:]
+
+
+def test_a_record_beyond_the_byte_bound_is_dropped_itself() -> None:
+    buffer = Buffer(max_bytes=10)
+    assert buffer.append(record(1, 11)) == 1
+    assert buffer.append(record(2, 10)) == 0
+    assert len(buffer) == 1
+
+
+def test_a_record_names_its_message_and_is_read_only_as_that() -> None:
+    value = StepBatch(worker_id="w", sequence=3)
+    sent = encode(STEPS, "local", value)
+    assert (sent.topic, sent.key) == ("fulcrum.local.steps.v2", b"w")
+    headers = (("other", b"x"), ("schema", sent.schema))
+    assert decode(STEPS, sent.value, headers) == value
+    assert decode(DECISIONS, sent.value, headers) is None
+    assert decode(STEPS, sent.value, ()) is None
+    assert decode(STEPS, b"\xff", headers) is None
+    assert decode(STEPS, None, headers) is None
+    with pytest.raises(TypeError, match="StepBatch"):
+        encode(STEPS, "local", Decision())
+
+
+def test_a_partition_has_stalled_only_when_it_is_behind_at_one_position_for_the_bound() -> None:
+    progress: Progress[str] = Progress(stall_s=3)
+    assert progress.stalled(0, {"a": 5, "b": 0}, {"a": 5, "b": 9}) == []
+    assert progress.stalled(4, {"a": 5, "b": 1}, {"a": 5, "b": 9}) == [], "at its end, and moving"
+    assert progress.stalled(6, {"a": 5, "b": 1}, {"a": 6, "b": 9}) == []
+    assert progress.stalled(7.5, {"a": 5, "b": 1}, {"a": 6, "b": 9}) == ["a", "b"]
+    assert progress.stalled(8, {"a": 6, "b": 9}, {"a": 6, "b": 9}) == []
+
+
+class Broker:
+    """As a consumer shows it: each partition holds [0, 900), the last ten seconds' records from 800 on."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.sought: dict[int, int] = {}
+
+    async def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return await self._told(partitions, 0)
+
+    async def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return await self._told(partitions, 900)
+
+    async def offsets_for_times(
+        self, times: dict[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        told = await self._told(list(times), 800)
+        return {partition: OffsetAndTimestamp(offset, 0) for partition, offset in told.items()}
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        self.sought = {}
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self.sought[partition.partition] = offset
+
+    async def _told(self, partitions: Sequence[TopicPartition], offset: int) -> dict[TopicPartition, int]:
+        if self.away:
+            raise TimeoutError
+        return dict.fromkeys(partitions, offset)
+
+
+async def test_a_partition_whose_taking_over_failed_is_taken_over_at_the_next_try() -> None:
+    name = STEPS.name("c")
+    wanted = {0}
+    subscription = Subscription(
+        "127.0.0.1:9092",
+        [STEPS],
+        "c",
+        "test",
+        from_start=False,
+        on_undecodable=lambda: None,
+        wanted=lambda _topic, partition: partition in wanted,
+    )
+    broker: Any = Broker()
+    admin = SimpleNamespace(describe_topics=_topics(name))
+
+    async def check() -> None:
+        await subscription._assign(broker, await subscription._partitions(cast("Any", admin)))
+
+    await check()
+    assert broker.sought == {0: 900}
+    wanted.add(1)
+    broker.away = True
+    with pytest.raises(TimeoutError):
+        await check()
+    broker.away = False
+    await check()
+    assert broker.sought == {0: 900, 1: 800}
+
+
+def _topics(name: str) -> Callable[[], Awaitable[list[dict[str, Any]]]]:
+    async def describe_topics() -> list[dict[str, Any]]:
+        return [{"topic": name, "partitions": [{"partition": number} for number in range(2)]}]
+
+    return describe_topics
+
+
+def test_backoff_doubles_to_its_bound_and_starts_over_after_a_success() -> None:
+    backoff = Backoff(first_s=0.1, max_s=0.5)
+    assert [backoff.next_s() for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
+    assert backoff.failures == 5
+    backoff.reset()
+    assert (backoff.failures, backoff.next_s()) == (0, 0.1)

@@ -1,0 +1,172 @@
+"""From telemetry to what a verdict is made from: arrivals, traffic, paces, faults of the simulation."""
+
+import json
+
+import numpy as np
+import pytest
+
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, ACTION_ROLE_MOVED, MODE_ADVISORY, Decision
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
+    OUTCOME_FAILED,
+    OUTCOME_OK,
+    OUTCOME_REJECTED,
+    GatewayQueues,
+    ModelQueue,
+    RequestEvent,
+)
+from libs.engine.sim.faults import LOOK_S, SimFaults
+from libs.perfmodel.learner import FittedModel, KindFit
+from libs.perfmodel.reference import expected_ns, usual_model
+from libs.policy.step_time import StepTimeModel, StepWork
+from libs.telemetry.arrivals import SPAN_NS, ArrivalRates
+from libs.telemetry.worker.steps import FinishedSteps
+from services.metrics.status.paces import Pace, beside_peers, pace
+from services.metrics.status.planner_news import HEARD_NS, PlannerNews
+from services.metrics.status.traffic import SPAN_NS as TRAFFIC_NS
+from services.metrics.status.traffic import TrafficLog
+
+MS = 1_000_000
+S = 1_000 * MS
+MODEL = StepTimeModel(8e6, 6e4, 0.4, 15e6, 3e5, 25.0, interference=0.3, decode_matrix_ns=2e6)
+
+
+def told(at_ns, tokens, gateway="g", incarnation=1, last=False):
+    queues = [ModelQueue(model="m", arrived_tokens=tokens)]
+    message = {"gateway_id": gateway, "incarnation": incarnation, "told_unix_ns": at_ns, "queues": queues, "last": last}
+    return GatewayQueues(**message)
+
+
+def test_the_rate_of_prompts_is_what_gateways_counted_over_the_last_seconds():
+    rates = ArrivalRates()
+    for tenth in range(60):
+        rates.take(told(S + tenth * 100 * MS, 50 * tenth), S + tenth * 100 * MS)
+        rates.take(told(S + tenth * 100 * MS, 10 * tenth, "other"), S + tenth * 100 * MS)
+    now_ns = S + 5_900 * MS
+    assert rates.tokens_per_s("m", now_ns) == pytest.approx(600)
+    assert rates.tokens_per_s("another", now_ns) == 0
+    assert rates.tokens_per_s("m", now_ns + SPAN_NS) == 0
+
+
+def test_what_came_within_a_moment_is_no_rate_and_what_lasts_is():
+    rates = ArrivalRates()
+    for tenth in range(40):
+        tokens = 5_000 if tenth >= 20 else 0
+        rates.take(told(S + tenth * 100 * MS, tokens), S + tenth * 100 * MS)
+    assert rates.tokens_per_s("m", S + 3_900 * MS) == 0
+    for tenth in range(40, 60):
+        rates.take(told(S + tenth * 100 * MS, 5_000 + 100 * (tenth - 39)), S + tenth * 100 * MS)
+    assert rates.tokens_per_s("m", S + 5_900 * MS) == pytest.approx(800, rel=0.02)
+
+
+def test_a_gateway_that_restarts_counts_anew_and_one_that_leaves_no_more():
+    rates = ArrivalRates()
+    rates.take(told(S, 1_000), S)
+    rates.take(told(2 * S, 2_000), 2 * S)
+    rates.take(told(3 * S, 10, incarnation=2), 3 * S)
+    assert rates.tokens_per_s("m", 3 * S) == 0
+    for tenth in range(1, 11):
+        now_ns = 3 * S + tenth * 100 * MS
+        rates.take(told(now_ns, 10 + 5 * tenth, incarnation=2), now_ns)
+        rates.take(told(now_ns + 1, 9_000, incarnation=1), now_ns)
+    assert rates.tokens_per_s("m", 4 * S) == pytest.approx(50 / 2.5)
+    rates.take(told(5 * S, 60, incarnation=2, last=True), 5 * S)
+    assert rates.tokens_per_s("m", 5 * S) == 0
+
+
+def test_traffic_tells_errors_from_refusals_for_lack_of_room_and_forgets_after_its_span():
+    log = TrafficLog()
+    base = {"model": "m", "arrival_unix_ns": 1, "prompt_tokens": 100, "cached_tokens": 25}
+    log.take(RequestEvent(outcome=OUTCOME_OK, output_tokens=11, ttft_ns=200 * MS, decode_ns=100 * MS, **base), S)
+    log.take(RequestEvent(outcome=OUTCOME_FAILED, **base), S)
+    log.take(RequestEvent(outcome=OUTCOME_REJECTED, error_code="queue_full", **base), S)
+    log.take(RequestEvent(outcome=OUTCOME_REJECTED, error_code="invalid_request", **base), S)
+    found = log.traffic(2 * S)
+    assert (found.requests_per_s, found.errors_per_s, found.too_many_per_s, found.rejected_per_s) == (
+        0.4,
+        0.1,
+        0.1,
+        0.1,
+    )
+    assert (found.cache_hit, found.ttft_p50_ms, found.tpot_p95_ms) == (0.25, 200, 10)
+    assert log.refused_tokens_per_s("m", 2 * S, 4 * S) == 25
+    assert log.traffic(S + TRAFFIC_NS).requests_per_s == 0
+
+
+def test_targets_stay_known_when_the_requests_that_named_them_are_long_over():
+    log = TrafficLog()
+    log.take(RequestEvent(model="m", arrival_unix_ns=S, ttft_deadline_unix_ns=5 * S, tpot_target_us=50_000), S)
+    assert log.targets_ns("m") == (4 * S, 50 * MS)
+    log.traffic(100 * S)
+    assert log.targets_ns("m") == (4 * S, 50 * MS)
+    assert log.targets_ns("other") == (0, 0)
+
+
+def steps(slow=1.0, count=10, batch=8, kv_tokens=4_000):
+    took = round(MODEL.step_ns(StepWork(decode_sequences=batch, decode_kv_tokens=kv_tokens)) * slow)
+    starts = np.arange(count, dtype=np.int64) * took
+    counts = np.zeros((6, count))
+    counts[3], counts[4] = batch, kv_tokens
+    return FinishedSteps(starts, starts + took, np.zeros(count), counts), count * took
+
+
+@pytest.mark.parametrize("slow", [1.0, 2.5])
+def test_slowness_is_how_long_steps_take_over_what_they_take_peers(slow):
+    finished, end_ns = steps(slow)
+    found = pace(finished, MODEL, end_ns)
+    assert found.slowness == pytest.approx(slow, rel=1e-6)
+    assert found.token_ns / found.tokens == pytest.approx(end_ns / 10)
+
+
+def test_what_slows_all_workers_accuses_none_and_two_are_no_peers():
+    def slow(by):
+        return Pace(by, 0.0, 0.0)
+
+    found = beside_peers({"a": slow(2.0), "b": slow(2.1), "c": slow(6.0), "d": slow(None)})
+    assert found == {"a": pytest.approx(2.0 / 2.1), "b": 1.0, "c": pytest.approx(6.0 / 2.1), "d": None}
+    assert beside_peers({"a": slow(1.0), "b": slow(3.0)}) == {"a": None, "b": None}
+
+
+def test_too_few_steps_tell_nothing_of_a_worker():
+    finished, end_ns = steps(count=2)
+    assert pace(finished, MODEL, end_ns).slowness is None
+    assert pace(steps(count=0)[0], MODEL, 0).tokens == 0
+
+
+def test_what_is_expected_of_steps_is_what_the_model_says_of_each():
+    works = [StepWork(512, 2, 700, 0, 0, 300_000), StepWork(0, 0, 0, 6, 3_000), StepWork(100, 1, 100, 3, 900, 10_000)]
+    rows = [
+        [w.prefill_tokens, w.prefill_sequences, w.prefill_context_tokens, w.decode_sequences, w.decode_kv_tokens,
+         w.prefill_squared_tokens] for w in works
+    ]  # fmt: skip
+    assert expected_ns(MODEL, np.array(rows, float).T) == pytest.approx([MODEL.step_ns(each) for each in works])
+
+
+def test_one_slow_worker_does_not_change_what_is_usual():
+    ran = KindFit(steps=100)
+    told_models = [FittedModel(MODEL.scaled(by), ran, ran, ran) for by in (1.0, 1.02, 3.0)]
+    assert usual_model(told_models, 512) == MODEL.scaled(1.02)
+    assert usual_model([], 512) is None
+
+
+def test_the_planners_mode_and_the_last_move_are_known_until_it_is_silent():
+    news = PlannerNews()
+    assert (news.status(S).heard, news.status(S).mode) == (False, None)
+    news.knows_role("w", "decode")
+    moved = Decision(planner_id="p", decided_unix_ns=S, action=ACTION_ROLE_MOVED, worker_id="w", actor="me")
+    moved.assignment.role = 1
+    news.take(moved, S)
+    news.take(Decision(planner_id="p", decided_unix_ns=S, action=ACTION_KEEP, mode=MODE_ADVISORY, reason="keep"), S)
+    found = news.status(2 * S)
+    assert (found.heard, found.mode, found.acts, found.reason) == (True, "advisory", False, "keep")
+    assert (found.last_move.from_role, found.last_move.to_role, found.last_move.age_ms) == ("decode", "prefill", 1_000)
+    assert not news.status(S + HEARD_NS).heard
+
+
+def test_faults_of_simulated_devices_follow_their_file(tmp_path):
+    file, now = tmp_path / "faults.json", [0.0]
+    faults = SimFaults(file, "d", clock_s=lambda: now[0])
+    assert (faults.slow(), faults.link_gbps(100)) == (1.0, 100)
+    for text, slow in ((json.dumps({"d": {"slow": 2.5}, "e": {"slow": 9}}), 2.5), ("no json", 1.0), ("[]", 1.0)):
+        file.write_text(text)
+        now[0] += 2 * LOOK_S
+        assert faults.slow() == slow

@@ -1,0 +1,157 @@
+"""What a verdict names: the cause that comes first, what to do, and nothing where nothing is short."""
+
+from dataclasses import replace
+
+import pytest
+
+from libs.policy.pressure.pools import RoleCounts, pressures
+from libs.policy.pressure.splits import WorkerProfile, Workload
+from libs.policy.roles import Role
+from libs.policy.step_time import StepTimeModel
+from libs.policy.verdict.cause import Code
+from libs.policy.verdict.causes import causes
+from libs.policy.verdict.limits import VerdictLimits
+from libs.policy.verdict.state import ModelState, UnknownModel, WorkerState
+from libs.policy.verdict.watch import VerdictWatch
+
+MS = 1_000_000
+S = 1_000 * MS
+MODEL = StepTimeModel(8e6, 6e4, 0.0, 15e6, 3e5, 25.0, interference=1.0)
+ENGINE = WorkerProfile(MODEL, chunk_tokens=2048, max_sequences=256, kv_tokens=400_000)
+LIMITS = VerdictLimits()
+
+
+def worker(name, role=Role.MIXED, **more):
+    usual = {
+        "budget_tokens": 0, "sequences": 0, "kv_tokens": 0, "prompt_tokens": 0, "slowness": 1.0, "kv_wait": 0.0,
+        "kv_awaited": 0.0, "held_by_link": 0.0,
+    }  # fmt: skip
+    return WorkerState(id=name, role=role, **(usual | more))
+
+
+def state(*, prompts=0.0, decodes=0, context=500, prefill=3, mixed=5, healthy=None, waits_s=1.0, **workers):
+    """A model of gpu-0, gpu-1, ...; `healthy`: (prompts, decodes) without slow workers and links."""
+    work = Workload(prompts, decodes, decodes * context, 50 * MS, waiting_ns=waits_s * S * prefill)
+    standing = RoleCounts(prefill, mixed, 0)
+    own = [
+        worker(name, Role.PREFILL if place < prefill else Role.MIXED, **workers.get(name.replace("-", "_"), {}))
+        for place, name in enumerate(f"gpu-{number}" for number in range(prefill + mixed))
+    ]
+    found = pressures(ENGINE, work, standing)
+    well = work if healthy is None else replace(work, prompts=healthy[0], decodes=healthy[1])
+    return ModelState(
+        model="m", engine=ENGINE, work=work, standing=standing, workers=own, pressures=found,
+        healthy=pressures(ENGINE, well, standing), horizon_ns=5 * S, waiting_tokens=90_000, running=decodes, held=0,
+        at_rest=False,
+    )  # fmt: skip
+
+
+def codes(subject):
+    return [each.code for each in causes(subject, LIMITS) if each.grade.name == "FIRE"]
+
+
+def test_prompts_that_press_on_few_workers_are_prefill_bound_and_the_command_relieves_them():
+    found = causes(state(prompts=5.0, decodes=20), LIMITS)[0]
+    assert found.code is Code.PREFILL_BOUND
+    assert found.action is not None
+    assert found.action.command == f"fulcrum role {' '.join(found.action.workers)} prefill"
+    after = state(prompts=5.0, decodes=20, prefill=3 + len(found.action.workers), mixed=5 - len(found.action.workers))
+    assert max(after.pressures.prefill, after.pressures.decode) == pytest.approx(found.action.pressure_then)
+    assert found.action.pressure_then <= 0.9
+    assert "Prefill-bound: pressure 1.7 on 3 prefill workers" in found.sentence
+
+
+def test_no_fewer_workers_than_advised_would_do():
+    found = causes(state(prompts=5.0, decodes=20), LIMITS)[0]
+    fewer = len(found.action.workers) - 1
+    before = state(prompts=5.0, decodes=20, prefill=3 + fewer, mixed=5 - fewer)
+    assert max(before.pressures.prefill, before.pressures.decode) > 0.9
+
+
+def test_prompts_of_which_none_waits_are_no_queue_however_many_come():
+    assert codes(state(prompts=5.0, decodes=20, waits_s=0.0)) == []
+
+
+def test_decodes_are_bound_by_tpot_or_by_kv_whichever_is_worse():
+    assert codes(state(prompts=0.5, decodes=800)) == [Code.DECODE_BOUND_TPOT]
+    assert codes(state(prompts=0.5, decodes=300, context=8_000)) == [Code.DECODE_BOUND_KV]
+    found = causes(state(prompts=0.5, decodes=800), LIMITS)[0]
+    assert found.action.role == "decode"
+
+
+def test_what_no_roles_relieve_is_too_small_and_says_how_many_workers_would_do():
+    found = causes(state(prompts=6.0, decodes=800), LIMITS)[0]
+    assert found.code is Code.TOO_SMALL
+    assert "more would do" in found.sentence
+
+
+def test_a_busy_cluster_that_is_not_short_has_no_cause():
+    assert codes(state(prompts=2.2, decodes=400)) == []
+
+
+def test_a_slow_worker_comes_first_where_the_shortage_is_its_doing_and_behind_it_where_it_is_not():
+    slow = {"gpu_4": {"slowness": 3.0}}
+    assert codes(state(prompts=0.5, decodes=800, healthy=(0.5, 400), **slow)) == [
+        Code.SLOW_WORKER,
+        Code.DECODE_BOUND_TPOT,
+    ]
+    assert codes(state(prompts=5.0, decodes=20, **slow)) == [Code.PREFILL_BOUND, Code.SLOW_WORKER]
+
+
+def test_where_most_workers_are_slow_their_peers_are_no_measure():
+    slow = {f"gpu_{number}": {"slowness": 2.0} for number in range(6)}
+    assert codes(state(prompts=0.5, decodes=20, **slow)) == []
+
+
+def test_several_workers_behind_a_slow_link_are_one_cause():
+    behind = {f"gpu_{number}": {"kv_awaited": 0.9, "held_by_link": 2.0, "kv_awaited_s": 1.5} for number in (3, 4)}
+    found = causes(state(prompts=0.5, decodes=20, **behind), LIMITS)
+    assert [(each.code, each.workers) for each in found] == [(Code.SLOW_LINK, ("gpu-3", "gpu-4"))]
+    assert "holds up 4 sequences" in found[0].sentence
+
+
+def test_kv_that_comes_soon_holds_nobody_up_however_often_it_does():
+    behind = {"gpu_3": {"kv_awaited": 0.95, "held_by_link": 1.0, "kv_awaited_s": 0.2}}
+    assert codes(state(prompts=0.5, decodes=20, **behind)) == []
+
+
+def look_through(watch, subject, times):
+    return [watch.look([subject], round(at_s * S)).code for at_s in times]
+
+
+def test_a_cause_is_named_once_it_has_lasted_and_stays_until_it_has_been_gone_for_a_while():
+    watch, short, calm = VerdictWatch(LIMITS), state(prompts=5.0, decodes=20), state(prompts=1.0, decodes=20)
+    assert look_through(watch, short, (1, 1.4, 1.8)) == [Code.BALANCED, Code.BALANCED, Code.PREFILL_BOUND]
+    assert look_through(watch, calm, (2, 3, 4.9, 5.1)) == [Code.PREFILL_BOUND] * 3 + [Code.BALANCED]
+
+
+def test_a_moment_of_shortage_is_not_named():
+    watch, short, calm = VerdictWatch(LIMITS), state(prompts=5.0, decodes=20), state(prompts=1.0, decodes=20)
+    for at_s in range(1, 9):
+        assert watch.look([short if at_s % 2 else calm], at_s * S // 2).code is Code.BALANCED
+
+
+def test_between_the_thresholds_what_stands_goes_on_and_what_does_not_stays_away():
+    watch, near = VerdictWatch(LIMITS), state(prompts=2.8, decodes=20)
+    assert set(look_through(watch, near, (1, 2, 3))) == {Code.BALANCED}
+    look_through(watch, state(prompts=5.0, decodes=20), (4, 5))
+    assert set(look_through(watch, near, range(6, 20))) == {Code.PREFILL_BOUND}
+
+
+def test_one_shortage_gives_way_to_another_once_that_has_lasted():
+    watch = VerdictWatch(LIMITS)
+    look_through(watch, state(prompts=5.0, decodes=20), (1, 2))
+    other = state(prompts=0.5, decodes=800)
+    assert look_through(watch, other, (3, 3.2, 3.7)) == [
+        Code.PREFILL_BOUND,
+        Code.PREFILL_BOUND,
+        Code.DECODE_BOUND_TPOT,
+    ]
+
+
+def test_without_work_it_is_idle_and_with_work_of_which_nothing_is_known_unknown():
+    watch = VerdictWatch(LIMITS)
+    assert watch.look([], S).code is Code.IDLE
+    assert watch.look([replace(state(), at_rest=True)], 2 * S).code is Code.IDLE
+    unknown = watch.look([UnknownModel("m", "no gateway says what waits there", at_rest=False)], 3 * S)
+    assert (unknown.code, unknown.sentence) == (Code.UNKNOWN, "Not known: no gateway says what waits there.")

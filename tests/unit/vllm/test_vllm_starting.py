@@ -1,0 +1,67 @@
+"""What vLLM's processes are told by their environment, and what they must do before a worker serves with them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from libs.contracts.errors import StartupError
+from libs.engine.config import EngineConfig
+from libs.engine.vllm.plugin import HANDSHAKE_FILE, LEASH_VARIABLE
+from libs.engine.vllm.starting import environment
+from libs.engine.vllm.starting.start_files import PLUGINS_VARIABLE, check_plugins, starting
+
+REGISTERS = "from libs.engine.vllm import plugin; plugin.register()"
+FAILS = f"{REGISTERS}; import logging\ntry: 1 / 0\nexcept Exception: logging.getLogger('vllm').exception('no')"
+
+
+def child(code: str) -> int:
+    """Pid of a process that has run this on the leash."""
+    env = {**os.environ, LEASH_VARIABLE: str(os.getpid())}
+    with subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.DEVNULL) as process:
+        return process.pid
+
+
+def test_processes_are_spawned_whatever_a_person_has_set() -> None:
+    own = environment.own(host="10.0.0.1", nixl_port=1, mooncake_port=2, revision="r", worker_pid=3)
+    assert own["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    assert not own.keys() & environment.defaults(EngineConfig(None, "m"), on_cpu=True).keys()
+
+
+@pytest.mark.system
+def test_a_worker_starts_only_with_processes_that_are_on_its_leash() -> None:
+    with starting() as files:
+        here, elsewhere = child(REGISTERS), child("pass")
+        files.check([here])
+        with pytest.raises(StartupError, match="outlive this worker"):
+            files.check([here, elsewhere])
+
+
+def test_the_handshake_is_one_word_for_what_all_ranks_say() -> None:
+    with starting() as files:
+        assert files.handshake() == ""
+        for pid, said in enumerate(("flash", "flash", "flash")):
+            (files.board.parent / HANDSHAKE_FILE.format(pid=pid)).write_text(said)
+        alike = files.handshake()
+        (files.board.parent / HANDSHAKE_FILE.format(pid=1)).write_text("other")
+        assert alike and files.handshake() not in {alike, ""}
+
+
+@pytest.mark.system
+def test_what_kept_a_process_from_starting_is_raised_in_place_of_what_followed() -> None:
+    with pytest.raises(RuntimeError, match="division by zero"), starting():
+        child(FAILS)
+        raise RuntimeError("Engine core initialization failed. See root cause above.")
+    with pytest.raises(RuntimeError, match="See root cause"), starting():
+        raise RuntimeError("Engine core initialization failed. See root cause above.")
+
+
+@pytest.mark.parametrize(("chosen", "good"), [(None, True), ("fulcrum,other", True), ("other", False), ("", False)])
+def test_a_choice_of_plugins_without_ours_is_refused(chosen: str | None, good: bool) -> None:
+    environ = {} if chosen is None else {PLUGINS_VARIABLE: chosen}
+    if good:
+        check_plugins(environ)
+        return
+    with pytest.raises(StartupError, match="name 'fulcrum' in it too"):
+        check_plugins(environ)

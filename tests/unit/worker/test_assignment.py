@@ -1,0 +1,80 @@
+"""Whether a worker takes another assignment, and what it says where it does not."""
+
+import pytest
+
+from libs.contracts.errors import FulcrumError, InvalidRequest, StaleRole
+from libs.policy.roles import Assignment, Phase, Refusal, Role
+from libs.policy.worker.assignment import (
+    NotTaken,
+    Wanted,
+    first_assignment,
+    leaves_decode,
+    next_assignment,
+    refusal,
+)
+from libs.worker.roles.assignment import AssignmentState
+
+CURRENT = Assignment("m", Role.MIXED, 64, 7)
+
+
+def test_an_assignment_that_is_taken_keeps_the_model_and_has_the_next_epoch() -> None:
+    taken = next_assignment(CURRENT, Wanted(role=1, budget_tokens=0, expected_epoch=7, model="m"), draining=False)
+    assert taken == Assignment("m", Role.PREFILL, 0, 8)
+    assert first_assignment("m", 3, 0) == Assignment("m", Role.STANDBY, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "draining", "reason", "said"),
+    [
+        (Wanted(99, 5, 1, "n"), True, NotTaken.DRAINING,
+         StaleRole("the worker is draining: it takes no other role, choose another worker")),
+        (Wanted(99, 5, 1, "n"), False, NotTaken.STALE_EPOCH,
+         StaleRole("expected epoch 1, the worker is at 7: look at what it does by now, then ask again")),
+        (Wanted(99, 5, 7, "{n}"), False, NotTaken.OTHER_MODEL,
+         InvalidRequest("this worker holds model 'm', not '{n}'")),
+        (Wanted(99, 5, 7, "m"), False, NotTaken.UNKNOWN_ROLE,
+         InvalidRequest("role must be prefill, mixed or standby", param="role")),
+        (Wanted(1, 5, 7), False, NotTaken.BUDGET_WITHOUT_MIXED,
+         InvalidRequest("only role mixed has a prompt budget", param="budget_tokens")),
+        (Wanted(2, 1_000_001, 7), False, NotTaken.BUDGET_TOO_LARGE,
+         InvalidRequest("a prompt budget is at most 1000000 tokens", param="budget_tokens")),
+    ],
+)  # fmt: skip
+def test_an_assignment_that_is_not_taken_has_one_reason_and_one_sentence(
+    wanted: Wanted, draining: bool, reason: NotTaken, said: FulcrumError
+) -> None:
+    assert next_assignment(CURRENT, wanted, draining=draining) is reason
+    state = AssignmentState("m", Role.MIXED, 64)
+    for _ in range(6):
+        state.set_role(expected_epoch=state.current.epoch, role=Role.MIXED, budget_tokens=64)
+    state.draining = draining
+    with pytest.raises(FulcrumError) as raised:
+        state.set_role(
+            expected_epoch=wanted.expected_epoch,
+            role=wanted.role,
+            budget_tokens=wanted.budget_tokens,
+            model=wanted.model,
+        )
+    assert (type(raised.value), raised.value.message, raised.value.param) == (type(said), said.message, said.param)
+    assert state.current == CURRENT
+
+
+def test_a_worker_starts_with_no_assignment_that_cannot_be() -> None:
+    assert first_assignment("m", 1, 5) is NotTaken.BUDGET_WITHOUT_MIXED
+    with pytest.raises(InvalidRequest, match="only role mixed"):
+        AssignmentState("m", 1, 5)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_work_is_refused_by_its_phase_and_all_of_it_while_draining(phase: Phase) -> None:
+    fitting = {Phase.PREFILL: Role.PREFILL, Phase.DECODE: Role.MIXED, Phase.BOTH: Role.MIXED}[phase]
+    for role in Role:
+        assignment = Assignment("m", role, 64 if role is Role.MIXED else 0, 1)
+        assert refusal(assignment, phase, draining=False) is (None if role is fitting else Refusal.STALE_ROLE)
+        assert refusal(assignment, phase, draining=True) is Refusal.DRAINING
+
+
+def test_decodes_are_left_by_every_way_out_of_role_mixed() -> None:
+    assert not leaves_decode(CURRENT, draining=False)
+    assert leaves_decode(CURRENT, draining=True)
+    assert all(leaves_decode(Assignment("m", role, 0, 1), draining=False) for role in (Role.PREFILL, Role.STANDBY))

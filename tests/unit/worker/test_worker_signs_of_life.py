@@ -1,0 +1,43 @@
+"""How often a worker says that it lives, by what gateways have of it."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from libs.contracts.liveness import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
+from libs.contracts.pb.fulcrum.common.v1 import common_pb2 as common
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.engine.port import EngineIntegrity
+from libs.worker.gateways.attached import Gateways
+
+TOLD_S = 50.0
+
+
+@dataclass
+class Engine:
+    """As far as signs of life ask it."""
+
+    leased_handles: int = 0
+
+    def integrity(self) -> EngineIntegrity:
+        """With so many handles whose blocks wait."""
+        return EngineIntegrity(0, 0, self.leased_handles)
+
+
+@pytest.mark.parametrize(
+    ("leased_handles", "living", "within_ms"),
+    [(0, False, RESTING_SIGN_OF_LIFE_MS), (0, True, SIGN_OF_LIFE_MS), (1, False, SIGN_OF_LIFE_MS)],
+    ids=["at rest", "with a sequence", "with blocks that wait to be pulled"],
+)
+def test_a_gateway_hears_within_a_beat_of_a_worker_on_which_something_of_its_depends(
+    leased_handles: int, living: bool, within_ms: int
+) -> None:
+    gateways = Gateways(cast(Any, Engine(leased_handles)), cast(Any, None), "c", common.Worker)
+    link = gateways.attach(pb.Hello(cluster="c", gateway_id="g0"))
+    link.load_news, link.sent_s = False, TOLD_S
+    if living:
+        link.living.add(1)
+    assert gateways.beat(TOLD_S) == pytest.approx(TOLD_S + within_ms / 1e3)
+    gateways.beat(TOLD_S + within_ms / 1e3)
+    assert link.load_news
