@@ -100,10 +100,10 @@ bench-vllm: setup-vllm ## vllm beside torch and beside vLLM's own server, its st
 	@.venv-vllm/bin/python -m load.engine.bench_vllm_phase
 	@.venv-vllm/bin/python -m load.planner.bench_role --only vllm-tiny
 
-bench-phase: setup-dev ## phase time as told against a clock around the model call, torch and sim
+bench-phase: setup-dev ## phase time as reported against a clock around the model call, torch and sim
 	@$(BIN)/python -m load.engine.bench_phase $(ARGS)
 
-bench-steps: setup-dev ## how well step times are foretold, pure and mixed, on steps not seen
+bench-steps: setup-dev ## how well step times are predicted, pure and mixed, on steps not seen
 	@$(BIN)/python -m load.engine.bench_steps $(ARGS)
 
 bench-tune: setup-dev ## the prefill chunk that workers measure for themselves, and its TTFT against the engine's default
@@ -182,7 +182,7 @@ bench-models-forecast: setup-dev ## how many models will be active, and what is 
 bench-models-keep: setup-dev ## what it costs to keep sporadic models loaded, by rule: idle GPU time, cold starts
 	@$(BIN)/python -m load.forecast.bench_models_keep $(ARGS)
 
-bench-models-live: setup-dev ## 40 models on 8 simulated GPUs under 30 generated minutes, compressed: lost, 404, waits as told
+bench-models-live: setup-dev ## 40 models on 8 simulated GPUs under 30 generated minutes, compressed: lost, 404, waits as predicted
 	@$(BIN)/python -m load.models.bench_models_live $(ARGS)
 
 bench-lab-fidelity: setup-dev ## how near the lab is to the real code in virtual time, to a live sim suite, and to torch (15 minutes, alone on the machine)
@@ -193,7 +193,7 @@ bench-lab-speed: setup-dev peer-dynamo ## how fast the lab is, plain and compile
 bench-lab-claims: setup-dev ## aiconfigurator's and NVIDIA's figures for disaggregation, rebuilt in the lab (minutes)
 	@$(BIN)/python -m load.lab.bench_lab_claims $(ARGS)
 
-bench-cluster-phase: setup-dev ## occupancy of a cluster of engines as told, against clocks around their model calls
+bench-cluster-phase: setup-dev ## occupancy of a cluster of engines as reported, against clocks around their model calls
 	@$(BIN)/python -m load.metrics.bench_cluster_phase $(ARGS)
 
 bench-occupancy: setup-dev ## live occupancy of 10 to 3,000 GPUs: CPU, freshness, memory, and the page over 1,000

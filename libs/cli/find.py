@@ -81,7 +81,7 @@ def _answer(base_url: str, method: str, path: str, headers: dict[str, str], body
     try:
         return json.loads(content)
     except ValueError:
-        raise StartupError(f"{base_url}{path} answers something that is no JSON: is it a suite?") from None
+        raise StartupError(f"{base_url}{path} answers something that is not JSON: is it a suite?") from None
 
 
 def checked(answer: "httpx.Response") -> dict[str, Any]:

@@ -84,5 +84,5 @@ def model_use(cluster: str, gateway_id: str) -> str:
 
 
 def model_uses(cluster: str) -> str:
-    """Pub/sub channel that carries a gateway's id when it has told its use."""
+    """Pub/sub channel that carries a gateway's id when it has written its use."""
     return f"fulcrum:{cluster}:model-uses"

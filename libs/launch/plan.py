@@ -131,7 +131,7 @@ def _gateways(options: SuiteOptions, model: Model, place: Place, shared: Mapping
 
 
 def _catalogue(models: Sequence[PoolModel]) -> dict[str, str]:
-    """What the planner is told of a pool's models."""
+    """What the planner learns of a pool's models."""
     if not models:
         return {}
     entries = [{"name": each.name, "source": each.path, "size_bytes": each.size_bytes} for each in models]

@@ -75,7 +75,7 @@ class Tokenizer:
         return bytes([int(match[1], 16)]) if match else str(token).replace("\u2581", " ").encode()
 
     def _find_lead(self) -> list[int]:
-        """A token that is text by itself, which later text can be told from; none in a vocabulary of bytes alone."""
+        """A token that is text by itself, which separates later text from it; none in a vocabulary of bytes alone."""
         for token_id in range(_MAX_LEADS_TRIED):
             token = self._inner.id_to_token(token_id)
             if token is None or token_id in self._added or _BYTE_TOKEN.fullmatch(token):

@@ -66,4 +66,4 @@ class Speed:
 LEAST_BESIDE: Final = 0.1
 """Of a step that decodes fill, what prompts get all the same in the long run."""
 UNKNOWN_SPEED: Final = Speed(StepTimeModel(*[0.0] * 7), chunk_tokens=1)
-"""Of which nothing can be foretold: everything takes no time, so that only load and turns decide."""
+"""Nothing can be predicted of it: everything takes no time, so that only load and turns decide."""

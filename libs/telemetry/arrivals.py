@@ -53,8 +53,8 @@ class ArrivalRates:
             known.samples.popleft()
 
     def tokens_per_s(self, model: str, now_ns: int) -> float:
-        """Over the last span, of gateways that are heard; the first requests for a model count from when its gateway
-        told last without any."""
+        """Over the last span, of gateways that are heard; the first requests for a model count from its gateway's
+        last message without any."""
         return sum(_rate(each.samples, model) for each in self._gateways.values() if each.heard_ns > now_ns - SILENT_NS)
 
 

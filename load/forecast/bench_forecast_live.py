@@ -287,7 +287,7 @@ def main() -> None:
             found = asyncio.run(live(suite, args, folder / "history.csv"))
     reported = judge(found, args)
     if args.out:
-        args.out.write_text(json.dumps({"told": reported, **found}))
+        args.out.write_text(json.dumps({"reported": reported, **found}))
     if args.picture:
         draw(found, reported, args, args.picture)
     print(json.dumps(reported, indent=1))

@@ -4,7 +4,7 @@ For each engine a suite with one prefill and three decode workers is started. Ev
 moves; then workers change roles, first idle, then under a load of four fifths of the decode slots, and every answer is
 held to the undisturbed one. Beside each effect stands what is left of it without the time for which the event loops
 that it goes through, this one, the worker's and the gateway's, were runnable and had no core: that part is the
-machine's. A share of the moves is asked for by two rivals at once, of whom one must win. Prints a table, then one JSON
+machine's. A share of the moves is asked for by two rivals at once, one of which must win. Prints a table, then one JSON
 line; exits with 1 where answers, moves or the load were not as they must be, and says why.
 """
 

@@ -17,7 +17,7 @@ from services.metrics.settings import MetricsSettings
 
 
 async def main(service: Service[MetricsSettings]) -> None:
-    """Serve until told to stop."""
+    """Serve until asked to stop."""
     settings, tasks = service.settings, service.tasks
     async with AsyncExitStack() as stack:
         sock = bind(settings.host, settings.port, "FULCRUM_METRICS_PORT")

@@ -1,5 +1,5 @@
 """The owned task that writes history, looks for alerts and tells readers: of new windows every 100 ms, and more often,
-as long as there are readers who want it, of what has changed in those that were told."""
+as long as there are readers who want it, what has changed in the windows sent before."""
 
 import asyncio
 from typing import Final
@@ -16,13 +16,13 @@ from services.metrics.stream.hub import Hub
 from services.metrics.stream.ticks import TickWriter
 
 TICK_NS: Final = 100_000_000
-"""A window: what one tick tells for the first time, of everybody."""
+"""A window: what one tick sends for the first time, of every worker."""
 UNREAD_NS: Final = 400_000_000
 """How often windows are written that nobody reads as they come: four at a time cost little more than one, and less of
 what comes late is entered anew."""
 ROUND_NS: Final = 25_000_000
-"""How often is told what has changed meanwhile, of whom it has. A worker's telemetry comes at any moment between two
-ticks and mostly tells more of a window that has been told: it waits for a round, and no longer for the next tick."""
+"""How often changes are sent, of the workers that changed. A worker's telemetry comes at any moment between two ticks
+and mostly adds to a window that was sent: it waits for a round, and no longer for the next tick."""
 TIMER_NS: Final = 1_000_000
 """The loop's timers are as exact: one that came too early would have to be waited for twice."""
 REPLAY_NS: Final = 5_000_000_000
@@ -81,8 +81,8 @@ def tick(
     whole: bool = True,
     loads: LoadPublisher | None = None,
 ) -> None:
-    """One round. `alerts` have changed since the last one. Where it need not be `whole` it tells what has changed, if
-    anything has, as long as readers know of whom."""
+    """One round. `alerts` have changed since the last one. Where it need not be `whole` it sends what has changed, if
+    anything has, as long as readers know the workers it belongs to."""
     written = state.history.advance(now_ns - lag_ns)
     if loads is not None:
         loads.keep(written)
@@ -97,11 +97,11 @@ def tick(
         if alerts or any(window.workers for window in written):
             hub.publish(writer.changes(now_ns, written, alerts))
         return
-    told = state.fleet.directory.loads(now_ns)
-    members = writer.members(told.listing)
-    queues = phase_queues(told, state.fleet.clocks, state.gateways, now_ns)
-    aged_ns = age_ns(told, state.history.written_to_ns, now_ns)
+    loads_now = state.fleet.directory.loads(now_ns)
+    members = writer.members(loads_now.listing)
+    queues = phase_queues(loads_now, state.fleet.clocks, state.gateways, now_ns)
+    aged_ns = age_ns(loads_now, state.history.written_to_ns, now_ns)
     age_ms = None if aged_ns is None else aged_ns // MS_NS
     state.look_at_workers(now_ns)
     events = state.untold_events()
-    hub.publish(writer.tick(now_ns, written, told, events, alerts, queues=queues, age_ms=age_ms), members)
+    hub.publish(writer.tick(now_ns, written, loads_now, events, alerts, queues=queues, age_ms=age_ms), members)

@@ -35,7 +35,7 @@ def make_actuator(settings: PlannerSettings) -> Actuator | None:
 
 
 async def main(service: Service[PlannerSettings]) -> None:
-    """Serve until told to stop."""
+    """Serve until asked to stop."""
     settings, tasks = service.settings, service.tasks
     running: list[RunningPlanner] = []
     async with AsyncExitStack() as stack:

@@ -19,7 +19,7 @@ from services.planner.state import PlannerState
 REGISTRY_POLL_MS: Final = 1_000
 LEAST_S: Final = 0.02
 LEAST_REST: Final = 9
-"""After a decision, at least so many times what it took, but no longer than a period: so news cost little."""
+"""After a decision, at least this many times what it took, but no longer than a period: so news cost little."""
 LEAD_EVERY_S: Final = LEASE_MS / 4000
 
 
@@ -93,12 +93,12 @@ async def decide_forever(
     rest_s = LEAST_S
     while True:
         began_s = loop.time()
-        told = news.is_set()
+        heard = news.is_set()
         news.clear()
         state.lead = lease.at(began_s)
         decides = state.identity.mode != MODE_OFF and state.lead is not Lead.ANOTHERS
         due = is_due(at_rest=state.at_rest, since_s=began_s - told_s, period_s=period_s)
-        if decides and (due or told):
+        if decides and (due or heard):
             decided = state.decide(clock.now_ns())
             for decision in decided.decisions:
                 bus.publish(DECISIONS, decision)

@@ -103,7 +103,7 @@ class PlannerState:
         self.view = FleetView(window_ns, lag_ns)
         self.gateways = Gateways()
         self.decisions: deque[Decision] = deque(maxlen=kept_decisions)
-        self.told: Counter[Action] = Counter()
+        self.published: Counter[Action] = Counter()
         """Decisions so far, by what they say was done."""
         self.started_ns = identity.incarnation
         self._model_tpot_ms: Mapping[str, float] = {}
@@ -246,7 +246,7 @@ class PlannerState:
     def _change(self, snapshot: ClusterSnapshot, plans: Sequence[ModelPlan], now_ns: int) -> Decided:
         """All changes, as they are reported and as they are asked for."""
         self._kept = None
-        told: list[Decision] = []
+        published: list[Decision] = []
         asked: list[Order] = []
         for plan in plans:
             if plan.assigned is None:
@@ -255,11 +255,11 @@ class PlannerState:
             for decision, changes in messages.changed(snapshot, plan, plan.assigned):
                 orders = [self._role_planner.order(each, self.view, decision.reason) for each in changes]
                 decision.changes.extend(messages.worker_changes(orders))
-                told.append(self._tell(decision, now_ns))
+                published.append(self._tell(decision, now_ns))
                 asked.extend(orders)
                 if before is not None:
                     self._watched.append(_watched(plan, plan.assigned, decision, before, now_ns))
-        return Decided(told, asked)
+        return Decided(published, asked)
 
     def _look_again(self, now_ns: int) -> list[Decision]:
         """Decisions of a while ago, with what they left."""
@@ -294,11 +294,11 @@ class PlannerState:
 
     def _tell(self, decision: Decision, now_ns: int) -> Decision:
         """Sign a decision and keep it."""
-        self.told[decision.action] += 1
+        self.published[decision.action] += 1
         decision.planner_id = self.identity.planner_id
         decision.incarnation = self.identity.incarnation
         decision.mode = self.identity.mode
-        decision.sequence = sum(self.told.values())
+        decision.sequence = sum(self.published.values())
         decision.decided_unix_ns = now_ns
         self.decisions.append(decision)
         return decision

@@ -321,7 +321,7 @@ async def moves_under_load(open_gateway_over: Any, moves: int, *, output_tokens:
         assert sum(moved.move.running > 0 for moved in mover.moves) >= moves // 3
         assert all(moved.move.effect_s is not None for moved in mover.moves)
         assert sum(event.moves for event in gateway.events()) > 0
-        assert sum(worker.host.leaving.moved for worker in workers.values()) > 0
+        assert sum(worker.host.move_offers.moved for worker in workers.values()) > 0
         await until(gateway.idle, what="an idle gateway")
         await until(lambda: all(map(is_clean, workers.values())), what="clean workers")
 

@@ -68,7 +68,7 @@ def _reasons(batch: Batch) -> list[dict[str, Any]]:
 
 
 def _outlook(found: dict[str, Any]) -> str:
-    """When the job is expected to end, where that is foretold."""
+    """When the job is expected to end, where that is predicted."""
     if "late" not in found:
         return ""
     end_at = found["expected_end_at"]

@@ -27,7 +27,7 @@ STALL_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why what was asked for is not told now."""
+    """Why what was asked for is not shown now."""
 
     message: str
 
@@ -95,23 +95,23 @@ class Feed:
                 await asyncio.sleep(POLL_S)
 
     async def requests_of(self, worker_id: str, limit: int) -> AsyncGenerator[list[RequestView] | Refusal, None]:
-        """The last finished requests of a worker, the newest first, or why they are not told: once a second."""
-        async for told in self._told("/v1/requests", requests.parse, worker=worker_id, limit=str(limit)):
-            yield told
+        """The last finished requests of a worker, the newest first, or why they are not shown: once a second."""
+        async for shown in self._poll("/v1/requests", requests.parse, worker=worker_id, limit=str(limit)):
+            yield shown
 
     async def steps_of(self, worker_id: str, window: str) -> AsyncGenerator[list[ToldStep] | Refusal, None]:
-        """The engine steps of a worker's last `window`, the newest first, or why they are not told: once a second."""
+        """The engine steps of a worker's last `window`, the newest first, or why they are not shown: once a second."""
         query = {"worker": worker_id, "window": window, "limit": str(steps.MAX_STEPS)}
-        async for told in self._told("/v1/steps", steps.parse, **query):
-            yield told
+        async for shown in self._poll("/v1/steps", steps.parse, **query):
+            yield shown
 
-    async def _told(self, path: str, parse: Callable[[Any], T], **query: str) -> AsyncGenerator[T | Refusal, None]:
+    async def _poll(self, path: str, parse: Callable[[Any], T], **query: str) -> AsyncGenerator[T | Refusal, None]:
         async with httpx.AsyncClient(base_url=self.url, timeout=STALL_S, trust_env=False) as http:
             while True:
                 try:
                     answer = await http.get(path, params=query)
-                    told = answer.json()
-                    yield parse(told) if answer.is_success else Refusal(told["error"]["message"])
+                    body = answer.json()
+                    yield parse(body) if answer.is_success else Refusal(body["error"]["message"])
                 except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
                     yield Refusal(f"{self.url} does not answer: {error or type(error).__name__}")
                 await asyncio.sleep(POLL_S)

@@ -134,7 +134,7 @@ def _decode_told(found: dict[str, Any]) -> str:
     else:
         batch, more = "no sequence", f": one alone takes {found['step_ms']:.1f} ms"
     basis = (
-        f"learned from {found['steps_learned']:,} of its decode steps, foretold {found['step_error_p50']:.1%} off"
+        f"learned from {found['steps_learned']:,} of its decode steps, predicted {found['step_error_p50']:.1%} off"
         if found["steps_learned"]
         else "it has decoded nothing yet: by what is known of its kind"
     )

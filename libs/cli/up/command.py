@@ -42,7 +42,7 @@ def up(
     ] = 0,
     workers_per_process: Annotated[
         int,
-        typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Of --engine sim: so many workers share a process."),
+        typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Of --engine sim: N workers share a process."),
     ] = 1,
     gateways: Annotated[int, typer.Option(min=1, max=MAX_PER_KIND, metavar="N", help="Gateways.")] = 1,
     gateway_port: Annotated[

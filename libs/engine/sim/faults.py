@@ -16,7 +16,7 @@ LOOK_S: Final = 0.1
 
 
 class SimFaults:
-    """Those of one worker as of now; none without a file, and while it is no JSON object."""
+    """Those of one worker as of now; none without a file, and while it is not a JSON object."""
 
     def __init__(self, file: Path | None, worker_id: str, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._file = file

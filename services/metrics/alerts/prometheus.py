@@ -23,7 +23,7 @@ class AlertCollector(Collector):
         self._webhooks = webhooks
 
     def collect(self) -> Iterator[Metric]:
-        """Every alert there is has a sample, so that 0 is told."""
+        """Every alert there is has a sample, so that 0 is shown."""
         firing = Counter((alert.name, alert.severity) for alert in self._desk.book.firing())
         gauge = GaugeMetricFamily(names.ALERTS_FIRING, "Alerts that fire.", labels=("alert", "severity"))
         for name in Name:

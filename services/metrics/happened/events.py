@@ -99,7 +99,7 @@ class EventLog:
         return [event for _, event in self._log if event.number > number]
 
     def newest(self, limit: int) -> list[Event]:
-        """At most so many, the newest first."""
+        """At most `limit`, the newest first."""
         return [event for _, event in reversed(self._log)][:limit]
 
 

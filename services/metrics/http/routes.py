@@ -76,11 +76,11 @@ def make_api(
         queues = phase_queues(fleet.directory.loads(now_ns), fleet.clocks, state.gateways, now_ns) if live else []
         aged_ns = state.age_ns(now_ns) if live else None
         age_ms = None if aged_ns is None else aged_ns // MS_NS
-        told = await cluster_occupancy_in_turns(
+        report = await cluster_occupancy_in_turns(
             fleet, state.rollups, state.members, end_ns, window_ns, queues=queues, age_ms=age_ms
         )
         # FastAPI would check each of a thousand workers again: 0.2 s.
-        return Response(msgspec.json.encode(told), media_type="application/json")
+        return Response(msgspec.json.encode(report), media_type="application/json")
 
     recent = RecentOccupancy(state.fleet, state.rollups, state.members)
 
@@ -112,8 +112,8 @@ def make_api(
     ) -> Response:
         """The engine steps of one worker behind its figures in a window."""
         end_ns = asked_end_ns(end_unix_ms, clock.now_ns() - live_lag_ns)
-        told = steps_of(state.fleet, worker, end_ns, parse_window_ns(window), limit)
-        return Response(msgspec.json.encode(told), media_type="application/json")
+        report = steps_of(state.fleet, worker, end_ns, parse_window_ns(window), limit)
+        return Response(msgspec.json.encode(report), media_type="application/json")
 
     app.include_router(HistoryApi(state, hub, clock, lag_ns=live_lag_ns).router())
     app.include_router(alerts_router(book))

@@ -33,7 +33,7 @@ def status_router(state: MetricsState, verdicts: VerdictEvaluator, book: AlertSt
     @router.get("/v1/status", response_model=ClusterStatus)
     async def status() -> Response:
         """Whether the cluster is balanced, what holds it up if it is not, what to do, and the figures behind it."""
-        told = status_now(state, verdicts, book, clock.now_ns())
-        return Response(msgspec.json.encode(told), media_type="application/json")
+        report = status_now(state, verdicts, book, clock.now_ns())
+        return Response(msgspec.json.encode(report), media_type="application/json")
 
     return router

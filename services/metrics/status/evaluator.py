@@ -38,7 +38,7 @@ SMOOTHED_NS: Final = 800_000_000
 MOST_AGE_S: Final = 10.0
 """One that was longest awaited says no more than that."""
 FRESH_NS: Final = 2_000_000_000
-"""A worker that told last before that is not heard now."""
+"""A worker whose last batch is older is not heard now."""
 Subject = ModelState | UnknownModel
 
 
@@ -255,10 +255,12 @@ def _by_phase(batches: Sequence[StepBatch]) -> dict[str, list[StepBatch]]:
 
 def _pool(batches: Sequence[StepBatch], shares: dict[str, _Shares]) -> PoolTime:
     gpus = [max(each.gpus, 1) for each in batches]
-    told = [(shares[each.worker_id], max(each.gpus, 1)) for each in batches if each.worker_id in shares]
-    whole = sum(weight for _, weight in told)
+    weighted = [(shares[each.worker_id], max(each.gpus, 1)) for each in batches if each.worker_id in shares]
+    whole = sum(weight for _, weight in weighted)
     if not whole:
         return PoolTime(len(batches), sum(gpus))
-    mean = np.array([[each.busy, each.kv_wait, each.starved] for each, _ in told]).T @ [weight for _, weight in told]
+    mean = np.array([[each.busy, each.kv_wait, each.starved] for each, _ in weighted]).T @ [
+        weight for _, weight in weighted
+    ]
     busy, kv_wait, starved = (mean / whole).tolist()
     return PoolTime(len(batches), sum(gpus), busy, kv_wait, starved)

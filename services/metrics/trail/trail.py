@@ -104,13 +104,13 @@ class Trail:
     def history(self, window_ns: int, first_ns: int, last_ns: int) -> StatusHistory:
         """Windows that start in [first, last), both multiples of `window_ns`, a length that is kept."""
         first_ms, last_ms = first_ns // MS_NS, last_ns // MS_NS
-        told = {name: rings.read(window_ns, first_ns, last_ns) for name, rings in sorted(self._models.items())}
+        read = {name: rings.read(window_ns, first_ns, last_ns) for name, rings in sorted(self._models.items())}
         before = [each for each in self._verdicts if each.unix_ms <= first_ms][-1:]
         since = [each for each in self._verdicts if first_ms < each.unix_ms < last_ms]
         return StatusHistory(
             window_ms=window_ns // MS_NS,
             first_start_unix_ms=first_ms,
-            models={name: _columns(rows, MODEL_FIELDS) for name, rows in told.items() if not np.isnan(rows).all()},
+            models={name: _columns(rows, MODEL_FIELDS) for name, rows in read.items() if not np.isnan(rows).all()},
             traffic=_columns(self._traffic.read(window_ns, first_ns, last_ns), TRAFFIC_FIELDS),
             verdicts=[*before, *since],
         )

@@ -47,7 +47,7 @@ class FleetView:
 
     def __init__(self, window_ns: int, lag_ns: int) -> None:
         self.roster = Roster((), "")
-        self.told: Uints = np.zeros((len(COLUMNS), 0), np.uint64)
+        self.loads: Uints = np.zeros((len(COLUMNS), 0), np.uint64)
         """[columns, workers]: `COLUMNS` of each worker's newest word."""
         self.heard_ns: Ints = np.zeros(0, np.int64)
         """When it reported something newer than before, by this process's clock; 0: never in this incarnation."""
@@ -76,8 +76,8 @@ class FleetView:
         stays = olds >= 0
         stays[stays] = before.incarnation[olds[stays]] == roster.incarnation[stays]
         count, olds = len(roster), olds[stays]
-        told, heard = np.zeros((len(COLUMNS), count), np.uint64), np.zeros(count, np.int64)
-        told[:, stays], heard[stays] = self.told[:, olds], self.heard_ns[olds]
+        loads, heard = np.zeros((len(COLUMNS), count), np.uint64), np.zeros(count, np.int64)
+        loads[:, stays], heard[stays] = self.loads[:, olds], self.heard_ns[olds]
         times = np.zeros((self._slots, count, 3), np.int32)
         times[:, stays] = self._times[:, olds]
         seen = np.zeros((len(StepKind), count), np.int64)
@@ -86,7 +86,7 @@ class FleetView:
         raw = [b""] * count
         for new, old in zip(np.flatnonzero(stays).tolist(), olds.tolist(), strict=True):
             models[new], raw[new] = self.step_times[old], self._step_bytes[old]
-        self.told, self.heard_ns, self._times, self.step_times, self._step_bytes = told, heard, times, models, raw
+        self.loads, self.heard_ns, self._times, self.step_times, self._step_bytes = loads, heard, times, models, raw
         self.seen_steps = seen
         self.revision += 1
 
@@ -101,20 +101,20 @@ class FleetView:
             return Taken.OLD
         ids = list(message.worker_ids)
         try:
-            told = columns_of(message, len(ids))
+            loads = columns_of(message, len(ids))
             windows = [window_of(each, len(ids)) for each in message.windows]
         except ValueError:
             return Taken.MALFORMED
         self.latest_arrival_ns = now_ns
         places = self._places(message.metrics_id, ids)
         there = places >= 0
-        there[there] = told[COLUMNS.index("incarnations")][there] == self.roster.incarnation[places[there]]
+        there[there] = loads[COLUMNS.index("incarnations")][there] == self.roster.incarnation[places[there]]
         at = places[there]
         covered = COLUMNS.index("covered_to_unix_ns")
-        newer = (told[covered][there] > self.told[covered][at]) | (self.heard_ns[at] == 0)
+        newer = (loads[covered][there] > self.loads[covered][at]) | (self.heard_ns[at] == 0)
         busy = any((times[:, PREFILL:] > 0).any() for _, _, times in windows)
-        self.works = busy or bool(told[COLUMNS.index("running") : COLUMNS.index("free_kv_blocks")].any())
-        self.told[:, at[newer]] = told[:, there][:, newer]
+        self.works = busy or bool(loads[COLUMNS.index("running") : COLUMNS.index("free_kv_blocks")].any())
+        self.loads[:, at[newer]] = loads[:, there][:, newer]
         self.heard_ns[at[newer]] = now_ns
         for start_ns, of, times in windows:
             self._take_window(start_ns, places[of], there[of], times, now_ns)
@@ -126,7 +126,7 @@ class FleetView:
     def role_now(self) -> tuple[Ints, Ints, Uints]:
         """Role, budget and epoch of each: telemetry tells of a change before the registry does."""
         roster = self.roster
-        epoch = self.told[COLUMNS.index("epochs")]
+        epoch = self.loads[COLUMNS.index("epochs")]
         newer = epoch > roster.epoch
         role = np.where(newer, self.column("roles"), roster.role)
         budget = np.where(newer, self.column("budget_tokens"), roster.budget_tokens)
@@ -134,11 +134,11 @@ class FleetView:
 
     def epoch(self, place: int) -> int:
         """Of one worker's assignment, the newest that is known."""
-        return max(int(self.told[COLUMNS.index("epochs"), place]), int(self.roster.epoch[place]))
+        return max(int(self.loads[COLUMNS.index("epochs"), place]), int(self.roster.epoch[place]))
 
     def column(self, name: str) -> Ints:
         """[workers] of that name; small enough that sums of all fit."""
-        found: Ints = self.told[COLUMNS.index(name)].astype(np.int64)
+        found: Ints = self.loads[COLUMNS.index(name)].astype(np.int64)
         return found
 
     def is_known(self) -> Bools:
@@ -149,7 +149,7 @@ class FleetView:
         """What a worker reported of itself; None before that."""
         if not self.heard_ns[place]:
             return None
-        words = {name: int(self.told[COLUMNS.index(name), place]) for name in LOAD_COLUMNS}
+        words = {name: int(self.loads[COLUMNS.index(name), place]) for name in LOAD_COLUMNS}
         return Load(**words)
 
     def times_ns(self, end_ns: int) -> Ints:
@@ -185,10 +185,10 @@ class FleetView:
         fuller = new[:, COVERED] >= self._times[slot, at, COVERED]
         self._times[slot, at[fuller]] = new[fuller]
 
-    def _take_step_time(self, place: int, told: StepTime) -> None:
-        raw = told.SerializeToString()
+    def _take_step_time(self, place: int, message: StepTime) -> None:
+        raw = message.SerializeToString()
         if raw != self._step_bytes[place]:
-            fitted = fitted_model(told)
+            fitted = fitted_model(message)
             self._step_bytes[place], self.step_times[place] = raw, fitted
             for number, kind in enumerate(StepKind):
                 steps = getattr(fitted, kind.value).steps if fitted is not None else -1

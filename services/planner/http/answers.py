@@ -272,7 +272,7 @@ def planner_answer(state: PlannerState, now_ns: int) -> PlannerAnswer:
         mode=mode_word(state.identity.mode),
         lead=state.lead.value,
         not_live=state.not_live(now_ns) or "",
-        decisions={action_word(action): count for action, count in sorted(state.told.items())},
+        decisions={action_word(action): count for action, count in sorted(state.published.items())},
         models=[_model(plan) for plan in state.looked(now_ns)],
     )
 

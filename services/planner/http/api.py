@@ -124,18 +124,18 @@ class PlannerCollector(Collector):
         """As of this scrape."""
         now_ns = self._clock.now_ns()
         decided = CounterMetricFamily(names.DECISIONS_TOTAL, "Decisions made.", labels=("action",))
-        for action in (ACTION_KEEP, *sorted(self._state.told.keys() - {ACTION_KEEP})):
-            decided.add_metric((action_word(action),), self._state.told[action])
+        for action in (ACTION_KEEP, *sorted(self._state.published.keys() - {ACTION_KEEP})):
+            decided.add_metric((action_word(action),), self._state.published[action])
         yield decided
         if self._actor is not None:
             calls = CounterMetricFamily(names.PLANNER_CALLS_TOTAL, "Calls that change a worker.", labels=("outcome",))
             for outcome in Outcome:
                 calls.add_metric((outcome.value,), self._actor.outcomes[outcome])
             yield calls
-        told = CounterMetricFamily(names.PLANNER_LOADS_TOTAL, "Messages about workers' loads.", labels=("outcome",))
+        outcomes = CounterMetricFamily(names.PLANNER_LOADS_TOTAL, "Messages about workers' loads.", labels=("outcome",))
         for taken, count in self._state.view.taken.items():
-            told.add_metric((taken.value,), count)
-        yield told
+            outcomes.add_metric((taken.value,), count)
+        yield outcomes
         yield GaugeMetricFamily(names.PLANNER_WORKERS, "Registered workers.", len(self._state.workers))
         alone = len(self._state.view.roster.alone)
         yield GaugeMetricFamily(names.PLANNER_UNPAIRED_WORKERS, "Those that nobody has KV like.", alone)

@@ -249,7 +249,7 @@ async def test_running_sequences_are_offered_and_move_with_their_blocks(leaves_f
         so_far = list(first.tokens[1])
         assert so_far + await go_on(b, second, so_far, moved.kv) == second.tokens[9]
         await eventually(lambda: is_clean(a) and is_clean(b))
-        assert (a.host.leaving.moved, first.tokens[1]) == (1, so_far)
+        assert (a.host.move_offers.moved, first.tokens[1]) == (1, so_far)
 
 
 async def test_a_sequence_without_another_place_ends_where_it_is() -> None:
@@ -310,7 +310,7 @@ async def test_a_sequence_handed_over_to_nobody_is_freed_by_its_gateway_or_with_
             await gateway.send(pb.GatewayFrame(hand_overs=pack_u32([2])))
             await gateway.event(2, "moved")
         await eventually(lambda: is_clean(worker))
-        learned = worker.host.leaving.moving
+        learned = worker.host.move_offers.moving
         assert [learned.seconds(size) for size in (0, 10**9)] == [MoveTime().seconds(size) for size in (0, 10**9)]
 
 

@@ -54,7 +54,7 @@ function axisTexts(plot, ticks) {
 
 const dayText = (seconds) => new Date(seconds * 1000).toLocaleString([], { weekday: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 
-/** Seconds of the day as people read them, with so many digits of a second. */
+/** Seconds of the day as people read them, with `digits` of a second. */
 export function clockText(seconds, digits = 0) {
   const unit = 10 ** digits;
   const whole = Math.floor(seconds * unit + 1e-3); // what is cut off is no whole digit: 0.3 as a float is a little less

@@ -13,7 +13,7 @@ const MAX_EVENTS = 500;
 const RETRY_MS = 1000;
 const LIVE_KEPT_MS = LIVE_COLUMNS * LIVE_WINDOW_MS - 5000; // some go while they are loaded
 const LATE_MS = 5000; // a stream that is so much later than it was: the line or this page is too slow for all of it
-const SETBACK_MS = 1000; // by which a service's time lies behind what it told before: its clock was corrected
+const SETBACK_MS = 1000; // by which a service's time lies behind what it sent before: its clock was corrected
 
 export class Feed extends EventTarget {
   constructor() {
@@ -26,7 +26,7 @@ export class Feed extends EventTarget {
     this.events = [];
     this.alerts = new Alerts();
     this.settledMs = 400;
-    this.ageMs = null; // how old the data were when that was told; null: nobody is there
+    this.ageMs = null; // how old the data were when that was sent; null: nobody is there
     this.connected = false;
     this.problem = "";
     this.latestMs = Date.now(); // of the service, whatever is shown
