@@ -12,16 +12,15 @@ from libs.cli.doctor import doctor
 from libs.cli.forecast.commands import forecast
 from libs.cli.lab.commands import lab
 from libs.cli.models.commands import models
-from libs.cli.occupancy import occupancy
 from libs.cli.planner.commands import planner
 from libs.cli.profile import profile
 from libs.cli.role.command import role
+from libs.cli.show import occupancy, workers
 from libs.cli.status.commands import advice, alerts, events, status
 from libs.cli.suite.commands import down, logs
 from libs.cli.top.command import EPILOG, top
 from libs.cli.tune.commands import tune
 from libs.cli.up.command import up
-from libs.cli.workers import workers
 
 app = typer.Typer(
     name="fulcrum",

@@ -10,9 +10,8 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedWorker, S
 from libs.contracts.step_row import ENTRY_BYTES
 from libs.perfmodel.utilisation import Effort
 from libs.telemetry.directory import Relayed, WorkerDirectory, relayed_of
-from libs.telemetry.nodes.clocks import Clocks
 from libs.telemetry.nodes.hardware import Hardware
-from libs.telemetry.nodes.node_stats import NodeStats
+from libs.telemetry.nodes.node_stats import Clocks, NodeStats
 from libs.telemetry.windows.accumulator import NEVER, WINDOW_NS, WindowAccumulator
 from libs.telemetry.windows.cells import PROVISIONAL, ROLE_NUMBERS, Cells
 from libs.telemetry.windows.ring import NO_ROLE

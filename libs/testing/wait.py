@@ -1,8 +1,24 @@
-"""Helpers to wait in tests: for a condition within a bound, and for a coroutine without an event loop."""
+"""Time in tests: a clock that a test moves, a condition within a bound, a coroutine without an event loop."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+
+
+class ManualClock:
+    """A clock that a test moves by hand."""
+
+    def __init__(self, now_ns: int = 1_700_000_000_000_000_000) -> None:
+        self._now_ns = now_ns
+
+    def now_ns(self) -> int:
+        """The time it was last moved to."""
+        return self._now_ns
+
+    def advance_ms(self, ms: float) -> None:
+        """Move forward by `ms` milliseconds."""
+        self._now_ns += int(ms * 1_000_000)
+
 
 POLL_S = 0.01
 

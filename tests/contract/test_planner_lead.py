@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_AUTO, MODE_OFF
-from libs.testing.clock import ManualClock
+from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
 from services.planner.http.admin import Admin
 from services.planner.http.limits_api import LimitsApi

@@ -21,10 +21,9 @@ from libs.contracts.topics import ALL, DECISIONS, LOADS, QUEUES, REQUESTS, STEPS
 from libs.policy.metrics.shares import Shares
 from libs.telemetry.fleet_loads import COLUMNS
 from libs.telemetry.worker.split import prefill_shares
-from libs.testing.clock import ManualClock
 from libs.testing.messages import messages, spoiled
 from libs.testing.suites.suite import Suite
-from libs.testing.wait import at_once
+from libs.testing.wait import ManualClock, at_once
 from libs.testing.workers.hosts import RecordingBus
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.alerts.prometheus import AlertCollector

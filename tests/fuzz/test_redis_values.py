@@ -39,10 +39,10 @@ from libs.stores.registry.redis import RedisRegistry
 from libs.stores.registry.usable import Unusable, faults, read_worker
 from libs.stores.steps.port import StepTimeKey
 from libs.stores.steps.redis import CURVE_FIELD, RedisStepTimes
-from libs.testing.clock import ManualClock
 from libs.testing.messages import messages, spoiled
 from libs.testing.servers.stores import RedisServer
 from libs.testing.suites.suite import Suite
+from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
 from services.gateway.workers.fleet import Fleet
 from services.planner.http.admin import Admin

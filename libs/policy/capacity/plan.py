@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,3 +156,20 @@ def wished_workers(plan: CapacityPlan, now_s: float, lead_s: float) -> dict[Phas
     if not places:
         return {}
     return {phase: max(plan.pools[phase][at].asked for at in places) for phase in PHASES}
+
+
+class CapacityPlans(Protocol):
+    """Plans by model, wherever they come from."""
+
+    def plan(self, model: str) -> CapacityPlan | None:
+        """The newest one, its times in Unix seconds; None: there is none, and nothing is wished."""
+        ...
+
+
+def wishes(plans: CapacityPlans, model: str, now_s: float, lead_s: float) -> dict[Phase, int]:
+    """Workers that each pool of a model is to have once those ordered now are there; see `wished_workers`.
+
+    lead_s: that a worker takes to start. Empty without a plan, or where it says nothing of that time: keep what is.
+    """
+    plan = plans.plan(model)
+    return {} if plan is None else wished_workers(plan, now_s, lead_s)

@@ -4,8 +4,8 @@ import errno
 import socket
 
 from libs.contracts.errors import StartupError
-from libs.runtime.net.keepalive import end_when_vanished
 from libs.runtime.net.ports import bind_free
+from libs.runtime.net.sockets import end_when_vanished
 
 BACKLOG = 2048
 STALL_S = 30

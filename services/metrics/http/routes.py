@@ -1,13 +1,15 @@
 """The routes of the metrics service."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Query, Response
 from prometheus_client import CollectorRegistry
 
-from libs.policy.alerts.store import AlertStore
+from libs.contracts.errors import InvalidRequest
+from libs.policy.alerts.store import MAX_RECENT, Alert, AlertStore
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
 from services.metrics.accounting.age import MS_NS
@@ -16,19 +18,81 @@ from services.metrics.accounting.occupancy import ClusterOccupancy, cluster_occu
 from services.metrics.accounting.queues import phase_queues
 from services.metrics.accounting.scope import parse_scope
 from services.metrics.accounting.steps import KEPT, StepsReport, steps_of
-from services.metrics.accounting.window import ALLOWED, parse_window_ns
-from services.metrics.alerts.api import alerts_router
-from services.metrics.happened.api import decisions_router
-from services.metrics.http.history import End, HistoryApi, ScopeText, asked_end_ns
+from services.metrics.accounting.window import ALLOWED, TIER_NAMES, parse_span_ns, parse_tier, parse_window_ns
+from services.metrics.happened.decisions import MAX_DECISIONS, DecisionLog
+from services.metrics.http.history import BAD_QUERY, End, HistoryApi, ScopeText, Span, asked_end_ns
 from services.metrics.http.runbook import runbook_router
 from services.metrics.http.static import Page
-from services.metrics.http.trail import trail_router
 from services.metrics.requests.wire import Finished, RequestsReport
 from services.metrics.state import MetricsState
 from services.metrics.status.api import status_router
 from services.metrics.status.evaluator import VerdictEvaluator
 from services.metrics.stream.hub import Hub
+from services.metrics.trail.rings import TIERS
 from services.metrics.trail.trail import Trail
+
+LENGTHS = [name for name, tier in TIER_NAMES.items() if tier in TIERS]
+StatusWindow = Annotated[str, Query(description=f"Length of each window: {', '.join(LENGTHS)}.")]
+
+
+def trail_router(trail: Trail, clock: Clock) -> APIRouter:
+    """`/v1/status/history`."""
+    router = APIRouter(prefix="/v1")
+
+    @router.get("/status/history", responses=BAD_QUERY)
+    async def status_history(window: StatusWindow = "1s", span: Span = "2m", end_unix_ms: End = None) -> Response:
+        """Pressure of each model, traffic, and verdicts, window by window; null where nothing is known."""
+        tier = parse_tier(window)
+        if tier not in TIERS:
+            raise InvalidRequest(f"window={window[:40]!r} is not one of {', '.join(LENGTHS)}", param="window")
+        length_ns, span_ns = tier.window_ns, parse_span_ns(span, tier)
+        high_ns = -(-asked_end_ns(end_unix_ms, clock.now_ns()) // length_ns) * length_ns
+        reported = trail.history(length_ns, max(high_ns - span_ns // length_ns * length_ns, 0), high_ns)
+        return Response(msgspec.json.encode(reported), media_type="application/json")
+
+    return router
+
+
+DecisionLimit = Annotated[int, Query(ge=1, le=MAX_DECISIONS, description="How many, the newest first.")]
+Keeps = Annotated[bool, Query(description="The newest too that leaves all workers as they are.")]
+
+
+def decisions_router(log: DecisionLog) -> APIRouter:
+    """`/v1/decisions`."""
+    router = APIRouter(prefix="/v1")
+
+    @router.get("/decisions")
+    async def decisions(limit: DecisionLimit = 20, *, keeps: Keeps = False) -> Response:
+        """The planner's last decisions, as the topic brought them, the newest first."""
+        return Response(msgspec.json.encode(log.newest(limit, keeps=keeps)), media_type="application/json")
+
+    return router
+
+
+AlertLimit = Annotated[int, Query(ge=0, le=MAX_RECENT, description="How many of the last changes, the newest first.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Alerts:
+    """What fires now, the longest first, and the last changes, the newest first."""
+
+    firing: list[Alert]
+    recent: list[Alert]
+    held_back: list[str]
+    """Names of alerts that neither fire nor end now, since the telemetry that they stand on is old."""
+
+
+def alerts_router(book: AlertStore) -> APIRouter:
+    """`/v1/alerts`."""
+    router = APIRouter(prefix="/v1")
+
+    @router.get("/alerts")
+    async def alerts(limit: AlertLimit = 100) -> Alerts:
+        """What fires, and the last changes; the stream brings further ones."""
+        return Alerts(book.firing(), book.newest(limit), list(book.held_back))
+
+    return router
+
 
 Window = Annotated[str, Query(description=f"How far to look back: {ALLOWED}.")]
 MAX_REQUESTS_TOLD = 1_000

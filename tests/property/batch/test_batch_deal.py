@@ -17,8 +17,8 @@ from libs.policy.batch.deal import (
     room_for,
 )
 from services.gateway.batch.jobs.ending import LineRate, ends_s, news
-from services.gateway.batch.lines.affinity import by_prefix
 from services.gateway.batch.lines.line import Line
+from services.gateway.batch.runner.runner import by_prefix
 
 S = 1_000_000_000
 NOW_NS = 1_000 * S

@@ -19,8 +19,7 @@ from libs.policy.batch.deal import LEAST_OPEN_LINES, SHARE_LINES
 from libs.runtime.clock import Clock, SystemClock
 from libs.testing.batch.lanes import created, running, store
 from libs.testing.batch.work import MemoryWork
-from libs.testing.clock import ManualClock
-from libs.testing.wait import until
+from libs.testing.wait import ManualClock, until
 from services.gateway.batch.api.replies import show_batch
 from services.gateway.batch.jobs.job import Job
 from services.gateway.batch.jobs.view import JobView

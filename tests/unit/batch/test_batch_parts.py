@@ -14,8 +14,7 @@ from libs.contracts.errors import InvalidRequest, UnknownModel
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
 from libs.policy.batch.capacity import Load
 from libs.policy.gateway.view import WorkerView
-from libs.testing.clock import ManualClock
-from libs.testing.wait import until
+from libs.testing.wait import ManualClock, until
 from load.chaos.loop import SimLoop
 from services.gateway.batch.lines.answers import MAX_RESULT_BYTES, fitting, refused
 from services.gateway.batch.lines.line import Line, read_line

@@ -14,8 +14,7 @@ from libs.filestore.local import LocalFiles
 from libs.runtime.clock import Clock, SystemClock
 from libs.testing.batch.lanes import HOUR_NS, created, running
 from libs.testing.batch.work import MemoryWork
-from libs.testing.clock import ManualClock
-from libs.testing.wait import until
+from libs.testing.wait import ManualClock, until
 from services.gateway.batch.api.replies import show_batch
 from services.gateway.batch.jobs.view import JobView
 from services.gateway.batch.keeper import keeper as keeper_module

@@ -17,8 +17,7 @@ from libs.lab.hardware import resolve
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
 from libs.policy.capacity.phase_work import WorkerKind
-from libs.policy.capacity.plan import CapacityPlan
-from libs.policy.capacity.port import wishes
+from libs.policy.capacity.plan import CapacityPlan, wishes
 from libs.policy.forecast.history import DemandHistory
 from libs.policy.speed import Speed
 

@@ -12,7 +12,7 @@ from libs.demand.counts import Counts, DemandKey
 from libs.demand.wire import totals_message
 from libs.runtime.web import make_web_app
 from libs.telemetry.worker.split import prefill_shares
-from libs.testing.clock import ManualClock
+from libs.testing.wait import ManualClock
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.demand.api import IMPORTED, BroughtHistory, brought_rows
 from services.metrics.demand.keeping import DemandKeeper

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from libs.runtime.tasks import TaskOwner
-from libs.testing.clock import ManualClock
+from libs.testing.wait import ManualClock
 from services.gateway.dispatch.demand import DemandTeller
 from services.gateway.http.endpoint import CompletionEndpoint
 from services.gateway.http.formats import CompletionFormat

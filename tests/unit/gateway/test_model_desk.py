@@ -9,9 +9,9 @@ import pytest
 from libs.contracts.errors import NoWorkers, UnknownModel
 from libs.stores.catalogue.entry import LoadTimes, ModelEntry, ModelOutlook
 from libs.stores.catalogue.port import Catalogued
-from libs.testing.clock import ManualClock
 from libs.testing.memory.models import MemoryCatalogue
 from libs.testing.memory.store import MemoryStore
+from libs.testing.wait import ManualClock
 from services.gateway.models.cold import MARGIN, SPREAD
 from services.gateway.models.desk import GRACE_MS, ModelDesk
 from services.gateway.prompt.catalog import Catalog

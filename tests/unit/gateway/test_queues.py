@@ -12,7 +12,7 @@ from libs.policy.gateway.view import WorkerView
 from libs.telemetry.fleet import Fleet
 from libs.telemetry.gateways import GONE_NS, MAX_GATEWAYS, MAX_MODELS, OLD_NS, SILENT_NS, Gateways, Waiting
 from libs.telemetry.worker.split import prefill_shares
-from libs.testing.clock import ManualClock
+from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
 from libs.testing.workers.telemetry import MS, at, step_batch
 from services.gateway.dispatch.queues import QueueReporter

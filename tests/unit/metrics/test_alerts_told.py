@@ -15,8 +15,7 @@ from libs.policy.alerts.state_machine import Transition
 from libs.policy.alerts.store import AlertStore
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
-from libs.testing.clock import ManualClock
-from libs.testing.wait import until
+from libs.testing.wait import ManualClock, until
 from services.metrics.alerts import webhook as webhook_module
 from services.metrics.alerts.webhook import Webhook
 from services.metrics.alerts.wire import alert_event, postable

@@ -24,7 +24,7 @@ from libs.contracts.topics import DECISIONS, REQUESTS, STEPS
 from libs.policy.alerts.store import AlertStore
 from libs.telemetry.windows.cells import PROVISIONAL
 from libs.telemetry.worker.split import prefill_shares
-from libs.testing.clock import ManualClock
+from libs.testing.wait import ManualClock
 from libs.testing.workers.telemetry import MS, at, step, step_batch, write_windows
 from services.metrics.http.routes import make_api
 from services.metrics.prometheus import MAX_MODELS, OTHER_MODEL, LiveCollector, OccupancyCollector, RequestMetrics

@@ -13,8 +13,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     StepBatch,
 )
 from libs.contracts.topics import REQUESTS, STEPS
-from libs.testing.clock import ManualClock
-from libs.testing.wait import until
+from libs.testing.wait import ManualClock, until
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at
 from services.metrics.traces import book as book_module
 from services.metrics.traces import otlp as otlp_module

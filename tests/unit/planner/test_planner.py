@@ -28,8 +28,8 @@ from libs.contracts.roles import role_from_name
 from libs.policy.planner.cadence import is_due, is_news
 from libs.policy.roles import Role
 from libs.telemetry.fleet_loads import MOST_COUNTED
-from libs.testing.clock import ManualClock
 from libs.testing.loads import Telling
+from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
 from libs.testing.workers.telemetry import MS, at, step, step_batch
 from services.planner.http.admin import Admin

@@ -12,7 +12,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     MODE_OFF,
 )
 from libs.policy.planner.role_planning import CALM_NS
-from libs.testing.clock import ManualClock
+from libs.testing.wait import ManualClock
 from libs.testing.workers.telemetry import MS, at, step_batch
 from services.planner.http.api import PlannerCollector
 from tests.planner_rig import CHUNK, STEP_TIME, WINDOW_MS, Cluster, actions

@@ -21,7 +21,7 @@ from libs.runtime.net.rpc import make_channel, make_server
 from libs.runtime.paths import cache_dir
 from libs.runtime.settings import CommonSettings, load_settings
 from libs.runtime.tasks import TaskOwner, until_first
-from libs.testing.clock import ManualClock
+from libs.testing.wait import ManualClock
 
 
 def test_a_broken_setting_names_variable_value_and_what_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

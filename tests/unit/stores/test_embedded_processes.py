@@ -12,7 +12,7 @@ import pytest
 from libs.bus.embedded import broker_command, embedded_broker
 from libs.contracts.errors import StartupError
 from libs.runtime.net.ports import held_port
-from libs.stores.registry.embedded import embedded_redis_server, redis_command
+from libs.testing.servers.stores import embedded_redis_server, redis_command
 
 
 def broker(folder: Path, port: int) -> "subprocess.Popen[str]":

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+import msgspec
 import structlog
 
 from libs.bus.port import Record
@@ -23,7 +24,6 @@ from services.gateway.batch.jobs.catch_up import look_back
 from services.gateway.batch.jobs.progress import ShareNote
 from services.gateway.batch.jobs.reasons import Cancelled, NotRun, stopped
 from services.gateway.batch.jobs.view import JobView
-from services.gateway.batch.lines.affinity import by_prefix
 from services.gateway.batch.lines.answers import answered, fitting, refused
 from services.gateway.batch.lines.copies import Copies
 from services.gateway.batch.lines.line import Line
@@ -31,6 +31,31 @@ from services.gateway.batch.lines.reading import read_lines
 from services.gateway.batch.metrics import BatchMetrics
 from services.gateway.batch.runner.line_request import Asker
 from services.gateway.batch.runner.slots import Slots
+
+
+class _Prompt(msgspec.Struct):
+    model: str = ""
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+
+
+_decoder = msgspec.json.Decoder(_Prompt)
+
+
+def by_prefix(lines: Sequence[Line]) -> list[int]:
+    """Indices of `lines` in the order to run them; refused lines come first."""
+    return sorted(range(len(lines)), key=lambda place: _key(lines[place]))
+
+
+def _key(line: Line) -> tuple[str, bytes]:
+    if line.refusal is not None:
+        return "", b""
+    try:
+        found = _decoder.decode(line.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "", b""
+    return found.model, bytes(found.messages) + bytes(found.prompt)
+
 
 log = structlog.get_logger()
 

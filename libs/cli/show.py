@@ -1,10 +1,17 @@
-"""`fulcrum occupancy`: how the GPUs' time went, by phase."""
+"""`fulcrum workers` and `fulcrum occupancy`: who is there, and how the GPUs' time went, by phase."""
 
 from typing import Annotated
 
 import typer
 
 from libs.cli.options import Json, ReadyFile
+
+
+def workers(ready: ReadyFile = None, json: Json = False) -> None:
+    """List the workers of the suite."""
+    from libs.cli.tables import show_workers  # noqa: PLC0415 (what only this command needs)
+
+    show_workers(ready, as_json=json)
 
 
 def occupancy(
