@@ -14,12 +14,13 @@ from services.gateway.prompt.parse import Asked
 
 BODY_BYTES = 1024 * 1024
 OPEN = 2
+PROMPT = "large for nothing"
 JSON = {"content-type": "application/json"}
 
 
 def body(tokens: int, size_bytes: int = BODY_BYTES) -> bytes:
     """One that is large for nothing, so that its prompt fits the model."""
-    asked = json.dumps({"model": "sim", "prompt": "hello", "max_tokens": tokens, "stream": True}).encode()
+    asked = json.dumps({"model": "sim", "prompt": PROMPT, "max_tokens": tokens, "stream": True}).encode()
     return asked + b" " * (size_bytes - len(asked))
 
 
@@ -43,7 +44,7 @@ async def test_bodies_over_the_bound_are_refused_until_answers_have_ended(open_g
         tracemalloc.stop()
         # The client in this process holds its copies; the gateway holds none.
         assert held_bytes < (OPEN + 1) * BODY_BYTES
-        assert not [each for each in gc.get_objects() if isinstance(each, Asked)]
+        assert not [each for each in gc.get_objects() if isinstance(each, Asked) and each.prompts == (PROMPT,)]
         assert gateway.running.stalls.body_bytes == OPEN * BODY_BYTES
         assert (await gateway_metrics(gateway.http, gateway.url))["body_bytes"] == OPEN * BODY_BYTES
 
