@@ -51,7 +51,7 @@ class PlanAsked:
     """By the clock."""
     confidence: float = 0.95
     traffic: float = 1.0
-    """So many times the demand."""
+    """Factor on the demand."""
     isl: float = 1.0
     osl: float = 1.0
     """A factor of lengths."""
@@ -75,7 +75,7 @@ class Planned:
 
 
 def told_hardware(kind: WorkerKind, name: str) -> Hardware:
-    """For the lab, of workers that telemetry tells of; their link is the lab's own."""
+    """For the lab, of workers seen in telemetry; their link is the lab's own."""
     kv_tokens = kind.kv_tokens or 1_000_000
     profile = Profile(name, kind.speed.step_time, KV_BYTES, kv_tokens * KV_BYTES, kind.gpus)
     chunk = kind.speed.chunk_tokens

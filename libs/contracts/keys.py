@@ -69,7 +69,7 @@ def model_outlook(cluster: str) -> str:
 
 
 def model_changes(cluster: str) -> str:
-    """Pub/sub channel that tells of changes of the three above."""
+    """Pub/sub channel that announces changes of the three above."""
     return f"fulcrum:{cluster}:model-changes"
 
 

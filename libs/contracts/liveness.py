@@ -7,4 +7,4 @@ RESTING_SIGN_OF_LIFE_MS = 500
 """Likewise to a gateway that it has no work of: nothing depends on it then."""
 
 FRESH_NS = 2_000_000_000
-"""Workers tell of themselves at least three times a second: what one said longer ago is not what it has now."""
+"""Workers report at least three times a second: an older report is not what it has now."""

@@ -48,7 +48,7 @@ def _running_step(worker: SharedWorker) -> RunningStep | None:
 
 
 class WorkerDirectory:
-    """Workers whose telemetry comes here, and those that others tell of."""
+    """Workers whose telemetry comes here, and those that others report."""
 
     def __init__(self) -> None:
         self.timelines: dict[str, Timeline] = {}
@@ -56,7 +56,7 @@ class WorkerDirectory:
         self.relayed: dict[str, Relayed] = {}
         """While a worker's telemetry comes here it is here too as long as this covers more."""
         self.newest_cover_ns = 0
-        """The latest moment that any batch tells of."""
+        """The latest moment that any batch covers."""
         self._order: list[str] | None = None
         """All ids in order; None: to be sorted again."""
         self._known: list[WorkerFacts] | None = None

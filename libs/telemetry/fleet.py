@@ -129,7 +129,7 @@ class Fleet:
             self._sort_in_time(batch, batch.worker_id)
 
     def relay(self, worker: SharedWorker, now_ns: int, arrived_ns: int | None, reader: str = "") -> bool:
-        """Another process, `reader`, tells of a worker that it reads; False where that cannot be. Changes nothing where
+        """Another process, `reader`, reports a worker that it reads; False where that cannot be. Changes nothing where
         as much is known already. `arrived_ns`: when its newest batch came there, by the clock of this process; None:
         not known.
         """

@@ -1,4 +1,4 @@
-"""What one metrics service tells of its workers ten times a second: their loads, the windows that were written, and in
+"""What a metrics service sends about its workers ten times a second: their loads, the windows that were written, and in
 turn how long their steps take. Who decides about all of them reads this, and no steps. Pure."""
 
 from collections.abc import Iterable, Sequence
@@ -48,8 +48,8 @@ _OF_LOAD: Final = attrgetter(
 )  # fmt: skip
 
 
-class Told(NamedTuple):
-    """A message, and whether it tells of anything that runs, waits or was computed."""
+class LoadMessage(NamedTuple):
+    """A message, and whether anything in it runs, waits or was computed."""
 
     message: FleetLoads
     works: bool
@@ -64,7 +64,7 @@ class LoadTeller:
         self._turn = 0
         """Of the worker whose step time is sent next."""
 
-    def message(self, fleet: Fleet, written: Sequence[WrittenWindow], now_ns: int) -> Told | None:
+    def message(self, fleet: Fleet, written: Sequence[WrittenWindow], now_ns: int) -> LoadMessage | None:
         """Of the workers whose telemetry comes here; None without any."""
         timelines = fleet.directory.timelines
         ids, newest = [], []
@@ -87,7 +87,7 @@ class LoadTeller:
         message.step_times.extend(self._step_times(newest))
         waits = reported[:, COLUMNS.index("running") : COLUMNS.index("free_kv_blocks")].any()
         ran = any(window.workers.times_ns[:, [PREFILL, DECODE]].any() for window in windows)
-        return Told(message, bool(waits or ran))
+        return LoadMessage(message, bool(waits or ran))
 
     def _step_times(self, newest: Sequence[StepBatch]) -> Iterable[WorkerStepTime]:
         count = min(len(newest), STEP_TIMES)

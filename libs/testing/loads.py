@@ -9,7 +9,7 @@ from libs.telemetry.history import WrittenWindow
 from libs.telemetry.worker.split import prefill_shares
 
 SPAN_NS = 3_000_000_000
-"""How far back each message tells of windows."""
+"""How far back each message has windows."""
 
 
 class Telling:

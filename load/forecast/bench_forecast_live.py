@@ -1,7 +1,7 @@
 """`make bench-forecast-live`: a day in minutes on a whole suite of simulated workers, against what was said before.
 
 The suite is given some days of history (`fulcrum forecast import`), then a part of a day is served, `--speed` times as
-fast as a day passes. Told is what the forecast, the plan and the alert said at which moment, and what came: how much of
+fast as a day passes. Printed: what forecast, plan and alert said at which moment, and what came: how much of
 it lay in the bands, and when arrivals passed what the workers there can serve. Arrivals are Poisson, at a rate with a
 daily hump and a noise that the history has too.
 """

@@ -50,7 +50,7 @@ KEPT: Final = 1_000
 
 
 class Fleet:
-    """Workers that do what they are asked, and tell of it."""
+    """Workers that do what they are asked, and report it."""
 
     def __init__(self, workers: int, seed: int) -> None:
         self._chance = np.random.default_rng(seed)

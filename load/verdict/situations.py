@@ -136,7 +136,7 @@ class Situations:
         return Load(isl, out, pressure * prefill / self._device.prompt_s(isl))
 
     def _decode_load(self, decode: int, pressure: float, *, kv: bool, isl: tuple[int, int] = (60, 150)) -> Load:
-        """So many sequences as press so hard, and as many as end come anew."""
+        """As many sequences as press this hard; each that ends is replaced."""
         isl_drawn = self._random.randint(*((250, 400) if kv else isl))
         out = self._random.randint(150, 260)
         context, device = isl_drawn + out / 2, self._device

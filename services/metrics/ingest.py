@@ -35,7 +35,7 @@ async def ingest(
     gather_ms: Callable[[], int] | None = None,
 ) -> None:
     """Give every record from now on, or since a moment, to each taker; ends with the bus. With `shares` step telemetry
-    is read of the partitions that are this instance's, and what others tell of theirs. Step telemetry that is read too
+    is read of the partitions that are this instance's, and what others send of theirs. Step telemetry that is read too
     late is jumped over, and `on_gap` called. `gather_ms`: as `LiveBus` takes it."""
 
     def wanted(topic: Topic, partition: int) -> bool:

@@ -177,10 +177,10 @@ def _cluster(occupancy: ClusterOccupancy) -> Iterator[Metric]:
     cluster = GaugeMetricFamily(names.CLUSTER_PHASE_RATIO, "Share of covered GPU time.", labels=("phase",))
     _add_phases(cluster, (), occupancy)
     yield cluster
-    # Without any worker there is nothing that telemetry fails to tell of.
+    # Without any worker there is nothing that telemetry fails to cover.
     if occupancy.gpus:
-        yield GaugeMetricFamily(names.CLUSTER_COVERAGE_RATIO, "Share of time telemetry tells of.", occupancy.coverage)
-    yield GaugeMetricFamily(names.CLUSTER_GPUS, "GPUs of workers that telemetry should tell of.", occupancy.gpus)
+        yield GaugeMetricFamily(names.CLUSTER_COVERAGE_RATIO, "Share of time telemetry covers.", occupancy.coverage)
+    yield GaugeMetricFamily(names.CLUSTER_GPUS, "GPUs of workers that telemetry should cover.", occupancy.gpus)
     if occupancy.ratio is not None:
         yield GaugeMetricFamily(
             names.CLUSTER_PREFILL_DECODE_RATIO, "Prefill GPU time : decode GPU time.", occupancy.ratio
@@ -207,7 +207,7 @@ def _workers(occupancy: ClusterOccupancy) -> Iterator[Metric]:
     phases = GaugeMetricFamily(names.WORKER_PHASE_RATIO, "Share of covered time.", labels=phase_labels)
     mfu = GaugeMetricFamily(names.WORKER_MFU_RATIO, "FLOPs needed : FLOPs possible in that time.", labels=phase_labels)
     mbu = GaugeMetricFamily(names.WORKER_MBU_RATIO, "Bytes needed : bytes possible in that time.", labels=phase_labels)
-    coverage = _worker_gauge(names.WORKER_COVERAGE_RATIO, "Share of time telemetry tells of.")
+    coverage = _worker_gauge(names.WORKER_COVERAGE_RATIO, "Share of time telemetry covers.")
     gpus = _worker_gauge(names.WORKER_GPUS, "GPUs of the worker.")
     running = _worker_gauge(names.WORKER_RUNNING_SEQUENCES, "Sequences in the running batch.")
     waiting = _worker_gauge(names.WORKER_WAITING_SEQUENCES, "Sequences that do not run yet.")

@@ -31,7 +31,7 @@ async def follow_workers(registry: Registry, bus: Bus, state: PlannerState, cloc
 
 
 async def follow_telemetry(bus: Bus, state: PlannerState, clock: Clock, news: asyncio.Event) -> None:
-    """Enter what metrics tell of workers and what waits at gateways from now on; ends with the bus. `news` is set where
+    """Enter what metrics report and what waits at gateways from now on; ends with the bus. `news` is set where
     more waits than before."""
     async for record in bus.subscribe((LOADS, QUEUES)):
         if isinstance(record.value, FleetLoads):

@@ -13,7 +13,7 @@ class ObservedWorker:
     worker: Worker
     load: Load | None
     coverage: float
-    """Share of the window that its telemetry tells of, 0..1."""
+    """Share of the window that its telemetry covers, 0..1."""
 
 
 def observed_workers(view: FleetView, end_ns: int) -> list[ObservedWorker]:

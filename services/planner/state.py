@@ -153,7 +153,7 @@ class PlannerState:
         ]
 
     def take_loads(self, loads: FleetLoads, now_ns: int) -> None:
-        """What a metrics service tells of workers, as it came at `now_ns`."""
+        """What a metrics service reports of workers, as it came at `now_ns`."""
         self.view.take(loads, now_ns)
         self.at_rest = self.at_rest and not self.view.works
 

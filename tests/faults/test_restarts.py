@@ -93,7 +93,7 @@ async def test_in_any_order_no_request_fails_and_nothing_is_left(suite: Suite, s
 LOST_S = 3.5
 """Without a broker: the buffer of 20 records is full after 2 s."""
 BATCH_S = 0.1
-"""GPU time that a record of telemetry tells of; each worker has one GPU."""
+"""GPU time that a record of telemetry covers; each worker has one GPU."""
 MOST_OF_IT = 0.8
 """Of what was lost must be shown as not known: the window's ends are rounded to tenths of a second."""
 

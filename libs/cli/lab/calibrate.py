@@ -34,14 +34,14 @@ from libs.runtime.settings import CommonSettings, load_settings
 from libs.worker.admin.client import WorkerAdmin
 
 LOOK_BACK_S: Final = 120.0
-"""KV transfers of so long tell of the link."""
+"""KV transfers that take this long show the speed of the link."""
 WAIT_S: Final = 10.0
 """A worker at rest tells something every second or so; one that is silent for this long is left out."""
 ROUND_TRIPS: Final = 15
 
 
 @dataclass(slots=True)
-class Told:
+class Reported:
     """What telemetry said of one incarnation of a worker."""
 
     incarnation: int
@@ -89,13 +89,13 @@ def calibrate(*, ready_file: Path | None, worker: str | None, out: Path | None, 
 
 async def read_told(
     bus: Bus, incarnations: Mapping[str, int], block_tokens: Mapping[str, int], began_ns: int, wait_s: float = WAIT_S
-) -> dict[str, Told]:
+) -> dict[str, Reported]:
     """By worker, what the telemetry of the last `LOOK_BACK_S` tells, up to `began_ns`.
 
     Ends once all workers have reported what they knew by then, or after `wait_s`.
     """
     found = {
-        worker_id: Told(incarnation, TransferSpeed(block_tokens[worker_id]))
+        worker_id: Reported(incarnation, TransferSpeed(block_tokens[worker_id]))
         for worker_id, incarnation in incarnations.items()
     }
     since_ns = began_ns - round(LOOK_BACK_S * 1e9)
@@ -111,7 +111,7 @@ async def read_told(
     return {worker_id: reported for worker_id, reported in found.items() if reported.fitted is not None}
 
 
-def _take(found: dict[str, Told], batch: StepBatch) -> None:
+def _take(found: dict[str, Reported], batch: StepBatch) -> None:
     reported = found.get(batch.worker_id)
     if reported is None or reported.incarnation != batch.incarnation:
         return
@@ -149,7 +149,7 @@ async def _learned(suite: Ready, listed: Collection[dict[str, Any]]) -> list[Lea
     return [learned_of(described[worker_id], each) for worker_id, each in reported.items()]
 
 
-def learned_of(described: Described, reported: Told) -> Learned:
+def learned_of(described: Described, reported: Reported) -> Learned:
     """One worker's, of its own answer and its telemetry."""
     worker, can = described.worker, described.worker.capabilities
     assert reported.fitted is not None

@@ -27,7 +27,7 @@ ProfileOption = Annotated[
     ),
 ]
 Slo = Annotated[str, typer.Option(metavar="SLO", help="3x: three times the prompt's own prefill.")]
-RateScale = Annotated[float, typer.Option(min=0.001, metavar="X", help="So many times the trace's rate.")]
+RateScale = Annotated[float, typer.Option(min=0.001, metavar="X", help="Factor on the rate of the trace.")]
 Scaling = Annotated[
     Literal["superpose", "compress"],
     typer.Option(help="Overlay shifted copies with prefixes of their own, or let time pass faster."),

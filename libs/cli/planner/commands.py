@@ -1,32 +1,10 @@
 """`fulcrum planner`: what the planner decides, why, and what it may do."""
 
-import json
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from libs.cli.find import find_one_suite, find_suite, get_json, put_json
 from libs.cli.options import Json, ReadyFile
-from libs.runtime.settings import CommonSettings, load_settings
-
-ACTOR = "fulcrum planner"
-
-
-def planner_mode(mode: str | None, *, ready_file: Path | None, as_json: bool) -> None:
-    """Print the mode, after setting it where one is named. Raises StartupError that says what to do."""
-    if mode is None:
-        found: dict[str, Any] = get_json(find_suite(ready_file).planner, "/v1/mode")
-    else:
-        suite = find_one_suite(ready_file)
-        token = suite.token or load_settings(CommonSettings).token.get_secret_value()
-        found = put_json(suite.planner, "/v1/mode", {"mode": mode, "actor": ACTOR}, token=token)
-    if as_json:
-        print(json.dumps(found))
-        return
-    forgotten = "" if found["kept"] else " (Redis is away: a restart of the planner forgets it)"
-    print(f"The planner is {found['mode']}{forgotten}.")
-
 
 planner = typer.Typer(help="What the planner decides, why, and what it may do.", no_args_is_help=True)
 
@@ -45,7 +23,7 @@ def mode(
     json: Json = False,
 ) -> None:
     """Set the planner's mode, which outlives its restart; without one, print it."""
-    from libs.cli.planner.commands import planner_mode  # noqa: PLC0415 (what only this command needs)
+    from libs.cli.planner.mode import planner_mode  # noqa: PLC0415 (what only this command needs)
 
     planner_mode(mode, ready_file=ready, as_json=json)
 

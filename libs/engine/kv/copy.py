@@ -25,7 +25,7 @@ class BlockCopies:
     def __init__(self, runner: Runner, block_bytes: int) -> None:
         self._runner = runner
         self.slice_blocks = max(SLICE_BYTES // block_bytes, 1)
-        """So many blocks are copied, or summed, at a time."""
+        """Blocks copied, or summed, at a time."""
         self._threads = ThreadPoolExecutor(
             COPY_THREADS, thread_name_prefix="kv-copy", initializer=ask_slice, initargs=(USUAL_SLICE_NS,)
         )

@@ -23,7 +23,7 @@ class Held:
     sequence_id: int
     blocks: list[int]
     ready: int
-    """So many of them hold all their KV."""
+    """How many of them hold all their KV."""
     expires_ns: int | None = None
     """None: the prompt is still being computed."""
     pulls: int = 0

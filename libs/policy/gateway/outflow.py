@@ -22,7 +22,7 @@ class Outflow:
         self._seen_ns = now_ns
 
     def left(self, tokens: int, now_ns: int) -> None:
-        """So many have left."""
+        """Note that `count` have left."""
         self._pass(now_ns)
         self._tokens += tokens
 

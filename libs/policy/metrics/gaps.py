@@ -135,7 +135,7 @@ class Gaps(Generic[PartitionT]):
         return True
 
     def seen(self, gap: Stretch[PartitionT], records_a_second: float) -> None:
-        """So many come in a second: chunks are cut by that."""
+        """Records that come in a second: chunks are cut by that."""
         for each in self._of(gap):
             each.rate = records_a_second
 

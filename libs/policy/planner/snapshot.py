@@ -17,7 +17,7 @@ class RolePool:
     busy: float | None
     """Share of covered GPU time in steps; None without coverage."""
     coverage: float
-    """Share of the pool's GPU time in the window that telemetry tells of, 0..1."""
+    """Share of the pool's GPU time in the window that telemetry covers, 0..1."""
     running: int
     waiting: int
     waiting_prefill_tokens: int
@@ -30,7 +30,7 @@ class ClusterSnapshot:
     window_ms: int
     pools: tuple[RolePool, ...]
     coverage: float
-    """Share of all registered GPU time in the window that telemetry tells of, 0..1; 0 without workers."""
+    """Share of all registered GPU time in the window that telemetry covers, 0..1; 0 without workers."""
     heard: bool
     """Whether every worker has reported something of late."""
 

@@ -56,7 +56,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """So many workers in each role, and how hard both phases would press on them."""
+    """Workers in each role, and how hard both phases would press on them."""
 
     prefill: int
     mixed: int

@@ -19,7 +19,7 @@ class TransferSpeed:
         """To receive the KV of one token; 0: not known."""
 
     def arrived(self, blocks: int, duration_ns: int) -> None:
-        """So many blocks have come in so long."""
+        """Note blocks that came, and the time they took."""
         if blocks < MIN_TRANSFER_BLOCKS or duration_ns <= 0:
             return
         token_ns = duration_ns / (blocks * self._block_size_tokens)

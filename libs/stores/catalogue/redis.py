@@ -1,5 +1,5 @@
 """The model catalogue in Redis: hashes of entries and load times, the planner's outlook under a lease, a lease key for
-each gateway's use, and two channels that tell of changes."""
+each gateway's use, and two channels that announce changes."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping

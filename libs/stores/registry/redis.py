@@ -1,4 +1,4 @@
-"""The registry in Redis: a lease key for each worker, a set of their ids, and a channel that tells of changes."""
+"""The registry in Redis: a lease key for each worker, a set of their ids, and a channel that announces changes."""
 
 import asyncio
 from collections import OrderedDict

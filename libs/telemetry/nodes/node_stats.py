@@ -2,7 +2,7 @@
 
 How far hosts' clocks are apart shows in when their telemetry comes.
 
-A batch arrives later than the moment it tells of by its way here and by what its host's clock is behind. The shortest
+A batch arrives later than the moment it covers by its way here and by what its host's clock is behind. The shortest
 way is much the same for all hosts, so a host's smallest delay of the last minute, less that of the median host, is its
 clock's offset: off by what the hosts' shortest ways differ, some milliseconds in one data centre.
 """
@@ -28,7 +28,7 @@ class Clocks:
         self._nodes: dict[str, dict[int, int]] = {}
 
     def note(self, node: str, stamped_ns: int, arrived_ns: int) -> None:
-        """Something that tells of `stamped_ns` by its node's clock arrived at `arrived_ns` by ours."""
+        """Something stamped `stamped_ns` by its node's clock arrived at `arrived_ns` by ours."""
         bucket = arrived_ns // BUCKET_NS
         least = self._nodes.get(node)
         if least is None:

@@ -20,7 +20,7 @@ from libs.testing.servers.stores import KafkaServer
 
 Headers = Sequence[tuple[str, bytes]]
 SEEN_S = 10.0
-"""A busy broker tells of what it has made a moment later."""
+"""A busy broker lists what it has made a moment later."""
 AGES_AGO_NS = 1
 
 

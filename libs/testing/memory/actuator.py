@@ -23,7 +23,7 @@ class MemoryActuator:
         self.asked: list[int] = []
         self.away = False
         self.slow = 0
-        """So many of the next workers that are asked for do not come."""
+        """The next workers asked for that do not come."""
         self._on_start = on_start
         self._on_end = on_end
 

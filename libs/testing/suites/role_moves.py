@@ -64,7 +64,7 @@ class Traffic:
 
     @asynccontextmanager
     async def flowing(self, clients: int) -> AsyncIterator[None]:
-        """So many requests are under way while the context is open; leaving it waits for the last ones."""
+        """`count` requests are under way while the context is open; leaving it waits for the last ones."""
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for client in range(clients):

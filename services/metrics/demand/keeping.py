@@ -36,7 +36,7 @@ class DemandKeeper(Collector):
         """day_s: how long a day is: less to try one out in minutes; bins are as much shorter."""
         self.bin_ns = round(FINE_S * 1e9 * day_s / DAY_S)
         self.speed = DAY_S / day_s
-        """So much faster than the clock does time pass to whoever looks for seasons."""
+        """How much faster than the clock time passes for seasons."""
         self._file = file
         self._clock = clock
         self._fold = DemandFold(self.bin_ns, file.marks())

@@ -1,4 +1,4 @@
-"""What workers there are of each model, by what they tell of themselves: step times, places, KV, GPUs."""
+"""What workers there are of each model, by what they report: step times, places, KV, GPUs."""
 
 from dataclasses import dataclass, field
 from typing import Final

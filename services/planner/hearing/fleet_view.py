@@ -1,4 +1,4 @@
-"""What metrics services tell of the registered workers, side by side: loads, time by window, step times. Pure."""
+"""What metrics services report of the registered workers, side by side: loads, time by window, step times. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -124,7 +124,7 @@ class FleetView:
         return Taken.COUNTED
 
     def role_now(self) -> tuple[Ints, Ints, Uints]:
-        """Role, budget and epoch of each: telemetry tells of a change before the registry does."""
+        """Role, budget and epoch of each: telemetry covers a change before the registry does."""
         roster = self.roster
         epoch = self.loads[COLUMNS.index("epochs")]
         newer = epoch > roster.epoch

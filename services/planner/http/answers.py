@@ -148,7 +148,7 @@ class DecisionAnswer:
     """A decision with its inputs and its reason.
 
     Actions set_role and set_budget say what workers were asked for, in mode auto, and recommend what they would have
-    been; `predicted` is the candidate that was chosen. Action role_moved tells of a move that was seen, whoever made
+    been; `predicted` is the candidate that was chosen. Action role_moved reports a move that was seen, whoever made
     it, set_mode and set_limits of what somebody set. `worker`, `role` and `epoch` are those of the first worker, and
     empty and 0 where the action is about none.
     """

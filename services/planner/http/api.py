@@ -37,7 +37,7 @@ Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many decisions
 class WorkerAnswer:
     """A registered worker. Depths and counts are null until its telemetry tells them.
 
-    `moves` counts its changes of role since it started; `moved_*` tell of the last one, and are 0 and empty before it.
+    `moves` counts its changes of role since it started; `moved_*` describe the last one, and are 0 and empty before it.
     A decode worker that computes prompts too for a while, since the planner had it, keeps role decode and has a budget;
     one that was started or set so by somebody is mixed. `unpaired` says why it gets no work, where nobody in the other
     phase has KV like its own; else it is empty.
@@ -140,7 +140,7 @@ class PlannerCollector(Collector):
         alone = len(self._state.view.roster.alone)
         yield GaugeMetricFamily(names.PLANNER_UNPAIRED_WORKERS, "Those that nobody has KV like.", alone)
         coverage = self._state.snapshot(now_ns).coverage
-        yield GaugeMetricFamily(names.PLANNER_COVERAGE_RATIO, "Share of GPU time that telemetry tells of.", coverage)
+        yield GaugeMetricFamily(names.PLANNER_COVERAGE_RATIO, "Share of GPU time that telemetry covers.", coverage)
         age_s = self._state.registry_age_ns(now_ns) / 1e9
         leads = GaugeMetricFamily(names.PLANNER_LEADS, "1 where it is this planner that decides.")
         leads.add_metric((), self._state.lead is Lead.OURS)

@@ -22,7 +22,7 @@ export const COLUMNS = [
   {
     key: "coverage",
     head: "coverage",
-    tip: "share of the time that telemetry tells of; ~ where a running step may still change it",
+    tip: "share of the time that telemetry covers; ~ where a running step may still change it",
     value: ({ sums }) => share(sums[COVERED], sums[GPU_NS]),
     text: ({ sums }) => coverageText(sums) + (sums[PROVISIONAL_NS] ? " ~" : ""),
   },

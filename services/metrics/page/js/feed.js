@@ -111,7 +111,7 @@ export class Feed extends EventTarget {
       if (before !== null) this.#live.replace();
       return this.#show((this.range = range));
     }
-    if (before !== endMs) this.depths = null; // which tell of now
+    if (before !== endMs) this.depths = null; // which are of now
     const spanMs = LIVE_WINDOW_MS * (range.windowMs === LIVE_WINDOW_MS ? range.columns : 1);
     const loading = this.#live.holds(endMs, spanMs) ? null : ageMs + spanMs < LIVE_KEPT_MS && this.#loadLive(endMs, ageMs);
     this.range = loading === false || range.windowMs !== LIVE_WINDOW_MS ? rangeAt(range, ageMs) : range;

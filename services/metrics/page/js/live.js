@@ -49,7 +49,7 @@ export class Live {
     return this.reload(count);
   }
 
-  /** Stop at a moment. What may still change then is loaded again when the picture moves on: nobody tells of it meanwhile. */
+  /** Stop at a moment. What may still change then is loaded again when the picture moves on: nobody announces it meanwhile. */
   freeze(endMs) {
     this.endMs = endMs;
     this.store.drop(Math.floor(endMs / LIVE_WINDOW_MS));

@@ -42,7 +42,7 @@ export class StatusFeed extends EventTarget {
     this.#follow();
   }
 
-  /** How old the answer is, and what it tells of, in ms; null before the first. */
+  /** How old the answer is, and the moment it is about, in ms; null before the first. */
   get ageMs() {
     return this.now === null ? null : performance.now() - this.#heardAt + (this.now.age_ms ?? 0);
   }

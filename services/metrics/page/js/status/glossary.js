@@ -9,7 +9,7 @@ export const WORDS = {
   starved: "a part of idle: nothing runs, since the prompts that would come here are still being computed elsewhere",
   "TTFT, TPOT": "time to the first token, and time per output token after it",
   KV: "keys and values of the tokens so far, in GPU memory; full, it bounds how many sequences run",
-  coverage: "share of GPU time that telemetry tells of; the rest is hatched, and counts as nothing",
+  coverage: "share of GPU time that telemetry covers; the rest is hatched, and counts as nothing",
   provisional: "a step that runs now may still change it",
   "advisory, auto": "the planner says what it would do, or does it",
 };
