@@ -14,7 +14,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
 from libs.perfmodel.learner import FittedModel, StepKind
 from libs.perfmodel.wire import fitted_model
 from libs.telemetry.fleet_loads import COLUMNS, MOST_COUNTED, WINDOW_NS, columns_of, window_of
-from services.planner.hearing.roster import Bools, Ints, Roster, Uints
+from services.planner.inputs.roster import Bools, Ints, Roster, Uints
 
 MAX_TELLERS: Final = 16
 """Metrics services that are remembered; the one heard longest ago goes."""

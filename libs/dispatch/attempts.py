@@ -6,18 +6,18 @@ from typing import NamedTuple
 from libs.dispatch.generation import Generation
 from libs.dispatch.ports import Links
 from libs.policy.gateway.effects import (
+    Attempt,
     Forget,
     Proceed,
     Release,
     Reserve,
-    Stay,
     Submit,
     WorkerEffect,
     WorkerKey,
 )
 from libs.policy.roles import Phase
 
-Found = tuple[Generation, Stay]
+Found = tuple[Generation, Attempt]
 
 
 class _There(NamedTuple):
@@ -27,13 +27,13 @@ class _There(NamedTuple):
     """That have a decode credit set aside; in the order in which they got it."""
 
 
-class Stays:
+class Attempts:
     """Carries out what placements ask of workers, and finds choices by what workers call them."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
         self._there: dict[WorkerKey, _There] = {}
-        """Stays by worker, for workers that have any."""
+        """Attempts by worker, for workers that have any."""
 
     def __iter__(self) -> Iterator[Found]:
         return (found for there in self._there.values() for found in there.running.values())
@@ -66,27 +66,27 @@ class Stays:
             self._of(effect.worker).reserved.pop(generation, None)
             if (link := self._links.link(effect.worker)) is not None:
                 link.release(generation.prompt_tokens)
-        elif (link := self._links.link(effect.stay.worker)) is None:
+        elif (link := self._links.link(effect.attempt.worker)) is None:
             pass
         elif isinstance(effect, Proceed):
-            link.proceed(effect.stay.sequence_id, generation.output[effect.stay.known :])
+            link.proceed(effect.attempt.sequence_id, generation.output[effect.attempt.known :])
         else:
-            link.hand_over(effect.stay.sequence_id)
+            link.hand_over(effect.attempt.sequence_id)
 
     def _submit(self, generation: Generation, effect: Submit) -> None:
-        stay = effect.stay
-        there = self._of(stay.worker)
-        there.running[stay.sequence_id] = generation, stay
-        if stay.phase is not Phase.PREFILL:
+        attempt = effect.attempt
+        there = self._of(attempt.worker)
+        there.running[attempt.sequence_id] = generation, attempt
+        if attempt.phase is not Phase.PREFILL:
             there.reserved.pop(generation, None)
-        if (link := self._links.link(stay.worker)) is not None:
-            link.submit(stay, generation, effect.blocks)
+        if (link := self._links.link(attempt.worker)) is not None:
+            link.submit(attempt, generation, effect.blocks)
 
     def _forget(self, effect: Forget) -> None:
-        stay = effect.stay
-        self.at(stay.worker).pop(stay.sequence_id, None)
-        if (link := self._links.link(stay.worker)) is not None:
-            link.forget(stay.sequence_id, abort=effect.abort)
+        attempt = effect.attempt
+        self.at(attempt.worker).pop(attempt.sequence_id, None)
+        if (link := self._links.link(attempt.worker)) is not None:
+            link.forget(attempt.sequence_id, abort=effect.abort)
 
     def _of(self, worker: WorkerKey) -> _There:
         there = self._there.get(worker)

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.metrics.trail.rings import TIERS, Rings
-from services.metrics.trail.trail import MAX_MODELS, ModelPoint, StoodVerdict, TrafficPoint, Trail
+from services.metrics.past_status.recorder import MAX_MODELS, ModelPoint, StatusRecorder, StoodVerdict, TrafficPoint
+from services.metrics.past_status.rings import TIERS, Rings
 
 S_NS = 1_000_000_000
 BEGIN_NS = 1_800_000_000 // 60 * 60 * S_NS
@@ -46,19 +46,19 @@ def test_what_is_older_than_a_ring_is_not_known_and_never_another_time() -> None
 
 
 def test_the_verdict_that_stood_at_the_start_of_a_span_is_told_with_its_changes() -> None:
-    trail = Trail()
+    recorder = StatusRecorder()
     for second, code in enumerate(("balanced", "balanced", "prefill_bound", "prefill_bound", "balanced")):
         at_ns = BEGIN_NS + S_NS * second
-        trail.add(at_ns, {"sim": point(float(second))}, QUIET, verdict(at_ns, code))
-    told = trail.history(S_NS, BEGIN_NS + S_NS, BEGIN_NS + 4 * S_NS)
-    assert [each.code for each in told.verdicts] == ["balanced", "prefill_bound"]
-    assert told.models["sim"]["prefill"] == [1.0, 2.0, 3.0]
-    assert told.models["sim"]["decode"] == [None] * 3
-    assert told.traffic["requests_per_s"] == [None] * 3
+        recorder.add(at_ns, {"sim": point(float(second))}, QUIET, verdict(at_ns, code))
+    found = recorder.history(S_NS, BEGIN_NS + S_NS, BEGIN_NS + 4 * S_NS)
+    assert [each.code for each in found.verdicts] == ["balanced", "prefill_bound"]
+    assert found.models["sim"]["prefill"] == [1.0, 2.0, 3.0]
+    assert found.models["sim"]["decode"] == [None] * 3
+    assert found.traffic["requests_per_s"] == [None] * 3
 
 
 def test_models_beyond_the_bound_are_counted_and_not_kept() -> None:
-    trail = Trail()
-    trail.add(BEGIN_NS, {f"m{n}": point(1.0) for n in range(MAX_MODELS + 3)}, QUIET, verdict(BEGIN_NS))
-    assert trail.left_out_models == 3
-    assert len(trail.history(S_NS, BEGIN_NS, BEGIN_NS + S_NS).models) == MAX_MODELS
+    recorder = StatusRecorder()
+    recorder.add(BEGIN_NS, {f"m{n}": point(1.0) for n in range(MAX_MODELS + 3)}, QUIET, verdict(BEGIN_NS))
+    assert recorder.left_out_models == 3
+    assert len(recorder.history(S_NS, BEGIN_NS, BEGIN_NS + S_NS).models) == MAX_MODELS

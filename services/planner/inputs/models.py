@@ -9,15 +9,15 @@ import numpy as np
 from libs.contracts.liveness import FRESH_NS
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment
 from libs.perfmodel.learner import FittedModel, StepKind, combine
-from libs.policy.planner.demand import decodes_to_come, prompts_wanted
+from libs.policy.planner.demand import decodes_to_come, pressing_tokens, prompts_wanted
 from libs.policy.planner.role_planning import PlannedWorker
 from libs.policy.planner.snapshot import ClusterSnapshot, RolePool
 from libs.policy.pressure.splits import WorkerProfile, Workload
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
 from libs.policy.step_time import StepTimeModel
 from libs.telemetry.gateways import Waiting
-from services.planner.hearing.fleet_view import COVERED, PREFILL, FleetView
-from services.planner.hearing.roster import ROLES, Bools, Ints
+from services.planner.inputs.fleet_view import COVERED, PREFILL, FleetView
+from services.planner.inputs.roster import ROLES, Bools, Ints
 
 HEARD_SHARE: Final = 0.5
 """Of a model's workers that take work: with fewer that are heard nothing is decided about it."""
@@ -193,8 +193,8 @@ def _work(
     running, waiting = view.column("running")[heard], view.column("waiting")[heard]
     prompt_tokens = view.column("waiting_prefill_tokens")[heard]
     computes = columns.role[heard] == Role.PREFILL
-    # Whoever is late already is served by what others leave.
-    waiting_tokens = at_gateways.hopeful_tokens + int(prompt_tokens.sum())
+    at_gateways_tokens = pressing_tokens(served, at_gateways.hopeful_tokens, at_gateways.prompt_tokens)
+    waiting_tokens = at_gateways_tokens + int(prompt_tokens.sum())
     queued = np.where(prompt_tokens > 0, 0, waiting)  # else they are prompts
     decoding = (running + queued + view.column("awaiting_kv")[heard])[~computes]
     decodes, kv_tokens = int(decoding.sum()), int(columns.kv_tokens[heard][~computes].sum())

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class ToldStep:
+class ReportedStep:
     """An engine step."""
 
     start_unix_ns: int

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from services.metrics.trail.rings import Rings
+from services.metrics.past_status.rings import Rings
 
 MAX_MODELS: Final = 64
 """Of which figures are kept; 11 MB."""
@@ -76,7 +76,7 @@ class StatusHistory(msgspec.Struct):
     """That which stood at the start, and changes since, the oldest first."""
 
 
-class Trail:
+class StatusRecorder:
     """Grows by a point at each look at the status."""
 
     def __init__(self) -> None:

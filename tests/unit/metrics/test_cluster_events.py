@@ -20,9 +20,9 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     WorkerChange,
 )
 from libs.telemetry.worker.facts import WorkerFacts
-from services.metrics.happened.decisions import MAX_DECISIONS, DecisionLog
-from services.metrics.happened.events import EventLog
-from services.metrics.happened.lives import LOOK_NS, SILENT_NS, Change, Life, WorkerLives, together
+from services.metrics.cluster_events.decisions import MAX_DECISIONS, DecisionLog
+from services.metrics.cluster_events.events import EventLog
+from services.metrics.cluster_events.lives import LOOK_NS, SILENT_NS, Change, Life, WorkerLives, together
 
 S_NS = 1_000_000_000
 BEGIN_NS = 1_800_000_000 * S_NS

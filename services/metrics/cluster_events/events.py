@@ -15,7 +15,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Decision,
 )
 from libs.contracts.roles import role_name
-from services.metrics.happened.lives import Life
+from services.metrics.cluster_events.lives import Life
 
 MAX_EVENTS: Final = 2_000
 MAX_TEXT: Final = 500

@@ -15,7 +15,7 @@ MAX_CANDIDATES: Final = 8
 RECOMMEND: Final = "recommend"
 
 
-class ToldChange(msgspec.Struct, frozen=True):
+class ReportedChange(msgspec.Struct, frozen=True):
     """A worker as it is to be."""
 
     worker: str
@@ -23,7 +23,7 @@ class ToldChange(msgspec.Struct, frozen=True):
     budget_tokens: int
 
 
-class ToldCandidate(msgspec.Struct, frozen=True):
+class ReportedCandidate(msgspec.Struct, frozen=True):
     """A split of the model's workers, and what was predicted of it; pressures above 1 grow into a queue."""
 
     prefill: int
@@ -35,7 +35,7 @@ class ToldCandidate(msgspec.Struct, frozen=True):
     served: float
 
 
-class ToldSeen(msgspec.Struct, frozen=True):
+class ReportedSeen(msgspec.Struct, frozen=True):
     """How hard work pressed on the model's workers."""
 
     prefill: int
@@ -44,15 +44,15 @@ class ToldSeen(msgspec.Struct, frozen=True):
     decode_pressure: float
 
 
-class ToldMeasured(msgspec.Struct, frozen=True):
+class ReportedMeasured(msgspec.Struct, frozen=True):
     """What was seen before a decision and after it. Other things happened too: it is no proof."""
 
-    before: ToldSeen
-    after: ToldSeen
+    before: ReportedSeen
+    after: ReportedSeen
     after_ms: int
 
 
-class ToldDecision(msgspec.Struct, frozen=True):
+class ReportedDecision(msgspec.Struct, frozen=True):
     """One decision; `candidates` begin with the chosen one, and `measured` is null until it is known."""
 
     id: str
@@ -64,23 +64,23 @@ class ToldDecision(msgspec.Struct, frozen=True):
     reason: str
     actor: str
     model: str
-    changes: list[ToldChange]
-    candidates: list[ToldCandidate]
-    measured: ToldMeasured | None
+    changes: list[ReportedChange]
+    candidates: list[ReportedCandidate]
+    measured: ReportedMeasured | None
 
 
 class DecisionLog:
     """The last decisions that change something or would, and the newest that keeps all as it is."""
 
     def __init__(self) -> None:
-        self._log: dict[str, ToldDecision] = {}
+        self._log: dict[str, ReportedDecision] = {}
         """By id, the oldest first."""
-        self._kept: ToldDecision | None = None
+        self._kept: ReportedDecision | None = None
 
     def add(self, decision: Decision) -> None:
         """Enter one, as the topic brings it. One that is published again, with what was seen after it, takes the place
         of the first; of a run of recommendations the newest is kept."""
-        reported = _told(decision)
+        reported = _reported(decision)
         if decision.action == ACTION_KEEP:
             self._kept = reported
             return
@@ -91,23 +91,23 @@ class DecisionLog:
         if len(self._log) > MAX_DECISIONS:
             del self._log[next(iter(self._log))]
 
-    def newest(self, limit: int, *, keeps: bool = False) -> list[ToldDecision]:
+    def newest(self, limit: int, *, keeps: bool = False) -> list[ReportedDecision]:
         """The newest `limit`, the newest first; with `keeps` the newest that keeps all as it is among them."""
         kept = [self._kept] if keeps and self._kept is not None else []
         return sorted([*kept, *self._log.values()], key=lambda each: each.unix_ms, reverse=True)[:limit]
 
 
-def _told(decision: Decision) -> ToldDecision:
-    changes = [ToldChange(each.worker_id, role_name(each.assignment), each.assignment.budget_tokens)
+def _reported(decision: Decision) -> ReportedDecision:
+    changes = [ReportedChange(each.worker_id, role_name(each.assignment), each.assignment.budget_tokens)
                for each in decision.changes[:MAX_CHANGES]]  # fmt: skip
     if decision.worker_id:
         assignment = decision.assignment
-        changes.append(ToldChange(decision.worker_id, role_name(assignment), assignment.budget_tokens))
+        changes.append(ReportedChange(decision.worker_id, role_name(assignment), assignment.budget_tokens))
     measured = None
     if decision.HasField("measured"):
         found = decision.measured
-        measured = ToldMeasured(_seen(found.before), _seen(found.after), found.after_ms)
-    return ToldDecision(
+        measured = ReportedMeasured(_seen(found.before), _seen(found.after), found.after_ms)
+    return ReportedDecision(
         id=f"{decision.planner_id}.{decision.incarnation // 1_000_000_000}.{decision.sequence}"[:MAX_TEXT],
         unix_ms=decision.decided_unix_ns // 1_000_000,
         planner=decision.planner_id[:MAX_TEXT],
@@ -127,8 +127,8 @@ def _word(name: str, prefix: str) -> str:
     return name.removeprefix(prefix).lower()
 
 
-def _candidate(each: Candidate) -> ToldCandidate:
-    return ToldCandidate(
+def _candidate(each: Candidate) -> ReportedCandidate:
+    return ReportedCandidate(
         prefill=each.prefill,
         decode=each.decode,
         prompt_pressure=each.prompt_pressure,
@@ -139,5 +139,5 @@ def _candidate(each: Candidate) -> ToldCandidate:
     )
 
 
-def _seen(seen: Seen) -> ToldSeen:
-    return ToldSeen(seen.prefill, seen.decode, seen.prompt_pressure, seen.decode_pressure)
+def _seen(seen: Seen) -> ReportedSeen:
+    return ReportedSeen(seen.prefill, seen.decode, seen.prompt_pressure, seen.decode_pressure)
