@@ -1,0 +1,86 @@
+"""`fulcrum keys`: who may call."""
+
+from typing import Annotated
+
+import typer
+
+from libs.cli.options import Json, ReadyFile
+
+keys = typer.Typer(
+    help="API keys: make them, list them, revoke them. From the first one on every request needs one.",
+    no_args_is_help=True,
+)
+
+
+@keys.callback()
+def options() -> None:
+    """API keys: make them, list them, revoke them. From the first one on every request needs one."""
+
+
+@keys.command(
+    epilog="Example: fulcrum keys create --tenant search --models SmolLM2-135M-Instruct --expires 30d; then"
+    " OpenAI(base_url=..., api_key=KEY), or FULCRUM_API_KEY=KEY fulcrum chat Hello"
+)
+def create(
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="Whose things its holder has, and whose limits count.")],
+    *,
+    role: Annotated[
+        str, typer.Option(metavar="ROLE", help="user; operator sees all and moves roles; admin changes all.")
+    ] = "user",
+    models: Annotated[str, typer.Option(metavar="A,B", help="That requests may name; left out: all.")] = "",
+    expires: Annotated[str | None, typer.Option(metavar="TIME", help="From now, e.g. 12h or 30d.")] = None,
+    service_class: Annotated[
+        str, typer.Option("--class", metavar="CLASS", help="Of its requests; '*': the one that a header names.")
+    ] = "online",
+    priority: Annotated[int, typer.Option(metavar="N", help="The highest that its batch jobs may have.")] = 0,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Make a key and show it, once: only its hash is stored."""
+    from libs.cli.keys.book import create_key  # noqa: PLC0415 (what only this command needs)
+
+    create_key(
+        tenant, role=role, models=models, expires=expires, service_class=service_class, priority=priority,
+        ready_file=ready, as_json=json,
+    )  # fmt: skip
+
+
+@keys.command(name="list", epilog="Example: fulcrum keys list --json")
+def list_keys(ready: ReadyFile = None, json: Json = False) -> None:
+    """All keys, ended ones included: tenant, role, models, expiry. Never the keys themselves."""
+    from libs.cli.keys.book import show_keys  # noqa: PLC0415
+
+    show_keys(ready, as_json=json)
+
+
+@keys.command(epilog="Example: fulcrum keys limits search --requests 600 --tokens 200000 --concurrent 32")
+def limits(
+    tenant: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Left out: shows all that have some.")] = None,
+    *,
+    requests: Annotated[int | None, typer.Option(min=1, metavar="N", help="A minute, over all gateways.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="A minute, of prompts and answers.")] = None,
+    concurrent: Annotated[int | None, typer.Option(min=1, metavar="N", help="Requests at once.")] = None,
+    off: Annotated[bool, typer.Option("--off", metavar="", help="Remove the tenant's limits.")] = False,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Limit what a tenant may have, or show it; what is not named stays as it is."""
+    from libs.cli.keys.limits import set_limits, show_limits  # noqa: PLC0415
+
+    if tenant is None:
+        show_limits(ready, as_json=json)
+        return
+    wanted = {"requests_per_minute": requests, "tokens_per_minute": tokens, "concurrent": concurrent}
+    set_limits(tenant, wanted, off=off, ready_file=ready, as_json=json)
+
+
+@keys.command(epilog="Example: fulcrum keys revoke key_0a1b2c3d4e5f")
+def revoke(
+    key: Annotated[str, typer.Argument(metavar="ID", help="As `fulcrum keys list` shows it.")],
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Revoke a key: within two seconds it lets nobody in, and answers that run end."""
+    from libs.cli.keys.book import revoke_key  # noqa: PLC0415
+
+    revoke_key(key, ready_file=ready, as_json=json)

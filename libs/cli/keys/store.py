@@ -1,0 +1,54 @@
+"""The book of keys of the suite that a command talks to."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from libs.cli.find import find_one_suite, find_suite, local_user
+from libs.keys.book import KeyBook, KeyChange
+from libs.keys.place import open_keys
+from libs.keys.port import KeyStore
+from libs.launch.ready import Ready
+from libs.launch.settings import LaunchSettings
+from libs.runtime.settings import load_settings
+
+
+def change_book(ready_file: Path | None, edit: Callable[[KeyBook], KeyBook]) -> KeyBook:
+    """Store what `edit` makes of it. Raises StoreUnavailable."""
+
+    async def change() -> KeyBook:
+        store = _open(find_one_suite(ready_file))
+        try:
+            return await store.change(edit)
+        finally:
+            await store.close()
+
+    return asyncio.run(change())
+
+
+def change_by(action: str, subject: str, tenant: str, detail: str = "") -> KeyChange:
+    """A change made now, by the user of this machine."""
+    return KeyChange(time.time_ns(), local_user(), action, subject, tenant, detail)
+
+
+def load_book(ready_file: Path | None) -> KeyBook:
+    """As it is now. Raises StoreUnavailable."""
+
+    async def load() -> KeyBook:
+        store = _open(find_suite(ready_file))
+        try:
+            found = await store.load()
+            assert found is not None
+            return found.book
+        finally:
+            await store.close()
+
+    return asyncio.run(load())
+
+
+def _open(suite: Ready) -> KeyStore:
+    """That of a suite which runs, else that of the environment."""
+    settings = load_settings(LaunchSettings)
+    place, redis = suite.keys or settings.keys, suite.redis or settings.redis
+    return open_keys(place, redis=redis, cluster=suite.cluster or settings.cluster)

@@ -1,0 +1,87 @@
+"""Keys in a file of one machine: whole whenever it is there, and for its owner alone."""
+
+import asyncio
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from libs.contracts.errors import StoreUnavailable
+from libs.keys.book import KeyBook, read_book
+from libs.keys.port import Stored
+from libs.runtime.paths import create_private, private_folder
+
+ABSENT: Final = "absent"
+"""Version of a book that was never stored."""
+_WRITABLE_TO_OTHERS: Final = 0o022
+
+
+class FileKeys:
+    """KeyStore in one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def load(self, known: str = "") -> Stored | None:
+        """One look at the file's times where nothing has changed."""
+        return await asyncio.to_thread(self._load, known)
+
+    async def change(self, edit: Callable[[KeyBook], KeyBook]) -> KeyBook:
+        """Under a lock that other processes of this machine hold to as well."""
+        return await asyncio.to_thread(self._change, edit)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    def _load(self, known: str) -> Stored | None:
+        with self._errors():
+            try:
+                with self._path.open("rb") as file:
+                    found = os.fstat(file.fileno())
+                    version = f"{found.st_ino}-{found.st_mtime_ns}-{found.st_size}"
+                    if version == known:
+                        return None
+                    if found.st_mode & _WRITABLE_TO_OTHERS:
+                        raise StoreUnavailable(
+                            f"the keys in {self._path} can be written by other users: chmod 600 {self._path}"
+                        )
+                    return Stored(version, read_book(file.read()))
+            except FileNotFoundError:
+                return None if known == ABSENT else Stored(ABSENT, KeyBook())
+
+    def _change(self, edit: Callable[[KeyBook], KeyBook]) -> KeyBook:
+        with self._errors():
+            private_folder(self._path.parent)
+            lock = self._path.with_name(f"{self._path.name}.lock")
+            with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as held:
+                fcntl.flock(held, fcntl.LOCK_EX)
+                before = self._load("")
+                assert before is not None
+                book = edit(before.book)
+                self._write(book)
+                return book
+
+    def _write(self, book: KeyBook) -> None:
+        part = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
+        try:
+            with create_private(part) as file:
+                file.write(msgspec.json.format(msgspec.json.encode(book)) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self._path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailable(f"the keys in {self._path} cannot be used ({error.strerror})") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise StoreUnavailable(f"the keys in {self._path} cannot be read ({error})") from error

@@ -1,0 +1,49 @@
+"""The port to what all gateways together have used of tenants' limits."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Kind = Literal["requests", "tokens"]
+
+
+class LedgerDown(Exception):
+    """The ledger does not answer in time: whether it has counted is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What was granted, and how the limit stands after it."""
+
+    granted: int
+    left: int
+    wait_s: float
+    """Until what was asked for at least fits; 0 where it was granted."""
+
+
+class Ledger(Protocol):
+    """Use of tenants' limits in the last minute, and requests that run. Raises LedgerDown."""
+
+    async def take(self, tenant: str, kind: Kind, limit: int, *, want: int, least: int) -> Taken:
+        """Use up to `want` units as far as the limit allows, or none where that is under `least`."""
+        ...
+
+    async def add(self, tenant: str, kind: Kind, units: int) -> None:
+        """Count units whatever the limit; below 0 they are given back."""
+        ...
+
+    async def hold(self, tenant: str, gateway_id: str, limit: int, *, running: int, want: int) -> int:
+        """Places for requests at once that the gateway holds from now on for HOLD_S: `want` of them as far as there is
+        room, and at least `running`."""
+        ...
+
+    async def beat(self, gateway_id: str) -> int:
+        """Say that the gateway lives, for HOLD_S; how many do."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+        ...
+
+
+HOLD_S = 5.0
+"""After this a gateway that has not renewed what it holds has lost it."""

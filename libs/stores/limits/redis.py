@@ -1,0 +1,138 @@
+"""Use of tenants' limits in Redis, by its clock: a hash of whole seconds for each kind, a hash of gateways for requests
+at once. The arithmetic is that of `libs.policy.limits`, where it is tested; here it runs where no two interleave."""
+
+from functools import partial
+from typing import Final
+
+from libs.contracts import keys
+from libs.policy.limits.window import SLOTS
+from libs.runtime.redis import in_time, make_redis
+from libs.stores.limits.port import HOLD_S, Kind, LedgerDown, Taken
+
+SOCKET_TIMEOUT_MS: Final = 200
+CALL_TIMEOUT_S: Final = 0.3
+"""A request may wait for this."""
+
+_WINDOW: Final = """
+local now = redis.call('TIME')
+local second = tonumber(now[1])
+local found, seconds, used = redis.call('HGETALL', KEYS[1]), {}, 0
+for at = 1, #found, 2 do
+  local own = tonumber(found[at])
+  if own <= second - tonumber(ARGV[1]) then
+    redis.call('HDEL', KEYS[1], found[at])
+  else
+    seconds[#seconds + 1] = {own, tonumber(found[at + 1])}
+    used = used + tonumber(found[at + 1])
+  end
+end
+"""
+_TAKE: Final = (
+    _WINDOW
+    + """
+local limit, want, least = tonumber(ARGV[2]), tonumber(ARGV[3]), math.max(tonumber(ARGV[4]), 1)
+local granted = math.min(want, limit - used)
+if granted >= least then
+  redis.call('HINCRBY', KEYS[1], second, granted)
+  redis.call('EXPIRE', KEYS[1], ARGV[1] * 2)
+  return {granted, limit - used - granted, '0'}
+end
+table.sort(seconds, function(one, other) return one[1] < other[1] end)
+local short = used + least - limit
+for _, each in ipairs(seconds) do
+  short = short - each[2]
+  if short <= 0 then
+    local wait = math.max(each[1] + tonumber(ARGV[1]) - second - tonumber(now[2]) / 1e6, 0)
+    return {0, limit - used, tostring(wait)}
+  end
+end
+return {0, limit - used, ARGV[1]}
+"""
+)
+_ADD: Final = (
+    _WINDOW
+    + """
+local units = tonumber(ARGV[2])
+if units >= 0 then
+  redis.call('HINCRBY', KEYS[1], second, units)
+  redis.call('EXPIRE', KEYS[1], ARGV[1] * 2)
+  return 1
+end
+table.sort(seconds, function(one, other) return one[1] > other[1] end)
+for _, each in ipairs(seconds) do
+  local back = math.min(-units, each[2])
+  if back > 0 then redis.call('HINCRBY', KEYS[1], each[1], -back) end
+  units = units + back
+end
+return 1
+"""
+)
+_HOLD: Final = """
+local now = redis.call('TIME')
+local now_ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
+local found, others = redis.call('HGETALL', KEYS[1]), 0
+for at = 1, #found, 2 do
+  local count, ends = string.match(found[at + 1], '^(%d+):(%d+)$')
+  if not count or tonumber(ends) <= now_ms then
+    redis.call('HDEL', KEYS[1], found[at])
+  elseif found[at] ~= ARGV[1] then
+    others = others + tonumber(count)
+  end
+end
+local running, want = tonumber(ARGV[3]), tonumber(ARGV[4])
+local held = math.max(running, math.min(want, tonumber(ARGV[2]) - others))
+if held > 0 then
+  redis.call('HSET', KEYS[1], ARGV[1], held .. ':' .. (now_ms + tonumber(ARGV[5])))
+  redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[5]) * 2)
+else
+  redis.call('HDEL', KEYS[1], ARGV[1])
+end
+return held
+"""
+_BEAT: Final = """
+local now = redis.call('TIME')
+local now_ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now_ms)
+redis.call('ZADD', KEYS[1], now_ms + tonumber(ARGV[2]), ARGV[1])
+redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[2]) * 2)
+return redis.call('ZCARD', KEYS[1])
+"""
+
+
+_bounded = partial(in_time, timeout_s=CALL_TIMEOUT_S, down=LedgerDown)
+
+
+class RedisLedger:
+    """Ledger over Redis 6.2 or later."""
+
+    def __init__(self, url: str, cluster: str) -> None:
+        self._cluster = cluster
+        self._redis = make_redis(url, timeout_ms=SOCKET_TIMEOUT_MS)
+        self._take = self._redis.register_script(_TAKE)
+        self._add = self._redis.register_script(_ADD)
+        self._hold = self._redis.register_script(_HOLD)
+        self._beat = self._redis.register_script(_BEAT)
+
+    async def take(self, tenant: str, kind: Kind, limit: int, *, want: int, least: int) -> Taken:
+        """One round trip, as all of these."""
+        name = keys.limit_use(self._cluster, tenant, kind)
+        granted, left, wait_s = await _bounded(self._take(keys=[name], args=[SLOTS, limit, want, least]))
+        return Taken(int(granted), max(int(left), 0), float(wait_s))
+
+    async def add(self, tenant: str, kind: Kind, units: int) -> None:
+        """Below 0: the latest first."""
+        await _bounded(self._add(keys=[keys.limit_use(self._cluster, tenant, kind)], args=[SLOTS, units]))
+
+    async def hold(self, tenant: str, gateway_id: str, limit: int, *, running: int, want: int) -> int:
+        """What others hold is theirs until it has run out."""
+        args: list[str | int] = [gateway_id, limit, running, want, round(HOLD_S * 1000)]
+        return int(await _bounded(self._hold(keys=[keys.limit_open(self._cluster, tenant)], args=args)))
+
+    async def beat(self, gateway_id: str) -> int:
+        """Itself included."""
+        args: list[str | int] = [gateway_id, round(HOLD_S * 1000)]
+        return int(await _bounded(self._beat(keys=[keys.limit_gateways(self._cluster)], args=args)))
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+        await self._redis.aclose()

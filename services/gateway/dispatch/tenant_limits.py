@@ -1,0 +1,258 @@
+"""What each tenant may have of the suite: requests and tokens a minute, requests at once, over all gateways.
+
+Where the ledger in Redis is away each gateway holds to its share of them by itself.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from libs.contracts.errors import RateLimited
+from libs.keys.book import TenantLimits
+from libs.keys.table import KeyTable
+from libs.policy.limits.lease import Lease, ahead, local_share, written_s
+from libs.policy.limits.window import SLOTS, MinuteWindow
+from libs.runtime.clock import Clock
+from libs.stores.limits.port import Kind, Ledger, LedgerDown
+
+log = structlog.get_logger()
+
+SWEEP_S: Final = 0.5
+"""Between two times that leases are settled and places renewed."""
+AWAY_S: Final = 1.0
+"""For this long a ledger that did not answer is not asked by requests, which would wait for it."""
+REFUSED_S: Final = 0.1
+"""For this long a tenant that got nothing is refused without asking again: one that asks in vain costs little."""
+BUSY_RETRY_S: Final = 1.0
+"""When to come again where too many requests run at once, whose end nobody knows."""
+
+
+@dataclass(slots=True)
+class _Use:
+    """One limit of one tenant here."""
+
+    lease: Lease = field(default_factory=Lease)
+    own: MinuteWindow = field(default_factory=MinuteWindow)
+    """What this gateway has used, by which it holds to its share where the ledger is away."""
+    refused: tuple[float, int, float] = (0.0, 0, 0.0)
+    """Until when, at which need, and until when it was said to last that the ledger granted nothing."""
+    left: int = 0
+    """Of all gateways together, when the ledger was asked last."""
+
+
+@dataclass(slots=True)
+class _Tenant:
+    limits: TenantLimits
+    uses: dict[Kind, _Use] = field(default_factory=lambda: {"requests": _Use(), "tokens": _Use()})
+    running: int = 0
+    coming: int = 0
+    """Requests of which it is being asked whether they may run."""
+    places: int = 0
+    """For requests at once, that this gateway holds."""
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One request asks the ledger; others find what it got."""
+
+    def limit(self, kind: Kind) -> int | None:
+        return self.limits.requests_per_minute if kind == "requests" else self.limits.tokens_per_minute
+
+
+class Allowance:
+    """One request of a tenant without limits."""
+
+    async def prompt(self, _tokens: int) -> None:
+        """Its prompt's tokens count; raises RateLimited."""
+
+    def output(self, _tokens: int) -> None:
+        """Its answer's tokens count, whatever the limit."""
+
+    def headers(self) -> Mapping[str, str]:
+        """How the limits stand, as OpenAI's clients read it."""
+        return {}
+
+    def end(self) -> None:
+        """It runs no more."""
+
+
+FREE: Final = Allowance()
+
+
+class _Limited(Allowance):
+    """One request of a tenant that has limits."""
+
+    def __init__(self, limiter: "TenantLimiter", tenant: str, found: _Tenant) -> None:
+        self._limiter = limiter
+        self._tenant = tenant
+        self._found = found
+
+    async def prompt(self, tokens: int) -> None:
+        await self._limiter.use(self._tenant, self._found, "tokens", tokens)
+
+    def output(self, tokens: int) -> None:
+        self._limiter.count(self._found, "tokens", tokens)
+
+    def headers(self) -> Mapping[str, str]:
+        return self._limiter.headers(self._found)
+
+    def end(self) -> None:
+        self._found.running -= 1
+
+
+class TenantLimiter:
+    """One gateway's part in holding tenants to their limits."""
+
+    def __init__(self, table: KeyTable, ledger: Ledger, clock: Clock, gateway_id: str) -> None:
+        self._table = table
+        self._ledger = ledger
+        self._clock = clock
+        self._gateway_id = gateway_id
+        self._tenants: dict[str, _Tenant] = {}
+        """Those with limits that have come since the start: as many as have limits at most."""
+        self._gateways = 1
+        """Known to share limits, when the ledger said so last."""
+        self._away_until_s = 0.0
+
+    async def admit(self, tenant: str) -> Allowance:
+        """Let a request of the tenant begin, which is to be ended by its allowance. Raises RateLimited."""
+        limits = None if self._table.is_open else self._table.limits.get(tenant)
+        if limits is None:
+            return FREE
+        found = self._tenants.setdefault(tenant, _Tenant(limits))
+        found.limits = limits
+        found.coming += 1
+        try:
+            await self._enter(tenant, found)
+        finally:
+            found.coming -= 1
+        try:
+            await self.use(tenant, found, "requests", 1)
+        except BaseException:
+            found.running -= 1
+            raise
+        return _Limited(self, tenant, found)
+
+    async def use(self, tenant: str, found: _Tenant, kind: Kind, units: int) -> None:
+        """Use units of a limit. Raises RateLimited that names it."""
+        if found.limit(kind) is not None and found.uses[kind].lease.need(units) > 0:
+            async with found.asking:
+                if found.uses[kind].lease.need(units) > 0:
+                    await self._take(tenant, found, kind, units)
+        self.count(found, kind, units)
+
+    def count(self, found: _Tenant, kind: Kind, units: int) -> None:
+        """Count units whatever the limit."""
+        if found.limit(kind) is not None:
+            found.uses[kind].lease.spend(units, self._now_s)
+            found.uses[kind].own.add(units, self._now_s)
+
+    def headers(self, found: _Tenant) -> dict[str, str]:
+        """How the limits stand, as far as this gateway knows."""
+        said: dict[str, str] = {}
+        for kind, use in found.uses.items():
+            limit = found.limit(kind)
+            if limit is not None:
+                said[f"x-ratelimit-limit-{kind}"] = str(limit)
+                said[f"x-ratelimit-remaining-{kind}"] = str(min(max(use.left + use.lease.balance, 0), limit))
+                said[f"x-ratelimit-reset-{kind}"] = written_s(use.own.wait_s(limit, limit, self._now_s))
+        return said
+
+    async def run(self) -> None:
+        """Settle with the ledger, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            if self._table.limits or self._tenants:
+                await self.sweep()
+
+    async def sweep(self) -> None:
+        """Give back what lies unused, count what was used beyond, renew places, forget tenants who are gone."""
+        try:
+            self._gateways = await self._ledger.beat(self._gateway_id)
+            for tenant, found in list(self._tenants.items()):
+                await self._settle(tenant, found)
+        except LedgerDown as error:
+            self._is_away(error)
+
+    async def _settle(self, tenant: str, found: _Tenant) -> None:
+        for kind, use in found.uses.items():
+            owed = use.lease.settle(self._now_s)
+            if owed:
+                try:
+                    await self._ledger.add(tenant, kind, owed)
+                except LedgerDown:
+                    use.lease.balance -= owed
+                    raise
+        limit = found.limits.concurrent
+        async with found.asking:
+            if limit is not None and (found.running or found.places):
+                want = found.running + ahead(limit) if found.running else 0
+                found.places = await self._ledger.hold(
+                    tenant, self._gateway_id, limit, running=found.running, want=want
+                )
+        if not (found.running or found.coming) and not any(use.own.used(self._now_s) for use in found.uses.values()):
+            self._tenants.pop(tenant, None)
+
+    async def _enter(self, tenant: str, found: _Tenant) -> None:
+        limit = found.limits.concurrent
+        if limit is not None and found.running >= found.places:
+            async with found.asking:
+                if found.running >= found.places:
+                    found.places = await self._places(tenant, found, limit)
+        if limit is not None and found.running >= found.places:
+            text = f"tenant {tenant} has {limit} requests running, which is its limit of requests at once"
+            raise RateLimited(text, retry_after_s=BUSY_RETRY_S, headers=self.headers(found))
+        found.running += 1
+
+    async def _places(self, tenant: str, found: _Tenant, limit: int) -> int:
+        if self._now_s >= self._away_until_s:
+            try:
+                want = found.running + 1 + ahead(limit)
+                return await self._ledger.hold(tenant, self._gateway_id, limit, running=found.running, want=want)
+            except LedgerDown as error:
+                self._is_away(error)
+        return local_share(limit, self._gateways)
+
+    async def _take(self, tenant: str, found: _Tenant, kind: Kind, units: int) -> None:
+        limit, use = found.limit(kind), found.uses[kind]
+        assert limit is not None
+        if self._now_s >= self._away_until_s:
+            least = use.lease.need(units)
+            until_s, need, lasts_s = use.refused
+            if self._now_s < until_s and least >= need:
+                raise self._refusal(tenant, found, kind, units, lasts_s - self._now_s)
+            try:
+                taken = await self._ledger.take(tenant, kind, limit, want=least + ahead(limit), least=least)
+            except LedgerDown as error:
+                self._is_away(error)
+            else:
+                use.lease.balance += taken.granted
+                use.left = taken.left
+                if not taken.granted:
+                    use.refused = self._now_s + min(REFUSED_S, taken.wait_s), least, self._now_s + taken.wait_s
+                    raise self._refusal(tenant, found, kind, units, taken.wait_s)
+                return
+        share = local_share(limit, self._gateways)
+        wait_s = use.own.wait_s(share, units, self._now_s)
+        if wait_s:
+            raise self._refusal(tenant, found, kind, units, wait_s)
+
+    def _refusal(self, tenant: str, found: _Tenant, kind: Kind, units: int, wait_s: float) -> RateLimited:
+        limit = found.limit(kind)
+        text = f"tenant {tenant} has used its limit of {limit} {kind} a minute: {units} more fit in {written_s(wait_s)}"
+        if limit is not None and units > limit:
+            text = f"the request's {units} {kind} are more than the limit of {limit} {kind} a minute of tenant {tenant}"
+        return RateLimited(text, retry_after_s=min(wait_s, SLOTS), headers=self.headers(found))
+
+    def _is_away(self, error: LedgerDown) -> None:
+        if self._now_s >= self._away_until_s:
+            log.warning(
+                "Redis does not answer: this gateway holds tenants to its share of their limits",
+                gateways=self._gateways,
+                error=str(error),
+            )
+        self._away_until_s = self._now_s + AWAY_S
+
+    @property
+    def _now_s(self) -> float:
+        return self._clock.now_ns() / 1e9

@@ -1,0 +1,68 @@
+"""What every ledger of tenants' limits keeps to: in memory, over the embedded Redis, and a real one."""
+
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from libs.stores.limits.port import Ledger, LedgerDown
+from libs.stores.limits.redis import RedisLedger
+from libs.testing.memory.limits import MemoryLedger
+
+
+@pytest.fixture(params=["memory", "embedded", "real"])
+async def ledger(request: pytest.FixtureRequest, cluster: str) -> AsyncIterator[Ledger]:
+    found: Ledger
+    if request.param == "memory":
+        found = MemoryLedger(time.time)
+    else:
+        found = RedisLedger(request.getfixturevalue(f"{request.param}_redis_server").url, cluster)
+    yield found
+    await found.close()
+    await found.close()
+
+
+async def test_units_are_granted_as_far_as_the_limit_allows(ledger: Ledger) -> None:
+    taken = await ledger.take("a", "tokens", 10, want=6, least=6)
+    assert (taken.granted, taken.left, taken.wait_s) == (6, 4, 0)
+    assert (await ledger.take("a", "tokens", 10, want=6, least=2)).granted == 4
+    refused = await ledger.take("a", "tokens", 10, want=6, least=1)
+    assert (refused.granted, refused.left) == (0, 0) and 55 < refused.wait_s <= 61
+    assert (await ledger.take("a", "tokens", 10, want=20, least=20)).wait_s == 61
+    assert (await ledger.take("a", "requests", 10, want=1, least=1)).granted == 1
+    assert (await ledger.take("b", "tokens", 10, want=1, least=1)).granted == 1
+
+
+async def test_units_are_counted_beyond_the_limit_and_given_back(ledger: Ledger) -> None:
+    await ledger.add("a", "tokens", 15)
+    assert (await ledger.take("a", "tokens", 10, want=1, least=1)).granted == 0
+    await ledger.add("a", "tokens", -7)
+    assert (await ledger.take("a", "tokens", 10, want=9, least=1)).granted == 2
+    await ledger.add("a", "tokens", -100)
+    assert (await ledger.take("a", "tokens", 10, want=10, least=10)).granted == 10
+
+
+async def test_gateways_hold_no_more_places_than_there_are_beside_what_runs(ledger: Ledger) -> None:
+    assert await ledger.hold("a", "g1", 5, running=0, want=3) == 3
+    assert await ledger.hold("a", "g2", 5, running=0, want=3) == 2
+    assert await ledger.hold("a", "g1", 5, running=1, want=1) == 1
+    assert await ledger.hold("a", "g2", 5, running=2, want=9) == 4
+    assert await ledger.hold("a", "g1", 2, running=1, want=9) == 1
+    assert await ledger.hold("b", "g1", 2, running=0, want=9) == 2
+
+
+async def test_gateways_that_live_are_counted(ledger: Ledger) -> None:
+    assert [await ledger.beat("g1"), await ledger.beat("g2"), await ledger.beat("g1")] == [1, 2, 2]
+
+
+async def test_a_ledger_that_is_away_says_so(cluster: str) -> None:
+    away = RedisLedger("redis://127.0.0.1:1/0", cluster)
+    for call in (
+        away.take("a", "tokens", 1, want=1, least=1),
+        away.add("a", "tokens", 1),
+        away.hold("a", "g", 1, running=0, want=1),
+        away.beat("g"),
+    ):
+        with pytest.raises(LedgerDown):
+            await call
+    await away.close()

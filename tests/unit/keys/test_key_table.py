@@ -1,0 +1,163 @@
+"""Who calls, by key: what a book of keys keeps, and what each caller may do."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.contracts.errors import (
+    Conflict,
+    InvalidApiKey,
+    InvalidRequest,
+    KeyNotFound,
+    PermissionDenied,
+    StoreUnavailable,
+)
+from libs.keys import book as book_module
+from libs.keys.book import KeyBook, digest_of, draw_key, read_book, shown_key
+from libs.keys.table import ANYBODY, Caller, KeyTable
+
+NOW_S = 1_700_000_000.0
+
+
+def bearer(secret: str) -> bytes:
+    return f"Bearer {secret}".encode()
+
+
+def table(*books: KeyBook, open_without_keys: bool = True, token: str = "") -> KeyTable:
+    made = KeyTable(open_without_keys=open_without_keys, token=token)
+    for each in books:
+        made.replace(each, NOW_S)
+    return made
+
+
+def test_a_stored_key_holds_its_hash_and_never_the_key() -> None:
+    secret, key = draw_key("a", now_s=NOW_S, role="operator", models=("m",), expires_in_s=60)
+    stored = msgspec.json.encode(KeyBook().with_key(key, NOW_S))
+    assert secret.startswith("sk-fulcrum-") and secret.encode() not in stored
+    assert read_book(stored).keys == (key,)
+    assert bytes.fromhex(key.digest) == digest_of(secret.encode())
+    assert key.digest not in str(shown_key(key, NOW_S))
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"tenant": "a b"}, "tenant"),
+        ({"tenant": ""}, "tenant"),
+        ({"role": "root"}, "role"),
+        ({"service_class": "?"}, "class"),
+        ({"priority": 101}, "priority"),
+        ({"models": ("",)}, "models"),
+    ],
+)
+def test_a_bad_option_is_named(options: dict[str, object], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        draw_key(**{"tenant": "a", "now_s": NOW_S, **options})  # type: ignore[arg-type]
+    assert refused.value.param == param
+
+
+def test_a_full_book_forgets_the_oldest_key_that_has_ended_and_none_that_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(book_module, "MAX_KEYS", 3)
+    made = [draw_key(tenant, now_s=NOW_S)[1] for tenant in "abcd"]
+    full = KeyBook()
+    for key in made[:3]:
+        full = full.with_key(key, NOW_S)
+    with pytest.raises(Conflict, match="revoke some"):
+        full.with_key(made[3], NOW_S)
+    kept = full.without_key(made[1].id, NOW_S).with_key(made[3], NOW_S)
+    assert [key.tenant for key in kept.keys] == ["a", "c", "d"]
+    with pytest.raises(KeyNotFound):
+        kept.without_key(made[1].id, NOW_S)
+
+
+def test_a_suite_without_keys_lets_everybody_in_and_one_with_a_key_nobody_without() -> None:
+    made = table(KeyBook())
+    assert made.caller(None, NOW_S) is made.caller(b"Bearer any", NOW_S) is ANYBODY
+    secret, key = draw_key("a", now_s=NOW_S)
+    made.replace(KeyBook().with_key(key, NOW_S), NOW_S)
+    for sent in (None, b"", b"Bearer any", b"Basic " + secret.encode(), secret.encode(), bearer(secret + "x")):
+        with pytest.raises(InvalidApiKey):
+            made.caller(sent, NOW_S)
+    assert made.caller(bearer(secret), NOW_S).tenant == "a"
+    assert made.caller(b"bearer  " + secret.encode() + b" ", NOW_S).tenant == "a"
+
+
+def test_revoking_the_last_key_and_losing_the_store_let_nobody_in() -> None:
+    secret, key = draw_key("a", now_s=NOW_S)
+    first = KeyBook().with_key(key, NOW_S)
+    for after in (first.without_key(key.id, NOW_S), KeyBook()):
+        made = table(first, after)
+        for sent in (None, bearer(secret)):
+            with pytest.raises(InvalidApiKey):
+                made.caller(sent, NOW_S)
+
+
+def test_a_key_lets_nobody_in_from_the_moment_it_expires() -> None:
+    secret, key = draw_key("a", now_s=NOW_S, expires_in_s=10)
+    made = table(KeyBook().with_key(key, NOW_S))
+    assert made.caller(bearer(secret), NOW_S + 9.9).tenant == "a"
+    with pytest.raises(InvalidApiKey):
+        made.caller(bearer(secret), NOW_S + 10)
+
+
+def test_nobody_is_let_in_until_it_is_known_which_keys_there_are() -> None:
+    made = KeyTable(open_without_keys=True)
+    with pytest.raises(StoreUnavailable) as refused:
+        made.caller(b"Bearer any", NOW_S)
+    assert refused.value.retry_after_s is not None
+    assert not made.is_open
+
+
+def test_beyond_loopback_a_suite_without_keys_lets_nobody_in() -> None:
+    with pytest.raises(InvalidApiKey):
+        table(KeyBook(), open_without_keys=False).caller(None, NOW_S)
+
+
+def test_the_suites_token_counts_as_an_admins_key() -> None:
+    made = table(KeyBook().with_key(draw_key("a", now_s=NOW_S)[1], NOW_S), token="t")
+    assert made.caller(b"Bearer t", NOW_S).role == "admin"
+    assert made.caller(b"Bearer t", NOW_S).name == "token"
+    with pytest.raises(InvalidApiKey):
+        table(KeyBook(), open_without_keys=False, token="").caller(b"Bearer ", NOW_S)
+
+
+def test_roles_go_from_user_over_operator_to_admin() -> None:
+    user, operator, admin = (Caller("a", role) for role in ("user", "operator", "admin"))
+    assert [each.may_read("b") for each in (user, operator, admin)] == [False, True, True]
+    user.check_write("a", "it")
+    admin.check_write("b", "it")
+    for each in (user, operator):
+        with pytest.raises(PermissionDenied):
+            each.check_write("b", "it")
+    operator.check_role("user")
+    with pytest.raises(PermissionDenied, match="role operator"):
+        user.check_role("operator")
+
+
+def test_things_without_an_owner_belong_to_the_default_tenant() -> None:
+    assert Caller("default", "user").may_read("")
+    assert not Caller("a", "user").may_read("")
+
+
+NAMES = st.text("ab.", min_size=1, max_size=3)
+
+
+@given(tenant=NAMES, named=st.none() | NAMES, own=NAMES, asked=st.none() | NAMES | st.just("batch"))
+def test_headers_only_narrow_what_a_key_gives(tenant: str, named: str | None, own: str, asked: str | None) -> None:
+    caller = Caller(tenant, "user", service_class=own)
+    try:
+        assert caller.tenant_of(named) == tenant
+    except PermissionDenied:
+        assert named not in (None, tenant)
+    try:
+        assert caller.class_of(asked, "online") in (own, "batch")
+    except PermissionDenied:
+        assert asked not in (None, own, "batch")
+
+
+def test_without_keys_headers_say_tenant_and_class_as_they_did() -> None:
+    assert (ANYBODY.tenant_of(None), ANYBODY.tenant_of("x")) == ("default", "x")
+    assert (ANYBODY.class_of(None, "online"), ANYBODY.class_of("x", "online")) == ("online", "x")

@@ -1,0 +1,170 @@
+"""A gateway holds tenants to their limits, with others through the ledger and by itself without it."""
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import suppress
+
+import pytest
+
+from libs.contracts.errors import RateLimited
+from libs.keys.book import KeyBook, TenantLimits, draw_key
+from libs.keys.table import KeyTable
+from libs.policy.limits.lease import written_s
+from libs.testing.memory.limits import MemoryLedger
+from libs.testing.wait import ManualClock
+from services.gateway.dispatch.tenant_limits import AWAY_S, FREE, REFUSED_S, Allowance, TenantLimiter
+
+
+class World:
+    """Some gateways over one ledger; tenant `a` has limits."""
+
+    def __init__(self, limits: TenantLimits, gateways: int = 1) -> None:
+        self.clock = ManualClock()
+        self.ledger = MemoryLedger(lambda: self.clock.now_ns() / 1e9)
+        self.table = KeyTable(open_without_keys=True)
+        _, key = draw_key("a", now_s=0)
+        self.book = KeyBook().with_key(key, 0)
+        self.limit(limits)
+        self.gateways = [
+            TenantLimiter(self.table, self.ledger, self.clock, f"gateway-{number}") for number in range(gateways)
+        ]
+
+    def limit(self, limits: TenantLimits) -> None:
+        self.table.replace(self.book.with_limits("a", limits), 0)
+
+    async def admitted(self, count: int) -> list[Allowance]:
+        """Those that are let in of `count` requests, dealt to the gateways in turn."""
+        found: list[Allowance] = []
+        for number in range(count):
+            with suppress(RateLimited):
+                found.append(await self.gateways[number % len(self.gateways)].admit("a"))
+        return found
+
+
+async def refused(asking: Awaitable[object]) -> RateLimited:
+    with pytest.raises(RateLimited) as found:
+        await asking
+    return found.value
+
+
+async def test_the_request_over_the_limit_is_told_which_limit_and_when() -> None:
+    world = World(TenantLimits(requests_per_minute=3))
+    gateway = world.gateways[0]
+    headers = [(await gateway.admit("a")).headers() for _ in range(3)]
+    assert [each["x-ratelimit-remaining-requests"] for each in headers] == ["2", "1", "0"]
+    world.clock.advance_ms(20_000)
+    error = await refused(gateway.admit("a"))
+    assert "3 requests a minute" in error.message and "tenant a" in error.message
+    assert (error.http_status, error.http_headers["retry-after"]) == (429, "41")
+    assert error.http_headers["x-ratelimit-limit-requests"] == "3"
+    assert error.http_headers["x-ratelimit-reset-requests"] == "41s"
+    world.clock.advance_ms(41_000)
+    await gateway.admit("a")
+
+
+async def test_tokens_of_prompts_and_of_answers_count() -> None:
+    world = World(TenantLimits(tokens_per_minute=100))
+    gateway = world.gateways[0]
+    first = await gateway.admit("a")
+    await first.prompt(60)
+    first.output(60)
+    first.end()
+    await gateway.sweep()
+    second = await gateway.admit("a")
+    error = await refused(second.prompt(1))
+    second.end()
+    assert "100 tokens a minute" in error.message
+    assert first.headers()["x-ratelimit-remaining-tokens"] == "0"
+    world.clock.advance_ms(61_000)
+    await (await gateway.admit("a")).prompt(100)
+
+
+async def test_a_prompt_that_never_fits_is_told_so() -> None:
+    allowance = await World(TenantLimits(tokens_per_minute=10)).gateways[0].admit("a")
+    assert "more than the limit" in (await refused(allowance.prompt(11))).message
+
+
+async def test_requests_at_once_are_bounded_over_gateways_and_their_end_makes_room() -> None:
+    world = World(TenantLimits(concurrent=3), gateways=2)
+    running = await world.admitted(10)
+    assert len(running) == 3
+    error = await refused(world.gateways[1].admit("a"))
+    assert "3 requests running" in error.message
+    running[0].end()  # of the first gateway, which gives its place back
+    await world.gateways[0].sweep()
+    await world.gateways[1].admit("a")
+    assert not await world.admitted(4)
+
+
+async def test_two_gateways_let_the_limit_through_to_within_five_percent() -> None:
+    world = World(TenantLimits(requests_per_minute=500), gateways=2)
+    for _ in range(3):
+        assert 475 <= len(await world.admitted(1000)) <= 525
+        world.clock.advance_ms(61_000)
+        for gateway in world.gateways:
+            await gateway.sweep()
+    assert world.ledger.calls < 300, "each asks for some ahead, and not at once again after it got none"
+
+
+async def test_what_lies_unused_in_one_gateway_goes_to_the_others() -> None:
+    world = World(TenantLimits(requests_per_minute=500), gateways=2)
+    await world.gateways[0].admit("a")
+    world.clock.advance_ms(1_100)
+    await world.gateways[0].sweep()
+    world.gateways = world.gateways[1:]
+    assert len(await world.admitted(600)) == 499
+
+
+async def test_without_the_ledger_each_gateway_holds_to_its_share_and_asks_again_later() -> None:
+    world = World(TenantLimits(requests_per_minute=100, concurrent=40), gateways=2)
+    for _ in range(2):
+        for gateway in world.gateways:
+            await gateway.sweep()
+    world.ledger.away = True
+    first = await world.admitted(200)
+    assert len(first) == 40
+    for each in first:
+        each.end()
+    calls = world.ledger.calls
+    second = await world.admitted(200)
+    assert len(second) == 40
+    assert world.ledger.calls == calls, "requests do not wait for it"
+    for each in second:
+        each.end()
+    assert len(await world.admitted(200)) == 20
+    world.ledger.away = False
+    world.clock.advance_ms(AWAY_S * 1000)
+    for gateway in world.gateways:
+        await gateway.sweep()
+    assert (await world.ledger.take("a", "requests", 100, want=1, least=1)).left == 0
+
+
+async def test_many_that_come_at_once_ask_the_ledger_one_after_the_other() -> None:
+    world = World(TenantLimits(requests_per_minute=10, concurrent=5))
+    asked = await asyncio.gather(*(world.gateways[0].admit("a") for _ in range(50)), return_exceptions=True)
+    assert sum(isinstance(each, Allowance) for each in asked) == 5
+
+
+async def test_a_limit_that_is_changed_counts_from_the_next_request() -> None:
+    world = World(TenantLimits(requests_per_minute=2))
+    assert len(await world.admitted(5)) == 2
+    world.limit(TenantLimits(requests_per_minute=4))
+    world.clock.advance_ms(REFUSED_S * 1000)
+    assert len(await world.admitted(5)) == 2
+    world.limit(TenantLimits())
+    assert len(await world.admitted(5)) == 5
+
+
+async def test_tenants_without_limits_and_suites_without_keys_ask_nobody() -> None:
+    world = World(TenantLimits(requests_per_minute=1))
+    assert await world.gateways[0].admit("b") is FREE
+    world.table = KeyTable(open_without_keys=True)
+    world.table.replace(KeyBook().with_limits("a", TenantLimits(requests_per_minute=1)), 0)
+    gateway = TenantLimiter(world.table, world.ledger, world.clock, "g")
+    assert [await gateway.admit("a") for _ in range(3)] == [FREE] * 3
+    assert world.ledger.calls == 0
+
+
+@pytest.mark.parametrize(("wait_s", "text"), [(0, "0ms"), (0.25, "250ms"), (12.4, "12s"), (60, "1m0s"), (61, "1m1s")])
+def test_times_are_written_as_openais_clients_read_them(wait_s: float, text: str) -> None:
+    assert written_s(wait_s) == text
