@@ -13,8 +13,16 @@ SIM_SPECIAL_TOKENS: Final = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
 """In the order of their ids, from 256 on; ids 0..255 are the bytes."""
 
 CHATML_TEMPLATE: Final = (
+    "{% if tools %}"
+    "{{ '<|im_start|>system\nTools:\n' }}{% for tool in tools %}{{ tool | tojson + '\n' }}{% endfor %}"
+    '{{ \'Call one by <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>\n\' }}'
+    "{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}"
+    "{% for call in message['tool_calls'] or () %}"
+    "{{ '<tool_call>' + call['function'] | tojson + '</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|im_end|>' + '\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )

@@ -1,9 +1,10 @@
 """Text to tokens and back for one model, from its folder's own files and without the weights."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import tokenizers
 from tokenizers.decoders import DecodeStream
@@ -11,13 +12,13 @@ from tokenizers.decoders import DecodeStream
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.model.builtin import CHATML_TEMPLATE, SIM_SPECIAL_TOKENS, byte_alphabet, sim_tokenizer
 from libs.model.chat import ChatMessage, ChatTemplate
-from libs.model.harmony import Channels, find_markers
 from libs.model.info import ModelInfo, read_json
 
 MAX_HELD_TOKENS = 64
 """Tokens that may wait for the rest of a character; more of them are no character."""
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _MAX_LEADS_TRIED = 1024
 """Tokens looked at for one that is a letter or digit by itself; vocabularies have them among the first few hundred."""
@@ -33,8 +34,8 @@ class Tokenizer:
         self._added = inner.get_added_tokens_decoder()
         self._byte_level = "ByteLevel" in repr(inner.decoder)  # alone, or one of a sequence
         self._lead = self._find_lead()
-        special = {str(token.content): token_id for token_id, token in self._added.items() if token.special}
-        self._markers = find_markers(special)
+        self.special_tokens = {token_id: str(token.content) for token_id, token in self._added.items() if token.special}
+        """Texts by id, of tokens that no text is encoded to by chance."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids. `add_special_tokens`: as the model wants raw text to begin and end; a rendered chat has them."""
@@ -42,11 +43,26 @@ class Tokenizer:
         ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+    @property
+    def template_text(self) -> str:
+        """Source of the chat template; empty where there is none."""
+        return self._template.source if self._template is not None else ""
+
+    def takes(self, name: str) -> bool:
+        """Whether the chat template reads the variable `name`, e.g. "tools"."""
+        return self._template is not None and name in self._template.variables
+
+    def render_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = _NOTHING,
+    ) -> str:
         """The prompt text of a chat. Raises InvalidRequest where the model's template refuses the messages."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template: use /v1/completions", param="model")
-        return self._template.render(messages)
+        return self._template.render(messages, tools=tools, variables=variables)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the tokens, special ones left out."""
@@ -56,10 +72,6 @@ class Tokenizer:
     def decoder(self) -> "Decoder":
         """A fresh incremental decoder, for one sequence."""
         return Decoder(self._inner, self._lead)
-
-    def channels(self) -> Channels | None:
-        """What tells the content of one chat's answer from its reasoning; None where the model has no such format."""
-        return Channels(self._markers, self.token_bytes) if self._markers is not None else None
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to the text, also where that is part of a character; empty for an unknown id."""
@@ -143,9 +155,11 @@ def _chat_template(folder: Path) -> ChatTemplate | None:
     named = {name: text for name, text in special.items() if text is not None}
     separate = folder / "chat_template.jinja"
     source = separate.read_text(encoding="utf-8") if separate.exists() else config.get("chat_template")
+    with_tools = None
     if isinstance(source, list):  # several by name: the default one is for plain chats
-        source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
-    return ChatTemplate(source, named) if isinstance(source, str) else None
+        by_name = {entry.get("name"): entry["template"] for entry in source}
+        source, with_tools = by_name.get("default"), by_name.get("tool_use")
+    return ChatTemplate(source, named, with_tools) if isinstance(source, str) else None
 
 
 def _text_of_token(value: Any) -> str | None:

@@ -1,11 +1,13 @@
 """The models that this gateway serves by name: what they are and how their text becomes tokens."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
-from libs.contracts.errors import UnknownModel, quoted
+from libs.contracts.errors import NoWorkers, UnknownModel, quoted
 from libs.model.info import ModelInfo, load_model_info
 from libs.model.tokenizer import Tokenizer, load_tokenizer
+from services.gateway.answers.families import NO_NAMES, AnswerFormat, FormatNames, answer_format
 
 MAX_NAMED = 20
 """Models that an error lists."""
@@ -20,17 +22,28 @@ class ServedModel:
     ttft_ms: float | None = None
     """Wanted where a request names none; None: as the gateway has it."""
     tpot_ms: float | None = None
+    names: FormatNames = NO_NAMES
+    """Formats of its answers that are set by hand."""
+    format: AnswerFormat = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "format", answer_format(self.tokenizer, self.names.of(self.info.name)))
 
 
 class Catalog:
     """Served models by name."""
 
-    def __init__(self, models: Iterable[ServedModel]) -> None:
+    def __init__(self, models: Iterable[ServedModel], format_names: FormatNames = NO_NAMES) -> None:
+        self.format_names = format_names
+        """For models that are added."""
         self._models: Mapping[str, ServedModel] = {model.info.name: model for model in models}
         self.own = dict(self._models)
         """Those of the settings, which stay."""
         self.names = list(self._models)
         """In the order of the settings, then those that were added; always the same list."""
+
+        self.broken: dict[str, str] = {}
+        """Why others that were added cannot be served here."""
 
     def replace_added(self, models: Iterable[ServedModel]) -> None:
         """Serve these beside those of the settings, in place of others that were added before."""
@@ -39,16 +52,24 @@ class Catalog:
 
     def get(self, name: str) -> ServedModel:
         """Raises UnknownModel."""
-        model = self._models.get(name)
+        return self.need(name, frozenset())
+
+    def need(self, name: str, allowed: AbstractSet[str]) -> ServedModel:
+        """The model, if it is one of `allowed`, which are all where that is empty. Raises NoWorkers for one whose files
+        are broken, UnknownModel for others, and does not tell what is not allowed from what is not there."""
+        is_allowed = not allowed or name in allowed
+        model = self._models.get(name) if is_allowed else None
+        if model is None and is_allowed and name in self.broken:
+            raise NoWorkers(f"model {quoted(name)} cannot be served here: {self.broken[name]}")
         if model is None:
+            named = [each for each in self.names if not allowed or each in allowed][:MAX_NAMED]
             raise UnknownModel(
-                f"model {quoted(name)} is not served; there are {', '.join(self.names[:MAX_NAMED]) or 'none'}",
-                param="model",
+                f"model {quoted(name)} is not served; there are {', '.join(named) or 'none'}", param="model"
             )
         return model
 
 
-def load_catalog(folders: Mapping[str, str]) -> Catalog:
+def load_catalog(folders: Mapping[str, str], names: FormatNames = NO_NAMES) -> Catalog:
     """Load the models of `folders` (name to folder); raises StartupError that says what is missing."""
     infos = [load_model_info(folder, name) for name, folder in folders.items()]
-    return Catalog(ServedModel(info, load_tokenizer(info)) for info in infos)
+    return Catalog([ServedModel(info, load_tokenizer(info), names=names) for info in infos], names)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import msgspec
 
 from libs.contracts.errors import MAX_QUOTED_CHARS, InvalidRequest, UnsupportedField, quoted
-from services.gateway.prompt.schema import PartType, Role
+from services.gateway.prompt.schema import Effort, PartType, Role
 from services.gateway.prompt.unserved import UNSERVED_PARTS, UNSERVED_ROLES
 
 MAX_REASON_CHARS = 200
@@ -26,8 +26,15 @@ _ENUM = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
 _ALLOWED: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "role": (get_args(Role), UNSERVED_ROLES),
     "type": (get_args(PartType), UNSERVED_PARTS),
+    "reasoning_effort": (get_args(Effort), frozenset()),
+    "tool_choice": (("none", "auto", "required"), frozenset()),
 }
 """Accepted values, and further ones of OpenAI's API, by the last part of a field's path."""
+_UNSERVED_TOOLS = frozenset(
+    {"custom", "allowed_tools", "web_search", "web_search_preview", "file_search", "code_interpreter", "mcp"}
+    | {"computer_use_preview", "image_generation", "local_shell", "shell", "apply_patch"}
+)
+_TOOL_TYPES = (("function",), _UNSERVED_TOOLS)
 
 
 def fit(body: bytes, kind: type[_T], tidy: Callable[[dict[str, Any]], dict[str, Any]]) -> _T:
@@ -95,7 +102,7 @@ def _explain(text: str, kind: type[msgspec.Struct], plain: dict[str, Any]) -> In
         return UnsupportedField(f"{path or 'a field without a name'} is not served", param=path or "body")
     if missing is not None:
         return InvalidRequest(f"{path} is missing", param=path)
-    if (found := _ENUM.match(text)) and (known := _ALLOWED.get(path.rpartition(".")[2])):
+    if (found := _ENUM.match(text)) and (known := _allowed(path)):
         return _not_allowed(found[1], path, *known)
     reason = _cut(text[: place.start()] if place else text, MAX_REASON_CHARS)
     where = f"{path}[{key}]" if key else path or "body"
@@ -120,6 +127,12 @@ def _not_allowed(value: str, path: str, allowed: tuple[str, ...], unserved: froz
     if value in unserved:
         return UnsupportedField(f"{path}: {value!r} is not served; {choices}", param=path)
     return InvalidRequest(f"{path}: {quoted(value)} is not known; {choices}", param=path)
+
+
+def _allowed(path: str) -> tuple[tuple[str, ...], frozenset[str]] | None:
+    if path in ("response_format.type", "text.format.type"):
+        return ("text", "json_object", "json_schema"), frozenset({"grammar", "python", "structural_tag"})
+    return _TOOL_TYPES if "tool" in path and path.endswith(".type") else _ALLOWED.get(path.rpartition(".")[2])
 
 
 def _cut(text: str, most_chars: int) -> str:

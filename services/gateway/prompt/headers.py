@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from libs.contracts.classes import DEFAULT_CLASS
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import RequestContext
+from libs.keys.book import TENANT_NAME as _NAME
+from libs.keys.table import ANYBODY, Caller
 
-DEFAULT_TENANT = "default"
 TENANT_HEADER = "x-fulcrum-tenant"
 MAX_TARGET_MS = 24 * 3_600_000
 
-TENANT_NAME = _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -54,13 +54,14 @@ class Headers:
         )
 
 
-def read_headers(found: Mapping[bytes, bytes]) -> Headers:
-    """Parse headers, given by lowercase name as in ASGI; raises InvalidRequest that names the header."""
+def read_headers(found: Mapping[bytes, bytes], caller: Caller = ANYBODY) -> Headers:
+    """Parse headers, given by lowercase name as in ASGI; raises InvalidRequest that names the header, and
+    PermissionDenied for a tenant or class that is not the caller's."""
     traceparent = found.get(b"traceparent", b"").decode("latin-1")
     return Headers(
-        request_id=_matching(found, "x-request-id", _REQUEST_ID, ""),
-        tenant=_matching(found, TENANT_HEADER, _NAME, DEFAULT_TENANT),
-        service_class=_matching(found, "x-fulcrum-class", _NAME, DEFAULT_CLASS),
+        request_id=_matching(found, "x-request-id", _REQUEST_ID) or "",
+        tenant=caller.tenant_of(_matching(found, TENANT_HEADER, _NAME)),
+        service_class=caller.class_of(_matching(found, "x-fulcrum-class", _NAME), DEFAULT_CLASS),
         ttft_deadline_ms=_milliseconds(found, "x-fulcrum-ttft-deadline-ms"),
         tpot_target_ms=_milliseconds(found, "x-fulcrum-tpot-target-ms"),
         # W3C: who cannot read it goes on without.
@@ -69,10 +70,10 @@ def read_headers(found: Mapping[bytes, bytes]) -> Headers:
     )
 
 
-def _matching(found: Mapping[bytes, bytes], name: str, pattern: re.Pattern[str], default: str) -> str:
+def _matching(found: Mapping[bytes, bytes], name: str, pattern: re.Pattern[str]) -> str | None:
     raw = found.get(name.encode())
     if raw is None:
-        return default
+        return None
     value = raw.decode("latin-1")
     if not pattern.fullmatch(value):
         raise InvalidRequest(f"header {name} must match {pattern.pattern}", param=name)

@@ -1,14 +1,26 @@
 """From a body's bytes to what is asked, checked field by field. Pure; raises InvalidRequest that names the field."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from typing import Any
 
 from libs.contracts.errors import InvalidRequest, quoted
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Sampling
 from libs.model.chat import ChatMessage
 from libs.model.sampling import SamplingDefaults
+from services.gateway.prompt.constraint import Constraint, constraint_of
 from services.gateway.prompt.fit import fit
-from services.gateway.prompt.schema import ChatRequest, Common, CompletionRequest, Message
+from services.gateway.prompt.history import chat_message
+from services.gateway.prompt.schema import (
+    ChatRequest,
+    Common,
+    CompletionRequest,
+    DetokenizeRequest,
+    ResponseFormat,
+    TokenizeRequest,
+)
+from services.gateway.prompt.tools import ToolUse, tool_use
 from services.gateway.prompt.unserved import drop_harmless
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -16,6 +28,8 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 _tidy_chat = partial(drop_harmless, served=frozenset(ChatRequest.__struct_fields__))
 _tidy_completion = partial(drop_harmless, served=frozenset(CompletionRequest.__struct_fields__))
+_tidy_tokenize = partial(drop_harmless, served=frozenset(TokenizeRequest.__struct_fields__))
+_tidy_detokenize = partial(drop_harmless, served=frozenset(DetokenizeRequest.__struct_fields__))
 _ADVISED = tuple(field.name for field in fields(SamplingDefaults))
 
 Prompt = str | list[int]
@@ -42,10 +56,32 @@ class Asked:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    tools: ToolUse | None = None
+    """None where the model may call none."""
+    effort: str | None = None
+    """Of its reasoning."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    schema: Mapping[str, Any] | None = None
+    """JSON that the answer has to be."""
+    schema_field: str = "response_format"
+    """Which field errors about it name."""
+    rule: str = ""
+    """Likewise, what the answer has to be in place of JSON, as a rule of a grammar."""
+    for_response: bool = False
+    """Whether the chat is a response's: the order of its answer's parts is kept."""
+    raw: bool = False
+    """Whether prompts are tokenised without the special tokens that a text begins and ends with."""
+
+    @property
+    def guided(self) -> bool:
+        """Whether the answer keeps to a grammar."""
+        return self.schema is not None or bool(self.rule) or (self.tools is not None and self.tools.required)
 
     @property
     def prompt_field(self) -> str:
         """Which field errors about the prompt name."""
+        if self.for_response:
+            return "input"
         return "messages" if self.messages else "prompt"
 
     @property
@@ -56,21 +92,65 @@ class Asked:
 
 def parse_chat(body: bytes) -> Asked:
     """Body of /v1/chat/completions."""
-    request = fit(body, ChatRequest, _tidy_chat)
+    return chat_asked(fit(body, ChatRequest, _tidy_chat))
+
+
+def parse_tokenize(body: bytes) -> tuple[Asked, bool]:
+    """Body of /tokenize, and whether the tokens' texts are wanted."""
+    request = fit(body, TokenizeRequest, _tidy_tokenize)
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequest("send either prompt or messages", param="prompt")
+    if request.messages is None:
+        asked = _asked(CompletionRequest(model=request.model, prompt=""), Sampling(), max_tokens=None)
+        raw = request.add_special_tokens is False
+        return replace(asked, prompts=(request.prompt or "",), raw=raw), bool(request.return_token_strs)
+    chat = ChatRequest(
+        model=request.model,
+        messages=request.messages,
+        tools=request.tools,
+        reasoning_effort=request.reasoning_effort,
+        chat_template_kwargs=request.chat_template_kwargs,
+    )
+    return chat_asked(chat), bool(request.return_token_strs)
+
+
+def parse_detokenize(body: bytes) -> DetokenizeRequest:
+    """Body of /detokenize."""
+    return fit(body, DetokenizeRequest, _tidy_detokenize)
+
+
+def chat_asked(request: ChatRequest) -> Asked:
+    """From a body whose types and ranges have been checked."""
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     newer, older = request.max_completion_tokens, request.max_tokens
     if newer is not None and older is not None and newer != older:
         raise InvalidRequest("max_tokens and max_completion_tokens differ", param="max_tokens")
     sampling = _sampling(request, logprobs=request.top_logprobs or 0 if request.logprobs else None)
-    messages = tuple(_message(message, place) for place, message in enumerate(request.messages))
-    return _asked(
+    messages = tuple(chat_message(message, place) for place, message in enumerate(request.messages))
+    asked = _asked(
         request,
         sampling,
         messages=messages,
         max_tokens=newer if newer is not None else older,
         max_tokens_field="max_tokens" if newer is None else "max_completion_tokens",
     )
+    tools, effort, variables = tool_use(request), request.reasoning_effort, request.chat_template_kwargs
+    schema = _answer_schema(request.response_format)
+    constraint = constraint_of(request)
+    if constraint is not None:
+        if schema is not None:
+            raise InvalidRequest(f"response_format and {constraint.field} exclude each other", param=constraint.field)
+        asked = _constrained(asked, constraint, request)
+    elif schema is not None:
+        asked = replace(asked, schema=schema)
+    if tools is None and effort is None and not asked.guided and not variables:
+        return asked
+    asked = replace(asked, tools=tools, effort=effort, template_variables=variables or {})
+    if asked.guided:
+        answers = asked.schema is not None or asked.rule
+        _check_guided(request, asked.schema_field if answers else "tool_choice")
+    return asked
 
 
 def parse_completion(body: bytes) -> Asked:
@@ -78,7 +158,32 @@ def parse_completion(body: bytes) -> Asked:
     request = fit(body, CompletionRequest, _tidy_completion)
     max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     sampling = _sampling(request, logprobs=request.logprobs)
-    return _asked(request, sampling, prompts=_prompts(request.prompt), max_tokens=max_tokens)
+    asked = _asked(request, sampling, prompts=_prompts(request.prompt), max_tokens=max_tokens)
+    constraint = constraint_of(request)
+    return asked if constraint is None else _constrained(asked, constraint, request)
+
+
+def _constrained(asked: Asked, constraint: Constraint, request: Common) -> Asked:
+    _check_guided(request, constraint.field)
+    return replace(asked, schema=constraint.schema, rule=constraint.rule, schema_field=constraint.field)
+
+
+def _answer_schema(wanted: ResponseFormat | None) -> Mapping[str, Any] | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return {"type": "object"}
+    if wanted.json_schema is None or wanted.json_schema.schema is None:
+        raise InvalidRequest("json_schema needs a schema", param="response_format.json_schema")
+    return wanted.json_schema.schema
+
+
+def _check_guided(request: Common, field: str) -> None:
+    """What would keep a guided answer from ending when it is whole."""
+    if request.ignore_eos:
+        raise InvalidRequest(f"ignore_eos and {field} exclude each other", param="ignore_eos")
+    if request.min_tokens:
+        raise InvalidRequest(f"min_tokens and {field} exclude each other", param="min_tokens")
 
 
 def _asked(
@@ -93,6 +198,8 @@ def _asked(
     stop, options = request.stop, request.stream_options
     if options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+    if request.min_tokens and max_tokens is not None and request.min_tokens > max_tokens:
+        raise InvalidRequest(f"min_tokens is over {max_tokens_field}", param="min_tokens")
     return Asked(
         model=request.model,
         messages=messages,
@@ -124,6 +231,8 @@ def _sampling(request: Common, *, logprobs: int | None) -> Sampling:
         logprobs=logprobs is not None,
         top_logprobs=logprobs or 0,
         ignore_eos=bool(request.ignore_eos),
+        min_tokens=request.min_tokens or 0,
+        stop_token_ids=request.stop_token_ids or (),
     )
 
 
@@ -140,16 +249,6 @@ def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
 
 def _is_token_id(key: str) -> bool:
     return key.isascii() and key.isdigit() and len(key) < 10
-
-
-def _message(message: Message, place: int) -> ChatMessage:
-    content = message.content
-    if content is None and message.role != "assistant":
-        raise InvalidRequest(f"a {message.role} message needs content", param=f"messages[{place}].content")
-    text = content if isinstance(content, str) else "".join(part.text for part in content or ())
-    # "developer" is OpenAI's newer name of the role that models know as "system".
-    role = "system" if message.role == "developer" else message.role
-    return {"role": role, "content": text, **({"name": message.name} if message.name else {})}
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:

@@ -1,6 +1,6 @@
 """Bodies of the two completion routes, as OpenAI's API has them. Types and ranges are checked while decoding."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -23,9 +23,25 @@ AtLeastOne = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[list[Stop], Meta(max_length=MAX_STOPS)]
-Role = Literal["system", "developer", "user", "assistant"]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 PartType = Literal["text"]
+MAX_TOOLS = 128
+MAX_CALLS = 128
+"""Of one message."""
+FunctionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+MAX_STOP_TOKEN_IDS = 64
 Label = Annotated[str, Meta(max_length=512)]
+
+
+MAX_PATTERN_CHARS = 16 * 1024
+MAX_ANSWER_CHOICES = 1024
+Pattern = Annotated[str, Meta(min_length=1, max_length=MAX_PATTERN_CHARS)]
+Choice = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=MAX_PATTERN_CHARS)]],
+    Meta(min_length=1, max_length=MAX_ANSWER_CHOICES),
+]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -36,9 +52,19 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     continuous_usage_stats: bool | None = None
 
 
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """vLLM's: one of what the answer has to be."""
+
+    json: str | dict[str, Any] | None = None
+    regex: Pattern | None = None
+    choice: Choice | None = None
+    json_object: bool | None = None
+
+
 class Common(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields that both routes share. `top_k` (0 or -1 is off), `min_p` (0 is off), `repetition_penalty` (1 is off) and
-    `ignore_eos` are extensions; `user`, `metadata`, `safety_identifier` and `prompt_cache_key` change nothing."""
+    """Fields that both routes share. `top_k` (0 or -1 is off), `min_p` (0 is off), `repetition_penalty` (1 is off),
+    `ignore_eos`, `min_tokens`, `stop_token_ids`, `structured_outputs` and `guided_*` are extensions; `user`,
+    `metadata`, `safety_identifier` and `prompt_cache_key` change nothing."""
 
     model: str
     stream: bool | None = None
@@ -56,6 +82,12 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True):
     repetition_penalty: RepetitionPenalty | None = None
     logit_bias: dict[str, Bias] | None = None
     ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Choice | None = None
     user: Label | None = None
     metadata: dict[str, Label] | None = None
     safety_identifier: Label | None = None
@@ -69,21 +101,114 @@ class TextPart(Struct, forbid_unknown_fields=True):
     text: str
 
 
+class CalledFunction(Struct, forbid_unknown_fields=True):
+    """What was called."""
+
+    name: FunctionName
+    arguments: str
+
+
+class ToolCall(Struct, forbid_unknown_fields=True):
+    """A call in an earlier answer. `index` stands in streams, and means nothing here."""
+
+    id: Label
+    function: CalledFunction
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
 class Message(Struct, forbid_unknown_fields=True):
-    """One turn of a chat."""
+    """One turn of a chat. `reasoning_content` or `reasoning`, of an earlier answer, is for models whose templates read
+    it; `id` changes nothing."""
 
     role: Role
     content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
+    tool_call_id: Label | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    id: Label | None = None
+
+
+class Function(Struct, forbid_unknown_fields=True):
+    """A function that the model may call; `parameters` is a JSON schema of one object."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, forbid_unknown_fields=True):
+    """A tool."""
+
+    function: Function
+    type: Literal["function"]
+
+
+class FunctionChoice(Struct, forbid_unknown_fields=True):
+    """The name of the function to call."""
+
+    name: FunctionName
+
+
+class NamedToolChoice(Struct, forbid_unknown_fields=True):
+    """One tool that is to be called."""
+
+    function: FunctionChoice
+    type: Literal["function"]
+
+
+class JsonSchema(Struct, forbid_unknown_fields=True):
+    """A schema that the answer keeps to, whether `strict` or not."""
+
+    name: FunctionName
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    """What the answer has to be: text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class ChatRequest(Common, kw_only=True):
-    """Body of POST /v1/chat/completions."""
+    """Body of POST /v1/chat/completions. `chat_template_kwargs`, variables of the model's chat template, is vLLM's."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: AtLeastOne | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /tokenize: a `prompt`, or `messages` as in a chat, with what else its template reads."""
+
+    model: str
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /detokenize."""
+
+    model: str
+    tokens: list[TokenId]
 
 
 class CompletionRequest(Common, kw_only=True):

@@ -2,19 +2,26 @@
 
 import asyncio
 from concurrent.futures import Executor
+from typing import Any
 
-from libs.contracts.errors import ContextTooLong, InvalidRequest
+from libs.contracts.errors import ContextTooLong, InvalidRequest, UnsupportedField
 from services.gateway.prompt.catalog import ServedModel
 from services.gateway.prompt.parse import Asked
 
 INLINE_CHARS = 4096
 """Characters of a request up to which it is encoded inline: handing them to a thread would cost more."""
+_SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which templates switch reasoning on and off: Qwen3's and GLM's, DeepSeek V3.1's."""
+_HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
+"""gpt-oss knows low, medium and high."""
 MESSAGE_CHARS = 64
 """What a message counts beside its content: the template renders it, and sets marks around it."""
 
 
 async def tokenise(asked: Asked, model: ServedModel, threads: Executor) -> list[list[int]]:
     """Token ids of each prompt; raises InvalidRequest that names the field."""
+    if asked.tools or asked.effort:
+        check_chat(asked, model)
     if len(asked.messages) >= model.info.max_context_tokens:  # before they are rendered: each is a token at least
         text = f"{len(asked.messages)} messages do not fit a context of {model.info.max_context_tokens} tokens"
         raise ContextTooLong(text, param=asked.prompt_field)
@@ -30,6 +37,10 @@ def check_fit(asked: Asked, prompts: list[list[int]], model: ServedModel, max_co
     if beyond is not None:
         text = f"logit_bias: '{beyond}' is beyond the vocabulary's {vocab_size} tokens"
         raise InvalidRequest(text, param="logit_bias")
+    beyond = next((token for token in asked.sampling.stop_token_ids if token >= vocab_size), None)
+    if beyond is not None:
+        text = f"stop_token_ids: {beyond} is beyond the vocabulary's {vocab_size} tokens"
+        raise InvalidRequest(text, param="stop_token_ids")
     longest = max(len(prompt) for prompt in prompts)
     for prompt in prompts:
         if not prompt:
@@ -47,15 +58,57 @@ def check_fit(asked: Asked, prompts: list[list[int]], model: ServedModel, max_co
     return asked.max_tokens
 
 
+def check_chat(asked: Asked, model: ServedModel) -> None:
+    """Raises UnsupportedField for what the model's chat template has no place for. Pure."""
+    name, takes = model.info.name, model.tokenizer.takes
+    if asked.tools and not takes("tools"):
+        text = f"tools are not served for model {name!r}: its chat template takes none"
+        raise UnsupportedField(text, param="tools")
+    if asked.tools and not model.format.calls:
+        text = (
+            f"tools are not served for model {name!r}: how it calls them is not known, set FULCRUM_GATEWAY_TOOL_FORMATS"
+        )
+        raise UnsupportedField(text, param="tools")
+    if asked.effort is None or any(map(takes, ("reasoning_effort", *_SWITCHES))):
+        return
+    if asked.effort != "none" or model.format.reasons:
+        text = f"reasoning_effort is not served for model {name!r}: its chat template takes none"
+        raise UnsupportedField(text, param="reasoning_effort")
+
+
+def _render(asked: Asked, model: ServedModel) -> str:
+    if not (asked.tools or asked.effort or asked.template_variables):
+        return model.tokenizer.render_chat(asked.messages)
+    tools = asked.tools.tools if asked.tools else ()
+    variables = {**_efforts(asked, model), **asked.template_variables}
+    return model.tokenizer.render_chat(asked.messages, tools=tools, variables=variables)
+
+
+def _efforts(asked: Asked, model: ServedModel) -> dict[str, Any]:
+    """The effort as the template takes it: by name, or as a switch."""
+    if asked.effort is None:
+        return {}
+    effort = _HARMONY_EFFORTS.get(asked.effort, asked.effort) if model.format.harmony else asked.effort
+    switch = asked.effort != "none"
+    found = {"reasoning_effort": effort, **dict.fromkeys(_SWITCHES, switch)}
+    return {name: value for name, value in found.items() if model.tokenizer.takes(name)}
+
+
 def _chars(asked: Asked) -> int:
     """How much there is to render and encode."""
     chat = sum(MESSAGE_CHARS + len(message["content"]) + len(message.get("name", "")) for message in asked.messages)
-    return chat + sum(len(prompt) for prompt in asked.prompts if isinstance(prompt, str))
+    for message in asked.messages:
+        if message["role"] == "assistant":
+            chat += len(message.get("reasoning_content", ""))
+            chat += sum(len(str(call["function"]["arguments"])) for call in message.get("tool_calls", ()))
+    tools = asked.tools.chars if asked.tools else 0
+    return chat + tools + sum(len(prompt) for prompt in asked.prompts if isinstance(prompt, str))
 
 
 def _encode(asked: Asked, model: ServedModel) -> list[list[int]]:
     encode = model.tokenizer.encode
     if asked.messages:
         # The template has put the special tokens where they belong.
-        return [encode(model.tokenizer.render_chat(asked.messages), add_special_tokens=False)]
-    return [encode(each, add_special_tokens=True) if isinstance(each, str) else each for each in asked.prompts]
+        return [encode(_render(asked, model), add_special_tokens=False)]
+    add = not asked.raw
+    return [encode(each, add_special_tokens=add) if isinstance(each, str) else each for each in asked.prompts]

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from services.gateway.prompt.schema import Message
+
 _COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -21,10 +23,11 @@ _COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 """Values, beside null, that say what happens anyway."""
 
-UNSERVED_ROLES: Final = frozenset({"tool", "function"})
+UNSERVED_ROLES: Final = frozenset({"function"})
 UNSERVED_PARTS: Final = frozenset({"image_url", "input_audio", "file", "refusal"})
 """Roles of messages and types of their parts in OpenAI's API that are not served."""
 
+_KNOWN: Final = frozenset(Message.__struct_fields__)
 _NOTHING: Final[tuple[Any, ...]] = (None, [], {}, "")
 """Values of unused fields of an answer, which clients send back in messages."""
 
@@ -47,5 +50,4 @@ def _is_harmless(key: str, value: Any) -> bool:
 
 
 def _drop_unused(message: dict[str, Any]) -> dict[str, Any]:
-    known = ("role", "content", "name")
-    return {key: value for key, value in message.items() if key in known or value not in _NOTHING}
+    return {key: value for key, value in message.items() if key in _KNOWN or value not in _NOTHING}

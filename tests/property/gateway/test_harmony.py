@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from libs.dispatch.generation import ApiFinishReason
 from libs.engine.port import Logprob
-from libs.model.harmony import Verdict
 from libs.testing.engines.harmony import MARKERS, sim_with_markers
-from services.gateway.dispatch.choice import ChoiceText, Piece
+from services.gateway.answers.harmony import HarmonyParser
+from services.gateway.answers.reader import AnswerReader
+from services.gateway.dispatch.choice import ChoiceText, Parts, Piece
 
 TOKENIZER = sim_with_markers()
 IDS = {text: TOKENIZER.encode(text, add_special_tokens=False)[0] for text in MARKERS}
@@ -33,6 +34,8 @@ class Message:
 
 
 bodies = st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=12)
+REASONS = ("<|channel|>analysis", "<|channel|>commentary")
+CALLS = ("<|channel|>commentary to=functions.f <|constrain|>json", " to=functions.f<|channel|>commentary json")
 headers = st.sampled_from(
     [
         ("<|channel|>final", True),
@@ -62,18 +65,29 @@ def answer(said: list[Message]) -> str:
     )
 
 
-def decoded(tokens: list[int], cuts: frozenset[int] = frozenset(), stops: tuple[str, ...] = ()) -> Piece:
+def decoded(
+    tokens: list[int], cuts: frozenset[int] = frozenset(), stops: tuple[str, ...] = (), calls: bool = False
+) -> Piece:
     """All pieces as one; they are taken after the tokens at `cuts`."""
+    decoder = TOKENIZER.decoder()
+    reader = AnswerReader(HarmonyParser(calls=calls), decoder, TOKENIZER.special_tokens)
     choice = ChoiceText(
-        request_id="r", decoder=TOKENIZER.decoder(), stops=stops, silent_token_ids=ENDS, in_pieces=True,
-        channels=TOKENIZER.channels(), changed=lambda: None,
+        request_id="r", decoder=decoder, stops=stops, silent_token_ids=ENDS, in_pieces=True,
+        parts=Parts(reader, reasons=True, new_call_id=lambda: "id", max_calls=9), changed=lambda: None,
     )  # fmt: skip
-    whole = Piece()
+    whole = Piece(reasoning=[], calls=[])
+    assert whole.reasoning is not None and whole.calls is not None
 
     def take() -> None:
         piece = choice.take()
         whole.text += piece.text
         whole.logprobs += piece.logprobs
+        whole.reasoning += piece.reasoning or ()
+        for call in piece.calls or ():
+            if call.id:
+                whole.calls.append(call)
+            else:
+                whole.calls[-1].arguments += call.arguments
         whole.finish = piece.finish
 
     reason = ApiFinishReason.LENGTH
@@ -105,6 +119,20 @@ def test_content_is_what_final_messages_say_in_whatever_pieces(
     expected = "".join(message.body for message in said if message.shown)
     assert text_of(piece) == expected
     assert bytes(entry.token_id for entry in piece.logprobs) == expected.encode()
+    assert not piece.calls, "none may be called"
+
+
+@given(first=messages, others=st.lists(messages | strangers, max_size=3), at=cuts)
+def test_reasoning_and_calls_are_told_apart(first: Message, others: list[Message], at: frozenset[int]) -> None:
+    said = [first, *others]
+    piece = decoded(encode(answer(said)), at, calls=True)
+    thoughts = [message.body for message in said if message.header in REASONS]
+    called = [message.body or "{}" for message in said if message.header in (*CALLS, "<|channel|>final to=functions.f")]
+    assert "".join(piece.reasoning) == "".join(thoughts)
+    assert [(call.name, "".join(call.arguments)) for call in piece.calls] == [("f", body) for body in called]
+    assert text_of(piece) == "".join(message.body for message in said if message.shown)
+    calls_tools = bool(called) and piece.finish is ApiFinishReason.TOOL_CALLS
+    assert calls_tools or not called or piece.finish is ApiFinishReason.LENGTH
 
 
 @given(body=bodies, at=cuts)
@@ -135,10 +163,11 @@ def test_no_marker_is_ever_content_and_pieces_change_nothing(tokens: list[int], 
 
 @given(tokens=any_tokens)
 def test_few_tokens_are_held(tokens: list[int]) -> None:
-    channels, held = TOKENIZER.channels(), 0
-    assert channels is not None
+    parser = HarmonyParser(calls=True)
+    reader, held = AnswerReader(parser, TOKENIZER.decoder(), TOKENIZER.special_tokens), 0
     for token in tokens:
-        held = held + 1 if channels.push(token) is Verdict.HOLD else 0
+        reader.token(token)
+        held = held + 1 if parser.undecided else 0
         assert held < len(" to=")
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from libs.policy.gateway.effects import (
+    Attempt,
     Blocks,
     Effects,
     End,
@@ -17,7 +18,6 @@ from libs.policy.gateway.effects import (
     Proceed,
     Release,
     Reserve,
-    Stay,
     Submit,
     Wait,
     WorkerKey,
@@ -55,12 +55,12 @@ class Placed(RuleBasedStateMachine):
         self.cluster = AnyCluster(partners=dict.fromkeys(WORKERS, Partner(True, "k", True)))
         self.ids = count(1)
         self.output = 0
-        self.open: list[Stay] = []
+        self.open: list[Attempt] = []
         self.reserved: list[WorkerKey] = []
         self.ever: set[tuple[WorkerKey, int]] = set()
         self.ends: list[EndReason] = []
-        self.readers: dict[int, Stay | None] = {}
-        """Of blocks that can be read once: where they come from, by the identity of the stay that reads them."""
+        self.readers: dict[int, Attempt | None] = {}
+        """Of blocks that can be read once: where they come from, by the identity of the attempt that reads them."""
         self.placement.queued(next(self.ids))
 
     # ------------------------------------------------------------ what a gateway does
@@ -68,19 +68,19 @@ class Placed(RuleBasedStateMachine):
     def carry_out(self, effects: Effects) -> None:
         for effect in effects:
             match effect:
-                case Submit(stay, blocks):
-                    assert (stay.worker, stay.sequence_id) not in self.ever, "a worker got a sequence id twice"
-                    self.ever.add((stay.worker, stay.sequence_id))
-                    self.open.append(stay)
-                    assert (blocks is not None) == (stay.phase is Phase.DECODE)
-                    if stay.phase is not Phase.PREFILL:
-                        self.reserved.remove(stay.worker)
+                case Submit(attempt, blocks):
+                    assert (attempt.worker, attempt.sequence_id) not in self.ever, "a worker got a sequence id twice"
+                    self.ever.add((attempt.worker, attempt.sequence_id))
+                    self.open.append(attempt)
+                    assert (blocks is not None) == (attempt.phase is Phase.DECODE)
+                    if attempt.phase is not Phase.PREFILL:
+                        self.reserved.remove(attempt.worker)
                     if blocks is not None and blocks.once:
                         assert self.placement.prompt not in self.readers.values(), "read a second time"
-                        self.readers[id(stay)] = self.placement.prompt
-                case Forget(stay, abort):
-                    self.open.remove(stay)
-                    assert not (abort and stay in self.readers.values()), "freed under its only reader"
+                        self.readers[id(attempt)] = self.placement.prompt
+                case Forget(attempt, abort):
+                    self.open.remove(attempt)
+                    assert not (abort and attempt in self.readers.values()), "freed under its only reader"
                 case Reserve(worker):
                     self.reserved.append(worker)
                 case Release(worker):
@@ -91,8 +91,8 @@ class Placed(RuleBasedStateMachine):
                 case End(why):
                     self.ends.append(why)
                     self.carry_out(self.placement.over())
-                case Proceed(stay) | HandOver(stay):
-                    assert stay in self.open
+                case Proceed(attempt) | HandOver(attempt):
+                    assert attempt in self.open
 
     def whole(self) -> bool:
         return self.output >= 6
@@ -125,67 +125,68 @@ class Placed(RuleBasedStateMachine):
     @precondition(lambda self: self.alive and self.placement.prefilling)
     @rule(once=FLAG, kind=KIND)
     def blocks_open(self, once: bool, kind: str) -> None:
-        stay = self.placement.prompt
-        assert stay is not None
-        blocks = Blocks(object(), stay.worker[0], kind, once)
+        attempt = self.placement.prompt
+        assert attempt is not None
+        blocks = Blocks(object(), attempt.worker[0], kind, once)
         left = 6 - self.output
-        self.carry_out(self.placement.opened_blocks(stay, blocks, self.cluster, self.output, left))
+        self.carry_out(self.placement.opened_blocks(attempt, blocks, self.cluster, self.output, left))
 
     @precondition(lambda self: self.alive and self.placement.prefilling)
     @rule(once=FLAG, kind=KIND)
     def prompt_is_computed(self, once: bool, kind: str) -> None:
-        stay = self.placement.prompt
-        assert stay is not None
+        attempt = self.placement.prompt
+        assert attempt is not None
         once = once and self.placement.opened is None  # such blocks are never opened early
         self.output += 1
-        blocks = Blocks(object(), stay.worker[0], kind, once)
+        blocks = Blocks(object(), attempt.worker[0], kind, once)
         self.carry_out(self.placement.prefilled(blocks, self.cluster, self.output, whole=self.whole()))
 
     @precondition(lambda self: self.alive and self.placement.decode is not None and not self.placement.prefilling)
     @rule()
     def token_comes(self) -> None:
-        stay = self.placement.decode
-        assert stay is not None
-        self.output, stay.tokens = self.output + 1, stay.tokens + 1
-        if stay.tokens == 1:
-            self.readers.pop(id(stay), None)
+        attempt = self.placement.decode
+        assert attempt is not None
+        self.output, attempt.tokens = self.output + 1, attempt.tokens + 1
+        if attempt.tokens == 1:
+            self.readers.pop(id(attempt), None)
             self.carry_out(self.placement.first_decoded())
         if self.whole():
-            self.carry_out(self.placement.finished(stay, self.cluster, well=True, whole=True))
+            self.carry_out(self.placement.finished(attempt, self.cluster, well=True, whole=True))
 
     @precondition(lambda self: self.alive and self.open)
     @rule(data=st.data(), moved=FLAG)
     def worker_leaves(self, data: st.DataObject, moved: bool) -> None:
-        stay = data.draw(st.sampled_from(self.open))
-        if stay.phase is Phase.PREFILL or (not stay.tokens and stay.phase is Phase.DECODE):
+        attempt = data.draw(st.sampled_from(self.open))
+        if attempt.phase is Phase.PREFILL or (not attempt.tokens and attempt.phase is Phase.DECODE):
             return
-        if self.placement.leaves(stay, next(self.ids)):
-            self.carry_out(self.placement.place_found(stay, data.draw(WORKER.filter(lambda each: each != stay.worker))))
-            if moved and stay in self.open:
-                blocks = Blocks(object(), stay.worker[0], data.draw(KIND), data.draw(FLAG))
-                effects = self.placement.handed_over(stay, blocks, self.cluster, self.output, whole=self.whole())
+        if self.placement.leaves(attempt, next(self.ids)):
+            elsewhere = data.draw(WORKER.filter(lambda each: each != attempt.worker))
+            self.carry_out(self.placement.place_found(attempt, elsewhere))
+            if moved and attempt in self.open:
+                blocks = Blocks(object(), attempt.worker[0], data.draw(KIND), data.draw(FLAG))
+                effects = self.placement.handed_over(attempt, blocks, self.cluster, self.output, whole=self.whole())
                 self.carry_out(effects)
 
     @precondition(lambda self: self.alive and self.open)
     @rule(data=st.data(), well=FLAG)
     def worker_ends_it(self, data: st.DataObject, well: bool) -> None:
-        stay = data.draw(st.sampled_from(self.open))
-        self.readers.pop(id(stay), None)
-        self.carry_out(self.placement.finished(stay, self.cluster, well=well, whole=self.whole()))
+        attempt = data.draw(st.sampled_from(self.open))
+        self.readers.pop(id(attempt), None)
+        self.carry_out(self.placement.finished(attempt, self.cluster, well=well, whole=self.whole()))
 
     @precondition(lambda self: self.alive and self.open)
     @rule(data=st.data(), why=st.sampled_from([*Refusal, None]))
     def worker_refuses_it(self, data: st.DataObject, why: Refusal | None) -> None:
-        stay = data.draw(st.sampled_from(self.open))
-        self.readers.pop(id(stay), None)
-        self.carry_out(self.placement.refused(stay, why, "", self.cluster, whole=self.whole()))
+        attempt = data.draw(st.sampled_from(self.open))
+        self.readers.pop(id(attempt), None)
+        self.carry_out(self.placement.refused(attempt, why, "", self.cluster, whole=self.whole()))
 
     @precondition(lambda self: self.alive and self.open)
     @rule(data=st.data(), blocks_lost=FLAG)
     def worker_fails_it(self, data: st.DataObject, blocks_lost: bool) -> None:
-        stay = data.draw(st.sampled_from(self.open))
-        self.readers.pop(id(stay), None)
-        effects = self.placement.failed(stay, "", self.cluster, blocks_lost=blocks_lost, whole=self.whole())
+        attempt = data.draw(st.sampled_from(self.open))
+        self.readers.pop(id(attempt), None)
+        effects = self.placement.failed(attempt, "", self.cluster, blocks_lost=blocks_lost, whole=self.whole())
         self.carry_out(effects)
 
     @precondition(lambda self: self.alive)
@@ -195,9 +196,9 @@ class Placed(RuleBasedStateMachine):
         if worker in self.reserved:
             self.reserved.remove(worker)
             self.placement.reservation_lost()
-        for stay in [stay for stay in self.open if stay.worker == worker]:
-            if stay in self.open:
-                self.carry_out(self.placement.lost(stay, self.cluster, silent=silent, whole=self.whole()))
+        for attempt in [attempt for attempt in self.open if attempt.worker == worker]:
+            if attempt in self.open:
+                self.carry_out(self.placement.lost(attempt, self.cluster, silent=silent, whole=self.whole()))
 
     @precondition(lambda self: self.alive and self.output)
     @rule()
@@ -209,7 +210,7 @@ class Placed(RuleBasedStateMachine):
     @invariant()
     def books_agree(self) -> None:
         placement = self.placement
-        known = [stay for stay in (placement.prompt, placement.decode) if stay is not None]
+        known = [attempt for attempt in (placement.prompt, placement.decode) if attempt is not None]
         assert sorted(map(id, self.open)) == sorted(map(id, known))
         assert self.reserved == ([placement.reserved] if placement.reserved is not None else [])
 
@@ -241,12 +242,13 @@ def test_a_sequence_that_moves_there_and_back_has_another_id_each_time() -> None
     placement.bound(WORKERS[0], WORKERS[0], 0)
     found = []
     for number in range(1, 6):
-        stay = placement.decode or placement.prompt
-        assert stay is not None
-        found.append(stay.sequence_id)
-        assert placement.leaves(stay, next(ids))
-        placement.place_found(stay, WORKERS[number % 2])
-        placement.handed_over(stay, Blocks(object(), stay.worker[0], "k", once=False), cluster, number, whole=False)
+        attempt = placement.decode or placement.prompt
+        assert attempt is not None
+        found.append(attempt.sequence_id)
+        assert placement.leaves(attempt, next(ids))
+        placement.place_found(attempt, WORKERS[number % 2])
+        left = Blocks(object(), attempt.worker[0], "k", once=False)
+        placement.handed_over(attempt, left, cluster, number, whole=False)
         placement.first_decoded()
     assert len(set(found)) == len(found)
     assert placement.moves == 5

@@ -7,7 +7,7 @@ import pytest
 from libs.runtime.tasks import TaskOwner
 from libs.testing.wait import ManualClock
 from services.gateway.dispatch.demand import DemandTeller
-from services.gateway.http.endpoint import CompletionEndpoint
+from services.gateway.http.endpoint import CompletionEndpoint, CompletionReader
 from services.gateway.http.formats import CompletionFormat
 from services.gateway.http.stalls import Stalls
 from services.gateway.metrics import GatewayMetrics
@@ -27,7 +27,7 @@ async def test_a_fault_of_the_gateways_own_is_counted_as_500() -> None:
     metrics = GatewayMetrics()
     unused: Any = None
     endpoint = CompletionEndpoint(
-        "/v1/completions", parse=broken, make_format=CompletionFormat, intake=unused, dispatcher=unused,
+        "/v1/completions", reader=CompletionReader(broken, CompletionFormat), intake=unused, dispatcher=unused,
         metrics=metrics, clock=ManualClock(), tasks=TaskOwner(), stalls=Stalls(1, 1024), max_body_bytes=1024,
         demand=DemandTeller(unused, "gateway-1", ManualClock()),
     )  # fmt: skip

@@ -11,6 +11,8 @@ from services.gateway.prompt.parse import Asked, parse_chat, parse_completion
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"model": "m", "prompt": "hi"}
 TEXT_PART = {"type": "text", "text": "hi"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALLED = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 
 
 def chat(**change: Any) -> Asked:
@@ -65,7 +67,34 @@ BAD_CHAT = [
     ({"messages": [3]}, "messages[0]"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"content": "hi"}]}, "messages[0].role"),
-    ({"messages": [{"role": "tool", "content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "hi"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{"role": "tool", "tool_call_id": "1"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": "hi", "tool_calls": [CALLED]}]}, "messages[0].tool_calls"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{**CALLED, "function": {"name": "f", "arguments": "["}}]}]},
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [TOOL, TOOL]}, "tools"),
+    ({"tools": [TOOL] * 129}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": "maybe"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    ({"reasoning_effort": "huge"}, "reasoning_effort"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format.json_schema.name"),
+    ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+    ({"response_format": {"type": "json_object"}, "min_tokens": 3}, "min_tokens"),
+    ({"tools": [TOOL], "tool_choice": "required", "min_tokens": 3}, "min_tokens"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"stop_token_ids": [1.5]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
+    ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
@@ -80,14 +109,10 @@ def test_a_bad_value_is_refused_by_its_field(change: dict[str, Any], param: str)
 
 
 UNSERVED = [
-    {"tools": [{"type": "function"}]},
-    {"tool_choice": "required"},
-    {"response_format": {"type": "json_object"}},
     {"functions": [{}]},
     {"modalities": ["text", "audio"]},
     {"audio": {}},
     {"prediction": {}},
-    {"reasoning_effort": "high"},
     {"web_search_options": {}},
     {"store": True},
     {"best_of": 2},
@@ -128,8 +153,42 @@ def test_an_answers_message_can_be_sent_back_as_the_client_library_dumps_it() ->
     asked = chat(messages=[*CHAT["messages"], dumped])
     assert asked.messages[1] == {"role": "assistant", "content": "hello"}
     with pytest.raises(UnsupportedField) as caught:
-        chat(messages=[{**dumped, "tool_calls": [{}]}])
-    assert caught.value.param == "messages[0].tool_calls"
+        chat(messages=[{**dumped, "audio": {"id": "a"}}])
+    assert caught.value.param == "messages[0].audio"
+
+
+def test_calls_and_reasoning_of_earlier_answers_go_to_the_template() -> None:
+    answer = {"role": "assistant", "content": None, "tool_calls": [CALLED], "reasoning_content": "Hm."}
+    asked = chat(messages=[*CHAT["messages"], answer, {"role": "tool", "tool_call_id": "c1", "content": [TEXT_PART]}])
+    _, turn, result = asked.messages
+    assert turn["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
+    assert (turn["content"], turn["reasoning_content"], turn["thinking"]) == ("", "Hm.", "Hm.")
+    assert result == {"role": "tool", "content": "hi", "tool_call_id": "c1"}
+
+
+def test_what_the_answer_must_be_is_a_schema_or_a_call() -> None:
+    assert not chat(response_format={"type": "text"}).guided
+    assert chat(response_format={"type": "json_object"}).schema == {"type": "object"}
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert (
+        chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}).schema == schema
+    )
+    other = {"type": "function", "function": {"name": "g"}}
+    required, named = (chat(tools=[TOOL, other], tool_choice=choice) for choice in ("required", other))
+    assert required.guided and named.guided
+    assert required.tools is not None and named.tools is not None
+    assert [name for name, *_ in required.tools.callable()] == ["f", "g"]
+    assert named.tools.callable() == [("g", {"type": "object", "properties": {}}, "tools[1].function")]
+    assert not chat(tools=[TOOL]).guided
+
+
+def test_tools_that_may_not_be_called_are_not_shown_to_the_model() -> None:
+    assert chat(tools=[TOOL], tool_choice="none").tools is None
+    assert chat(tools=[], tool_choice="auto").tools is None
+    found = chat(tools=[TOOL], parallel_tool_calls=False).tools
+    assert found is not None
+    assert (found.names, found.parallel) == ({"f"}, False)
+    assert found.tools[0]["function"] == {"name": "f", "description": "", "parameters": {"type": "object"}}
 
 
 def test_defaults_are_those_of_openai() -> None:
@@ -147,6 +206,8 @@ def test_text_parts_are_joined_and_developer_means_system() -> None:
 
 def test_sampling_is_passed_on() -> None:
     asked = chat(temperature=0, top_k=-1, logprobs=True, top_logprobs=3, logit_bias={"7": -100}, ignore_eos=True)
+    more = chat(stop_token_ids=[5, 6], min_tokens=4).sampling
+    assert (list(more.stop_token_ids), more.min_tokens) == ([5, 6], 4)
     assert (asked.sampling.temperature, asked.sampling.top_k) == (0, 0)
     assert (asked.sampling.logprobs, asked.sampling.top_logprobs) == (True, 3)
     assert dict(asked.sampling.logit_bias) == {7: -100}
@@ -181,7 +242,7 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         (b'{"messages":[{"role":"user","content":"x"}]}', "model"),
         (b'{"model":"\xff\xfe"}', "body"),
         (b"[" * 200_000, "body"),
-        (b'{"tools":' + b"[" * 200_000, "tools"),
+        (b'{"tools":' + b"[" * 200_000, "tools[0]"),
         (b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}', "body"),
         (b'{"model":"m","messages":[{"role":"user","content":"x"}],"temperature":NaN}', "temperature"),
         (b'{"model":"m","messages":[{"role":"user","content":"x"}],"top_p":-Infinity}', "top_p"),
@@ -218,8 +279,13 @@ WORDS = [
     ({"logit_bias": {"1": 2, "5": 101}}, ["logit_bias['5']", "100"]),
     ({"logit_bias": {"1": 2, "5": None}}, ["logit_bias['5']", "null"]),
     ({"metadata": {"a": "b", "c": 1}}, ["metadata['c']"]),
-    (said("x", "tool"), ["'tool' is not served", "system, developer, user, assistant"]),
-    (said("x", "function"), ["'function' is not served"]),
+    (said("x", "tool"), ["the id of the call"]),
+    (said("x", "function"), ["'function' is not served", "system, developer, user, assistant, tool"]),
+    ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, ["'custom' is not served", "served is function"]),
+    ({"tool_choice": "maybe"}, ["'maybe' is not known", "none, auto, required"]),
+    ({"tool_choice": "required"}, ["tool_choice needs tools"]),
+    ({"response_format": {"type": "xml"}}, ["'xml' is not known", "text, json_object, json_schema"]),
+    ({"reasoning_effort": "huge"}, ["'huge' is not known", "minimal, low, medium, high"]),
     (said("x", "wizard"), ["'wizard' is not known", "system, developer, user, assistant"]),
     (said([{"type": "image_url", "image_url": {}}]), ["'image_url' is not served", "served is text"]),
     (said([{"type": "input_audio"}]), ["'input_audio' is not served"]),

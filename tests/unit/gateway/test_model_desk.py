@@ -58,6 +58,10 @@ async def test_a_request_waits_for_as_long_as_its_model_is_expected_to_take() ->
         assert isinstance(rig.desk.ends("a", 6.0), NoWorkers)
     await rig.knows(ModelOutlook("loading", ready_unix_ms=NOW_MS + 2_000))
     assert rig.desk.state("a") == ("loading", 2.0)
+    await rig.knows(ModelOutlook("disk", wait_s=400.0))
+    assert rig.desk.ends("a", 1.0, begun=True) is None, "an answer that has begun is not given up for an estimate"
+    assert isinstance(rig.desk.ends("a", 11.0, begun=True), NoWorkers)
+    await rig.knows(ModelOutlook("loading", ready_unix_ms=NOW_MS + 2_000))
     rig.served.add("a")
     with rig.desk.asked("a") as wait_s:
         assert wait_s == 0.0
@@ -128,6 +132,22 @@ async def test_answers_that_a_leaving_worker_ends_are_not_reported_as_waiting() 
         rig.served.clear()
         use = rig.desk._report()["a"]
         assert (use.waiting, use.in_flight) == (0, 1)
+
+
+async def test_a_batch_line_that_waits_outside_the_queue_is_a_reason_to_load_its_model() -> None:
+    rig = Rig()
+    await rig.knows(ModelOutlook("disk", wait_s=400.0))
+    assert rig.desk.fault("a") == ""
+    with rig.desk.line("a"):
+        with rig.desk.wakes("a"):
+            use = rig.desk._report()["a"]
+            assert (use.arrivals, use.waiting, use.in_flight) == (1, 1, 1)
+        assert (rig.desk._report()["a"].waiting, rig.desk._report()["a"].in_flight) == (0, 1)
+    assert rig.desk._report()["a"].in_flight == 0
+    await rig.knows(ModelOutlook("failed", error="no such folder"))
+    assert rig.desk.fault("a") == "no such folder"
+    with pytest.raises(UnknownModel, match="was removed"):
+        rig.desk.fault("gone")
 
 
 async def test_use_is_reported_at_once_for_a_cold_model_and_again_when_it_changes() -> None:

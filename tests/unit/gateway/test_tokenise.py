@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from libs.contracts.errors import ContextTooLong
-from services.gateway.prompt.catalog import load_catalog
+from libs.contracts.errors import ContextTooLong, InvalidRequest, UnsupportedField
+from libs.model.builtin import sim_tokenizer
+from libs.model.chat import ChatTemplate
+from libs.model.tokenizer import Tokenizer
+from services.gateway.prompt.catalog import ServedModel, load_catalog
 from services.gateway.prompt.parse import parse_chat, parse_completion
 from services.gateway.prompt.tokenise import INLINE_CHARS, tokenise
 
@@ -58,3 +61,62 @@ async def test_more_messages_than_the_context_has_tokens_are_not_even_rendered()
         await tokenise(parse_chat(chat(*[""] * 60_000)), MODEL, threads)
     assert caught.value.param == "messages"
     assert threads.jobs == 0
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+PLAIN = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+EFFORT = PLAIN + "{{ reasoning_effort }}"
+SWITCH = PLAIN + "{{ enable_thinking }}"
+
+
+def model_of(template: str) -> ServedModel:
+    return ServedModel(MODEL.info, Tokenizer(sim_tokenizer(), ChatTemplate(template, {})))
+
+
+def asks(**fields: Any) -> bytes:
+    return json.dumps({"model": "sim", "messages": [{"role": "user", "content": "hi"}], **fields}).encode()
+
+
+async def rendered(model: ServedModel, body: bytes) -> str:
+    with Threads(1) as threads:
+        (tokens,) = await tokenise(parse_chat(body), model, threads)
+    return model.tokenizer.decode(tokens)
+
+
+REFUSED = {
+    "tools without a place": (PLAIN, {"tools": [TOOL]}, "tools", "its chat template takes none"),
+    "calls of an unknown kind": (PLAIN + "{{ tools }}", {"tools": [TOOL]}, "tools", "FULCRUM_GATEWAY_TOOL_FORMATS"),
+    "effort without a place": (PLAIN, {"reasoning_effort": "high"}, "reasoning_effort", "takes none"),
+    "always reasons": (PLAIN + "</think>", {"reasoning_effort": "none"}, "reasoning_effort", "takes none"),
+}
+
+
+@pytest.mark.parametrize(("template", "fields", "param", "words"), REFUSED.values(), ids=REFUSED.keys())
+async def test_what_a_template_has_no_place_for_is_refused(
+    template: str, fields: dict[str, Any], param: str, words: str
+) -> None:
+    with pytest.raises(UnsupportedField) as caught:
+        await rendered(model_of(template), asks(**fields))
+    assert caught.value.param == param
+    assert words in caught.value.message
+
+
+async def test_effort_reaches_the_template_by_name_or_as_a_switch() -> None:
+    assert await rendered(model_of(EFFORT), asks(reasoning_effort="minimal")) == "himinimal"
+    assert await rendered(model_of(SWITCH), asks(reasoning_effort="high")) == "hiTrue"
+    assert await rendered(model_of(SWITCH), asks(reasoning_effort="none")) == "hiFalse"
+    assert await rendered(model_of(PLAIN), asks(reasoning_effort="none")) == "hi"
+    own = {"enable_thinking": False}
+    assert await rendered(model_of(SWITCH), asks(reasoning_effort="high", chat_template_kwargs=own)) == "hiFalse"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+async def test_a_requests_variables_replace_none_that_every_template_is_given(name: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await rendered(model_of(PLAIN), asks(chat_template_kwargs={name: 1}))
+    assert caught.value.param == "chat_template_kwargs"
+
+
+async def test_tools_are_shown_to_the_model() -> None:
+    assert '"name": "f"' in await rendered(MODEL, asks(tools=[TOOL]))
+    assert await rendered(MODEL, asks(tools=[TOOL], tool_choice="none")) == await rendered(MODEL, asks())

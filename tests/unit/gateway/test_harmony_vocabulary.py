@@ -8,11 +8,13 @@ from tokenizers import Tokenizer as InnerTokenizer
 
 from libs.model.builtin import sim_tokenizer
 from libs.model.chat import ChatTemplate
-from libs.model.harmony import Verdict, find_markers
 from libs.model.info import load_model_info
 from libs.model.tokenizer import Tokenizer, load_tokenizer
 from libs.testing.engines.harmony import MARKERS, with_markers
 from libs.testing.engines.real_model import real_model_folder
+from services.gateway.answers.families import answer_format
+from services.gateway.answers.parts import Kind
+from services.gateway.answers.reader import AnswerReader
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +23,11 @@ def smol() -> Tokenizer:
 
 
 def shown(tokenizer: Tokenizer, tokens: list[int]) -> str:
-    channels, decoder, text = tokenizer.channels(), tokenizer.decoder(), ""
-    assert channels is not None
-    for token in tokens:
-        if channels.push(token) is Verdict.SHOW:
-            text += decoder.push(token)
-    return text + decoder.flush()
+    parser = answer_format(tokenizer).parser(frozenset(), "")
+    assert parser is not None
+    reader = AnswerReader(parser, tokenizer.decoder(), tokenizer.special_tokens)
+    parts = [part for token in tokens for part in reader.token(token)] + reader.end()
+    return "".join(part.text for part in parts if part.kind is Kind.CONTENT)
 
 
 ANSWER = "The capital of France is Paris. \u00c9l\u00e9gant \U0001f1eb\U0001f1f7 日本語!"
@@ -55,14 +56,15 @@ def test_a_tool_call_is_no_content(smol: Tokenizer) -> None:
 
 
 def test_models_without_the_markers_are_left_alone() -> None:
-    assert load_tokenizer(load_model_info("builtin:sim")).channels() is None
-    some = {text: place for place, text in enumerate(MARKERS)}
-    assert find_markers(some) is not None
+    assert not answer_format(load_tokenizer(load_model_info("builtin:sim"))).harmony
+    assert answer_format(with_markers(sim_tokenizer())).harmony
     for text in MARKERS[:-1]:
-        assert find_markers({other: place for other, place in some.items() if other != text}) is None
+        inner = sim_tokenizer()
+        inner.add_special_tokens([AddedToken(other, special=True) for other in MARKERS if other != text])
+        assert not answer_format(Tokenizer(inner, None)).harmony
     ordinary = sim_tokenizer()
     ordinary.add_tokens([AddedToken(text, special=False) for text in MARKERS])
-    assert Tokenizer(ordinary, None).channels() is None, "texts that a user may write are no markers"
+    assert not answer_format(Tokenizer(ordinary, None)).harmony, "texts that a user may write are no markers"
 
 
 SHAPE = """

@@ -1,0 +1,103 @@
+"""Grammars that answers keep to: which tokens may come next.
+
+A guide is a grammar in llguidance's Lark dialect (https://github.com/guidance-ai/llguidance), of which `%json` holds a
+JSON schema. What may come next follows from the guide and the generated tokens alone, so a sequence that moves, or is
+computed again, goes on exactly. What is kept here between steps only saves reading those tokens again.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from numpy.typing import NDArray
+
+from libs.engine.runner import Chunk
+from libs.model.builtin import sim_tokenizer
+from libs.model.info import ModelInfo
+
+MAX_COMPILED = 64
+"""Guides kept compiled."""
+MAX_FOLLOWED = 1024
+"""Sequences whose place in their guide is kept."""
+
+
+class GuideFailed(Exception):
+    """A sequence cannot go on under its guide: the tokens so far do not fit it, or it is too complex."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One sequence's place in its guide."""
+
+    guide: str
+    matcher: LLMatcher
+    tokens: NDArray[np.int32]
+    """[n] 1D int32: the generated tokens that the matcher has read."""
+
+
+class Guides:
+    """Guides over one vocabulary. For one thread at a time."""
+
+    def __init__(self, vocabulary: LLTokenizer) -> None:
+        self._vocabulary = vocabulary
+        self._mask = allocate_token_bitmask(1, vocabulary.vocab_size)
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._followed: OrderedDict[int, _Followed] = OrderedDict()
+
+    def allowed(self, chunk: Chunk) -> NDArray[np.bool_]:
+        """[vocab] 1D bool: which tokens may follow the chunk's last. Raises GuideFailed."""
+        matcher = self._matcher(chunk)
+        if not matcher.is_error():
+            fill_next_token_bitmask(matcher, self._mask)
+        if matcher.is_error():
+            self._followed.pop(chunk.sequence_id, None)
+            raise GuideFailed(f"the answer cannot go on under its guide: {_first_line(matcher.get_error())}")
+        bits = np.unpackbits(self._mask[0].view(np.uint8), count=self._vocabulary.vocab_size, bitorder="little")
+        return bits.view(np.bool_)
+
+    def _matcher(self, chunk: Chunk) -> LLMatcher:
+        """Having read all generated tokens."""
+        generated, guide = chunk.history[chunk.prompt_tokens :], chunk.sampling.guide
+        found = self._followed.get(chunk.sequence_id)
+        if found is None or found.guide != guide or not _begins(generated, found.tokens):
+            found = _Followed(guide, self._fresh(guide), generated[:0])
+            self._followed[chunk.sequence_id] = found
+        found.matcher.consume_tokens(generated[len(found.tokens) :].tolist())
+        found.tokens = generated
+        self._followed.move_to_end(chunk.sequence_id)
+        while len(self._followed) > MAX_FOLLOWED:
+            self._followed.popitem(last=False)
+        return found.matcher
+
+    def _fresh(self, guide: str) -> LLMatcher:
+        compiled = self._compiled.get(guide)
+        if compiled is None:
+            compiled = self._compiled[guide] = LLMatcher(self._vocabulary, guide, log_level=0)
+            while len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(guide)
+        return compiled.deep_copy()
+
+
+def load_guides(info: ModelInfo) -> Guides:
+    """For a model's vocabulary, from its tokenizer.json; takes tenths of a second. Raises GuideFailed."""
+    try:
+        text = sim_tokenizer().to_str() if info.path is None else _tokenizer_json(info.path)
+        return Guides(LLTokenizer(text, n_vocab=info.vocab_size, eos_token=sorted(info.eos_token_ids)))
+    except Exception as error:  # the library raises what it likes, and only guided answers need it
+        raise GuideFailed(f"the model's vocabulary cannot be read for guides: {_first_line(str(error))}") from error
+
+
+def _tokenizer_json(folder: Path) -> str:
+    return (folder / "tokenizer.json").read_text(encoding="utf-8")
+
+
+def _begins(tokens: NDArray[np.int32], start: NDArray[np.int32]) -> bool:
+    return len(start) <= len(tokens) and bool(np.array_equal(tokens[: len(start)], start))
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else "no reason given"

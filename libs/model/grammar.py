@@ -1,0 +1,83 @@
+"""`python -m libs.model.grammar`: whether a JSON schema, read from stdin, can be kept to; prints why not, or nothing.
+A JSON string in its place is what follows a rule's name: a pattern, or choices.
+
+A process of its own, since no limit of the library bounds all of its compiler: intersections of patterns can take
+minutes, and a thread cannot be ended.
+"""
+
+import json
+import re
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+MAX_CPU_S: Final = 2
+MAX_MEMORY_BYTES: Final = 2 * 1024**3
+_FAILED = "failed to compile JSON schema: "
+_BARE: Final = re.compile(r"\\.|/", re.DOTALL)
+"""What stands after a backslash, and what would end a pattern."""
+_BYTES: Final = 256
+_TRIED_BYTES: Final = 8
+_NOTHING: Final = "NoExtensionBias"
+"""What the library says where no text can go on."""
+_COMPACT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""One way to write each value: models that may add white space can go on adding it."""
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """What follows a rule's name in llguidance's Lark dialect: JSON of this schema."""
+    return "%json " + json.dumps({**schema, "x-guidance": _COMPACT}, ensure_ascii=False)
+
+
+def pattern_rule(pattern: str) -> str:
+    """What follows a rule's name: text that a regular expression fits as a whole."""
+    escaped = _BARE.sub(lambda found: found[0] if found[0] != "/" else r"\/", pattern)
+    return f"/{escaped.replace(chr(10), chr(92) + 'n')}/"
+
+
+def choice_rule(choices: Sequence[str]) -> str:
+    """What follows a rule's name: one of these texts."""
+    return " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+
+
+def fault_of_rule(rule: str) -> str:
+    """Why a pattern or choices cannot be kept to; empty where they can."""
+    from llguidance import LLMatcher, LLTokenizer  # noqa: PLC0415 (its caller's process may not need it)
+
+    matcher = LLMatcher(LLTokenizer("byte"), f"start: {rule}\n")
+    if matcher.is_error():
+        reason = str(matcher.get_error()).partition("\n   1 |")[0].replace("\n", " ").strip()
+        return reason.partition(": ")[2] or reason
+    for _ in range(_TRIED_BYTES):  # some turn out too large only when they are followed
+        mask = matcher.compute_bitmask() if not matcher.is_stopped() else b""
+        if matcher.is_error():
+            reason = str(matcher.get_error()).partition("\n")[0]
+            return "nothing fits it" if reason == _NOTHING else reason
+        if matcher.is_stopped():
+            return "" if matcher.is_accepting() else "nothing fits it"
+        byte = next((at for at in range(_BYTES) if mask[at // 8] >> at % 8 & 1), None)
+        if byte is None:
+            return "" if matcher.is_accepting() else "nothing fits it"
+        matcher.consume_token(byte)
+    return ""
+
+
+def fault_of(schema: Mapping[str, Any]) -> str:
+    """Why a schema cannot be kept to; empty where it can."""
+    from llguidance import LLMatcher  # noqa: PLC0415 (its caller's process may not need it)
+
+    reason = LLMatcher.validate_grammar(f"start: {json_rule(schema)}").strip()
+    return reason.partition(_FAILED)[2].partition("\n   1 |")[0].strip() or reason[:200]
+
+
+def main() -> None:
+    """Within bounds of time and memory, beyond which the process is ended."""
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    asked = json.load(sys.stdin)
+    sys.stdout.write(fault_of_rule(asked) if isinstance(asked, str) else fault_of(asked))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Kept responses in Redis: for each tenant a hash of values, a sorted set of their ends by Redis's clock, and the sum
+of their sizes. One hash, so that a tenant's bounds are held in one step and all of it ends by itself."""
+
+from functools import partial
+from typing import Any, Final
+
+from libs.contracts import keys
+from libs.runtime.redis import in_time, make_redis
+from libs.stores.responses.port import MAX_RESPONSE_BYTES, MAX_RESPONSES, MAX_TENANT_BYTES, ResponsesDown
+
+SOCKET_TIMEOUT_MS: Final = 500
+CALL_TIMEOUT_S: Final = 1.0
+"""An answer may wait for this."""
+
+_START: Final = """
+local now = redis.call('TIME')
+local now_ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
+local function drop(id)
+  local size = redis.call('HSTRLEN', KEYS[1], id)
+  redis.call('HDEL', KEYS[1], id)
+  if size > 0 then redis.call('DECRBY', KEYS[3], size) end
+  return redis.call('ZREM', KEYS[2], id)
+end
+"""
+_KEEP: Final = (
+    _START
+    + """
+local id, value, keep_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
+for _, each in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now_ms)) do drop(each) end
+drop(id)
+while true do
+  local count, size = redis.call('ZCARD', KEYS[2]), tonumber(redis.call('GET', KEYS[3]) or '0')
+  if count == 0 or (count < tonumber(ARGV[4]) and size + #value <= tonumber(ARGV[5])) then break end
+  drop(redis.call('ZRANGE', KEYS[2], 0, 0)[1])
+end
+redis.call('HSET', KEYS[1], id, value)
+redis.call('ZADD', KEYS[2], now_ms + keep_ms, id)
+redis.call('INCRBY', KEYS[3], #value)
+for at = 1, 3 do
+  if redis.call('PTTL', KEYS[at]) < keep_ms then redis.call('PEXPIRE', KEYS[at], keep_ms) end
+end
+return 1
+"""
+)
+_GET: Final = (
+    _START
+    + """
+local ends_ms = redis.call('ZSCORE', KEYS[2], ARGV[1])
+if not ends_ms or tonumber(ends_ms) <= now_ms then return false end
+return redis.call('HGET', KEYS[1], ARGV[1])
+"""
+)
+_DELETE: Final = (
+    _START
+    + """
+local ends_ms = redis.call('ZSCORE', KEYS[2], ARGV[1])
+drop(ARGV[1])
+return (ends_ms and tonumber(ends_ms) > now_ms) and 1 or 0
+"""
+)
+
+
+_bounded = partial(in_time, timeout_s=CALL_TIMEOUT_S, down=ResponsesDown)
+
+
+class RedisResponses:
+    """ResponseStore over Redis 6.2 or later."""
+
+    def __init__(self, url: str, cluster: str) -> None:
+        self._cluster = cluster
+        self._redis = make_redis(url, timeout_ms=SOCKET_TIMEOUT_MS)
+        self._keep = self._redis.register_script(_KEEP)
+        self._get = self._redis.register_script(_GET)
+        self._delete = self._redis.register_script(_DELETE)
+
+    def _keys(self, tenant: str) -> list[str]:
+        return [keys.responses(self._cluster, tenant, part) for part in ("values", "ends", "bytes")]
+
+    async def keep(self, tenant: str, response_id: str, value: bytes, keep_s: int) -> bool:
+        """One round trip, as all of these."""
+        if len(value) > MAX_RESPONSE_BYTES:
+            return False
+        args: list[Any] = [response_id, value, keep_s * 1000, MAX_RESPONSES, MAX_TENANT_BYTES]
+        await _bounded(self._keep(keys=self._keys(tenant), args=args))
+        return True
+
+    async def get(self, tenant: str, response_id: str) -> bytes | None:
+        """By Redis's clock."""
+        found: bytes | None = await _bounded(self._get(keys=self._keys(tenant), args=[response_id]))
+        return found
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        """Whether there was one."""
+        return bool(await _bounded(self._delete(keys=self._keys(tenant), args=[response_id])))
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+        await self._redis.aclose()

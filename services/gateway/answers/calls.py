@@ -1,0 +1,234 @@
+"""How families of models write tool calls, between the marker that opens them and what ends them. Pure.
+
+Formats as their models' chat templates show them: Hermes 2 Pro and Qwen 2.5 and 3, Llama 3.1 to 3.3, Mistral from its
+third tokenizer on, DeepSeek V3, R1 and V3.1.
+"""
+
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Protocol
+
+from services.gateway.answers.json_call import JsonCall, JsonText
+from services.gateway.answers.parts import Kind, Part
+
+IsTool = Callable[[str], bool]
+
+
+class CallReader(Protocol):
+    """Reads what follows an opening marker."""
+
+    def push(self, text: str) -> tuple[list[Part], str | None]:
+        """What `text` adds, and the text after the calls; None: they go on."""
+        ...
+
+    def end(self) -> list[Part]:
+        """The answer has ended: text that became no call is content."""
+        ...
+
+
+class HermesCall:
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, each call between tags of its own."""
+
+    opens = ("<tool_call>",)
+    specials = ("</tool_call>",)
+
+    def __init__(self, _is_tool: IsTool) -> None:
+        self._call = JsonCall()
+        self._tail = ""
+
+    def push(self, text: str) -> tuple[list[Part], str | None]:
+        """Up to the closing tag, whatever stands before it."""
+        in_call = not self._call.ended
+        parts = self._call.push(text) if in_call else []
+        if not self._call.ended:
+            return parts, None
+        self._tail += self._call.rest if in_call else text
+        at = self._tail.find(self.specials[0])
+        if at < 0:
+            return parts, None
+        if not self._call.named:
+            parts += _content(self._call.raw + self._tail[:at])
+        return parts, self._tail[at + len(self.specials[0]) :]
+
+    def end(self) -> list[Part]:
+        """Without a name it was no call."""
+        return [] if self._call.named else _content(self._call.raw + self._tail)
+
+
+class LlamaCalls:
+    """`{"name": ..., "parameters": {...}}`, as the whole answer, several with `;` between them."""
+
+    opens = ("<|python_tag|>",)
+    specials = ()
+
+    def __init__(self, is_tool: IsTool) -> None:
+        self._is_tool = is_tool
+        self._call = JsonCall(is_tool)
+
+    def push(self, text: str) -> tuple[list[Part], str | None]:
+        """Up to text that is no call."""
+        parts: list[Part] = []
+        while True:
+            if not self._call.raw and not self._call.named:
+                text = text.lstrip(" \t\r\n;,")
+            parts += self._call.push(text)
+            if not self._call.ended:
+                return parts, None
+            if not self._call.named:
+                return parts, self._call.raw + self._call.rest
+            text, self._call = self._call.rest, JsonCall(self._is_tool)
+
+    def end(self) -> list[Part]:
+        """Without a name it was no call."""
+        return [] if self._call.named else _content(self._call.raw)
+
+
+class _Mistral(Enum):
+    BEGIN = auto()
+    LIST = auto()
+    NAME = auto()
+    ARGUMENTS = auto()
+
+
+class MistralCalls:
+    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or for each call `[TOOL_CALLS]name[ARGS]{...}`."""
+
+    opens = ("[TOOL_CALLS]",)
+    specials = ("[ARGS]", "[CALL_ID]")
+
+    def __init__(self, _is_tool: IsTool) -> None:
+        self._state = _Mistral.BEGIN
+        self._held = ""
+        self._call = JsonCall()
+        self._arguments = JsonText()
+
+    def push(self, text: str) -> tuple[list[Part], str | None]:
+        """Up to the list's end, or the arguments'."""
+        if self._state is _Mistral.BEGIN:
+            text = text.lstrip()
+            if not text:
+                return [], None
+            self._state = _Mistral.LIST if text[0] in "[{" else _Mistral.NAME
+            text = text.removeprefix("[")
+        if self._state is _Mistral.LIST:
+            return self._list(text)
+        parts: list[Part] = []
+        if self._state is _Mistral.NAME:
+            self._held += text
+            name, brace, text = self._held.partition("{")
+            if not brace:
+                return [], None
+            self._held, self._state, text = "", _Mistral.ARGUMENTS, brace + text
+            parts.append(Part(Kind.CALL, _mistral_name(name)))
+        size = self._arguments.push(text)
+        parts += [Part(Kind.ARGUMENTS, text[:size])] if size else []
+        return parts, text[size:] if self._arguments.ended else None
+
+    def end(self) -> list[Part]:
+        """What became no call is content."""
+        if self._state is _Mistral.LIST:
+            return [] if self._call.named else _content(self._call.raw)
+        return _content(self._held)
+
+    def _list(self, text: str) -> tuple[list[Part], str | None]:
+        parts: list[Part] = []
+        while True:
+            if not self._call.raw and not self._call.named:
+                text = text.lstrip(" \t\r\n,")
+                if text[:1] == "]":
+                    return parts, text[1:]
+            parts += self._call.push(text)
+            if not self._call.ended:
+                return parts, None
+            if not self._call.named:
+                return [*parts, *_content(self._call.raw)], self._call.rest
+            text, self._call = self._call.rest, JsonCall()
+
+
+def _mistral_name(text: str) -> str:
+    return text.partition("[ARGS]")[0].partition("[CALL_ID]")[0].strip()
+
+
+class _DeepSeek(Enum):
+    BETWEEN = auto()
+    HEAD = auto()
+    NAME = auto()
+    ARGUMENTS = auto()
+    TAIL = auto()
+
+
+class DeepSeekCalls:
+    """Between calls' begin and end, each call between its own: `function<sep>name`, a line break and a block of JSON in
+    V3 and R1, `name<sep>{...}` in V3.1."""
+
+    opens = ("<\uff5ctool\u2581calls\u2581begin\uff5c>",)
+    specials = (
+        "<\uff5ctool\u2581calls\u2581end\uff5c>",
+        "<\uff5ctool\u2581call\u2581begin\uff5c>",
+        "<\uff5ctool\u2581sep\uff5c>",
+        "<\uff5ctool\u2581call\u2581end\uff5c>",
+    )
+
+    def __init__(self, _is_tool: IsTool) -> None:
+        self._state = _DeepSeek.BETWEEN
+        self._held = ""
+        self._head = ""
+        self._arguments = JsonText()
+
+    def push(self, text: str) -> tuple[list[Part], str | None]:
+        """Up to the end of all calls."""
+        all_end, begin, sep, end = self.specials
+        parts: list[Part] = []
+        self._held += text
+        while True:
+            if self._state is _DeepSeek.BETWEEN:
+                at = self._held.find(all_end)
+                if at >= 0 and begin not in self._held[:at]:
+                    return parts, self._held[at + len(all_end) :]
+                found = self._pass(begin, _DeepSeek.HEAD) is not None
+            elif self._state is _DeepSeek.HEAD:
+                head = self._pass(sep, _DeepSeek.NAME)
+                found, self._head = head is not None, head or ""
+            elif self._state is _DeepSeek.NAME:
+                found = self._name(parts)
+            elif self._state is _DeepSeek.ARGUMENTS:
+                found = self._argue(parts)
+            else:
+                found = self._pass(end, _DeepSeek.BETWEEN) is not None
+            if not found:
+                return parts, None
+
+    def end(self) -> list[Part]:
+        """Broken off between or before calls: nothing that anybody could use."""
+        return []
+
+    def _pass(self, marker: str, state: _DeepSeek) -> str | None:
+        """The text before the next marker, which is passed; None while there is none."""
+        before, found, after = self._held.partition(marker)
+        if not found:
+            return None
+        self._held, self._state = after, state
+        return before
+
+    def _name(self, parts: list[Part]) -> bool:
+        before, brace, after = self._held.partition("{")
+        if not brace:
+            return False
+        lines = before.split()
+        parts.append(Part(Kind.CALL, lines[0] if lines else self._head.strip()))
+        self._held, self._state, self._arguments = brace + after, _DeepSeek.ARGUMENTS, JsonText()
+        return True
+
+    def _argue(self, parts: list[Part]) -> bool:
+        size = self._arguments.push(self._held)
+        if size:
+            parts.append(Part(Kind.ARGUMENTS, self._held[:size]))
+        self._held = self._held[size:]
+        if self._arguments.ended:
+            self._state = _DeepSeek.TAIL
+        return self._arguments.ended
+
+
+def _content(text: str) -> list[Part]:
+    text = text.strip()
+    return [Part(Kind.CONTENT, text)] if text else []

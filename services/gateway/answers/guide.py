@@ -1,0 +1,134 @@
+"""The grammar of an answer that must be JSON of a schema, or call tools: reasoning first, where the model writes some.
+
+In llguidance's Lark dialect (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md). Pure.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from libs.model.grammar import json_rule
+from services.gateway.answers.calls import DeepSeekCalls, HermesCall, MistralCalls
+from services.gateway.answers.families import AnswerFormat
+
+ToolSchema = tuple[str, Mapping[str, Any]]
+"""A tool's name, and the JSON schema of its arguments."""
+_Form = tuple[Callable[[str], tuple[str, str]], str | None, tuple[str, str]]
+_ANYTHING = r"/(.|\n)*/"
+
+
+def guide_of(
+    shape: AnswerFormat,
+    special: Mapping[str, int],
+    *,
+    schema: Mapping[str, Any] | None,
+    rule: str = "",
+    tools: Sequence[ToolSchema],
+    parallel: bool,
+    thinks: bool,
+) -> str:
+    """`special`: ids of special tokens by text. `schema`: None where only calls will do, or where the answer keeps to
+    `rule`, what follows a rule's name. `thinks`: the reasoning was opened by the prompt."""
+    write = _Writer(special)
+    choices = []
+    body = json_rule(schema) if schema is not None else rule
+    if body:
+        before = _harmony_final(write) if shape.harmony else ""
+        choices.append(f"{before} body".strip())
+    if tools:
+        choices.append("calls")
+    rules = [f"start: {_reasoning(shape, write, thinks)}({' | '.join(choices)})"]
+    if body:
+        rules.append(f"body: {body}")
+    if tools:
+        rules += _calls(shape, write, [name for name, _ in tools], parallel)
+        rules += [f"args_{place}: {json_rule(parameters)}" for place, (_, parameters) in enumerate(tools)]
+    return "\n".join(rules + write.rules) + "\n"
+
+
+class _Writer:
+    """Texts as terminals: special tokens by id."""
+
+    def __init__(self, special: Mapping[str, int]) -> None:
+        self._special = special
+        self.rules: list[str] = []
+        """Further rules that were needed."""
+
+    def __call__(self, *texts: str) -> str:
+        """One after the other."""
+        return " ".join(
+            f"<[{self._special[text]}]>" if text in self._special else json.dumps(text, ensure_ascii=False)
+            for text in texts
+            if text
+        )
+
+    def until(self, closes: str) -> str:
+        """Any text up to and with `closes`."""
+        if closes in self._special:
+            return f"{_ANYTHING} {self(closes)}"
+        self.rules = [f"thought[suffix={json.dumps(closes)}]: {_ANYTHING}"]
+        return "thought"
+
+    def has(self, text: str) -> bool:
+        """Whether it is a special token."""
+        return text in self._special
+
+
+def _reasoning(shape: AnswerFormat, write: _Writer, thinks: bool) -> str:
+    if shape.harmony:
+        opens, closes = write("<|channel|>", "analysis", "<|message|>"), write("<|end|>", "<|start|>", "assistant")
+        return f"({opens} {_ANYTHING} {closes})* "
+    if shape.thinking is None:
+        return ""
+    thought = write.until(shape.thinking.closes) + r" /[ \n]{0,4}/"
+    return f"{thought} " if thinks else f"({write(shape.thinking.opens)} {thought})? "
+
+
+def _harmony_final(write: _Writer) -> str:
+    return write("<|channel|>", "final", "<|message|>")
+
+
+def _calls(shape: AnswerFormat, write: _Writer, names: Sequence[str], parallel: bool) -> list[str]:
+    """Rules `calls` and one for each tool, over `args_0`, `args_1`, ..."""
+    form, between, around = _form(shape, write)
+    many = f" ({between} call)*" if parallel and between is not None else ""
+    before, after = around
+    rules = [f"calls: {before} call{many} {after}", "call: " + " | ".join(f"call_{at}" for at in range(len(names)))]
+    for place, name in enumerate(names):
+        opens, closes = form(name)
+        rules.append(f"call_{place}: {opens} args_{place} {closes}")
+    return rules
+
+
+def _form(shape: AnswerFormat, write: _Writer) -> _Form:
+    """(what stands around a call's arguments, by its name; between calls, None: there is one; around all of them)."""
+    if shape.harmony:
+        opens = ("<|channel|>", "commentary to=functions.{name} ", "<|constrain|>", "json", "<|message|>")
+        return lambda name: (write(*(text.format(name=name) for text in opens)), ""), None, ("", "")
+    if shape.calls == "hermes":
+        tag, closes = HermesCall.opens[0], HermesCall.specials[0]
+        return (
+            lambda name: (write(tag, f'\n{{"name": "{name}", "arguments": '), write("}\n", closes)),
+            write("\n"),
+            ("", ""),
+        )
+    if shape.calls == "llama3-json":
+        return lambda name: (write(f'{{"name": "{name}", "parameters": '), write("}")), write("; "), ("", "")
+    if shape.calls == "mistral":
+        tag = MistralCalls.opens[0]
+        if write.has("[ARGS]"):
+            return lambda name: (write(tag, name, "[ARGS]"), ""), "", ("", "")
+        return (
+            lambda name: (write(f'{{"name": "{name}", "arguments": '), write("}")),
+            write(", "),
+            (write(tag, "["), write("]")),
+        )
+    all_end, begin, sep, end = DeepSeekCalls.specials
+    around = (write(DeepSeekCalls.opens[0]), write(all_end))
+    if shape.fenced:
+        return (
+            lambda name: (write(begin, "function", sep, f"{name}\n```json\n"), write("\n```", end)),
+            write("\n"),
+            around,
+        )
+    return lambda name: (write(begin, name, sep), write(end)), "", around

@@ -1,0 +1,141 @@
+"""Answers in harmony, gpt-oss's format (https://cookbook.openai.com/articles/openai-harmony). Pure.
+
+A generation goes on after `<|start|>assistant`, and is messages: `<|channel|>analysis<|message|>...<|end|>`, then
+`<|start|>assistant<|channel|>final<|message|>...<|return|>`. Reasoning comes in channel analysis, tool calls in channel
+commentary, to a recipient (` to=functions.f`, before or after the channel's name); both are ordinary text between
+special tokens. Content is what the assistant says to nobody but the user: in channel final, or in no channel at all.
+"""
+
+from enum import Enum, auto
+from typing import Final
+
+from services.gateway.answers.parts import Kind, Part
+
+MARKERS: Final = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
+"""Special tokens that a vocabulary of this format has."""
+_START, _CHANNEL, _MESSAGE, *_ENDS = MARKERS
+_CONSTRAIN = "<|constrain|>"
+MAX_HEADER_CHARS = 256
+"""Of a message's role, recipient and channel; a longer header is no answer's."""
+_TO = " to="
+_FUNCTIONS = "functions."
+
+
+class _State(Enum):
+    OPENING = auto()
+    """Nothing but the start of an answer without any marker, or of a recipient: the next text tells which."""
+    HEADER = auto()
+    BODY = auto()
+
+
+class HarmonyParser:
+    """Implements the Parser port. Whatever they mean, a marker is never shown, nor is a header."""
+
+    def __init__(self, *, calls: bool) -> None:
+        """`calls`: whether tools may be called; otherwise calls are dropped."""
+        self._calls = calls
+        self._state = _State.OPENING
+        self._opening = ""
+        self._header = "assistant"
+        self._channel: str | None = None
+        self._kind: Kind | None = None
+        """Of the message's text; None: nobody's to see."""
+        self._empty_call = False
+
+    @property
+    def thinking(self) -> bool:
+        """Whether an analysis is being written."""
+        return self._state is _State.BODY and self._kind is Kind.REASONING
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the answer has begun with what may become a recipient."""
+        return bool(self._opening)
+
+    def text(self, text: str) -> list[Part]:
+        """Of a header, or of a message."""
+        if self._state is _State.OPENING:
+            return self._open(text)
+        if self._state is _State.HEADER:
+            self._add(text)
+            return []
+        if self._kind is None:
+            return []
+        self._empty_call = False
+        return [Part(self._kind, text)]
+
+    def special(self, text: str) -> list[Part]:
+        """A marker; other special tokens mean nothing."""
+        if text == _CONSTRAIN and self._state is _State.HEADER:
+            self._add(" ")  # a content type follows, which is no part of what stands before it
+        if text == _MESSAGE and self._state is not _State.BODY:
+            return self._begin()
+        if text not in (_START, _CHANNEL, *_ENDS):
+            return []
+        opening, self._opening = self._opening, ""
+        parts = self._close()
+        if text == _START:
+            self._state, self._header, self._channel = _State.HEADER, "", None
+        elif text == _CHANNEL:
+            if self._state is _State.BODY:  # a message that begins without its start
+                self._header = "assistant"
+            self._add(opening)
+            self._state, self._channel = _State.HEADER, ""
+        else:
+            self._state, self._kind = _State.BODY, None
+        return parts
+
+    def end(self) -> list[Part]:
+        """An opening that became no header is content."""
+        opening, self._opening = self._opening, ""
+        return [Part(Kind.CONTENT, opening)] if opening else self._close()
+
+    def _open(self, text: str) -> list[Part]:
+        self._opening += text
+        if _TO.startswith(self._opening) and self._opening != _TO:
+            return []
+        begun, self._opening = self._opening, ""
+        if begun.startswith(_TO):
+            self._state = _State.HEADER
+            self._add(begun)
+            return []
+        self._state, self._kind = _State.BODY, Kind.CONTENT
+        return [Part(Kind.CONTENT, begun)]
+
+    def _begin(self) -> list[Part]:
+        """A message's text begins."""
+        self._add(self._opening)
+        self._opening, self._state, self._kind = "", _State.BODY, None
+        words, channel = self._header.split(), (self._channel or "").split()
+        if len(self._header) > MAX_HEADER_CHARS or len(self._channel or "") > MAX_HEADER_CHARS:
+            return []
+        if words[:1] != ["assistant"]:
+            return []
+        recipient = next((word[3:] for word in (*words[1:], *channel) if word.startswith("to=")), "")
+        if recipient:
+            return self._call(recipient)
+        if len(words) > 1:
+            return []
+        if self._channel is None or channel[:1] == ["final"]:
+            self._kind = Kind.CONTENT
+        elif channel[:1] in (["analysis"], ["commentary"]):
+            self._kind = Kind.REASONING
+        return []
+
+    def _call(self, recipient: str) -> list[Part]:
+        name = recipient.removeprefix(_FUNCTIONS)
+        if not self._calls or name == recipient or not name:
+            return []
+        self._kind, self._empty_call = Kind.ARGUMENTS, True
+        return [Part(Kind.CALL, name)]
+
+    def _close(self) -> list[Part]:
+        """A message has ended; a call of nothing has no arguments."""
+        empty, self._empty_call = self._empty_call, False
+        return [Part(Kind.ARGUMENTS, "{}")] if empty else []
+
+    def _add(self, more: str) -> None:
+        if self._channel is None:
+            self._header += more[: MAX_HEADER_CHARS + 1 - len(self._header)]
+        else:
+            self._channel += more[: MAX_HEADER_CHARS + 1 - len(self._channel)]

@@ -1,0 +1,172 @@
+"""A tool call that is a JSON object, {"name": ..., "arguments": {...}}, read as it comes. Pure."""
+
+import json
+import re
+from collections.abc import Callable
+from enum import Enum, auto
+
+from services.gateway.answers.parts import Kind, Part
+
+_OPEN = re.compile(r"[\s,]*\{")
+_KEY = re.compile(r'[\s,]*"((?:[^"\\]|\\.)*)"\s*:\s*(?=\S)', re.DOTALL)
+_CLOSE = re.compile(r"[\s,]*\}")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_SCALAR = re.compile(r'[^\s,{}\[\]"]+(?=[\s,}\]])')
+_ARGUMENTS = ("arguments", "parameters")
+"""The second is Llama's."""
+
+
+class JsonText:
+    """The text of one JSON object or list, up to what closes it."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def push(self, text: str) -> int:
+        """How many characters of `text` belong to it."""
+        for place, char in enumerate(text):
+            if self._in_string:
+                self._in_string = self._escaped or char != '"'
+                self._escaped = char == "\\" and not self._escaped
+            elif char == '"':
+                self._in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    self.ended = True
+                    return place + 1
+            elif char == "<":  # of a tag: JSON has none outside strings, so the model has broken off
+                self.ended = True
+                return place
+        return len(text)
+
+
+class _State(Enum):
+    OPENING = auto()
+    KEY = auto()
+    VALUE = auto()
+    SKIPPED = auto()
+    """In a value that says nothing."""
+    ARGUMENTS = auto()
+    ENDED = auto()
+
+
+class JsonCall:
+    """One call. The order of its keys is the model's: arguments before the name wait for it."""
+
+    def __init__(self, is_tool: Callable[[str], bool] = lambda _: True) -> None:
+        """`is_tool`: whether a call by this name is one; where it is none, the object is no call."""
+        self.named = False
+        """Whether its name was given out: from then on it is a call."""
+        self.raw = ""
+        """All of its text until it is named."""
+        self._is_tool = is_tool
+        self._state = _State.OPENING
+        self._left = ""
+        self._key = ""
+        self._value = JsonText()
+        self._early = ""
+        self._has_arguments = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether its text is over, or cannot be a call's."""
+        return self._state is _State.ENDED
+
+    def push(self, text: str) -> list[Part]:
+        """What `text` adds; once it has ended, `rest` is what comes after."""
+        if not self.named:
+            self.raw += text
+        self._left += text
+        parts: list[Part] = []
+        while not self.ended and self._step(parts):
+            pass
+        if self.ended and not self.named:
+            self.raw = self.raw[: len(self.raw) - len(self._left)]
+        return parts
+
+    @property
+    def rest(self) -> str:
+        """Text after its end."""
+        return self._left
+
+    def _step(self, parts: list[Part]) -> bool:
+        """One step on; False when more text is needed."""
+        if self._state is _State.OPENING:
+            return self._take(_OPEN, _State.KEY, "{")
+        if self._state is _State.KEY:
+            return self._take_key(parts)
+        if self._state is _State.VALUE:
+            return self._take_value(parts)
+        size = self._value.push(self._left)
+        value, self._left = self._left[:size], self._left[size:]
+        if self._state is _State.ARGUMENTS and value:
+            self._argue(value, parts)
+        if self._value.ended:
+            self._state = _State.KEY
+        return self._value.ended
+
+    def _take(self, pattern: re.Pattern[str], state: _State, begins: str) -> bool:
+        found = pattern.match(self._left)
+        if found:
+            self._left, self._state = self._left[found.end() :], state
+        elif self._left.lstrip(" \t\r\n,")[:1] not in begins:
+            self._state = _State.ENDED
+        return found is not None
+
+    def _take_key(self, parts: list[Part]) -> bool:
+        if self._take(_CLOSE, _State.ENDED, '}"'):
+            if self.named and not self._has_arguments:
+                self._argue("{}", parts)
+            return True
+        found = _KEY.match(self._left)
+        if found:
+            self._key, self._left, self._state = found[1], self._left[found.end() :], _State.VALUE
+        return found is not None
+
+    def _take_value(self, parts: list[Part]) -> bool:
+        if self._left[0] in "{[":
+            self._value = JsonText()
+            is_argument = self._key in _ARGUMENTS and self._left[0] == "{" and not self._has_arguments
+            self._state = _State.ARGUMENTS if is_argument else _State.SKIPPED
+            return True
+        found = (_STRING if self._left[0] == '"' else _SCALAR).match(self._left)
+        if not found:
+            return False
+        self._left, self._state = self._left[found.end() :], _State.KEY
+        if self._key == "name" and not self.named:
+            self._name(found[0], parts)
+        elif self._key in _ARGUMENTS and not self._has_arguments:
+            self._argue(_unquoted(found[0]) or "{}", parts)
+        return True
+
+    def _name(self, value: str, parts: list[Part]) -> None:
+        name = _unquoted(value)
+        if not name or not self._is_tool(name):
+            self._state = _State.ENDED
+            return
+        self.named, self.raw = True, ""
+        parts.append(Part(Kind.CALL, name))
+        if self._early:
+            parts.append(Part(Kind.ARGUMENTS, self._early))
+
+    def _argue(self, text: str, parts: list[Part]) -> None:
+        self._has_arguments = True
+        if self.named:
+            parts.append(Part(Kind.ARGUMENTS, text))
+        else:
+            self._early += text
+
+
+def _unquoted(value: str) -> str:
+    """What a JSON string says; nothing for one that is broken, and for a value that is no string."""
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return ""
+    return found if isinstance(found, str) else ""

@@ -1,0 +1,50 @@
+"""What an answer consists of, whatever format its model writes, and the port that all formats are behind. Pure."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+
+
+class Kind(Enum):
+    """What a part of an answer is for."""
+
+    CONTENT = auto()
+    REASONING = auto()
+    CALL = auto()
+    """A tool is called: the text is its name."""
+    ARGUMENTS = auto()
+    """A piece of the last call's arguments, a JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of an answer."""
+
+    kind: Kind
+    text: str
+
+
+class Parser(Protocol):
+    """One answer, part by part. What comes out joins to the same parts wherever the text is cut."""
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the next token is one of the reasoning."""
+        ...
+
+    @property
+    def undecided(self) -> bool:
+        """Whether some text is held back until more of it says what it is."""
+        ...
+
+    def text(self, text: str) -> list[Part]:
+        """Ordinary text."""
+        ...
+
+    def special(self, text: str) -> list[Part]:
+        """A special token, by its text: never part of what is shown."""
+        ...
+
+    def end(self) -> list[Part]:
+        """No more comes: what was held back."""
+        ...

@@ -1,0 +1,49 @@
+"""From an answer's tokens to its parts. Pure."""
+
+from collections.abc import Mapping
+
+from libs.model.tokenizer import Decoder
+from services.gateway.answers.parts import Kind, Parser, Part
+
+
+class AnswerReader:
+    """One answer. Ordinary tokens become text, special ones are the format's markers."""
+
+    def __init__(self, parser: Parser, decoder: Decoder, special_tokens: Mapping[int, str]) -> None:
+        """`special_tokens`: texts by id."""
+        self._parser = parser
+        self._decoder = decoder
+        self._special = special_tokens
+        self.reasoning_tokens = 0
+        self.kept = False
+        """Whether the last token waits for those after it to say whether it is content."""
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token may be a marker."""
+        return token_id in self._special
+
+    def token(self, token_id: int) -> list[Part]:
+        """What the token brings."""
+        self.reasoning_tokens += self._parser.thinking
+        special = self._special.get(token_id)
+        if special is None:
+            text = self._decoder.push(token_id)
+            parts = self._parser.text(text) if text else []
+            self.kept = not text or self._parser.undecided
+            return parts
+        parts = self._flush()
+        self.kept = False
+        return parts + self._parser.special(special)
+
+    def end(self) -> list[Part]:
+        """What was held back, at the end of the answer."""
+        return self._flush() + self._parser.end()
+
+    def _flush(self) -> list[Part]:
+        text = self._decoder.flush()
+        return self._parser.text(text) if text else []
+
+
+def is_content(parts: list[Part]) -> bool:
+    """Whether some of it is shown."""
+    return any(part.kind is Kind.CONTENT for part in parts)

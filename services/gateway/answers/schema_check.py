@@ -1,0 +1,82 @@
+"""Whether JSON schemas can be kept to, found out in a process that can be ended, and remembered."""
+
+import asyncio
+import signal
+import sys
+from collections import OrderedDict
+
+from libs.contracts.errors import QueueFull
+from libs.dispatch.waiting import RETRY_AFTER_S
+from libs.model.grammar import MAX_CPU_S, MAX_MEMORY_BYTES
+
+MAX_CHECKED = 256
+"""Schemas whose verdict is remembered."""
+MAX_CHECKS = 2
+"""At a time."""
+MAX_WAITING = 32
+"""Schemas that are checked or wait for it; more are refused with 429."""
+MAX_CHECK_S = 20.0
+"""By the clock, on a machine that has other things to do: no verdict then, but 429."""
+_OUT_OF_TIME = (-signal.SIGKILL, -signal.SIGXCPU)
+MAX_REASON_CHARS = 300
+
+
+class SchemaCheck:
+    """Verdicts by schema."""
+
+    def __init__(self) -> None:
+        self._faults: OrderedDict[str, str] = OrderedDict()
+        self._slots = asyncio.Semaphore(MAX_CHECKS)
+        self._checks: dict[str, asyncio.Lock] = {}
+        """Of schemas that are checked or wait for it."""
+
+    async def fault(self, schema: str) -> str:
+        """Why a schema, as JSON, cannot be kept to; empty where it can. Raises QueueFull where too many are checked."""
+        found = self._faults.get(schema)
+        if found is None:
+            found = await self._check(schema)
+        else:
+            self._faults.move_to_end(schema)
+        return found
+
+    async def _check(self, schema: str) -> str:
+        """Once, however many wait for it."""
+        if schema not in self._checks and len(self._checks) >= MAX_WAITING:
+            raise QueueFull(f"{MAX_WAITING} schemas are being checked already", retry_after_s=RETRY_AFTER_S)
+        async with self._checks.setdefault(schema, asyncio.Lock()):
+            found = self._faults.get(schema)
+            if found is not None:
+                return found
+            try:
+                async with self._slots:
+                    found = self._faults[schema] = await _ask(schema)
+            finally:
+                self._checks.pop(schema, None)
+        while len(self._faults) > MAX_CHECKED:
+            self._faults.popitem(last=False)
+        return found
+
+
+async def _ask(schema: str) -> str:
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "libs.model.grammar"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(MAX_CHECK_S):
+            said, _ = await child.communicate(schema.encode())
+    except TimeoutError:
+        raise QueueFull("the schema could not be checked in time", retry_after_s=RETRY_AFTER_S) from None
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode in _OUT_OF_TIME:
+        return f"it takes more than {MAX_CPU_S} s to compile"
+    if child.returncode is None or child.returncode > 0:
+        raise RuntimeError(f"the check of a schema ended with {child.returncode}")
+    if child.returncode:
+        return f"it takes more than {MAX_MEMORY_BYTES} bytes to compile"
+    return said.decode()[:MAX_REASON_CHARS]

@@ -1,0 +1,166 @@
+"""Answers whose reasoning and tool calls stand between tags, as most families write them. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from services.gateway.answers.calls import CallReader, DeepSeekCalls, HermesCall, IsTool, LlamaCalls, MistralCalls
+from services.gateway.answers.parts import Kind, Part
+
+CallFormat = type[HermesCall | LlamaCalls | MistralCalls | DeepSeekCalls]
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """What reasoning stands between."""
+
+    opens: str
+    closes: str
+
+
+class _Mode(Enum):
+    BEGIN = auto()
+    """Of the answer, or of what follows reasoning or calls: only white space so far."""
+    REASONING = auto()
+    CONTENT = auto()
+    CALLS = auto()
+
+
+class TaggedParser:
+    """Implements the Parser port. White space around tags is nobody's, and a tag is never shown."""
+
+    def __init__(self, thinking: Tags | None, calls: CallFormat | None, is_tool: IsTool, *, thinks: bool) -> None:
+        """`calls`: None where no tool may be called. `thinks`: the prompt has opened the reasoning already."""
+        self._thinking = thinking
+        self._calls = calls
+        self._is_tool = is_tool
+        self._reader: CallReader | None = None
+        self._mode = _Mode.REASONING if thinks else _Mode.BEGIN
+        self._first = not thinks
+        """Whether nothing but content has come: then white space at its start is the model's own."""
+        self._begun = False
+        """Whether the reasoning has text."""
+        self._held = ""
+        self._specials = {
+            *((thinking.opens, thinking.closes) if thinking else ()),
+            *((*calls.opens, *calls.specials) if calls else ()),
+        }
+
+    @property
+    def thinking(self) -> bool:
+        """Whether reasoning goes on."""
+        return self._mode is _Mode.REASONING
+
+    @property
+    def undecided(self) -> bool:
+        """Whether text is held that may be a tag's."""
+        return bool(self._held)
+
+    def text(self, text: str) -> list[Part]:
+        """What can be said of the text so far."""
+        self._held += text
+        parts: list[Part] = []
+        while self._held and self._step(parts):
+            pass
+        return parts
+
+    def special(self, text: str) -> list[Part]:
+        """Tags may be special tokens; other special tokens mean nothing."""
+        return self.text(text) if text in self._specials else []
+
+    def end(self) -> list[Part]:
+        """What was held is content, unless it is reasoning's last white space."""
+        held, self._held = self._held, ""
+        if self._reader is not None:
+            return self._reader.end()
+        if self._mode is _Mode.REASONING:
+            held = held.rstrip()
+            return [Part(Kind.REASONING, held)] if held else []
+        return [Part(Kind.CONTENT, held)] if held and (self._first or held.strip()) else []
+
+    def _step(self, parts: list[Part]) -> bool:
+        """Move on by a mode; False when more text is needed."""
+        if self._mode is _Mode.REASONING:
+            return self._reason(parts)
+        if self._mode is _Mode.CALLS:
+            return self._call(parts)
+        return self._begin() if self._mode is _Mode.BEGIN else self._show(parts)
+
+    def _begin(self) -> bool:
+        text = self._held.lstrip()
+        if not text:
+            return False
+        if self._thinking and self._first and self._opens(text, self._thinking.opens, _Mode.REASONING):
+            return True
+        if self._thinking and self._first and self._thinking.opens.startswith(text):
+            return False
+        if self._calls is LlamaCalls and text[0] == "{":
+            self._held, self._mode, self._reader = text, _Mode.CALLS, LlamaCalls(self._is_tool)
+            return True
+        self._mode = _Mode.CONTENT
+        if not self._first:
+            self._held = text
+        return True
+
+    def _opens(self, text: str, tag: str, mode: _Mode) -> bool:
+        if not text.startswith(tag):
+            return False
+        self._held, self._mode = text[len(tag) :], mode
+        return True
+
+    def _reason(self, parts: list[Part]) -> bool:
+        assert self._thinking is not None
+        self._first = False
+        text, tag, rest = self._held.partition(self._thinking.closes)
+        if not self._begun:
+            text = text.lstrip()
+        if tag:
+            self._held, self._mode = rest, _Mode.BEGIN
+            self._add(parts, Kind.REASONING, text.rstrip())
+            return True
+        text, self._held = _cut(text, (self._thinking.closes,))
+        self._begun = self._begun or bool(text)
+        self._add(parts, Kind.REASONING, text)
+        return False
+
+    def _show(self, parts: list[Part]) -> bool:
+        tags = self._calls.opens if self._calls else ()
+        found = min(((at, tag) for tag in tags if (at := self._held.find(tag)) >= 0), default=None)
+        if found is not None and self._calls is not None:
+            at, tag = found
+            text, self._held = self._held[:at].rstrip(), self._held[at + len(tag) :]
+            self._first = False
+            self._mode, self._reader = _Mode.CALLS, self._calls(self._is_tool)
+            self._add(parts, Kind.CONTENT, text)
+            return True
+        text, self._held = _cut(self._held, tags) if tags else (self._held, "")
+        self._add(parts, Kind.CONTENT, text)
+        return False
+
+    def _call(self, parts: list[Part]) -> bool:
+        assert self._reader is not None
+        more, rest = self._reader.push(self._held)
+        parts += more
+        self._held = rest or ""
+        if rest is not None:
+            # What follows Llama's calls is no call, though it may begin like one.
+            self._mode = _Mode.CONTENT if isinstance(self._reader, LlamaCalls) else _Mode.BEGIN
+            self._reader, self._first = None, False
+        return rest is not None
+
+    @staticmethod
+    def _add(parts: list[Part], kind: Kind, text: str) -> None:
+        if text:
+            parts.append(Part(kind, text))
+
+
+def _cut(text: str, tags: Sequence[str]) -> tuple[str, str]:
+    """What can be given out, and what waits: white space at the end, and what may begin a tag."""
+    keep = 0
+    for tag in tags:
+        for size in range(min(len(text), len(tag) - 1), keep, -1):
+            if tag.startswith(text[-size:]):
+                keep = size
+                break
+    shown = text[: len(text) - keep].rstrip()
+    return shown, text[len(shown) :]

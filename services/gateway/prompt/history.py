@@ -1,0 +1,59 @@
+"""Turns of a chat as chat templates read them. Pure; raises InvalidRequest that names the field."""
+
+import json
+from typing import Any
+
+from libs.contracts.errors import InvalidRequest
+from libs.model.chat import Arguments, ChatMessage
+from services.gateway.prompt.schema import Message, ToolCall
+
+
+def chat_message(message: Message, place: int) -> ChatMessage:
+    """`place`: of the message in its chat."""
+    content, role = message.content, message.role
+    if content is None and role != "assistant":
+        raise InvalidRequest(f"a {role} message needs content", param=f"messages[{place}].content")
+    text = content if isinstance(content, str) else "".join(part.text for part in content or ())
+    # "developer" is OpenAI's newer name of the role that models know as "system".
+    turn: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": text}
+    if message.name:
+        turn["name"] = message.name
+    if role == "tool":
+        if not message.tool_call_id:
+            raise InvalidRequest(
+                "a tool message needs the id of the call that it answers", param=f"messages[{place}].tool_call_id"
+            )
+        turn["tool_call_id"] = message.tool_call_id
+    elif role == "assistant":
+        turn.update(_of_answer(message, text, place))
+    elif message.tool_calls:
+        raise InvalidRequest(f"a {role} message has no tool_calls", param=f"messages[{place}].tool_calls")
+    return turn
+
+
+def _of_answer(message: Message, text: str, place: int) -> dict[str, Any]:
+    """What an earlier answer had beside its text."""
+    more: dict[str, Any] = {}
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning:
+        more["reasoning_content"] = reasoning
+    if message.tool_calls:
+        where = f"messages[{place}].tool_calls"
+        more["tool_calls"] = [_call(call, f"{where}[{number}]") for number, call in enumerate(message.tool_calls)]
+        if reasoning and not text:
+            more["thinking"] = reasoning  # its name in gpt-oss's template, which takes it beside calls without text
+    return more
+
+
+def _call(call: ToolCall, where: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequest("arguments must be the text of a JSON object", param=f"{where}.function.arguments")
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": Arguments(arguments)},
+    }

@@ -1,0 +1,119 @@
+"""One response on its way to the client: a stream of events or one JSON. It is kept before its end is announced."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from libs.contracts.errors import FulcrumError
+from libs.dispatch.generation import ApiFinishReason
+from services.gateway.dispatch.choice import Choice, Piece
+from services.gateway.http import sse
+from services.gateway.http.exchange import News
+from services.gateway.http.formats import usage
+from services.gateway.responses.output import ResponseOutput
+from services.gateway.responses.replies import (
+    CachedTokens,
+    Event,
+    Incomplete,
+    ReasoningTokens,
+    Response,
+    ResponseError,
+    ResponseUsage,
+    Whole,
+)
+
+
+class ResponseExchange:
+    """Sends what a choice brings. Raises its error while the answer has not begun."""
+
+    def __init__(
+        self,
+        choice: Choice,
+        shown: Response,
+        output: ResponseOutput,
+        news: News,
+        *,
+        keep: Callable[[Response], Awaitable[bool]] | None,
+        headers: Mapping[str, str],
+    ) -> None:
+        """`keep`: says whether it could be kept; None: it is not to be."""
+        self._choice = choice
+        self._shown = shown
+        self._output = output
+        self._news = news
+        self._keep = keep
+        self._headers = headers
+        self._sent = 0
+
+    async def whole(self, wire: sse.Wire) -> None:
+        """One JSON when it is done."""
+        text = self._choice.text
+        while not text.done:
+            await self._news.wait()
+        piece = text.take()
+        if text.error is not None:
+            raise text.error
+        self._output.push(piece)
+        await self._end(piece)
+        await wire.json(200, self._shown, self._headers)
+
+    async def stream(self, wire: sse.Wire) -> None:
+        """Server-sent events, numbered from 0."""
+        text, started = self._choice.text, False
+        while True:
+            await self._news.wait()
+            if text.error is not None and not started:
+                raise text.error
+            done, piece = text.done, text.take()
+            if not (done or piece or text.error):
+                continue
+            body = b""
+            if not started:
+                started = True
+                headers = {**self._headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
+                await wire.start(200, "text/event-stream; charset=utf-8", headers)
+                first = ("response.created", "response.in_progress")
+                body = self._events([Whole(type=name, response=self._shown) for name in first])
+            body += self._events(self._output.push(piece))
+            if text.error is not None:
+                await wire.part(body + self._failed(text.error), more=False)
+                return
+            if done:
+                await wire.part(body + self._events(await self._end(piece)), more=False)
+                return
+            await wire.part(body, more=True)
+
+    async def _end(self, piece: Piece) -> list[Event]:
+        """`piece`: the last, which has the reason."""
+        cut = piece.finish is ApiFinishReason.LENGTH
+        shown = self._shown
+        events = self._output.end("incomplete" if cut else "completed")
+        shown.status = "incomplete" if cut else "completed"
+        shown.incomplete_details = Incomplete("max_output_tokens") if cut else None
+        self._fill()
+        shown.store = shown.store and self._keep is not None and await self._keep(shown)
+        return [*events, Whole(type=f"response.{shown.status}", response=shown)]
+
+    def _failed(self, error: FulcrumError) -> bytes:
+        events = self._output.end("incomplete")
+        self._shown.status, self._shown.store = "failed", False
+        self._shown.error = ResponseError(error.code, error.message)
+        self._fill()
+        return self._events([*events, Whole(type="response.failed", response=self._shown)])
+
+    def _fill(self) -> None:
+        found = usage([self._choice], 1)
+        self._shown.output = self._output.items
+        self._shown.usage = ResponseUsage(
+            found.prompt_tokens,
+            CachedTokens(found.prompt_tokens_details.cached_tokens),
+            found.completion_tokens,
+            ReasoningTokens(self._choice.text.reasoning_tokens or 0),
+            found.total_tokens,
+        )
+
+    def _events(self, events: Sequence[Event]) -> bytes:
+        parts = []
+        for event in events:
+            event.sequence_number = self._sent
+            self._sent += 1
+            parts.append(f"event: {event.type}\n".encode() + sse.event(event))
+        return b"".join(parts)

@@ -1,0 +1,222 @@
+"""Responses, their items and the events of their streams, as OpenAI's API has them."""
+
+from typing import Any, Literal
+
+from msgspec import Struct, field
+
+from services.gateway.http.replies import ChatTokenLogprob
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputText(Struct, tag="output_text"):
+    """Text of a message."""
+
+    text: str = ""
+    annotations: list[Any] = field(default_factory=list)
+    logprobs: list[ChatTokenLogprob] = field(default_factory=list)
+
+
+class ReasoningText(Struct, tag="reasoning_text"):
+    """Text of reasoning."""
+
+    text: str = ""
+
+
+Part = OutputText | ReasoningText
+
+
+class MessageItem(Struct, tag="message"):
+    """What is said."""
+
+    id: str
+    status: Status = "in_progress"
+    content: list[OutputText] = field(default_factory=list)
+    role: str = "assistant"
+
+
+class ReasoningItem(Struct, tag="reasoning"):
+    """What was thought, as it was written: no summary, nothing encrypted."""
+
+    id: str
+    status: Status = "in_progress"
+    content: list[ReasoningText] = field(default_factory=list)
+    summary: list[Any] = field(default_factory=list)
+    encrypted_content: None = None
+
+
+class CallItem(Struct, tag="function_call"):
+    """A call; `arguments` is the text of a JSON object."""
+
+    id: str
+    call_id: str
+    name: str
+    status: Status = "in_progress"
+    arguments: str = ""
+
+
+Item = MessageItem | ReasoningItem | CallItem
+
+
+class CachedTokens(Struct):
+    """Of the input's tokens, those whose KV was found cached."""
+
+    cached_tokens: int
+
+
+class ReasoningTokens(Struct):
+    """Of the output's tokens, those of reasoning."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(Struct):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+
+class Incomplete(Struct):
+    """Why a response is not whole."""
+
+    reason: str
+
+
+class ResponseError(Struct):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class ReasoningShown(Struct):
+    """What was asked of the reasoning."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class TextShown(Struct):
+    """What was asked of the text."""
+
+    format: dict[str, Any]
+    verbosity: str = "medium"
+
+
+class Response(Struct, kw_only=True):
+    """A response. `store`: whether it is kept, once it has ended."""
+
+    id: str
+    object: str = "response"
+    created_at: int
+    status: Status = "in_progress"
+    background: bool = False
+    error: ResponseError | None = None
+    incomplete_details: Incomplete | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[Item] = field(default_factory=list)
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: ReasoningShown
+    service_tier: str = "default"
+    store: bool
+    temperature: float
+    text: TextShown
+    tool_choice: Any
+    tools: list[Any]
+    top_logprobs: int
+    top_p: float
+    truncation: str = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None
+
+
+class Deleted(Struct):
+    """A response that is no longer kept."""
+
+    id: str
+    object: str = "response"
+    deleted: bool = True
+
+
+class Whole(Struct, kw_only=True):
+    """The response as it stands."""
+
+    type: str
+    sequence_number: int = 0
+    response: Response
+
+
+class ItemEvent(Struct, kw_only=True):
+    """An item begins or ends."""
+
+    type: str
+    sequence_number: int = 0
+    output_index: int
+    item: Item
+
+
+class PartEvent(Struct, kw_only=True):
+    """A part of an item begins or ends."""
+
+    type: str
+    sequence_number: int = 0
+    item_id: str
+    output_index: int
+    content_index: int = 0
+    part: Part
+
+
+class TextDelta(Struct, kw_only=True, omit_defaults=True):
+    """More of a text; `logprobs` are of a message."""
+
+    type: str
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    logprobs: list[ChatTokenLogprob] | None = None
+
+
+class TextDone(Struct, kw_only=True, omit_defaults=True):
+    """All of a text."""
+
+    type: str
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    logprobs: list[ChatTokenLogprob] | None = None
+
+
+class ArgumentsDelta(Struct, kw_only=True):
+    """More of a call's arguments."""
+
+    type: str = "response.function_call_arguments.delta"
+    sequence_number: int = 0
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class ArgumentsDone(Struct, kw_only=True):
+    """All of a call's arguments."""
+
+    type: str = "response.function_call_arguments.done"
+    sequence_number: int = 0
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+
+
+Event = Whole | ItemEvent | PartEvent | TextDelta | TextDone | ArgumentsDelta | ArgumentsDone

@@ -1,0 +1,150 @@
+"""From the body of a response to the chat that it is. Pure; raises InvalidRequest that names the field."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+
+from libs.contracts.errors import InvalidRequest, UnsupportedField, quoted
+from services.gateway.prompt.fit import fit
+from services.gateway.prompt.parse import Asked, chat_asked
+from services.gateway.prompt.schema import (
+    ChatRequest,
+    Function,
+    FunctionChoice,
+    JsonSchema,
+    Message,
+    NamedToolChoice,
+    ResponseFormat,
+    Tool,
+)
+from services.gateway.responses.items import read_items
+from services.gateway.responses.replies import ReasoningShown, Response, TextShown
+from services.gateway.responses.schema import ENCRYPTED, LOGPROBS, ResponseRequest, ResponseToolChoice, TextFormat
+
+_HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "background": (False,),
+    "truncation": ("disabled",),
+    "service_tier": ("auto", "default"),
+}
+"""Fields that are not served: values, beside null, that say what happens anyway."""
+_INCLUDED: Final = (LOGPROBS, ENCRYPTED)
+Items = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseAsked:
+    """What a response is made from."""
+
+    asked: Asked
+    items: Items
+    """Its whole input: of the responses before it, too."""
+    shown: Response
+    """As it is when nothing of it has come."""
+    store: bool
+
+
+def parse_response(body: bytes) -> ResponseRequest:
+    """Raises InvalidRequest."""
+    request = fit(body, ResponseRequest, _tidy)
+    for name in request.include or ():
+        if name not in _INCLUDED:
+            text = f"include: {quoted(name)} is not served; served are {', '.join(_INCLUDED)}"
+            raise UnsupportedField(text, param="include")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+    return request
+
+
+def response_asked(request: ResponseRequest, earlier: Items, response_id: str, created_s: int) -> ResponseAsked:
+    """`earlier`: items of the conversation before this request."""
+    own = request.input
+    items = [*earlier, *([{"role": "user", "content": own}] if isinstance(own, str) else own)]
+    turns = read_items(items)
+    if not turns:
+        raise InvalidRequest("input is empty", param="input")
+    if request.instructions:
+        turns.insert(0, Message("system", request.instructions))
+    asked = replace(
+        chat_asked(_chat(request, turns)),
+        max_tokens_field="max_output_tokens",
+        schema_field="text.format",
+        for_response=True,
+    )
+    store = request.store is not False
+    return ResponseAsked(asked, items, _shown(request, asked, response_id, created_s, store), store)
+
+
+def _tidy(body: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in body.items()
+        if value is not None
+        and not any(type(value) is type(known) and value == known for known in _HARMLESS.get(key, ()))
+    }
+
+
+def _chat(request: ResponseRequest, turns: Sequence[Message]) -> ChatRequest:
+    choice, text, reasoning = request.tool_choice, request.text, request.reasoning
+    top = request.top_logprobs
+    return ChatRequest(
+        model=request.model,
+        messages=list(turns),
+        stream=request.stream,
+        max_completion_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        seed=request.seed,
+        stop=request.stop,
+        logprobs=bool(top) or LOGPROBS in (request.include or ()) or None,
+        top_logprobs=top or None,
+        tools=[_tool(each) for each in request.tools] if request.tools else None,
+        tool_choice=NamedToolChoice(FunctionChoice(choice.name), "function")
+        if isinstance(choice, ResponseToolChoice)
+        else choice,
+        parallel_tool_calls=request.parallel_tool_calls,
+        response_format=_format(text.format) if text and text.format else None,
+        reasoning_effort=reasoning.effort if reasoning else None,
+        chat_template_kwargs=request.chat_template_kwargs,
+    )
+
+
+def _tool(tool: Any) -> Tool:
+    return Tool(Function(tool.name, tool.description, tool.parameters, tool.strict), "function")
+
+
+def _format(wanted: TextFormat) -> ResponseFormat:
+    if wanted.type != "json_schema":
+        return ResponseFormat(wanted.type)
+    if wanted.schema is None or wanted.name is None:
+        raise InvalidRequest("json_schema needs name and schema", param="text.format")
+    return ResponseFormat("json_schema", JsonSchema(wanted.name, wanted.schema, wanted.description, wanted.strict))
+
+
+def _shown(request: ResponseRequest, asked: Asked, response_id: str, created_s: int, store: bool) -> Response:
+    """With what was asked for, as OpenAI's API repeats it."""
+    plain = msgspec.to_builtins
+    choice, text, reasoning = request.tool_choice, request.text, request.reasoning
+    return Response(
+        id=response_id,
+        created_at=created_s,
+        model=request.model,
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        metadata=request.metadata or {},
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=request.previous_response_id,
+        reasoning=ReasoningShown(reasoning.effort if reasoning else None),
+        store=store,
+        temperature=asked.sampling.temperature,
+        top_p=asked.sampling.top_p,
+        text=TextShown(plain(text.format) if text and text.format else {"type": "text"}),
+        tool_choice=plain(choice) if choice else "auto",
+        tools=[plain(tool) for tool in request.tools or ()],
+        top_logprobs=request.top_logprobs or 0,
+        user=request.user,
+    )

@@ -1,0 +1,77 @@
+"""What every store of kept responses keeps to: in memory, over the embedded Redis, and a real one."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from libs.stores.responses import memory, redis
+from libs.stores.responses.memory import MemoryResponses
+from libs.stores.responses.port import MAX_RESPONSE_BYTES, ResponsesDown, ResponseStore
+from libs.stores.responses.redis import RedisResponses
+
+KEEP_S = 60
+
+
+@pytest.fixture(params=["memory", "embedded", "real"])
+async def store(request: pytest.FixtureRequest, cluster: str) -> AsyncIterator[ResponseStore]:
+    found: ResponseStore
+    if request.param == "memory":
+        found = MemoryResponses(time.time)
+    else:
+        found = RedisResponses(request.getfixturevalue(f"{request.param}_redis_server").url, cluster)
+    yield found
+    await found.close()
+    await found.close()
+
+
+async def test_a_value_is_its_tenants_alone(store: ResponseStore) -> None:
+    assert await store.keep("a", "one", b"\x00value", KEEP_S)
+    assert await store.get("a", "one") == b"\x00value"
+    assert await store.get("b", "one") is None and await store.get("a", "other") is None
+    assert not await store.delete("b", "one") and await store.get("a", "one") is not None
+    assert await store.delete("a", "one") and not await store.delete("a", "one")
+    assert await store.get("a", "one") is None
+
+
+async def test_a_value_ends_by_itself(store: ResponseStore) -> None:
+    await store.keep("a", "short", b"x", 1)
+    await store.keep("a", "long", b"y", KEEP_S)
+
+    async def is_over() -> bool:
+        return await store.get("a", "short") is None
+
+    async with asyncio.timeout(20):
+        while not await is_over():
+            await asyncio.sleep(0.05)
+    assert not await store.delete("a", "short")
+    assert await store.get("a", "long") == b"y"
+
+
+async def test_the_oldest_make_room(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (memory, redis):
+        monkeypatch.setattr(module, "MAX_RESPONSES", 2)
+        monkeypatch.setattr(module, "MAX_TENANT_BYTES", 10)
+    for name in ("one", "two", "three"):
+        await store.keep("a", name, b"x", KEEP_S)
+    found = [await store.get("a", name) for name in ("two", "three")]
+    assert await store.get("a", "one") is None and found == [b"x", b"x"]
+    await store.keep("a", "large", b"y" * 10, KEEP_S)
+    assert [await store.get("a", name) for name in ("two", "three", "large")] == [None, None, b"y" * 10]
+    await store.keep("a", "large", b"z" * 9, KEEP_S)
+    await store.keep("a", "small", b"w", KEEP_S)
+    assert [await store.get("a", name) for name in ("large", "small")] == [b"z" * 9, b"w"]
+
+
+async def test_a_value_that_is_too_large_is_not_kept(store: ResponseStore) -> None:
+    assert not await store.keep("a", "one", bytes(MAX_RESPONSE_BYTES + 1), KEEP_S)
+    assert await store.get("a", "one") is None
+
+
+async def test_a_store_that_is_away_says_so(cluster: str) -> None:
+    away = RedisResponses("redis://127.0.0.1:1/0", cluster)
+    for call in (away.keep("a", "one", b"x", 1), away.get("a", "one"), away.delete("a", "one")):
+        with pytest.raises(ResponsesDown):
+            await call
+    await away.close()

@@ -1,0 +1,108 @@
+"""vLLM's fields of structured output: what they become, and what they refuse."""
+
+import json
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from libs.contracts.errors import InvalidRequest
+from libs.model.grammar import choice_rule, fault_of_rule, pattern_rule
+from services.gateway.answers.schema_check import SchemaCheck
+from services.gateway.prompt.guided import check_schemas
+from services.gateway.prompt.parse import Asked, parse_chat, parse_completion
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+BYTES = LLTokenizer("byte")
+
+
+def chat(**fields: Any) -> Asked:
+    return parse_chat(json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}).encode())
+
+
+def completion(**fields: Any) -> Asked:
+    return parse_completion(json.dumps({"model": "m", "prompt": "x", **fields}).encode())
+
+
+def written(rule: str, seed: int) -> str:
+    """Some text that the rule lets be written, a byte a token."""
+    matcher, draw, found = LLMatcher(BYTES, f"start: {rule}\n"), random.Random(seed), []
+    while not matcher.is_stopped():
+        mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        token = draw.choice(np.flatnonzero(mask).tolist())
+        if token >= 256:
+            break
+        matcher.consume_token(token)
+        found.append(token)
+    return bytes(found).decode()
+
+
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_either_spelling_asks_for_the_same(ask: Any) -> None:
+    for kind, value in (("json", SCHEMA), ("json", json.dumps(SCHEMA)), ("regex", "a+"), ("choice", ["a", "b"])):
+        newer, older = ask(structured_outputs={kind: value}), ask(**{f"guided_{kind}": value})
+        assert newer.guided and older.guided
+        assert (newer.schema, newer.rule) == (older.schema, older.rule)
+        assert (newer.schema_field, older.schema_field) == (f"structured_outputs.{kind}", f"guided_{kind}")
+    assert ask(structured_outputs={"json_object": True}).schema == {"type": "object"}
+    assert not ask(structured_outputs={}).guided
+
+
+@pytest.mark.parametrize("pattern", [r"[a-c]{2,4}/\d\\", "a/b\\/c", "one\ntwo|three", r"(x|yy)(/z)?"])
+def test_a_pattern_lets_through_what_fits_as_a_whole(pattern: str) -> None:
+    assert fault_of_rule(pattern_rule(pattern)) == ""
+    for seed in range(10):
+        assert re.fullmatch(pattern, written(pattern_rule(pattern), seed))
+
+
+def test_choices_are_written_as_they_are() -> None:
+    choices = ["plain", 'with "quotes" and \\', "line\nbreak", "é"]
+    assert fault_of_rule(choice_rule(choices)) == ""
+    assert {written(choice_rule(choices), seed) for seed in range(60)} == set(choices)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"structured_outputs": {"regex": "a"}, "guided_json": SCHEMA}, "guided_json"),
+        ({"guided_json": "no schema"}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar"),
+        ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs.grammar"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
+        ({"guided_regex": "a", "min_tokens": 2}, "min_tokens"),
+        ({"guided_regex": "a" * 20_000}, "guided_regex"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_what_cannot_be_is_refused_by_name(ask: Any, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ask(**fields)
+    assert caught.value.param == param
+
+
+def test_a_response_format_beside_it_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        chat(guided_regex="a", response_format={"type": "json_object"})
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("a(?=b)", "look-around"),
+        ("[", "unclosed character class"),
+        ("a{5000000}", "too many expressions"),
+        (r"[^\x00-\x{10ffff}]", "nothing fits"),
+    ],
+)
+async def test_a_pattern_that_cannot_be_kept_to_is_refused_with_the_reason(pattern: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        await check_schemas(completion(guided_regex=pattern), SchemaCheck())
+    assert caught.value.param == "guided_regex"
+    await check_schemas(completion(guided_regex="[a-z]+"), SchemaCheck())

@@ -1,0 +1,87 @@
+"""Schemas that cannot be kept to are refused with the reason, in bounded time, and asked about once."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from libs.contracts.errors import InvalidRequest, QueueFull
+from services.gateway.answers import schema_check
+from services.gateway.answers.schema_check import SchemaCheck
+from services.gateway.prompt.guided import MAX_SCHEMA_CHARS, check_schemas
+from services.gateway.prompt.parse import parse_chat
+
+IMPOSSIBLE: list[tuple[Any, str]] = [
+    ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "required property 'a' is unsatisfiable"),
+    ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "incompatible types"),
+    ({"type": "wood"}, "Invalid type: wood"),
+    ({"type": "string", "pattern": "("}, "unclosed group"),
+    ({"$ref": "#/nowhere"}, "does not exist"),
+    ({"not": {}}, "not"),
+]
+SLOW = {"allOf": [{"type": "string", "pattern": f".*a{{{times}}}b.*"} for times in range(2, 40)]}
+
+
+def asks(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}).encode()
+
+
+def answer_of(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("schema", "reason"), IMPOSSIBLE, ids=str)
+async def test_what_nothing_fits_is_refused_with_the_reason(schema: Any, reason: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await check_schemas(parse_chat(asks(**answer_of(schema))), SchemaCheck())
+    assert caught.value.param == "response_format"
+    assert reason in caught.value.message
+
+
+@pytest.mark.system
+async def test_the_arguments_of_a_tool_that_has_to_be_called_are_checked() -> None:
+    tools = [{"type": "function", "function": {"name": name, "parameters": {"allOf": [each]}}}
+             for name, each in (("f", {}), ("g", {"type": "string"}))]  # fmt: skip
+    check = SchemaCheck()
+    with pytest.raises(InvalidRequest) as caught:
+        await check_schemas(parse_chat(asks(tools=tools, tool_choice="required")), check)
+    assert caught.value.param == "tools[1].function"
+    await check_schemas(
+        parse_chat(asks(tools=tools, tool_choice={"type": "function", "function": {"name": "f"}})), check
+    )
+
+
+@pytest.mark.system
+@pytest.mark.slow
+async def test_a_schema_that_takes_too_long_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="takes more than 2 s"):
+        await check_schemas(parse_chat(asks(**answer_of(SLOW))), SchemaCheck())
+
+
+async def test_a_schema_of_too_many_characters_is_refused_unread() -> None:
+    with pytest.raises(InvalidRequest, match="characters"):
+        await check_schemas(parse_chat(asks(**answer_of({"enum": ["x" * MAX_SCHEMA_CHARS]}))), SchemaCheck())
+
+
+async def test_verdicts_are_remembered_and_checks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, asked = asyncio.Event(), []
+
+    async def ask(schema: str) -> str:
+        asked.append(schema)
+        await gate.wait()
+        return "no"
+
+    monkeypatch.setattr(schema_check, "_ask", ask)
+    check = SchemaCheck()
+    waiting = [asyncio.ensure_future(check.fault(str(number))) for number in range(schema_check.MAX_WAITING)]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await check.fault("one more")
+    assert len(asked) == schema_check.MAX_CHECKS
+    waiting += [asyncio.ensure_future(check.fault("0")) for _ in range(100)]
+    gate.set()
+    assert set(await asyncio.gather(*waiting)) == {"no"}
+    assert await check.fault("0") == "no"
+    assert len(asked) == schema_check.MAX_WAITING
