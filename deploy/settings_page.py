@@ -53,7 +53,7 @@ def page() -> str:
 
 
 def _rows(settings: type[CommonSettings], base: type[CommonSettings] | None) -> Iterator[str]:
-    said = _docstrings(settings)
+    said = docstrings(settings)
     for name, field in settings.model_fields.items():
         if base is None or name not in base.model_fields:
             what = " ".join(said.get(name, "").split())
@@ -81,7 +81,7 @@ def _allowed(field: FieldInfo) -> str:
     return ", ".join([kinds.get(field.annotation, "text"), *bounds])
 
 
-def _docstrings(settings: type[CommonSettings]) -> dict[str, str]:
+def docstrings(settings: type[CommonSettings]) -> dict[str, str]:
     """What stands under each field in the source."""
     tree = ast.parse(dedent(inspect.getsource(settings)))
     assert isinstance(tree.body[0], ast.ClassDef)

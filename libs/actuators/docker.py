@@ -4,7 +4,7 @@ They carry that project's labels, so that `docker compose down` takes them along
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
@@ -59,6 +59,9 @@ class DockerActuator:
         wanted = min(count, self._most) - len(staying)
         if wanted > 0:
             await self._call(lambda: self._start_some(wanted, spares))
+
+    async def show(self, roles: Mapping[str, str]) -> None:
+        """A container's labels are those it was made with."""
 
     async def close(self) -> None:
         """Disconnect."""

@@ -1,6 +1,6 @@
 """The actuator port: have this many workers, wherever they run. A wish is a number, so that asking again is safe."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +35,11 @@ class Actuator(Protocol):
     async def have(self, count: int, *, first_to_end: Sequence[str] = ()) -> None:
         """Have this many from now on, at most `most`: returns once that is accepted, and the change follows. Where some
         have to go, those named go first, in their order; what runs there may finish. Raises ActuatorDown."""
+        ...
+
+    async def show(self, roles: Mapping[str, str]) -> None:
+        """Show roles of workers, by their names, where they run; does nothing where such things cannot be shown. Raises
+        ActuatorDown."""
         ...
 
     async def close(self) -> None:

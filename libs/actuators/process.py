@@ -1,6 +1,6 @@
 """The actuator over the launcher of `fulcrum up --spare N`: spare workers are processes of its suite."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import httpx
@@ -44,6 +44,9 @@ class ProcessActuator:
     async def have(self, count: int, *, first_to_end: Sequence[str] = ()) -> None:
         """Asks for it."""
         await self._ask("PUT", msgspec.json.encode(SpareWish(count, list(first_to_end))))
+
+    async def show(self, roles: Mapping[str, str]) -> None:
+        """A process has no labels."""
 
     async def close(self) -> None:
         """Disconnect."""

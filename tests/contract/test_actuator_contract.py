@@ -1,15 +1,21 @@
-"""Every actuator starts and ends workers alike: names in memory, processes of a launcher, containers of an engine."""
+"""Every actuator starts and ends workers alike: names in memory, processes of a launcher, containers of an engine, pods
+of a Kubernetes cluster."""
 
 import asyncio
+import json
 import os
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import httpx
 import pytest
 
 from libs.actuators.docker import SERVICE, DockerActuator
+from libs.actuators.kubernetes.actuator import KubernetesActuator
+from libs.actuators.kubernetes.api import CALL_S
 from libs.actuators.port import Actuator, ActuatorDown, Started
 from libs.actuators.process import ProcessActuator
 from libs.contracts.errors import StartupError
@@ -19,6 +25,7 @@ from libs.launch.report import StatusLine
 from libs.launch.spares.route import make_spares_app
 from libs.launch.spares.spares import Spares
 from libs.runtime.tasks import TaskOwner
+from libs.testing.kube.namespace import installed
 from libs.testing.memory.actuator import MemoryActuator
 
 MOST = 3
@@ -136,14 +143,25 @@ async def docker_service() -> AsyncIterator[Reopen]:
         engine.close()
 
 
-@pytest.fixture(params=["memory", "process", "docker"])
-async def reopen(request: pytest.FixtureRequest) -> AsyncIterator[Reopen]:
+@asynccontextmanager
+async def spare_pool(folder: Path) -> AsyncIterator[Reopen]:
+    """Of the chart, with the rights of its planner."""
+    async with installed(folder) as own:
+        kubeconfig = await own.account("fulcrum-planner")
+        yield lambda: KubernetesActuator(deployment=f"{own.name}/fulcrum-spare", most=MOST, kubeconfig=kubeconfig)
+
+
+@pytest.fixture(params=["memory", "process", "docker", pytest.param("kubernetes", marks=pytest.mark.kube)])
+async def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Reopen]:
     if request.param == "memory":
         only = MemoryActuator(MOST)
         yield lambda: only
     elif request.param == "process":
         async with launcher_spares(FakeLauncher()) as spares:
             yield lambda: over_http(spares)
+    elif request.param == "kubernetes":
+        async with spare_pool(tmp_path) as opened:
+            yield opened
     else:
         async with docker_service() as opened:
             yield opened
@@ -226,3 +244,23 @@ async def test_docker_without_an_engine_is_down() -> None:
     with pytest.raises(ActuatorDown, match="Docker"):
         await actuator.look()
     await actuator.close()
+
+
+async def test_kubernetes_without_a_server_or_an_account_is_down_within_a_bound(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere.json"
+    cluster = {"server": "https://127.0.0.1:1", "insecure-skip-tls-verify": True}
+    nowhere.write_text(json.dumps({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": cluster}], "users": [{"name": "c", "user": {"token": "t"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+    }))  # fmt: skip
+    for kubeconfig, says in ((str(nowhere), "does not answer"), ("", "no way to a Kubernetes API server")):
+        actuator = KubernetesActuator(deployment="default/spare", most=2, kubeconfig=kubeconfig)
+        began_s = time.monotonic()
+        with pytest.raises(ActuatorDown, match=says):
+            await actuator.look()
+        with pytest.raises(ActuatorDown, match=says):
+            await actuator.have(1)
+        assert time.monotonic() - began_s < 3 * CALL_S
+        await actuator.close()
+        await actuator.close()

@@ -1,6 +1,6 @@
 """An actuator whose workers are names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from libs.actuators.port import ActuatorDown, Started, to_end
 
@@ -21,6 +21,7 @@ class MemoryActuator:
         self.model = model
         self.worker_ids: list[str] = []
         self.asked: list[int] = []
+        self.shown: dict[str, str] = {}
         self.away = False
         self.slow = 0
         """The next workers asked for that do not come."""
@@ -46,6 +47,11 @@ class MemoryActuator:
                 continue
             self.worker_ids.append(name)
             self._on_start(name)
+
+    async def show(self, roles: Mapping[str, str]) -> None:
+        """Kept."""
+        self._check()
+        self.shown = dict(roles)
 
     async def close(self) -> None:
         """Nothing is held."""

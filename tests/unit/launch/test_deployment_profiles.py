@@ -1,6 +1,8 @@
 """Ready profiles of GPU machines: each loads, fits itself, says what nobody has run, and becomes workers."""
 
 import json
+from dataclasses import replace as replaced
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -89,3 +91,30 @@ def test_a_profile_that_could_not_serve_is_refused() -> None:
     ):
         with pytest.raises(StartupError, match=reason):
             replace(good, workers=workers).check()
+
+
+@pytest.mark.parametrize("profile", [None, "gpt-oss-120b-8xh100"])
+def test_arguments_of_the_command_line_come_before_those_of_a_profile(profile: str | None) -> None:
+    words = ("--max-model-len=32768", "language_model_only", 'speculative_config={"method": "ngram"}', "dtype=float16")
+    options = SuiteOptions(engine="vllm", profile=profile, engine_args=words)
+    options.check()
+    for worker in make_plan(options, MODEL, replaced(PLACE, vllm_arguments=options.engine_arguments)).workers:
+        arguments = json.loads(worker.env["FULCRUM_WORKER_VLLM_ARGUMENTS"])
+        assert (arguments["max_model_len"], arguments["language_model_only"]) == (32768, True)
+        assert (arguments["speculative_config"], arguments["dtype"]) == ({"method": "ngram"}, "float16")
+        assert arguments.get("tensor_parallel_size") == (4 if profile else None)
+
+
+@pytest.mark.parametrize(
+    ("engine", "word", "says"),
+    [
+        ("vllm", "max-num-seqs=4", "--engine-arg cannot have max_num_seqs: set FULCRUM_WORKER_MAX_SEQUENCES"),
+        ("vllm", "4=4", "write KEY=VALUE"),
+        ("sim", "max_model_len=4", "--engine-arg is for --engine vllm"),
+    ],
+)
+def test_an_argument_that_is_none_or_the_workers_own_is_refused(engine: Any, word: str, says: str) -> None:
+    with pytest.raises(StartupError, match=says):
+        SuiteOptions(engine=engine, engine_args=(word,)).check()
+    with pytest.raises(StartupError, match="given twice"):
+        SuiteOptions(engine="vllm", engine_args=("dtype=half", "dtype=auto")).check()

@@ -1,0 +1,293 @@
+"""Calls of a Kubernetes API server, each within a bound; whatever fails is ActuatorDown."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any, Final, TypeVar
+
+import aiohttp
+import msgspec
+from kubernetes_asyncio import client, config, watch
+from kubernetes_asyncio.client.exceptions import ApiException
+from kubernetes_asyncio.config.config_exception import ConfigException
+
+from libs.actuators.kubernetes.steps import Pod
+from libs.actuators.port import ActuatorDown
+
+CALL_S: Final = 2.0
+LIST_S: Final = 10.0
+"""Of all pods: a thousand are megabytes, and nobody waits for them but the watch."""
+WATCH_S: Final = 60
+"""A watch ends by itself after so long and is opened again."""
+SILENCE_S: Final = WATCH_S + 5.0
+"""A server that has not ended it by then is away."""
+MAX_PODS: Final = 4096
+ROLE: Final = "fulcrum.dev/role"
+"""Label of pods that says what their worker does now, whatever their pool is."""
+COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+MODEL: Final = "FULCRUM_WORKER_MODEL"
+ENDED: Final = ("Succeeded", "Failed")
+MERGE: Final = "application/merge-patch+json"
+T = TypeVar("T")
+
+
+class _Struct(msgspec.Struct, frozen=True, rename="camel"):
+    pass
+
+
+class _Meta(_Struct, frozen=True):
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str = ""
+    deletion_timestamp: str | None = None
+    annotations: dict[str, str] = {}
+
+
+class _Condition(_Struct, frozen=True):
+    type: str
+    status: str
+
+
+class _PodSpec(_Struct, frozen=True):
+    node_name: str = ""
+
+
+class _PodStatus(_Struct, frozen=True):
+    phase: str = ""
+    conditions: list[_Condition] = []
+
+
+class _Pod(_Struct, frozen=True):
+    metadata: _Meta
+    spec: _PodSpec = _PodSpec()
+    status: _PodStatus = _PodStatus()
+
+
+class _PodList(_Struct, frozen=True):
+    metadata: _Meta
+    items: list[_Pod]
+
+
+class _Variable(_Struct, frozen=True):
+    name: str
+    value: str = ""
+
+
+class _Container(_Struct, frozen=True):
+    env: list[_Variable] = []
+
+
+class _Template(_Struct, frozen=True):
+    class Spec(_Struct, frozen=True):
+        containers: list[_Container]
+
+    spec: Spec
+
+
+class _DeploymentSpec(_Struct, frozen=True):
+    class Selector(_Struct, frozen=True):
+        match_labels: dict[str, str]
+
+    selector: Selector
+    template: _Template
+
+
+class _Deployment(_Struct, frozen=True):
+    metadata: _Meta
+    spec: _DeploymentSpec
+
+
+class _Scale(_Struct, frozen=True):
+    class Spec(_Struct, frozen=True):
+        replicas: int = 0
+
+    metadata: _Meta
+    spec: Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What does not change of a Deployment while it runs."""
+
+    uid: str
+    model: str
+    selector: str
+    """Of its pods."""
+
+
+class Conflict(ActuatorDown):
+    """Somebody else has scaled it meanwhile."""
+
+
+class KubeApi:
+    """Of one Deployment. `kubeconfig`: a file; empty: the account of the pod that this runs in."""
+
+    def __init__(self, namespace: str, name: str, kubeconfig: str) -> None:
+        self._namespace = namespace
+        self._name = name
+        self._kubeconfig = kubeconfig
+        self._client: client.ApiClient | None = None
+
+    async def pool(self) -> Pool:
+        """The Deployment. Raises ActuatorDown, as all here."""
+        apps = client.AppsV1Api(await self._connected())
+        found = await self._call(
+            lambda: apps.read_namespaced_deployment(self._name, self._namespace, **_RAW), _Deployment
+        )
+        variables = {
+            each.name: each.value for container in found.spec.template.spec.containers for each in container.env
+        }
+        selector = ",".join(f"{key}={value}" for key, value in found.spec.selector.match_labels.items())
+        return Pool(found.metadata.uid, variables.get(MODEL, ""), selector)
+
+    async def pods(self, selector: str) -> tuple[dict[str, Pod], str]:
+        """Those that have not ended, by name, and the version to watch from."""
+        core = client.CoreV1Api(await self._connected())
+        found = await self._call(
+            lambda: core.list_namespaced_pod(
+                self._namespace, label_selector=selector, **{**_RAW, "_request_timeout": LIST_S}
+            ),
+            _PodList,
+        )
+        if len(found.items) > MAX_PODS:
+            raise ActuatorDown(
+                f"the cluster has {len(found.items)} pods of {self._name}: at most {MAX_PODS} are followed"
+            )
+        pods = {each.metadata.name: _pod(each) for each in found.items if each.status.phase not in ENDED}
+        return pods, found.metadata.resource_version
+
+    async def changes(self, selector: str, version: str) -> AsyncIterator[tuple[str, Pod | None]]:
+        """Pods' names, and what they have become: None once they have ended. Ends after WATCH_S."""
+        core = client.CoreV1Api(await self._connected())
+        async with watch.Watch(return_type="object") as stream:
+            follow = stream.stream(
+                core.list_namespaced_pod, self._namespace, label_selector=selector, resource_version=version,
+                timeout_seconds=WATCH_S, _request_timeout=SILENCE_S,
+            )  # fmt: skip
+            with _failures():
+                async for event in follow:
+                    found = msgspec.convert(event["raw_object"], _Pod)
+                    ended = event["type"] == "DELETED" or found.status.phase in ENDED
+                    yield found.metadata.name, None if ended else _pod(found)
+
+    async def scale(self) -> tuple[int, str]:
+        """Its wished number of pods, and the version of that."""
+        apps = client.AppsV1Api(await self._connected())
+        found = await self._call(
+            lambda: apps.read_namespaced_deployment_scale(self._name, self._namespace, **_RAW), _Scale
+        )
+        return found.spec.replicas, found.metadata.resource_version
+
+    async def set_scale(self, count: int, version: str) -> None:
+        """Wish for this many pods. Raises Conflict where it is no longer of that version."""
+        apps = client.AppsV1Api(await self._connected())
+        body = {
+            "metadata": {"name": self._name, "namespace": self._namespace, "resourceVersion": version},
+            "spec": {"replicas": count},
+        }
+        await self._call(
+            lambda: apps.replace_namespaced_deployment_scale(self._name, self._namespace, body, **_RAW), _Scale
+        )
+
+    async def set_cost(self, pod: str, cost: int) -> None:
+        """Of its deletion; 0 removes it. A pod that is gone costs nothing."""
+        await self._patch(pod, {"annotations": {COST: str(cost) if cost else None}})
+
+    async def set_role(self, pod: str, role: str) -> None:
+        """Its label."""
+        await self._patch(pod, {"labels": {ROLE: role}})
+
+    async def say(self, pool: Pool, reason: str, message: str) -> None:
+        """An event on the Deployment, which `kubectl describe` shows."""
+        core = client.CoreV1Api(await self._connected())
+        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        body = {
+            "metadata": {"generateName": f"{self._name}-"}, "type": "Normal", "reason": reason, "message": message,
+            "involvedObject": {
+                "apiVersion": "apps/v1", "kind": "Deployment", "name": self._name, "namespace": self._namespace,
+                "uid": pool.uid,
+            },
+            "source": {"component": "fulcrum-planner"}, "firstTimestamp": now, "lastTimestamp": now, "count": 1,
+        }  # fmt: skip
+        await self._call(lambda: core.create_namespaced_event(self._namespace, body, **_RAW), dict)
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+        connected, self._client = self._client, None
+        if connected is not None:
+            await connected.close()
+
+    async def _patch(self, pod: str, metadata: dict[str, Any]) -> None:
+        core = client.CoreV1Api(await self._connected())
+        body = {"metadata": metadata}
+        await self._call(
+            lambda: core.patch_namespaced_pod(pod, self._namespace, body, _content_type=MERGE, **_RAW), _Pod, gone=True
+        )
+
+    async def _connected(self) -> client.ApiClient:
+        if self._client is None:
+            with _failures():
+                settings = client.Configuration()
+                if self._kubeconfig:
+                    await config.load_kube_config(self._kubeconfig, client_configuration=settings)
+                else:
+                    config.load_incluster_config(client_configuration=settings)
+                self._client = client.ApiClient(settings)
+        return self._client
+
+    async def _call(self, call: Callable[[], Awaitable[Any]], answer: type[T], *, gone: bool = False) -> T:
+        """`gone`: whether an object that is not there is answered by an empty one."""
+        with _failures():
+            response = await call()
+            body = await response.read()
+            if gone and response.status == HTTPStatus.NOT_FOUND:
+                body = b'{"metadata": {}}'
+            elif response.status >= HTTPStatus.BAD_REQUEST:  # the client looks only at answers that it reads itself
+                raise ApiException(status=response.status, reason=_said(body) or response.reason)
+            return msgspec.json.decode(body, type=answer)
+
+
+_RAW: Final[dict[str, Any]] = {"_preload_content": False, "_request_timeout": CALL_S}
+
+
+class _failures:  # noqa: N801 - reads as a statement
+    """Turns what goes wrong into ActuatorDown, or Conflict."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, ApiException):
+            if error.status == HTTPStatus.CONFLICT:
+                raise Conflict(error.reason) from error
+            raise ActuatorDown(f"Kubernetes refuses: {error.status} {error.reason}") from error
+        if isinstance(error, ConfigException):
+            raise ActuatorDown(f"no way to a Kubernetes API server is known: {error}") from error
+        if isinstance(error, aiohttp.ClientError | TimeoutError | OSError):
+            raise ActuatorDown(f"Kubernetes' API server does not answer: {error!r}") from error
+        if isinstance(error, msgspec.MsgspecError):
+            raise ActuatorDown(f"Kubernetes' API server answers what is not understood: {error}") from error
+
+
+def _said(body: bytes) -> str:
+    """The message of an answer that refuses, if it has one."""
+    try:
+        return str(msgspec.json.decode(body)["message"])[:300]
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        return ""
+
+
+def _pod(found: _Pod) -> Pod:
+    running = found.status.phase == "Running"
+    ready = running and any(each.type == "Ready" and each.status == "True" for each in found.status.conditions)
+    started = 3 if ready else 2 if running else 1 if found.spec.node_name else 0
+    cost = found.metadata.annotations.get(COST, "0")
+    meta = found.metadata
+    return Pod(
+        name=meta.name,
+        created=meta.creation_timestamp,
+        ending=meta.deletion_timestamp is not None,
+        started=started,
+        cost=int(cost) if cost.removeprefix("-").isdecimal() else 0,
+    )

@@ -1,0 +1,112 @@
+"""Clients of a Service, who find its pods as kube-proxy does: in its EndpointSlices."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final
+
+import httpx
+
+from libs.runtime.tasks import TaskOwner
+from libs.testing.kube.namespace import CommandFailed, Namespace
+from libs.testing.kube.pod_process import local_address
+
+REFRESH_S: Final = 1.0
+BUSY_S: Final = 0.2
+CALL_S: Final = 120.0
+
+
+@dataclass
+class Service:
+    """Addresses of its ready endpoints, as they were REFRESH_S ago at most."""
+
+    own: Namespace
+    name: str
+    kubeconfig: str = ""
+    """Empty: that of KUBECONFIG."""
+    urls: list[str] = field(default_factory=list)
+
+    async def refresh(self) -> None:
+        """Read its slices once."""
+        where = ("--kubeconfig", self.kubeconfig) if self.kubeconfig else ()
+        found = await self.own.get("endpointslices", *where, "--selector", f"kubernetes.io/service-name={self.name}")
+        self.urls = [
+            f"http://{local_address(address)}:{each['ports'][0]['port']}"
+            for each in found["items"]
+            for endpoint in each["endpoints"] or ()
+            if endpoint["conditions"]["ready"]
+            for address in endpoint["addresses"]
+        ]
+
+    async def follow(self) -> None:
+        """Until cancelled. While the API server is away, endpoints are those known last, as kube-proxy's are."""
+        while True:
+            with suppress(CommandFailed):
+                await self.refresh()
+            await asyncio.sleep(REFRESH_S)
+
+    def url(self) -> str:
+        """Of one of them, by chance."""
+        return random.choice(self.urls)  # noqa: S311
+
+
+@dataclass
+class Load:
+    """What clients have met so far."""
+
+    service: Service
+    prompt: str
+    max_tokens: int
+    answered: int = 0
+    failed: list[str] = field(default_factory=list)
+    """Every answer but 200 and 429, and every connection that broke."""
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def client(self, who: int) -> None:
+        """One request after the other, each over a connection of its own."""
+        alone = httpx.Limits(max_keepalive_connections=0)
+        async with httpx.AsyncClient(timeout=CALL_S, limits=alone) as http:
+            for number in count():
+                if self.ending.is_set():
+                    return
+                await self._ask(http, f"{who} {number} {self.prompt}")
+
+    async def _ask(self, http: httpx.AsyncClient, prompt: str) -> None:
+        body = {"model": "sim", "prompt": prompt, "max_tokens": self.max_tokens, "ignore_eos": True}
+        try:
+            answer = await http.post(f"{self.service.url()}/v1/completions", json=body)
+        except httpx.TransportError as error:
+            self.failed.append(repr(error))
+            return
+        if answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == self.max_tokens:
+            self.answered += 1
+        elif answer.status_code == 429:
+            await asyncio.sleep(BUSY_S)
+        else:
+            self.failed.append(f"{answer.status_code} {answer.text[:200]}")
+
+    async def until(self, wanted: int, timeout_s: float) -> None:
+        """Wait for that many answers in all."""
+        async with asyncio.timeout(timeout_s):
+            while self.answered < wanted:  # noqa: ASYNC110 - bounded by the timeout
+                await asyncio.sleep(BUSY_S)
+
+
+@asynccontextmanager
+async def running_load(service: Service, *, clients: int, prompt: str, max_tokens: int) -> AsyncIterator[Load]:
+    """While the context is open; then what is under way is waited for."""
+    load, tasks = Load(service, prompt, max_tokens), TaskOwner()
+    await service.refresh()
+    tasks.spawn("endpoints", service.follow())
+    asking = [tasks.spawn(f"client {who}", load.client(who)) for who in range(clients)]
+    try:
+        yield load
+        load.ending.set()
+        await asyncio.gather(*asking)
+        if tasks.error is not None:
+            raise tasks.error
+    finally:
+        await tasks.close()

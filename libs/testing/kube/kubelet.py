@@ -1,0 +1,213 @@
+"""A stand-in kubelet: one node, whose pods run as processes of this machine, with readiness, restarts and grace."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import aiohttp
+from kubernetes_asyncio import client, config, watch
+from kubernetes_asyncio.client.exceptions import ApiException
+
+from libs.runtime.tasks import TaskOwner
+from libs.testing.kube.pod_process import PodProcess
+
+STAND_IN: Final = "fulcrum.dev/stand-in"
+"""Label of its node, by which pods are sent there, and taint that keeps others away."""
+TOLERATION: Final = {"key": STAND_IN, "operator": "Exists"}
+HEARTBEAT_S: Final = 10.0
+PROBE_S: Final = 1.0
+"""Until a pod is ready; then it is probed as often as it asks for."""
+RESTART_S: Final = 1.0
+RETRY_S: Final = 0.5
+AWAY: Final = (aiohttp.ClientError, TimeoutError, OSError)
+"""What a server that is away makes of a call: pods go on as they are, and it is asked again."""
+MAX_PODS: Final = 200
+MERGE: Final = "application/strategic-merge-patch+json"
+T = TypeVar("T")
+
+
+def now() -> str:
+    """As Kubernetes writes it."""
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+class Kubelet:
+    """Of one node."""
+
+    def __init__(
+        self, api: client.ApiClient, node: str, folder: Path, given: Mapping[str, str], subnet: str = "10.99.0"
+    ) -> None:
+        """`subnet`: the first three bytes of its pods' addresses, another one for each node."""
+        self.node = node
+        self.tasks = TaskOwner()
+        self.pods: dict[str, PodProcess] = {}
+        """Those that have not ended, by uid."""
+        self._core = client.CoreV1Api(api)
+        self._folder = folder
+        self._given = given
+        self._free = [f"{subnet}.{number}" for number in range(MAX_PODS, 0, -1)]
+        self._ending: set[str] = set()
+
+    async def register(self) -> None:
+        """Make the node."""
+        room = {"cpu": "64", "memory": "512Gi", "pods": str(MAX_PODS)}
+        status = {"capacity": room, "allocatable": room, "conditions": [self._condition()]}
+        labels = {STAND_IN: "true", "kubernetes.io/hostname": self.node}
+        spec = {"taints": [{"key": STAND_IN, "value": "true", "effect": "NoSchedule"}]}
+        meta = {"name": self.node, "labels": labels}
+        await self._core.create_node({"metadata": meta, "spec": spec, "status": status})
+
+    async def close(self) -> None:
+        """Kill what runs, and take the node away."""
+        await self.lose()
+        try:
+            await self._core.delete_node(self.node)
+        except ApiException as error:
+            if error.status != 404:  # somebody has
+                raise
+
+    async def lose(self) -> None:
+        """The machine is gone: its processes end at once, and it says nothing more."""
+        await self.tasks.close()
+        for pod in self.pods.values():
+            pod.kill()
+            await pod.wait()
+        self.pods.clear()
+
+    async def heartbeat(self) -> None:
+        """Until cancelled: the node is there."""
+        while True:
+            body = {"status": {"conditions": [self._condition()]}}
+            await _asked(partial(self._core.patch_node_status, self.node, body, _content_type=MERGE))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def follow(self) -> None:
+        """Until cancelled: run what is scheduled here, end what is deleted."""
+        while True:
+            async with watch.Watch(return_type="object") as stream:
+                changes = stream.stream(
+                    self._core.list_pod_for_all_namespaces, field_selector=f"spec.nodeName={self.node}",
+                    timeout_seconds=60,
+                )  # fmt: skip
+                try:
+                    async for event in changes:
+                        self._take(event["type"], event["raw_object"])
+                except AWAY:
+                    await asyncio.sleep(RETRY_S)
+
+    def _take(self, kind: str, pod: Mapping[str, Any]) -> None:
+        uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
+        known = self.pods.get(uid)
+        if known is None and kind != "DELETED":
+            address = self._free.pop()
+            secret = partial(self._secret, pod["metadata"]["namespace"])
+            known = self.pods[uid] = PodProcess(pod, address, secret, self._folder / name, self._given)
+            if "deletionTimestamp" not in pod["metadata"]:
+                self.tasks.spawn(f"run {name}", self._run(uid))
+        if (
+            known is not None
+            and uid not in self._ending
+            and (kind == "DELETED" or "deletionTimestamp" in pod["metadata"])
+        ):
+            self._ending.add(uid)
+            self.tasks.spawn(f"end {name}", self._end(uid))
+
+    async def _run(self, uid: str) -> None:
+        pod = self.pods[uid]
+        while uid not in self._ending:
+            await pod.start()
+            said: tuple[bool, bool] | None = None
+            while pod.runs and uid not in self._ending:
+                ready = await pod.ready()
+                if said != (ready, pod.started):
+                    said = (ready, pod.started)
+                    await self._say(pod, ready=ready)
+                period_s = float(pod.container["readinessProbe"]["periodSeconds"]) if ready else PROBE_S
+                try:
+                    async with asyncio.timeout(period_s):
+                        await pod.wait()
+                except TimeoutError:
+                    continue
+            if uid not in self._ending:
+                pod.restarts += 1
+                await self._say(pod, ready=False)
+                await asyncio.sleep(RESTART_S)
+
+    async def _end(self, uid: str) -> None:
+        pod = self.pods[uid]
+        await pod.stop()
+        await self._gone(pod)
+        self._free.insert(0, pod.pod_ip)
+        del self.pods[uid]
+        self._ending.discard(uid)
+
+    async def _gone(self, pod: PodProcess) -> None:
+        meta = pod.pod["metadata"]
+        body = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
+        try:
+            await _asked(partial(self._core.delete_namespaced_pod, meta["name"], meta["namespace"], body=body))
+        except ApiException as error:
+            if error.status not in (404, 409):  # it is gone, and another may have its name
+                raise
+
+    async def _say(self, pod: PodProcess, *, ready: bool) -> None:
+        meta, container = pod.pod["metadata"], pod.container
+        kinds = {"Initialized": True, "PodReadyToStartContainers": True, "ContainersReady": ready, "Ready": ready}
+        status = {
+            "phase": "Running", "podIP": pod.pod_ip, "podIPs": [{"ip": pod.pod_ip}],
+            "conditions": [
+                {"type": kind, "status": str(holds), "lastTransitionTime": now()} for kind, holds in kinds.items()
+            ],
+            "containerStatuses": [{
+                "name": container["name"], "image": container["image"], "imageID": "", "ready": ready,
+                "started": pod.started, "restartCount": pod.restarts, "state": {"running": {"startedAt": now()}},
+            }],
+        }  # fmt: skip
+        try:
+            patch = partial(self._core.patch_namespaced_pod_status, _content_type=MERGE)
+            await _asked(partial(patch, meta["name"], meta["namespace"], {"status": status}))
+        except ApiException as error:
+            if error.status != 404:  # deleted meanwhile
+                raise
+
+    async def _secret(self, namespace: str, name: str, key: str) -> str:
+        found = await _asked(partial(self._core.read_namespaced_secret, name, namespace))
+        return base64.b64decode(found.data[key]).decode()
+
+    def _condition(self) -> dict[str, str]:
+        return {"type": "Ready", "status": "True", "reason": "StandIn", "lastHeartbeatTime": now()}
+
+
+async def _asked(call: Callable[[], Awaitable[T]]) -> T:
+    """Its answer, once the server is there."""
+    while True:
+        try:
+            return await call()
+        except AWAY:
+            await asyncio.sleep(RETRY_S)
+
+
+@asynccontextmanager
+async def running_kubelet(
+    node: str, folder: Path, given: Mapping[str, str], *, subnet: str = "10.99.0", kubeconfig: str | None = None
+) -> AsyncIterator[Kubelet]:
+    """In the cluster of `kubeconfig`, or of KUBECONFIG, while the context is open. `given`: environment beside that of
+    the pods."""
+    settings = client.Configuration()
+    await config.load_kube_config(kubeconfig, client_configuration=settings)
+    async with client.ApiClient(settings) as api:
+        kubelet = Kubelet(api, node, folder, given, subnet)
+        await kubelet.register()
+        try:
+            kubelet.tasks.spawn("heartbeat", kubelet.heartbeat())
+            kubelet.tasks.spawn("pods", kubelet.follow())
+            yield kubelet
+            if kubelet.tasks.error is not None:
+                raise kubelet.tasks.error
+        finally:
+            await kubelet.close()

@@ -1,0 +1,192 @@
+"""The Kubernetes actuator on a real control plane, with the rights that the chart gives and no others."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libs.actuators.kubernetes.actuator import KubernetesActuator
+from libs.actuators.kubernetes.api import CALL_S, KubeApi
+from libs.actuators.port import ActuatorDown
+from libs.testing.kube.namespace import CommandFailed, Namespace, installed, run
+from libs.testing.servers.proxy import vanishing_proxy
+
+pytestmark = pytest.mark.kube
+MOST = 8
+BOUND_S = 3 * CALL_S
+"""Of one question to a server that is away: the Deployment, its pods, its number."""
+
+
+@pytest.fixture
+async def own(tmp_path: Path) -> AsyncIterator[Namespace]:
+    async with installed(tmp_path) as found:
+        yield found
+
+
+@asynccontextmanager
+async def actuator_of(
+    own: Namespace, kubeconfig: str, name: str = "fulcrum-spare", by_hand_s: float = 0.0
+) -> AsyncIterator[KubernetesActuator]:
+    found = KubernetesActuator(deployment=f"{own.name}/{name}", most=MOST, kubeconfig=kubeconfig, by_hand_s=by_hand_s)
+    try:
+        yield found
+    finally:
+        await found.close()
+
+
+async def ready(own: Namespace, count: int) -> set[str]:
+    async def there() -> set[str] | None:
+        found = await own.ready_pods("spare")
+        return found if len(found) == count else None
+
+    found: set[str] = await own.until(f"{count} are ready", there)
+    return found
+
+
+async def test_of_many_the_one_named_goes_and_the_deployment_says_why(own: Namespace) -> None:
+    async with actuator_of(own, await own.account("fulcrum-planner")) as actuator:
+        await actuator.have(4)
+        there = await ready(own, 4)
+        drained = sorted(there)[1]
+        await actuator.have(3, first_to_end=[drained])
+        assert await ready(own, 3) == there - {drained}
+        second, third = sorted(there - {drained})[:2]
+        await actuator.have(1, first_to_end=[third, second])
+        assert await ready(own, 1) == there - {drained, second, third}
+    told = await own.get("events", "--field-selector", "reason=ScaledByPlanner")
+    messages = [each["message"] for each in told["items"]]
+    assert "the planner wishes for 4 workers of sim: 0 to 4" in messages
+    assert f"the planner wishes for 3 workers of sim: 4 to 3; first to end: {drained}" in messages
+    assert drained in await own.kubectl("describe", "deployment", "fulcrum-spare")
+
+
+async def test_a_pod_that_is_deleted_or_lost_is_replaced_under_another_name(own: Namespace) -> None:
+    async with actuator_of(own, await own.account("fulcrum-planner")) as actuator:
+        await actuator.have(2)
+        before = await ready(own, 2)
+        await own.kubectl("delete", "pod", min(before), "--wait=false")
+        await own.until("another takes its place", lambda: replaced(own, min(before)))
+        assert min(before) not in (await actuator.look()).worker_ids
+
+
+async def replaced(own: Namespace, gone: str) -> bool:
+    found = await own.ready_pods("spare")
+    return len(found) == 2 and gone not in found
+
+
+async def test_a_number_set_by_hand_is_not_lowered_for_a_while_and_raised_at_once(own: Namespace) -> None:
+    async with actuator_of(own, await own.account("fulcrum-planner"), by_hand_s=2.0) as actuator:
+        await actuator.have(1)
+        await ready(own, 1)
+        await own.kubectl("scale", "deployment/fulcrum-spare", "--replicas=3")
+        await ready(own, 3)
+        await actuator.have(1)
+        assert (await own.get("deployment", "fulcrum-spare"))["spec"]["replicas"] == 3
+        assert "somebody set 3 workers" in await own.kubectl("describe", "deployment", "fulcrum-spare")
+        await actuator.have(4)
+        await ready(own, 4)
+
+        async def lowered() -> bool:
+            await actuator.have(1)
+            return len(await own.ready_pods("spare")) == 1
+
+        await own.until("the planner's number holds again", lowered)
+
+
+async def test_pods_show_the_roles_of_their_workers_of_all_pools(own: Namespace) -> None:
+    (prefill,) = await own.until("prefill is ready", lambda: own.ready_pods("prefill"))
+    async with actuator_of(own, await own.account("fulcrum-planner")) as actuator:
+        for role in ("prefill", "mixed"):
+            await actuator.show({prefill: role, "not-a-pod": "decode"})
+            said = await own.kubectl("get", "pod", "--selector", f"fulcrum.dev/role={role}", "--output", "name")
+            assert f"pod/{prefill}" in said.split()
+
+
+async def test_the_planners_account_can_do_what_it_must_and_nothing_else(own: Namespace) -> None:
+    as_planner = ("--kubeconfig", await own.account("fulcrum-planner"))
+    await own.kubectl(*as_planner, "get", "deployment", "fulcrum-spare")
+    await own.kubectl(*as_planner, "get", "pods")
+    for beyond in (
+        ("delete", "pod", "any"),
+        ("create", "deployment", "other", "--image=other"),
+        ("get", "deployment", "fulcrum-decode"),
+        ("scale", "deployment/fulcrum-decode", "--replicas=9"),
+        ("set", "image", "deployment/fulcrum-spare", "worker=other"),
+        ("get", "secret", "fulcrum-token"),
+        ("get", "configmaps"),
+        ("get", "nodes"),
+        ("get", "pods", "--namespace", "kube-system"),
+    ):
+        with pytest.raises(CommandFailed, match="orbidden"):
+            await own.kubectl(*as_planner, *beyond)
+    async with actuator_of(own, as_planner[1], "fulcrum-decode") as actuator:
+        with pytest.raises(ActuatorDown, match="refuses: 403"):
+            await actuator.have(2)
+
+
+def scaled_by_another(own: Namespace, monkeypatch: pytest.MonkeyPatch, times: int) -> Callable[[], int]:
+    """Between what an actuator reads and what it writes, somebody else writes."""
+    read, left = KubeApi.scale, [times]
+
+    async def scale(self: KubeApi) -> tuple[int, str]:
+        found = await read(self)
+        if left[0]:
+            left[0] -= 1
+            await own.kubectl("scale", "deployment/fulcrum-spare", f"--replicas={1 + left[0] % 2}")
+        return found
+
+    monkeypatch.setattr(KubeApi, "scale", scale)
+    return lambda: left[0]
+
+
+async def test_a_conflict_is_tried_again_and_a_lasting_one_is_a_bounded_error(
+    own: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with actuator_of(own, await own.account("fulcrum-planner")) as actuator:
+        await actuator.look()
+        with monkeypatch.context() as once:
+            scaled_by_another(own, once, 1)
+            await actuator.have(3)
+        await ready(own, 3)
+        with monkeypatch.context() as always:
+            left = scaled_by_another(own, always, 99)
+            with pytest.raises(ActuatorDown, match="3 conflicts"):
+                await actuator.have(7)
+            assert left() == 96
+        await actuator.have(2)
+        await ready(own, 2)
+
+
+async def test_a_server_that_is_away_is_a_bounded_error_and_is_found_again(own: Namespace) -> None:
+    admin = json.loads(await run("kubectl", "config", "view", "--raw", "--minify", "--output", "json"))
+    async with vanishing_proxy(admin["clusters"][0]["cluster"]["server"].removeprefix("https://")) as proxy:
+        kubeconfig = await own.account("fulcrum-planner", server=f"https://{proxy.address}")
+        async with actuator_of(own, kubeconfig) as actuator:
+            await actuator.have(1)
+            names = await ready(own, 1)
+            proxy.forwards.clear()
+            began_s = time.monotonic()
+            with pytest.raises(ActuatorDown, match="does not answer"):
+                await actuator.have(2)
+            assert time.monotonic() - began_s < BOUND_S
+            proxy.forwards.set()
+            await proxy.close()  # what hung is gone, new connections are taken
+            await until_known(actuator, lambda found: set(found) == names)
+            await actuator.have(2)
+            await ready(own, 2)
+
+
+async def until_known(actuator: KubernetesActuator, holds: Callable[[tuple[str, ...]], Any]) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                if holds((await actuator.look()).worker_ids):
+                    return
+            except ActuatorDown:
+                pass
+            await asyncio.sleep(0.1)
