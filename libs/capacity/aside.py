@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from libs.capacity.inputs import input_from_json
-from libs.capacity.planning import PlanAsked, check_plan, plan_capacity, plan_json, told_hardware
+from libs.capacity.planning import PlanAsked, check_plan, plan_capacity, plan_json, reported_hardware
 from libs.contracts.errors import InvalidRequest
 from libs.lab.hardware import resolve
 from libs.lab.slo import parse_slo
@@ -24,7 +24,7 @@ def make_plan_row(
     elif found.kind is None:
         raise InvalidRequest("no worker has reported its step times yet")
     else:
-        hardware = told_hardware(found.kind, found.model)
+        hardware = reported_hardware(found.kind, found.model)
     planned = plan_capacity(found, wanted, hardware, Path(folder))
     return plan_json(found, wanted, planned, check_plan(planned) if check else None)
 

@@ -1,16 +1,18 @@
 """How much work pools of workers take while the SLO holds: the lab's search by phase, and the check of both.
 
-To find what limits one phase, the other is made to cost nothing: prompts with hardly an answer, or answers whose
-prompts take no time. The check runs both at their cost.
+A queue says where about the edge is, the lab where it is for the smallest pool. To find what limits one phase, the
+other is made to cost nothing: prompts with hardly an answer, or answers whose prompts take no time. The check runs both
+at their cost.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import inf, sqrt
 from typing import Final
 
 import numpy as np
 
+from libs.capacity.rough import answers_in_time, prompts_in_time
 from libs.contracts.errors import InvalidRequest
 from libs.lab.experiment import Experiment, Report, run
 from libs.lab.hardware import Hardware
@@ -31,6 +33,9 @@ STEP: Final = 1.3
 HALVINGS: Final = 2
 NEAR_STEP: Final = 1.15
 """In place of `STEP` where a smaller pool has shown about where the edge is."""
+ROUGH_HALVINGS: Final = 4
+"""Of the queue's edge, to 2 %."""
+ROUNDING: Final = 1.000001
 MOST_STEPS: Final = 12
 """Up or down from the first rate."""
 MOST_REQUESTS: Final = 1000
@@ -43,6 +48,7 @@ SPREAD: Final = 0.8
 DRAWN: Final = 2000
 MOST_CV: Final = 8.0
 PREFILL_CHUNK: Final = 8192
+NO_PACE_NS: Final = 1_000_000_000
 
 Lengths = Sequence[tuple[int, int]]
 """Prompt and output tokens of requests, from which those of a run are drawn."""
@@ -121,40 +127,99 @@ class Bench:
         }
 
     def tables(self, note: Note = lambda line: None, sizes: Sequence[int] = SIZES) -> dict[Phase, PoolTable]:
-        """The most work that pools take, of each phase. Raises InvalidRequest where the SLO cannot be kept at all."""
+        """The most work that pools take, of each phase: by the queue of `libs.capacity.rough`, times what the lab finds
+        of it for the smallest pool. Raises InvalidRequest where the SLO cannot be kept at all."""
         found: dict[Phase, PoolTable] = {}
-        for phase in PHASES:
-            measured: list[tuple[int, float]] = []
-            for workers in sizes:
-                # A larger pool takes as much of each worker, or a little more.
-                known = measured[-1][1] / measured[-1][0] if measured else 0.0
-                measured.append((workers, self.most_work(phase, workers, known, note)))
-            found[phase] = make_table(measured)
+        seconds = {phase: self._seconds_each(phase) for phase in PHASES}
+        for phase, each in seconds.items():
+            rough = [(workers, self._rough_edge(phase, workers, workers / each)) for workers in sizes]
+            at = next(((workers, rate) for workers, rate in rough if rate), None)
+            if at is None:
+                found[phase] = self.search_table(phase, note, sizes)
+                continue
+            true = edge(self._good(phase, at[0], note, at[0] / each), at[1], step=NEAR_STEP, halvings=1)
+            found[phase] = make_table([(count, round(tried * true / at[1] * each, 6)) for count, tried in rough])
         return found
+
+    def search_tables(self, note: Note = lambda line: None, sizes: Sequence[int] = SIZES) -> dict[Phase, PoolTable]:
+        """The same by the lab alone, which takes minutes: what `tables` is held against."""
+        return {phase: self.search_table(phase, note, sizes) for phase in PHASES}
+
+    def search_table(self, phase: Phase, note: Note, sizes: Sequence[int]) -> PoolTable:
+        """Of one phase, by the lab alone."""
+        measured: list[tuple[int, float]] = []
+        for workers in sizes:
+            # A larger pool takes as much of each worker, or a little more.
+            known = measured[-1][1] / measured[-1][0] if measured else 0.0
+            measured.append((workers, self.most_work(phase, workers, known, note)))
+        return make_table(measured)
 
     def most_work(self, phase: Phase, workers: int, known: float = 0.0, note: Note = lambda line: None) -> float:
         """In workers that would be busy all the time; known: what each worker of a smaller pool takes."""
+        each = self._seconds_each(phase)
+        good = self._good(phase, workers, note)
+        if known:
+            return edge(good, known * workers / each, step=NEAR_STEP, halvings=1) * each
+        return edge(good, 0.75 * workers / each) * each
+
+    def _seconds_each(self, phase: Phase) -> float:
         each = self.work_each()[phase]
         if not 0 < each < float("inf"):
-            raise InvalidRequest(f"SLO {self.slo.text!r} cannot be kept: not one sequence decodes in time")
+            raise InvalidRequest(f"SLO {self.slo.text!r} cannot be met: not one sequence decodes in time")
+        return each
+
+    def _good(self, phase: Phase, workers: int, note: Note, top: float = inf) -> Callable[[float], bool]:
+        """Whether the lab keeps the objective at a rate; nothing above `top` is tried."""
 
         def good(rate: float) -> bool:
+            if rate > top * ROUNDING:
+                return False
             found = self.attempt(phase, workers, rate)
             note(f"{workers} {phase} workers at {rate:.2f} requests/s: {found:.1%} in time")
             return found >= self.objective
 
-        if known:
-            return edge(good, known * workers / each, step=NEAR_STEP, halvings=1) * each
-        return edge(good, 0.75 * workers / each) * each
+        return good
+
+    def _rough_edge(self, phase: Phase, workers: int, top: float) -> float:
+        """The highest rate, at most `top`, that the pool takes as a queue; 0: none was found."""
+        high, rate = 0.0, top
+        for _ in range(MOST_STEPS):
+            if self.rough_attempt(phase, workers, rate) >= self.objective:
+                break
+            high, rate = rate, rate / STEP
+        else:
+            return 0.0
+        for _ in range(ROUGH_HALVINGS if high else 0):
+            middle = sqrt(rate * high)
+            good = self.rough_attempt(phase, workers, middle) >= self.objective
+            rate, high = (middle, high) if good else (rate, middle)
+        return rate
+
+    def rough_attempt(self, phase: Phase, workers: int, rate: float) -> float:
+        """As `attempt`, over the same arrivals, with the pool as a queue."""
+        trace, seconds = self._trace(self._lengths(phase), rate)
+        kind = self.kind
+
+        def limit_s(request: TraceRequest) -> float:
+            return self.slo.ttft_limit_ns(kind.speed.prompt_ns(request.input_tokens, request.input_tokens**2)) / 1e9
+
+        if phase == "prefill":
+            good = prompts_in_time(trace.requests, kind, workers, limit_s)
+        else:
+            good = answers_in_time(trace.requests, kind, workers, limit_s, self.slo.tpot_ns / 1e9)
+        first_ns = trace.requests[0].arrival_ns + self._warm_up_s(seconds, self._lengths(phase)) * 1e9
+        counted = [one for one, each in zip(good, trace.requests, strict=True) if each.arrival_ns >= first_ns]
+        return sum(counted) / max(len(counted), 1)
+
+    def _lengths(self, phase: Phase) -> Lengths:
+        return [(prompt, 2) for prompt, _ in self.traffic.lengths] if phase == "prefill" else self.traffic.lengths
 
     def attempt(self, phase: Phase, workers: int, rate: float) -> float:
         """Share of requests in time where the other phase costs nothing."""
         model = self.hardware.profile.step_time
         if phase == "prefill":
-            lengths = [(prompt, 2) for prompt, _ in self.traffic.lengths]
             split = (workers, max(workers, 1))
         else:
-            lengths = list(self.traffic.lengths)
             split = (max(workers // 2, 1), workers)
             model = replace(
                 model,
@@ -164,33 +229,56 @@ class Bench:
                 prefill_floor_ns=0.0,
             )
         hardware = replace(self.hardware, profile=replace(self.hardware.profile, step_time=model))
-        chunk = self.hardware.chunk_tokens or self.kind.speed.chunk_tokens
-        return self._run(hardware, lengths, rate, split, chunk).score.slo_attainment
+        # What a first token's time is measured by has no pace: two tokens, KV between them, would hardly keep one.
+        slo = replace(self.slo, tpot_ns=max(self.slo.tpot_ns, NO_PACE_NS)) if phase == "prefill" else self.slo
+        return self._run(hardware, self._lengths(phase), rate, split, slo=slo).score.slo_attainment
 
-    def check(self, rate: float, prefill: int, decode: int) -> Report:
-        """The whole cluster at its cost, with these numbers of workers."""
-        chunk = self.hardware.chunk_tokens or self.kind.speed.chunk_tokens
-        return self._run(self.hardware, list(self.traffic.lengths), rate, (prefill, decode), chunk)
+    def check(self, rate: float, prefill: int, decode: int, most_s: float = inf) -> Report:
+        """The whole cluster at its cost, with these numbers of workers; most_s: of arrivals."""
+        return self._run(
+            self.hardware, list(self.traffic.lengths), rate, (prefill, decode), slo=self.slo, most_s=most_s
+        )
 
-    def _run(self, hardware: Hardware, lengths: Lengths, rate: float, split: tuple[int, int], chunk: int) -> Report:
-        answer_s = self.traffic.output_tokens * self.slo.tpot_ns / 1e9 if lengths[0][1] > 2 else 1.0
-        seconds = max(LEAST_S, STAYS * answer_s, LEAST_REQUESTS / rate)
-        if rate * seconds > MOST_REQUESTS:
-            seconds = max(MOST_REQUESTS / rate, STAYS * answer_s, 10.0)
-        trace = made_trace(lengths, rate, self.traffic.cv, seconds, self.seed)
+    def _run(
+        self,
+        hardware: Hardware,
+        lengths: Lengths,
+        rate: float,
+        split: tuple[int, int],
+        *,
+        slo: SloSpec,
+        most_s: float = inf,
+    ) -> Report:
+        trace, seconds = self._trace(lengths, rate, most_s)
         prefill, decode = split
         experiment = Experiment(
             trace=trace,
             hardware=hardware,
             workers=prefill + decode,
-            slo=self.slo,
+            slo=slo,
             seed=self.seed,
             max_sequences=self.max_sequences,
-            chunk_tokens=chunk,
-            warm_up_s=min(seconds / 4, answer_s),
-            overtime_s=max(60.0, 4 * answer_s),
+            chunk_tokens=self.hardware.chunk_tokens or self.kind.speed.chunk_tokens,
+            warm_up_s=self._warm_up_s(seconds, lengths),
+            overtime_s=max(60.0, 4 * self._answer_s(lengths)),
         )
         return run(experiment, policy_named(f"fulcrum:{prefill}:{decode}", prefill + decode))[0]
+
+    def _answer_s(self, lengths: Lengths) -> float:
+        """Of a mean answer at the slowest pace that is in time."""
+        return self.traffic.output_tokens * self.slo.tpot_ns / 1e9 if lengths[0][1] > 2 else 1.0
+
+    def _warm_up_s(self, seconds: float, lengths: Lengths) -> float:
+        return min(seconds / 4, self._answer_s(lengths))
+
+    def _trace(self, lengths: Lengths, rate: float, most_s: float = inf) -> tuple[Trace, float]:
+        """(arrivals, for how long)"""
+        stay_s = STAYS * self._answer_s(lengths)
+        seconds = max(LEAST_S, stay_s, LEAST_REQUESTS / rate)
+        if rate * seconds > MOST_REQUESTS:
+            seconds = max(MOST_REQUESTS / rate, stay_s, 10.0)
+        seconds = min(seconds, most_s)
+        return made_trace(lengths, rate, self.traffic.cv, seconds, self.seed), seconds
 
 
 def edge(good: Callable[[float], bool], start: float, step: float = STEP, halvings: int = HALVINGS) -> float:

@@ -1,8 +1,8 @@
 """The capacity answer: GPUs per pool and hour, when those there run short, and what it costs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from math import floor, log
+from math import floor, inf, log
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +34,9 @@ from libs.policy.forecast.history import Floats
 PATHS: Final = 500
 MOST_CHECKED: Final = 24
 """Workers of a lab check: a larger plan is checked at a part of its size, work and workers alike."""
+CHECKED_S: Final = 20.0
+MOST_CHECKED_REQUESTS: Final = 1500
+"""Of a lab check, which lasts `CHECKED_S` of the lab's time at least: it is to take seconds."""
 KV_BYTES: Final = 131_072
 """Of a token, of workers that do not tell: those of an 8B model with grouped heads."""
 MAX_SEQUENCES: Final = 256
@@ -74,7 +77,7 @@ class Planned:
     notes: tuple[str, ...]
 
 
-def told_hardware(kind: WorkerKind, name: str) -> Hardware:
+def reported_hardware(kind: WorkerKind, name: str) -> Hardware:
     """For the lab, of workers seen in telemetry; their link is the lab's own."""
     kv_tokens = kind.kv_tokens or 1_000_000
     profile = Profile(name, kind.speed.step_time, KV_BYTES, kv_tokens * KV_BYTES, kind.gpus)
@@ -160,12 +163,15 @@ def check_plan(planned: Planned) -> dict[str, Any]:
     at = int(np.argmax(sums))
     work = {phase: float(np.quantile(planned.work[phase][:, at], plan.confidence)) for phase in PHASES}
     pools = {phase: plan.pools[phase][at].asked - plan.spare for phase in PHASES}
-    part = min(MOST_CHECKED / max(sum(pools.values()), 1), 1.0)
-    pools = {phase: max(floor(count * part), 1) for phase, count in pools.items()}
     each = bench.work_each()
+    requests = work["prefill"] / each["prefill"] * CHECKED_S
+    limit = min(MOST_CHECKED / max(sum(pools.values()), 1), MOST_CHECKED_REQUESTS / max(requests, 1), 1.0)
+    part, pools = part_of(pools, limit)
     rate = max(work["prefill"] * part / each["prefill"], 1e-3)
     longer = min(max(work["decode"] * part / (rate * each["decode"]), 0.1), 10.0)
-    report = replace(bench, traffic=bench.traffic.scaled(1.0, longer)).check(rate, pools["prefill"], pools["decode"])
+    report = replace(bench, traffic=bench.traffic.scaled(1.0, longer)).check(
+        rate, pools["prefill"], pools["decode"], max(MOST_CHECKED_REQUESTS / rate, CHECKED_S)
+    )
     return {
         "at_s": plan.starts_s[at],
         "part": round(part, 4),
@@ -176,6 +182,20 @@ def check_plan(planned: Planned) -> dict[str, Any]:
         "ttft_p90_s": float(f"{report.score.ttft_s.get('p90', 0.0):.4g}"),
         "tpot_p90_s": float(f"{report.score.tpot_s.get('p90', 0.0):.4g}"),
     }
+
+
+def part_of(pools: Mapping[Phase, int], limit: float) -> tuple[float, dict[Phase, int]]:
+    """(share, whole workers) of the part of pools that changes their balance least, the larger of two alike; of one
+    worker of a pool at least, else at most `limit`."""
+    best, found = (inf, 0.0), (1.0, dict(pools))
+    for phase in PHASES:
+        for count in range(1, max(floor(pools[phase] * limit), 1) + 1):
+            part = count / pools[phase]
+            counts = {each: max(round(pools[each] * part), 1) for each in PHASES}
+            off = max(abs(log(counts[each] / (pools[each] * part))) for each in PHASES)
+            if (key := (round(off, 2), -part)) < best:
+                best, found = key, (part, counts)
+    return found
 
 
 def plan_json(found: PlanInput, asked: PlanAsked, planned: Planned, check: dict[str, Any] | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from libs.capacity.measure import SIZES, Bench, Note
 from libs.policy.capacity.plan import PHASES, Phase
 from libs.policy.capacity.table import PoolTable
 
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 """Of what is measured, and how: another one makes all tables anew."""
 MOST_FILES: Final = 200
 

@@ -110,6 +110,7 @@ def trends_in_words(demand: ModelDemand, each: tuple[float, float] | None) -> li
         history,
         (prompt_s, output_s),
         day=max(round(DAY_S / history.step_s), 1),
+        gpus=each is not None,
     )
     return [_trend(each, demand) for each in trends]
 

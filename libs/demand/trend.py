@@ -6,7 +6,7 @@ from typing import Final, Literal
 import numpy as np
 
 from libs.demand.history import ENDED, FIELDS, KNOWN, OUTPUT, PROMPT, REQUESTS, DemandBins, Ints
-from libs.policy.forecast.change import Cause, Change, Traffic, causes, find_changes
+from libs.policy.forecast.change import Cause, Change, Traffic, causes, find_changes, matters
 from libs.policy.forecast.history import DemandHistory, Floats
 
 Phase = Literal["prefill", "decode"]
@@ -32,10 +32,13 @@ class Trend:
     """Of the phase that changed more, the largest first."""
 
 
-def last_trends(bins: DemandBins, history: DemandHistory, each: tuple[float, float], *, day: int) -> list[Trend]:
-    """The last change of the balance and of each phase, the newest first.
+def last_trends(
+    bins: DemandBins, history: DemandHistory, each: tuple[float, float], *, day: int, gpus: bool = True
+) -> list[Trend]:
+    """The last change of the balance and of each phase that is large enough to be shown, the newest first.
 
-    bins, history: of the same time; each: GPU-seconds of a prompt token and of an output token; day: bins of a day.
+    bins, history: of the same time; each: GPU-seconds of a prompt token and of an output token; day: bins of a day;
+    gpus: whether `each` is known, so that levels of phases are busy GPUs.
     """
     prefill_s, decode_s = history.prefill * each[0], history.decode * each[1]
     found: list[Trend] = []
@@ -50,7 +53,8 @@ def last_trends(bins: DemandBins, history: DemandHistory, each: tuple[float, flo
         expected = None
         if what != "balance" and len(values) - first > 2 * day:
             expected = np.concatenate([values[first : first + day], values[first:-day]])
-        changes = find_changes(values[first:], history.step_s, expected)
+        shifts = find_changes(values[first:], history.step_s, expected)
+        changes = [shift for shift in shifts if matters(shift, gpus=gpus and what != "balance")]
         if changes:
             last = changes[-1]
             moved = Change(last.began + first, last.found + first, last.before, last.after)

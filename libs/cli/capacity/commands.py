@@ -46,7 +46,7 @@ def plan(
 ) -> None:
     """GPUs per pool and hour for a running suite's forecast, or for a trace; when those there run short; what it costs.
 
-    Sample paths of demand, over tables that the lab measures once for workers, SLO and traffic (some minutes).
+    Sample paths of demand, over tables that the lab measures once for workers, SLO and traffic (some seconds).
     """
     from libs.cli.capacity.plan import Wanted, print_plan  # noqa: PLC0415 (what only this command needs)
 

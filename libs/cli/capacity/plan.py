@@ -8,7 +8,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from libs.capacity.inputs import PlanInput, input_from_json, input_of_history, input_of_trace
-from libs.capacity.planning import PlanAsked, check_plan, plan_capacity, plan_json, told_hardware
+from libs.capacity.planning import PlanAsked, check_plan, plan_capacity, plan_json, reported_hardware
 from libs.cli.console import make_console
 from libs.cli.find import find_suite, get_json
 from libs.cli.forecast.live import clock_time
@@ -136,7 +136,7 @@ def _hardware(wanted: Wanted, found: PlanInput, device: str) -> Hardware:
     if not wanted.trace and not device:
         if found.kind is None:
             raise InvalidRequest("no worker has reported its step times yet: name a profile with --profile")
-        return told_hardware(found.kind, found.model)
+        return reported_hardware(found.kind, found.model)
     return resolve(wanted.model or found.model, device or wanted.device)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import httpx
 
-from libs.cli.find import error_text, find_one_suite, no_suite
+from libs.cli.find import error_text, find_one_suite, key_headers, no_suite
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.forecast.demand_file import read_demand
 from libs.policy.forecast.history import SERIES, DemandHistory, history_from_rates
@@ -150,7 +150,13 @@ def _range(client: httpx.Client, query: str, start_s: float, end_s: float) -> di
 
 def _day_s(metrics: str) -> float:
     try:
-        answer = httpx.get(f"{metrics}/v1/demand", params={"span": "1h"}, timeout=TIMEOUT_S, trust_env=False)
+        answer = httpx.get(
+            f"{metrics}/v1/demand",
+            params={"span": "1h"},
+            headers=key_headers(metrics),
+            timeout=TIMEOUT_S,
+            trust_env=False,
+        )
         return float(answer.json()["bin_s"]) * 1440 if answer.is_success else 86_400.0
     except httpx.TransportError:
         raise no_suite(metrics) from None

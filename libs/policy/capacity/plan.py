@@ -147,7 +147,8 @@ def gpu_hours(plan: CapacityPlan, gpus: int) -> tuple[float, float]:
 
 def wished_workers(plan: CapacityPlan, now_s: float, lead_s: float) -> dict[Phase, int]:
     """Workers that each pool is to have once those ordered now are there: the most that is needed from now until one
-    stretch after `lead_s`, so that nobody is let go who is wanted again before a new one could start.
+    stretch after `lead_s`, so that nobody is let go who is wanted again before a new one could start. 0 for a pool that
+    has no work in 19 of 20 paths: the least that a plan counts for it is no reason to start a worker.
 
     Empty where the plan says nothing of that time.
     """
@@ -155,7 +156,11 @@ def wished_workers(plan: CapacityPlan, now_s: float, lead_s: float) -> dict[Phas
     places = [at for at, start in enumerate(plan.starts_s) if start < until_s and start + plan.step_s > now_s]
     if not places:
         return {}
-    return {phase: max(plan.pools[phase][at].asked for at in places) for phase in PHASES}
+    wished = {}
+    for phase in PHASES:
+        pool = [plan.pools[phase][at] for at in places]
+        wished[phase] = max(each.asked for each in pool) if any(each.p95 for each in pool) else 0
+    return wished
 
 
 class CapacityPlans(Protocol):

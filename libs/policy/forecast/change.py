@@ -26,6 +26,9 @@ Z: Final = 5.5
 one minute makes four million looks."""
 LEAST_RATIO: Final = 1.05
 """Smaller changes are left to the forecasts."""
+SHOWN_RATIO: Final = 1.1
+SHOWN_GPUS: Final = 0.1
+"""A change of level by less, in share or in busy GPUs, is true and says nothing to a person."""
 MOST_CHANGES: Final = 1000
 _LEAST_SPREAD: Final = 0.01
 _OFFSET: Final = 0.01
@@ -47,6 +50,12 @@ class Change:
     def ratio(self) -> float:
         """After over before; inf from nothing."""
         return self.after / self.before if self.before else float("inf")
+
+
+def matters(change: Change, *, gpus: bool) -> bool:
+    """Whether a change is large enough to be shown; `gpus`: its levels are busy GPUs."""
+    low, high = sorted((change.before, change.after))
+    return high >= low * SHOWN_RATIO and (not gpus or high - low >= SHOWN_GPUS)
 
 
 def find_changes(values: Floats, step_s: float, expected: Floats | None = None) -> list[Change]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -15,8 +15,11 @@ from prometheus_client.registry import Collector
 
 from libs.capacity.aside import make_plan_row, step_back
 from libs.capacity.inputs import input_json, input_of
+from libs.capacity.planning import plan_from_json
 from libs.contracts import metric_names as names
 from libs.contracts.errors import FulcrumError, QueueFull
+from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage
+from libs.demand.plan_wire import plan_message
 from libs.policy.alerts.capacity import PoolAhead, capacity_conditions
 from libs.policy.capacity.plan import PHASES
 from libs.runtime.clock import Clock
@@ -36,6 +39,9 @@ MOST_MODELS: Final = 4
 HORIZON_S: Final = 86_400.0
 """That alerts look ahead."""
 LEAST_EVERY_S: Final = 5.0
+REPEAT_S: Final = 30.0
+"""A plan is sent again so often, for planners that start meanwhile."""
+PublishPlan = Callable[[PlanMessage], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,8 @@ class Capacity(Collector):
         desk: AlertEvaluator,
         clock: Clock,
         watch: Watch,
+        publish: PublishPlan,
+        metrics_id: str,
     ) -> None:
         self.plans: dict[str, dict[str, Any]] = {}
         """The last one that alerts were made from, by model."""
@@ -73,6 +81,10 @@ class Capacity(Collector):
         self._desk = desk
         self._clock = clock
         self._watch = watch
+        self._publish = publish
+        self._metrics_id = metrics_id
+        self._published: dict[str, PlanMessage] = {}
+        """The last one of each model, as planners hear it."""
         self._pool: ProcessPoolExecutor | None = None
         self._lock = asyncio.Lock()
         self._asked = 0
@@ -109,12 +121,20 @@ class Capacity(Collector):
         while True:
             await asyncio.sleep(every_s)
             try:
-                await self._look()
+                await self.look()
             except FulcrumError as error:  # no demand yet, or none that can be planned for
                 self.failures += 1
                 log.info("no capacity plan", why=error.message)
 
-    async def _look(self) -> None:
+    async def repeat(self) -> None:
+        """Send the last plans again until cancelled."""
+        while True:
+            await asyncio.sleep(REPEAT_S)
+            for each in self._published.values():
+                self._publish(each)
+
+    async def look(self) -> None:
+        """Once: plan for each of the busiest models, have alerts follow, and tell planners."""
         ahead: list[PoolAhead] = []
         asked = {
             "slo": self._watch.slo,
@@ -125,9 +145,11 @@ class Capacity(Collector):
             row = await self.plan(model, asked, check=False)
             self.plans.pop(model, None)
             self.plans[model] = row
+            self._published[model] = plan_message(plan_from_json(row), model, self._metrics_id, self._clock.now_ns())
+            self._publish(self._published[model])
             ahead += pools_ahead(row, self._watch.start_s)
         for model in list(self.plans)[:-MOST_MODELS]:
-            del self.plans[model]
+            del self.plans[model], self._published[model]
         self._desk.foresee(list(capacity_conditions(ahead, [in_words(each.at_unix_s) for each in ahead])))
 
     def collect(self) -> Iterator[Metric]:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from fastapi import APIRouter
 from prometheus_client.registry import Collector
 
+from libs.keys.change_guard import ChangeGuard
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from services.metrics.alerts.evaluator import AlertEvaluator
 from services.metrics.demand.api import DemandRoutes
-from services.metrics.demand.capacity import Capacity, Watch
+from services.metrics.demand.capacity import Capacity, PublishPlan, Watch
 from services.metrics.demand.file import DemandFile
 from services.metrics.demand.forecasts import Forecasts
 from services.metrics.demand.keeping import DemandKeeper
@@ -30,8 +31,8 @@ class Demand:
     capacity: Capacity
     watched: bool
     """Whether alerts are made of capacity plans."""
-    token: str
-    """That who brings history has to show."""
+    guard: ChangeGuard
+    """Before who brings history."""
 
     @property
     def takers(self) -> tuple[Take, ...]:
@@ -48,6 +49,7 @@ class Demand:
         tasks.spawn("demand", self.keeper.run())
         if self.watched:
             tasks.spawn("capacity", self.capacity.run())
+            tasks.spawn("capacity plans", self.capacity.repeat())
 
     async def close(self) -> None:
         """Once no task uses it."""
@@ -56,19 +58,33 @@ class Demand:
 
     def routers(self) -> Iterable[APIRouter]:
         """Its routes."""
-        return (DemandRoutes(self.keeper, self.forecasts, self.capacity, self.token).router(),)
+        return (DemandRoutes(self.keeper, self.forecasts, self.capacity, self.guard).router(),)
 
 
 def open_demand(
-    file: DemandFile | None, settings: MetricsSettings, state: MetricsState, desk: AlertEvaluator, clock: Clock
+    file: DemandFile | None,
+    settings: MetricsSettings,
+    state: MetricsState,
+    desk: AlertEvaluator,
+    clock: Clock,
+    *,
+    guard: ChangeGuard,
+    publish: PublishPlan,
 ) -> Demand:
-    """Without a file it is kept in memory."""
+    """Without a file it is kept in memory. `publish`: capacity plans, for planners."""
     keeper = DemandKeeper(file or DemandFile(":memory:", settings.cluster), clock, settings.day_s)
     kinds = WorkerKinds()
-    token = settings.token.get_secret_value()
     forecasts = Forecasts(keeper, kinds, clock)
     watch = Watch(settings.capacity_slo, settings.capacity_confidence, settings.worker_start_s)
     capacity = Capacity(
-        keeper=keeper, forecasts=forecasts, kinds=kinds, state=state, desk=desk, clock=clock, watch=watch
+        keeper=keeper,
+        forecasts=forecasts,
+        kinds=kinds,
+        state=state,
+        desk=desk,
+        clock=clock,
+        watch=watch,
+        publish=publish,
+        metrics_id=settings.id,
     )
-    return Demand(keeper, kinds, forecasts, capacity, bool(watch.slo), token)
+    return Demand(keeper, kinds, forecasts, capacity, bool(watch.slo), guard)

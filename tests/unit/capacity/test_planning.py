@@ -9,10 +9,22 @@ import pytest
 
 from libs.capacity.inputs import PlanInput, input_from_json, input_json, input_of_trace
 from libs.capacity.measure import edge, gap_cv, made_trace
-from libs.capacity.planning import PlanAsked, bench_of, plan_capacity, plan_from_json, plan_json, rounded, told_hardware
+from libs.capacity.planning import (
+    PlanAsked,
+    bench_of,
+    check_plan,
+    part_of,
+    plan_capacity,
+    plan_from_json,
+    plan_json,
+    reported_hardware,
+    rounded,
+)
 from libs.capacity.tables import fingerprint
 from libs.contracts.errors import InvalidRequest
+from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage
 from libs.demand.history import Mix
+from libs.demand.plan_wire import plan_message, plan_of
 from libs.lab.hardware import resolve
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
@@ -85,12 +97,13 @@ def test_a_plan_is_the_same_each_time(tmp_path: Path) -> None:
     assert plan_row(tmp_path, PlanAsked(SLO, 7200.0)) == plan_row(tmp_path, PlanAsked(SLO, 7200.0))
 
 
-def test_a_planner_reads_the_plan_that_the_metrics_service_answers(tmp_path: Path) -> None:
+def test_a_planner_reads_the_plan_that_the_metrics_service_sends(tmp_path: Path) -> None:
     row = plan_row(tmp_path, PlanAsked(SLO, 86_400.0, spare=1))
+    sent = plan_message(plan_from_json(row), "llama", "metrics-0", 1).SerializeToString()
 
     class Kept:
         def plan(self, model: str) -> CapacityPlan | None:
-            return plan_from_json(row) if model == "llama" else None
+            return plan_of(PlanMessage.FromString(sent)) if model == "llama" else None
 
     start_s = float(row["starts_unix_s"][0])
     now, noon = wishes(Kept(), "llama", start_s, 240.0), wishes(Kept(), "llama", start_s + 13.5 * 3600, 240.0)
@@ -136,4 +149,34 @@ def test_arrivals_of_the_lab_are_as_bursty_as_those_measured() -> None:
 def test_hardware_that_workers_told_of_is_as_they_told() -> None:
     kind = daily().kind
     assert kind is not None
-    assert told_hardware(kind, "llama").profile.step_time == kind.speed.step_time
+    assert reported_hardware(kind, "llama").profile.step_time == kind.speed.step_time
+
+
+@pytest.mark.slow
+def test_a_plan_measures_its_pools_with_the_lab_and_finds_them_kept_the_next_time(tmp_path: Path) -> None:
+    found, asked, notes = daily(), PlanAsked(SLO, 7200.0), list[str]()
+    first = plan_capacity(found, asked, HARDWARE, tmp_path, notes.append)
+    measured = list(notes)
+    again = plan_capacity(found, asked, HARDWARE, tmp_path, notes.append)
+    assert {note.split()[1] for note in measured} == {"prefill", "decode"}
+    assert notes == measured
+    assert first.tables == again.tables
+    for table in first.tables.values():
+        assert table.workers == (1, 2, 4)
+        assert 0.5 < table.work[0] <= 1.0
+    check = check_plan(first)
+    assert check["prefill_workers"] + check["decode_workers"] <= 24
+    assert check["slo_attainment"] > 0.9
+
+
+def test_a_part_of_a_plan_keeps_its_balance() -> None:
+    assert part_of({"prefill": 10, "decode": 20}, 0.3) == (0.3, {"prefill": 3, "decode": 6})
+    assert part_of({"prefill": 3, "decode": 7}, 1.0) == (1.0, {"prefill": 3, "decode": 7})
+    assert part_of({"prefill": 1, "decode": 9}, 0.1)[1]["prefill"] == 1
+
+
+def test_a_queue_finds_where_a_pool_is_full() -> None:
+    bench = bench_of(daily(), PlanAsked(SLO, 7200.0), HARDWARE)
+    for phase, each in bench.work_each().items():
+        assert bench.rough_attempt(phase, 2, 1.0 / each) == 1.0
+        assert bench.rough_attempt(phase, 2, 3.5 / each) < 0.9

@@ -7,9 +7,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from libs.bus.port import Record
+from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan
 from libs.contracts.topics import DEMAND
 from libs.demand.counts import Counts, DemandKey
+from libs.demand.plan_wire import plan_of
 from libs.demand.wire import totals_message
+from libs.keys.change_guard import ChangeGuard
 from libs.runtime.web import make_web_app
 from libs.telemetry.worker.split import prefill_shares
 from libs.testing.wait import ManualClock
@@ -30,11 +33,21 @@ class Rig:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
+        self.plans: list[CapacityPlan] = []
+        """As planners would hear them."""
         settings = MetricsSettings(token="secret")
         registry = CollectorRegistry()
         state = MetricsState(prefill_shares, RequestMetrics(registry))
         desk = AlertEvaluator(state, settings.alert_limits(), lag_ns=0)
-        self.demand: Demand = open_demand(None, settings, state, desk, self.clock)
+        self.demand: Demand = open_demand(
+            None,
+            settings,
+            state,
+            desk,
+            self.clock,
+            guard=ChangeGuard(None, self.clock, token="secret"),
+            publish=self.plans.append,
+        )
         self.app = make_web_app("test", "", not_ready=lambda: None, metrics=registry)
         for router in self.demand.routers():
             self.app.include_router(router)
@@ -120,6 +133,33 @@ async def test_a_span_that_is_none_is_refused_in_words(rig: Rig, span: str) -> N
         answer = await rig.get(path, **{name: span})
         assert answer.status_code == 400
         assert answer.json()["error"]["message"]
+
+
+async def test_a_plan_that_was_made_is_sent_to_planners_in_workers(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_gpus_each = {
+        "surely": [2, 4], "p50": [2, 6], "p95": [4, 8], "gpus": [4, 8], "short": [0.0, 0.9], "there": 4, "most": 8,
+    }  # fmt: skip
+    row = {
+        "model": "m", "gpus_per_worker": 2, "confidence": 0.95, "spare_workers": 0, "step_s": 900.0,
+        "starts_unix_s": [1000.0, 1900.0], "pools": {"prefill": two_gpus_each, "decode": two_gpus_each},
+        "shortages": [{"phase": "decode", "at_unix_s": 1900.0, "gpus": 2, "sure": 0.9}],
+    }  # fmt: skip
+    capacity = rig.demand.capacity
+
+    async def planned(*_asked: Any, **_how: Any) -> dict[str, Any]:
+        return row
+
+    monkeypatch.setattr(capacity, "plan", planned)
+    rig.tell(rig.clock.now_ns(), requests=1)
+    rig.clock.advance_ms(120_000)
+    rig.tell(rig.clock.now_ns(), requests=10)
+    await capacity.look()
+    (sent,) = rig.plans
+    assert (sent.model, sent.made_unix_ns) == ("m", rig.clock.now_ns())
+    plan = plan_of(sent)
+    assert [each.asked for each in plan.pools["decode"]] == [2, 4]
+    assert plan.starts_s == (1000.0, 1900.0) and plan.there == {"prefill": 2, "decode": 2}
+    assert (await rig.get("/v1/capacity/plans")).json() == [row]
 
 
 async def test_a_plan_without_demand_says_what_to_do(rig: Rig) -> None:

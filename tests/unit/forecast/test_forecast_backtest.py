@@ -148,6 +148,7 @@ def test_the_command_prints_a_list_of_records(tmp_path: Path) -> None:
     assert "1 h and more: WAPE is" in table.stdout
 
 
+@pytest.mark.system  # on a fresh machine matplotlib asks fc-list for its fonts
 def test_the_report_is_one_page_with_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file = _write(tmp_path / "mine.csv", _demand(_daily(2)))

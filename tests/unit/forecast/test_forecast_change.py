@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.policy.forecast.change import Change, Traffic, causes, find_changes, in_words
+from libs.policy.forecast.change import Change, Traffic, causes, find_changes, in_words, matters
 from libs.policy.forecast.history import Floats
 
 
@@ -104,3 +104,21 @@ def test_the_cause_is_named_in_one_line() -> None:
     assert in_words(found, "Tuesday 14:00", 0.8, 0.3) == (
         "decode-heavy since Tuesday 14:00: outputs of acme grew from 240 to 610 tokens; prefill : decode 0.8 → 0.3"
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "gpus", "shown"),
+    [
+        (0.2, 0.24, True, False),  # a fifth more of next to nothing
+        (20.0, 20.5, True, False),  # half a GPU of twenty
+        (0.2, 0.4, True, True),
+        (0.4, 0.2, True, True),
+        (0.0, 0.3, True, True),
+        (0.2, 0.24, False, True),  # no GPUs: of a ratio, or of tokens
+        (1.0, 1.05, False, False),
+    ],
+)
+def test_a_change_too_small_to_matter_to_a_person_is_not_shown(
+    before: float, after: float, gpus: bool, shown: bool
+) -> None:
+    assert matters(Change(0, 1, before, after), gpus=gpus) is shown

@@ -1,0 +1,349 @@
+"""What a forecast is worth: GPU-hours at which 99 % of requests are in time, over days that are known, by who plans.
+
+    make bench-forecast-worth ARGS="--out worth.json"
+
+Each minute of the last days is served by the workers that are active then; those ordered take five minutes to start and
+cost from the order on. A pool takes what its capacity table says, which the lab made; what is beyond it is late, and
+late work waits behind work in time. Minutes inside a bin of ten move as bins inside 50 minutes do (measured
+before the scored days), or as those of a public log of a small service.
+Knobs of each planner (headroom, hold, quantile) are the cheapest that keep the objective, on the scored days
+(`hindsight`) and on as many days before them (`before`). Dynamo's throughput planner is `libs.lab.rivals`'.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from libs.capacity.measure import Bench, Traffic, made_lengths
+from libs.capacity.planning import CHECKED_S, MOST_CHECKED_REQUESTS, part_of
+from libs.capacity.tables import kept_tables
+from libs.forecast.demand_file import read_demand
+from libs.lab.hardware import resolve
+from libs.lab.rivals.dynamo_planner import MAX_REPLICA_CHANGE
+from libs.lab.rivals.dynamo_predictors import PredictorName, TrafficForecast
+from libs.lab.slo import parse_slo
+from libs.lab.study import quiet
+from libs.lab.traces.read import read_trace
+from libs.policy.capacity.plan import PHASES, Phase, Whole
+from libs.policy.forecast.history import SERIES, DemandHistory, Floats
+from libs.policy.forecast.model import DemandForecaster
+from libs.runtime.paths import cache_dir
+
+START_MIN: Final = 5
+OBJECTIVE: Final = 0.99
+BIN_MIN: Final = 10
+DAY_MIN: Final = 1440
+MOST_WORKERS: Final = 2000
+"""Of a pool."""
+STRETCHES: Final = 2000
+"""Of ten minutes, from which those of bins are drawn."""
+INTERVAL_MIN: Final = 3
+"""Of Dynamo's throughput planner."""
+HEADROOM: Final = tuple(round(0.8 + 0.05 * step, 2) for step in range(33))
+WIDE: Final = tuple(round(0.8 + 0.2 * step, 1) for step in range(27))
+"""Headroom of planners that hold nothing."""
+HOLD_MIN: Final = (1, 5, 10, 20, 30, 60)
+MEDIAN_90_95: Final = (3, 5, 6)
+"""Places of the forecast's quantiles."""
+OPENED_MIN: Final = (1, 2, 3, 4, 6, 8, 11, 15, 20, 30)
+
+Values = NDArray[Any]
+Wanted = dict[Phase, Whole]
+"""Workers that are ordered or there, [minutes]."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Minutes of demand, in workers' time."""
+
+    work: dict[Phase, Floats]
+    requests: Floats
+    """A second."""
+    tokens: dict[Phase, Floats]
+    """A second."""
+    seconds_each: dict[Phase, float]
+    """Of a worker, for a token."""
+    most: dict[Phase, Floats]
+    """[workers - 1] The most work that a pool takes, by its table."""
+    ahead: dict[Phase, Floats]
+    """[minutes, levels] Work that is forecast for the time at which a worker ordered now is there; nan: not known."""
+
+    def needed(self, phase: Phase, work: Floats) -> Whole:
+        """Workers that take so much; at least one."""
+        counts = np.searchsorted(self.most[phase], work - 1e-9) + 1
+        return np.asarray(np.minimum(counts, MOST_WORKERS), np.int64)
+
+    def in_time(self, active: Wanted) -> Floats:
+        """[minutes] Share of requests that these workers serve in time."""
+        shares = [
+            np.minimum(self.most[phase][active[phase] - 1] / np.maximum(self.work[phase], 1e-9), 1.0)
+            for phase in PHASES
+        ]
+        return np.asarray(np.minimum(*shares))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one planner over some minutes."""
+
+    knobs: tuple[float, ...]
+    gpu_hours: float
+    in_time: float
+
+
+def past(values: Values, minutes: int, how: Callable[..., Any] = np.max) -> Values:
+    """[t] Over the `minutes` that end with t."""
+    padded = np.concatenate([np.repeat(values[:1], minutes - 1), values])
+    return np.asarray(how(sliding_window_view(padded, minutes), axis=1))
+
+
+def coming(values: Values, minutes: int, how: Callable[..., Any] = np.max) -> Values:
+    """[t] Over the `minutes` that begin with t."""
+    return past(values[::-1], minutes, how)[::-1]
+
+
+def before(values: Floats) -> Floats:
+    """[t] What the minute before was: all that is known as t begins."""
+    return np.concatenate([values[:1], values[:-1]])
+
+
+def reactive(world: World, headroom: float, hold_min: float) -> Wanted:
+    """As the most of the last minutes, times headroom."""
+    return {phase: world.needed(phase, headroom * past(before(world.work[phase]), int(hold_min))) for phase in PHASES}
+
+
+def forecast(world: World, headroom: float, hold_min: float, level: float, over: float) -> Wanted:
+    """As `reactive`, or what is forecast where that is more; nothing is held that the forecast does not want."""
+    found = {}
+    for phase in PHASES:
+        ahead = world.ahead[phase][:, int(level)] * over
+        now = headroom * past(before(world.work[phase]), int(hold_min))
+        found[phase] = world.needed(phase, np.fmax(ahead, now))
+    return found
+
+
+def dynamo(world: World, predictor: PredictorName, headroom: float) -> Wanted:
+    """One step ahead by requests and mean lengths of intervals of three minutes, at most 8 replicas more or less."""
+    predicted = TrafficForecast(predictor)
+    minutes = len(world.requests)
+    wanted: Wanted = {phase: np.ones(minutes, np.int64) for phase in PHASES}
+    current = {phase: int(world.needed(phase, world.work[phase][:1])[0]) for phase in PHASES}
+    for start in range(0, minutes, INTERVAL_MIN):
+        if start:
+            span = slice(start - INTERVAL_MIN, start)
+            requests = float(world.requests[span].sum()) * 60
+            means = [float(world.tokens[phase][span].sum()) * 60 / max(requests, 1e-9) for phase in PHASES]
+            predicted.add(requests, *means)
+            count, *lengths = predicted.next()
+            for phase, length in zip(PHASES, lengths, strict=True):
+                work = count * length / (INTERVAL_MIN * 60) * world.seconds_each[phase] * headroom
+                needed = int(world.needed(phase, np.array([work]))[0])
+                current[phase] = max(
+                    1, min(max(needed, current[phase] - MAX_REPLICA_CHANGE), current[phase] + MAX_REPLICA_CHANGE)
+                )
+        for phase in PHASES:
+            wanted[phase][start : start + INTERVAL_MIN] = current[phase]
+    return wanted
+
+
+def clairvoyant(world: World, headroom: float, opened_min: float) -> Wanted:
+    """Demand is known; peaks shorter than `opened_min` may be given up. The best of these, not of all."""
+    found: Wanted = {}
+    for phase in PHASES:
+        needed = world.needed(phase, headroom * world.work[phase])
+        opened = past(coming(needed, int(opened_min), np.min), int(opened_min))
+        found[phase] = coming(opened, START_MIN + 1)
+    return found
+
+
+def outcome(world: World, wanted: Wanted, knobs: tuple[float, ...], span: slice) -> Outcome:
+    """Of `wanted` workers, of which those are active that were wanted all the time since they were ordered."""
+    active = {phase: past(wanted[phase], START_MIN + 1, np.min) for phase in PHASES}
+    share, requests = world.in_time(active)[span], world.requests[span]
+    hours = sum(float(wanted[phase][span].sum()) for phase in PHASES) / 60
+    return Outcome(knobs, hours, float((share * requests).sum() / requests.sum()))
+
+
+Planner = Callable[..., Wanted]
+PLANNERS: Final[dict[str, tuple[Planner, Callable[[], Iterable[tuple[float, ...]]]]]] = {
+    "clairvoyant": (clairvoyant, lambda: product((0.85, 0.88, 0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 1.0), OPENED_MIN)),
+    "forecast + reactive": (
+        forecast,
+        lambda: product((0.0, 1.0, 1.15), (1, 5, 20), MEDIAN_90_95, (0.9, 1.0, 1.15, 1.3, 1.6)),
+    ),
+    "reactive": (reactive, lambda: product(HEADROOM, HOLD_MIN)),
+    "dynamo constant": (lambda world, headroom: dynamo(world, "constant", headroom), lambda: product(WIDE)),
+    "dynamo kalman": (lambda world, headroom: dynamo(world, "kalman", headroom), lambda: product(WIDE)),
+}
+
+
+def best(world: World, name: str, spans: dict[str, slice]) -> dict[str, dict[str, Any] | None]:
+    """The cheapest knobs in hindsight, and those that were it on the days before; None: no knobs keep the objective."""
+    planner, grid = PLANNERS[name]
+    tried = []
+    for knobs in grid():
+        wanted = planner(world, *knobs)
+        tried.append({which: outcome(world, wanted, knobs, span) for which, span in spans.items()})
+    found: dict[str, dict[str, Any] | None] = {}
+    for which, by in (("hindsight", "scored"), ("before", "training")):
+        kept = [each for each in tried if each[by].in_time >= OBJECTIVE]
+        chosen = min(kept, key=lambda each: each[by].gpu_hours, default=None) if kept else None
+        found[which] = None if chosen is None else {
+            "knobs": list(chosen["scored"].knobs),
+            "gpu_hours": round(chosen["scored"].gpu_hours, 1),
+            "in_time": round(chosen["scored"].in_time, 4),
+        }  # fmt: skip
+    return found
+
+
+def make_world(history: DemandHistory, bench: Bench, inside: Floats, days: int, *, scale: float, seed: int) -> World:
+    """inside: [stretches, phases + 1, BIN_MIN] minutes over the mean of their ten, of requests and of tokens."""
+    first = len(history) - days * DAY_MIN // BIN_MIN
+    rng = np.random.default_rng(seed)
+    picked = inside[rng.integers(0, len(inside), len(history) - first)]
+    rates = {}
+    for place, name in enumerate(SERIES):
+        values = history.series(name)
+        known = np.flatnonzero(np.isfinite(values))
+        filled = np.interp(np.arange(len(values)), known, values[known])[first:] * scale
+        rates[name] = (filled[:, None] * picked[:, place]).ravel()
+    each = bench.work_each()
+    token: dict[Phase, float] = {
+        "prefill": each["prefill"] / bench.traffic.prompt_tokens,
+        "decode": each["decode"] / bench.traffic.output_tokens,
+    }
+    tokens: dict[Phase, Floats] = {phase: rates[phase] for phase in PHASES}
+    ahead = {phase: _ahead(history, phase, first) * token[phase] * scale for phase in PHASES}
+    work: dict[Phase, Floats] = {phase: tokens[phase] * token[phase] for phase in PHASES}
+    tables = kept_tables(bench, cache_dir() / "capacity")
+    most = {phase: np.array([tables[phase].most_work(count + 1) for count in range(MOST_WORKERS)]) for phase in PHASES}
+    return World(work, rates["requests"], tokens, token, most, ahead)
+
+
+def _ahead(history: DemandHistory, phase: Phase, first: int) -> Floats:
+    """Each minute's forecast for five to ten minutes on, from the bins that had ended; a model fitted anew each day."""
+    day = DAY_MIN // BIN_MIN
+    found = np.full((len(history) - first, 2, 7), np.nan)
+    for start in range(first, len(history), day):
+        model = DemandForecaster().fit(history.before(start), (1, 2))
+        origins = list(range(start - 1, min(start + day, len(history)) - 1))
+        found[start - first : start - first + len(origins)] = model.forecast_at(history, phase, origins)
+    # In bin b the last one that is known is b - 1: its first horizon is b itself, its second the one after.
+    minutes = np.repeat(found, BIN_MIN, axis=0)
+    later = np.arange(len(minutes)) % BIN_MIN >= BIN_MIN - START_MIN
+    # Those that serve the present bin are needed until it ends, whatever the next one wants.
+    return np.where(later[:, None], minutes.max(axis=1), minutes[:, 0])
+
+
+def own_inside(history: DemandHistory, rng: np.random.Generator) -> Floats:
+    """As the series' own bins are within 20 and 50 minutes, carried down to halves of a bin and fifths of a half."""
+    values = np.stack([history.series(name) for name in SERIES])
+
+    def patterns(parts: int) -> Floats:
+        whole = values[:, : values.shape[1] // parts * parts].reshape(3, -1, parts)
+        whole = whole[:, (np.isfinite(whole).all(axis=2) & (whole.sum(axis=2) > 0)).all(axis=0)]
+        return np.asarray((whole / whole.mean(axis=2, keepdims=True)).transpose(1, 0, 2))
+
+    halves, fifths = patterns(2), patterns(BIN_MIN // 2)
+    shape = halves[rng.integers(0, len(halves), STRETCHES)]
+    parts = fifths[rng.integers(0, len(fifths), (STRETCHES, 2))].transpose(0, 2, 1, 3)
+    return np.asarray((shape[..., None] * parts).reshape(STRETCHES, len(SERIES), BIN_MIN))
+
+
+def measured_inside(path: Path) -> Floats:
+    """From a log of single requests; see `make_world`."""
+    trace = read_trace(path, seed=1)
+    minutes = np.array([int(each.arrival_ns // 60_000_000_000) for each in trace.requests])
+    counts = np.zeros((3, int(minutes.max()) + 1))
+    for row, values in enumerate(([1] * len(minutes), [each.input_tokens for each in trace.requests],
+                                  [each.output_tokens for each in trace.requests])):  # fmt: skip
+        np.add.at(counts[row], minutes, values)
+    whole = counts[:, : counts.shape[1] // BIN_MIN * BIN_MIN].reshape(3, -1, BIN_MIN)
+    whole = whole[:, (whole.sum(axis=2) > 0).all(axis=0)]
+    return np.asarray((whole / whole.mean(axis=2, keepdims=True)).transpose(1, 0, 2))
+
+
+def lab_check(world: World, bench: Bench, wanted: Wanted, span: slice, samples: int) -> list[dict[str, Any]]:
+    """Minutes spread over the span by how full they are, run in the lab as far as that takes seconds."""
+    active = {phase: past(wanted[phase], START_MIN + 1, np.min) for phase in PHASES}
+    share, each, rows = world.in_time(active), bench.work_each(), []
+    full = np.maximum(*[world.work[phase] / world.most[phase][active[phase] - 1] for phase in PHASES])
+    order = np.arange(len(full))[span][np.argsort(full[span])]
+    for quantile in np.linspace(0.1, 0.995, samples):
+        at = int(order[int(quantile * (len(order) - 1))])
+        pools: dict[Phase, int] = {phase: int(active[phase][at]) for phase in PHASES}
+        rate = max(world.work["prefill"][at] / each["prefill"], 1e-3)
+        part, parts = part_of(pools, min(8 / sum(pools.values()), MOST_CHECKED_REQUESTS / (rate * CHECKED_S), 1.0))
+        longer = world.work["decode"][at] / (rate * each["decode"])
+        traffic = bench.traffic.scaled(1.0, longer)
+        tried = Bench(bench.hardware, bench.slo, traffic, bench.max_sequences, seed=bench.seed)
+        report = tried.check(rate * part, parts["prefill"], parts["decode"], CHECKED_S)
+        rows.append({
+            "minute": at, "full": round(float(full[at]), 3), "workers": pools, "in_the_lab": parts,
+            "table": round(float(share[at]), 3), "lab": round(report.score.slo_attainment, 3),
+        })  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    """Print the table; JSON with `--out`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--days", type=int, default=4, help="that are scored; as many before choose knobs")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the demand")
+    parser.add_argument("--samples", type=int, default=4, help="minutes that the lab replays")
+    parser.add_argument(
+        "--inside",
+        choices=("own", "log"),
+        default="own",
+        help="minutes inside a bin: as the series' own bins within an hour are, or as in azure_code_2023.csv",
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--slo", default="ttft=2s,tpot=50ms")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    quiet()
+    folder = Path(os.environ.get("FULCRUM_DATA", ""))
+    file, log = folder / "servegen_m-large_10min.csv", folder / "azure_code_2023.csv"
+    missing = [each.name for each in (file, log) if not each.is_file()]
+    if missing:
+        raise SystemExit(f"FULCRUM_DATA has no {' and no '.join(missing)}; docs/data.md says where to get it")
+    history = read_demand(file)
+    known = np.isfinite(history.prefill) & np.isfinite(history.decode) & np.isfinite(history.requests)
+    requests = history.requests[known].sum()
+    lengths = made_lengths(history.prefill[known].sum() / requests, history.decode[known].sum() / requests)
+    bench = Bench(resolve("llama-3.1-8b", "h100"), parse_slo(asked.slo), Traffic(lengths, 1.0), 256)
+    training = history.before(len(history) - asked.days * DAY_MIN // BIN_MIN)
+    own = asked.inside == "own"
+    inside = own_inside(training, np.random.default_rng(asked.seed)) if own else measured_inside(log)
+    world = make_world(history, bench, inside, 2 * asked.days, scale=asked.scale, seed=asked.seed)
+    half = asked.days * DAY_MIN
+    spans = {"training": slice(START_MIN, half), "scored": slice(half, 2 * half)}
+    found = {name: best(world, name, spans) for name in PLANNERS}
+    floor = found["clairvoyant"]["hindsight"]
+    print("| planner | knobs | GPU-hours at 99 % | of clairvoyant | knobs of the days before: GPU-hours, in time |")
+    print("|---|---|---|---|---|", flush=True)
+    for name, row in found.items():
+        now, then = row["hindsight"], row["before"]
+        ratio = f"{now['gpu_hours'] / floor['gpu_hours']:.2f}" if now and floor else "-"
+        cells = [name, str(now["knobs"]) if now else "none", f"{now['gpu_hours']:,.0f}" if now else "-", ratio]
+        print(f"| {' | '.join(cells)} | {'{gpu_hours:,.0f}, {in_time:.2%}'.format(**then) if then else '-'} |")
+    ours = found["forecast + reactive"]["hindsight"]
+    wanted = forecast(world, *ours["knobs"]) if ours else reactive(world, 1.2, 10)
+    checked = lab_check(world, bench, wanted, spans["scored"], asked.samples)
+    for each in checked:
+        print(f"lab: {each}")
+    if asked.out is not None:
+        asked.out.write_text(json.dumps({"planners": found, "lab": checked, "seed": asked.seed}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
