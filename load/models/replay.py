@@ -92,7 +92,7 @@ class Replay:
     def run(self) -> Replayed:
         """To the end of the log's last request."""
         log, at, now_s = self._log, 0, 0.0
-        told_s = decided_s = -1.0
+        reported_s = decided_s = -1.0
         while at < len(log.t_s) or any(self._waiting.values()):
             cold = False
             while at < len(log.t_s) and log.t_s[at] / self._speed <= now_s:
@@ -101,8 +101,8 @@ class Replay:
             for member in self._members:
                 self._advance(member, now_s)
             news = False
-            if cold or now_s - told_s >= REPORT_S:
-                news, told_s = self._keeper.take_uses({"gateway": self._uses()}, self._ns(now_s)), now_s
+            if cold or now_s - reported_s >= REPORT_S:
+                news, reported_s = self._keeper.take_uses({"gateway": self._uses()}, self._ns(now_s)), now_s
             if news or now_s - decided_s >= PERIOD_S:
                 self._keeper.take_workers([self._worker(each) for each in self._members], self._ns(now_s))
                 for call in self._keeper.decide(self._ns(now_s)):

@@ -20,7 +20,7 @@ from libs.lab.cluster.worker import LabWorker
 from libs.lab.cluster.wrong import Wrong
 from libs.lab.rivals.port import Mover, Slo
 from libs.lab.traces.request import TraceRequest
-from libs.policy.gateway.effects import Stay
+from libs.policy.gateway.effects import Attempt
 from libs.policy.gateway.expiry import Patience
 from libs.policy.gateway.routing import Policy
 from libs.policy.roles import Phase, serves
@@ -180,7 +180,7 @@ class LabGateway:
         named = self._wrong.hint(request.number, [worker.id for worker in self._workers]) if self._wrong.hints else ""
         return {named: request.input_tokens} if named else {}
 
-    def _quiet(self, stay: Stay) -> bool:
+    def _quiet(self, attempt: Attempt) -> bool:
         return False
 
     def _ended(self, generation: Generation, ending: Ending) -> None:
@@ -231,16 +231,16 @@ class LabGateway:
         link = self._by_worker.get(worker.index)
         if link is None:
             return
-        there = self.dispatcher.stays.at(link.key)
+        there = self.dispatcher.attempts.at(link.key)
         delay_ps = worker.shape.hop_ns * PS_PER_NS
         last_ns = (coasted.coast.end_ps(coasted.steps) + delay_ps) // PS_PER_NS
         for sequence_id in coasted.sequences:
             found = there.get(sequence_id)
             if found is None:
                 continue
-            generation, stay = found
+            generation, attempt = found
             cast(CountedTokens, generation.output).count += coasted.steps
-            stay.tokens += coasted.steps
+            attempt.tokens += coasted.steps
             generation.timeline.last_token_ns = last_ns
             cast(Answer, generation.sink).coasted(coasted.coast, coasted.steps, delay_ps)
         link.coasted(coasted)

@@ -14,7 +14,7 @@ from libs.lab.cluster.sequence import GREEDY, CountedRequest, CountedTokens
 from libs.lab.cluster.time import PS_PER_NS, VirtualTime
 from libs.lab.cluster.worker import LabWorker
 from libs.policy.gateway.credit_balance import CreditBalance
-from libs.policy.gateway.effects import Blocks, Stay, WorkerKey
+from libs.policy.gateway.effects import Attempt, Blocks, WorkerKey
 from libs.policy.gateway.outlook import Outlook, Sent
 from libs.policy.gateway.placement import Partner
 from libs.policy.gateway.view import WorkerView
@@ -116,10 +116,10 @@ class LabLink:
 
     # ------------------------------------------------------------ what goes into the next frame
 
-    def submit(self, stay: Stay, work: Work, blocks: Blocks | None) -> None:
+    def submit(self, attempt: Attempt, work: Work, blocks: Blocks | None) -> None:
         """Send work there, as `libs.dispatch.ports.Link` says."""
         generation = cast(TracedGeneration, work)
-        sequence_id, phase = stay.sequence_id, stay.phase
+        sequence_id, phase = attempt.sequence_id, attempt.phase
         if phase is RolePhase.PREFILL:
             self.prefill.use()
             self._prompts[sequence_id] = work.batch
@@ -129,7 +129,7 @@ class LabLink:
         if self.prefill.spent or self.decode.spent:
             self._return_credits()
         self.outlook.sent(sequence_id, Sent.of(work.tokens, work.cached_hints, self.id, phase))
-        self._next.submits.append(_request(generation, stay, blocks))
+        self._next.submits.append(_request(generation, attempt, blocks))
         self._changed()
 
     def proceed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
@@ -279,10 +279,10 @@ class LabLinks:
         """Those that are lost have gone already."""
 
 
-def _request(generation: TracedGeneration, stay: Stay, blocks: Blocks | None) -> CountedRequest:
-    phase = _PHASES[stay.phase]
+def _request(generation: TracedGeneration, attempt: Attempt, blocks: Blocks | None) -> CountedRequest:
+    phase = _PHASES[attempt.phase]
     return CountedRequest(
-        sequence_id=stay.sequence_id,
+        sequence_id=attempt.sequence_id,
         request_id=generation.request_id,
         phase=phase,
         token_ids=CountedTokens(generation.tokens),  # type: ignore[arg-type]

@@ -196,5 +196,5 @@ def shrunk_rates(count: Floats, spent_s: Floats, dispersion: float = 1.0) -> Flo
     rate = count / np.maximum(spent_s, 1e-9)
     noise = dispersion * mean * float((weight / np.maximum(spent_s, 1e-9)).sum())
     variance = max(float((weight * (rate - mean) ** 2).sum()) - noise, 0.01 * mean * mean)
-    reported, told_s = count / dispersion, spent_s / dispersion
-    return (reported + mean * mean / variance) / (told_s + mean / variance)
+    effective_count, effective_s = count / dispersion, spent_s / dispersion
+    return (effective_count + mean * mean / variance) / (effective_s + mean / variance)

@@ -197,8 +197,8 @@ class Forecaster:
             at = min(came, self._reaches.shape[1] - 1)
             reported = self._reaches[:, max(at - 1, 0) : at + 2].mean(axis=1)
             self._reach_evidence = self._reach_evidence * REACH_KEEP + np.log(reported + 1e-6)
-        came_models, told_models = self._bias
-        self._bias = [came_models * BIAS_KEEP + seen.mean_models, told_models * BIAS_KEEP + self._expected_raw]
+        came_models, expected_models = self._bias
+        self._bias = [came_models * BIAS_KEEP + seen.mean_models, expected_models * BIAS_KEEP + self._expected_raw]
 
     def _hazards(self, now_s: float, ahead_s: Floats) -> Floats:
         """[seconds ahead, model], each model's by its chosen law."""

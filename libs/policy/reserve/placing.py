@@ -18,6 +18,8 @@ PAY_BACK: Final = 4.0
 """A turn is at least this many times as long as the switch to it."""
 AHEAD_GAIN: Final = 1.5
 """Loading ahead of requests has to save this many times what it costs."""
+BESIDE_S: Final = 0.5
+"""What a busy neighbour on the same GPU is weighed as: steps of both take turns."""
 NEVER_S: Final = 86_400.0
 """A wait that nobody is asked to bear."""
 DRAIN_S: Final = 2.0
@@ -69,6 +71,10 @@ class Worker:
     """Models in its host memory."""
     can_take: bool = True
     """Whether it may be given another model now: no call with it is outstanding."""
+    gpu: str = ""
+    """That it shares with workers of the same name; empty: it has one to itself."""
+    memory_bytes: int = 0
+    """Of its part of the GPU; 0: any model fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,8 @@ class Model:
     """The same of loading it before it is asked."""
     blocked: bool = False
     """Loading it has failed, and is not tried again yet."""
+    size_bytes: int = 0
+    """Of its weights."""
 
     @property
     def is_busy(self) -> bool:
@@ -174,10 +182,7 @@ def place(
         order = pool.best(want, left.values())
         if order is not None:
             orders.append(order)
-            del left[order.worker]
-            pool.held[order.model] += 1
-            if order.evicts:
-                pool.held[order.evicts] -= 1
+            pool.took(want, left.pop(order.worker))
     waits = pool.waits(orders)
     if sleeps:
         idle = [each for each in left.values() if pool.is_not_worth(each)]
@@ -188,6 +193,11 @@ def place(
 def switch_s(model: Model, worker: Worker) -> float:
     """From the order until the worker serves the model, answers that still run there left out."""
     return model.wake_s if model.name in worker.kept else model.load_s
+
+
+def fits(model: Model, worker: Worker) -> bool:
+    """Whether the worker's memory holds the model's weights."""
+    return not worker.memory_bytes or model.size_bytes <= worker.memory_bytes
 
 
 def _wants(models: Sequence[Model], held: Counter[str]) -> Iterator[_Want]:
@@ -217,20 +227,40 @@ class _Pool:
         self._workers = workers
         self._turn_least_s = turn_s
         self._runs_s = runs_s
+        self._busy_on = Counter(each.gpu for each in workers if each.gpu and self._is_asked(each.model))
 
     def best(self, want: _Want, workers: Iterable[Worker]) -> Order | None:
         """The cheapest one; None where none may be taken."""
-        found: list[tuple[float, str, Order]] = []
+        found: list[tuple[float, int, str, Order]] = []
         for worker in workers:
-            loss_s = self._loss_s(want, worker)
+            loss_s = self._loss_s(want, worker) if fits(want.model, worker) else None
             if loss_s is None:
                 continue
             took_s = switch_s(want.model, worker) + self._put_away_s(worker)
+            loss_s += BESIDE_S * self._busy_beside(worker)
             evicts = worker.model if worker.stage is Stage.SERVING else ""
             is_turn = bool(evicts) and self._is_needed(self.known[evicts])
             why = Why.TURN if is_turn else want.why
-            found.append((took_s + loss_s, worker.id, Order(worker.id, want.model.name, why, evicts, took_s)))
-        return min(found, key=lambda each: each[:2])[2] if found else None
+            order = Order(worker.id, want.model.name, why, evicts, took_s)
+            # Of equal ones the smallest: large ones are for models that fit nowhere else.
+            found.append((took_s + loss_s, worker.memory_bytes, worker.id, order))
+        return min(found, key=lambda each: each[:3])[3] if found else None
+
+    def took(self, want: _Want, worker: Worker) -> None:
+        """The worker is the model's from here on."""
+        self.held[want.model.name] += 1
+        if worker.stage is Stage.SERVING:
+            self.held[worker.model] -= 1
+        if worker.gpu:
+            self._busy_on[worker.gpu] += want.model.is_busy - self._is_asked(worker.model)
+
+    def _is_asked(self, name: str) -> bool:
+        model = self.known.get(name)
+        return model is not None and model.is_busy
+
+    def _busy_beside(self, worker: Worker) -> int:
+        """Neighbours on its GPU that somebody waits for."""
+        return self._busy_on[worker.gpu] - self._is_asked(worker.model) if worker.gpu else 0
 
     def _put_away_s(self, worker: Worker) -> float:
         """Before another model can come."""
@@ -284,13 +314,14 @@ class _Pool:
             if order.model:
                 took_s = order.switch_s + (DRAIN_S if order.why is Why.TURN else 0.0)
                 waits[order.model] = min(waits.get(order.model, took_s), took_s)
-        free = self._free([each for each in self._workers if each.id not in ordered])
+        every = self._free([each for each in self._workers if each.id not in ordered])
         line = sorted(
             (each for each in self.known.values() if each.name not in waits),
             key=lambda one: (not one.waiting, -one.priority, -one.waited_s, one.name),
         )
         before = 0
         for model in line:
+            free = [each for each in every if fits(model, each[2])]
             if not free:
                 waits[model.name] = NEVER_S
                 continue

@@ -109,3 +109,26 @@ def test_a_worker_that_has_just_got_its_model_keeps_it(known: list[Model], pool:
         each.id for each in pool if each.stage is Stage.SERVING and each.since_s < SETTLE_S and each.model in names
     }
     assert not fresh & {order.worker for order in decide(known, pool).orders}
+
+
+def test_a_model_goes_only_where_it_fits_and_the_smallest_such_place_is_taken() -> None:
+    pool = [Worker("a", Stage.EMPTY, memory_bytes=80), Worker("b", Stage.EMPTY, memory_bytes=20)]
+    for size, worker in ((10, "b"), (50, "a")):
+        (order,) = place([Model("m", 1.0, 1.0, waiting=1, size_bytes=size)], pool).orders
+        assert order.worker == worker
+    placed = place([Model("m", 1.0, 1.0, waiting=1, size_bytes=90)], pool)
+    assert not placed.orders and placed.waits_s["m"] >= 86_400
+
+
+def test_of_equal_places_the_one_with_the_fewest_busy_neighbours_is_taken() -> None:
+    pool = [
+        Worker("a", Stage.EMPTY, gpu="0"),
+        Worker("b", Stage.SERVING, "busy", 100.0, gpu="0"),
+        Worker("c", Stage.EMPTY, gpu="1"),
+        Worker("d", Stage.SERVING, "idle", 100.0, gpu="1"),
+    ]
+    known = [Model("busy", 1.0, 1.0, in_flight=1), Model("idle", 1.0, 1.0), Model("m", 1.0, 1.0, waiting=1)]
+    (order,) = place(known, pool, sleeps=False).orders
+    assert order.worker == "c"
+    both = place([*known, Model("n", 1.0, 1.0, waiting=1)], pool, sleeps=False).orders
+    assert {each.worker for each in both} == {"a", "c"}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.cli.lab.asked import Asked
-from libs.cli.lab.calibrate import Described, learned_of, read_told
+from libs.cli.lab.calibrate import Described, learned_of, read_reported
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Capabilities, Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import KvTransfer, StepBatch
@@ -101,7 +101,7 @@ async def told_of(batches: list[StepBatch], wait_s: float = 5.0):  # type: ignor
         bus.publish(STEPS, each)
     await bus.close()
     reader = MemoryBus(broker, "local")
-    return await read_told(reader, {"a": 1, "b": 2}, {"a": 16, "b": 16}, BEGAN_NS, wait_s)
+    return await read_reported(reader, {"a": 1, "b": 2}, {"a": 16, "b": 16}, BEGAN_NS, wait_s)
 
 
 async def test_telemetry_is_read_until_every_worker_has_told_its_latest() -> None:

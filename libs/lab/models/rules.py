@@ -1,0 +1,108 @@
+"""Rules for which worker holds which model: the planner's own, one model a GPU, and switching between requests."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from libs.lab.models.aegaeon import ServedModel
+from libs.lab.models.cluster import ModelsLab, Place
+from libs.policy.reserve.following import UNKNOWN, Chances, Count, UseFollower
+from libs.policy.reserve.placing import NEVER_S, Model, Stage, Worker, place
+
+PERIOD_S: Final = 0.25
+"""As often as the planner decides; a request whose model no worker holds makes it decide at once."""
+CHANCES_S: Final = 1.0
+BEGIN_S: Final = 1_700_000_000.0
+
+
+class PlannerRule:
+    """The planner's decisions (`libs/policy/reserve`), fed as the planner feeds them."""
+
+    period_s = PERIOD_S
+
+    def __init__(self, *, turn_s: float, cold_cost_gpu_s: float = 300.0) -> None:
+        self._turn_s, self._cold_cost_gpu_s = turn_s, cold_cost_gpu_s
+        self._follower = UseFollower(window_s=60.0)
+        self._chances: dict[str, Chances] = {}
+        self._chances_s = -1e9
+
+    def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[Place, ServedModel]]:
+        """By `place`, of what is known now."""
+        in_flight = lab.in_flight()
+        at_s = BEGIN_S + now_s
+        uses = {name: Count(lab.arrived[name], in_flight[name], BEGIN_S + lab.last_s[name]) for name in lab.models}
+        self._follower.look(at_s, uses)
+        loads = {name: lab.link.load_s(model) for name, model in lab.models.items()}
+        if now_s - self._chances_s >= CHANCES_S:
+            self._chances_s = now_s
+            horizon_s = max(self._turn_s, 4 * max(loads.values()))
+            self._chances = self._follower.chances(
+                at_s, horizon_s=horizon_s, cold_cost_gpu_s=self._cold_cost_gpu_s, load_s=loads
+            )
+        models = [self._model(now_s, lab, name, loads[name], in_flight[name]) for name in lab.models]
+        workers = [_worker(now_s, each) for each in lab.places]
+        runs_s = self._follower.runs_s or NEVER_S
+        placed = place(models, workers, turn_s=self._turn_s, sleeps=False, runs_s=runs_s)
+        return [(lab.places[int(order.worker)], lab.models[order.model]) for order in placed.orders]
+
+    def _model(self, now_s: float, lab: ModelsLab, name: str, load_s: float, in_flight: int) -> Model:
+        chances, waiting = self._chances.get(name, UNKNOWN), lab.waiting[name]
+        return Model(
+            name=name,
+            load_s=load_s,
+            wake_s=load_s,
+            waiting=len(waiting),
+            waited_s=now_s - min(each.waits_since_s for each in waiting) if waiting else 0.0,
+            in_flight=in_flight,
+            soon=chances.soon,
+            worth=chances.worth,
+            worth_ahead=chances.worth_ahead,
+            size_bytes=round(lab.models[name].weights_bytes),
+        )
+
+
+def _worker(now_s: float, each: Place) -> Worker:
+    name, gpu, memory = str(each.number), str(each.gpu), round(each.memory_bytes)
+    model = each.model.name if each.model else ""
+    since_s = now_s - each.since_s
+    if each.goal is not None:
+        return Worker(name, Stage.LOADING, each.goal.name, 0.0, 1.0, can_take=False, gpu=gpu, memory_bytes=memory)
+    if each.ready_s:
+        left_s = max(each.ready_s - now_s, 0.0)
+        return Worker(name, Stage.LOADING, model, since_s, left_s, can_take=False, gpu=gpu, memory_bytes=memory)
+    stage = Stage.SERVING if model else Stage.EMPTY
+    return Worker(name, stage, model, since_s, gpu=gpu, memory_bytes=memory)
+
+
+class OneEach:
+    """Each GPU has one model for good; models beyond their number are never served."""
+
+    period_s = 3_600.0
+
+    def __init__(self) -> None:
+        self._done = False
+
+    def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[Place, ServedModel]]:
+        """Once."""
+        if self._done or now_s > 0:
+            return []
+        self._done = True
+        return list(zip(lab.places, lab.models.values(), strict=False))
+
+
+class BetweenRequests:
+    """A GPU gets another model once its requests have ended, for the model that has waited longest; of several such
+    GPUs the one left longest ago. Requests join a GPU that runs their model.
+
+    ServerlessLLM's way, with all weights in host memory.
+    """
+
+    period_s = PERIOD_S
+
+    def decide(self, now_s: float, lab: ModelsLab) -> Sequence[tuple[Place, ServedModel]]:
+        """For all that wait, as far as there are GPUs without work."""
+        coming = {each.model.name for each in lab.places if each.model is not None and each.ready_s}
+        waiting = [name for name, found in lab.waiting.items() if found and name not in coming]
+        waiting.sort(key=lambda name: lab.waiting[name][0].waits_since_s)
+        idle = [each for each in lab.places if not each.is_busy and not each.ready_s and each.goal is None]
+        idle.sort(key=lambda each: (each.model is not None, each.since_s, each.number))
+        return [(each, lab.models[name]) for each, name in zip(idle, waiting, strict=False)]
