@@ -1,27 +1,31 @@
 """The metrics service's own app, tick and stream over a state that a test feeds."""
 
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
+from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
 
 from libs.policy.verdict.limits import VerdictLimits
 from libs.runtime.clock import Clock
 from libs.runtime.http import bind, serve_http
 from libs.runtime.tasks import TaskOwner
+from libs.testing.workers.hosts import RecordingBus
 from services.metrics.alerts.evaluator import AlertEvaluator
+from services.metrics.alerts.run import open_alerts
+from services.metrics.http.login import Door
 from services.metrics.http.routes import make_api
 from services.metrics.live import TICK_NS, tick_forever
+from services.metrics.past_status.record import record_status
+from services.metrics.past_status.recorder import StatusRecorder
 from services.metrics.settings import MetricsSettings
 from services.metrics.state import MetricsState
 from services.metrics.status.api import status_now
 from services.metrics.status.evaluator import VerdictEvaluator
 from services.metrics.stream.hub import Hub
 from services.metrics.stream.ticks import TickWriter
-from services.metrics.trail.keep import keep_trail
-from services.metrics.trail.trail import Trail
 
 MS_NS: Final = 1_000_000
 LAG_NS: Final = 4 * TICK_NS
@@ -38,6 +42,7 @@ async def serving_metrics(
     *,
     settings: MetricsSettings,
     port: int = 0,
+    more: Sequence[APIRouter] = (),
 ) -> AsyncIterator[str]:
     """The service's address; `sending`, which feeds the state, runs for as long. Nothing of it may fail."""
     tasks = TaskOwner()
@@ -46,14 +51,16 @@ async def serving_metrics(
     verdicts = VerdictEvaluator(
         state, VerdictLimits(), ttft_limit_ns=5_000 * MS_NS, tpot_ns=100 * MS_NS, lag_ns=LIVE_LAG_NS
     )
-    trail = Trail()
+    recorder = StatusRecorder()
+    door = Door(None, settings, clock, token=settings.token.get_secret_value())
+    alerts = open_alerts(settings, RecordingBus(), desk, clock, began_ns=0, make_client=None, guard=door.guard)
     api = make_api(
         state, hub, desk.book, clock, CollectorRegistry(), lag_ns=LAG_NS, live_lag_ns=LIVE_LAG_NS, verdicts=verdicts,
-        trail=trail,
+        recorder=recorder, more=(alerts.router, *more),
     )  # fmt: skip
     try:
         tasks.spawn("workers", sending)
-        tasks.spawn("trail", keep_trail(trail, partial(status_now, state, verdicts, desk.book), clock))
+        tasks.spawn("past status", record_status(recorder, partial(status_now, state, verdicts, desk.book), clock))
         tasks.spawn("live", tick_forever(state, hub, writer, desk, clock, lag_ns=LIVE_LAG_NS, verdicts=verdicts))
         async with serve_http(api, bind("127.0.0.1", port, "PORT"), tasks=tasks) as url:
             try:

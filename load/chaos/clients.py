@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -113,6 +114,8 @@ class Outcome:
     asked_s: float = 0.0
     came_s: list[float] = field(default_factory=list)
     """When parts of the answer came, on the loop's clock."""
+    retry_after_s: float | None = None
+    """Of its headers."""
 
     @property
     def kind(self) -> str:
@@ -170,8 +173,10 @@ def check(outcome: Outcome) -> list[str]:
     return wrong
 
 
-async def send(net: Net, client: Node, gateway: str, ask: Ask) -> Outcome | None:
-    """One request over HTTP; None when the address does not listen."""
+async def send(
+    net: Net, client: Node, gateway: str, ask: Ask, came: Callable[[bytes], None] | None = None
+) -> Outcome | None:
+    """One request over HTTP; None when the address does not listen. `came` is called with each part of the answer."""
     found = net.apps.get(gateway)
     if found is None:
         return None
@@ -181,18 +186,24 @@ async def send(net: Net, client: Node, gateway: str, ask: Ask) -> Outcome | None
     net.loop.after(net.delay_s(client, node), exchange.start, app)
     try:
         async with asyncio.timeout(ask.leaves_after_s):
-            await _receive(exchange.down, outcome)
+            await _receive(exchange.down, outcome, came)
     except TimeoutError:
         outcome.left = True
         net.loop.after(net.delay_s(client, node), exchange.leave)
+    except asyncio.CancelledError:
+        net.loop.after(net.delay_s(client, node), exchange.leave)
+        raise
+    outcome.retry_after_s = exchange.retry_after_s
     return outcome
 
 
-async def _receive(down: Pipe, outcome: Outcome) -> None:
+async def _receive(down: Pipe, outcome: Outcome, came: Callable[[bytes], None] | None) -> None:
     parts: list[bytes] = []
     while isinstance(item := await down.read(), bytes):
         parts.append(item)
         outcome.came_s.append(asyncio.get_running_loop().time())
+        if came is not None:
+            came(item)
         if len(parts) > MAX_CHUNKS:
             raise AssertionError("an answer without end")
     outcome.broken = "" if item is EOF else str(item)
@@ -206,6 +217,7 @@ class _Exchange:
     def __init__(self, net: Net, client: Node, gateway: Node, ask: Ask) -> None:
         self._net, self._gateway, self._ask = net, gateway, ask
         self.down = Pipe(net, f"http {ask.number}", gateway, client)
+        self.retry_after_s: float | None = None
         self._gone = asyncio.Event()
         self._sent_body = False
         self._ended = False
@@ -261,6 +273,8 @@ class _Exchange:
         if self.down.ended is not None:
             return
         if message["type"] == "http.response.start":
+            headers = dict(message.get("headers", ()))
+            self.retry_after_s = float(headers[b"retry-after"]) if b"retry-after" in headers else None
             await self.down.write(b"%03d" % message["status"])
             return
         await self.down.write(message.get("body", b""))

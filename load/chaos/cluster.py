@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from libs.actuators.port import Actuator
 from libs.bus.buffer import Outgoing
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
@@ -114,8 +115,12 @@ class Cluster:
     wrong: list[str] = field(default_factory=list)
     engine: Mapping[str, Any] = field(default_factory=lambda: PROFILE)
     """What workers are set to beside their names and roles."""
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By service (gateway, planner, metrics), what it is set to beside its name."""
     batch: BatchPorts | None = None
     """Of every gateway."""
+    actuator: Actuator | None = None
+    """Of every planner."""
     processes: dict[str, Process] = field(default_factory=dict)
     """The present life of each name."""
     past: list[Process] = field(default_factory=list)
@@ -195,7 +200,8 @@ class Cluster:
             self.wrong.append(f"{name}: {sum(won)} of {roles} were taken at epoch {found.worker.assignment.epoch}")
 
     async def _set_role(self, stub: Any, worker: Worker, role: str) -> bool:
-        number, budget_tokens = role_from_name(role, BUDGET_TOKENS)
+        name, _, budget = role.partition(":")
+        number, budget_tokens = role_from_name(name, int(budget or BUDGET_TOKENS))
         epoch = worker.assignment.epoch
         request = pb.SetRoleRequest(
             expected_epoch=epoch, incarnation=worker.incarnation, role=number, budget_tokens=budget_tokens
@@ -234,6 +240,7 @@ class Cluster:
         name = process.node.name
         settings = GatewaySettings.model_validate(
             {"id": name, "port": 0, "drain_s": DRAIN_S, "max_waiting": 512, "no_workers_wait_ms": 8000}
+            | dict(self.settings.get("gateway", {}))
         )
         starting = process.tasks.spawn("bus", process.bus.start())
         ports = GatewayPorts(process.bus, self._registry(), MemoryKvIndex(self.stores.redis, CLUSTER), self.batch)
@@ -278,8 +285,10 @@ class Cluster:
 
         process.bus.publish = overheard  # type: ignore[method-assign]
         opening = open_planner(
-            settings=PlannerSettings.model_validate({"id": process.node.name, "token": TOKEN}),
-            ports=PlannerPorts(process.bus, self._registry()), sock=None,  # type: ignore[arg-type]
+            settings=PlannerSettings.model_validate(
+                {"id": process.node.name, "token": TOKEN, **self.settings.get("planner", {})}
+            ),
+            ports=PlannerPorts(process.bus, self._registry(), actuator=self.actuator), sock=None,  # type: ignore[arg-type]
             clock=self.clock, tasks=process.tasks, transport=self._transport(process),
         )  # fmt: skip
         process.planner = await stack.enter_async_context(opening)
@@ -287,7 +296,7 @@ class Cluster:
 
     async def _metrics(self, process: Process, stack: AsyncExitStack) -> None:
         opening = open_metrics(
-            settings=MetricsSettings.model_validate({"id": process.node.name}),
+            settings=MetricsSettings.model_validate({"id": process.node.name, **self.settings.get("metrics", {})}),
             ports=MetricsPorts(process.bus, thread_s=lambda: 0.0), sock=None,  # type: ignore[arg-type]
             clock=self.clock, tasks=process.tasks, transport=self._transport(process),
         )  # fmt: skip

@@ -97,7 +97,7 @@ def _request(model: str, prompt: list[int], tokens: int) -> bytes:
     }
     encoded = json.dumps(body, separators=(",", ":")).encode()
     head = (
-        "POST /v1/completions HTTP/1.1\r\nhost: bench\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
         f"content-length: {len(encoded)}\r\n\r\n"
     )
     return head.encode() + encoded

@@ -6,6 +6,8 @@ from pathlib import Path
 import httpx
 
 from libs.bus.live import KafkaLiveBus
+from libs.keys.follow import follow_keys, start_keys
+from libs.keys.place import open_keys
 from libs.runtime import status
 from libs.runtime.http import bind
 from libs.runtime.service import Service
@@ -30,7 +32,12 @@ async def main(service: Service[MetricsSettings]) -> None:
             buffer_records=settings.kafka_buffer_records,
         )
         stack.push_async_callback(bus.close)
-        ports = MetricsPorts(bus, _open_history(settings), _open_demand(settings), httpx.AsyncClient)
+        store = open_keys(settings.keys, redis=settings.redis, cluster=settings.cluster)
+        stack.push_async_callback(store.close)
+        table = await start_keys(settings, store, service.clock)
+        tasks.spawn("keys", follow_keys(store, table, service.clock))
+        history, demand = _open_history(settings), _open_demand(settings)
+        ports = MetricsPorts(bus, history, demand, httpx.AsyncClient, table)
         opening = open_metrics(settings=settings, ports=ports, sock=sock, clock=service.clock, tasks=tasks)
         metrics = await stack.enter_async_context(opening)
         status.emit("ready", http=metrics.url)

@@ -51,19 +51,19 @@ async def tick_forever(
     started_ns = clock.now_ns()
     replayed = state.history.written_to_ns is None
     alerts: list[Alert] = []
-    told_number = -1
+    shown_number = -1
     while True:
         # By pages, by other instances, or by planners that have something to decide.
         read = hub.readers or state.sharing is not None or (loads is not None and loads.works)
         round_ns = ROUND_NS if hub.close_readers else TICK_NS if read else UNREAD_NS
         await asyncio.sleep((round_ns - (clock.now_ns() - lag_ns) % round_ns + TIMER_NS) / 1e9)
         now_ns = clock.now_ns()
-        told_to_ns = state.fleet.directory.newest_cover_ns
-        replayed = replayed or told_to_ns >= started_ns - YOUNG_NS or now_ns > started_ns + REPLAY_NS
+        covered_to_ns = state.fleet.directory.newest_cover_ns
+        replayed = replayed or covered_to_ns >= started_ns - YOUNG_NS or now_ns > started_ns + REPLAY_NS
         if replayed:
             number = (now_ns - lag_ns) // TICK_NS
-            tick(state, hub, writer, alerts, now_ns, lag_ns=lag_ns, whole=number != told_number, loads=loads)
-            told_number = number
+            tick(state, hub, writer, alerts, now_ns, lag_ns=lag_ns, whole=number != shown_number, loads=loads)
+            shown_number = number
             await asyncio.sleep(0)  # readers get it first: a look for alerts takes as long as a tick
             alerts = await desk.look(now_ns)
             if verdicts is not None:
@@ -103,5 +103,5 @@ def tick(
     aged_ns = age_ns(loads_now, state.history.written_to_ns, now_ns)
     age_ms = None if aged_ns is None else aged_ns // MS_NS
     state.look_at_workers(now_ns)
-    events = state.untold_events()
+    events = state.unsent_events()
     hub.publish(writer.tick(now_ns, written, loads_now, events, alerts, queues=queues, age_ms=age_ms), members)

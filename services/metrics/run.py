@@ -2,19 +2,20 @@
 
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
 
 from libs.bus.collector import BusCollector
 from libs.bus.port import Bus, LiveBus, Record
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
-from libs.contracts.topics import ALERTS, LOADS, WINDOWS
-from libs.policy.alerts.store import Alert
+from libs.contracts.topics import CAPACITY, LOADS, WINDOWS
+from libs.keys.table import KeyTable
 from libs.policy.metrics.gaps import Gaps
 from libs.policy.metrics.shares import Shares
 from libs.policy.verdict.limits import VerdictLimits
@@ -24,19 +25,22 @@ from libs.runtime.transport import Transport, guarded_transport
 from libs.telemetry.fleet_loads import LoadTeller
 from libs.telemetry.worker.split import prefill_shares
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.alerts.prometheus import AlertCollector
-from services.metrics.alerts.webhook import Webhook
-from services.metrics.alerts.wire import alert_event
+from services.metrics.alerts.run import open_alerts
+from services.metrics.audit import open_audit
 from services.metrics.collectors import GapCollector, QueueCollector, SharingCollector
 from services.metrics.demand.file import DemandFile
 from services.metrics.demand.run import open_demand
 from services.metrics.history.file import HistoryFile
 from services.metrics.history.keeping import Keeper
+from services.metrics.http.login import Door
 from services.metrics.http.routes import make_api
 from services.metrics.ingest import Take, ingest, read_from_ns
 from services.metrics.live import TICK_NS, tick_forever
 from services.metrics.loads import LoadPublisher
 from services.metrics.outgoing import MakeClient
+from services.metrics.past_status.record import record_status
+from services.metrics.past_status.recorder import StatusRecorder
+from services.metrics.planner_routes import PlannerRoutes
 from services.metrics.prometheus import LiveCollector, OccupancyCollector, RequestMetrics
 from services.metrics.refill.refill import Partition, Refill
 from services.metrics.settings import MetricsSettings
@@ -49,8 +53,6 @@ from services.metrics.stream.hub import Hub
 from services.metrics.stream.ticks import TickWriter
 from services.metrics.traces.book import TraceBook
 from services.metrics.traces.otlp import TraceExporter
-from services.metrics.trail.keep import keep_trail
-from services.metrics.trail.trail import Trail
 
 MS_NS: Final = 1_000_000
 GATHER_MS, UNREAD_GATHER_MS = 30, 90
@@ -71,6 +73,8 @@ class MetricsPorts:
     """Likewise."""
     make_client: MakeClient | None = None
     """What webhooks and traces are posted with; None: neither is, whatever the settings say."""
+    keys: KeyTable | None = None
+    """Who calls; None: anybody, whatever they send."""
     thread_s: Callable[[], float] = time.thread_time
     """CPU time of the loop's thread, by which reading what lies behind is slowed down; where work takes no time it
     stands still."""
@@ -85,6 +89,7 @@ class RunningMetrics:
     desk: AlertEvaluator
     gaps: Gaps[Partition]
     hub: Hub
+    verdicts: VerdictEvaluator
 
 
 @asynccontextmanager
@@ -100,23 +105,38 @@ async def open_metrics(
     """Serve on a bound socket while the context is open. At its end `tasks` are closed, since history is kept last."""
     began_ns, bus = clock.now_ns(), ports.bus
     lag_ns, live_lag_ns = settings.lag_ms * MS_NS, settings.live_lag_ms * MS_NS
-    registry = CollectorRegistry()
+    registry, door = CollectorRegistry(), Door(ports.keys, settings, clock, token=settings.token.get_secret_value())
     transport = transport or guarded_transport(settings, registry)
     state = MetricsState(prefill_shares, RequestMetrics(registry), _sharing(settings, bus, began_ns))
     gaps: Gaps[Partition] = Gaps()
     hub, desk = Hub(), AlertEvaluator(state, settings.alert_limits(), lag_ns=live_lag_ns)
     verdicts = _verdicts(settings, state, desk)
     refill = Refill(state, gaps, prefill_shares, clock, ports.thread_s)
-    webhooks = list(_webhooks(settings, ports, desk, clock))
-    desk.observers += [_publisher(bus, settings.id, began_ns), *(webhook.enter for webhook in webhooks)]
-    demand = open_demand(ports.demand, settings, state, desk, clock)
+    alerts = open_alerts(
+        settings,
+        bus,
+        desk,
+        clock,
+        began_ns=began_ns,
+        make_client=ports.make_client,
+        guard=door.guard,
+    )
+    demand = open_demand(
+        ports.demand,
+        settings,
+        state,
+        desk,
+        clock,
+        guard=door.guard,
+        publish=partial(bus.publish, CAPACITY),
+    )
     for collector in (
         _occupancy(settings, state, clock),
         QueueCollector(state, clock),
         BusCollector(bus),
         LiveCollector(hub, state.history, lambda: state.age_ns(clock.now_ns())),
         GapCollector(gaps),
-        AlertCollector(desk, webhooks),
+        alerts.collector,
         VerdictCollector(verdicts),
         *demand.collectors,
         *([] if state.sharing is None else [SharingCollector(state.sharing)]),
@@ -139,12 +159,21 @@ async def open_metrics(
         since = read_from_ns(kept_from_ns, began_ns, shared=settings.shared)
         state.requests.begin(since)
         loads = _load_publisher(settings, bus, began_ns)
-        shares, gather = None if state.sharing is None else state.sharing.shares, partial(_gather_ms, hub, loads)
-        reading = ingest(bus, takers, clock, on_gap=refill.note, since_unix_ns=since, shares=shares, gather_ms=gather)
+        reading = ingest(
+            bus,
+            takers,
+            clock,
+            on_gap=refill.note,
+            since_unix_ns=since,
+            shares=None if state.sharing is None else state.sharing.shares,
+            gather_ms=partial(_gather_ms, hub, loads),
+        )
         tasks.spawn("ingest", reading)
+        tasks.spawn("silences", alerts.silencer.follow())
+        audit = open_audit(bus, clock, ports.keys, tasks)
         tasks.spawn("refill", refill.run(bus.back_reader))
-        writer, trail = TickWriter(window_ns=TICK_NS, settled_ns=lag_ns), Trail()
-        tasks.spawn("trail", keep_trail(trail, partial(status_now, state, verdicts, desk.book), clock))
+        writer, recorder = TickWriter(window_ns=TICK_NS, settled_ns=lag_ns), StatusRecorder()
+        tasks.spawn("past status", record_status(recorder, partial(status_now, state, verdicts, desk.book), clock))
         tasks.spawn(
             "live", tick_forever(state, hub, writer, desk, clock, lag_ns=live_lag_ns, loads=loads, verdicts=verdicts)
         )
@@ -158,12 +187,12 @@ async def open_metrics(
             lag_ns=lag_ns,
             live_lag_ns=live_lag_ns,
             verdicts=verdicts,
-            trail=trail,
-            more=demand.routers(),
+            recorder=recorder,
+            more=(alerts.router, *demand.routers(), _planner_routes(settings, ports), *door.routers(), audit.router()),
         )
-        async with transport.http(api, sock, tasks=tasks, drain_s=CLOSE_S) as url:
-            _say_where(url, settings, desk, webhooks, tasks)
-            yield RunningMetrics(url, state, desk, gaps, hub)
+        async with transport.http(door.before(api, audit.publish), sock, tasks=tasks, drain_s=CLOSE_S) as url:
+            alerts.start(settings.public_url or url, tasks)
+            yield RunningMetrics(url, state, desk, gaps, hub, verdicts)
             hub.close()  # or its readers would hold up the end of serving
     finally:
         await tasks.close()
@@ -172,14 +201,13 @@ async def open_metrics(
             await keeper.close()
 
 
-def _say_where(
-    url: str, settings: MetricsSettings, desk: AlertEvaluator, webhooks: Sequence[Webhook], tasks: TaskOwner
-) -> None:
-    """Alerts name the page, which is there now."""
-    desk.book.runbook_url = f"{settings.public_url or url}/runbook"
-    for webhook in webhooks:
-        webhook.page_url = settings.public_url or url
-        tasks.spawn("webhook", webhook.run())
+def _planner_routes(settings: MetricsSettings, ports: MetricsPorts) -> APIRouter:
+    return PlannerRoutes(
+        settings.planner_url,
+        ports.make_client,
+        token=settings.token.get_secret_value(),
+        plaintext=settings.allow_plaintext_token,
+    ).router()
 
 
 def _verdicts(settings: MetricsSettings, state: MetricsState, desk: AlertEvaluator) -> VerdictEvaluator:
@@ -221,13 +249,6 @@ def _sharing(settings: MetricsSettings, bus: Bus, began_ns: int) -> Sharing | No
     return Sharing(Shares(settings.id), publish, began_ns=began_ns, unsent=lambda: bus.stats().buffered)
 
 
-def _webhooks(settings: MetricsSettings, ports: MetricsPorts, desk: AlertEvaluator, clock: Clock) -> Iterator[Webhook]:
-    if ports.make_client is None:
-        return
-    for url in settings.webhooks():
-        yield Webhook(url, desk.book, clock, cluster=settings.cluster, make_client=ports.make_client)
-
-
 def _trace_exporter(settings: MetricsSettings, ports: MetricsPorts, clock: Clock) -> TraceExporter | None:
     """Where traces are wanted."""
     if not settings.traces_url or ports.make_client is None:
@@ -242,11 +263,3 @@ def _traced(book: TraceBook, state: MetricsState) -> Take:
             book.enter(record, now_ns)
 
     return enter
-
-
-def _publisher(bus: Bus, metrics_id: str, incarnation: int) -> Callable[[list[Alert]], None]:
-    def publish(changed: list[Alert]) -> None:
-        for alert in changed:
-            bus.publish(ALERTS, alert_event(alert, metrics_id, incarnation))
-
-    return publish

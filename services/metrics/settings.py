@@ -73,6 +73,8 @@ class MetricsSettings(HttpSettings):
     shared: bool = False
     """Share step telemetry with the cluster's other metrics services, by partition: each shows the whole cluster. They
     need ids of their own."""
+    planner_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
+    """Where the planner is, say http://127.0.0.1:8001: for the page's models and its role buttons. Empty: neither."""
     public_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
     """Where people reach the page, for links in alerts; empty: the address it listens on."""
     alert_webhooks: Addresses = ""

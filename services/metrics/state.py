@@ -15,9 +15,9 @@ from libs.telemetry.members import Members
 from libs.telemetry.windows.rollups import RollUps
 from libs.telemetry.worker.timeline import PrefillShares, Taken
 from services.metrics.accounting.age import age_ns
-from services.metrics.happened.decisions import DecisionLog
-from services.metrics.happened.events import Event, EventLog
-from services.metrics.happened.lives import WorkerLives, together
+from services.metrics.cluster_events.decisions import DecisionLog
+from services.metrics.cluster_events.events import Event, EventLog
+from services.metrics.cluster_events.lives import WorkerLives, together
 from services.metrics.prometheus import RequestMetrics
 from services.metrics.requests.log import RequestLog
 from services.metrics.sharing.sharing import Sharing
@@ -47,7 +47,7 @@ class MetricsState:
         self.decisions: Counter[str] = Counter()
         self._request_metrics = request_metrics
         self._latest_ns: int | None = None
-        self._told_events = 0
+        self._sent_events = 0
 
     def take(self, record: Record, now_ns: int) -> None:
         """Enter a record that came at `now_ns`."""
@@ -87,10 +87,10 @@ class MetricsState:
         for alike in together(self._lives.look(directory.known(), directory.newest_cover_ns, now_ns)):
             self.events.add_lives(alike, now_ns)
 
-    def untold_events(self) -> list[Event]:
+    def unsent_events(self) -> list[Event]:
         """Events since it was last asked."""
-        events = self.events.after(self._told_events)
-        self._told_events = self.events.count
+        events = self.events.after(self._sent_events)
+        self._sent_events = self.events.count
         return events
 
     def age_ns(self, now_ns: int) -> int | None:

@@ -25,9 +25,18 @@ def show_alerts(ready_file: Path | None, *, over: bool, as_json: bool) -> None:
     console, now_ms = make_console(), time.time_ns() // 1_000_000
     if not found["firing"]:
         console.print("No alert fires.", style="green")
-    for alert in sorted(found["firing"], key=lambda each: each["severity"] != "critical"):
-        console.print(alert_line(alert, now_ms), soft_wrap=True)
+    silences: list[dict[str, Any]] = found.get("silences", [])  # a service of before has none
+    silent = {alert: each for each in silences if not each["alert_id"] for alert in each["alerts"]}
+    seen = {each["alert_id"]: each for each in silences if each["alert_id"]}
+    for alert in sorted(found["firing"], key=lambda each: (each["id"] in silent, each["severity"] != "critical")):
+        console.print(alert_line(alert, now_ms, silent=alert["id"] in silent), soft_wrap=True)
+        for each in (silent.get(alert["id"]), seen.get(alert["id"])):
+            if each is not None:
+                console.print(Text(f"    {silence_line(each, now_ms)}", "cyan"), soft_wrap=True)
         console.print(Text(f"    what to do: {alert['runbook_url']}", "dim"), soft_wrap=True)
+    for each in silences:
+        if not each["alerts"] and not each["alert_id"]:
+            console.print(Text(f"{about(each)} {silence_line(each, now_ms)}", "dim"), soft_wrap=True)
     for name in found["held_back"]:
         console.print(Text(f"{name} is not judged now: the telemetry that it stands on is old.", "yellow"))
     for alert in found["recent"]:
@@ -35,19 +44,35 @@ def show_alerts(ready_file: Path | None, *, over: bool, as_json: bool) -> None:
             console.print(alert_line(alert, now_ms), soft_wrap=True)
 
 
-def alert_line(alert: dict[str, Any], now_ms: int) -> Text:
+def about(silence: dict[str, Any]) -> str:
+    """What a silence is of: "FulcrumWorkerStuck worker=gpu-3"."""
+    labels = " ".join(f"{name}={value}" for name, value in silence["labels"].items())
+    return " ".join(filter(None, (silence["alert_name"], labels))) or silence["alert_id"]
+
+
+def silence_line(silence: dict[str, Any], now_ms: int) -> str:
+    """How long, by whom, why, and its id."""
+    why = f": {silence['reason']}" if silence["reason"] else ""
+    if silence["alert_id"]:
+        return f"looked after by {silence['actor']} for {span(now_ms - silence['made_unix_ms'])}{why} ({silence['id']})"
+    left = span(silence["until_unix_ms"] - now_ms)
+    return f"silent for {left} more, by {silence['actor']}{why} ({silence['id']})"
+
+
+def alert_line(alert: dict[str, Any], now_ms: int, *, silent: bool = False) -> Text:
     """Name, what it is about, since when, and why."""
     over = alert["ended_unix_ms"] is not None
-    about = " ".join(alert["labels"].values())
+    style = "dim" if over or silent else STYLES.get(alert["severity"], "")
+    subject = " ".join(alert["labels"].values())
     when = (
         f"ended {span(now_ms - alert['ended_unix_ms'])} ago"
         if over
         else f"for {span(now_ms - alert['started_unix_ms'])}"
     )
     return Text.assemble(
-        ("✓ " if over else "▲ ", "dim" if over else STYLES.get(alert["severity"], "")),
-        (alert["name"], "dim" if over else STYLES.get(alert["severity"], "")),
-        f" {about} " if about else " ",
+        ("✓ " if over else "△ " if silent else "▲ ", style),
+        (alert["name"], style),
+        f" {subject} " if subject else " ",
         (f"({when}): ", "dim"),
         alert["ended_because"] or alert["reason"],
     )

@@ -1,5 +1,6 @@
 """`fulcrum status`, `advice`, `alerts` and `events`: is the cluster balanced, what is to be done, what has happened."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,15 +31,82 @@ def advice(
     show_advice(ready, apply=apply, yes=yes, as_json=json)
 
 
-def alerts(
+alerts = typer.Typer(invoke_without_command=True)
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for whoever sees it.")]
+
+
+@alerts.callback(epilog="Example: fulcrum alerts --all")
+def alerts_that_fire(
+    context: typer.Context,
     over: Annotated[bool, typer.Option("--all", "-a", metavar="", help="Those too that are over.")] = False,
     ready: ReadyFile = None,
     json: Json = False,
 ) -> None:
-    """Show the alerts that fire, since when, why, and where it says what to do."""
+    """Show the alerts that fire, since when, why, and where it says what to do; keep some silent for a while."""
+    if context.invoked_subcommand is None:
+        _list_alerts(over, ready, json)
+
+
+@alerts.command("list", epilog="Example: fulcrum alerts list --all")
+def list_alerts(
+    over: Annotated[bool, typer.Option("--all", "-a", metavar="", help="Those too that are over.")] = False,
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Show the alerts that fire, what is silent until when, and who looks after what."""
+    _list_alerts(over, ready, json)
+
+
+def _list_alerts(over: bool, ready: Path | None, as_json: bool) -> None:
     from libs.cli.status.alerts import show_alerts  # noqa: PLC0415 (what only this command needs)
 
-    show_alerts(ready, over=over, as_json=json)
+    show_alerts(ready, over=over, as_json=as_json)
+
+
+@alerts.command(epilog="Example: fulcrum alerts silence WorkerStuck --label worker=gpu-3 --for 2h --reason replaced")
+def silence(
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="Of alerts, e.g. FulcrumWorkerStuck; without it of any name.")
+    ] = "",
+    *,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", "-l", metavar="NAME=VALUE", help="That an alert has to have; again for more."),
+    ] = None,
+    length: Annotated[str, typer.Option("--for", metavar="TIME", help="How long, 1m to 7d, e.g. 90m or 2h.")] = "1h",
+    reason: Reason = "",
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Keep alerts silent for a while: they still fire, and neither webhooks nor Prometheus' rule call anybody."""
+    from libs.cli.status.silences import make_silence  # noqa: PLC0415 (what only this command needs)
+
+    make_silence(ready, name, label or [], length, reason=reason, as_json=json)
+
+
+@alerts.command(epilog='Example: fulcrum alerts ack FulcrumWorkerStuck --reason "I look"')
+def ack(
+    alert: Annotated[str, typer.Argument(metavar="ALERT", help="Name or id of one that fires; of a name, all.")],
+    reason: Reason = "",
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """Say that somebody looks after an alert, until it is over."""
+    from libs.cli.status.silences import acknowledge  # noqa: PLC0415 (what only this command needs)
+
+    acknowledge(ready, alert, reason=reason, as_json=json)
+
+
+@alerts.command(epilog="Example: fulcrum alerts unsilence 18e9a0c1f00d")
+def unsilence(
+    silence_id: Annotated[str, typer.Argument(metavar="ID", help="Of a silence, as `fulcrum alerts` names it.")],
+    ready: ReadyFile = None,
+    json: Json = False,
+) -> None:
+    """End a silence, or an acknowledgement, before its time."""
+    from libs.cli.status.silences import end_silence  # noqa: PLC0415 (what only this command needs)
+
+    end_silence(ready, silence_id, as_json=json)
 
 
 def events(

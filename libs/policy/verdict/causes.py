@@ -10,7 +10,7 @@ from libs.policy.grade import Grade
 from libs.policy.pressure.pools import Pressures, fewest_workers
 from libs.policy.verdict.advice import advice
 from libs.policy.verdict.cause import Action, Cause, Code
-from libs.policy.verdict.limits import LEAST_WAIT_S, VerdictLimits
+from libs.policy.verdict.limits import CLEAR_PRESSURE, LEAST_WAIT_S, QUEUED_S, VerdictLimits
 from libs.policy.verdict.state import ModelState, WorkerState
 
 MOST: Final = 100.0
@@ -48,19 +48,22 @@ MOST_ADDED: Final = 4
 """Times the workers there are, up to which it is reckoned how many would do."""
 
 
-def causes(state: ModelState, limits: VerdictLimits) -> list[Cause]:
-    """Those that hold, and those between their thresholds, which end nothing."""
+def causes(state: ModelState, limits: VerdictLimits, *, small: bool = False) -> list[Cause]:
+    """Those that hold, and those between their thresholds, which end nothing. `small`: the cluster is named too small
+    now, and stays so until some roles would leave room."""
     found = [*_links(state, limits), *_slow(state, limits)]
-    shortage = _shortage(state, limits)
+    shortage = _shortage(state, limits, small=small)
     if shortage is not None:
         found.append(shortage)
     return sorted(found, key=lambda each: (each.rank, each.code))
 
 
-def shortage_of(pressures: Pressures, waits_s: float, limits: VerdictLimits) -> tuple[Code, Grade] | None:
+def shortage_of(
+    pressures: Pressures, waits_s: float, limits: VerdictLimits, *, small: bool = False
+) -> tuple[Code, Grade] | None:
     """Which shortage there is, and how sure it is: prompts press only where some wait."""
     grades = {
-        Code.PREFILL_BOUND: limits.pressure.grade(pressures.prefill) if waits_s >= LEAST_WAIT_S else Grade.CLEAR,
+        Code.PREFILL_BOUND: _prompts_grade(pressures.prefill, waits_s, limits),
         Code.DECODE_BOUND_TPOT: limits.pressure.grade(pressures.batch),
         Code.DECODE_BOUND_KV: limits.pressure.grade(pressures.kv),
     }
@@ -72,14 +75,25 @@ def shortage_of(pressures: Pressures, waits_s: float, limits: VerdictLimits) -> 
     worst = max(grades, key=lambda code: (grades[code], sizes[code]))
     if grades[worst] is Grade.CLEAR:
         return None
-    if grades[worst] is Grade.FIRE and pressures.cluster > limits.pressure.fire:
+    room = limits.pressure.clear if small else limits.pressure.fire
+    if grades[worst] is Grade.FIRE and pressures.cluster > room:
         return Code.TOO_SMALL, Grade.FIRE
     return worst, grades[worst]
 
 
-def _shortage(state: ModelState, limits: VerdictLimits) -> Cause | None:
+def _prompts_grade(pressure: float, waits_s: float, limits: VerdictLimits) -> Grade:
+    """Arrivals come in clusters: a pressure just above 1 is a shortage only once a queue shows it."""
+    if waits_s < LEAST_WAIT_S:
+        return Grade.CLEAR
+    grade = limits.pressure.grade(pressure)
+    if grade is Grade.FIRE and pressure < CLEAR_PRESSURE and waits_s < QUEUED_S:
+        return Grade.HOLD
+    return grade
+
+
+def _shortage(state: ModelState, limits: VerdictLimits, *, small: bool) -> Cause | None:
     waits_s = state.work.waiting_ns / 1e9 / max(state.standing.prefill, 1)
-    found = shortage_of(state.pressures, waits_s, limits)
+    found = shortage_of(state.pressures, waits_s, limits, small=small)
     if found is None:
         return None
     code, grade = found

@@ -17,6 +17,10 @@ KV_AWAITED_S: Final = Threshold(0.5, 0.25)
 """How long it has been ready: what comes sooner holds nobody up, however often it does."""
 LEAST_WAIT_S: Final = 0.1
 """Prompts press only where those that wait take prefill workers so long: what is computed as it comes is no queue."""
+CLEAR_PRESSURE: Final = 1.3
+"""From here on prompts press whatever waits: below it the rate of the last seconds may be chance."""
+QUEUED_S: Final = 0.75
+"""And below it they do where those that wait take prefill workers so long."""
 
 
 @dataclass(frozen=True, slots=True)

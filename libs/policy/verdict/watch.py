@@ -43,7 +43,7 @@ class VerdictWatch:
     def __init__(self, limits: VerdictLimits) -> None:
         self.limits = limits
         self._tracks: dict[tuple[str, str], _Track] = {}
-        self._code = Code.UNKNOWN
+        self._code: Code | None = None
         self._since_ns = 0
 
     def look(self, models: Iterable[ModelState | UnknownModel], now_ns: int) -> Verdict:
@@ -52,7 +52,7 @@ class VerdictWatch:
         known = [each for each in models if isinstance(each, ModelState)]
         found: dict[tuple[str, str], Cause] = {}
         for state in known:
-            for cause in causes(state, self.limits):
+            for cause in causes(state, self.limits, small=self._is_small(state.model)):
                 found[_key(cause)] = cause
         for key in [key for key in self._tracks if key not in found]:
             self._clear(key, now_ns)
@@ -62,6 +62,10 @@ class VerdictWatch:
         named.sort(key=lambda each: (each.cause.rank, each.pending_ns))
         standing = [track.cause.seen(track.pending_ns) for track in named]
         return self._verdict(models, standing, now_ns)
+
+    def _is_small(self, model: str) -> bool:
+        track = self._tracks.get((model, "shortage"))
+        return track is not None and track.named and track.cause.code is Code.TOO_SMALL
 
     def _verdict(self, models: Sequence[ModelState | UnknownModel], standing: Sequence[Cause], now_ns: int) -> Verdict:
         if standing:

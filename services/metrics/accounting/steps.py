@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Final
 
 from libs.contracts.errors import KeptElsewhere, NoLongerKept, UnknownWorker
-from libs.contracts.told_step import ToldStep
+from libs.contracts.reported_step import ReportedStep
 from libs.telemetry.fleet import MAX_FLEET_STEPS, Fleet
 from libs.telemetry.worker.steps import FULL_SHARE
 from libs.telemetry.worker.timeline import HISTORY_NS, MAX_STEPS, SpentStep, Timeline
@@ -20,7 +20,7 @@ MIXED: Final = "mixed"
 
 
 @dataclass(frozen=True, slots=True)
-class ToldWait:
+class ReportedWait:
     """A time in which sequences awaited their KV; steps that ran in it count as steps."""
 
     start_unix_ns: int
@@ -44,11 +44,11 @@ class StepsReport:
     complete: bool
     """Whether that is the whole window."""
     gpu_ns: GpuTime
-    steps: list[ToldStep]
+    steps: list[ReportedStep]
     """Those that ran in the window, the oldest first."""
     left_out: int
     """Later ones, beyond the limit."""
-    kv_waits: list[ToldWait]
+    kv_waits: list[ReportedWait]
     """The oldest first, up to the limit."""
 
 
@@ -97,10 +97,10 @@ def steps_of(fleet: Fleet, worker_id: str, end_ns: int, window_ns: int, limit: i
     )
 
 
-def _step(spent: SpentStep) -> ToldStep:
+def _step(spent: SpentStep) -> ReportedStep:
     step, counts = spent.step, spent.step.counts
     kinds = {FULL_SHARE: "prefill", 0: "decode"}
-    return ToldStep(
+    return ReportedStep(
         start_unix_ns=step.start_ns,
         end_unix_ns=step.end_ns,
         running=step.running,
@@ -115,5 +115,5 @@ def _step(spent: SpentStep) -> ToldStep:
     )
 
 
-def _waits(timeline: Timeline, low_ns: int, high_ns: int, limit: int) -> list[ToldWait]:
-    return [ToldWait(start_ns, end_ns) for start_ns, end_ns in timeline.kv_waits(low_ns, high_ns)[:limit]]
+def _waits(timeline: Timeline, low_ns: int, high_ns: int, limit: int) -> list[ReportedWait]:
+    return [ReportedWait(start_ns, end_ns) for start_ns, end_ns in timeline.kv_waits(low_ns, high_ns)[:limit]]

@@ -12,24 +12,31 @@ from libs.contracts import metric_names as names
 from libs.policy.alerts.condition import Severity
 from libs.policy.alerts.rules import ON_TELEMETRY, Name
 from services.metrics.alerts.evaluator import AlertEvaluator
+from services.metrics.alerts.silencer import Silencer
 from services.metrics.alerts.webhook import Webhook
 
 
 class AlertCollector(Collector):
     """As of each scrape."""
 
-    def __init__(self, desk: AlertEvaluator, webhooks: Sequence[Webhook]) -> None:
+    def __init__(self, desk: AlertEvaluator, webhooks: Sequence[Webhook], silencer: Silencer) -> None:
         self._desk = desk
         self._webhooks = webhooks
+        self._silencer = silencer
 
     def collect(self) -> Iterator[Metric]:
         """Every alert there is has a sample, so that 0 is shown."""
-        firing = Counter((alert.name, alert.severity) for alert in self._desk.book.firing())
-        gauge = GaugeMetricFamily(names.ALERTS_FIRING, "Alerts that fire.", labels=("alert", "severity"))
+        alerts = self._desk.book.firing()
+        loud = self._silencer.loud(alerts)
+        firing = Counter((alert.name, alert.severity) for alert in loud)
+        gauge = GaugeMetricFamily(
+            names.ALERTS_FIRING, "Alerts that fire and are not silenced.", labels=("alert", "severity")
+        )
         for name in Name:
             for severity in get_args(Severity):
                 gauge.add_metric((name, severity), firing[name, severity])
         yield gauge
+        yield GaugeMetricFamily(names.ALERTS_SILENCED, "Alerts that fire and are silenced.", len(alerts) - len(loud))
         held_back = GaugeMetricFamily(
             names.ALERTS_HELD_BACK, "1 while it neither fires nor ends, its telemetry being old.", labels=("alert",)
         )

@@ -6,7 +6,7 @@ repeated while something fires, as Alertmanager wants, and tried again when one 
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import httpx
@@ -46,12 +46,18 @@ class Webhook:
         self.page_url = ""
         self.posts = {"ok": 0, "failed": 0}
         self.dropped_alerts = 0
+        self.loud: Callable[[Iterable[Alert]], list[Alert]] = list
+        """Of alerts those that nobody has silenced: only they are posted."""
+
+    def look_again(self) -> None:
+        """Post at once what fires and may be posted now."""
+        self._news.set()
 
     def enter(self, changed: Iterable[Alert]) -> None:
         """Take changed alerts; the post follows at once."""
         for alert in changed:
             self._ended.pop(alert.id, None)  # what fires again is no longer over
-            if alert.state == "resolved":
+            if alert.state == "resolved" and self.loud([alert]):
                 self._ended[alert.id] = alert
                 if len(self._ended) > MAX_ENDED:
                     del self._ended[next(iter(self._ended))]
@@ -78,7 +84,7 @@ class Webhook:
 
     async def _post(self, http: httpx.AsyncClient) -> str:
         """Why it was not taken; empty when it was, or when there is nothing to post."""
-        firing = self._book.firing()
+        firing = self.loud(self._book.firing())
         critical = [alert for alert in firing if alert.severity == "critical"]
         others = [alert for alert in firing if alert.severity != "critical"]
         alerts = [*critical, *self._ended.values(), *others]

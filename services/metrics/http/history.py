@@ -11,7 +11,7 @@ from libs.telemetry.windows.ring import Tier
 from services.metrics.accounting.scope import ALLOWED, parse_scope
 from services.metrics.accounting.series import OccupancyHistory, history, sums
 from services.metrics.accounting.window import TIER_NAMES, parse_span_ns, parse_tier
-from services.metrics.happened.events import Event
+from services.metrics.cluster_events.events import Event
 from services.metrics.history.packed import MAX_CELLS, pack
 from services.metrics.state import MetricsState
 from services.metrics.stream.event_stream import EventStream
@@ -62,7 +62,7 @@ class HistoryApi:
         for piece in sums(self._state.members, self._state.rollups, wanted, tier, bounds_ns):
             pieces.append(piece)
             await asyncio.sleep(0)
-        return history(pieces, wanted, tier.window_ns, self._told_to_ns())
+        return history(pieces, wanted, tier.window_ns, self._covered_to_ns())
 
     async def windows(self, window: Window = "100ms", span: Span = "2s", end_unix_ms: End = None) -> Response:
         """The same of every worker by itself, as bytes: a JSON header, then arrays (see history/packed.py)."""
@@ -75,7 +75,7 @@ class HistoryApi:
                 f"span={span[:40]!r} is over {longest_ns / 1e9:g}s for {workers} workers", param="span"
             )
         series = self._state.rollups.read(tier.window_ns, low_ns, high_ns)
-        return Response(pack(series, self._state.members, self._told_to_ns()), media_type="application/octet-stream")
+        return Response(pack(series, self._state.members, self._covered_to_ns()), media_type="application/octet-stream")
 
     async def events(self, limit: Limit = 100) -> list[Event]:
         """Role moves and changes of the planner's mode, the newest first."""
@@ -88,14 +88,14 @@ class HistoryApi:
         self._hub.check_room()
         return EventStream(self._hub, between=between)
 
-    def _told_to_ns(self) -> int:
+    def _covered_to_ns(self) -> int:
         """Windows are written up to there."""
         return self._state.history.written_to_ns or self._clock.now_ns() - self._lag_ns
 
     def _bounds(self, tier: Tier, span: str, end_unix_ms: int | None) -> tuple[int, int]:
         """[low, high) in whole windows; the newest is the one that holds the last moment written."""
         span_ns, length_ns = parse_span_ns(span, tier), tier.window_ns
-        newest_ns = min(self._clock.now_ns() - self._lag_ns, self._told_to_ns())  # due, but not written yet: no 0
+        newest_ns = min(self._clock.now_ns() - self._lag_ns, self._covered_to_ns())  # due, but not written yet: no 0
         end_ns = asked_end_ns(end_unix_ms, newest_ns)
         high_ns = max(-(-end_ns // length_ns) if length_ns > 10**8 else end_ns // length_ns, 0) * length_ns
         return max(high_ns - span_ns // length_ns * length_ns, 0), high_ns

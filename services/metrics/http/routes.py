@@ -1,7 +1,6 @@
 """The routes of the metrics service."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -9,7 +8,7 @@ from fastapi import APIRouter, FastAPI, Query, Response
 from prometheus_client import CollectorRegistry
 
 from libs.contracts.errors import InvalidRequest
-from libs.policy.alerts.store import MAX_RECENT, Alert, AlertStore
+from libs.policy.alerts.store import AlertStore
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
 from services.metrics.accounting.age import MS_NS
@@ -19,23 +18,23 @@ from services.metrics.accounting.queues import phase_queues
 from services.metrics.accounting.scope import parse_scope
 from services.metrics.accounting.steps import KEPT, StepsReport, steps_of
 from services.metrics.accounting.window import ALLOWED, TIER_NAMES, parse_span_ns, parse_tier, parse_window_ns
-from services.metrics.happened.decisions import MAX_DECISIONS, DecisionLog
+from services.metrics.cluster_events.decisions import MAX_DECISIONS, DecisionLog
 from services.metrics.http.history import BAD_QUERY, End, HistoryApi, ScopeText, Span, asked_end_ns
 from services.metrics.http.runbook import runbook_router
 from services.metrics.http.static import Page
+from services.metrics.past_status.recorder import StatusRecorder
+from services.metrics.past_status.rings import TIERS
 from services.metrics.requests.wire import Finished, RequestsReport
 from services.metrics.state import MetricsState
 from services.metrics.status.api import status_router
 from services.metrics.status.evaluator import VerdictEvaluator
 from services.metrics.stream.hub import Hub
-from services.metrics.trail.rings import TIERS
-from services.metrics.trail.trail import Trail
 
 LENGTHS = [name for name, tier in TIER_NAMES.items() if tier in TIERS]
 StatusWindow = Annotated[str, Query(description=f"Length of each window: {', '.join(LENGTHS)}.")]
 
 
-def trail_router(trail: Trail, clock: Clock) -> APIRouter:
+def past_status_router(recorder: StatusRecorder, clock: Clock) -> APIRouter:
     """`/v1/status/history`."""
     router = APIRouter(prefix="/v1")
 
@@ -47,7 +46,7 @@ def trail_router(trail: Trail, clock: Clock) -> APIRouter:
             raise InvalidRequest(f"window={window[:40]!r} is not one of {', '.join(LENGTHS)}", param="window")
         length_ns, span_ns = tier.window_ns, parse_span_ns(span, tier)
         high_ns = -(-asked_end_ns(end_unix_ms, clock.now_ns()) // length_ns) * length_ns
-        reported = trail.history(length_ns, max(high_ns - span_ns // length_ns * length_ns, 0), high_ns)
+        reported = recorder.history(length_ns, max(high_ns - span_ns // length_ns * length_ns, 0), high_ns)
         return Response(msgspec.json.encode(reported), media_type="application/json")
 
     return router
@@ -65,31 +64,6 @@ def decisions_router(log: DecisionLog) -> APIRouter:
     async def decisions(limit: DecisionLimit = 20, *, keeps: Keeps = False) -> Response:
         """The planner's last decisions, as the topic brought them, the newest first."""
         return Response(msgspec.json.encode(log.newest(limit, keeps=keeps)), media_type="application/json")
-
-    return router
-
-
-AlertLimit = Annotated[int, Query(ge=0, le=MAX_RECENT, description="How many of the last changes, the newest first.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Alerts:
-    """What fires now, the longest first, and the last changes, the newest first."""
-
-    firing: list[Alert]
-    recent: list[Alert]
-    held_back: list[str]
-    """Names of alerts that neither fire nor end now, since the telemetry that they stand on is old."""
-
-
-def alerts_router(book: AlertStore) -> APIRouter:
-    """`/v1/alerts`."""
-    router = APIRouter(prefix="/v1")
-
-    @router.get("/alerts")
-    async def alerts(limit: AlertLimit = 100) -> Alerts:
-        """What fires, and the last changes; the stream brings further ones."""
-        return Alerts(book.firing(), book.newest(limit), list(book.held_back))
 
     return router
 
@@ -118,7 +92,7 @@ def make_api(
     lag_ns: int,
     live_lag_ns: int,
     verdicts: VerdictEvaluator | None = None,
-    trail: Trail | None = None,
+    recorder: StatusRecorder | None = None,
     more: Iterable[APIRouter] = (),
 ) -> FastAPI:
     """The app over `state`. Windows end `lag_ns` before now, when telemetry has come in; those of history and stream
@@ -180,11 +154,10 @@ def make_api(
         return Response(msgspec.json.encode(report), media_type="application/json")
 
     app.include_router(HistoryApi(state, hub, clock, lag_ns=live_lag_ns).router())
-    app.include_router(alerts_router(book))
     if verdicts is not None:
         app.include_router(status_router(state, verdicts, book, clock))
     app.include_router(decisions_router(state.decision_log))
-    app.include_router(trail_router(trail or Trail(), clock))
+    app.include_router(past_status_router(recorder or StatusRecorder(), clock))
     app.include_router(runbook_router())
     for router in more:
         app.include_router(router)

@@ -166,4 +166,4 @@ class Sharing:
             return self.shares.leads(now_ns)
         facts = fleet.directory.facts(worker_id)
         covered_to_ns = None if facts is None else facts.covered_to_unix_ns
-        return self.shares.traces(own=fleet.directory.is_own(worker_id), told_to_ns=covered_to_ns, now_ns=now_ns)
+        return self.shares.traces(own=fleet.directory.is_own(worker_id), covered_to_ns=covered_to_ns, now_ns=now_ns)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from libs.perfmodel.reference import expected_ns
 from libs.policy.step_time import StepTimeModel
@@ -16,6 +17,10 @@ LOOK_BACK_NS: Final = 3 * WINDOW_NS
 LEAST_STEPS: Final = 3
 LEAST_NS: Final = 150_000_000
 """Fewer steps, or less time in them, tell nothing of a worker."""
+LAST_STEPS: Final = 2
+LAST_NS: Final = 400_000_000
+"""Where each of the newest steps took as much longer, and they took this long together, the worker has become slow
+since, however fast it was before."""
 _BATCH: Final = StepCounts._fields.index("decode_sequences")
 
 
@@ -53,7 +58,14 @@ def pace(steps: FinishedSteps, usual: StepTimeModel, now_ns: int) -> Pace:
         return NO_PACE
     counts = steps.counts[:, first:]
     batch = counts[_BATCH]
-    expected = float(expected_ns(usual, counts).sum())
-    total_ns = float(took_ns.sum())
-    enough = len(took_ns) >= LEAST_STEPS and total_ns >= LEAST_NS and expected > 0
-    return Pace(total_ns / expected if enough else None, float(took_ns @ batch), float(batch.sum()))
+    expected = expected_ns(usual, counts)
+    total_ns, whole_ns = float(took_ns.sum()), float(expected.sum())
+    enough = len(took_ns) >= LEAST_STEPS and total_ns >= LEAST_NS and whole_ns > 0
+    slowness = max(total_ns / whole_ns, _lately(took_ns, expected)) if enough else None
+    return Pace(slowness, float(took_ns @ batch), float(batch.sum()))
+
+
+def _lately(took_ns: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
+    """The least slow of the newest steps, so that one that stood still accuses nobody; 0 where they say too little."""
+    took, most = took_ns[-LAST_STEPS:], np.maximum(expected[-LAST_STEPS:], 1.0)
+    return float((took / most).min()) if took.sum() >= LAST_NS else 0.0

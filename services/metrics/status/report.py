@@ -21,7 +21,7 @@ MOVED_MS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
-class ToldAction:
+class ReportedAction:
     """Workers that are to take another role."""
 
     command: str
@@ -32,29 +32,29 @@ class ToldAction:
 
 
 @dataclass(frozen=True, slots=True)
-class ToldCause:
+class ReportedCause:
     """Something that holds requests up."""
 
     code: str
     model: str
     sentence: str
     since_unix_ms: int
-    action: ToldAction | None
+    action: ReportedAction | None
     workers: list[str]
     """The slow ones, or those behind a slow link."""
 
 
 @dataclass(frozen=True, slots=True)
-class ToldVerdict:
+class ReportedVerdict:
     """What holds requests up first, or that nothing does."""
 
     code: str
     model: str
     sentence: str
     since_unix_ms: int
-    action: ToldAction | None
+    action: ReportedAction | None
     """Null where nothing is to do, or a planner does it."""
-    causes: list[ToldCause]
+    causes: list[ReportedCause]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class ClusterStatus:
     """How old the newest telemetry behind it is."""
     live: bool
     not_live_because: str | None
-    verdict: ToldVerdict
+    verdict: ReportedVerdict
     planner: PlannerStatus
     models: list[ModelStatus]
     traffic: Traffic
@@ -192,14 +192,14 @@ def cluster_status(
     )
 
 
-def _verdict(verdict: Verdict, planner: PlannerStatus) -> ToldVerdict:
+def _verdict(verdict: Verdict, planner: PlannerStatus) -> ReportedVerdict:
     causes = [_cause(each, planner) for each in verdict.causes]
     first = causes[0] if causes else None
     sentence = verdict.sentence
     move = planner.last_move
     if first is not None and planner.acts and move is not None and move.age_ms <= MOVED_MS:
         sentence += f" {move.actor} moved {move.worker} to {move.to_role} {move.age_ms / 1000:.0f} s ago."
-    return ToldVerdict(
+    return ReportedVerdict(
         code=verdict.code,
         model=verdict.model,
         sentence=sentence,
@@ -209,18 +209,18 @@ def _verdict(verdict: Verdict, planner: PlannerStatus) -> ToldVerdict:
     )
 
 
-def _cause(cause: Cause, planner: PlannerStatus) -> ToldCause:
+def _cause(cause: Cause, planner: PlannerStatus) -> ReportedCause:
     """A planner that acts needs nobody to type its moves."""
     action = None if planner.acts else _action(cause.action)
     since_ms = cause.since_ns // NS_PER_MS
-    return ToldCause(cause.code, cause.model, cause.sentence, since_ms, action, list(cause.workers))
+    return ReportedCause(cause.code, cause.model, cause.sentence, since_ms, action, list(cause.workers))
 
 
-def _action(action: Action | None) -> ToldAction | None:
+def _action(action: Action | None) -> ReportedAction | None:
     if action is None:
         return None
     then = min(action.pressure_then, MAX_PRESSURE)
-    return ToldAction(action.command, list(action.workers), action.role, action.budget_tokens, then)
+    return ReportedAction(action.command, list(action.workers), action.role, action.budget_tokens, then)
 
 
 def _model(model: str, seen: Seen, waiting_requests: int | None) -> ModelStatus:

@@ -11,7 +11,7 @@ from libs.policy.alerts.store import Alert
 from libs.telemetry.history import WrittenWindow
 from libs.telemetry.listing import Listing, Loads
 from services.metrics.accounting.queues import PhaseQueue
-from services.metrics.happened.events import Event
+from services.metrics.cluster_events.events import Event
 
 MS_NS: Final = 1_000_000
 

@@ -30,6 +30,7 @@ from tests.metrics_rig import serving_metrics
 MS = 1_000_000
 BATCH_NS = 100 * MS
 WAIT_MS = 10_000
+REFUSED = "Failed to load resource"
 SECOND_NS = 1_000 * MS
 
 
@@ -156,14 +157,14 @@ async def serving(
 
 
 @asynccontextmanager
-async def looking(service: Service, path: str = "/", **options: Any) -> AsyncIterator[Page]:
-    """The page, which must not complain of anything."""
+async def looking(service: Service, path: str = "/", *, refused: bool = False, **options: Any) -> AsyncIterator[Page]:
+    """The page, which must not complain of anything; `refused`: but for what the service refuses, as is expected."""
     async with browser() as running:
         page = await running.new_page(**options)
         errors = listen_for_errors(page)
         await page.goto(service.url + path)
         yield page
-        assert errors == []
+        assert [each for each in errors if not (refused and REFUSED in each)] == []
 
 
 async def figures(page: Page, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ async def test_what_the_stream_left_out_while_the_page_was_paused_is_there_once_
         service.hub.loses = True
         number = service.state.events.count
         role_moved(service, "decode-0", "prefill")
-        await until(lambda: service.state.events.count > number and not service.state.untold_events())
+        await until(lambda: service.state.events.count > number and not service.state.unsent_events())
         await lose_ticks(service, 0.3)
         await page.locator("#pause").click()
         await expect(page.locator("#moves button")).to_have_count(1, timeout=WAIT_MS)

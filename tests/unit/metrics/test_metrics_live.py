@@ -20,7 +20,7 @@ from services.metrics.accounting.scope import parse_scope
 from services.metrics.accounting.series import history, sums
 from services.metrics.accounting.window import TIER_NAMES, parse_span_ns, parse_tier
 from services.metrics.alerts.evaluator import AlertEvaluator
-from services.metrics.happened.events import MAX_EVENTS, EventLog
+from services.metrics.cluster_events.events import MAX_EVENTS, EventLog
 from services.metrics.history.packed import pack
 from services.metrics.live import TICK_NS, tick
 from services.metrics.prometheus import RequestMetrics
@@ -307,7 +307,7 @@ async def test_a_role_move_is_told_once_with_its_reason(live):
         "role_moved", "decode-0", "me", "by hand",
     )  # fmt: skip
     live.tick(200)
-    assert live.state.untold_events() == []
+    assert live.state.unsent_events() == []
     assert [each.number for each in live.state.events.newest(10)] == [1]
 
 

@@ -170,3 +170,19 @@ def test_faults_of_simulated_devices_follow_their_file(tmp_path):
         file.write_text(text)
         now[0] += 2 * LOOK_S
         assert faults.slow() == slow
+
+
+def test_a_worker_whose_last_two_steps_were_slow_is_slow_however_fast_it_was_and_one_slow_step_accuses_nobody():
+    def of(*times):
+        ends = [1_000 * MS + sum(times[: place + 1]) * MS for place in range(len(times))]
+        starts = [end - took * MS for end, took in zip(ends, times, strict=True)]
+        counts = np.array([[0], [0], [0], [1], [100], [0]], dtype=float).repeat(len(times), axis=1)
+        steps = FinishedSteps(np.array(starts), np.array(ends), np.zeros(len(times)), counts)
+        return pace(steps, usual, ends[-1]).slowness
+
+    one = np.array([[0], [0], [0], [1], [100], [0]], dtype=float)
+    usual = StepTimeModel(8e6, 6e4, 0.0, 200e6, 0.0, 0.0, interference=0.0)
+    each = float(expected_ns(usual, one)[0]) / MS
+    fast, slow = round(each), round(3 * each)
+    assert of(fast, fast, fast, fast, slow, slow) == pytest.approx(3, rel=0.05)
+    assert of(fast, fast, fast, fast, fast, slow) == pytest.approx(8 / 6, rel=0.05)

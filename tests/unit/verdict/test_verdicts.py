@@ -155,3 +155,31 @@ def test_without_work_it_is_idle_and_with_work_of_which_nothing_is_known_unknown
     assert watch.look([replace(state(), at_rest=True)], 2 * S).code is Code.IDLE
     unknown = watch.look([UnknownModel("m", "no gateway says what waits there", at_rest=False)], 3 * S)
     assert (unknown.code, unknown.sentence) == (Code.UNKNOWN, "Not known: no gateway says what waits there.")
+
+
+def test_what_is_not_known_from_the_first_look_on_stands_since_that_look():
+    watch = VerdictWatch(LIMITS)
+    unknown = UnknownModel("m", "no gateway says what waits there", at_rest=False)
+    assert watch.look([unknown], 7 * S).since_ns == 7 * S
+    assert watch.look([unknown], 9 * S).since_ns == 7 * S
+
+
+def test_a_pressure_just_above_one_is_a_shortage_only_once_a_queue_shows_it():
+    assert codes(state(prompts=3.3, decodes=20, waits_s=0.3)) == []
+    assert codes(state(prompts=3.3, decodes=20, waits_s=0.9)) == [Code.PREFILL_BOUND]
+    assert codes(state(prompts=4.2, decodes=20, waits_s=0.3)) == [Code.PREFILL_BOUND]
+
+
+def test_a_cluster_that_is_too_small_stays_so_until_some_roles_would_leave_room():
+    watch, small, nearly = VerdictWatch(LIMITS), state(prompts=9.0, decodes=20), state(prompts=7.0, decodes=20)
+    assert small.pressures.cluster > 1 > nearly.pressures.cluster > LIMITS.pressure.clear
+    for at_ms in range(0, 2_000, 100):
+        found = watch.look([small], at_ms * MS)
+    assert found.code is Code.TOO_SMALL
+    for at_ms in range(2_000, 5_000, 100):
+        found = watch.look([nearly], at_ms * MS)
+    assert found.code is Code.TOO_SMALL
+    fresh = VerdictWatch(LIMITS)
+    for at_ms in range(0, 2_000, 100):
+        found = fresh.look([nearly], at_ms * MS)
+    assert found.code is Code.PREFILL_BOUND

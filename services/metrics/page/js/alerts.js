@@ -1,7 +1,9 @@
 // Alerts: those that fire, and their changes as marks on the time axis. A click tells reason and runbook.
 
+import { askWith, change } from "./admin.js";
 import { ask } from "./ask.js";
 import { clockText } from "./chart.js";
+import { span } from "./status/words.js";
 
 const MAX_CHANGES = 500;
 const MAX_ALIKE = 3; // listed one by one
@@ -10,17 +12,34 @@ const MAX_NAMED = 8; // of more
 export class Alerts {
   firing = new Map(); // id -> alert
   changes = []; // {unix_ms, alert}, as they came
+  silences = []; // that hold, acknowledgements among them
 
   /** Load what fires and what has changed; false when the service does not tell. */
   async load() {
     try {
-      const { firing, recent } = await (await ask(`/v1/alerts?limit=${MAX_CHANGES}`)).json();
+      const { firing, recent, silences = [] } = await (await ask(`/v1/alerts?limit=${MAX_CHANGES}`)).json();
       this.take(recent.reverse());
       this.firing = new Map(firing.map((alert) => [alert.id, alert]));
+      this.silences = silences;
       return true;
     } catch {
       return false;
     }
+  }
+
+  /** Load what is silent by now: the stream does not say it. */
+  async loadSilences() {
+    try {
+      this.silences = (await (await ask("/v1/alerts?limit=0")).json()).silences ?? [];
+    } catch {
+      // What was known stands.
+    }
+  }
+
+  /** That which keeps an alert silent, and that by which somebody looks after it. */
+  quietOf({ id }) {
+    const of = this.silences.filter((each) => each.alerts.includes(id));
+    return { silent: of.find((each) => !each.alert_id), seen: of.find((each) => each.alert_id) };
   }
 
   /** Enter changes, the oldest first. */
@@ -56,24 +75,68 @@ export function factsOf({ unix_ms, alert }) {
 export class AlertList {
   #shown = "";
 
-  constructor(badge, list) {
-    this.badge = badge;
-    this.list = list;
-    badge.addEventListener("click", () => list.scrollIntoView({ block: "nearest" }));
+  /** `onOpen`: somebody wants to see the list. */
+  constructor(badge, list, dialog, onOpen) {
+    Object.assign(this, { badge, list, dialog });
+    badge.addEventListener("click", onOpen);
   }
 
   draw(alerts) {
     const firing = [...alerts.firing.values()].sort(worstFirst);
-    const shown = firing.map((alert) => alert.number).join();
+    const shown = JSON.stringify([firing.map((alert) => alert.number), alerts.silences]);
     if (shown === this.#shown) return;
     this.#shown = shown;
-    this.badge.hidden = this.list.hidden = firing.length === 0;
-    this.badge.textContent = firing.length === 1 ? "1 alert" : `${firing.length} alerts`;
-    this.badge.classList.toggle("critical", firing.some((alert) => alert.severity === "critical"));
-    const byKind = Map.groupBy(firing, (alert) => `${alert.severity} ${alert.name}`);
-    const entries = [...byKind.values()].flatMap((alike) => (alike.length > MAX_ALIKE ? [entryOf(alike[0], alike)] : alike.map((alert) => entryOf(alert))));
+    const quiet = new Map(firing.map((alert) => [alert, alerts.quietOf(alert)]));
+    const calls = firing.filter((alert) => !quiet.get(alert).silent && !quiet.get(alert).seen);
+    this.list.hidden = firing.length === 0;
+    this.badge.hidden = calls.length === 0;
+    this.badge.textContent = calls.length === 1 ? "1 alert" : `${calls.length} alerts`;
+    this.badge.classList.toggle("critical", calls.some((alert) => alert.severity === "critical"));
+    const rank = (alert) => (quiet.get(alert).silent ? 2 : 0) + (quiet.get(alert).seen ? 1 : 0);
+    const byKind = Map.groupBy(firing.toSorted((a, b) => rank(a) - rank(b)), (alert) => `${rank(alert)} ${alert.severity} ${alert.name}`);
+    const entries = [...byKind.values()].flatMap((alike) => (alike.length > MAX_ALIKE ? [this.#entryOf(alerts, alike[0], alike)] : alike.map((alert) => this.#entryOf(alerts, alert))));
     this.list.replaceChildren(...entries);
   }
+
+  #entryOf(alerts, alert, alike = [alert]) {
+    const entry = entryOf(alert, alike);
+    const { silent, seen } = alerts.quietOf(alert);
+    entry.classList.toggle("silent", Boolean(silent));
+    const button = entry.querySelector("small").appendChild(document.createElement("button"));
+    [button.textContent, button.title] = ["…", "silence it, or look after it"];
+    button.setAttribute("aria-label", `silence ${nameOf(alert)}, or look after it`);
+    button.addEventListener("click", () => this.#open(alerts, alert, alike));
+    for (const each of [silent, seen].filter(Boolean)) {
+      const line = entry.appendChild(document.createElement("span"));
+      line.className = "quiet";
+      line.textContent = quietText(each);
+    }
+    return entry;
+  }
+
+  #open(alerts, alert, alike) {
+    const { silent, seen } = alerts.quietOf(alert);
+    const [$, several] = [(id) => document.getElementById(id), alike.length > 1];
+    this.dialog.querySelector("h2").textContent = several ? `${wordsOf(alert)} × ${alike.length}` : nameOf(alert);
+    $("quiet-what").textContent = [silent, seen].filter(Boolean).map(quietText).join("; ") || "A silent alert fires as before, and nobody is called. Who looks after one takes it out of the count until it is over.";
+    $("quiet-end").hidden = !silent && !seen;
+    $("quiet-ack").hidden = several || Boolean(seen);
+    const field = $("quiet-token"), said = () => ({ actor: "the page", reason: $("quiet-reason").value });
+    askWith(this.dialog, field, $("quiet-refused"), async (wanted) => {
+      if (wanted === "end") await change("DELETE", `/v1/alerts/silences/${(silent ?? seen).id}`, null, field);
+      else if (wanted === "ack") await change("POST", "/v1/alerts/acks", { alert_id: alert.id, ...said() }, field);
+      else await change("POST", "/v1/alerts/silences", { alert_name: alert.name, labels: several ? {} : alert.labels, for_s: Number($("quiet-for").value), ...said() }, field);
+      await alerts.loadSilences();
+      this.draw(alerts);
+    });
+  }
+}
+
+/** Until when, by whom, and why. */
+function quietText(each) {
+  const why = each.reason ? `: ${each.reason}` : "";
+  if (each.alert_id) return `looked after by ${each.actor} for ${span(Date.now() - each.made_unix_ms)}${why}`;
+  return `silent for ${span(each.until_unix_ms - Date.now())} more, by ${each.actor}${why}`;
 }
 
 const worstFirst = (a, b) => (b.severity === "critical") - (a.severity === "critical") || b.started_unix_ms - a.started_unix_ms;

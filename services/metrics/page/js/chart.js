@@ -12,7 +12,7 @@ const DAY_S = 86400;
 const FONT = "11px system-ui, sans-serif";
 
 /** A chart in `host`. `scales` and `series` are uPlot's; `bounds()` is [first, last] in seconds. */
-export function makeChart(host, { height, scales, series, bounds, yAxis, marks, windowSeconds, onCursor, uncovered, level }) {
+export function makeChart(host, { height, scales, series, bands, sync = "time", bounds, yAxis, marks, windowSeconds, onCursor, uncovered, level }) {
   const axis = {
     stroke: () => colors().faint.css,
     grid: { stroke: () => colors().line.css, width: 0.5 },
@@ -25,13 +25,14 @@ export function makeChart(host, { height, scales, series, bounds, yAxis, marks, 
       height,
       padding: [6, 0, 0, 0],
       legend: { show: false },
-      cursor: { sync: { key: "time" }, drag: { x: false, y: false }, points: { show: false }, y: false },
+      cursor: { sync: { key: sync }, drag: { x: false, y: false }, points: { show: false }, y: false },
       scales: { x: { time: true, range: () => bounds() }, ...scales },
       axes: [
         { ...axis, size: AXIS_PX, space: 70, values: axisTexts },
         { ...axis, size: GUTTER_PX, gap: 4, ...yAxis },
       ],
       series: [{}, ...series],
+      bands,
       hooks: {
         drawClear: [(plot) => uncovered && fillHatched(plot), fillUnknown],
         draw: [(plot) => drawProvisional(plot, windowSeconds()), (plot) => drawMarks(plot, marks()), (plot) => level !== undefined && drawLevel(plot, level)],
@@ -48,7 +49,7 @@ export function makeChart(host, { height, scales, series, bounds, yAxis, marks, 
 /** Times below a chart, as exact as its span asks for; none where it would not fit beside the edge. */
 function axisTexts(plot, ticks) {
   const { min, max } = plot.scales.x;
-  const text = max - min > DAY_S ? dayText : clockText;
+  const text = max - min >= DAY_S ? dayText : clockText;
   return ticks.map((tick) => (plot.valToPos(tick, "x") + LABEL_PX / 2 > plot.bbox.width / devicePixelRatio ? "" : text(tick)));
 }
 

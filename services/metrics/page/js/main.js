@@ -14,6 +14,7 @@ import { HappenedList } from "./happened/list.js";
 import { HeatMap } from "./heat.js";
 import { listen } from "./keys.js";
 import { followLatency } from "./latency.js";
+import { offerLogout } from "./logout.js";
 import { Moves } from "./moves.js";
 import { LIVE_WINDOW_MS } from "./phases.js";
 import { makeStack } from "./stack.js";
@@ -27,14 +28,20 @@ import { figuresOf, Replay } from "./replay.js";
 import { splitScope } from "./store.js";
 import { drawSummary } from "./summary.js";
 import { Tables } from "./tables.js";
+import { ForecastTab } from "./tabs/forecast.js";
+import { ModelsTab } from "./tabs/models.js";
+import { makeTabs, Poll } from "./tabs/tabs.js";
 import { makeTrend } from "./trend.js";
 import { View } from "./view.js";
+import { RoleControl } from "./worker/role.js";
 
 const FIGURE_MS = 2000; // what the figures at the top and in the tables are of
 const TABLES_MS = 500; // how often tables are filled
 const TRAFFIC_MS = 1000; // how often traffic is drawn: its windows are of seconds
 const BEHIND_MS = 2000; // data that are older are not called live
 const AGE_MS = 400; // how often the age is written
+const ROLE_WINDOWS = 4; // the newest may not have come of a worker yet
+const SILENCES_MS = 5000;
 const DRAW_MS = 50; // between two pictures at least: changes come more often than anybody sees
 
 const NOBODY = "No worker is heard of. Figures come as soon as one sends telemetry.";
@@ -59,7 +66,12 @@ const tables = new Tables($("tables"), {
   onOrder: (key) => view.set({ order: view.order === key ? `-${key}` : key }),
 });
 const steps = new Steps($("steps"));
-const alertList = new AlertList($("badge"), $("alerts"));
+const roleControl = new RoleControl();
+const drawTabs = makeTabs(view, { forecast: new ForecastTab(() => (status.now?.models ?? []).map(({ model }) => model)), models: new ModelsTab() });
+const alertList = new AlertList($("badge"), $("alerts"), $("quiet"), () => {
+  view.set({ tab: "live" });
+  requestAnimationFrame(() => $("alerts").scrollIntoView({ block: "nearest" }));
+});
 const moves = new Moves($("moves"), $("move"));
 const happened = new HappenedList($("events"), $("event-kind"), (unixMs) => goTo(unixMs + (view.rangeOf.windowMs * view.rangeOf.columns) / 2));
 $("event-kind").addEventListener("change", redraw);
@@ -69,6 +81,7 @@ const applyTheme = followTheme(view, () => {
   heat.invalidate();
   redraw();
 });
+offerLogout();
 const replay = new Replay(view, feed);
 listen(makeControls(view, { pause, replay, goTo, save: (kind) => save(kind, `fulcrum-${view.scope.replace(/\W+/g, "-")}`, rowsOf(feed.shown, view.scope, ...span)), nodeOf }));
 
@@ -106,6 +119,7 @@ new ResizeObserver(redraw).observe($("heat"));
 
 feed.start(view.rangeOf, view.endMs);
 status.start();
+new Poll(() => feed.alerts.loadSilences().then(redraw), SILENCES_MS).start();
 new Decisions($("decisions").tBodies[0], $("decisions-note"), $("move")).follow();
 steps.follow(() => stepsOf);
 followLatency($("latency"), $("latency-note"), () => view.endMs);
@@ -143,6 +157,8 @@ function redraw() {
 function draw(now) {
   [wanted, drawnAt] = [false, now];
   drawStatus();
+  drawTabs();
+  if (view.tab !== "live") return alertList.draw(feed.alerts);
   const store = feed.shown, { live } = feed;
   const last = view.endMs ? Math.floor((view.endMs - 1) / store.windowMs) : store.newest < 0 ? Math.floor(feed.latestMs / store.windowMs) : store.newest;
   span = [last - feed.range.columns + 1, last];
@@ -162,6 +178,7 @@ function draw(now) {
   $("latency-of").hidden = view.scope === "cluster";
   const [kind, worker] = splitScope(view.scope);
   stepsOf = kind === "worker" ? { worker, endMs: asOfMs, windowMs, past: feed.paused } : null;
+  roleControl.draw(kind === "worker" && !feed.paused ? worker : null, roleOf(store, worker, last));
   drawSummary(figures.store.total(view.scope, figures.last, figures.count), depths, feed.queues, { asOfMs, windowMs, scope: view.scope });
   if (now - tablesAt >= TABLES_MS) {
     tablesAt = now;
@@ -179,6 +196,12 @@ function draw(now) {
       redraw();
     }, TABLES_MS);
   }
+}
+
+/** That a worker has at the end of the picture, as far as it is known. */
+function roleOf(store, worker, last) {
+  const slot = store.slots.get(worker);
+  return slot === undefined ? "" : ([...store.rolesIn(slot, last - ROLE_WINDOWS, last)][0] ?? "");
 }
 
 /** The verdict, pressure and traffic, of now or of the moment that the view ends at. */

@@ -53,6 +53,7 @@ async function refusal(url) {
   try {
     const answer = await ask(url, { signal: asking.signal });
     if (answer.ok) return { problem: "connecting", waitMs: 0 };
+    if (answer.status === 401) location.assign("login"); // the session has ended, or the key that it stood for
     const { message } = (await answer.json()).error;
     const waitS = Number(answer.headers.get("retry-after")) || RETRY_MS / 1000;
     return { problem: `${message}; asking again after ${waitS} s`, waitMs: 1000 * waitS };

@@ -2,7 +2,8 @@
 
 import { RANGES } from "./phases.js";
 
-const DEFAULTS = { range: "30s", scope: "cluster", sort: "node", theme: "", end: "", filter: "", order: "name" };
+export const TABS = ["live", "forecast", "models"];
+const DEFAULTS = { range: "30s", scope: "cluster", sort: "node", theme: "", end: "", filter: "", order: "name", tab: "live" };
 const ALLOWED = {
   range: (value) => Object.hasOwn(RANGES, value),
   sort: (value) => ["node", "pool", "model", "busy"].includes(value),
@@ -10,6 +11,7 @@ const ALLOWED = {
   end: (value) => /^\d{13}$/.test(value) || value === "",
   scope: (value) => value === "cluster" || /^(pool|model|node|worker):./.test(value),
   filter: () => true,
+  tab: (value) => TABS.includes(value),
   order: (value) => /^-?[a-z_]+$/.test(value),
 };
 
@@ -40,7 +42,7 @@ export class View extends EventTarget {
   }
 
   /** Change some of it; a change of scope can be gone back from, and others where it is said. */
-  set(changes, { back = "scope" in changes } = {}) {
+  set(changes, { back = "scope" in changes || "tab" in changes } = {}) {
     Object.assign(this, changes);
     const query = new URLSearchParams();
     for (const [name, value] of Object.entries(DEFAULTS)) if (this[name] !== value) query.set(name, this[name]);

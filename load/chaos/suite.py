@@ -1,0 +1,210 @@
+"""A whole suite in virtual time: gateways, workers, planner and metrics as they are, and clients that it is asked by.
+
+What a test or bench does is a coroutine over a `VirtualSuite`; the same seed and coroutine give the same run.
+"""
+
+import asyncio
+import gc
+import io
+import os
+import random as global_random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final, TypeVar
+from unittest.mock import patch
+
+import msgspec
+import structlog
+
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
+from libs.contracts.topics import REQUESTS
+from load.chaos.clients import Ask, send
+from load.chaos.cluster import Cluster
+from load.chaos.control import METRICS, PLANNER
+from load.chaos.loop import Node, SimLoop
+from load.chaos.net import Log, Net
+from load.chaos.stores import Stores
+from services.gateway.batch.run import BatchPorts
+from services.metrics.status.api import status_now
+
+T = TypeVar("T")
+GATEWAY: Final = "g0"
+SETTLE_S: Final = 3.0
+"""Before anything else: everybody has found everybody."""
+KV_LEASE_MS: Final = 30_000
+TELEMETRY_MS: Final = 100
+"""As live suites have it."""
+LETTERS: Final = range(97, 123)
+TOKEN: Final = b'"text"'
+"""One in each piece of an answer that brings a token."""
+LATE_S: Final = 600.0
+"""A request that takes longer is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteSpec:
+    """What is started. Settings are those of the services, by field."""
+
+    roles: Sequence[str]
+    worker: Mapping[str, Any]
+    gateway: Mapping[str, Any] = field(default_factory=dict)
+    planner: Mapping[str, Any] | None = field(default_factory=dict)
+    """None: no planner."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    batch: BatchPorts | None = None
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request, and what its client has had of it so far. Times are the loop's."""
+
+    isl: int
+    osl: int
+    sent_s: float
+    first_s: float = 0.0
+    """0: no token has come."""
+    last_s: float = 0.0
+    tokens: int = 0
+    done: bool = False
+    status: int = 0
+    retry_after_s: float | None = None
+    """Of a refusal that says when to come again."""
+    broken: str = ""
+
+    @property
+    def failed(self) -> str:
+        """Why it was not answered; empty while it runs, and where it was."""
+        if self.broken or not self.done:
+            return self.broken
+        return "" if self.status == 200 and self.tokens else f"status {self.status}"
+
+
+class VirtualSuite:
+    """One that runs."""
+
+    def __init__(self, spec: SuiteSpec, cluster: Cluster, seed: int) -> None:
+        self.spec = spec
+        self.cluster = cluster
+        self.client = Node("client")
+        self.asked: list[Asked] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._chance = Random(f"{seed} prompts")
+        cluster.loop.add(self.client)
+
+    @property
+    def now_s(self) -> float:
+        """The loop's time."""
+        return self.cluster.loop.time()
+
+    async def start(self) -> None:
+        """Returns once everybody knows everybody."""
+        self.cluster.start_gateway(GATEWAY)
+        for number, role in enumerate(self.spec.roles):
+            self.cluster.start_worker(f"w{number}", role)
+        if self.spec.planner is not None:
+            self.cluster.start_planner(PLANNER)
+        self.cluster.start_metrics(METRICS)
+        await asyncio.sleep(SETTLE_S)
+
+    def status(self) -> dict[str, Any]:
+        """What `/v1/status` answers now."""
+        metrics = self.cluster.processes[METRICS].metrics
+        assert metrics is not None
+        now_ns = self.cluster.clock.now_ns()
+        report = status_now(metrics.state, metrics.verdicts, metrics.desk.book, now_ns)
+        return dict(msgspec.to_builtins(report))
+
+    def alerts(self) -> set[str]:
+        """Names of those that fire."""
+        metrics = self.cluster.processes[METRICS].metrics
+        assert metrics is not None
+        return {each.name for each in metrics.desk.book.firing()}
+
+    def play(self, requests: Sequence[tuple[float, int, int]]) -> "asyncio.Task[None]":
+        """From now on, each (s, ISL, OSL) in its time."""
+        task = self.cluster.loop.spawn(self.client, self._play(requests))
+        self._tasks.append(task)
+        return task
+
+    async def ask(self, isl: int, osl: int) -> Asked:
+        """One streamed request, up to its end."""
+        asked = Asked(isl, osl, self.now_s)
+        self.asked.append(asked)
+        prompt = tuple(self._chance.choice(LETTERS) for _ in range(isl))
+        ask = Ask(
+            len(self.asked), prompt, osl, temperature=0.0, seed=0, n=1, stream=True, stop="", leaves_after_s=LATE_S
+        )
+
+        def came(part: bytes) -> None:
+            count = part.count(TOKEN)
+            if count:
+                asked.last_s = self.now_s
+                asked.first_s = asked.first_s or asked.last_s
+                asked.tokens += count
+
+        outcome = await send(self.cluster.net, self.client, GATEWAY, ask, came)
+        asked.done = True
+        if outcome is None or outcome.left:
+            asked.broken = "refused" if outcome is None else "too late"
+        else:
+            asked.status, asked.broken, asked.retry_after_s = outcome.status, outcome.broken, outcome.retry_after_s
+        return asked
+
+    async def set_roles(self, workers: Sequence[str], role: str) -> None:
+        """As `fulcrum role` does; it returns when each has answered."""
+        await asyncio.gather(*(self.cluster.set_role(self.client, name, role) for name in workers))
+
+    def events(self) -> list[RequestEvent]:
+        """Of all requests that have ended."""
+        return [each for each in self.cluster.stores.records(REQUESTS) if isinstance(each, RequestEvent)]
+
+    def stop(self) -> None:
+        """No client asks anything any more; streams are cut."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+
+    async def _play(self, requests: Sequence[tuple[float, int, int]]) -> None:
+        began_s = self.now_s
+        async with asyncio.TaskGroup() as asking:
+            for at_s, isl, osl in requests:
+                await asyncio.sleep(max(began_s + at_s - self.now_s, 0))
+                asking.create_task(self.ask(isl, osl))
+
+
+def run_virtual(spec: SuiteSpec, seed: int, play: Callable[[VirtualSuite], Coroutine[Any, Any, T]]) -> T:
+    """Start a suite, play, and end all of it. Raises AssertionError where a service failed."""
+    global_random.seed(seed)
+    loop = SimLoop(Random(f"{seed} turns"))
+    structlog.configure(processors=[_drop], cache_logger_on_first_use=False)
+    gc.disable()  # finalizers would run at moments of their own
+    try:
+        with patch.object(os, "getpid", lambda: 1), redirect_stdout(io.StringIO()):
+            net = Net(loop, Random(f"{seed} network"), Log(loop, None))
+            engine = {"kv_lease_ms": KV_LEASE_MS, "telemetry_ms": TELEMETRY_MS, "engine": "sim", **spec.worker}
+            settings = {"gateway": spec.gateway, "planner": spec.planner or {}, "metrics": spec.metrics}
+            stores = Stores(loop, Random(f"{seed} stores"))
+            cluster = Cluster(loop, net, stores, engine=engine, settings=settings, batch=spec.batch)
+            suite = VirtualSuite(spec, cluster, seed)
+            return cluster.run(_run(suite, play))
+    finally:
+        gc.enable()
+        gc.collect()
+        structlog.reset_defaults()
+
+
+async def _run(suite: VirtualSuite, play: Callable[[VirtualSuite], Coroutine[Any, Any, T]]) -> T:
+    await suite.start()
+    found = await play(suite)
+    suite.stop()
+    await asyncio.sleep(0)
+    wrong = [*suite.cluster.wrong, *suite.cluster.net.faults]
+    if wrong:
+        raise AssertionError("; ".join(wrong[:5]))
+    return found
+
+
+def _drop(_logger: Any, _method: str, _event: Any) -> str:
+    raise structlog.DropEvent

@@ -1,0 +1,124 @@
+"""Routes of alerts: what fires, what is silent, and who looks after what. Changing it is an admin verb."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from pydantic import BaseModel, Field
+
+from libs.keys.change_guard import ChangeGuard
+from libs.policy.alerts.silences import MAX_ALERT_ID_CHARS, MAX_LABELS, MAX_TEXT_CHARS, Silence
+from libs.policy.alerts.store import MAX_RECENT, MS_NS, Alert, AlertStore
+from libs.runtime.web import JsonRoute
+from services.metrics.alerts.silencer import Silencer
+
+AlertLimit = Annotated[int, Query(ge=0, le=MAX_RECENT, description="How many of the last changes, the newest first.")]
+Authorization = Annotated[str, Header()]
+REFUSED: dict[int | str, dict[str, Any]] = {401: {"description": "the token is missing or wrong"}}
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceAnswer:
+    """A silence, or with `alert_id` an acknowledgement of one alert. `alerts`: ids of those that fire and that it is
+    of."""
+
+    id: str
+    alert_name: str
+    labels: dict[str, str]
+    alert_id: str
+    actor: str
+    reason: str
+    made_unix_ms: int
+    until_unix_ms: int
+    alerts: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Alerts:
+    """What fires now, the longest first, and the last changes, the newest first."""
+
+    firing: list[Alert]
+    recent: list[Alert]
+    held_back: list[str]
+    """Names of alerts that neither fire nor end now, since the telemetry that they stand on is old."""
+    silences: list[SilenceAnswer]
+
+
+class WantedSilence(BaseModel):
+    """Alerts of a name, with certain labels, or both."""
+
+    alert_name: str = Field("", max_length=MAX_TEXT_CHARS)
+    labels: dict[str, str] = Field(default_factory=dict, max_length=MAX_LABELS)
+    for_s: float = Field(gt=0, le=1e9)
+    actor: str = Field("somebody", min_length=1, max_length=MAX_TEXT_CHARS)
+    reason: str = Field("", max_length=MAX_TEXT_CHARS)
+
+
+class WantedAck(BaseModel):
+    """One alert that fires."""
+
+    alert_id: str = Field(min_length=1, max_length=MAX_ALERT_ID_CHARS)
+    actor: str = Field("somebody", min_length=1, max_length=MAX_TEXT_CHARS)
+    reason: str = Field("", max_length=MAX_TEXT_CHARS)
+
+
+class AlertRoutes:
+    """`/v1/alerts`, and what is under it."""
+
+    def __init__(self, book: AlertStore, silencer: Silencer, guard: ChangeGuard) -> None:
+        self._book = book
+        self._silencer = silencer
+        self._guard = guard
+
+    def router(self) -> APIRouter:
+        """The routes."""
+        router = APIRouter(prefix="/v1", route_class=JsonRoute)
+
+        @router.get("/alerts")
+        async def alerts(limit: AlertLimit = 100) -> Alerts:
+            """What fires, and the last changes; the stream brings further ones."""
+            book = self._book
+            silences = [self._answer(each) for each in self._silencer.holding()]
+            return Alerts(book.firing(), book.newest(limit), list(book.held_back), silences)
+
+        @router.post("/alerts/silences", responses=REFUSED)
+        async def silence(wanted: WantedSilence, authorization: Authorization = "") -> SilenceAnswer:
+            """Keep alerts silent for a while: they fire, and nobody is called. Needs the suite's token, or
+            an operator's key, as `authorization: Bearer TOKEN`."""
+            self._allow(authorization)
+            return self._answer(
+                self._silencer.silence(
+                    wanted.alert_name, wanted.labels, wanted.for_s, actor=wanted.actor, reason=wanted.reason
+                )
+            )
+
+        @router.post("/alerts/acks", responses=REFUSED)
+        async def acknowledge(wanted: WantedAck, authorization: Authorization = "") -> SilenceAnswer:
+            """Say that somebody looks after an alert, until it is over; needs what silencing needs."""
+            self._allow(authorization)
+            made = self._silencer.acknowledge(wanted.alert_id, actor=wanted.actor, reason=wanted.reason)
+            return self._answer(made)
+
+        @router.delete("/alerts/silences/{silence_id}", responses=REFUSED | {404: {"description": "none holds"}})
+        async def end(silence_id: str, authorization: Authorization = "") -> SilenceAnswer:
+            """End a silence or an acknowledgement before its time; needs what silencing needs."""
+            self._allow(authorization)
+            return self._answer(self._silencer.end(silence_id))
+
+        return router
+
+    def _allow(self, authorization: str) -> None:
+        self._guard.admit(authorization, "silencing alerts")
+
+    def _answer(self, each: Silence) -> SilenceAnswer:
+        return SilenceAnswer(
+            id=each.id,
+            alert_name=each.name,
+            labels=dict(each.labels),
+            alert_id=each.alert_id,
+            actor=each.actor,
+            reason=each.reason,
+            made_unix_ms=each.made_ns // MS_NS,
+            until_unix_ms=each.until_ns // MS_NS,
+            alerts=[alert.id for alert in self._book.firing() if each.matches(alert)],
+        )

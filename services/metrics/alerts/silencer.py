@@ -1,0 +1,137 @@
+"""Silences and acknowledgements: made here or by another metrics service, and known over restarts from their topic."""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import structlog
+
+from libs.bus.port import Bus
+from libs.contracts.errors import Conflict, InvalidRequest, SilenceNotFound, quoted
+from libs.contracts.pb.fulcrum.alerts.v1.alerts_pb2 import AlertSilence
+from libs.contracts.topics import SILENCES
+from libs.policy.alerts.silences import MAX_SILENCES, MOST_NS, Silence, SilenceBook, ended, fault_of
+from libs.policy.alerts.store import Alert, AlertStore
+from libs.runtime.clock import Clock
+
+log = structlog.get_logger()
+
+SINCE_NS: Final = MOST_NS + 3_600_000_000_000
+"""How far back the topic is read at a start."""
+
+
+class Silencer:
+    """One metrics service's knowledge of them."""
+
+    def __init__(self, alerts: AlertStore, bus: Bus, clock: Clock) -> None:
+        self._alerts = alerts
+        self._bus = bus
+        self._clock = clock
+        self.book = SilenceBook()
+        self.changed: list[Callable[[], None]] = []
+        """Called after each change."""
+
+    async def follow(self) -> None:
+        """Take what others make, and what was made before this start; ends with the bus."""
+        since_ns = max(self._clock.now_ns() - SINCE_NS, 0)
+        async for record in self._bus.subscribe((SILENCES,), since_unix_ns=since_ns):
+            if isinstance(record.value, AlertSilence):
+                self._take(silence_of(record.value))
+
+    def silence(self, name: str, labels: dict[str, str], for_s: float, *, actor: str, reason: str) -> Silence:
+        """Make one from now on. Raises InvalidRequest, and Conflict where there are too many."""
+        now_ns = self._clock.now_ns()
+        matched = tuple(sorted(labels.items()))
+        return self._make(
+            Silence(self._id(now_ns), now_ns, now_ns + round(for_s * 1e9), now_ns, actor, reason, name, matched)
+        )
+
+    def acknowledge(self, alert_id: str, *, actor: str, reason: str) -> Silence:
+        """Of an alert that fires. Raises InvalidRequest where none of this id does."""
+        if alert_id not in {alert.id for alert in self._alerts.firing()}:
+            raise InvalidRequest(
+                f"no alert {quoted(alert_id)} fires: GET /v1/alerts lists those that do", param="alert_id"
+            )
+        now_ns = self._clock.now_ns()
+        for each in self.book.holding(now_ns):
+            if each.alert_id == alert_id:
+                self._publish(ended(each, now_ns))
+        made = Silence(self._id(now_ns), now_ns, now_ns + MOST_NS, now_ns, actor, reason, alert_id=alert_id)
+        return self._make(made)
+
+    def end(self, silence_id: str) -> Silence:
+        """Before its time. Raises SilenceNotFound."""
+        now_ns = self._clock.now_ns()
+        found = self.book.get(silence_id, now_ns)
+        if found is None:
+            raise SilenceNotFound(f"there is no silence {quoted(silence_id)}: GET /v1/alerts lists those that hold")
+        self._publish(ended(found, now_ns))
+        return found
+
+    def enter(self, changed: Iterable[Alert]) -> None:
+        """Alerts that fire or are over: the latter need nobody who looks after them."""
+        for each in self.book.over(changed, self._clock.now_ns()):
+            self._publish(each)
+
+    def loud(self, alerts: Iterable[Alert]) -> list[Alert]:
+        """Those that nothing silences now."""
+        return self.book.loud(alerts, self._clock.now_ns())
+
+    def holding(self) -> list[Silence]:
+        """Now."""
+        return self.book.holding(self._clock.now_ns())
+
+    def _make(self, silence: Silence) -> Silence:
+        if fault := fault_of(silence):
+            raise InvalidRequest(fault)
+        if not self.book.has_room(self._clock.now_ns()):
+            raise Conflict(f"{MAX_SILENCES} silences are the most: end one first")
+        self._publish(silence)
+        return silence
+
+    def _publish(self, silence: Silence) -> None:
+        self._take(silence)
+        self._bus.publish(SILENCES, silence_message(silence))
+
+    def _take(self, silence: Silence) -> None:
+        if self.book.take(silence, self._clock.now_ns()):
+            for each in self.changed:
+                each()
+
+    def _id(self, now_ns: int) -> str:
+        """Of the moment: no two services make one in the same nanosecond, and one makes none twice."""
+        number = now_ns
+        while self.book.knows(f"{number:x}"):
+            number += 1
+        return f"{number:x}"
+
+
+def silence_message(silence: Silence) -> AlertSilence:
+    """The value of the topic."""
+    return AlertSilence(
+        silence_id=silence.id,
+        alert_name=silence.name,
+        labels=dict(silence.labels),
+        alert_id=silence.alert_id,
+        made_unix_ns=silence.made_ns,
+        until_unix_ns=silence.until_ns,
+        changed_unix_ns=silence.changed_ns,
+        actor=silence.actor,
+        reason=silence.reason,
+        ended=silence.ended,
+    )
+
+
+def silence_of(message: AlertSilence) -> Silence:
+    """The inverse; the book judges it."""
+    return Silence(
+        id=message.silence_id,
+        made_ns=message.made_unix_ns,
+        until_ns=message.until_unix_ns,
+        changed_ns=message.changed_unix_ns,
+        actor=message.actor,
+        reason=message.reason,
+        name=message.alert_name,
+        labels=tuple(sorted(message.labels.items())),
+        alert_id=message.alert_id,
+        ended=message.ended,
+    )

@@ -1,0 +1,104 @@
+"""What the metrics service hands on to the planner for its page."""
+
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from libs.runtime.web import make_web_app
+from services.metrics.planner_routes import PlannerRoutes
+
+LOCAL = "http://127.0.0.1:8001"
+
+
+class Planner:
+    """Answers as it is told, and keeps what it was asked."""
+
+    def __init__(self, url: str = LOCAL, *, plaintext: bool = False) -> None:
+        self.asked: list[httpx.Request] = []
+        self.away = False
+        self.status = 200
+        app = make_web_app("test", "", not_ready=lambda: None, metrics=CollectorRegistry())
+        app.include_router(PlannerRoutes(url, self._client, token="t", plaintext=plaintext).router())
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://m")
+
+    def _client(self, **_: Any) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request)
+        if self.away:
+            raise httpx.ConnectError("nobody listens")
+        return httpx.Response(self.status, json={"path": request.url.raw_path.decode()})
+
+    async def move(self, worker: str = "gpu-1", token: str = "secret", **body: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        wanted = {"role": "prefill", **body}
+        return await self.http.put(f"/v1/workers/{worker}/role", json=wanted, headers=headers)
+
+
+async def test_models_are_answered_as_the_planner_answers_them() -> None:
+    planner = Planner()
+    assert (await planner.http.get("/v1/models")).json() == {"path": "/v1/models"}
+    planner.status = 404
+    assert (await planner.http.get("/v1/models")).status_code == 404
+
+
+async def test_a_role_goes_to_the_planner_with_the_callers_token_and_no_other_path() -> None:
+    planner = Planner()
+    assert (await planner.move("gpu-1%3Fx", reason="why")).json()["path"] == "/v1/workers/gpu-1%3Fx/role"
+    assert (await planner.move("..%2F..%2Fmode")).status_code == 404
+    (asked,) = planner.asked
+    assert (asked.method, asked.headers["authorization"]) == ("PUT", "Bearer secret")
+    assert b'"reason":"why"' in asked.content
+
+
+async def test_without_a_token_nothing_is_asked() -> None:
+    planner = Planner()
+    assert (await planner.move(token="")).status_code == 401
+    assert planner.asked == []
+
+
+@pytest.mark.parametrize(
+    ("url", "plaintext", "status"),
+    [
+        ("http://planner:8001", False, 401), ("http://planner:8001", True, 200), ("https://planner:8001", False, 200),
+        ("http://[::1]:8001", False, 200), ("http://localhost:8001", False, 200),
+    ],
+)  # fmt: skip
+async def test_a_token_travels_to_another_host_in_plaintext_only_where_that_is_accepted(
+    url: str, plaintext: bool, status: int
+) -> None:
+    planner = Planner(url, plaintext=plaintext)
+    answer = await planner.move()
+    assert answer.status_code == status
+    assert bool(planner.asked) == (status == 200)
+    if status == 401:
+        assert "FULCRUM_ALLOW_PLAINTEXT_TOKEN" in answer.json()["error"]["message"]
+
+
+async def test_a_planner_that_is_not_named_or_away_is_said_in_words() -> None:
+    answer = await Planner("").http.get("/v1/models")
+    assert answer.status_code == 503
+    assert "FULCRUM_METRICS_PLANNER_URL" in answer.json()["error"]["message"]
+    assert int(answer.headers["retry-after"]) >= 1
+    planner = Planner()
+    planner.away = True
+    answer = await planner.http.get("/v1/models")
+    assert answer.json()["error"]["code"] == "planner_unavailable" and "nobody listens" in answer.text
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_a_body_that_is_none_is_refused_here() -> None:
+    planner = Planner()
+    assert (await planner.move(role="x" * 30)).status_code == 400
+    assert planner.asked == []
+
+
+async def test_models_are_read_with_the_suites_token_where_it_may_travel() -> None:
+    near, far = Planner(), Planner("http://planner:8001")
+    await near.http.get("/v1/models")
+    await far.http.get("/v1/models")
+    assert near.asked[0].headers["authorization"] == "Bearer t"
+    assert "authorization" not in far.asked[0].headers

@@ -1,0 +1,35 @@
+"""Planted situations on whole suites in virtual time: what the verdict names, and what its advice brings."""
+
+import pytest
+
+from load.verdict.drawn import draw_suite
+from load.verdict.judge import WITHIN_S
+from load.verdict.situations import Situations
+from load.verdict.virtual import run_trial
+
+SEED = 7
+
+
+def trial(name, number=0, *, little_kv=False, apply=False):
+    drawn = draw_suite(SEED, little_kv=little_kv)
+    seed = SEED * 1_000 + number
+    return run_trial(drawn, Situations(drawn.device, seed).of(name), seed, apply=apply)
+
+
+@pytest.mark.parametrize("name", ["slow_link", "decode_bound_tpot"])
+def test_what_is_planted_is_named_first_and_soon(name):
+    found = trial(name)
+    assert found.right, (found.why, found.seen)
+    assert found.named_s is not None
+    assert found.named_s <= WITHIN_S
+
+
+def test_what_is_busy_and_not_short_is_named_nothing_and_raises_no_alert():
+    found = trial("busy")
+    assert found.right, (found.why, found.seen)
+    assert found.alerts == []
+
+
+@pytest.mark.slow
+def test_a_trial_is_the_same_whenever_it_is_run():
+    assert trial("busy", 1) == trial("busy", 1)
